@@ -19,7 +19,16 @@ from ...settings import Settings
 from .lower.attention.kernel import known_attention
 from .lower.attention.recognise import Attention
 from .lower.names import as_written
-from .plan.attention.build import KEY_STEP, LEAST_STAGES, MOST_GROUPS, MOST_KEYS, MOST_STAGES, plan_attention
+from .plan.attention.build import (
+    LEAST_STAGES,
+    MOST_GROUPS,
+    MOST_KEYS,
+    MOST_STAGES,
+    NARROW_DTYPES,
+    key_step,
+    plan_attention,
+    takes_lazy,
+)
 from .plan.attention.records import AttentionChoice
 from .plan.records import WGMMA_ROWS
 from .plan.refusal import Refusal
@@ -47,7 +56,7 @@ _SIMPLER: tuple[dict[str, Any], ...] = (
 
 
 _OF_WEIGHTS: tuple[dict[str, Any], ...] = ({"wgmma_lazy_rescale": False}, {"wgmma_key_splits": 1})
-"""Changes that weights without a softmax need."""
+"""Changes that weights without a softmax need; the first one is for those that lazy rescaling takes out of range."""
 
 
 def attention_refusal(program: Program, target: Target) -> exc.Base | None:
@@ -73,7 +82,7 @@ def _smallest(found: Attention, target: Target) -> Refusal | None:
     if isinstance(rows, int) and (rows % WGMMA_ROWS or not 0 < rows <= MOST_GROUPS * WGMMA_ROWS):
         return Refusal(f"the kernel sets tiles of {rows} queries; 64, 128 and 192 are implemented")
     groups = rows // WGMMA_ROWS if isinstance(rows, int) else 1
-    choice = AttentionChoice(groups=groups, keys=keys if isinstance(keys, int) else KEY_STEP)
+    choice = AttentionChoice(groups=groups, keys=keys if isinstance(keys, int) else key_step(found.problem))
     try:
         plan_attention(found.problem, choice, target)
     except Refusal as error:
@@ -85,12 +94,16 @@ def attention_keys(shape: ProgramShape, program: Program, target: Target, settin
     """Return the keys of attention, the bounds of its tiles, and the rules that legalize a config."""
     found = known_attention(program)
     loops = found.loops
-    pages = found.problem.k.pages
+    pages, step = found.problem.k.pages, key_step(found.problem)
     most = MOST_KEYS if pages is None else min(MOST_KEYS, pages.size & -pages.size)  # a power of two that divides it
-    sizes = {loops.queries: (WGMMA_ROWS, MOST_GROUPS * WGMMA_ROWS), loops.keys: (KEY_STEP, most)}
+    sizes = {loops.queries: (WGMMA_ROWS, MOST_GROUPS * WGMMA_ROWS), loops.keys: (step, most)}
     sizes |= {block: (1, 1) for block in loops.heads if program.blocks[block].kind == "tile"}
     stages = EnumFragment((None, *range(LEAST_STAGES, MOST_STAGES + 1)))
-    simpler = _SIMPLER if found.problem.softmax else (*_OF_WEIGHTS, *_SIMPLER)
+    narrow = found.problem.q.dtype in NARROW_DTYPES
+    if not found.problem.softmax:
+        simpler = (*_OF_WEIGHTS, *_SIMPLER)
+    else:
+        simpler = _SIMPLER if takes_lazy(found.problem) else (*_OF_WEIGHTS[:1], *_SIMPLER)
 
     def planned(decisions: Decisions) -> dict[str, Any]:
         plan = plan_attention(found.problem, choice_of(decisions, (loops.queries, loops.keys)), target)
@@ -108,9 +121,9 @@ def attention_keys(shape: ProgramShape, program: Program, target: Target, settin
         verbatim=VERBATIM_PREFIX,
         rules=ScoreRules(program.host.name, target, planned, simpler).rules(),
         sizes=sizes,
-        least={loops.keys: KEY_STEP} if most < FIRST_KEYS else {},
         initial={loops.queries: 2 * WGMMA_ROWS, loops.keys: min(FIRST_KEYS, most)},
-        multiples={loops.queries: WGMMA_ROWS, loops.keys: KEY_STEP},
+        least={loops.keys: step} if narrow or most < FIRST_KEYS else {},
+        multiples={loops.queries: WGMMA_ROWS, loops.keys: step},
         holds_values=False,
         planned=True,
     )

@@ -18,6 +18,7 @@ from ..._compiler.ir.grammar import HostTensor, Program
 from ..._shapes import NeedsValue, dtype_name
 from .lower.attention.kernel import known_attention
 from .lower.attention.loops import has_attention
+from .plan.attention.build import HALF_DTYPES
 from .plan.attention.records import ACCUMULATOR, MAXIMUM, TOTAL, AttentionProblem, Band, Formula, Matrix, Place
 from .plan.epilogue import Constant, Instruction
 from .plan.refusal import Refusal
@@ -70,7 +71,10 @@ def _is_plain(problem: AttentionProblem) -> bool:
     exact = _made(finish, problem.matrix.value) == Instruction("div", (ACCUMULATOR, TOTAL))
     plain = problem.softmax and problem.dropped is None and not problem.query.instructions and not problem.runtime
     bounded = bool(problem.loaded) or problem.key_range is not None
-    return exact and plain and not bounded and not problem.sources and _sees(problem) and formula.starts == 1
+    rounded = problem.q.dtype in HALF_DTYPES and not problem.lift
+    return (
+        exact and plain and rounded and not bounded and not problem.sources and _sees(problem) and formula.starts == 1
+    )
 
 
 def _sees(problem: AttentionProblem) -> bool:
@@ -172,8 +176,9 @@ def _indexed(tensor: HostTensor, matrix: Matrix, problem: AttentionProblem, vect
     """Return how a tensor is indexed, if each of its dimensions is known by its stride and covered. A ``vector`` has no
     columns."""
     rows = problem.keys if matrix in (problem.k, problem.v) else problem.queries
-    known: list[tuple[int, int, Place | str]] = [(rows, matrix.pitch, "rows")]
-    known += [] if vector else [(matrix.columns, 1, "columns")]
+    of_rows, of_columns = matrix.strides
+    known: list[tuple[int, int, Place | str]] = [(rows, of_rows, "rows")]
+    known += [] if vector else [(matrix.columns, of_columns, "columns")]
     known += [(mode.size, mode.stride, mode.at) for mode in matrix.modes]
     dims: list[Place | str] = []
     for size, stride in zip(tensor.shape, tensor.strides, strict=True):

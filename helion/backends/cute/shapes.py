@@ -45,6 +45,7 @@ from .lower.kernel import build_plan
 from .lower.peers.messages import plain
 from .lower.rowwise import kernel as rows
 from .lower.weights.nibbles import with_nibbles
+from .plan.attention.build import NARROW_DTYPES
 from .plan.attention.plan import CuteAttentionPlan, CuteBackwardPlan
 from .plan.kernel import CutePlan
 from .plan.launch import LaunchPlan
@@ -187,9 +188,12 @@ def _verify_attention(plan: CuteAttentionPlan) -> None:
 
 def _attention_on_request(program: Program, facts: KernelFacts, target: Target) -> str:
     """Return a reason for attention that has not run on a GPU."""
-    if known_attention(program).problem.draws:
+    problem = known_attention(program).problem
+    if problem.draws:
         return f"attention with random numbers runs on request, {_REQUEST}"
-    return ""
+    if problem.q.dtype in NARROW_DTYPES:
+        return f"attention in {problem.q.dtype} runs on request, {_REQUEST}"
+    return f"attention of values with contiguous keys runs on request, {_REQUEST}" if problem.v.turned else ""
 
 
 ATTENTION = Shape(

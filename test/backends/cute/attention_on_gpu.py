@@ -324,7 +324,7 @@ def flex(dims: int, causal: bool, name: str) -> None:
 
 
 def child(name: str) -> None:
-    from backends.cute import gradients_on_gpu, sizes_on_gpu
+    from backends.cute import fp8_on_gpu, gradients_on_gpu, sizes_on_gpu
 
     what, *rest = name.split(":")
     if what == "check":
@@ -358,6 +358,10 @@ def child(name: str) -> None:
         gradients_on_gpu.derived(int(rest[0]), rest[1] == "causal", say, on_gpu, timer)
     elif what == "dropout":
         gradients_on_gpu.check(int(rest[0]), say, on_gpu, static=rest[1] == "static", module="dropped_kernels")
+    elif what == "narrow":
+        gradients_on_gpu.check(int(rest[0]), say, on_gpu, module="fp8_kernels", limit=fp8_on_gpu.ERROR)
+    elif what == "narrow_times":
+        fp8_on_gpu.measured(int(rest[0]), rest[1] == "causal", say, on_gpu, timer)
     elif what == "gradients":
         gradients_on_gpu.check(int(rest[0]), say, on_gpu)
     elif what == "gradient_times":
@@ -374,6 +378,7 @@ def jobs() -> list[str]:
     from backends.cute import gradients_on_gpu, sizes_on_gpu
     from backends.cute.test_backward import NAMES
     from backends.cute.test_dropout import NAMES as DROPPED_NAMES
+    from backends.cute.test_fp8_attention import NAMES as NARROW_NAMES
 
     found = ["library"]
     checks = [f"check:{at}" for at in range(len(kernels.cases(device="meta", large=True)))]
@@ -410,6 +415,8 @@ def jobs() -> list[str]:
         "decode",
         *(f"gradients:{at}" for at in range(len(NAMES))),
         *(f"derived:{dims}:{mask}" for dims in (64, 128, 256) for mask in ("causal", "full")),
+        *(f"narrow:{at}" for at in range(len(NARROW_NAMES))),
+        *(f"narrow_times:{dims}:{mask}" for dims in (128, 64, 256) for mask in ("full", "causal")),
         *(f"dropout:{at}:{sizes}" for at in range(len(DROPPED_NAMES)) for sizes in ("static", "any")),
         *(
             f"gradient_times:{dims}:{'causal' if causal else 'full'}:{kind}"

@@ -19,11 +19,23 @@ SHAPES = {  # by (head dimension, causal): batch, heads, heads of K and V, queri
 }
 COLUMNS = {192: 128}
 """Dimensions of values, where they are not those of queries."""
+LIMITS = (2e-3, 6e-3)
+"""Limits of relative errors in fp16 and bf16."""
 Say, Lock, Timer = Callable[..., None], Callable[[], Any], Callable[..., Callable[..., float]]
 
 
-def check(number: int, say: Say, on_gpu: Lock, static: bool = True, module: str = "backward_kernels") -> None:
-    """Check all seeds of a case: values against fp64, and the same bits in three runs; ``static``: for its sizes alone."""
+def check(
+    number: int,
+    say: Say,
+    on_gpu: Lock,
+    static: bool = True,
+    module: str = "backward_kernels",
+    limit: float | None = None,
+) -> None:
+    """Check all seeds of a case: values against fp64, and the same bits in three runs; ``static``: for its sizes alone.
+
+    The ``limit`` of errors is that of the type, if it is not given.
+    """
     import torch
 
     import helion
@@ -51,11 +63,11 @@ def check(number: int, say: Say, on_gpu: Lock, static: bool = True, module: str 
             error = ((one.double() - other).norm() / other.norm()).item()
             say(
                 kind="check",
-                name=f"gradients: {case.name}{'' if static else ', any size'}",
+                name=f"{module}: {case.name}{'' if static else ', any size'}",
                 seed=at,
                 output=place,
                 dtype=str(dtype),
-                ok=error < (6e-3 if dtype is torch.bfloat16 else 2e-3) and (same or not case.ordered),
+                ok=error < (limit or LIMITS[dtype is torch.bfloat16]) and (same or not case.ordered),
                 error=float(f"{error:.3g}"),
                 same=same,
             )

@@ -10,6 +10,7 @@ import torch
 
 from ...._support.philox import WORD, philox, uniform
 from ..plan.attention.backward import AtomicSum, BackwardProblem
+from ..plan.attention.build import NARROW_DTYPES
 from ..plan.attention.records import (
     INTEGERS,
     KEY_INDEX,
@@ -80,12 +81,14 @@ def _evaluate(problem: AttentionProblem, head: tuple[int, ...], tensors: Sequenc
         values = values.masked_fill(~seen.any(0)[:, None], 0.0)  # rows out of the span are read as 0
     scores = scores.expand(rows, keys).masked_fill(~seen, -math.inf if problem.softmax else 0.0)
     highest = scores.amax(1, keepdim=True).clamp(min=problem.start)
-    weights = torch.exp2(problem.unit * (scores - highest)) if problem.softmax else scores
+    weights = torch.exp2(problem.unit * (scores - highest) + problem.lift) if problem.softmax else scores
     total = weights.sum(1, keepdim=True)
     if problem.dropped is not None:
         drawn, sources = sources[: len(problem.dropped.sources)], sources[len(problem.dropped.sources) :]
         read = _sources(problem, problem.dropped, drawn, head, keys)
         weights = _computed(problem.dropped, [weights, *read])[problem.dropped.value].expand(rows, keys)
+    if problem.q.dtype in NARROW_DTYPES:
+        weights = weights.to(q.dtype).float()
     read = _sources(problem, problem.finish, sources, head, problem.v.columns)
     found = _computed(problem.finish, [weights @ values, total, highest, *read])
     for output, tensor in zip(problem.outputs, outputs, strict=True):
@@ -258,7 +261,7 @@ def _matrix(matrix: Matrix, tensor: torch.Tensor, head: tuple[int, ...], rows: i
     start = _start(tensor, matrix.offset, matrix.modes, head)
     before = (place_at(each, head) for each in (matrix.base, matrix.row) if each is not None)
     start += sum(before) * matrix.pitch
-    return torch.as_strided(tensor, (rows, matrix.columns), (matrix.pitch, 1), start)
+    return torch.as_strided(tensor, (rows, matrix.columns), matrix.strides, start)
 
 
 def _start(tensor: torch.Tensor, offset: int, modes: Sequence[Mode], head: tuple[int, ...]) -> int:

@@ -18,7 +18,7 @@ from ..plan.attention.build import KEY_STEP, LEAST_STAGES, MOST_KEYS, REGISTERS,
 from ..plan.attention.records import AttentionChoice
 from ..plan.records import WGMMA_ROWS
 from ..proposal import CuteProposal
-from ..resources.attention import AttentionShape, describes, predicted_us, shape_of
+from ..resources.attention import OUTPUT_BYTES, AttentionShape, describes, predicted_us, shape_of
 
 MASKED_REGISTERS = 18
 """Registers that masks of the diagonal add."""
@@ -28,6 +28,8 @@ NARROW = 64
 GROUPS = (3, 2, 1)
 WIDE_KEYS = 176
 """The longest blocks that were measured: longer ones leave more of the last block empty."""
+NARROW_STEP = 64
+"""Multiple of the keys of blocks of 8 bits: rows of V are contiguous keys, and swizzled by 64 bytes at least."""
 ALTERNATES, WITHIN = 3, 1.3
 SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 BLOCKS_OF_PART = 2
@@ -74,7 +76,7 @@ def choices(shape: AttentionShape, target: Target) -> Iterator[AttentionChoice]:
                 keys=length,
                 stages=LEAST_STAGES if shape.v_columns <= NARROW else None,
                 pingpong=shape.v_columns != 128 or shape.bounded,
-                lazy=shape.v_columns > 64 and shape.softmax,
+                lazy=shape.v_columns > 64 and shape.softmax and shape.operand_bytes > 1,
                 scheduler="dynamic" if shape.bounded or _varies(shape, groups) else "static",
             )
             yield choice
@@ -109,9 +111,11 @@ def longest_keys(shape: AttentionShape, groups: int, target: Target) -> int:
     masked = shape.bounded or shape.loaded
     most = REGISTERS[groups][1] - (MASKED_REGISTERS if masked and groups < 3 else 0)
     limit = 128 if groups == 3 or shape.bounded or shape.loaded else WIDE_KEYS
-    for keys in range(min(limit, MOST_KEYS), 0, -KEY_STEP):
-        shared = _shared_bytes(shape, groups, keys, own_output=shape.qk_columns != shape.v_columns)
-        if registers_of(shape.v_columns, keys) <= most and shared <= target.smem_per_block_bytes:
+    own_output = shape.qk_columns != shape.v_columns or shape.operand_bytes != OUTPUT_BYTES
+    step = KEY_STEP if shape.operand_bytes > 1 else NARROW_STEP
+    for keys in range(min(limit, MOST_KEYS) // step * step, 0, -step):
+        shared = _shared_bytes(shape, groups, keys, own_output)
+        if registers_of(shape.v_columns, keys, shape.operand_bytes) <= most and shared <= target.smem_per_block_bytes:
             return keys
     return 0
 
@@ -119,8 +123,9 @@ def longest_keys(shape: AttentionShape, groups: int, target: Target) -> int:
 def _shared_bytes(shape: AttentionShape, groups: int, keys: int, own_output: bool) -> int:
     """Return the shared memory of a tile with two stages, barriers included."""
     rows = WGMMA_ROWS * groups
-    tiles = rows * (shape.qk_columns + (shape.v_columns if own_output else 0))
-    return 2 * tiles + 4 * keys * (shape.qk_columns + shape.v_columns) + 2048
+    size, columns = shape.operand_bytes, shape.qk_columns + shape.v_columns
+    tiles = rows * (size * shape.qk_columns + (OUTPUT_BYTES * shape.v_columns if own_output else 0))
+    return tiles + LEAST_STAGES * size * keys * columns + 2048
 
 
 def _proposal(shape: AttentionShape, choice: AttentionChoice, target: Target) -> CuteProposal:

@@ -25,6 +25,8 @@ PLAIN_OPS = 4
 """Elementwise operations on a score of a softmax without a formula: scale, difference, exponential, rounding."""
 MASKED_KEYS = 256
 """Keys of a tile in blocks that both ends of a window mask, of 128 keys."""
+OUTPUT_BYTES = 2
+"""Bytes of an element of the output."""
 MASK_OPS = 2
 """Those of a mask by positions, which most blocks do not have: a comparison and a selection."""
 
@@ -76,6 +78,7 @@ class AttentionShape:
     keys: int
     qk_columns: int
     v_columns: int
+    operand_bytes: int = 2
     blocks: tuple[int, int]
     """Blocks of queries and of keys."""
     head_blocks: tuple[int, ...]
@@ -104,7 +107,8 @@ class AttentionShape:
 
     @property
     def bytes_moved(self) -> int:
-        return self.loaded_bytes + 2 * self.heads * (self.qk_columns + self.v_columns) * self.queries
+        of_query = self.operand_bytes * self.qk_columns + OUTPUT_BYTES * self.v_columns
+        return self.loaded_bytes + self.heads * of_query * self.queries
 
 
 def describes(facts: KernelFacts) -> bool:
@@ -145,6 +149,7 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
         keys=keys,
         qk_columns=qk,
         v_columns=v,
+        operand_bytes=scores.rhs_dtype.itemsize,
         blocks=(fact.query_axis, fact.key_axis),
         head_blocks=tuple(axis.block_id for axis in others if axis.kind == "tile"),
         bounded=(fact.diagonal or fact.hidden) and 2 * queries > keys,
@@ -205,7 +210,7 @@ def predicted_us(
         blocks = min(blocks, -(-rows // choice.keys) - (1 - shape.window) // choice.keys)
     per_sm = rate_per_sm(target) / rate_per_sm(hardware.target(MEASURED))
     softmax = rates.softmax_ns + rates.operation_ns * shape.operations + rates.special_ns * shape.special
-    matmuls = rates.column_ns * (shape.qk_columns + shape.v_columns)
+    matmuls = rates.column_ns * (shape.qk_columns + shape.v_columns) * shape.operand_bytes / 2
     element = (softmax**rates.overlap + matmuls**rates.overlap) ** (1 / rates.overlap)
     element *= (1 + rates.wide * WGMMA_ROWS / choice.keys) * {1: rates.single, 3: rates.triple}.get(choice.groups, 1.0)
     masked = rates.masked * min(1.0, MASKED_KEYS / (blocks * choice.keys)) if shape.window else 0.0
@@ -237,8 +242,9 @@ def predict_attention(facts: KernelFacts, decisions: Decisions, target: Target) 
         return predicted(target, math.inf, reason=shape)
     choice = choice_of(decisions, shape.blocks)
     rows, most = WGMMA_ROWS * choice.groups, REGISTERS.get(choice.groups, (0, 0))[1]
-    shared = 2 * rows * shape.qk_columns + 2 * (choice.stages or 2) * choice.keys * (shape.qk_columns + shape.v_columns)
-    registers = registers_of(shape.v_columns, choice.keys)
+    columns = shape.qk_columns + shape.v_columns
+    shared = shape.operand_bytes * (rows * shape.qk_columns + (choice.stages or 2) * choice.keys * columns)
+    registers = registers_of(shape.v_columns, choice.keys, shape.operand_bytes)
     fits = shared <= target.smem_per_block_bytes and registers <= most and target.has("wgmma")
     return predicted(
         target,

@@ -10,7 +10,7 @@ from ...plan.attention.records import AttentionOutput, AttentionPlan, Matrix, Mo
 from ...plan.dtypes import NUMBER, SEED
 from ...plan.records import WGMMA_ROWS
 from ..setups import dsl
-from . import spans, splits
+from . import quads, spans, splits
 from .atomic import BOX, exchange_layout, sum_layout
 
 SCALARS = {NUMBER: "cutlass.Float32", SEED: "cutlass.Int64"}
@@ -26,17 +26,18 @@ def matrices(plan: AttentionPlan) -> list[str]:
     problem = plan.problem
     output, dtype = problem.matrix, dsl(problem.q.dtype)
     rows, keys, qk, columns = WGMMA_ROWS, plan.keys, problem.q.columns, problem.v.columns
+    major = "ROW" if problem.v.turned else "COL"
     return [
         *_matrix("q", "q", problem.q, problem.queries, spanned=problem.spans_queries),
-        *_matrix("k", "k", problem.k, problem.keys, spanned=problem.spans_keys),
+        *([] if plan.takes_quads else _matrix("k", "k", problem.k, problem.keys, spanned=problem.spans_keys)),
         *_matrix("v", "v", problem.v, problem.keys, transposed=True, spanned=problem.spans_keys),
         *_matrix("o", output.label, output.matrix, problem.queries, spanned=problem.spans_queries),
         f"layout_q = hopper.make_smem_layout_a(LayoutEnum.ROW_MAJOR, ({rows}, {keys}, {qk}), {dtype}, {plan.groups})",
         f"layout_k = hopper.make_smem_layout_b(LayoutEnum.ROW_MAJOR, ({rows}, {keys}, {qk}), {dtype}, {plan.stages})",
-        f"layout_v = hopper.make_smem_layout_b(LayoutEnum.COL_MAJOR, ({rows}, {columns}, {keys}), {dtype}, {plan.stages})",
+        f"layout_v = hopper.make_smem_layout_b(LayoutEnum.{major}_MAJOR, ({rows}, {columns}, {keys}), {dtype}, {plan.stages})",
         f"layout_o = hopper.make_smem_layout_a(LayoutEnum.ROW_MAJOR, ({rows}, {keys}, {columns}), {dsl(output.dtype)}, {plan.groups})",
         *_descriptor("q", "G2S", (rows, qk)),
-        *_descriptor("k", "G2S", (keys, qk)),
+        *(quads.descriptor(plan) if plan.takes_quads else _descriptor("k", "G2S", (keys, qk))),
         *_descriptor("v", "G2S", (columns, keys)),
         *_descriptor("o", "S2G", (rows, columns)),
     ]
@@ -93,7 +94,8 @@ def _matrix(
     name: str, pointer: str, matrix: Matrix, rows: int, transposed: bool = False, spanned: bool = False
 ) -> list[str]:
     """Return the tensor of a matrix, or with ``spanned`` one that TMA takes any span of rows of."""
-    extents, strides = [f"cutlass.Int32({text_of(rows)})", str(matrix.columns)], [text_of(matrix.pitch), "1"]
+    extents = [f"cutlass.Int32({text_of(rows)})", str(matrix.columns)]
+    strides = [*map(text_of, matrix.strides)]
     if spanned:
         extents[0] = f"cutlass.Int32({spans.ROWS})"
     if transposed:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ...plan.attention.build import shared_bytes, shared_memory, workspace_bytes
 from ...plan.attention.records import AttentionPlan, Source
+from ...plan.dtypes import DTYPES
 from ...plan.records import WARP_THREADS
 from ...plan.shared import Allocation
 from ...roles.attention.grammar import ScoreProgram
@@ -104,7 +105,8 @@ def attention_pieces(plan: AttentionPlan) -> Pieces:
 def _matmul_functions(plan: AttentionPlan) -> list[list[str]]:
     """Print the MMAs of a block. Atoms are made where they are used, so that loops carry no flag of theirs."""
     problem, dtype = plan.problem, dsl(plan.problem.q.dtype)
-    mma = "return hopper.make_trivial_tiled_mma"
+    mma, k = "return hopper.make_trivial_tiled_mma", DTYPES[problem.q.dtype].mma_k
+    major = "K" if problem.v.turned else "MN"
     functions = [
         [
             "def score_mma():",
@@ -113,14 +115,14 @@ def _matmul_functions(plan: AttentionPlan) -> list[list[str]]:
         [
             "def output_mma():",
             f"    {mma}(",
-            f"        {dtype}, {dtype}, OperandMajorMode.K, OperandMajorMode.MN, cutlass.Float32, (1, 1, 1),"
+            f"        {dtype}, {dtype}, OperandMajorMode.K, OperandMajorMode.{major}, cutlass.Float32, (1, 1, 1),"
             f" (64, {problem.v.columns}), warpgroup.OperandSource.RMEM",
             "    )",
         ],
         [
             "def multiply_scores(scores, q, k, group, stage):",
             "    mma = score_mma()",
-            f"    for step in range({problem.q.columns // 16}):",
+            f"    for step in range({problem.q.columns // k}):",
             "        mma.set(warpgroup.Field.ACCUMULATE, step > 0)",
             "        cute.gemm(mma, scores, q[None, None, step, group], k[None, None, step, stage], scores)",
         ],
@@ -128,7 +130,7 @@ def _matmul_functions(plan: AttentionPlan) -> list[list[str]]:
             "def multiply_output(output, weights, v, stage):",
             "    mma = output_mma()",
             "    mma.set(warpgroup.Field.ACCUMULATE, True)",
-            f"    for step in range({plan.keys // 16}):",
+            f"    for step in range({plan.keys // k}):",
             "        cute.gemm(mma, output, weights[None, None, step], v[None, None, step, stage], output)",
         ],
     ]

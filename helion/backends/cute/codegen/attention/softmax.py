@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...plan.attention.build import LARGEST, QUAD
 from ...plan.attention.numbers import is_known, text_of
 from ...plan.attention.records import LAZY, PRODUCT, AttentionPlan, Formula, ScorePlan
+from ..epilogue import in_range
 from . import numbers, spans
 from .formula import arguments_of, computed, head_axes, read
 
@@ -23,6 +25,19 @@ def has_masks(plan: ScorePlan) -> bool:
     return ragged or plan.is_limited or problem.has_first or problem.has_last
 
 
+def _neighbours(plan: AttentionPlan) -> int:
+    """Return the consecutive keys of which a thread has scores."""
+    return QUAD if plan.takes_quads else 2
+
+
+def key_distance(plan: AttentionPlan) -> str:
+    """Return the distance from a thread's first key of score ``i`` of a row in ``column``, 8 columns wide."""
+    if not plan.takes_quads:
+        return "8 * column + i"
+    blocks = plan.keys // 16
+    return f"column % {blocks} * 16 + column // {blocks} * 2 + i"
+
+
 def softmax_call(plan: AttentionPlan, masked: bool, first: bool, axes: Sequence[str]) -> list[str]:
     """Return the calls for one block in the kernel."""
     lines = []
@@ -30,7 +45,7 @@ def softmax_call(plan: AttentionPlan, masked: bool, first: bool, axes: Sequence[
     dropped = plan.problem.dropped
     if has_formula(plan) or (masked and has_masks(plan)) or dropped is not None:
         block = "end - 1" if first else "block"
-        lines.append(f"first_key = {spans.plus_origin(plan)}({block}) * {plan.keys} + lane % 4 * 2")
+        lines.append(f"first_key = {spans.plus_origin(plan)}({block}) * {plan.keys} + lane % 4 * {_neighbours(plan)}")
     if has_formula(plan):
         lines.append(f"apply_formula({', '.join(_formula_arguments(plan, plan.problem.score, axes))})")
     if masked and has_masks(plan):
@@ -108,7 +123,7 @@ def _formula(plan: AttentionPlan, formula: Formula, name: str) -> list[str]:
     lines += [
         f"    for column in range({plan.keys // 8}):",
         "        for i in range(2):",
-        "            key = first_key + 8 * column + i",
+        f"            key = first_key + {key_distance(plan)}",
         *(f"            {line}" for line in by_kind["key"]),
         "            for row in range(2):",
         "                query = first_query + 8 * row",
@@ -147,10 +162,12 @@ def _mask(plan: AttentionPlan) -> list[str]:
         f"        for column in range({plan.keys // 8}):",
         "            for i in range(2):",
         "                at = 4 * column + 2 * row + i",
-        f"                scores[at] = cutlass.select_(last >= 8 * column + i, scores[at], {hidden})",
+        f"                scores[at] = cutlass.select_(last >= {key_distance(plan)}, scores[at], {hidden})",
     ]
     if plan.problem.has_first:
-        lines.append(f"                scores[at] = cutlass.select_(first <= 8 * column + i, scores[at], {hidden})")
+        lines.append(
+            f"                scores[at] = cutlass.select_(first <= {key_distance(plan)}, scores[at], {hidden})"
+        )
     return lines
 
 
@@ -194,7 +211,7 @@ def _softmax(plan: AttentionPlan) -> list[str]:
         f"            scales[row] = exp2(cute.math.fma(former, cutlass.Float32({unit!r}), -shift))",
         "            factors[row] = scales[row]",
         "        highest[row] = raised",
-        "        shifts.append(-shift)",
+        f"        shifts.append({f'{problem.lift!r} - shift' if problem.lift else '-shift'})",
         *(
             ["    if not first:", "        factors[2] = cutlass.Float32(cutlass.select_(moved, 1.0, 0.0))"]
             if plan.lazy
@@ -264,6 +281,8 @@ def _rescale(plan: AttentionPlan) -> list[list[str]]:
 def _round(plan: AttentionPlan) -> list[str]:
     """Return the function that rounds weights. It names the instruction: LLVM moves a conversion that it knows past the
     phi of the loop, which then carries weights in fp32, in twice the registers."""
+    if plan.takes_quads:
+        return _round_quads(plan)
     name = "bf16x2" if plan.problem.q.dtype == "bfloat16" else "f16x2"
     return [
         "def round_weights(scores, rounded):",
@@ -274,6 +293,36 @@ def _round(plan: AttentionPlan) -> list[str]:
         "            write_only_types=[cutlass.Int32],",
         "            read_only_args=[scores[2 * e + 1], scores[2 * e]],",
         "        )",
+    ]
+
+
+def _round_quads(plan: AttentionPlan) -> list[str]:
+    """Return the same for weights of 8 bits, of which a register holds four consecutive keys of a row.
+
+    The first two are in the first half of the columns, the others in the second half. The conversion saturates; numbers that
+    may be too large become NaN before it, as in torch.
+    """
+    blocks, problem = plan.keys // 16, plan.problem
+    lines = [
+        "def round_weights(scores, rounded):",
+        "    packed = cute.recast_tensor(rounded, cutlass.Int32)",
+    ]
+    if not problem.softmax or problem.dropped is not None or 2.0**problem.lift > LARGEST[problem.q.dtype]:
+        lines += [
+            f"    for i in range({plan.keys // 2}):",
+            *(f"        {line}" for line in in_range(problem.q.dtype, "scores")),
+        ]
+    return [
+        *lines,
+        f"    for block in range({blocks}):",
+        "        for row in range(2):",
+        f"            low, high = 4 * block + 2 * row, 4 * (block + {blocks}) + 2 * row",
+        "            packed[2 * block + row] = cute.arch.inline_ptx(",
+        '                "{ .reg .b16 l, h; cvt.rn.satfinite.e4m3x2.f32 l, {$r1}, {$r0}; "',
+        '                "cvt.rn.satfinite.e4m3x2.f32 h, {$r3}, {$r2}; mov.b32 {$w0}, {l, h}; }",',
+        "                write_only_types=[cutlass.Int32],",
+        "                read_only_args=[scores[low], scores[low + 1], scores[high], scores[high + 1]],",
+        "            )",
     ]
 
 

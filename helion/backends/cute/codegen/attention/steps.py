@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from ...plan.attention.build import QUAD
 from ...plan.attention.numbers import text_of
 from ...plan.attention.records import SPAN_DIMENSIONS, AttentionPlan, Matrix, ScorePlan
+from ...plan.dtypes import DTYPES
 from ...plan.records import WGMMA_ROWS
 from ...roles import grammar as g
 from ...roles.attention import grammar as a
 from ...roles.attention.grammar import AttentionProgram, ScoreProgram
 from ..setups import dsl
 from ..writer import Writer
-from . import numbers, spans, splits
+from . import numbers, quads, spans, splits
 from .bounds import block_index, part_lengths
 from .finish import finish_call
 from .formula import arguments_of, head_axes
@@ -105,8 +107,9 @@ def _load_blocks(plan: AttentionPlan) -> list[str]:
 
 def _blocks(plan: AttentionPlan, first_row: str = "") -> list[str]:
     problem = plan.problem
+    box = plan.keys, problem.k.columns
     return [
-        *partition("k", problem.k, (plan.keys, problem.k.columns), first_row=first_row),
+        *(quads.partition(plan) if plan.takes_quads else partition("k", problem.k, box, first_row=first_row)),
         *partition("v", problem.v, (problem.v.columns, plan.keys), transposed=True, first_row=first_row),
     ]
 
@@ -164,10 +167,11 @@ def _attend(plan: AttentionPlan) -> list[str]:
     """Return the registers and views of a consumer thread.
 
     Element ``e`` of its scores is in row ``e // 2 % 2`` of two rows, 8 rows distant, and in column ``e // 4 * 8 + e % 2``
-    from its first. Operand A of the second MMA has its elements in the same order.
+    from its first. Operand A of the second MMA has its elements in the same order, but for those of 8 bits
+    (``round_weights``).
     """
     problem, columns = plan.problem, plan.problem.v.columns
-    stored = dsl(problem.matrix.dtype)
+    stored, pair, k = dsl(problem.matrix.dtype), QUAD if plan.takes_quads else 2, DTYPES[problem.q.dtype].mma_k
     return [
         "consumer_thread = thread - 128",
         "group = cute.arch.make_warp_uniform(consumer_thread // 128)",
@@ -184,7 +188,7 @@ def _attend(plan: AttentionPlan) -> list[str]:
         "fragment_q = mma_of_scores.make_fragment_A(mma_of_scores.get_slice(0).partition_A(shared_q))",
         "fragment_k = mma_of_scores.make_fragment_B(mma_of_scores.get_slice(0).partition_B(shared_k))",
         "fragment_v = mma_of_output.make_fragment_B(mma_of_output.get_slice(0).partition_B(shared_v))",
-        f"weights = cute.make_tensor(rounded_weights.iterator, cute.make_layout(((2, 2, 2), 1, {plan.keys // 16})))",
+        f"weights = cute.make_tensor(rounded_weights.iterator, cute.make_layout((({pair}, 2, 2), 1, {plan.keys // k})))",
         "stage_copy = cute.make_tiled_copy_C(",
         f"    cute.make_copy_atom({_STORES.get(problem.matrix.dtype, _STORE_MATRIX)}, {stored}), mma_of_output",
         ")",
@@ -368,10 +372,12 @@ def _(out: Writer, program: ScoreProgram, step: a.LoadBlock) -> None:
         out.line(f"page_of_{name} = {spans.row_of_page(plan, matrix, f'({block})')}")
         span = f"page_of_{name} + {span}"
     source = indexed(plan, matrix, block, span)
-    out.line(
-        f"cute.copy(tma_{name}, from_{name}[{source}], to_{name}[None, {step.cursor}.index],"
-        f" tma_bar_ptr={name}.producer_get_barrier({step.cursor}))"
-    )
+    in_quads = name == "k" and isinstance(plan, AttentionPlan) and plan.takes_quads
+    for part, to in quads.halves(source) if in_quads else [(source, f"to_{name}")]:
+        out.line(
+            f"cute.copy(tma_{name}, from_{name}[{part}], {to}[None, {step.cursor}.index],"
+            f" tma_bar_ptr={name}.producer_get_barrier({step.cursor}))"
+        )
 
 
 RULES[g.WgmmaFence] = _text("warpgroup.fence()")

@@ -29,7 +29,8 @@ def operands_of(loops: Loops, queries: Queries) -> Sequence[tuple[Matrix, int, s
     for dot, at, block, what in zip((loops.first, loops.first, loops.second), (0, 1, 1), rows, "qkv", strict=True):
         check_dot(dot)
         load = queries.load if what == "q" else loaded(loops, dot.operands[at], what)
-        matrix = matrix_of(loops, load, block, "queries" if what == "q" else "keys", spanned=True)
+        rows_of = "queries" if what == "q" else "keys"
+        matrix = matrix_of(loops, load, block, rows_of, spanned=True, may_turn=what == "v")
         access = access_of(loops, load)
         if what == "q" and not access.rows and access.extents[block] != loops.extent(block):
             raise Refusal(

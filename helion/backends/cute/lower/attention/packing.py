@@ -106,7 +106,7 @@ def _packed(loops: Loops, problem: AttentionProblem, at: int, shared: int) -> At
 def _of_keys(matrix: Matrix, at: int, begin: int) -> Matrix:
     """Return K or V from key ``begin`` on, indexed by the group."""
     modes = tuple(replace(mode, at=Place("axis", (at,))) if _depends(mode.at, at) else mode for mode in matrix.modes)
-    return replace(matrix, offset=matrix.offset + begin * matrix.pitch if begin else matrix.offset, modes=modes)
+    return replace(matrix, offset=matrix.offset + begin * matrix.strides[0] if begin else matrix.offset, modes=modes)
 
 
 def _rows(loops: Loops, matrix: Matrix, at: int, shared: int) -> Matrix:

@@ -461,9 +461,9 @@ def _computed(name: str, parts: Sequence[Offsets], wide: bool, what: str) -> Off
     return Offsets(terms=terms, constant=one.constant + sign * other.constant, wide=wide)
 
 
-def matrix_of(loops: Loops, op: Op, rows: int, what: str, spanned: bool = False) -> Matrix:
-    """Return the matrix of a head whose rows are those of block ``rows``, or with ``spanned`` a span of them. Raises
-    ``Refusal``."""
+def matrix_of(loops: Loops, op: Op, rows: int, what: str, spanned: bool = False, may_turn: bool = False) -> Matrix:
+    """Return the matrix of a head whose rows are those of block ``rows``, or with ``spanned`` a span of them. With
+    ``may_turn``, rows may be contiguous instead of columns. Raises ``Refusal``."""
     access = access_of(loops, op)
     if not spanned or (access.pages and rows != loops.keys):
         access.check_plain()
@@ -477,7 +477,8 @@ def matrix_of(loops: Loops, op: Op, rows: int, what: str, spanned: bool = False)
         raise Refusal(
             f"{access.tensor.name} has a number of dimensions of a head that is known only at launch; use hl.specialize on it"
         )
-    contiguous = access.strides[columns] == 1 or loops.require_one(access.strides[columns])
+    turned = may_turn and access.strides[rows] == 1 and access.strides[columns] != 1
+    contiguous = turned or access.strides[columns] == 1 or loops.require_one(access.strides[columns])
     if not contiguous and access.extents[columns] > 1:
         raise Refusal(
             f"{access.tensor.name} has a stride of {int(access.strides[columns])} along the dimensions of a head; it must be"
@@ -487,11 +488,12 @@ def matrix_of(loops: Loops, op: Op, rows: int, what: str, spanned: bool = False)
         name=name_of(access.tensor),
         dtype=dtype_name(access.tensor.dtype),
         columns=access.extents[columns],
-        pitch=access.strides[rows],
+        pitch=access.strides[columns if turned else rows],
         offset=access.offset,
         modes=access.modes,
         row=access.rows.get(rows),
         pages=access.pages[rows][0] if rows in access.pages else None,
+        turned=turned,
     )
 
 

@@ -5,6 +5,8 @@ to compute, up to the order of operands and the base of the exponential::
 
     m' = max(m, rowmax(x));  p = exp(unit * (x - m'));  c = exp(unit * (m - m'))
     l' = l * c + rowsum(p);  acc' = acc * c + p @ v
+
+A number may be added to the exponent of p.
 """
 
 from __future__ import annotations
@@ -62,6 +64,7 @@ class Weighting:
     """The arguments of a launch for the sources of ``key_range``."""
     scale: float = 1.0
     unit: float = 1.0
+    lift: float = 0.0
     guarded: bool = False
     start: float = 0.0
     softmax: bool = True
@@ -86,6 +89,7 @@ def attention_of(program: Program) -> Attention:
         v=v[0],
         scale=weighting.scale * (queries.factor(weighting.score) if weighting.softmax else 1.0),
         unit=weighting.unit,
+        lift=weighting.lift,
         query=queries.formula,
         score=weighting.score,
         guarded=weighting.guarded,
@@ -141,6 +145,7 @@ def _with_softmax(loops: Loops, finish: Finish) -> Weighting:
         sources=(*scores.reader.arguments(scores.formula), *drawn),
         scale=scores.scale,
         unit=softmax.unit,
+        lift=softmax.lift,
         guarded=may_be_infinite(scores.formula),
         start=start.maximum,
         dropped=dropped,

@@ -29,6 +29,8 @@ class Softmax:
     """What is multiplied instead of the weights, computed from them, if that is another value."""
     raised: Value
     unit: float
+    lift: float
+    """Powers of two by which all weights are larger than relative to the maximum."""
     maximum: int
     """Position of the carried maximum; then of the sum and the accumulator."""
     total: int
@@ -47,7 +49,7 @@ def softmax_of(loops: Loops) -> Softmax:
     if loop.attributes(ForAttrs).carried != 3 or len(body.results) != 3:
         raise Refusal("a loop over keys that carries maximum, sum and accumulator, and nothing else, is implemented")
     power, dropped = _weights(loops)
-    exponent, unit = _exponent(loops, power)
+    exponent, unit, lift = _exponent(loops, power)
     scores, raised = exponent
     maximum = _carried(loops, raised)
     total = _position(loops, lambda at: _is_total(loops, at, power, maximum, unit))
@@ -64,6 +66,7 @@ def softmax_of(loops: Loops) -> Softmax:
         dropped=dropped,
         raised=raised,
         unit=unit,
+        lift=lift,
         maximum=maximum,
         total=total,
         accumulator=accumulator,
@@ -127,21 +130,24 @@ def _keeps_zero(loops: Loops, value: Operand, power: Op) -> bool:
     return made.kind == "full" and made.operands[0] == 0
 
 
-def _exponent(loops: Loops, power: Op) -> tuple[tuple[Value, Value], float]:
-    """Return the minuend and subtrahend of an exponent, and its unit in powers of two."""
-    unit = LOG2E if name_of_op(power) == "exp" else 1.0
+def _exponent(loops: Loops, power: Op) -> tuple[tuple[Value, Value], float, float]:
+    """Return the minuend and subtrahend of an exponent, its unit in powers of two, and the powers of two added to it."""
+    unit, lift = LOG2E if name_of_op(power) == "exp" else 1.0, 0.0
     made = loops.stripped(power.operands[0])
-    while name_of_op(made) in ("mul", "div") and made is not None:
-        value, number = made.operands
+    while name_of_op(made) in ("mul", "div", "add", "sub") and made is not None:
+        name, (value, number) = name_of_op(made), made.operands
         if isinstance(value, (int, float)):
             value, number = number, value
         if (
             not isinstance(value, Value)
             or isinstance(number, Value)
-            or (made.operands[0] is not value and name_of_op(made) == "div")
+            or (made.operands[0] is not value and name in ("div", "sub"))
         ):
             break
-        unit = unit * number if name_of_op(made) == "mul" else unit / number
+        if name in ("add", "sub"):
+            lift += unit * (number if name == "add" else -number)
+        else:
+            unit = unit * number if name == "mul" else unit / number
         made = loops.stripped(value)
     if (
         name_of_op(made) != "sub"
@@ -154,7 +160,7 @@ def _exponent(loops: Loops, power: Op) -> tuple[tuple[Value, Value], float]:
         raise Refusal(f"exponents in units of {unit} are not implemented; units are positive")
     one, other = made.operands
     assert isinstance(one, Value) and isinstance(other, Value)
-    return (one, other), unit
+    return (one, other), unit, lift
 
 
 def _carried(loops: Loops, raised: Value) -> int:
@@ -185,9 +191,9 @@ def _is_factor(loops: Loops, value: Operand, maximum: int, unit: float) -> bool:
     body, made = loops.loop.regions[0], loops.stripped(value)
     if made is None or name_of_op(made) not in ("exp", "exp2"):
         return False
-    (former, raised), found = _exponent(loops, made)
+    (former, raised), found, lift = _exponent(loops, made)
     same = same_value(loops, former, body.params[maximum]) and same_value(loops, raised, body.results[maximum])
-    return same and math.isclose(found, unit, rel_tol=1e-12)
+    return same and math.isclose(found, unit, rel_tol=1e-12) and not lift
 
 
 def _is_total(loops: Loops, at: int, power: Op, maximum: int, unit: float) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from .....hardware import Target
 from ..counts import PipelineCounts
-from ..dtypes import FLOAT_DTYPES, itemsize
+from ..dtypes import DTYPES, FLOAT_DTYPES, itemsize
 from ..epilogue import COLUMN_NUMBER, ROW_NUMBER
 from ..records import SUM_BYTES, TMA_ALIGNMENT_BYTES, WARPGROUP_THREADS, WGMMA_ROWS
 from ..refusal import Refusal
@@ -17,6 +17,7 @@ from ..shared import RING_ALIGNMENT_BYTES, WORD_BYTES, Allocation, placed
 from ..workspace import COUNTER_BYTES, MAX_COUNTERS
 from .numbers import is_known
 from .records import (
+    LAZY,
     SPAN_DIMENSIONS,
     AttentionChoice,
     AttentionPlan,
@@ -28,6 +29,14 @@ from .records import (
 )
 
 MOST_GROUPS, MOST_KEYS, KEY_STEP = 3, 256, 16
+HALF_DTYPES = ("bfloat16", "float16")
+"""Types of operands of 16 bits."""
+NARROW_DTYPES = ("float8_e4m3fn",)
+"""Types of operands of 8 bits, whose MMAs take both operands with contiguous K."""
+LARGEST = {"float16": 65504.0, "float8_e4m3fn": 448.0}
+"""The largest finite numbers of types with a smaller range than fp32."""
+QUAD = 4
+"""Consecutive keys that a thread has in a register of weights of 8 bits."""
 LEAST_STAGES, MOST_STAGES = 2, 4
 """The wait for a block of V comes one block before its use, which needs two stages."""
 MOST_COLUMNS, COLUMN_STEP = 256, 16
@@ -98,8 +107,9 @@ def plan_attention(problem: AttentionProblem, choice: AttentionChoice, target: T
 def _check_choice(problem: AttentionProblem, choice: AttentionChoice) -> None:
     if not 1 <= choice.groups <= MOST_GROUPS:
         raise Refusal(f"tiles of {WGMMA_ROWS * choice.groups} queries; 64, 128 and 192 are implemented")
-    if choice.keys % KEY_STEP or not KEY_STEP <= choice.keys <= MOST_KEYS:
-        raise Refusal(f"blocks of {choice.keys} keys; multiples of {KEY_STEP} up to {MOST_KEYS} are implemented")
+    step = key_step(problem)
+    if choice.keys % step or not step <= choice.keys <= MOST_KEYS:
+        raise Refusal(f"blocks of {choice.keys} keys; multiples of {step} up to {MOST_KEYS} are implemented")
     if choice.stages is not None and not LEAST_STAGES <= choice.stages <= MOST_STAGES:
         raise Refusal(f"{choice.stages} stages of K and V; {LEAST_STAGES} to {MOST_STAGES} are implemented")
     pages = problem.k.pages
@@ -107,9 +117,15 @@ def _check_choice(problem: AttentionProblem, choice: AttentionChoice) -> None:
         raise Refusal(f"blocks of {choice.keys} keys in pages of {pages.size}; a block is implemented within a page")
     if not problem.softmax and (choice.lazy or choice.splits > 1):
         raise Refusal("wgmma_lazy_rescale and wgmma_key_splits are implemented for weights of a softmax")
+    if choice.lazy and not takes_lazy(problem):
+        raise Refusal(
+            f"wgmma_lazy_rescale with weights in {problem.q.dtype} of up to 2**{problem.lift:g} is not implemented: they may be"
+            f" 2**{LAZY:g} times larger, which is out of range"
+        )
     if choice.splits > 1:
         _check_splits(problem, choice)
-    needed, most = registers_of(problem.v.columns, choice.keys), REGISTERS[choice.groups][1]
+    size = itemsize(problem.q.dtype)
+    needed, most = registers_of(problem.v.columns, choice.keys, size), REGISTERS[choice.groups][1]
     if needed > most:
         raise Refusal(
             f"{choice.groups} consumer groups with blocks of {choice.keys} keys need {needed} registers per thread; they"
@@ -146,10 +162,20 @@ def visited_blocks(problem: AttentionProblem, rows: int, keys: int) -> int:
     return end - begin
 
 
-def registers_of(columns: int, keys: int) -> int:
-    """Return the estimated registers of a consumer thread: the accumulator of ``columns``, fp32 scores, and weights of 16
-    bits."""
-    return columns // 2 + keys // 2 + keys // 4 + OTHER_REGISTERS
+def takes_lazy(problem: AttentionProblem) -> bool:
+    """Return whether weights that are relative to a smaller maximum are in the range of their type."""
+    return 2.0 ** (LAZY + problem.lift) <= LARGEST.get(problem.q.dtype, math.inf)
+
+
+def key_step(problem: AttentionProblem) -> int:
+    """Return the number of keys of which blocks have a multiple: K of one MMA."""
+    return DTYPES[problem.q.dtype].mma_k
+
+
+def registers_of(columns: int, keys: int, operand_bytes: int = 2) -> int:
+    """Return the estimated registers of a consumer thread: the accumulator of ``columns``, fp32 scores, and weights in the
+    operand type."""
+    return columns // 2 + keys // 2 + keys * operand_bytes // 8 + OTHER_REGISTERS
 
 
 def check_problem(problem: AttentionProblem) -> None:
@@ -159,15 +185,23 @@ def check_problem(problem: AttentionProblem) -> None:
     if problem.q.columns != problem.k.columns:
         raise Refusal(f"heads of q and k have {problem.q.columns} and {problem.k.columns} dimensions")
     for matrix in (problem.q, problem.k, problem.v):
-        if matrix.dtype != problem.q.dtype or matrix.dtype not in ("bfloat16", "float16"):
+        if matrix.dtype != problem.q.dtype or matrix.dtype not in (*HALF_DTYPES, *NARROW_DTYPES):
             raise Refusal(
-                f"attention of bfloat16 or float16 tensors is implemented, not {matrix.name} in {matrix.dtype}"
+                "attention of three tensors in bfloat16, float16 or float8_e4m3fn is implemented, not"
+                f" {matrix.name} in {matrix.dtype} and {problem.q.name} in {problem.q.dtype}"
             )
         check_matrix(matrix, problem.spans_queries if matrix is problem.q else problem.spans_keys)
-        if matrix.columns % COLUMN_STEP or not COLUMN_STEP <= matrix.columns <= MOST_COLUMNS:
+        step = COLUMN_STEP if matrix is problem.v else DTYPES[matrix.dtype].mma_k
+        if matrix.columns % step or not step <= matrix.columns <= MOST_COLUMNS:
             raise Refusal(
-                f"heads of {matrix.columns} dimensions; multiples of {COLUMN_STEP} up to {MOST_COLUMNS} are implemented"
+                f"heads of {matrix.columns} dimensions; multiples of {step} up to {MOST_COLUMNS} are implemented"
             )
+    if problem.v.turned and (problem.spans_keys or problem.v.pages is not None):
+        raise Refusal(
+            f"{problem.v.name} with contiguous keys is not implemented where these are bounded by loaded integers, or in pages"
+        )
+    if problem.q.dtype in NARROW_DTYPES:
+        _check_narrow(problem)
     matrices = [output for output in problem.outputs if output.kind == "exact"]
     if len(matrices) != 1:
         raise Refusal(f"attention with one output matrix is implemented, not with {len(matrices)}")
@@ -183,6 +217,31 @@ def check_problem(problem: AttentionProblem) -> None:
         )
     dropped = () if problem.dropped is None else (problem.dropped,)
     check_positions(problem, (problem.score, *dropped, problem.finish))
+
+
+def _check_narrow(problem: AttentionProblem) -> None:
+    """Check what operands of 8 bits need. Raises ``Refusal``."""
+    dtype, k, v = problem.q.dtype, problem.k, problem.v
+    if not v.turned:
+        raise Refusal(
+            f"{v.name} in {dtype} with contiguous dimensions of a head is not implemented: MMAs of 8 bits take contiguous keys;"
+            f" pass {v.name}.mT.contiguous().mT, which is as large"
+        )
+    if problem.spans_keys or problem.spans_queries or k.pages is not None:
+        raise Refusal(
+            f"keys or queries in {dtype} that are bounded by loaded integers, or in pages, are not implemented"
+        )
+    if not is_known(problem.keys) or problem.keys % QUAD:
+        number = str(problem.keys) if is_known(problem.keys) else "a number of keys that is known only at launch"
+        raise Refusal(
+            f"attention in {dtype} with {number} keys is not implemented; with a known multiple of {QUAD} it is"
+        )
+    if problem.query.instructions:
+        raise Refusal(f"queries in {dtype} that the kernel computes are not implemented; scale the scores instead")
+    if len(k.modes) + 3 > MOST_MODES:
+        raise Refusal(
+            f"{k.name} in {dtype} has {len(k.modes)} dimensions of heads; up to {MOST_MODES - 3} are implemented"
+        )
 
 
 def check_positions(problem: ScoreProblem, formulas: Sequence[Formula]) -> None:

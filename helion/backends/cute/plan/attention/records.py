@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ..dtypes import NUMBER, SEED, itemsize
 from ..epilogue import Instruction
@@ -27,6 +28,12 @@ ACCUMULATOR, TOTAL, MAXIMUM = 0, 1, 2
 """Numbers of the values that formulas of outputs start from: the accumulator, the row sum of exponentials, the row
 maximum in units of the scores."""
 STARTS = 3
+
+
+def text_without(record: Any, names: Sequence[str]) -> str:
+    """Return the text of a record without the fields ``names``."""
+    shown = [each.name for each in dataclasses.fields(record) if each.name not in names]
+    return f"{type(record).__name__}({', '.join(f'{name}={getattr(record, name)!r}' for name in shown)})"
 
 
 @dataclass(frozen=True)
@@ -62,12 +69,13 @@ class Mode:
     at: Place
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Matrix:
     """A tensor of one matrix per head, whose rows are queries or keys and whose columns are contiguous.
 
     ``offset`` counts elements before the first matrix, ``pitch`` elements from one row to the next. ``row`` is the row of
     index 0, if it is not row 0. ``base`` is the row at which the matrix of a head begins, where heads are rows for TMA.
+    A ``turned`` matrix has contiguous rows instead, and a ``pitch`` from one column to the next.
     """
 
     name: str
@@ -79,6 +87,15 @@ class Matrix:
     row: Place | None = None
     base: Place | None = None
     pages: Pages | None = None
+    turned: bool = False
+
+    @property
+    def strides(self) -> tuple[int, int]:
+        """Elements from one row, and from one column, to the next."""
+        return (1, self.pitch) if self.turned else (self.pitch, 1)
+
+    def __repr__(self) -> str:
+        return text_without(self, () if self.turned else ("turned",))
 
 
 SPAN_DIMENSIONS = 2
@@ -218,7 +235,7 @@ class AttentionOutput:
         return f"{self.name}_output"
 
 
-_OPTIONAL = ("dropped", "units", "loaded", "key_span", "query_span", "key_range")
+_OPTIONAL = ("dropped", "units", "loaded", "key_span", "query_span", "key_range", "lift")
 """Fields of problems that their text leaves out where they are empty."""
 
 
@@ -236,9 +253,7 @@ class ScoreProblem:
     units: tuple[int, ...]
 
     def __repr__(self) -> str:
-        names = [each.name for each in dataclasses.fields(self)]  # type: ignore[arg-type]
-        shown = [name for name in names if name not in _OPTIONAL or getattr(self, name)]
-        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+        return text_without(self, [name for name in _OPTIONAL if not getattr(self, name, None)])
 
     @functools.cached_property
     def runtime(self) -> tuple[str, ...]:
@@ -313,8 +328,8 @@ class ScoreProblem:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class AttentionProblem(ScoreProblem):
-    """For each head and query: the sum of exp2(``unit`` * (score - maximum)) @ v over the keys of its band, and outputs
-    computed from it. Without ``softmax``, weights are the scores themselves.
+    """For each head and query: the sum of exp2(``unit`` * (score - maximum) + ``lift``) @ v over the keys of its band, and
+    outputs computed from it. Without ``softmax``, weights are the scores themselves.
 
     ``heads`` are the sizes of the coordinates of a head, the slowest first. Scores are the formula
     ``score`` of q @ k.T, times the positive number ``scale``. ``start`` is the initial maximum.
@@ -338,6 +353,7 @@ class AttentionProblem(ScoreProblem):
     finish: Formula
     outputs: tuple[AttentionOutput, ...]
     softmax: bool = True
+    lift: float = 0.0
     dropped: Formula | None = None
     """The formula of weights after they were summed, as of dropout: that of 0 is 0."""
     loaded: tuple[Source, ...] = ()
@@ -536,6 +552,14 @@ class AttentionPlan(ScorePlan):
     @property
     def operand_bytes(self) -> int:
         return itemsize(self.problem.q.dtype)
+
+    @property
+    def takes_quads(self) -> bool:
+        """True if a thread's scores are of four consecutive keys, as a left operand of 8 bits has them in registers.
+
+        Rows of K have another order in shared memory then: of each 4, the first two are in its first half.
+        """
+        return self.operand_bytes == 1
 
     @property
     def restores_maxima(self) -> bool:
