@@ -12,10 +12,8 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
-import io
 import re
 import sys
-import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -167,18 +165,34 @@ def _python_passages(path: str, nodes: list[ast.AST]) -> Iterator[Passage]:
             yield Passage(path=path, line=node.lineno, text=node.value, is_message=True)
 
 
+#: A string, which may have a # in it, or a comment. Tokens would take most of the time of this script.
+_STRING_OR_COMMENT = re.compile(
+    r""""{3}(?:\\.|[^\\])*?"{3}|'{3}(?:\\.|[^\\])*?'{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|(?P<comment>\#[^\n]*)""",
+    re.DOTALL,
+)
+
+
+def _comment_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the comments of Python source and their lines."""
+    line, end = 1, 0
+    for found in _STRING_OR_COMMENT.finditer(text):
+        line += text.count("\n", end, found.start())
+        end = found.start()
+        if comment := found["comment"]:
+            yield line, comment
+
+
 def _comments(path: str, text: str) -> Iterator[Passage]:
     lines: list[str] = []
     begin = last = 0
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type != tokenize.COMMENT or re.match(r"#\s*(?:noqa|type:|ruff:|mypy:|!|-{5})", token.string):
+    for line, comment in _comment_lines(text):
+        if re.match(r"#\s*(?:noqa|type:|ruff:|mypy:|!|-{5})", comment):
             continue
-        line = token.start[0]
         if lines and line != last + 1:
             yield Passage(path=path, line=begin, text=" ".join(lines))
             lines = []
         begin = begin if lines else line
-        lines.append(token.string.lstrip("#:").strip().partition("# noqa")[0])
+        lines.append(comment.lstrip("#:").strip().partition("# noqa")[0])
         last = line
     if lines:
         yield Passage(path=path, line=begin, text=" ".join(lines))

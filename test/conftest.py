@@ -154,6 +154,8 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+    # Tests make many objects that live long. By the usual numbers a sixth of the time would go into collections.
+    gc.set_threshold(50_000, 20, 50)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import source_trees
 
 import helion
 from helion import _compatibility, exc, knobs
@@ -34,9 +35,9 @@ def trees() -> dict[str, ast.Module]:
 
 
 @functools.cache
-def nodes_of(tree: ast.Module) -> tuple[ast.AST, ...]:
+def nodes_of(tree: ast.Module) -> list[ast.AST]:
     """All nodes of a file, which several tests ask for."""
-    return tuple(ast.walk(tree))
+    return source_trees.nodes_of(tree)
 
 
 @functools.cache

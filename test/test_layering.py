@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from source_trees import nodes_of
 
 PACKAGE = "helion"
 
@@ -188,7 +189,7 @@ class Module:
 
     @functools.cached_property
     def nodes(self) -> list[ast.AST]:
-        return list(ast.walk(self.tree))
+        return nodes_of(self.tree)
 
     @functools.cached_property
     def imports(self) -> list[Import]:

@@ -62,6 +62,7 @@ def test_all_is_what_happens_and_plus_adds_why() -> None:
     assert "no seed of softmax by " in debug
 
 
+@pytest.mark.prove
 def test_one_logger_alone() -> None:
     _, lines = run("helion.pipeline")
     assert len(lines) == 1 and lines[0].startswith("[helion.pipeline] INFO: default config of softmax on sm_90 by ")

@@ -104,6 +104,11 @@ nobody checks a block of code
 """
 
 
+def test_comments_are_told_from_strings() -> None:
+    text = 'a = "# no" + \'# "no\'  # one\nb = """\n# no\n\\""" # no\n"""\nc = r"\\" #three\n'
+    assert list(prose._comment_lines(text)) == [(1, "# one"), (6, "#three")]
+
+
 def test_pages_are_checked(tmp_path: Path) -> None:
     path = tmp_path / "page.md"
     path.write_text(PAGE.format(count=25, words=" ".join(["word"] * 25)))

@@ -167,7 +167,8 @@ def test_searches_give_a_config_that_is_used(name: str) -> None:
 
 
 # each starts a process that compiles
-@pytest.mark.parametrize("listed", [True, pytest.param(False, marks=pytest.mark.prove)])
+@pytest.mark.prove
+@pytest.mark.parametrize("listed", [True, False])
 def test_a_search_on_predicted_times(listed: bool) -> None:
     x = torch.empty(1 << 16)
     bound = helion.kernel(twice.fn).bind((x,), target="h200")

@@ -8,6 +8,7 @@ import sys
 import unittest
 from pathlib import Path
 
+import pytest
 import torch
 
 import helion
@@ -64,10 +65,12 @@ def _skipped(tmp_path: Path, **environment: str) -> set[str]:
     }
 
 
-def test_skips(tmp_path: Path) -> None:
-    on_cpu = set() if torch.cuda.is_available() else {"test_gpu Both"}
-    assert _skipped(tmp_path, HELION_INTERPRET="0") == on_cpu
-    assert _skipped(tmp_path, HELION_INTERPRET="1") == on_cpu | {"test_code Both", "test_runs Compiled"}
+@pytest.mark.parametrize("interprets", [True, pytest.param(False, marks=pytest.mark.prove)])
+def test_skips(tmp_path: Path, interprets: bool) -> None:
+    expected = set() if torch.cuda.is_available() else {"test_gpu Both"}
+    if interprets:
+        expected |= {"test_code Both", "test_runs Compiled"}
+    assert _skipped(tmp_path, HELION_INTERPRET=str(int(interprets))) == expected
 
 
 def test_the_base_class_is_no_test_of_its_own() -> None:

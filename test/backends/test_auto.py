@@ -124,6 +124,7 @@ def test_given_configs_are_what_is_compared(monkeypatch: pytest.MonkeyPatch) -> 
     assert "gemm_kernel(" in both.bind(ARGUMENTS, target=HOPPER).to_code()
 
 
+@pytest.mark.prove
 def test_a_product_whose_rows_are_normalised_is_cutes() -> None:
     """A program that holds 2048 columns of sums spills, and two kernels take the sums through memory; a cluster does
     neither."""

@@ -350,6 +350,7 @@ def test_a_suite_without_torch_compile_has_no_plot(tmp_path: Path) -> None:
     assert "svg" not in report.render(results, [])
 
 
+@pytest.mark.prove
 def test_the_command_writes_page_and_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seeds.write(tmp_path / "results" / "test-100-matmul.json", HEAD, all_rows()["matmul"])
     page = tmp_path / "docs" / "speed.md"

@@ -8,6 +8,7 @@ import json
 import math
 
 import torch
+from conftest import PROVE
 
 from benchmarks import sweep
 from benchmarks.cells import inputs, timed_cells
@@ -26,12 +27,14 @@ def test_what_is_kept_reads_back() -> None:
 
 
 def test_the_seeds_are_near_the_best_of_the_sweeps() -> None:
+    kernels = sorted({row.kernel for row in KEPT})
+    looked_at = kernels if PROVE else kernels[::5]
     ratios = collections.defaultdict(list)
-    for score in sweep.scores(KEPT):
+    for score in sweep.scores(row for row in KEPT if row.kernel in looked_at):
         if score.ratio is not None:
             ratios[score.cell.kernel, score.cell.dtype].append(score.ratio)
     # first seeds whose loads evict first, or that walk one run flat, were not among what was swept
-    assert sum(map(len, ratios.values())) > 170
+    assert sum(map(len, ratios.values())) > (170 if PROVE else 15)
     for (kernel, dtype), found in ratios.items():
         mean = math.exp(sum(map(math.log, found)) / len(found))
         assert mean <= FAR.get(kernel, 1.1), f"{kernel} {dtype}: {mean:.2f} of the best"

@@ -79,6 +79,7 @@ configs = 1
 """
 
 
+@pytest.mark.prove
 def test_every_gpu_has_a_process_and_one_that_dies_costs_the_others_nothing(
     spec: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -563,6 +563,7 @@ def begins_late(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
+@pytest.mark.prove
 def test_tensors_like_dense_ones_import_nothing_of_torchs_compiler() -> None:
     code = (
         "import sys, torch, helion\n"

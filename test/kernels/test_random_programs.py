@@ -158,7 +158,7 @@ def test_rows(count: int, tmp_path: Path) -> None:
         rows(seed, tmp_path, kernel)
 
 
-@pytest.mark.parametrize("count", [35, pytest.param(2000, marks=pytest.mark.prove)])
+@pytest.mark.parametrize("count", [15, pytest.param(2000, marks=pytest.mark.prove)])
 def test_control_flow(count: int, tmp_path: Path) -> None:
     for seed in range(count):
         control_flow(seed, tmp_path)

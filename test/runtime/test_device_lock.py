@@ -206,7 +206,7 @@ def add_one(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
-@pytest.mark.parametrize("isolated", [False, True])
+@pytest.mark.parametrize("isolated", [False, pytest.param(True, marks=pytest.mark.prove)])
 def test_candidates_are_measured_while_it_is_held_and_compiled_while_it_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolated: bool
 ) -> None:

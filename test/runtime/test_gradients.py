@@ -408,6 +408,7 @@ def test_parameters_buffers_and_named_subclasses_are_tensors() -> None:
         torch.testing.assert_close(torch.Tensor(squares()(same)), x * x)
 
 
+@pytest.mark.prove
 def test_calls_import_no_tracer() -> None:
     code = (
         "import sys, torch\nimport helion\nfrom helion.runtime.call import argument_checks, signature\n"

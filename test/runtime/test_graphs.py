@@ -528,6 +528,7 @@ def test_bound_kernels_are_not_recorded() -> None:
         make_fx(lambda x: bound(x, x, 1.0, 0))(x)
 
 
+@pytest.mark.prove
 def test_kernels_made_before_and_after_the_compiler_is_imported() -> None:
     code = (
         "import sys, torch, helion\n"

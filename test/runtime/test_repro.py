@@ -186,6 +186,7 @@ double(torch.ones(5))
 """
 
 
+@pytest.mark.prove
 def test_the_variable_prints_a_script_that_runs(tmp_path: Path) -> None:
     printed = run(PROGRAM, tmp_path, HELION_PRINT_REPRO="1").stderr
     assert printed.count(repro.BEGIN) == printed.count(repro.END) == 1, "once per bound kernel"

@@ -294,6 +294,7 @@ def test_an_operator_looks_for_its_bucket_at_each_call() -> None:
     assert len({kernel.bind((x,)) for x in tensors}) == 3
 
 
+@pytest.mark.prove
 def test_explain_says_which_sizes() -> None:
     kernel = dynamic(softmax)
     bound = kernel.bind((meta(3, 200),), target="h200")

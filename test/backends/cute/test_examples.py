@@ -26,6 +26,7 @@ def test_example(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
             assert isinstance(kernel.bind(args, target=target).plan(), CutePlan)
 
 
+@pytest.mark.prove
 def test_a_run_says_what_ran_where() -> None:
     script = FOLDER / "swiglu_products.py"
     root = str(Path(helion.__file__).parents[1])

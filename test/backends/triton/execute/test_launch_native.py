@@ -682,6 +682,7 @@ def test_kept_built_and_built_again_if_damaged(unbuilt: Path, monkeypatch: pytes
     assert other.stat().st_size > 500
 
 
+@pytest.mark.prove
 def test_processes_and_threads_build_at_once(unbuilt: Path) -> None:
     root, compiler = build._checked_platform(), build.compiler()
     flags = build._flags(root)
