@@ -150,6 +150,14 @@ def of_batches(x: torch.Tensor, gain: torch.Tensor, out: torch.Tensor, scale: to
         out[tile_b, tile_m, :] = (row * r[:, :, None] * gain[:].to(torch.float32)).to(out.dtype)
 
 
+def single_rows(x: torch.Tensor, labels: torch.Tensor, out: torch.Tensor, loss: torch.Tensor) -> None:
+    for i in hl.grid(x.size(0)):
+        row = x[i, :].to(torch.float32)
+        total = torch.logsumexp(row, -1)
+        loss[i] = total - x[i, labels[i]].to(torch.float32)
+        out[i, :] = (row - total).to(out.dtype)
+
+
 #: A kernel, its settings, its arguments, and the check of what it has written.
 Odd = tuple[Callable[..., None], dict[str, Any], tuple[Any, ...], Callable[[], bool]]
 
@@ -322,8 +330,25 @@ def _of_channels(make: Numbers, m: int, n: int) -> Odd:
     return of_channels, {}, (x, gain, shift, out), lambda: near(out, want, 2**-8 * 1.02)
 
 
+def _single_rows(make: Numbers, m: int, n: int) -> Odd:
+    x, labels, out, loss = (
+        make.random(m, n),
+        make.integers(0, n, m),
+        make.empty(m, n, dtype=torch.bfloat16),
+        make.empty(m),
+    )
+    want = torch.log_softmax(x.double(), -1)
+    lost = -want.gather(1, labels[:, None])[:, 0]
+
+    def check() -> bool:
+        return near(out, want, 2**-8 * 1.02) and bool(((loss.double() - lost).abs() < 1e-5).all())
+
+    return single_rows, {}, (x, labels, out, loss), check
+
+
 CASES: dict[str, Callable[[Numbers, int, int], Odd]] = {
     "masked": _masked,
+    "single rows": _single_rows,
     "cross entropy": _cross_entropy,
     "int8": _int8,
     "fp32 to fp16": _centred,

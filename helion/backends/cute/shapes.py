@@ -166,6 +166,7 @@ ROWS = Shape(
     refusal=rows.refusal,
     multiples=rows.multiples,
     keys=row_keys,
+    described=rows.with_tiles,
     predict=predict_rows,
     plan=rows.build_plan,
     plan_type=RowsPlan,

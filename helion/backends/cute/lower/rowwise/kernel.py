@@ -20,6 +20,7 @@ from ...plan.rowwise.layout import layout_of
 from ...plan.rowwise.passes import demand_of
 from ...plan.rowwise.records import RowChoice, RowPlan
 from ..names import as_written
+from .grids import with_row_tiles
 from .rows import RowKernel, rows_of
 
 KEPT = 64
@@ -34,6 +35,14 @@ def known_rows(program: Program) -> RowKernel:
             _KERNELS.clear()
         known = _KERNELS[id(program)] = (program, rows_of(program))
     return known[1]
+
+
+def with_tiles(program: Program) -> Program:
+    """Return the program that facts describe: of tiles of rows, if it is one over single rows that can be."""
+    try:
+        return with_row_tiles(program)
+    except Refusal:
+        return program
 
 
 def reads_rows(program: Program) -> bool:

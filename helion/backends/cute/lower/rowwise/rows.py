@@ -54,6 +54,7 @@ from ..stored import stores_after_loop
 from ..tiled import TiledRows
 from .factors import without_factors
 from .flat import Repeated, with_flat_rows
+from .grids import with_row_tiles
 from .sums import RowSum, with_single_rows
 
 PARTS = 2
@@ -372,6 +373,7 @@ def rows_of(program: Program) -> RowKernel:
     if len(program.roots) != 1:
         raise Refusal("row kernels over one grid of tiles of rows are implemented")
     others = tuple(axis.block for axis in program.roots[0].axes[:-1])
+    program = with_row_tiles(program)
     program, repeated = with_flat_rows(program)
     program, blocks = with_single_rows(program)
     root = program.roots[0]
