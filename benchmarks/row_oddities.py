@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import row_pairs
 import torch
 
 import helion.language as hl
@@ -349,6 +350,7 @@ def _single_rows(make: Numbers, m: int, n: int) -> Odd:
 CASES: dict[str, Callable[[Numbers, int, int], Odd]] = {
     "masked": _masked,
     "single rows": _single_rows,
+    **row_pairs.CASES,
     "cross entropy": _cross_entropy,
     "int8": _int8,
     "fp32 to fp16": _centred,

@@ -29,6 +29,9 @@ because the general backend reads such a row once."""
 LOGS_LEAD = replace(ROWS_LEAD, corrected=1.2)
 """The same where the general backend's logarithm takes 22 instructions, and its times are under-predicted by a fifth."""
 
+UNPROVEN_NUMBERS = ("float8_e4m3fn", "int8", "uint8")
+"""Types of numbers of rows and groups that have not run on a GPU."""
+
 
 def rows_on_request(program: Program, target: Target, request: str) -> str:
     """Return a reason for row kernels that have not run on a GPU, and for those that are slower than the general
@@ -38,6 +41,8 @@ def rows_on_request(program: Program, target: Target, request: str) -> str:
     problem = known_rows(program).problem
     if demand_of(problem).repeated:
         return f"row kernels with a matrix whose rows repeat run on request, {request}"
+    if problem.pairs or any(output.dtype in UNPROVEN_NUMBERS for output in (*problem.numbers, *problem.groups)):
+        return f"row kernels with packed codes, or numbers of 8 bits, run on request, {request}"
     if problem.n < LEAST_AUTO_COLUMNS and not _saves_instructions(problem):
         return f"row kernels of fewer than {LEAST_AUTO_COLUMNS} columns run on request, {request}"
     if any(made.op == COLUMN_NUMBER for made in problem.epilogue.instructions):

@@ -430,7 +430,7 @@ def run_rows(
     for (_, _, written), output, tensor in zip(memory.parts, plan.problem.outputs, outputs, strict=False):
         assert written is not None
         rows = -(-m // plan.problem.span) if output.kind == "sum" else m
-        groups = plan.problem.epilogue.grouped[output.value] if output.kind == "group" else 1
+        groups = {"group": plan.problem.epilogue.grouped[output.value], "pair": 2}.get(output.kind, 1)
         size = rows * (1 if output.kind == "column" else plan.problem.n // groups) * tensor.element_size()
         assert int(written.sum()) == size, f"{output.name}: {int(written.sum())} of {size} bytes are written"
 

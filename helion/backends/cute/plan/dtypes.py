@@ -52,6 +52,8 @@ ADDED_DTYPES = FLOAT_DTYPES
 """Types of output matrices that TMA adds to."""
 COLUMN_OUTPUT_DTYPES = (*FLOAT_DTYPES, "int32", "int64")
 """Types of outputs with one number per row, which are stored one by one."""
+ROW_NUMBER_DTYPES = (*COLUMN_OUTPUT_DTYPES, "float8_e4m3fn", "int8", "uint8")
+"""The same of row kernels, which have such numbers for groups of columns as well."""
 ROW_DTYPES = (*EPILOGUE_DTYPES, "float8_e4m3fn", "uint8")
 """Types of the matrices that row kernels read."""
 ROW_OUTPUT_DTYPES = (*OUTPUT_DTYPES, "uint8")

@@ -13,7 +13,7 @@ from .refusal import Refusal
 Awaiting = Literal["operands", "matrices"]
 """Loads after messages: those of A and B, in a CTA and in all that share them, or those of matrices of the epilogue."""
 OperandKind = Literal["exact", "strided", "row", "column", "product", "number"]
-OutputKind = Literal["exact", "strided", "column", "tile", "sum", "group"]
+OutputKind = Literal["exact", "strided", "column", "tile", "sum", "group", "pair"]
 
 ARITY: Mapping[str, int] = {
     "add": 2,
@@ -77,6 +77,10 @@ GROUP_REDUCTIONS: Mapping[str, str] = {
     "group_minimum": "row_minimum",
 }
 """Reductions (x, n) over each n consecutive columns, whose result all columns of the group have, and those over rows."""
+PARTNER = "partner"
+"""The operation (x) whose result is, in each column, the x of the other column of its pair: of 2j + 1 in 2j."""
+ROUND_E4M3 = "round_float8_e4m3fn"
+"""The operation (x) of row kernels that rounds to e4m3 and widens again. Numbers too large for it are NaN."""
 MAX_PRODUCTS = 4
 """Matmuls of one A, whose columns one MMA instruction has side by side."""
 MAX_CHAIN = 4
@@ -155,9 +159,9 @@ class EpilogueOutput:
 
     It is ``exact`` or ``strided`` (M, N), ``column`` (M,), or ``tile`` (M, tiles of N). Each tile stores a reduction of
     its own columns to a ``tile``. A ``sum`` (blocks of M, N) has the sum of the values over the rows of each block. A ``group`` (M, groups of N) has one value of
-    each group of columns.
+    each group of columns. A ``pair`` (M, N / 2) has the value of the first column of each pair.
 
-    ``pitch`` counts elements from one row to the next of ``exact``, ``tile``, ``sum`` and ``group``, and from one element to the next of
+    ``pitch`` counts elements from one row to the next of ``exact``, ``tile``, ``sum``, ``group`` and ``pair``, and from one element to the next of
     ``column``. The values of ``column`` and ``tile`` have to be one per row. With ``adds`` TMA, or threads, add the value
     to what is in memory, element by element. With ``lines`` row ``i`` is stored to the line whose number these have at
     ``i``, of the ``picked`` lines of the tensor; other numbers store nothing.
@@ -328,7 +332,9 @@ class Epilogue:
 
     def _check_instruction(self, number: int, instruction: Instruction) -> None:
         groups = dict.fromkeys(GROUP_REDUCTIONS, 2)
-        arity = {**ARITY, **REDUCTIONS, **groups, COLUMN_NUMBER: 0, ROW_NUMBER: 0}.get(instruction.op)
+        arity = {**ARITY, **REDUCTIONS, **groups, COLUMN_NUMBER: 0, ROW_NUMBER: 0, PARTNER: 1, ROUND_E4M3: 1}.get(
+            instruction.op
+        )
         if arity != len(instruction.arguments):
             raise Refusal(f"no epilogue operation {instruction.op!r} of {len(instruction.arguments)} arguments")
         for argument in instruction.arguments:
@@ -338,6 +344,8 @@ class Epilogue:
             reduced, size = instruction.arguments
             if isinstance(reduced, Constant) or self.per_row[reduced] or not isinstance(size, Constant):
                 raise Refusal(f"{instruction.op} of a value that is the same in all columns is not implemented")
+        if instruction.op == PARTNER and not self._differs(instruction.arguments[0]):
+            raise Refusal("the columns of a pair have the same value")
         if instruction.op in REDUCTIONS:
             reduced, *others = instruction.arguments
             if isinstance(reduced, Constant) or self.per_row[reduced]:
@@ -345,10 +353,16 @@ class Epilogue:
             if any(isinstance(other, Constant) or not self.per_row[other] for other in others):
                 raise Refusal(f"{instruction.op} compares with one number per row")
 
+    def _differs(self, value: int | Constant) -> bool:
+        """Return whether a value may differ from column to column."""
+        return not isinstance(value, Constant) and not self.per_row[value] and not self.grouped[value]
+
     def _check_output(self, output: EpilogueOutput) -> None:
         if not 0 <= output.value < len(self.per_row):
             raise Refusal(f"output {output.name} is value {output.value} of {len(self.per_row)}")
         if output.kind == "group" and not self.grouped[output.value]:
             raise Refusal(f"output {output.name} has one number per group of columns, value {output.value} has not")
-        if output.kind not in ("exact", "strided", "sum", "group") and not self.per_row[output.value]:
+        if output.kind == "pair" and self.per_row[output.value]:
+            raise Refusal(f"output {output.name} has one number per pair of columns, value {output.value} one per row")
+        if output.kind not in ("exact", "strided", "sum", "group", "pair") and not self.per_row[output.value]:
             raise Refusal(f"output {output.name} has one number per row, value {output.value} one per column as well")

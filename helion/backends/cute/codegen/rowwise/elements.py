@@ -8,6 +8,8 @@ from ...plan.dtypes import LARGEST_E4M3, itemsize
 from ...plan.epilogue import (
     COLUMN_NUMBER,
     GROUP_REDUCTIONS,
+    PARTNER,
+    ROUND_E4M3,
     ROW_NUMBER,
     Constant,
     EpilogueOperand,
@@ -54,9 +56,20 @@ def first_term(schedule: Schedule, value: int) -> int:
     return order.index(value) * CHAINS
 
 
+def row_expression(problem: RowProblem, value: int, names: Callable[[int], str], position: Callable[[str], str]) -> str:
+    """Return the expression of a value, as of an epilogue's, or of a rounding that only row kernels have."""
+    made = problem.epilogue.instruction(value)
+    if made.op == ROUND_E4M3:
+        return f"rounded_float8({names(_reduced(made))})"
+    return expression(problem, value, names, position)
+
+
 def stored_word(dtype: str, value: str) -> str:
     """Return the word that stores one number of a type."""
     return {
+        "float8_e4m3fn": f"pack_float8_e4m3fn([rounded_float8({value})] * 4)[0]",
+        "uint8": f"{value}.to(Int32)",
+        "int8": f"{value}.to(Int32)",
         "float32": f"{value}.bitcast(Int32)",
         "int64": f"{value}.to(Int64)",
         "int32": f"{value}.to(Int32)",
@@ -266,9 +279,11 @@ def _value(plan: RowPlan, schedule: Schedule, each: RowPass, value: int) -> str:
         (argument,) = made.arguments
         assert isinstance(argument, int)
         return f"short_{made.op}({names(argument)})"
+    if made.op == PARTNER:
+        return f"{value_name(problem, _reduced(made))}_each[i ^ 1]"
     if made.op == COLUMN_NUMBER:
         return "first_number + float(i)"
-    return expression(problem, value, names, position)
+    return row_expression(problem, value, names, position)
 
 
 def position(op: str) -> str:
@@ -337,7 +352,7 @@ def _packed(problem: RowProblem, value: int) -> list[str]:
 
 
 def _reduced(made: Instruction) -> int:
-    """Return the value that a reduction is over."""
+    """Return the value that an operation is of, or a reduction is over."""
     x = made.arguments[0]
     assert isinstance(x, int)
     return x
@@ -391,6 +406,8 @@ def print_places(out: Writer, plan: RowPlan) -> None:
 def print_stores(out: Writer, plan: RowPlan) -> None:
     """Print a function for each matrix and sum that stores a granule: whole, or the elements of its row."""
     layout = plan.layout
+    for output in plan.problem.pairs:
+        _print_pairs(out, plan, output)
     for output in (*plan.problem.matrices, *plan.problem.sums):
         size = itemsize(output.dtype)
         step, per_word = layout.threads * layout.granule_bytes(size), 4 // size
@@ -408,6 +425,29 @@ def print_stores(out: Writer, plan: RowPlan) -> None:
                 word = f"words[i // {per_word}]" if per_word > 1 else "words[i]"
                 apart = "inside[i] & (whole == cutlass.Boolean(False))"
                 out.line(f"store_element(address, offset + i * {size}, {word}, {shift}, {size}, {apart})")
+
+
+def _print_pairs(out: Writer, plan: RowPlan, output: EpilogueOutput) -> None:
+    """Print the function that stores the elements of the pairs of a granule."""
+    layout, size = plan.layout, itemsize(output.dtype)
+    width, per_word = layout.granule_bytes(size) // 2, 4 // size
+    out.lines(("", ""))
+    with out.block(f"def store_{output.label}(cta, row, granule, kind, inside, values):"):
+        out.line(f"words = pack_{storage(output.dtype)}({'values[::2]' if width >= 4 else 'values[::2] * 2'})")
+        out.line(f"address, offset = moved(row.{output.label}_address, granule, {layout.threads * width})")
+        whole = "store_words(address, offset, words, {})"
+        if width < 4:
+            whole = f"store_element(address, offset, words[0], 0, {width}, {{}})"
+        with out.block('if kind != "edge":'):
+            out.line(whole.format(f"{'True' if width < 4 else 'None'} if inside is None else inside[0]"))
+            out.line("return")
+        out.line(f"whole = inside[0] & inside[{layout.lanes - 1}]")
+        out.line(whole.format("whole"))
+        with out.block(f"for i in range({layout.lanes // 2}):"):
+            shift = f"{8 * size} * (i % {per_word})" if per_word > 1 else "0"
+            word = f"words[i // {per_word}]" if per_word > 1 else "words[i]"
+            apart = "inside[2 * i] & (whole == cutlass.Boolean(False))"
+            out.line(f"store_element(address, offset + i * {size}, {word}, {shift}, {size}, {apart})")
 
 
 def print_vectors(out: Writer, plan: RowPlan) -> None:

@@ -123,6 +123,10 @@ def _rows(out: Writer, plan: RowPlan) -> None:
             step = layout.granule_bytes(itemsize(output.dtype))
             out.line(f"granule = first_granule(cta, row.index, {output.pitch}) + row.thread")
             out.line(f"row.{output.label}_address = cta.{output.label} + granule * {step}")
+        for output in problem.pairs:
+            step = layout.granule_bytes(itemsize(output.dtype)) // 2
+            out.line(f"granule = first_granule(cta, row.index, {2 * output.pitch}) + row.thread")
+            out.line(f"row.{output.label}_address = cta.{output.label} + granule * {step}")
         for output in problem.groups:
             step = output.pitch * itemsize(output.dtype)
             out.line(f"row.{output.label}_address = cta.{output.label} + Int64(row.index) * {step}")

@@ -171,6 +171,12 @@ def pack_float8_e4m3fn(values):
     code = f"{{ .reg .b16 a, b; {pairs} mov.b32 {{$w0}}, {{ a, b }}; }}"
     return [ptx(code, [Int32], values[i : i + 4]) for i in range(0, len(values), 4)]
 """
+_ROUNDED_FLOAT8 = """
+def rounded_float8(value):
+    nan = Float32(float("nan"))
+    found = unpack_float8_e4m3fn(pack_float8_e4m3fn([value] * 4))[0]
+    return Float32(cutlass.select_(cute.math.abs(value) > 464.0, nan, found))
+"""
 _PACK_INT8 = """
 def pack_int8(values):
     whole = [value.to(Int32) & 255 for value in values]
@@ -302,7 +308,7 @@ FUNCTIONS: Mapping[str, str] = {
         *(_PTX, _FLAG, _LOAD_SHARED, _LOAD_PLANE, _LOAD_GLOBAL, _STORE_SHARED, _STORE_WORDS, _STORE_ELEMENT),
         *(_BULK_LOAD, _SEND, _PUT, _EXPECT, _ARRIVE, _AWAIT_CLUSTER, _UNPACK_BFLOAT16, _UNPACK_FLOAT16),
         *(_UNPACK_FLOAT32, _UNPACK_INT8, _UNPACK_UINT8, _UNPACK_FLOAT8),
-        *(_PACK_BFLOAT16, _PACK_FLOAT16, _PACK_FLOAT32, _PACK_FLOAT8, _PACK_INT8, _PACK_UINT8),
+        *(_PACK_BFLOAT16, _PACK_FLOAT16, _PACK_FLOAT32, _PACK_FLOAT8, _ROUNDED_FLOAT8, _PACK_INT8, _PACK_UINT8),
         *(_JOINED, _BUTTERFLY, _RENEWED, _MASKED, _MOVED, _SHIFTED, _RECIPROCAL, _DIVIDED, _DIVIDED_SHORT),
         _FIRST_MATCH,
         *(_ROW_MAXIMUM_BFLOAT16, _ROW_MINIMUM_BFLOAT16, _ROW_MAXIMUM_FLOAT16, _ROW_MINIMUM_FLOAT16),

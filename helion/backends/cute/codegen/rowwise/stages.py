@@ -1,12 +1,15 @@
-"""The stages of a pass: elements that depend on a reduction of their group of columns come after it."""
+"""The stages of a pass: elements that depend on a reduction of their group of columns, or on another column, come after."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
 
-from ...plan.epilogue import GROUP_REDUCTIONS, Constant
+from ...plan.epilogue import GROUP_REDUCTIONS, PARTNER, Constant
 from ...plan.rowwise.records import RowProblem
+
+STAGED = (*GROUP_REDUCTIONS, PARTNER)
+"""Operations that read other columns of a granule."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -16,12 +19,12 @@ def _stages(problem: RowProblem) -> tuple[int, ...]:
     for instruction in epilogue.instructions:
         before = max((found[x] for x in instruction.arguments if isinstance(x, int)), default=0)
         number = len(found)
-        found.append(0 if epilogue.per_row[number] else before + (instruction.op in GROUP_REDUCTIONS))
+        found.append(0 if epilogue.per_row[number] else before + (instruction.op in STAGED))
     return tuple(found)
 
 
 def stage_of(problem: RowProblem, value: int) -> int:
-    """Return the number of reductions of groups that a value comes after; those of numbers of a row do not count."""
+    """Return the number of operations on several columns that a value comes after; those of numbers of a row do not count."""
     return _stages(problem)[value]
 
 

@@ -9,10 +9,20 @@ from ...plan.rowwise.extremes import packed_dtype, packed_extremes
 from ...plan.rowwise.passes import Schedule, gathered, gathers_late, numbers_at, schedule_of
 from ...plan.rowwise.powers import fused_powers, fused_quotients
 from ...plan.rowwise.records import WORD_BYTES, Gather, Repeat, RowPlan, RowProblem
-from ..epilogue import EXPRESSIONS, INFINITY, expression, literal
+from ..epilogue import EXPRESSIONS, INFINITY, literal
 from ..rows import REDUCTIONS, found_at
 from ..writer import Writer
-from .elements import CHAINS, divisors, first_term, own_name, position, stored_word, value_name, warp_name
+from .elements import (
+    CHAINS,
+    divisors,
+    first_term,
+    own_name,
+    position,
+    row_expression,
+    stored_word,
+    value_name,
+    warp_name,
+)
 
 
 def _op(problem: RowProblem, value: int) -> str:
@@ -190,7 +200,7 @@ def _corrected(problem: RowProblem, part: OwnPart, places: dict[int, int], count
 def _numbers(problem: RowProblem, schedule: Schedule, level: int, without: frozenset[int] = frozenset()) -> list[str]:
     """Return the code of per-row instructions after `level` reductions, and of reciprocals of divisors."""
     lines = [
-        f"{value_name(problem, value)} = {expression(problem, value, lambda x: value_name(problem, x), position)}"
+        f"{value_name(problem, value)} = {row_expression(problem, value, lambda x: value_name(problem, x), position)}"
         for value in numbers_at(problem, level)
         if value not in without
     ]

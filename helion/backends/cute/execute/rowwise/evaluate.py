@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ...plan.epilogue import COLUMN_NUMBER, GROUP_REDUCTIONS, ROW_NUMBER, Constant, EpilogueOperand
+from ...plan.epilogue import COLUMN_NUMBER, GROUP_REDUCTIONS, PARTNER, ROW_NUMBER, Constant, EpilogueOperand
 from ...plan.rowwise.records import Gather, RowProblem
 from ...toolchain.kernel import GemmKernel
 from ..evaluate import OPERATIONS, REDUCTIONS
@@ -44,6 +44,8 @@ def evaluate_rows(kernel: GemmKernel, given: Sequence[Given]) -> None:
         value = value.expand(shape)
         if output.kind == "group":
             value = value[:, :: problem.epilogue.grouped[output.value]]
+        if output.kind == "pair":
+            value = value[:, ::2]
         if output.kind == "sum":
             value = torch.stack([rows.sum(0) for rows in value.split(problem.span)]) if m else value
         torch.as_strided(out, value.shape, (output.pitch, 1)).copy_(value)
@@ -73,6 +75,8 @@ def _apply(op: str, given: Sequence[torch.Tensor], m: int, n: int) -> torch.Tens
         return torch.arange(n, dtype=torch.float32)
     if op == ROW_NUMBER:
         return torch.arange(m, dtype=torch.float32)[:, None]
+    if op == PARTNER:
+        return given[0].expand(m, n)[:, torch.arange(n) ^ 1]
     if op in GROUP_REDUCTIONS:
         value, size = given[0].expand(m, n), int(given[1])
         groups = value.reshape(-1, size)

@@ -30,11 +30,13 @@ from ....._compiler.ir.grammar import (
 )
 from ....._compiler.ir.ops import OPS
 from ....._shapes import Expr, dtype_name
-from ...plan.dtypes import COLUMN_DTYPES, COLUMN_OUTPUT_DTYPES, EPILOGUE_DTYPES, ROW_DTYPES, ROW_OUTPUT_DTYPES
+from ...plan.dtypes import COLUMN_DTYPES, EPILOGUE_DTYPES, ROW_DTYPES, ROW_NUMBER_DTYPES, ROW_OUTPUT_DTYPES
 from ...plan.epilogue import (
     COLUMN_NUMBER,
     GROUP_REDUCTIONS,
     MAX_NUMBERED,
+    PARTNER,
+    ROUND_E4M3,
     ROW_NUMBER,
     Constant,
     Epilogue,
@@ -55,6 +57,7 @@ from ..tiled import TiledRows
 from .factors import without_factors
 from .flat import Repeated, with_flat_rows
 from .grids import with_row_tiles
+from .integers import INTEGERS, Ranges, whole_number
 from .sums import RowSum, with_single_rows
 
 PARTS = 2
@@ -116,6 +119,14 @@ class RowChain(Chain):
         self.gathers: dict[str, Gather] = {}
         #: Labels of integers that are compared with numbers of the launch, and labels of these.
         self.compared: set[tuple[str, str]] = set()
+        #: The dimensions of one element of each pair of columns.
+        self.halves = {
+            result.dims[-1].block for op in frame.program.walk() if op.kind == "split" for result in op.results
+        }
+
+    @property
+    def ranges(self) -> Ranges:
+        return Ranges(self.steps, self.loads)
 
     def _load(self, op: Op) -> Reference:
         indices = op.attributes(MemoryAttrs).indices
@@ -252,7 +263,22 @@ class RowChain(Chain):
             super().store(op)
             return
         place = place_of(self.frame, op)
-        self._store_group(op, place, place.strides)
+        if blocks[1] in self.halves:
+            self._store_pair(op, place)
+        else:
+            self._store_group(op, place, place.strides)
+
+    def _store_pair(self, op: Op, place: Place) -> None:
+        """Add a store of one element for each pair of columns."""
+        tensor, value = place.tensor, self.read(self._unrounded(op))
+        if not equal(place.strides[1], 1):
+            raise Refusal(f"elements of pairs of columns are contiguous; {tensor.name} has strides {place.strides}")
+        if not tensor.dtype.is_floating_point:
+            limits, ends = torch.iinfo(tensor.dtype), self.ranges.of(value)
+            if ends is None or not ends.within(limits.min, limits.max):
+                raise Refusal(f"the numbers of {tensor.name} may not fit in {dtype_name(tensor.dtype)}")
+        pitch = self._pitch(f"{name_of(tensor)}_output", place.strides[0])
+        self.outputs.append(Written(op=op, place=place, value=value, kind="pair", pitch=pitch))
 
     def _store_group(self, op: Op, place: Place, strides: Sequence[Number]) -> None:
         tensor = place.tensor
@@ -277,7 +303,34 @@ class RowChain(Chain):
         grouped = any(self.frame.block(dim) in self.frame.groups for dim in value.dims)
         if grouped and op is not None and isinstance(op.attrs, ViewAttrs) and op.attrs.name == "permute":
             raise Refusal("a permutation of groups of columns is not implemented")
+        if op is not None and op.kind == "split":
+            return self._half(op, op.results.index(value))
+        if op is not None and op.kind == "view" and self._is_half(op.operands[0]) and not self._is_half(value):
+            raise Refusal("a reshape of the elements of pairs of columns is not implemented")
         return super()._made(value)
+
+    def _is_half(self, value: Operand) -> bool:
+        """Return whether a value has one element for each pair of columns."""
+        return isinstance(value, Value) and bool(value.dims) and self.frame.block(value.dims[-1]) in self.halves
+
+    def _half(self, split: Op, at: int) -> Reference:
+        """Return the first or the second element of each pair of columns, in the first column of the pair."""
+        (pairs,) = split.operands
+        assert isinstance(pairs, Value)
+        block = self.frame.block(pairs.dims[-1])
+        if block is None or self.frame.groups.get(block) != 2 or pairs.dims[:-1] != split.results[at].dims:
+            raise Refusal("a split of other elements than those of pairs of columns is not implemented")
+        value = self.read(pairs)
+        return value if at == 0 else self.step(PARTNER, (value,))
+
+    def _pointwise(self, op: Op, dtype: torch.dtype) -> Reference:
+        found = whole_number(self, op, dtype) if dtype in INTEGERS else None
+        return super()._pointwise(op, dtype) if found is None else found
+
+    def _cast(self, op: Op, dtype: torch.dtype) -> Reference:
+        if dtype == torch.float8_e4m3fn:
+            return self.step(ROUND_E4M3, (self.read(op.operands[0]),))
+        return super()._cast(op, dtype)
 
     def _reduced(self, op: Op, dtype: torch.dtype) -> Reference:
         """Read a reduction of a row, or one of each group of columns."""
@@ -455,11 +508,11 @@ def _groups(program: Program) -> dict[int, int]:
         after = [dim.block for dim in op.result.dims if dim.block is not None]
         split = [block for block in after if block not in before]
         merged = [block for block in before if block not in after]
-        if len(merged) != 1 or len(split) != PARTS:
+        if not merged or len(split) != PARTS or (len(merged) > 1 and not {*merged} <= {*found}):
             continue
         extents = [program.blocks[block].extent for block in split]
-        whole = program.blocks[merged[0]].extent
-        if all(isinstance(each, int) for each in (*extents, whole)) and math.prod(extents) == whole:  # type: ignore[arg-type]
+        whole = [program.blocks[block].extent for block in merged]
+        if all(isinstance(each, int) for each in (*extents, *whole)) and math.prod(extents) == math.prod(whole):  # type: ignore[arg-type]
             found |= dict.fromkeys(split, extents[-1])  # type: ignore[arg-type]
     return found
 
@@ -503,11 +556,6 @@ def _check(problem: RowProblem) -> None:
         raise Refusal("the kernel reads no tensor of rows")
     if not problem.epilogue.reduces_rows and not any(problem.epilogue.grouped):
         raise Refusal("the kernel reduces no row")
-    for output in problem.groups:
-        if output.dtype not in COLUMN_OUTPUT_DTYPES:
-            raise Refusal(
-                f"output {output.name} is of {output.dtype}; {', '.join(COLUMN_OUTPUT_DTYPES)} are implemented"
-            )
     for output in problem.sums:
         if problem.epilogue.per_row[output.value]:
             raise Refusal(f"{output.name} sums one number of each row for all columns")
@@ -519,6 +567,6 @@ def _check(problem: RowProblem) -> None:
         if operand.dtype not in known:
             raise Refusal(f"{operand.name} is of {operand.dtype}; {', '.join(known)} are implemented")
     for output in problem.outputs:
-        allowed = ROW_OUTPUT_DTYPES if output.kind == "exact" else COLUMN_OUTPUT_DTYPES
+        allowed = ROW_NUMBER_DTYPES if output.kind in ("column", "group", "sum") else ROW_OUTPUT_DTYPES
         if output.dtype not in allowed:
             raise Refusal(f"output {output.name} is of {output.dtype}; {', '.join(allowed)} are implemented")

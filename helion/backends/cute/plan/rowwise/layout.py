@@ -94,6 +94,8 @@ def _check(layout: RowLayout, room: int, target: Target) -> None:
             f" of strides that are multiples of {layout.lanes} elements"
         )
     _check_groups(layout)
+    if layout.demand.pairs and not layout.aligned:
+        raise Refusal(f"pairs of columns need strides of rows that are multiples of {layout.lanes} elements")
     if layout.demand.repeated and (choice.rows > 1 or not layout.aligned):
         raise Refusal(
             f"rows of an input that repeat are implemented for one row at a time, of strides that are multiples of"

@@ -76,7 +76,7 @@ def schedule_of(problem: RowProblem) -> Schedule:
     """Return the passes of `problem`."""
     epilogue, reductions = problem.epilogue, reductions_of(problem)
     joint = own_parts(problem)
-    found = (*problem.matrices, *problem.sums, *problem.groups)
+    found = (*problem.elements, *problem.sums, *problem.groups)
     count = max([len(reductions), *(1 + _pass_of(epilogue, each, bool(joint)) for each in found)])
     targets = [_targets(problem, reductions, bool(joint), number) for number in range(count)]
     later = [value for target in targets[1:] for value in target]
@@ -93,7 +93,7 @@ def schedule_of(problem: RowProblem) -> Schedule:
                 ),
                 reads=tuple(value for value in values if 0 < value <= len(epilogue.operands)),
                 reduces=reductions[number] if number < len(reductions) else (),
-                outputs=tuple(each for each in problem.matrices if _pass_of(epilogue, each, bool(joint)) == number),
+                outputs=tuple(each for each in problem.elements if _pass_of(epilogue, each, bool(joint)) == number),
                 sums=tuple(each for each in problem.sums if _pass_of(epilogue, each, bool(joint)) == number),
                 groups=tuple(each for each in problem.groups if _pass_of(epilogue, each, bool(joint)) == number),
                 kept=kept if number and kept in values else 0,
@@ -116,6 +116,7 @@ def demand_of(problem: RowProblem) -> RowDemand:
         pitches=(
             *(each.pitch for each in problem.inputs),
             *(each.pitch for each in (*problem.matrices, *problem.sums)),
+            *(2 * each.pitch for each in problem.pairs),
         ),
         vectors=tuple(itemsize(each.dtype) for each in problem.vectors),
         strided_vectors=any(each.pitch != 1 for each in problem.vectors),
@@ -127,6 +128,7 @@ def demand_of(problem: RowProblem) -> RowDemand:
         later=len(schedule.passes) > len(schedule.reductions),
         sums=len(problem.sums),
         group=max(epilogue.grouped),
+        pairs=tuple(itemsize(each.dtype) for each in problem.pairs),
         temporaries=POSITION_REGISTERS if any(each.op == "row_first" for each in epilogue.instructions) else 0,
         work=_work(epilogue, schedule),
     )
@@ -206,7 +208,7 @@ def _targets(problem: RowProblem, reductions: tuple[tuple[int, ...], ...], joint
         term = epilogue.instruction(value).arguments[0]
         assert not isinstance(term, Constant)
         found.append(term)
-    given = (*problem.matrices, *problem.sums, *problem.groups)
+    given = (*problem.elements, *problem.sums, *problem.groups)
     return found + [each.value for each in given if _pass_of(epilogue, each, joint) == number]
 
 

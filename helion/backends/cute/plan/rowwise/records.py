@@ -92,6 +92,16 @@ class RowProblem:
         return tuple(output for output in self.outputs if output.kind == "exact")
 
     @functools.cached_property
+    def pairs(self) -> tuple[EpilogueOutput, ...]:
+        """The outputs of one element per pair of columns."""
+        return tuple(output for output in self.outputs if output.kind == "pair")
+
+    @property
+    def elements(self) -> tuple[EpilogueOutput, ...]:
+        """The outputs that passes store granule by granule."""
+        return (*self.matrices, *self.pairs)
+
+    @functools.cached_property
     def numbers(self) -> tuple[EpilogueOutput, ...]:
         """The outputs of one number per row."""
         return tuple(output for output in self.outputs if output.kind == "column")
@@ -118,7 +128,8 @@ class RowDemand:
     ``pitches`` are those of inputs and output matrices, in elements. ``vectors`` are elements of vectors over columns.
     ``held_bytes`` are bytes per element that later passes need, ``keeps_computed`` if these are a computed value.
     ``exchanges`` has the fp32 numbers that each warp sends, by exchange. ``passes`` counts walks over a row. ``sums`` are
-    the sums over rows that each column has, and ``group`` is the most columns that are reduced together, or 0.
+    the sums over rows that each column has, and ``group`` is the most columns that are reduced together, or 0. ``pairs``
+    are sizes of outputs of one element per pair of columns.
     """
 
     n: int
@@ -137,10 +148,16 @@ class RowDemand:
     """True if a pass follows the last exchange."""
     sums: int = 0
     group: int = 0
+    pairs: tuple[int, ...] = ()
     temporaries: int = 0
     """Registers of a pass that takes more than usual."""
     work: int = 8
     """Instructions per element, approximately."""
+
+    @property
+    def column_bytes(self) -> float:
+        """Bytes of one column of inputs and outputs."""
+        return sum(self.inputs) + sum(self.outputs) + sum(self.pairs) / 2
 
     @property
     def lanes(self) -> int:
@@ -419,4 +436,4 @@ class RowPlan:
 
 def bytes_moved(m: int, demand: RowDemand) -> int:
     """Return the bytes from and to global memory of ``m`` rows."""
-    return m * demand.n * (sum(demand.inputs) + sum(demand.outputs)) + demand.n * sum(demand.vectors)
+    return int(m * demand.n * demand.column_bytes) + demand.n * sum(demand.vectors)

@@ -19,11 +19,14 @@ EXTREMES = ("row_maximum", "row_minimum")
 
 @functools.lru_cache(maxsize=256)
 def short_values(problem: RowProblem) -> frozenset[int]:
-    """Return the per-element values that no output of more than 16 bits depends on, except by sums of 16-bit elements."""
+    """Return the per-element values whose error no output shows, except by sums of 16-bit elements.
+
+    Outputs of more than 16 bits show it, and so do codes of pairs of columns.
+    """
     epilogue = problem.epilogue
     exact: set[int] = set()
     half = all(operand.dtype in HALF for operand in problem.inputs)
-    left = [output.value for output in problem.outputs if itemsize(output.dtype) > 2]
+    left = [output.value for output in problem.outputs if itemsize(output.dtype) > 2 or output.kind == "pair"]
     while left:
         value = left.pop()
         if value not in exact:

@@ -74,6 +74,7 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
     sums = [
         op for op in facts.memory_ops if op.kind == "store" and len(op.tile_axes) == 1 and op.tile_axes[0] in columns
     ]
+    pairs = [op for op in _accesses(facts, "store", rows, parts) if facts.axes[op.tile_axes[-1]].extent == n // 2]
     demand = RowDemand(
         n=n,
         inputs=tuple(op.itemsize for op in loads),
@@ -81,12 +82,13 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
         pitches=tuple(op.strides[-2] for op in (*loads, *stores, *(sums if inner is not None else ()))),
         vectors=tuple({op.storage: op.itemsize for op in vectors}.values()),
         repeated=bool(repeated),
-        held_bytes=sum(held_bytes(dtype_name(op.dtype)) for op in again) if stores or stages > 1 else 0,
+        held_bytes=sum(held_bytes(dtype_name(op.dtype)) for op in again) if stores or pairs or stages > 1 else 0,
         exchanges=(exchanged + (stages > 1),) if stages else (),
-        passes=stages + bool(stores),
-        later=bool(stores),
+        passes=stages + bool(stores or pairs),
+        later=bool(stores or pairs),
         sums=len(sums) if inner is not None else 0,
         group=max(groups, default=0),
+        pairs=tuple(op.itemsize for op in pairs),
         temporaries=POSITION_REGISTERS if positions else 0,
         work=_work(facts, columns) + FP8_WORK * sum(op.dtype == torch.float8_e4m3fn for op in stores),
     )
