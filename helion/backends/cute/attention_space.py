@@ -96,7 +96,8 @@ def attention_keys(shape: ProgramShape, program: Program, target: Target, settin
     loops = found.loops
     pages, step = found.problem.k.pages, key_step(found.problem)
     most = MOST_KEYS if pages is None else min(MOST_KEYS, pages.size & -pages.size)  # a power of two that divides it
-    sizes = {loops.queries: (WGMMA_ROWS, MOST_GROUPS * WGMMA_ROWS), loops.keys: (step, most)}
+    most_groups = 1 if found.problem.latent else MOST_GROUPS
+    sizes = {loops.queries: (WGMMA_ROWS, most_groups * WGMMA_ROWS), loops.keys: (step, most)}
     sizes |= {block: (1, 1) for block in loops.heads if program.blocks[block].kind == "tile"}
     stages = EnumFragment((None, *range(LEAST_STAGES, MOST_STAGES + 1)))
     narrow = found.problem.q.dtype in NARROW_DTYPES
@@ -121,7 +122,7 @@ def attention_keys(shape: ProgramShape, program: Program, target: Target, settin
         verbatim=VERBATIM_PREFIX,
         rules=ScoreRules(program.host.name, target, planned, simpler).rules(),
         sizes=sizes,
-        initial={loops.queries: 2 * WGMMA_ROWS, loops.keys: min(FIRST_KEYS, most)},
+        initial={loops.queries: min(most_groups, 2) * WGMMA_ROWS, loops.keys: min(FIRST_KEYS, most)},
         least={loops.keys: step} if narrow or most < FIRST_KEYS else {},
         multiples={loops.queries: WGMMA_ROWS, loops.keys: step},
         holds_values=False,

@@ -194,6 +194,8 @@ def _attention_on_request(program: Program, facts: KernelFacts, target: Target) 
         return f"attention with random numbers runs on request, {_REQUEST}"
     if problem.q.dtype in NARROW_DTYPES:
         return f"attention in {problem.q.dtype} runs on request, {_REQUEST}"
+    if problem.latent:
+        return f"attention whose values are columns of its keys runs on request, {_REQUEST}"
     return f"attention of values with contiguous keys runs on request, {_REQUEST}" if problem.v.turned else ""
 
 

@@ -324,7 +324,7 @@ def flex(dims: int, causal: bool, name: str) -> None:
 
 
 def child(name: str) -> None:
-    from backends.cute import fp8_on_gpu, gradients_on_gpu, sizes_on_gpu
+    from backends.cute import fp8_on_gpu, gradients_on_gpu, latent_on_gpu, sizes_on_gpu
 
     what, *rest = name.split(":")
     if what == "check":
@@ -339,6 +339,10 @@ def child(name: str) -> None:
         sizes_on_gpu.spans(int(rest[0]), say, on_gpu, timer)
     elif what == "packed":
         sizes_on_gpu.packed(int(rest[0]), say, on_gpu, timer)
+    elif what == "latent":
+        latent_on_gpu.check(int(rest[0]), int(rest[1]), say, on_gpu)
+    elif what == "latent_times":
+        latent_on_gpu.measured(say, on_gpu, timer)
     elif what == "paged":
         sizes_on_gpu.paged(int(rest[0]), say, on_gpu, timer)
     elif what == "size_times":
@@ -390,6 +394,9 @@ def jobs() -> list[str]:
     variants = [f"variant:{at}" for at in range(len(VARIANTS))]
     cases = [*range(len(kernels.cases(device="meta", large=True)))]
     return [
+        "latent:576:512",
+        "latent:320:256",
+        "latent_times",
         "sizes:128:causal",
         "lengths:64",
         "lengths:128",

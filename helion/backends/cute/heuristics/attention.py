@@ -14,8 +14,8 @@ from typing import ClassVar
 from ...._compiler.facts.records import KernelFacts
 from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
-from ..plan.attention.build import KEY_STEP, LEAST_STAGES, MOST_KEYS, REGISTERS, registers_of
-from ..plan.attention.records import AttentionChoice
+from ..plan.attention.build import KEY_STEP, LEAST_STAGES, MOST_KEYS, consumer_registers, registers_of
+from ..plan.attention.records import LATENT_GROUPS, AttentionChoice
 from ..plan.records import WGMMA_ROWS
 from ..proposal import CuteProposal
 from ..resources.attention import OUTPUT_BYTES, AttentionShape, describes, predicted_us, shape_of
@@ -65,7 +65,7 @@ def _allows(shape: AttentionShape, choice: AttentionChoice) -> bool:
 def choices(shape: AttentionShape, target: Target) -> Iterator[AttentionChoice]:
     """Yield choices that fit; among equally fast ones the first wins."""
     needed = -(-shape.queries // WGMMA_ROWS)
-    most = needed if _is_narrow(shape) else min(needed, 2)
+    most = 1 if shape.latent else needed if _is_narrow(shape) else min(needed, 2)
     for groups in (each for each in GROUPS if each <= most):
         keys = longest_keys(shape, groups, target)
         if not keys:
@@ -75,7 +75,7 @@ def choices(shape: AttentionShape, target: Target) -> Iterator[AttentionChoice]:
                 groups=groups,
                 keys=length,
                 stages=LEAST_STAGES if shape.v_columns <= NARROW else None,
-                pingpong=shape.v_columns != 128 or shape.bounded,
+                pingpong=not shape.latent and (shape.v_columns != 128 or shape.bounded),
                 lazy=shape.v_columns > 64 and shape.softmax and shape.operand_bytes > 1,
                 scheduler="dynamic" if shape.bounded or _varies(shape, groups) else "static",
             )
@@ -109,13 +109,15 @@ def _split(shape: AttentionShape, choice: AttentionChoice, target: Target) -> It
 def longest_keys(shape: AttentionShape, groups: int, target: Target) -> int:
     """Return the most keys of a block that registers and shared memory hold, 0 if none."""
     masked = shape.bounded or shape.loaded
-    most = REGISTERS[groups][1] - (MASKED_REGISTERS if masked and groups < 3 else 0)
+    sharing = LATENT_GROUPS if shape.latent else 1
+    most = consumer_registers(groups, shape.latent) - (MASKED_REGISTERS if masked and groups < 3 else 0)
     limit = 128 if groups == 3 or shape.bounded or shape.loaded else WIDE_KEYS
     own_output = shape.qk_columns != shape.v_columns or shape.operand_bytes != OUTPUT_BYTES
     step = KEY_STEP if shape.operand_bytes > 1 else NARROW_STEP
     for keys in range(min(limit, MOST_KEYS) // step * step, 0, -step):
         shared = _shared_bytes(shape, groups, keys, own_output)
-        if registers_of(shape.v_columns, keys, shape.operand_bytes) <= most and shared <= target.smem_per_block_bytes:
+        needed = registers_of(shape.v_columns // sharing, keys, shape.operand_bytes)
+        if needed <= most and shared <= target.smem_per_block_bytes:
             return keys
     return 0
 
@@ -123,9 +125,9 @@ def longest_keys(shape: AttentionShape, groups: int, target: Target) -> int:
 def _shared_bytes(shape: AttentionShape, groups: int, keys: int, own_output: bool) -> int:
     """Return the shared memory of a tile with two stages, barriers included."""
     rows = WGMMA_ROWS * groups
-    size, columns = shape.operand_bytes, shape.qk_columns + shape.v_columns
+    size, own_output = shape.operand_bytes, own_output and not shape.latent
     tiles = rows * (size * shape.qk_columns + (OUTPUT_BYTES * shape.v_columns if own_output else 0))
-    return tiles + LEAST_STAGES * size * keys * columns + 2048
+    return tiles + LEAST_STAGES * size * keys * shape.columns_in_memory + 2048
 
 
 def _proposal(shape: AttentionShape, choice: AttentionChoice, target: Target) -> CuteProposal:

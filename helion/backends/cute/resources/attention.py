@@ -17,8 +17,8 @@ from ...._compiler.decisions import Decisions
 from ...._compiler.facts.records import AttentionFact, AxisFact, KernelFacts, MatmulFact
 from ....autotuner.proposal import Predicted
 from ....hardware import Target
-from ..plan.attention.build import REGISTERS, registers_of
-from ..plan.attention.records import AttentionChoice
+from ..plan.attention.build import MOST_COLUMNS, REGISTERS, consumer_registers, registers_of
+from ..plan.attention.records import LATENT_GROUPS, AttentionChoice
 from ..plan.records import WGMMA_ROWS
 
 PLAIN_OPS = 4
@@ -95,9 +95,16 @@ class AttentionShape:
     special: int
     softmax: bool
     """True if weights are relative to a running maximum."""
+    latent: bool = False
+    """True if V is the first columns of K, in heads too wide for copies of both."""
     loaded_bytes: int
     """Bytes of K and V in memory."""
     fixed: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def columns_in_memory(self) -> int:
+        """Columns of a key in shared memory, those of its value included."""
+        return self.qk_columns if self.latent else self.qk_columns + self.v_columns
 
     @property
     def flops(self) -> int:
@@ -134,13 +141,15 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
     qk, v = _extent(facts, scores.k_axis, scores.static_k), _extent(facts, output.n_axis, output.static_n)
     if queries is None or keys is None or qk is None or v is None:
         return "an extent of the attention depends on data"
-    loaded_bytes = _loaded_bytes(facts)
+    latent = _is_latent(facts, qk, v)
+    loaded_bytes = _loaded_bytes(facts, matmuls=1 if latent else 2)
     others = [axis for axis in facts.axes if axis.on_grid and axis.block_id != fact.query_axis]
     work = [
         each for each in facts.work if each.region == fact.region and {fact.query_axis, fact.key_axis} <= {*each.axes}
     ]
     heads = math.prod(axis.extent or 1 for axis in others)
-    groups = max(1, loaded_bytes // max(1, keys * (qk + v) * scores.rhs_dtype.itemsize))
+    columns = qk if latent else qk + v
+    groups = max(1, loaded_bytes // max(1, keys * columns * scores.rhs_dtype.itemsize))
     if queries == 1 and heads % groups == 0:  # heads that share keys are the rows of a tile
         heads, queries = groups, heads // groups
     return AttentionShape(
@@ -165,13 +174,21 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
         softmax=any(
             each.region == fact.region and not {"max", "amax"}.isdisjoint(each.names) for each in facts.reductions
         ),
+        latent=latent,
         fixed={axis.block_id: axis.size for axis in facts.axes if axis.kind == "fixed" and axis.size is not None},
     )
 
 
-def _loaded_bytes(facts: KernelFacts) -> int:
-    """Return the bytes of K and V in memory."""
-    slots = [fact.rhs_slot for fact in facts.matmuls]
+def _is_latent(facts: KernelFacts, qk: int, v: int) -> bool:
+    """Return whether the second matmul reads columns of what the first one reads, of more than two copies have room for."""
+    storages = {op.slot: op.storage for op in facts.memory_ops if op.kind == "load"}
+    one, other = (storages.get(fact.rhs_slot) for fact in facts.matmuls)  # type: ignore[arg-type]
+    return one is not None and one == other and qk > MOST_COLUMNS and v <= qk
+
+
+def _loaded_bytes(facts: KernelFacts, matmuls: int) -> int:
+    """Return the bytes in memory of the right operands of the first ``matmuls``: of K and V, or of K."""
+    slots = [fact.rhs_slot for fact in facts.matmuls[:matmuls]]
     loads = [op for op in facts.memory_ops if op.kind == "load" and op.slot in slots]
     return sum(op.accessed_numel * op.itemsize for op in loads)
 
@@ -210,9 +227,12 @@ def predicted_us(
         blocks = min(blocks, -(-rows // choice.keys) - (1 - shape.window) // choice.keys)
     per_sm = rate_per_sm(target) / rate_per_sm(hardware.target(MEASURED))
     softmax = rates.softmax_ns + rates.operation_ns * shape.operations + rates.special_ns * shape.special
-    matmuls = rates.column_ns * (shape.qk_columns + shape.v_columns) * shape.operand_bytes / 2
+    computed = LATENT_GROUPS if shape.latent else 1  # times that scores are computed, by groups that overlap
+    matmuls = rates.column_ns * (computed * shape.qk_columns + shape.v_columns) * shape.operand_bytes / 2
     element = (softmax**rates.overlap + matmuls**rates.overlap) ** (1 / rates.overlap)
-    element *= (1 + rates.wide * WGMMA_ROWS / choice.keys) * {1: rates.single, 3: rates.triple}.get(choice.groups, 1.0)
+    variants = {1: rates.single, 3: rates.triple}
+    variant = 1.0 if shape.latent else variants.get(choice.groups, 1.0)
+    element *= (1 + rates.wide * WGMMA_ROWS / choice.keys) * variant
     masked = rates.masked * min(1.0, MASKED_KEYS / (blocks * choice.keys)) if shape.window else 0.0
     tile_us = rows * choice.keys * blocks * element * (1 + masked) / 1e3 / per_sm
     overhead = rates.dynamic_us if choice.scheduler == "dynamic" else rates.tile_us
@@ -241,10 +261,12 @@ def predict_attention(facts: KernelFacts, decisions: Decisions, target: Target) 
     if isinstance(shape, str):
         return predicted(target, math.inf, reason=shape)
     choice = choice_of(decisions, shape.blocks)
-    rows, most = WGMMA_ROWS * choice.groups, REGISTERS.get(choice.groups, (0, 0))[1]
-    columns = shape.qk_columns + shape.v_columns
-    shared = shape.operand_bytes * (rows * shape.qk_columns + (choice.stages or 2) * choice.keys * columns)
-    registers = registers_of(shape.v_columns, choice.keys, shape.operand_bytes)
+    groups = LATENT_GROUPS if shape.latent else 1
+    rows, known = WGMMA_ROWS * choice.groups, choice.groups in REGISTERS
+    most = consumer_registers(choice.groups, shape.latent) if known else 0
+    columns = (choice.stages or 2) * choice.keys * shape.columns_in_memory
+    shared = shape.operand_bytes * (rows * shape.qk_columns + columns)
+    registers = registers_of(shape.v_columns // groups, choice.keys, shape.operand_bytes)
     fits = shared <= target.smem_per_block_bytes and registers <= most and target.has("wgmma")
     return predicted(
         target,

@@ -22,7 +22,8 @@ from .softmax import NEGATIVE_INFINITY
 def finish_call(plan: AttentionPlan, axes: Sequence[str]) -> list[str]:
     """Return the call in the kernel."""
     vectors = [f"vector_{output.label}" for output in plan.problem.outputs if output.kind == "query"]
-    given = ["output", "rounded_output", *_registers(plan), "first_query", "lane", *axes]
+    columns = [f"group * {plan.output_columns}"] if plan.problem.latent else []
+    given = ["output", "rounded_output", *_registers(plan), "first_query", "lane", *columns, *axes]
     given += [*vectors, *arguments_of(plan.problem.finish), *_limits(plan), *numbers.parameters(plan)]
     return [f"finish({', '.join(given)})"]
 
@@ -32,7 +33,8 @@ def finish_functions(plan: AttentionPlan) -> list[list[str]]:
     problem, formula = plan.problem, plan.problem.finish
     axes = head_axes(problem)
     vectors = [output for output in problem.outputs if output.kind == "query"]
-    given = ["output", "rounded_output", *_registers(plan), "first_query", "lane", *axes]
+    columns = ["first_column"] if problem.latent else []
+    given = ["output", "rounded_output", *_registers(plan), "first_query", "lane", *columns, *axes]
     given += [*(f"vector_{each.label}" for each in vectors), *arguments_of(formula), *_limits(plan)]
     given += numbers.parameters(plan)
     lines = [f"def finish({', '.join(given)}):", *_of_rows(plan, axes)]
@@ -141,12 +143,13 @@ def _divisors(plan: AttentionPlan) -> list[int]:
 
 
 def _stored(plan: AttentionPlan, output: AttentionOutput, axes: Sequence[str]) -> list[str]:
-    """Return the stores of both rows, by the first of the four lanes that share them."""
+    """Return the stores of both rows, by the first of the four lanes, and of the groups, that share them."""
     first = f"{row} + " if (row := spans.row_of(plan, output.matrix)) else ""
     places = ", ".join([f"{first}first_query + 8 * row", *(mode.at.text(tuple(axes)) for mode in output.matrix.modes)])
     value = f"{_names(plan, output.value)}.to({dsl(output.dtype)})"
     queries = "query_limit" if plan.problem.spans_queries else text_of(plan.problem.queries)
     inside = f"(lane % 4 == 0) & (first_query + 8 * row < {queries})"
+    inside += " & (first_column == 0)" if plan.problem.latent else ""
     return [
         "for row in range(2):",
         f"    store_number(vector_{output.label}, ({places}{',' if len(output.matrix.modes) == 0 else ''}), {value}, {inside})",
@@ -159,10 +162,10 @@ def _of_elements(plan: AttentionPlan, axes: Sequence[str]) -> list[str]:
     if value == ACCUMULATOR:
         return []
     lines = [
-        f"    for e in range({problem.v.columns // 2}):",
+        f"    for e in range({plan.output_columns // 2}):",
         "        row = e // 2 % 2",
         "        query = first_query + 8 * row",
-        "        column = lane % 4 * 2 + e // 4 * 8 + e % 2",
+        f"        column = {'first_column + ' if problem.latent else ''}lane % 4 * 2 + e // 4 * 8 + e % 2",
         "        x0 = output[e]",
     ]
     for at, source in enumerate(formula.sources):

@@ -25,20 +25,28 @@ def matrices(plan: AttentionPlan) -> list[str]:
     """
     problem = plan.problem
     output, dtype = problem.matrix, dsl(problem.q.dtype)
-    rows, keys, qk, columns = WGMMA_ROWS, plan.keys, problem.q.columns, problem.v.columns
+    rows, keys, qk, columns = WGMMA_ROWS, plan.keys, problem.q.columns, plan.output_columns
     major = "ROW" if problem.v.turned else "COL"
+    matrix_of_v, layout_of_v, descriptor_of_v = [], [], []
+    if not problem.latent:
+        shape = f"({rows}, {columns}, {keys})"
+        matrix_of_v = _matrix("v", "v", problem.v, problem.keys, transposed=True, spanned=problem.spans_keys)
+        layout_of_v = [
+            f"layout_v = hopper.make_smem_layout_b(LayoutEnum.{major}_MAJOR, {shape}, {dtype}, {plan.stages})"
+        ]
+        descriptor_of_v = _descriptor("v", "G2S", (columns, keys))
     return [
         *_matrix("q", "q", problem.q, problem.queries, spanned=problem.spans_queries),
         *([] if plan.takes_quads else _matrix("k", "k", problem.k, problem.keys, spanned=problem.spans_keys)),
-        *_matrix("v", "v", problem.v, problem.keys, transposed=True, spanned=problem.spans_keys),
+        *matrix_of_v,
         *_matrix("o", output.label, output.matrix, problem.queries, spanned=problem.spans_queries),
         f"layout_q = hopper.make_smem_layout_a(LayoutEnum.ROW_MAJOR, ({rows}, {keys}, {qk}), {dtype}, {plan.groups})",
         f"layout_k = hopper.make_smem_layout_b(LayoutEnum.ROW_MAJOR, ({rows}, {keys}, {qk}), {dtype}, {plan.stages})",
-        f"layout_v = hopper.make_smem_layout_b(LayoutEnum.{major}_MAJOR, ({rows}, {columns}, {keys}), {dtype}, {plan.stages})",
-        f"layout_o = hopper.make_smem_layout_a(LayoutEnum.ROW_MAJOR, ({rows}, {keys}, {columns}), {dsl(output.dtype)}, {plan.groups})",
+        *layout_of_v,
+        f"layout_o = hopper.make_smem_layout_a(LayoutEnum.ROW_MAJOR, ({rows}, {keys}, {columns}), {dsl(output.dtype)}, {plan.consumer_groups})",
         *_descriptor("q", "G2S", (rows, qk)),
         *(quads.descriptor(plan) if plan.takes_quads else _descriptor("k", "G2S", (keys, qk))),
-        *_descriptor("v", "G2S", (columns, keys)),
+        *descriptor_of_v,
         *_descriptor("o", "S2G", (rows, columns)),
     ]
 

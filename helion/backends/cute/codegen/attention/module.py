@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...plan.attention.build import shared_bytes, shared_memory, workspace_bytes
-from ...plan.attention.records import AttentionPlan, Source
+from ...plan.attention.records import AttentionPlan, ScorePlan, Source
 from ...plan.dtypes import DTYPES
 from ...plan.records import WARP_THREADS
 from ...plan.shared import Allocation
@@ -90,7 +90,7 @@ def attention_pieces(plan: AttentionPlan) -> Pieces:
             *softmax_functions(plan),
             *finish_functions(plan),
         ),
-        matrices=("q", "k", "v", "o"),
+        matrices=("q", *problem.blocks, "o"),
         objects=matrices(plan),
         tensors=tensors(plan),
         pointers=("q", "k", "v", *(output.label for output in problem.outputs)),
@@ -116,7 +116,7 @@ def _matmul_functions(plan: AttentionPlan) -> list[list[str]]:
             "def output_mma():",
             f"    {mma}(",
             f"        {dtype}, {dtype}, OperandMajorMode.K, OperandMajorMode.{major}, cutlass.Float32, (1, 1, 1),"
-            f" (64, {problem.v.columns}), warpgroup.OperandSource.RMEM",
+            f" (64, {plan.output_columns}), warpgroup.OperandSource.RMEM",
             "    )",
         ],
         [
@@ -127,11 +127,11 @@ def _matmul_functions(plan: AttentionPlan) -> list[list[str]]:
             "        cute.gemm(mma, scores, q[None, None, step, group], k[None, None, step, stage], scores)",
         ],
         [
-            "def multiply_output(output, weights, v, stage):",
+            f"def multiply_output(output, weights, v, {'group, ' * problem.latent}stage):",
             "    mma = output_mma()",
             "    mma.set(warpgroup.Field.ACCUMULATE, True)",
             f"    for step in range({plan.keys // k}):",
-            "        cute.gemm(mma, output, weights[None, None, step], v[None, None, step, stage], output)",
+            f"        cute.gemm(mma, output, weights[None, None, step], v[None, None, step, {'group, ' * problem.latent}stage], output)",
         ],
     ]
     return functions
@@ -172,13 +172,20 @@ def _prologue(out: Writer, program: ScoreProgram, pieces: Pieces) -> None:
     for allocation in pieces.memory:
         out.line(_allocation(pieces.dtypes, allocation))
     if "o" in pieces.dtypes and "shared_o" not in held:
-        out.line("shared_o = shared_q")
+        out.line(f"shared_o = {_output_in_queries(program.plan)}")
     for pipeline in program.pipelines:
         _pipeline(out, pipeline)
     with out.block("if warp == 0:"), out.block("with cute.arch.elect_one():"):
         for pipeline in program.pipelines:
             out.lines(_barriers(pipeline))
     out.lines(("cute.arch.mbarrier_init_fence()", "cute.arch.sync_threads()"))
+
+
+def _output_in_queries(plan: ScorePlan) -> str:
+    """Return the view of the output in the shared memory of Q, which has another layout if groups share queries."""
+    if plan.column_groups == 1:
+        return "shared_q"
+    return "cute.make_tensor(cute.recast_ptr(shared_q.iterator, layout_o.inner), layout_o.outer)"
 
 
 def _allocation(dtypes: Mapping[str, str], allocation: Allocation) -> str:

@@ -12,7 +12,7 @@ VECTOR = 8
 
 
 def queries_functions(plan: AttentionPlan) -> list[list[str]]:
-    """Return the function that a consumer group runs on its stage of Q, if there is a formula.
+    """Return the function that the consumer groups of a stage of Q run on it, if there is a formula.
 
     It computes element by element in any order, so that the swizzle of the stage does not matter.
     """
@@ -20,7 +20,7 @@ def queries_functions(plan: AttentionPlan) -> list[list[str]]:
     if not formula.instructions:
         return []
     elements = WGMMA_ROWS * problem.q.columns
-    step = WARPGROUP_THREADS * VECTOR
+    step = WARPGROUP_THREADS * plan.column_groups * VECTOR
 
     def names(value: int) -> str:
         if value == 0:

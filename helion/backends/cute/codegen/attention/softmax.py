@@ -258,7 +258,7 @@ def _raised(plan: AttentionPlan, unit: float) -> list[str]:
 
 
 def _rescale(plan: AttentionPlan) -> list[list[str]]:
-    values = plan.problem.v.columns // 2
+    values = plan.output_columns // 2
     if not plan.lazy:
         return [
             [
@@ -337,7 +337,7 @@ def _restore(plan: AttentionPlan) -> list[str]:
         "        total[row] = total[row] * scale",
         "        highest[row] = peaks[row]",
         "        scales.append(scale)",
-        f"    for e in range({plan.problem.v.columns // 2}):",
+        f"    for e in range({plan.output_columns // 2}):",
         "        output[e] = output[e] * scales[e // 2 % 2]",
     ]
 

@@ -12,7 +12,7 @@ from .softmax import NEGATIVE_INFINITY
 def tensors(plan: AttentionPlan) -> list[tuple[str, str, str]]:
     """Return (name, annotation, expression of the host) of the workspace's tensors."""
     values = partial_values(plan)
-    shape = f"({WARPGROUP_THREADS}, {values}, {plan.pieces * plan.groups})"
+    shape = f"({WARPGROUP_THREADS}, {values}, {plan.pieces * plan.consumer_groups})"
     strides = f"(1, {WARPGROUP_THREADS}, {WARPGROUP_THREADS * values})"
     counters = f"cute.make_tensor(cute.recast_ptr(workspace, dtype=cutlass.Int32), cute.make_layout({MAX_COUNTERS}))"
     partials = f"cute.make_tensor(workspace + {MAX_COUNTERS}, cute.make_layout({shape}, stride={strides}))"
@@ -35,12 +35,12 @@ def part_of_keys(plan: AttentionPlan) -> list[str]:
 
 def _place(plan: AttentionPlan, part: str) -> str:
     """Return the index of a part's partial of the group."""
-    return f"(work // {plan.splits} * {plan.splits} + {part}) * {plan.groups} + group"
+    return f"(work // {plan.splits} * {plan.splits} + {part}) * {plan.consumer_groups} + group"
 
 
 def put(plan: AttentionPlan) -> list[str]:
     """Store the partial, each value of all threads together. Rows past the last query are left out."""
-    values = plan.problem.v.columns // 2
+    values = plan.output_columns // 2
     return [
         f"own_part = {_place(plan, 'split')}",
         "for row in cutlass.range_constexpr(2):",
@@ -54,7 +54,7 @@ def put(plan: AttentionPlan) -> list[str]:
 
 
 def _counter(plan: AttentionPlan) -> str:
-    return f"work // {plan.splits} * {plan.groups} + group"
+    return f"work // {plan.splits} * {plan.consumer_groups} + group"
 
 
 def count(plan: AttentionPlan) -> list[str]:
@@ -73,7 +73,7 @@ def reset(plan: AttentionPlan) -> list[str]:
 
 def combine(plan: AttentionPlan) -> list[str]:
     """Combine partials relative to the largest maximum, in the order of the keys, so that all launches agree."""
-    values = plan.problem.v.columns // 2
+    values = plan.output_columns // 2
     unit = plan.problem.unit * plan.problem.scale
     inside = f"    if first_query + 8 * row < {plan.problem.queries}:"
     return [

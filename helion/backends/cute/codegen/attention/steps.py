@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ...plan.attention.build import QUAD
+from ...plan.attention.build import LATENT_STEP, QUAD
 from ...plan.attention.numbers import text_of
 from ...plan.attention.records import SPAN_DIMENSIONS, AttentionPlan, Matrix, ScorePlan
 from ...plan.dtypes import DTYPES
@@ -108,8 +108,11 @@ def _load_blocks(plan: AttentionPlan) -> list[str]:
 def _blocks(plan: AttentionPlan, first_row: str = "") -> list[str]:
     problem = plan.problem
     box = plan.keys, problem.k.columns
+    of_keys = quads.partition(plan) if plan.takes_quads else partition("k", problem.k, box, first_row=first_row)
+    if problem.latent:
+        return of_keys
     return [
-        *(quads.partition(plan) if plan.takes_quads else partition("k", problem.k, box, first_row=first_row)),
+        *of_keys,
         *partition("v", problem.v, (problem.v.columns, plan.keys), transposed=True, first_row=first_row),
     ]
 
@@ -144,11 +147,12 @@ def _spanned_rows(plan: AttentionPlan) -> list[str]:
 def _stored_rows(plan: AttentionPlan, first_row: str = "") -> list[str]:
     """Return the partition of the output for its TMA stores."""
     output, tensor = plan.problem.matrix.matrix, "tensor_o"
+    columns = "None" if plan.problem.latent else "0"
     others = ["None" for _ in output.modes] + (["None"] * SPAN_DIMENSIONS if first_row else [])
     if first_row:
         tensor = f"cute.domain_offset(({', '.join([first_row, '0', *('0' for _ in others)])}), {tensor})"
     return [
-        f"tiles_o = cute.local_tile({tensor}, (64, {plan.problem.v.columns}), ({', '.join(['None', '0', *others])}))",
+        f"tiles_o = cute.local_tile({tensor}, (64, {plan.output_columns}), ({', '.join(['None', columns, *others])}))",
         "from_o, to_o = cpasync.tma_partition(",
         "    tma_o, 0, cute.make_layout(1), cute.group_modes(shared_o, 0, 2), cute.group_modes(tiles_o, 0, 2)",
         ")",
@@ -170,7 +174,7 @@ def _attend(plan: AttentionPlan) -> list[str]:
     from its first. Operand A of the second MMA has its elements in the same order, but for those of 8 bits
     (``round_weights``).
     """
-    problem, columns = plan.problem, plan.problem.v.columns
+    problem, columns = plan.problem, plan.output_columns
     stored, pair, k = dsl(problem.matrix.dtype), QUAD if plan.takes_quads else 2, DTYPES[problem.q.dtype].mma_k
     return [
         "consumer_thread = thread - 128",
@@ -187,6 +191,7 @@ def _attend(plan: AttentionPlan) -> list[str]:
         *(["peaks = cute.make_rmem_tensor(2, cutlass.Float32)"] if plan.restores_maxima else []),
         "fragment_q = mma_of_scores.make_fragment_A(mma_of_scores.get_slice(0).partition_A(shared_q))",
         "fragment_k = mma_of_scores.make_fragment_B(mma_of_scores.get_slice(0).partition_B(shared_k))",
+        *(_values_in_keys(plan) if problem.latent else []),
         "fragment_v = mma_of_output.make_fragment_B(mma_of_output.get_slice(0).partition_B(shared_v))",
         f"weights = cute.make_tensor(rounded_weights.iterator, cute.make_layout((({pair}, 2, 2), 1, {plan.keys // k})))",
         "stage_copy = cute.make_tiled_copy_C(",
@@ -197,6 +202,19 @@ def _attend(plan: AttentionPlan) -> list[str]:
         "stage_registers = stage_copy.retile(rounded_output)",
         *([] if problem.spans_queries else _stored_rows(plan)),
     ]
+
+
+def _values_in_keys(plan: AttentionPlan) -> list[str]:
+    """Return the view of V in the shared memory of K, with a dimension of the columns of each group.
+
+    A row of K is a row of K of the second MMA, and its columns are N. Both views have the same swizzle, of 8 rows and
+    ``LATENT_STEP`` columns, and the same addresses.
+    """
+    keys, width = plan.keys, plan.output_columns // LATENT_STEP
+    shape = f"(({LATENT_STEP}, {width}), (8, {keys // 8}), {plan.column_groups}, {plan.stages})"
+    pitch = LATENT_STEP * keys
+    stride = f"((1, {pitch}), ({LATENT_STEP}, {8 * LATENT_STEP}), {pitch * width}, {keys * plan.problem.k.columns})"
+    return [f"shared_v = cute.make_tensor(shared_k.iterator, cute.make_layout({shape}, stride={stride}))"]
 
 
 _STORE_MATRIX = "warp_level.StMatrix8x8x16bOp(False, 4)"
@@ -227,7 +245,8 @@ def _(out: Writer, program: ScoreProgram, step: a.WorkLoop) -> None:
             out.lines(splits.part_of_keys(plan) if isinstance(plan, AttentionPlan) and plan.splits > 1 else ())
         if computes:
             out.lines(part_lengths(plan))
-            out.line(f"first_query = tile_m * {plan.rows} + group * 64 + group_warp * 16 + lane // 4")
+            of_group = "" if plan.column_groups > 1 else "group * 64 + "
+            out.line(f"first_query = tile_m * {plan.rows} + {of_group}group_warp * 16 + lane // 4")
             out.lines(spans.of_rows(plan))
             if isinstance(plan, AttentionPlan) and plan.problem.spans_queries:
                 out.lines(_stored_rows(plan, spans.first_row("query_limit")))
@@ -304,6 +323,11 @@ def rows_pipeline(program: ScoreProgram) -> g.Pipeline:
     return next(each for each in program.pipelines if each.kind == "tma_rows")
 
 
+def _stage_of_rows(program: ScoreProgram) -> str:
+    """Return the stage of a consumer group's rows."""
+    return "group" if program.plan.column_groups == 1 else "0"
+
+
 def _wait_for_rows(rows: g.Pipeline) -> list[str]:
     """Return the wait until the group's stage is empty."""
     return [f"cute.arch.mbarrier_wait({rows.barriers} + {rows.counts.stages} + group, (visited & 1) ^ 1)"]
@@ -318,7 +342,7 @@ def _(out: Writer, program: ScoreProgram, step: g.Commit) -> None:
 def _(out: Writer, program: ScoreProgram, step: g.Wait) -> None:
     rows = rows_pipeline(program)
     if _pipeline_of(step.cursor) == rows.name:
-        out.line(f"cute.arch.mbarrier_wait({rows.barriers} + group, visited & 1)")
+        out.line(f"cute.arch.mbarrier_wait({rows.barriers} + {_stage_of_rows(program)}, visited & 1)")
         return
     out.line(f"{_pipeline_of(step.cursor)}.consumer_wait({step.cursor})")
 
@@ -328,7 +352,7 @@ def _(out: Writer, program: ScoreProgram, step: g.Release) -> None:
     rows = rows_pipeline(program)
     if _pipeline_of(step.cursor) == rows.name:
         with out.block("with cute.arch.elect_one():"):
-            out.line(f"cute.arch.mbarrier_arrive({rows.barriers} + {rows.counts.stages} + group)")
+            out.line(f"cute.arch.mbarrier_arrive({rows.barriers} + {rows.counts.stages} + {_stage_of_rows(program)})")
         return
     out.line(f"{_pipeline_of(step.cursor)}.consumer_release({step.cursor})")
 
@@ -403,18 +427,27 @@ def _(out: Writer, program: ScoreProgram, step: g.StoreWait) -> None:
 
 @_rule(a.TransformQueries)
 def _(out: Writer, program: AttentionProgram, step: a.TransformQueries) -> None:
-    given = ["shared_q", "group", "group_thread", *arguments_of(program.plan.problem.query)]
+    latent = program.plan.problem.latent
+    given = ["shared_q", _stage_of_rows(program), "consumer_thread" if latent else "group_thread"]
+    given += arguments_of(program.plan.problem.query)
     out.line(f"transform_queries({', '.join(given)})")
 
 
 @_rule(a.ScoreMma)
 def _(out: Writer, program: ScoreProgram, step: a.ScoreMma) -> None:
-    out.line(f"multiply_scores(scores, fragment_q, fragment_k, group, {step.cursor}.index)")
+    out.line(f"multiply_scores(scores, fragment_q, fragment_k, {_stage_of_rows(program)}, {step.cursor}.index)")
 
 
 @_rule(a.OutputMma)
-def _(out: Writer, program: ScoreProgram, step: a.OutputMma) -> None:
-    out.line(f"multiply_output(output, weights, fragment_v, {step.cursor}.index)")
+def _(out: Writer, program: AttentionProgram, step: a.OutputMma) -> None:
+    part = "group, " if program.plan.problem.latent else ""
+    out.line(f"multiply_output(output, weights, fragment_v, {part}{step.cursor}.index)")
+
+
+@_rule(a.RowsSync)
+def _(out: Writer, program: ScoreProgram, step: a.RowsSync) -> None:
+    groups = program.plan.consumer_groups
+    out.line(f"cute.arch.barrier(barrier_id={1 + groups}, number_of_threads={128 * groups})")
 
 
 @_rule(a.TakeTurn)
@@ -460,7 +493,8 @@ def _(out: Writer, program: AttentionProgram, step: a.Finish) -> None:
 def _(out: Writer, program: AttentionProgram, step: a.StoreOutput) -> None:
     plan = program.plan
     output = plan.problem.matrix.matrix
-    target = indexed(plan, output, f"tile_m * {plan.groups} + group", _end_of_queries(plan, output))
+    block = "tile_m, group" if plan.problem.latent else f"tile_m * {plan.groups} + group"
+    target = indexed(plan, output, block, _end_of_queries(plan, output))
     out.line(f"cute.copy(tma_o, from_o[None, group], to_o[{target}])")
     out.line("cute.arch.cp_async_bulk_commit_group()")
 

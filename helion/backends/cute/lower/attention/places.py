@@ -79,11 +79,12 @@ def access_of(loops: Loops, op: Op) -> Access:
         if block is not None and block not in loops.heads:
             if block in strides:
                 raise Refusal(f"{tensor.name} is indexed twice by one tile")
-            if index.kind == "tensor" and loops.program.blocks[block].kind == "full" and loops.extent(block) != shape:
+            is_whole = loops.program.blocks[block].kind == "full"
+            if index.kind == "tensor" and is_whole and loops.extent(block) != shape:
                 raise Refusal(
                     f"{tensor.name} is indexed by a part of the dimensions of a head, which is not implemented"
                 )
-            strides[block], extents[block] = stride, shape
+            strides[block], extents[block] = stride, loops.extent(block) if is_whole else shape
             rows |= {} if row == ZERO else {block: row}
             continue
         of_head = None if block is None else Place("axis", (loops.heads.index(block),))

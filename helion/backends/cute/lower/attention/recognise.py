@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from ....._compiler.ir.grammar import Program
 from ....._shapes import Expr
-from ...plan.attention.build import check_problem
+from ...plan.attention.build import MOST_COLUMNS, check_problem
 from ...plan.attention.records import AttentionProblem, Band, Formula, KeyRange
 from .band import covered_keys, every_query_sees, key_span
 from .consecutive import with_joined_loops
@@ -107,6 +107,7 @@ def attention_of(program: Program) -> Attention:
         names=tuple(name for _, _, name in (q, k, v)),  # type: ignore[arg-type]
     )
     check_spans(loops, problem)
+    problem = replace(problem, latent=_is_latent(problem, k[1] == v[1]))
     problem = with_heads_as_rows(loops, with_packed_heads(loops, problem))
     problem = replace(problem, units=tuple(loops.numbers.units))
     check_problem(problem)
@@ -125,6 +126,12 @@ def attention_of(program: Program) -> Attention:
             *loops.loaded.values(),
         ),
     )
+
+
+def _is_latent(problem: AttentionProblem, same: bool) -> bool:
+    """Return whether V is the first columns of K, of ``same`` if both are one tensor, in heads too wide for two copies."""
+    k, v = problem.k, problem.v
+    return same and k.columns > MOST_COLUMNS and v.columns <= k.columns and v == replace(k, columns=v.columns)
 
 
 def _with_softmax(loops: Loops, finish: Finish) -> Weighting:

@@ -17,6 +17,7 @@ from ..shared import RING_ALIGNMENT_BYTES, WORD_BYTES, Allocation, placed
 from ..workspace import COUNTER_BYTES, MAX_COUNTERS
 from .numbers import is_known
 from .records import (
+    LATENT_GROUPS,
     LAZY,
     SPAN_DIMENSIONS,
     AttentionChoice,
@@ -40,9 +41,13 @@ QUAD = 4
 LEAST_STAGES, MOST_STAGES = 2, 4
 """The wait for a block of V comes one block before its use, which needs two stages."""
 MOST_COLUMNS, COLUMN_STEP = 256, 16
+LATENT_COLUMNS, LATENT_STEP = (576, 512), 64
+"""The most columns of K and of V of latent attention, and what those of K are a multiple of: the columns of a swizzle."""
 REGISTERS = {1: (248, 248), 2: (24, 240), 3: (32, 160)}
 """Registers of a loading and of a consumer thread by number of consumer groups, in steps of 8. With one group all threads
 keep those that they are launched with."""
+LATENT_REGISTERS = (40, 232)
+"""The same of latent attention: each load of a block is one of 64 columns at a time."""
 OTHER_REGISTERS = 27
 """Registers besides accumulators, scores and weights: 24 to 33 in kernels compiled for sm_90a. A kernel with masks of
 128 x 128 and head dimension 128 has 45 and still fits (2026-11-27)."""
@@ -58,11 +63,11 @@ TILE_SLOTS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionCounts:
-    """Counts of the pipelines: blocks of K and of V, tiles of Q (a stage per group), and tile numbers."""
+    """Counts of the pipelines: blocks of K and of V, tiles of Q (a stage per 64 queries), and tile numbers."""
 
     q: PipelineCounts
     k: PipelineCounts
-    v: PipelineCounts
+    v: PipelineCounts | None
     tile: PipelineCounts | None
 
 
@@ -77,7 +82,7 @@ def plan_attention(problem: AttentionProblem, choice: AttentionChoice, target: T
     stages = range(MOST_STAGES, LEAST_STAGES - 1, -1) if choice.stages is None else (choice.stages,)
     for number in stages:
         for own in (True, False):
-            if not own and (choice.splits > 1 or not _may_share(problem)):
+            if problem.latent if own else (choice.splits > 1 and not problem.latent) or not _may_share(problem):
                 continue
             found = AttentionPlan(
                 problem=problem,
@@ -115,6 +120,8 @@ def _check_choice(problem: AttentionProblem, choice: AttentionChoice) -> None:
     pages = problem.k.pages
     if pages is not None and pages.size % choice.keys:
         raise Refusal(f"blocks of {choice.keys} keys in pages of {pages.size}; a block is implemented within a page")
+    if problem.latent and choice.groups > 1:
+        raise Refusal(f"tiles of {WGMMA_ROWS * choice.groups} queries; latent attention has tiles of {WGMMA_ROWS}")
     if not problem.softmax and (choice.lazy or choice.splits > 1):
         raise Refusal("wgmma_lazy_rescale and wgmma_key_splits are implemented for weights of a softmax")
     if choice.lazy and not takes_lazy(problem):
@@ -124,11 +131,12 @@ def _check_choice(problem: AttentionProblem, choice: AttentionChoice) -> None:
         )
     if choice.splits > 1:
         _check_splits(problem, choice)
-    size = itemsize(problem.q.dtype)
-    needed, most = registers_of(problem.v.columns, choice.keys, size), REGISTERS[choice.groups][1]
+    size, shared = itemsize(problem.q.dtype), LATENT_GROUPS if problem.latent else 1
+    groups, most = choice.groups * shared, consumer_registers(choice.groups, problem.latent)
+    needed = registers_of(problem.v.columns // shared, choice.keys, size)
     if needed > most:
         raise Refusal(
-            f"{choice.groups} consumer groups with blocks of {choice.keys} keys need {needed} registers per thread; they"
+            f"{groups} consumer groups with blocks of {choice.keys} keys need {needed} registers per thread; they"
             f" have {most}"
         )
 
@@ -148,10 +156,9 @@ def _check_splits(problem: AttentionProblem, choice: AttentionChoice) -> None:
     blocks = visited_blocks(problem, rows, choice.keys)
     if choice.splits > blocks and is_known(problem.keys) and problem.key_span is None:
         raise Refusal(f"{blocks} blocks of keys are split among {choice.splits} CTAs")
-    if tiles * problem.batches * choice.groups > MAX_COUNTERS:
-        raise Refusal(
-            f"{tiles * problem.batches * choice.groups} tiles with split keys; up to {MAX_COUNTERS} are implemented"
-        )
+    counters = tiles * problem.batches * choice.groups * (LATENT_GROUPS if problem.latent else 1)
+    if counters > MAX_COUNTERS:
+        raise Refusal(f"{counters} tiles with split keys; up to {MAX_COUNTERS} are implemented")
 
 
 def visited_blocks(problem: AttentionProblem, rows: int, keys: int) -> int:
@@ -170,6 +177,11 @@ def takes_lazy(problem: AttentionProblem) -> bool:
 def key_step(problem: AttentionProblem) -> int:
     """Return the number of keys of which blocks have a multiple: K of one MMA."""
     return DTYPES[problem.q.dtype].mma_k
+
+
+def consumer_registers(groups: int, latent: bool = False) -> int:
+    """Return the registers of a consumer thread with ``groups`` of 64 queries."""
+    return (LATENT_REGISTERS if latent else REGISTERS[groups])[1]
 
 
 def registers_of(columns: int, keys: int, operand_bytes: int = 2) -> int:
@@ -192,15 +204,18 @@ def check_problem(problem: AttentionProblem) -> None:
             )
         check_matrix(matrix, problem.spans_queries if matrix is problem.q else problem.spans_keys)
         step = COLUMN_STEP if matrix is problem.v else DTYPES[matrix.dtype].mma_k
-        if matrix.columns % step or not step <= matrix.columns <= MOST_COLUMNS:
+        if not problem.latent and (matrix.columns % step or not step <= matrix.columns <= MOST_COLUMNS):
             raise Refusal(
-                f"heads of {matrix.columns} dimensions; multiples of {step} up to {MOST_COLUMNS} are implemented"
+                f"heads of {matrix.columns} dimensions; multiples of {step} up to {MOST_COLUMNS} are implemented, or more"
+                " where values are the first dimensions of keys, as k[..., :512]"
             )
     if problem.v.turned and (problem.spans_keys or problem.v.pages is not None):
         raise Refusal(
             f"{problem.v.name} with contiguous keys is not implemented where these are bounded by loaded integers, or in pages"
         )
-    if problem.q.dtype in NARROW_DTYPES:
+    if problem.latent:
+        _check_latent(problem)
+    elif problem.q.dtype in NARROW_DTYPES:
         _check_narrow(problem)
     matrices = [output for output in problem.outputs if output.kind == "exact"]
     if len(matrices) != 1:
@@ -217,6 +232,22 @@ def check_problem(problem: AttentionProblem) -> None:
         )
     dropped = () if problem.dropped is None else (problem.dropped,)
     check_positions(problem, (problem.score, *dropped, problem.finish))
+
+
+def _check_latent(problem: AttentionProblem) -> None:
+    """Check the dimensions of keys whose first ones are values, and that Q has room for the output. Raises ``Refusal``."""
+    pair, step = (problem.k.columns, problem.v.columns), LATENT_GROUPS * LATENT_STEP
+    if problem.q.dtype not in HALF_DTYPES:
+        raise Refusal(f"values that are the first dimensions of keys in {problem.q.dtype} are not implemented")
+    if pair[0] % LATENT_STEP or pair[1] % step or pair > LATENT_COLUMNS or pair[1] > LATENT_COLUMNS[1]:
+        raise Refusal(
+            f"keys of {pair[0]} dimensions whose first {pair[1]} are values; multiples of {LATENT_STEP} and {step} up to"
+            f" {LATENT_COLUMNS[0]} and {LATENT_COLUMNS[1]} are implemented"
+        )
+    if not _may_share(problem):
+        raise Refusal(
+            f"values of {pair[1]} dimensions whose output in {problem.matrix.dtype} is larger than the queries"
+        )
 
 
 def _check_narrow(problem: AttentionProblem) -> None:
@@ -268,9 +299,12 @@ def check_matrix(matrix: Matrix, spanned: bool = False) -> None:
 
 
 def _may_share(problem: AttentionProblem) -> bool:
-    """Return whether the output can take the shared memory of Q: it has the same shape and element size."""
-    output = problem.matrix
-    return output.matrix.columns == problem.q.columns and itemsize(output.dtype) == itemsize(problem.q.dtype)
+    """Return whether the output can take the shared memory of Q: it has the same shape and element size, or a layout of
+    its own in latent attention."""
+    output, q = problem.matrix, problem.q
+    if problem.latent:
+        return output.matrix.columns * itemsize(output.dtype) <= q.columns * itemsize(q.dtype)
+    return output.matrix.columns == q.columns and itemsize(output.dtype) == itemsize(q.dtype)
 
 
 def _cached_rows(problem: AttentionProblem, target: Target) -> int:
@@ -290,11 +324,11 @@ def counts(plan: AttentionPlan) -> AttentionCounts:
         q=PipelineCounts(
             stages=plan.groups,
             full_arrivals=1,
-            empty_arrivals=4 if plan.own_output else 1,
+            empty_arrivals=4 if plan.own_output else plan.column_groups,
             transaction_bytes=WGMMA_ROWS * plan.problem.q.columns * plan.operand_bytes,
         ),
         k=blocks_counts(plan, plan.problem.k.columns),
-        v=blocks_counts(plan, plan.problem.v.columns),
+        v=None if plan.problem.latent else blocks_counts(plan, plan.problem.v.columns),
         tile=PipelineCounts(stages=TILE_SLOTS, full_arrivals=1, empty_arrivals=1 + plan.consumer_warps)
         if plan.scheduler == "dynamic"
         else None,
@@ -320,15 +354,16 @@ def shared_memory(plan: AttentionPlan) -> tuple[Allocation, ...]:
         output = plan.problem.matrix
         size = plan.rows * output.matrix.columns * itemsize(output.dtype)
         wanted.append(("shared_o", size, RING_ALIGNMENT_BYTES))
+    rings = {"k": numbers.k} if numbers.v is None else {"k": numbers.k, "v": numbers.v}
     wanted += [
-        ("shared_k", plan.stages * numbers.k.transaction_bytes, RING_ALIGNMENT_BYTES),
-        ("shared_v", plan.stages * numbers.v.transaction_bytes, RING_ALIGNMENT_BYTES),
-        ("q_barriers", numbers.q.barrier_words * WORD_BYTES, WORD_BYTES),
-        ("k_barriers", numbers.k.barrier_words * WORD_BYTES, WORD_BYTES),
-        ("v_barriers", numbers.v.barrier_words * WORD_BYTES, WORD_BYTES),
+        (f"shared_{name}", plan.stages * ring.transaction_bytes, RING_ALIGNMENT_BYTES) for name, ring in rings.items()
+    ]
+    wanted += [
+        (f"{name}_barriers", ring.barrier_words * WORD_BYTES, WORD_BYTES)
+        for name, ring in {"q": numbers.q, **rings}.items()
     ]
     if plan.splits > 1:
-        wanted.append(("shared_counts", 4 * plan.groups, WORD_BYTES))
+        wanted.append(("shared_counts", 4 * plan.consumer_groups, WORD_BYTES))
     if numbers.tile is not None:
         wanted.append(("tile_barriers", numbers.tile.barrier_words * WORD_BYTES, WORD_BYTES))
         wanted.append(("tile_slots", 4 * TILE_SLOTS, WORD_BYTES))
@@ -343,18 +378,18 @@ def shared_bytes(plan: AttentionPlan) -> int:
 
 def partial_values(plan: AttentionPlan) -> int:
     """Return the fp32 numbers of a thread in a partial: accumulators, maxima and sums of two rows."""
-    return plan.problem.v.columns // 2 + 4
+    return plan.output_columns // 2 + 4
 
 
 def workspace_bytes(plan: AttentionPlan) -> int:
     """Return the bytes of the workspace: counters, and the partials of split keys; 0 without both."""
     if plan.scheduler != "dynamic" and plan.splits == 1:
         return 0
-    partials = plan.pieces * plan.groups * WARPGROUP_THREADS * partial_values(plan) if plan.splits > 1 else 0
+    partials = plan.pieces * plan.consumer_groups * WARPGROUP_THREADS * partial_values(plan) if plan.splits > 1 else 0
     return MAX_COUNTERS * COUNTER_BYTES + SUM_BYTES * partials
 
 
 def counter_bytes(plan: AttentionPlan) -> int:
     """Return the bytes of the counters that a launch uses, which are zero between launches."""
-    split = plan.tiles * plan.groups if plan.splits > 1 else 0
+    split = plan.tiles * plan.consumer_groups if plan.splits > 1 else 0
     return COUNTER_BYTES * (1 if plan.scheduler == "dynamic" else split)

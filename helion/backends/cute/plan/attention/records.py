@@ -235,7 +235,7 @@ class AttentionOutput:
         return f"{self.name}_output"
 
 
-_OPTIONAL = ("dropped", "units", "loaded", "key_span", "query_span", "key_range", "lift")
+_OPTIONAL = ("dropped", "units", "loaded", "key_span", "query_span", "key_range", "lift", "latent")
 """Fields of problems that their text leaves out where they are empty."""
 
 
@@ -363,13 +363,15 @@ class AttentionProblem(ScoreProblem):
     query_span: Span | None = None
     """The queries of a head that are stored."""
     key_range: KeyRange | None = None
+    latent: bool = False
+    """True if V is the first columns of K, and a tile reads both from one copy in shared memory."""
     units: tuple[int, ...] = ()
     """Strides that each launch passes, and that have to be 1."""
     names: tuple[str, str, str] = dataclasses.field(default=("q", "k", "v"), compare=False)
 
     @property
     def blocks(self) -> dict[str, Matrix]:
-        return {"k": self.k, "v": self.v}
+        return {"k": self.k} if self.latent else {"k": self.k, "v": self.v}
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
@@ -487,8 +489,17 @@ class ScorePlan:
         return WGMMA_ROWS * self.groups
 
     @property
+    def column_groups(self) -> int:
+        """Consumer groups that share 64 rows: each has its own columns of the output."""
+        return 1
+
+    @property
+    def consumer_groups(self) -> int:
+        return self.groups * self.column_groups
+
+    @property
     def consumer_warps(self) -> int:
-        return 4 * self.groups
+        return 4 * self.consumer_groups
 
     @property
     def tiles(self) -> int:
@@ -562,6 +573,15 @@ class AttentionPlan(ScorePlan):
         return self.operand_bytes == 1
 
     @property
+    def column_groups(self) -> int:
+        return LATENT_GROUPS if self.problem.latent else 1
+
+    @property
+    def output_columns(self) -> int:
+        """Columns of the output that a consumer group computes."""
+        return self.problem.v.columns // self.column_groups
+
+    @property
     def restores_maxima(self) -> bool:
         """True if outputs need the maxima themselves: with lazy rescaling, sums are relative to smaller numbers."""
         finish, outputs = self.problem.finish, self.problem.outputs
@@ -578,5 +598,7 @@ class AttentionPlan(ScorePlan):
         return spanned or (self.splits > 1 and not is_known(self.problem.keys))
 
 
+LATENT_GROUPS = 2
+"""Consumer groups of a latent tile. Each computes all scores, which need fewer MMAs than an exchange has waits."""
 LAZY = 8.0
 """Growth of a maximum, in powers of two, up to which exponentials are relative to the former maximum."""

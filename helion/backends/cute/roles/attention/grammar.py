@@ -169,6 +169,12 @@ class GroupSync(Step):
 
 
 @dataclass(frozen=True)
+class RowsSync(Step):
+    """Synchronize the consumer groups that share queries: after these were computed, and before the output takes their
+    shared memory."""
+
+
+@dataclass(frozen=True)
 class TakeTicket(Step):
     """Draw the next tile from the counter in global memory; the answer is awaited in ``HandOut``."""
 

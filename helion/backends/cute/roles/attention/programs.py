@@ -1,9 +1,9 @@
 """The roles of attention on Hopper: a warp loads K and V and asks for tiles, one loads Q, and each consumer group
-multiplies and stores 64 queries."""
+multiplies and stores 64 queries. In latent attention two groups share the queries, and each has half of the output's columns."""
 
 from __future__ import annotations
 
-from ...plan.attention.build import REGISTERS, counts
+from ...plan.attention.build import LATENT_REGISTERS, REGISTERS, counts
 from ...plan.attention.records import AttentionPlan, ScorePlan
 from ...plan.records import WARPGROUP_THREADS
 from ..grammar import (
@@ -52,6 +52,7 @@ from .grammar import (
     Rescale,
     RestoreMaxima,
     RoundWeights,
+    RowsSync,
     ScoreMma,
     Softmax,
     StoreOutput,
@@ -71,29 +72,34 @@ def attention_program(plan: AttentionPlan) -> AttentionProgram:
     numbers = counts(plan)
     pipelines = [
         Pipeline(name="k", kind="tma_wgmma", counts=numbers.k, barriers="k_barriers"),
-        Pipeline(name="v", kind="tma_wgmma", counts=numbers.v, barriers="v_barriers"),
         Pipeline(name="q", kind="tma_rows", counts=numbers.q, barriers="q_barriers"),
     ]
+    if numbers.v is not None:
+        pipelines.insert(1, Pipeline(name="v", kind="tma_wgmma", counts=numbers.v, barriers="v_barriers"))
     if numbers.tile is not None:
         pipelines.append(Pipeline(name="tile", kind="mailbox", counts=numbers.tile, barriers="tile_barriers"))
-    groups = range(plan.groups)
+    groups = range(plan.consumer_groups)
     barriers = [NamedBarrier(name=f"group_{at}", number=1 + at, threads=WARPGROUP_THREADS) for at in groups]
     if plan.pingpong:
         first = 1 + plan.groups
         barriers += [NamedBarrier(name=f"turn_{at}", number=first + at, threads=2 * WARPGROUP_THREADS) for at in groups]
+    if plan.problem.latent:
+        barriers.append(
+            NamedBarrier(name="rows", number=1 + len(barriers), threads=WARPGROUP_THREADS * plan.column_groups)
+        )
     return AttentionProgram(
         plan=plan,
         warps=LOADING_WARPS + plan.consumer_warps,
         pipelines=tuple(pipelines),
         barriers=tuple(barriers),
-        roles=(_load_blocks(plan), _load_rows(plan), _attend(plan)),
-        registers=registers_of_roles(plan) if plan.groups > 1 else (),
+        roles=(_load_blocks(plan), _load_rows(plan), _attend_latent(plan) if plan.problem.latent else _attend(plan)),
+        registers=registers_of_roles(plan) if plan.consumer_groups > 1 else (),
     )
 
 
 def registers_of_roles(plan: ScorePlan) -> tuple[RegisterLimit, ...]:
     """Return the registers that loading and consumer warps change to."""
-    loading, consuming = REGISTERS[plan.groups]
+    loading, consuming = LATENT_REGISTERS if plan.column_groups > 1 else REGISTERS[plan.groups]
     loads = RegisterLimit(first_warp=0, warps=LOADING_WARPS, registers=loading, change="decrease")
     warps = plan.consumer_warps
     return loads, RegisterLimit(first_warp=LOADING_WARPS, warps=warps, registers=consuming, change="increase")
@@ -108,6 +114,10 @@ def _load_blocks(plan: AttentionPlan) -> Role:
     """Build the role that loads K one block before V: the scores of a block are multiplied before the output of the
     former one."""
     ticket: tuple[Step, ...] = (TakeTicket(),) if plan.scheduler == "dynamic" else ()
+    if plan.problem.latent:
+        body = (*_load("k"), LoadLoop(_load("k")), *ticket, HandOut())
+        program = (SetUp("load_blocks"), Cursor("k_fill", "k", "producer"), WorkLoop(body), Tail("k_fill"))
+        return Role(name="load", first_warp=0, warps=1, program=program)
     return Role(
         name="load",
         first_warp=0,
@@ -138,7 +148,8 @@ def _load_rows(plan: AttentionPlan) -> Role:
 
 def _queries(plan: AttentionPlan) -> tuple[Step, ...]:
     """Return the steps that compute queries in shared memory, which the MMAs of all warps of a group read."""
-    return (TransformQueries(), FenceShared(), GroupSync()) if plan.problem.query.instructions else ()
+    sync = RowsSync() if plan.problem.latent else GroupSync()
+    return (TransformQueries(), FenceShared(), sync) if plan.problem.query.instructions else ()
 
 
 def _step(plan: AttentionPlan, masked: bool) -> tuple[Step, ...]:
@@ -249,6 +260,63 @@ def _attend(plan: AttentionPlan) -> Role:
             *begin,
             WorkLoop((Wait("q_read"), *_queries(plan), ClearOutput(), *_first_block(), *parts, *_last_output(plan))),
             *end,
+            FirstWarp((StoreWait(0),)),
+        ),
+    )
+
+
+# Latent attention ------------------------------------------------------------------------------------------------------
+
+
+def _latent_step(plan: AttentionPlan, masked: bool, first: bool = False) -> tuple[Step, ...]:
+    """Return the steps of one block, whose rows are keys and values.
+
+    The output of a block is multiplied before the scores of the next one. So a stage is filled while the other one is read,
+    and the other group's MMAs overlap with the softmax.
+    """
+    rescale: tuple[Step, ...] = (Rescale(),) if plan.problem.softmax and not first else ()
+    return (
+        Wait("k_read"),
+        WgmmaFence(),
+        ScoreMma("k_read"),
+        WgmmaCommit(),
+        WgmmaWait(0),
+        Softmax(masked, first=first),
+        *rescale,
+        RoundWeights(),
+        WgmmaFence(),
+        OutputMma("k_read"),
+        WgmmaCommit(),
+        WgmmaWait(0),
+        Release("k_read"),
+        Advance("k_read"),
+    )
+
+
+def _latent_end(plan: AttentionPlan) -> tuple[Step, ...]:
+    """Return the steps after the last block. All groups that share queries release them, with or without an output."""
+    stored = (Finish(), WriteOutput(), FenceShared(), GroupSync(), FirstWarp((StoreOutput(), StoreWait(0))))
+    return (
+        *((JoinTotals(),) if plan.problem.needs_total else ()),
+        *((RestoreMaxima(),) if plan.restores_maxima else ()),
+        RowsSync(),
+        *(_combined(stored) if plan.splits > 1 else stored),
+        FirstWarp((Release("q_read"),)),
+        NextTile(),
+    )
+
+
+def _attend_latent(plan: AttentionPlan) -> Role:
+    parts = tuple(BlockLoop(part, _latent_step(plan, masked=part != "free")) for part in plan.parts)
+    first = _latent_step(plan, masked=True, first=True)
+    return Role(
+        name="attend",
+        first_warp=LOADING_WARPS,
+        warps=plan.consumer_warps,
+        program=(
+            SetUp("attend"),
+            Cursor("k_read", "k", "consumer"),
+            WorkLoop((Wait("q_read"), *_queries(plan), ClearOutput(), *first, *parts, *_latent_end(plan))),
             FirstWarp((StoreWait(0),)),
         ),
     )

@@ -198,7 +198,7 @@ class Machine:
         self.passes = problem.passes if isinstance(problem, BackwardProblem) else ((0,),)
         self.rows = next(each.name for each in program.pipelines if each.kind == "tma_rows")
         """Name of the pipeline of the tile's rows."""
-        places = itertools.product(range(self.plan.groups), range(self.outputs))
+        places = itertools.product(range(self.plan.consumer_groups), range(self.outputs))
         self.buffers = {place: Buffer() for place in places}
         """By group and output."""
         self.messages: list[Callable[[], None]] = []
@@ -233,6 +233,15 @@ class Machine:
         """Return the number of the matrix of rows whose shared memory an output takes."""
         problem = self.plan.problem
         return problem.output_memory(output) if isinstance(problem, BackwardProblem) else 0
+
+    def rows_of(self, warp: Warp) -> Stage:
+        """Return the stage of the rows that a loading warp's group, or a consumer warp, has."""
+        shared = self.plan.column_groups if warp.role.warps > 1 else 1
+        return self.rings[self.rows][warp.group // shared]
+
+    def part_of_rows(self, warp: Warp) -> int:
+        """Return the number of a consumer warp among those that share rows."""
+        return warp.number % (4 * self.plan.column_groups)
 
     def first_tile(self) -> int | None:
         return 0 if self.tiles else None

@@ -105,7 +105,7 @@ def _(machine: Machine, step: g.Cursor, warp: Warp) -> None:
 def stage_of(machine: Machine, warp: Warp, cursor: str) -> tuple[Stage, int]:
     """Return the stage of a cursor, and the parity of the phase to wait for. That of Q is the group's own."""
     if cursor.partition("_")[0] == machine.rows:
-        return machine.rings[machine.rows][warp.group], (warp.visited & 1) ^ (1 if cursor.endswith("_fill") else 0)
+        return machine.rows_of(warp), (warp.visited & 1) ^ (1 if cursor.endswith("_fill") else 0)
     name, index, parity = warp.cursors[cursor]
     return machine.rings[name][index], parity
 
@@ -179,7 +179,8 @@ def _fill(machine: Machine, stage: Stage, name: str, tag: object) -> None:
 @_rule(a.LoadRows)
 def _(machine: Machine, step: a.LoadRows, warp: Warp) -> None:
     stage, _ = stage_of(machine, warp, step.cursor)
-    buffers = (machine.buffers[warp.group, output] for output in range(machine.outputs))
+    sharing = range(warp.group * machine.plan.column_groups, (warp.group + 1) * machine.plan.column_groups)
+    buffers = (machine.buffers[group, output] for group in sharing for output in range(machine.outputs))
     if machine.shares_memory and not all(buffer.last.done for buffer in buffers):
         raise Fault("queries are loaded to shared memory whose output is being stored")
     _fill(machine, stage, machine.rows, warp.tile)
@@ -209,23 +210,23 @@ def issue(warp: Warp, kind: str, *stages: Stage) -> None:
 
 @_rule(a.TransformQueries)
 def _(machine: Machine, step: a.TransformQueries, warp: Warp) -> None:
-    rows = machine.rings["q"][warp.group]
-    if rows.held != warp.tile or rows.readers or warp.number % 4 in rows.changed:
+    rows = machine.rows_of(warp)
+    if rows.held != warp.tile or rows.readers or machine.part_of_rows(warp) in rows.changed:
         raise Fault(
             f"queries of tile {rows.held} are computed as those of {warp.tile}, or twice, or while MMAs read them"
         )
-    rows.changed[warp.number % 4] = False
+    rows.changed[machine.part_of_rows(warp)] = False
 
 
 @_rule(a.ScoreMma)
 def _(machine: Machine, step: a.ScoreMma, warp: Warp) -> None:
     stage, _ = stage_of(machine, warp, step.cursor)
-    rows, tag = machine.rings["q"][warp.group], (warp.tile, warp.place)
+    rows, tag = machine.rows_of(warp), (warp.tile, warp.place)
     if stage.held != tag or rows.held != warp.tile or rows.overwritten:
         raise Fault(f"stale operands: stages hold {stage.held} and queries of {rows.held}, to be multiplied are {tag}")
     problem = machine.plan.problem
     computed = isinstance(problem, AttentionProblem) and problem.query.instructions
-    if computed and rows.changed != dict.fromkeys(range(4), True):
+    if computed and rows.changed != dict.fromkeys(range(4 * machine.plan.column_groups), True):
         raise Fault(f"queries of tile {warp.tile} are multiplied before all warps have computed and fenced theirs")
     if warp.scores is not None and warp.scores[0] != "rounded":
         raise Fault(f"scores of block {warp.block} overwrite {warp.scores}")
@@ -363,9 +364,14 @@ def _(machine: Machine, step: a.GroupSync, warp: Warp) -> Running:
     yield machine.meetings[f"group_{warp.group}"].come()
 
 
+@_rule(a.RowsSync)
+def _(machine: Machine, step: a.RowsSync, warp: Warp) -> Running:
+    yield machine.meetings["rows"].come()
+
+
 @_rule(a.WriteOutput)
 def _(machine: Machine, step: a.WriteOutput, warp: Warp) -> None:
-    buffer, rows = machine.buffers[warp.group, step.output], machine.rings[machine.rows][warp.group]
+    buffer, rows = machine.buffers[warp.group, step.output], machine.rows_of(warp)
     if not buffer.last.done:
         raise Fault(f"the output of tile {warp.tile} overwrites one that is being stored")
     if machine.shares_memory:
@@ -382,9 +388,9 @@ def _(machine: Machine, step: a.WriteOutput, warp: Warp) -> None:
 def _(machine: Machine, step: g.FenceShared, warp: Warp) -> None:
     for output in range(machine.outputs):
         machine.buffers[warp.group, output].fenced.add(warp.number % 4)
-    changed = machine.rings[machine.rows][warp.group].changed
-    if warp.number % 4 in changed:
-        changed[warp.number % 4] = True
+    changed = machine.rows_of(warp).changed
+    if machine.part_of_rows(warp) in changed:
+        changed[machine.part_of_rows(warp)] = True
     for stage in machine.rings.get("exchange", ()):
         stage.changed[warp.number] = True
     warp.sum.fenced = True

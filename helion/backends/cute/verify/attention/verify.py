@@ -23,6 +23,8 @@ SCHEDULES = ((0, 0), (3, 2))
 """Simulated (tiles, seed). They expose each of the faults that tests plant (test_attention_verify.py)."""
 OF_EXCHANGES = ((3, 5),)
 """Those of programs whose groups exchange operands besides (test_backward_verify.py)."""
+OF_SHARED_ROWS = ((3, 0),)
+"""Those of programs whose groups share queries besides (test_latent.py)."""
 
 
 def verify_attention(program: AttentionProgram) -> None:
@@ -52,7 +54,8 @@ def _check_structure(program: ScoreProgram, memory: Sequence[Allocation]) -> Non
 @functools.lru_cache(maxsize=256)
 def _simulate(program: ScoreProgram) -> None:
     exchanges = any(pipeline.kind == "exchange" for pipeline in program.pipelines)
-    for tiles, seed in (*SCHEDULES, *(OF_EXCHANGES if exchanges else ())):
+    more = (*(OF_EXCHANGES if exchanges else ()), *(OF_SHARED_ROWS if program.plan.column_groups > 1 else ()))
+    for tiles, seed in (*SCHEDULES, *more):
         Machine(program, tiles=tiles, seed=seed).run(execute)
 
 

@@ -1,0 +1,142 @@
+"""Attention whose values are the first dimensions of the keys, as users write it, with references in fp64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+import helion.language as hl
+
+WIDTHS = ((576, 512), (320, 256), (512, 512))
+"""Dimensions of a key and of its value."""
+
+
+def decoded(q, cache, lengths, width: hl.constexpr, scaled: hl.constexpr):
+    """All heads `[B, H, D]` of a sequence see the first rows of its cache `[B, N, D]`; the queries are ``scaled``, or scores."""
+    heads, dims = q.size(1), hl.specialize(q.size(2))
+    batch = hl.specialize(q.size(0))
+    heads = hl.specialize(heads)
+    out = torch.empty([batch, heads, width], dtype=q.dtype, device=q.device)
+    for tile_b, tile_h in hl.tile([batch, heads], block_size=[1, None]):
+        b = tile_b.begin
+        query = q[b, tile_h, :]
+        if scaled:
+            query = (query.to(torch.float32) * dims**-0.5).to(q.dtype)
+        highest = hl.full([tile_h], -1e30, dtype=torch.float32)
+        total = hl.zeros([tile_h], dtype=torch.float32)
+        acc = hl.zeros([tile_h, width], dtype=torch.float32)
+        for tile in hl.tile(lengths[b]):
+            scores = hl.dot(query, cache[b, tile, :].T)
+            if not scaled:
+                scores = scores * dims**-0.5
+            raised = torch.maximum(highest, torch.amax(scores, -1))
+            weights, shrink = torch.exp(scores - raised[:, None]), torch.exp(highest - raised)
+            total = total * shrink + weights.sum(-1)
+            acc = hl.dot(weights.to(q.dtype), cache[b, tile, :width], acc=acc * shrink[:, None])
+            highest = raised
+        out[b, tile_h, :] = acc / torch.where(total > 0, total, 1.0)[:, None]
+    return out
+
+
+def paged(q, cache, table, lengths, page: hl.constexpr, width: hl.constexpr):
+    """The same with rows `[P * page, D]` in the pages that ``table`` has for a sequence."""
+    batch, heads, dims = q.size(0), q.size(1), hl.specialize(q.size(2))
+    out = torch.empty([batch, heads, width], dtype=q.dtype, device=q.device)
+    for tile_b, tile_h in hl.tile([batch, heads], block_size=[1, None]):
+        b = tile_b.begin
+        query = q[b, tile_h, :]
+        highest = hl.full([tile_h], -1e30, dtype=torch.float32)
+        total = hl.zeros([tile_h], dtype=torch.float32)
+        acc = hl.zeros([tile_h, width], dtype=torch.float32)
+        for tile in hl.tile(lengths[b]):
+            row = table[b, tile.index // page] * page + tile.index % page
+            scores = hl.dot(query, cache[row, :].T) * dims**-0.5
+            raised = torch.maximum(highest, torch.amax(scores, -1))
+            weights, shrink = torch.exp(scores - raised[:, None]), torch.exp(highest - raised)
+            total = total * shrink + weights.sum(-1)
+            acc = hl.dot(weights.to(q.dtype), cache[row, :width], acc=acc * shrink[:, None])
+            highest = raised
+        out[b, tile_h, :] = acc / torch.where(total > 0, total, 1.0)[:, None]
+    return out
+
+
+def causal(q, cache, gates, width: hl.constexpr):
+    """Prefill `[B, H, M, D]`, causal from the last query on, with gates `[width]` of the output and logarithms of sums."""
+    batch, heads, m, dims = q.size()
+    dims, n = hl.specialize(dims), cache.size(1)
+    out = torch.empty([batch, heads, m, width], dtype=q.dtype, device=q.device)
+    logsum = torch.empty([batch, heads, m], dtype=torch.float32, device=q.device)
+    for b, h, tile_m in hl.tile([batch, heads, m], block_size=[1, 1, None]):
+        query = q[b.begin, h.begin, tile_m, :]
+        highest = hl.full([tile_m], float("-inf"), dtype=torch.float32)
+        total = hl.zeros([tile_m], dtype=torch.float32)
+        acc = hl.zeros([tile_m, width], dtype=torch.float32)
+        for tile in hl.tile(n):
+            scores = hl.dot(query, cache[b.begin, tile, :].T) * dims**-0.5
+            scores = torch.where(tile_m.index[:, None] + (n - m) >= tile.index[None, :], scores, float("-inf"))
+            raised = torch.maximum(highest, torch.amax(scores, -1))
+            weights, shrink = torch.exp(scores - raised[:, None]), torch.exp(highest - raised)
+            total = total * shrink + weights.sum(-1)
+            acc = hl.dot(weights.to(q.dtype), cache[b.begin, tile, :width], acc=acc * shrink[:, None])
+            highest = raised
+        out[b.begin, h.begin, tile_m, :] = acc / total[:, None] * gates[None, :]
+        logsum[b.begin, h.begin, tile_m] = highest + torch.log(total)
+    return out, logsum
+
+
+def caches(
+    lengths: Sequence[int], n: int, heads: int, dims: int, device: str = "cpu", numbers: torch.dtype = torch.int32
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return queries, a cache whose rows after each sequence are not numbers, and the lengths."""
+    q, cache = (
+        torch.randn(shape).add(0.2).bfloat16() for shape in ((len(lengths), heads, dims), (len(lengths), n, dims))
+    )
+    for b, length in enumerate(lengths):
+        cache[b, length:] = float("nan")
+    return q.to(device), cache.to(device), torch.tensor(lengths, dtype=numbers, device=device)
+
+
+def pages(
+    lengths: Sequence[int], page: int, most: int, heads: int, dims: int, device: str = "cpu"
+) -> tuple[torch.Tensor, ...]:
+    """Return queries, rows in pages in any order, the table of pages, and the lengths."""
+    counts = [-(-length // page) for length in lengths]
+    order = torch.randperm(sum(counts) + 3)[: sum(counts)]
+    table = torch.full([len(lengths), most], -1, dtype=torch.int32)
+    cache = torch.full([(sum(counts) + 3) * page, dims], float("nan"))
+    for b, (length, own) in enumerate(zip(lengths, order.split(counts), strict=True)):
+        table[b, : len(own)] = own.int()
+        at = torch.arange(length)
+        cache[own[at // page] * page + at % page] = torch.randn(length, dims) + 0.2
+    q = torch.randn(len(lengths), heads, dims) + 0.2
+    return tuple(
+        x.to(device) for x in (q.bfloat16(), cache.bfloat16(), table, torch.tensor(lengths, dtype=torch.int32))
+    )
+
+
+def of_decoded(q: torch.Tensor, cache: torch.Tensor, lengths: torch.Tensor, width: int, *_: Any) -> torch.Tensor:
+    out = torch.zeros(*q.shape[:2], width, dtype=torch.float64, device=q.device)
+    for b, length in enumerate(lengths.tolist()):
+        rows = cache[b, :length].double()
+        out[b] = torch.softmax(q[b].double() @ rows.mT * q.size(2) ** -0.5, -1) @ rows[:, :width]
+    return out
+
+
+def of_paged(
+    q: torch.Tensor, cache: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor, page: int, width: int
+) -> torch.Tensor:
+    at = torch.arange(table.size(1) * page, device=q.device)
+    rows = table.long()[:, at // page].clamp(min=0) * page + at % page
+    return of_decoded(q, cache[rows], lengths, width)
+
+
+def of_causal(
+    q: torch.Tensor, cache: torch.Tensor, gates: torch.Tensor, width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    m, n = q.size(2), cache.size(1)
+    rows = cache.double()[:, None]
+    scores = q.double() @ rows.mT * q.size(3) ** -0.5
+    scores = scores.masked_fill(~torch.ones(m, n, dtype=torch.bool, device=q.device).tril(n - m), float("-inf"))
+    return torch.softmax(scores, -1) @ rows[..., :width] * gates.double(), torch.logsumexp(scores, -1)

@@ -1,0 +1,166 @@
+"""Latent attention: values are the first dimensions of the keys, and two consumer groups share a tile of queries."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from backends.cute import latent_kernels as latent
+from backends.cute.edited_roles import edited, without
+
+import helion
+from helion import exc
+from helion.backends.cute.plan.attention.build import plan_attention
+from helion.backends.cute.plan.attention.records import AttentionChoice
+from helion.backends.cute.roles import grammar as g
+from helion.backends.cute.roles.attention import grammar as a
+from helion.backends.cute.roles.attention.programs import attention_program
+from helion.backends.cute.verify.attention.machine import Machine
+from helion.backends.cute.verify.attention.rules import execute
+from helion.backends.cute.verify.attention.verify import verify_attention
+from helion.backends.cute.verify.state import Fault
+from helion.hardware import target
+
+HOPPER = target("sm_90")
+
+
+def close(found: Any, wanted: Any, limit: float = 6e-3) -> None:
+    assert (found.double() - wanted).norm() < limit * wanted.norm()
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("static", [True, False])
+def test_decoding(static: bool, scaled: bool) -> None:
+    torch.manual_seed(static)
+    config = helion.Config(block_sizes=[64, 64], wgmma_key_splits=3)
+    for (dims, width), numbers in zip(latent.WIDTHS, (torch.int32, torch.int64, torch.int32), strict=True):
+        given = (*latent.caches([200, 0, 77], 200, 100, dims, numbers=numbers), width, scaled)
+        found = helion.kernel(latent.decoded, backend="cute", config=config, static_shapes=static)(*given)
+        close(found, latent.of_decoded(*given))
+        assert not found[1].any(), "a sequence without keys gives 0"
+
+
+def test_pages_and_prefill() -> None:
+    torch.manual_seed(3)
+    given = (*latent.pages([150, 0, 64], 32, 5, 20, 576), 32, 512)
+    close(helion.kernel(latent.paged, backend="cute", static_shapes=False)(*given), latent.of_paged(*given))
+    q, cache, _ = latent.caches([130, 130], 130, 1, 320)
+    q, gates = torch.randn(2, 3, 70, 320).bfloat16(), torch.rand(256) + 0.5
+    found = helion.kernel(latent.causal, backend="cute")(q, cache, gates, 256)
+    for one, other in zip(found, latent.of_causal(q, cache, gates, 256), strict=True):
+        close(one, other)
+
+
+def test_a_part_of_the_dimensions_of_a_head() -> None:
+    """Narrow heads have copies of keys and of values, also where these are columns of one tensor."""
+    given = (*latent.caches([100, 40], 100, 70, 128), 64, False)
+    close(helion.kernel(latent.decoded, backend="cute")(*given), latent.of_decoded(*given))
+
+
+def problem_of(dims: int = 576, width: int = 512, name: str = "decoded", scaled: bool = False) -> Any:
+    meta = functools.partial(torch.empty, dtype=torch.bfloat16, device="meta")
+    given: tuple[Any, ...] = (meta(2, 128, dims), meta(2, 8192, dims), torch.empty(2, dtype=torch.int32, device="meta"))
+    given = (*given, width, scaled)
+    if name == "causal":
+        given = (meta(2, 4, 500, dims), meta(2, 800, dims), torch.empty(width, device="meta"), width)
+    bound = helion.kernel(getattr(latent, name), backend="cute").bind(given, target="sm_90")
+    return bound.plan().attention.problem
+
+
+def plans() -> Any:
+    for name, splits, scheduler in itertools.product(("decoded", "causal"), (1, 3), ("static", "dynamic")):
+        if splits == 1 or (name, scheduler) == ("decoded", "static"):
+            choice = AttentionChoice(groups=1, keys=64, lazy=True, splits=splits, scheduler=scheduler)  # type: ignore[arg-type]
+            yield plan_attention(problem_of(name=name), choice, HOPPER)
+
+
+def test_programs_are_right() -> None:
+    for made in plans():
+        program = attention_program(made)
+        verify_attention(program)
+        for seed in range(6):
+            Machine(program, tiles=seed, seed=seed).run(execute)
+
+
+FAULTS = {
+    "queries are overwritten while they are read": (
+        "attend",
+        without(a.RowsSync()),
+        "overwrites queries|stale operands",
+    ),
+    "no wait for keys": ("attend", without(g.Wait("k_read")), "stale"),
+    "keys are not released": ("attend", without(g.Release("k_read")), "deadlock"),
+    "queries are not released": ("attend", without(g.Release("q_read")), "deadlock"),
+    "no wait for MMAs": ("attend", without(g.WgmmaWait(0)), "released while|reads registers|while MMAs"),
+    "no fence": ("attend", without(g.WgmmaFence()), "without a fence"),
+    "no rescaling": ("attend", without(a.Rescale()), "has not been rescaled"),
+    "weights are not rounded": ("attend", without(a.RoundWeights()), "overwrite|stale"),
+    "no group barrier": ("attend", without(a.GroupSync()), "is stored while|overwrites|stale|is read as"),
+    "no wait for stores": ("attend", without(g.StoreWait(0)), "being stored|leaves while"),
+    "keys are loaded early": ("load", without(g.Acquire("k_fill")), "filled while|stale|negative|deadlock"),
+    "queries are loaded early": (
+        "load_rows",
+        without(g.Acquire("q_fill")),
+        "filled|stale|negative|deadlock|being stored",
+    ),
+    "queries are computed while they are read": ("attend", without(a.RowsSync()), "before all warps"),
+    "queries are computed twice": (
+        "attend",
+        lambda each: (each, each) if each == a.TransformQueries() else (each,),
+        "or twice",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_planted_faults_are_found(name: str) -> None:
+    role, edit, message = FAULTS[name]
+    scaled = problem_of(scaled=name.startswith("queries are computed"))
+    for splits in (1, 3):
+        made = plan_attention(scaled, AttentionChoice(groups=1, keys=64, splits=splits), HOPPER)
+        changed = edited(attention_program(made), role, edit)
+        with pytest.raises((Fault, AssertionError), match=message):
+            verify_attention(changed)
+
+
+def test_a_stage_has_keys_and_values() -> None:
+    made = next(plans())
+    assert (made.consumer_groups, made.output_columns, made.stages) == (2, 256, 2)
+    program = attention_program(made)
+    assert [each.name for each in program.pipelines][:2] == ["k", "q"]
+    assert {each.counts.empty_arrivals for each in program.pipelines if each.name == "q"} == {2}
+
+
+@pytest.mark.parametrize(
+    ("dims", "width", "message"),
+    [
+        (576, 448, "first 448 are values; multiples of 64 and 128 up to 576 and 512"),
+        (592, 512, "multiples of 64"),
+        (640, 512, "up to 576 and 512"),
+    ],
+)
+def test_other_widths_are_refused(dims: int, width: int, message: str) -> None:
+    with pytest.raises(exc.CuteUnsupported, match=message):
+        problem_of(dims, width)
+
+
+def test_wide_values_of_another_tensor_are_refused() -> None:
+    text = "heads of 576 dimensions; multiples of 16 up to 256 are implemented, or more where values are the first"
+    wide = dataclasses.replace(problem_of(), latent=False)
+    with pytest.raises(Exception, match=text):
+        plan_attention(wide, AttentionChoice(groups=1, keys=64), HOPPER)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("splits", [1, 2])
+def test_binaries_are_neither_spilled_nor_serialized(splits: int) -> None:
+    meta = functools.partial(torch.empty, dtype=torch.bfloat16, device="meta")
+    rows, table = meta(30 * 64, 576), torch.empty(2, 15, dtype=torch.int32, device="meta")
+    given = (meta(2, 128, 576), rows, table, torch.empty(2, dtype=torch.int32, device="meta"), 64, 512)
+    bound = helion.kernel(latent.paged, backend="cute").bind(given, target="sm_90")
+    found = bound.resources(helion.Config(block_sizes=[64, 64], wgmma_key_splits=splits, wgmma_lazy_rescale=True))
+    assert found.spill_bytes == 0 and found.sass_counts["WARPGROUP"] <= 8
