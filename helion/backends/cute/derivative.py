@@ -19,7 +19,8 @@ from ..._shapes import NeedsValue, dtype_name
 from .lower.attention.kernel import known_attention
 from .lower.attention.loops import has_attention
 from .plan.attention.build import HALF_DTYPES
-from .plan.attention.records import ACCUMULATOR, MAXIMUM, TOTAL, AttentionProblem, Band, Formula, Matrix, Place
+from .plan.attention.operands import Matrix, Place
+from .plan.attention.records import ACCUMULATOR, MAXIMUM, TOTAL, AttentionProblem, Band, Formula
 from .plan.epilogue import Constant, Instruction
 from .plan.refusal import Refusal
 

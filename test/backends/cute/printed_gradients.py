@@ -21,7 +21,7 @@ from helion.backends.cute.codegen.attention import backward as printed
 from helion.backends.cute.codegen.attention import bounds
 from helion.backends.cute.codegen.attention.formula import arguments_of
 from helion.backends.cute.plan.attention.backward import BackwardPlan
-from helion.backends.cute.plan.attention.records import Matrix, Mode, Source
+from helion.backends.cute.plan.attention.operands import Matrix, Mode, Source
 
 THREADS = torch.arange(128)
 LANE, WARP = THREADS % 32, THREADS // 32

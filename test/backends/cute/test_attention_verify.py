@@ -13,6 +13,7 @@ from backends.cute.edited_roles import edited, without
 from backends.cute.printed_blocks import function, visited
 
 from helion.backends.cute.codegen.attention import bounds, softmax
+from helion.backends.cute.plan.attention import operands as o
 from helion.backends.cute.plan.attention import records as r
 from helion.backends.cute.plan.attention.build import plan_attention
 from helion.backends.cute.plan.epilogue import Instruction
@@ -27,14 +28,14 @@ from helion.backends.cute.verify.state import Fault
 from helion.hardware import target
 
 HOPPER = target("sm_90")
-AXIS = r.Place("axis", (0,))
+AXIS = o.Place("axis", (0,))
 CAUSAL, WINDOW = r.Band(last=0), r.Band(first=-100, last=0)
 
 
 def problem(dims: int = 64, queries: int = 1000, keys: int = 1000, band: r.Band | None = None) -> r.AttentionProblem:
-    def matrix(name: str, rows: int) -> r.Matrix:
-        modes = (r.Mode(size=4, stride=rows * dims, at=AXIS),)
-        return r.Matrix(name=name, dtype="bfloat16", columns=dims, pitch=dims, modes=modes)
+    def matrix(name: str, rows: int) -> o.Matrix:
+        modes = (o.Mode(size=4, stride=rows * dims, at=AXIS),)
+        return o.Matrix(name=name, dtype="bfloat16", columns=dims, pitch=dims, modes=modes)
 
     out = r.AttentionOutput(name="out", value=3, kind="exact", dtype="bfloat16", matrix=matrix("out", queries))
     return r.AttentionProblem(

@@ -17,7 +17,7 @@ import helion
 import helion.language as hl
 from helion._support.philox import WORD, philox, uniform
 from helion.backends.cute.codegen.attention.formula import uniform_functions
-from helion.backends.cute.plan.attention.records import RandomNumbers
+from helion.backends.cute.plan.attention.operands import RandomNumbers
 
 NAMES = (
     "dropout",

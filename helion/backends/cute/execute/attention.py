@@ -11,20 +11,8 @@ import torch
 from ...._support.philox import WORD, philox, uniform
 from ..plan.attention.backward import AtomicSum, BackwardProblem
 from ..plan.attention.build import NARROW_DTYPES
-from ..plan.attention.records import (
-    INTEGERS,
-    KEY_INDEX,
-    QUERY_INDEX,
-    AttentionProblem,
-    Formula,
-    Matrix,
-    Mode,
-    Place,
-    RandomNumbers,
-    ScoreProblem,
-    Source,
-    Span,
-)
+from ..plan.attention.operands import INTEGERS, Matrix, Mode, Place, RandomNumbers, Source
+from ..plan.attention.records import KEY_INDEX, QUERY_INDEX, AttentionProblem, Formula, ScoreProblem, Span
 from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant
 from ..toolchain.kernel import GemmKernel
 from .evaluate import OPERATIONS

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from ..plan import copied, epilogue, records
-from ..plan.attention import backward
+from ..plan.attention import backward, operands
 from ..plan.attention import numbers as launch_numbers
 from ..plan.attention import records as attention
 from ..plan.attention.backward import BackwardProblem, check_backward
@@ -48,7 +48,7 @@ class Problem(Protocol):
 #: Names in the text of a problem.
 _RECORDS: dict[str, object] = {"inf": math.inf} | {
     name: value
-    for module in (records, epilogue, copied, attention, backward, launch_numbers, row_records)
+    for module in (records, epilogue, copied, operands, attention, backward, launch_numbers, row_records)
     for name, value in vars(module).items()
     if isinstance(value, type)
 }

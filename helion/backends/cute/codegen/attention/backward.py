@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 
 from ...plan.attention.backward import PRODUCTS, STREAMED, BackwardPlan
 from ...plan.attention.numbers import is_known, text_of
-from ...plan.attention.records import Formula, Source
+from ...plan.attention.operands import Source
+from ...plan.attention.records import Formula
 from ...plan.epilogue import Constant
 from ..setups import dsl
 from . import numbers

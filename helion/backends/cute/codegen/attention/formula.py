@@ -6,16 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ....._support.philox import INCREMENTS, MULTIPLIERS, ROUNDS, UNIFORM
 from ...plan.attention.numbers import text_of
-from ...plan.attention.records import (
-    INTEGERS,
-    KEY_INDEX,
-    QUERY_INDEX,
-    Formula,
-    RandomNumbers,
-    ScorePlan,
-    ScoreProblem,
-    Source,
-)
+from ...plan.attention.operands import INTEGERS, RandomNumbers, Source
+from ...plan.attention.records import KEY_INDEX, QUERY_INDEX, Formula, ScorePlan, ScoreProblem
 from ...plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, Instruction
 from ..epilogue import EXPRESSIONS, SHORT, literal
 from . import numbers

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from ...plan.attention.backward import BackwardPlan
 from ...plan.attention.numbers import text_of
-from ...plan.attention.records import AttentionOutput, AttentionPlan, Matrix, Mode, ScorePlan, ScoreProblem, Source
+from ...plan.attention.operands import Matrix, Mode, Source
+from ...plan.attention.records import AttentionOutput, AttentionPlan, ScorePlan, ScoreProblem
 from ...plan.dtypes import NUMBER, SEED
 from ...plan.records import WGMMA_ROWS
 from ..setups import dsl

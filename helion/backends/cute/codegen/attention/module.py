@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...plan.attention.build import shared_bytes, shared_memory, workspace_bytes
-from ...plan.attention.records import AttentionPlan, ScorePlan, Source
+from ...plan.attention.operands import Source
+from ...plan.attention.records import AttentionPlan, ScorePlan
 from ...plan.dtypes import DTYPES
 from ...plan.records import WARP_THREADS
 from ...plan.shared import Allocation

@@ -8,7 +8,8 @@ from __future__ import annotations
 from ...plan.attention.backward import BackwardPlan
 from ...plan.attention.launch import strides_of
 from ...plan.attention.numbers import is_known, launch_integers, text_of
-from ...plan.attention.records import RandomNumbers, ScorePlan, ScoreProblem
+from ...plan.attention.operands import RandomNumbers
+from ...plan.attention.records import ScorePlan, ScoreProblem
 from ...plan.dtypes import PITCH, SIZE
 
 QUERY_TILES, BATCHES, PIECES, BAND = "query_tiles", "batches", "pieces", "heads_per_band"

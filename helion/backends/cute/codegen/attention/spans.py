@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 
 from ...plan.attention.numbers import is_known, text_of
-from ...plan.attention.records import AttentionPlan, Matrix, ScorePlan, Source
+from ...plan.attention.operands import Matrix, Source
+from ...plan.attention.records import AttentionPlan, ScorePlan
 from ...plan.dtypes import itemsize
 from . import numbers
 from .formula import head_axes, read

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ...plan.attention.build import LATENT_STEP, QUAD
 from ...plan.attention.numbers import text_of
-from ...plan.attention.records import SPAN_DIMENSIONS, AttentionPlan, Matrix, ScorePlan
+from ...plan.attention.operands import SPAN_DIMENSIONS, Matrix
+from ...plan.attention.records import AttentionPlan, ScorePlan
 from ...plan.dtypes import DTYPES
 from ...plan.records import WGMMA_ROWS
 from ...roles import grammar as g

@@ -20,7 +20,8 @@ from ....._compiler.ir.grammar import ForAttrs, Op, Operand, Program, Region, Va
 from ....._shapes import Expr, Number, dtype_name
 from ...plan.attention.backward import PRODUCTS, BackwardProblem, Gradient, check_backward
 from ...plan.attention.numbers import is_known
-from ...plan.attention.records import AttentionOutput, Formula, Matrix
+from ...plan.attention.operands import Matrix
+from ...plan.attention.records import AttentionOutput, Formula
 from ...plan.refusal import Refusal
 from ..names import name_of
 from ..numbers import equal, size

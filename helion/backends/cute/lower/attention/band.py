@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from ....._compiler.ir.grammar import ForAttrs, NumberAttrs, Op, Operand, OperandRef, PointwiseAttrs, Value
 from ....._shapes import Expr, Number
 from ...plan.attention.numbers import is_known, text_of
-from ...plan.attention.records import Band, Place, Span
+from ...plan.attention.operands import Place
+from ...plan.attention.records import Band, Span
 from ...plan.refusal import Refusal
 from ..numbers import equal, size
 from .loops import Loops, is_position

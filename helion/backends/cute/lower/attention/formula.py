@@ -10,8 +10,9 @@ import torch
 from ....._compiler.ir.grammar import NumberAttrs, Op, Operand, PointwiseAttrs, RandomAttrs, Value
 from ....._shapes import Expr, dtype_name
 from ...plan.attention.numbers import is_known
-from ...plan.attention.records import INTEGERS as _INTEGERS
-from ...plan.attention.records import KEY_INDEX, QUERY_INDEX, Formula, Mode, Place, RandomNumbers, Source
+from ...plan.attention.operands import INTEGERS as _INTEGERS
+from ...plan.attention.operands import Mode, Place, RandomNumbers, Source
+from ...plan.attention.records import KEY_INDEX, QUERY_INDEX, Formula
 from ...plan.dtypes import FLOAT_DTYPES, PITCH
 from ...plan.epilogue import COLUMN_NUMBER, MAX_NUMBERED, ROW_NUMBER, Constant, Instruction, constant
 from ...plan.refusal import Refusal

@@ -18,7 +18,7 @@ from ....._compiler.ir.grammar import (
 )
 from ....._shapes import Dim, Expr
 from ...plan.attention.numbers import is_known
-from ...plan.attention.records import Source
+from ...plan.attention.operands import Source
 from ...plan.refusal import Refusal
 from ..numbers import equal, size
 from .numbers import LaunchNumbers

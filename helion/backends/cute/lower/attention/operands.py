@@ -10,7 +10,8 @@ import torch
 
 from ....._compiler.ir.grammar import DotAttrs, Op, Operand, PointwiseAttrs, Value
 from ....._shapes import Expr, dtype_name
-from ...plan.attention.records import Formula, Matrix
+from ...plan.attention.operands import Matrix
+from ...plan.attention.records import Formula
 from ...plan.epilogue import Constant
 from ...plan.refusal import Refusal
 from ..chain import ROUNDED

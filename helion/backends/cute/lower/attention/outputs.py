@@ -6,7 +6,8 @@ import torch
 
 from ....._compiler.ir.grammar import Op, Operand
 from ....._shapes import dtype_name
-from ...plan.attention.records import AttentionOutput, Formula, Matrix
+from ...plan.attention.operands import Matrix
+from ...plan.attention.records import AttentionOutput, Formula
 from ...plan.epilogue import constant
 from ...plan.refusal import Refusal
 from ..chain import ROUNDED, Reference

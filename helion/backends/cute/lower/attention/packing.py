@@ -9,16 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...plan.attention.numbers import is_known
-from ...plan.attention.records import (
-    KEY_INDEX,
-    QUERY_INDEX,
-    AttentionOutput,
-    AttentionProblem,
-    Band,
-    Matrix,
-    Mode,
-    Place,
-)
+from ...plan.attention.operands import Matrix, Mode, Place
+from ...plan.attention.records import KEY_INDEX, QUERY_INDEX, AttentionOutput, AttentionProblem, Band
 from ...plan.dtypes import PITCH
 from ...plan.epilogue import COLUMN_NUMBER, ROW_NUMBER
 from .loops import Loops

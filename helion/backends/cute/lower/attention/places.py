@@ -11,7 +11,8 @@ from ....._compiler.ir.grammar import HostTensor, Index, MemoryAttrs, NumberAttr
 from ....._shapes import Expr, Number, dtype_name, hint_of
 from ...plan.attention.launch import strides_of
 from ...plan.attention.numbers import is_known
-from ...plan.attention.records import INTEGERS, Matrix, Mode, Pages, Place, ScoreProblem, Source
+from ...plan.attention.operands import INTEGERS, Matrix, Mode, Pages, Place, Source
+from ...plan.attention.records import ScoreProblem
 from ...plan.dtypes import PITCH
 from ...plan.refusal import Refusal
 from ..batch import POSITION

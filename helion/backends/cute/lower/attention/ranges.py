@@ -9,16 +9,8 @@ from ....._compiler.ir.grammar import ForAttrs, MemoryAttrs, Op, Operand, Operan
 from ....._shapes import Expr
 from ...plan.attention.build import MOST_MODES
 from ...plan.attention.numbers import is_known
-from ...plan.attention.records import (
-    SPAN_DIMENSIONS,
-    AttentionProblem,
-    KeyRange,
-    Matrix,
-    Mode,
-    Place,
-    Source,
-    Span,
-)
+from ...plan.attention.operands import SPAN_DIMENSIONS, Matrix, Mode, Place, Source
+from ...plan.attention.records import AttentionProblem, KeyRange, Span
 from ...plan.refusal import Refusal
 from .band import key_span
 from .formula import FormulaReader

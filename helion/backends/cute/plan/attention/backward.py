@@ -36,7 +36,8 @@ from .build import (
     check_positions,
 )
 from .numbers import is_known
-from .records import AttentionOutput, Band, Formula, Matrix, Scheduler, ScorePlan, ScoreProblem, Source
+from .operands import Matrix, Source
+from .records import AttentionOutput, Band, Formula, Scheduler, ScorePlan, ScoreProblem
 
 DRAWN_REGISTERS = 40
 """Registers of the generator of random numbers."""

@@ -16,15 +16,14 @@ from ..refusal import Refusal
 from ..shared import RING_ALIGNMENT_BYTES, WORD_BYTES, Allocation, placed
 from ..workspace import COUNTER_BYTES, MAX_COUNTERS
 from .numbers import is_known
+from .operands import SPAN_DIMENSIONS, Matrix
 from .records import (
     LATENT_GROUPS,
     LAZY,
-    SPAN_DIMENSIONS,
     AttentionChoice,
     AttentionPlan,
     AttentionProblem,
     Formula,
-    Matrix,
     ScorePlan,
     ScoreProblem,
 )

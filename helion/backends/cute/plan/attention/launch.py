@@ -10,7 +10,8 @@ from ..refusal import Refusal
 from ..runtime import MAX_EXTENT
 from .backward import BackwardProblem, is_staging_kind
 from .numbers import LaunchInt
-from .records import Matrix, Place, ScoreProblem, Source
+from .operands import Matrix, Place, Source
+from .records import ScoreProblem
 
 
 def strides_of(matrices: Iterable[Matrix], vectors: Iterable[Source]) -> dict[str, int]:
