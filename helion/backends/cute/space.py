@@ -25,6 +25,7 @@ from .legality import TILE_COLUMNS, Asked, Legalizer, key
 from .limits import COLUMN_STEP, LEAST_COLUMNS
 from .lower.kernel import known_product
 from .plan.build import MAX_CLUSTER, MAX_RESIDUAL_STAGES, MAX_ROW_CLUSTER, MAX_SPLITS, MAX_STAGES, unit_of
+from .plan.operands import can_convert
 from .plan.records import WGMMA_ROWS, GemmProblem, Unit
 from .subtiles import ODD_STORE_STAGES, STORE_STAGES
 
@@ -73,7 +74,7 @@ DOCS: dict[str, str] = {
     "pingpong": "Whether two consumer warpgroups alternate (ping-pong): one runs the mainloop while the other runs the epilogue.",
     "k_splits": "Split K within a cluster: number of CTAs that each accumulate a part of K.",
     "grid_splits": "Split K across clusters: number of clusters per tile. The last one adds the partials in the order of K.",
-    "ctas_per_sm": "CTAs per SM where whole rows are reduced: one runs the epilogue while the other runs the mainloop.",
+    "ctas_per_sm": "CTAs per SM where whole rows are reduced, or the warps that multiply convert A: one runs while the other waits.",
     "rows_in": "Place of rows that are reduced: `cluster`, registers of CTAs that exchange partial results, or `memory`, from which a second kernel finishes them.",
     "tile_columns": "Columns of a tile where rows are in global memory.",
     "copies_in": "Place of operands that TMA cannot load as they are: `shared`, stages that warps fill in each tile, `memory`, where kernels before the matmul write them, or `registers` of the warps that multiply, which convert 8-bit elements.",
@@ -136,7 +137,7 @@ def _fields(product: Asked, unit: Unit, target: Target) -> list[Field]:
         sums = EnumFragment((None, 1, 2, 4))
         fields.append(Scalar(key=key("acc_stages", target), fragment=sums, initial=None))
     else:
-        if problem.epilogue.reduces_rows:
+        if problem.epilogue.reduces_rows or can_convert(problem):
             fields.append(Scalar(key=key("ctas_per_sm", target), fragment=EnumFragment((1, 2)), initial=1))
         fields.append(Scalar(key=key("pingpong", target), fragment=BooleanFragment(), initial=False))
         fields.append(Scalar(key=key("k_splits", target), fragment=EnumFragment(SPLITS), initial=1))
@@ -191,7 +192,10 @@ def _absent(problem: GemmProblem, unit: Unit) -> dict[str, str]:
         absent[f"{unit}_copies_in"] = "TMA loads all operands"
     if not problem.epilogue.reduces_rows:
         absent |= {f"{unit}_{name}": "the epilogue reduces no rows" for name in ("rows_in", "tile_columns")}
-        absent["wgmma_ctas_per_sm"] = "two CTAs share an SM only where the epilogue reduces whole rows"
+        if not can_convert(problem):
+            absent["wgmma_ctas_per_sm"] = (
+                "two CTAs share an SM only where the epilogue reduces whole rows, or warps that multiply convert A"
+            )
     if unit == "wgmma":
         return {**absent, "tcgen05_acc_stages": "accumulators of wgmma stay in registers"}
     why = "is for wgmma, whose accumulators are in registers"

@@ -177,6 +177,7 @@ COPIES |= {
     "registers_fp16": (problem(copied("a", ("x", "int8", 480, 1)), k=479, operands="float16"), dataclasses.replace(IN_REGISTERS, splits=2, grid_splits=2)),
     "registers_fp8": (problem(copied("a", ("x", E4M3, 480, 1)), k=480), dataclasses.replace(IN_REGISTERS, tile=(64, 32, 128), splits=2, epilogue_n=16)),
     "registers_int4": (scaled_groups(problem(copied("a", ("x", "int4", 640, 1)), k=640)), dataclasses.replace(IN_REGISTERS, splits=2)),
+    "registers_two_ctas": (scaled_groups(problem(copied("a", ("x", "int4", 640, 1)), k=640)), dataclasses.replace(IN_REGISTERS, tile=(64, 32, 128), epilogue_n=16, splits=2, ctas_per_sm=2)),
     "registers_uint4": (
         scaled_groups(problem(copied("a", ("x", "uint4", 640, 1), chain=(Instruction("sub", (0, constant(7.0))),)), k=640, operands="float16")),
         dataclasses.replace(IN_REGISTERS, tile=(64, 32, 128), epilogue_n=16),
@@ -188,6 +189,7 @@ ON_WGMMA_ALONE = (
     "registers_fp16",
     "registers_fp8",
     "registers_int4",
+    "registers_two_ctas",
     "registers_uint4",
     "registers_computed",
     "even_pingpong",

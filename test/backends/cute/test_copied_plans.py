@@ -124,7 +124,9 @@ IN_REGISTERS: tuple[tuple[str, Rewrite, str], ...] = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["registers_int8", "registers_fp8", "registers_computed", "registers_int4"])
+@pytest.mark.parametrize(
+    "name", ["registers_int8", "registers_fp8", "registers_computed", "registers_int4", "registers_two_ctas"]
+)
 def test_a_missing_step_of_conversions_in_registers_is_found(name: str) -> None:
     check_faults(IN_REGISTERS, kernel_program(copies.plan(name, "sm_90")))
 

@@ -85,6 +85,12 @@ def test_what_cannot_be_in_registers_is_refused() -> None:
     for changes in ({"tile": (128, 64, 64)}, {"tile": (256, 64, 128)}, {"tile": (64, 64, 128), "pingpong": True}):
         with pytest.raises(Refusal, match="with A in registers"):
             of(copied, **changes)
+    of(copied, tile=(64, 64, 128), splits=2, epilogue_n=16, ctas_per_sm=2)
+    of(copied, tile=(128, 32, 128), epilogue_n=16, ctas_per_sm=2)
+    tall = {"tile": (128, 32, 128), "epilogue_n": 16, "splits": 2}
+    for changes in (tall, {"tile": (128, 64, 128)}):
+        with pytest.raises(Refusal, match="two CTAs on an SM with a tile of .* and A in registers"):
+            of(copied, **changes, ctas_per_sm=2)
     with pytest.raises(Refusal, match="operands in registers are implemented on wgmma for A"):
         of(dataclasses.replace(copied, operand="b"))
     with pytest.raises(Refusal, match="operands in registers"):

@@ -137,12 +137,13 @@ def _swizzled(plan: GemmPlan) -> str:
 
 
 def set_up(plan: GemmPlan) -> list[str]:
-    """Define the registers of a K tile: bytes in pairs, numbers in fp32, and the fragments of all MMAs."""
+    """Define the registers of a K tile: bytes in pairs, spread where pairs are converted together, numbers in fp32, and the
+    fragments of all MMAs."""
     elements = plan.tile[2] // 2
     return [
         f"fragment_a = cute.make_rmem_tensor(tiled_mma.partition_shape_A(({plan.tile[0]}, {plan.tile[2]})),"
         f" cutlass.{DTYPES[plan.problem.operand_dtype].dsl})",
-        f"raw_pairs = cute.make_rmem_tensor({_pairs(plan)}, cutlass.Uint16)",
+        f"raw_pairs = cute.make_rmem_tensor({_pairs(plan)}, cutlass.{'Uint32' if is_packed(plan) else 'Uint16'})",
         f"raw_computed = cute.make_tensor(fragment_a.iterator, cute.make_layout({elements}))",
         *(
             ["raw_packed = cute.recast_tensor(raw_computed, cutlass.Uint32)"]
@@ -165,15 +166,17 @@ def read(plan: GemmPlan, step: g.ReadRaw) -> list[str]:
     line = _line_bytes(plan) // 2
     swizzle = "lane // 4" if _line_bytes(plan) == SWIZZLE_BYTES else "lane // 8"
     tile = copied_lines(plan, source_of_a(plan)) * line
-    ring = counts(plan).raw
+    ring, pair = counts(plan).raw, f"raw_words[raw_at + i % 2 * {8 * line} + raw_chunk]"
     assert ring is not None
+    if is_packed(plan):
+        pair = f"spread_bytes({pair}.to(cutlass.Uint32))"
     return [
         f"raw_words = cute.make_tensor(cute.recast_ptr(shared_raw_{step.operand}.iterator, dtype=cutlass.Uint16),"
         f" cute.make_layout({ring.stages * tile}))",
         f"raw_at = {step.cursor}.index * {tile} + raw_row * {line} + lane % 4",
         f"for i in cutlass.range_constexpr({_pairs(plan)}):",
         f"    raw_chunk = (({swizzle}) ^ (i // {PAIRS})) * {ATOM_K // 2} + i // 2 % 2 * {ATOM_K // 4}",
-        f"    raw_pairs[i] = raw_words[raw_at + i % 2 * {8 * line} + raw_chunk]",
+        f"    raw_pairs[i] = {pair}",
     ]
 
 
@@ -193,13 +196,12 @@ def _convert(plan: GemmPlan, step: ConvertHalf, k_tile: str) -> list[str]:
         shifted = " >> cutlass.Uint32(4)" if half else ""
         return [
             f"for i in cutlass.range_constexpr({words}):",
-            "    raw_nibbles = spread_bytes(raw_pairs[i].to(cutlass.Uint32), 0)",
-            f"    raw_packed[i + {half * words}] = pack_nibbles(raw_nibbles{shifted})",
+            f"    raw_packed[i + {half * words}] = pack_nibbles(raw_pairs[i]{shifted})",
         ]
     if is_packed(plan):
         return [
             f"for i in cutlass.range_constexpr({half * words}, {(half + 1) * words}):",
-            "    raw_packed[i] = pack_bytes(raw_pairs[i].to(cutlass.Uint32))",
+            "    raw_packed[i] = pack_bytes(raw_pairs[i])",
         ]
     return _computed(plan, copied, half, k_tile)
 
@@ -268,23 +270,26 @@ def definitions(plan: GemmPlan) -> tuple[str, ...]:
         return ()
     copied, dtype = source_of_a(plan), plan.problem.operand_dtype
     if not copied.is_packed:
-        return (*SPREAD_BYTES, *PACK_BYTES[dtype])
+        return (*_spread_bytes(EXACT[dtype][0] >> 8), *PACK_BYTES[dtype])
     assert copied.offset is not None
     flipped = 8 if copied.sources[0].dtype == "int4" else 0
-    return (*SPREAD_BYTES, *_pack_nibbles(dtype, flipped, copied.offset - flipped))
+    return (*_spread_bytes(0), *_pack_nibbles(dtype, flipped, copied.offset - flipped))
 
 
-SPREAD_BYTES = (
-    "",
-    "",
-    "def spread_bytes(pair, high):",
-    "    return cute.arch.inline_ptx(",
-    '        "prmt.b32 {$w0}, {$r0}, {$r1}, 0x4140;",',
-    "        write_only_types=[cutlass.Uint32],",
-    "        read_only_args=[pair, cutlass.Uint32(high)],",
-    "    )",
-)
-"""The bytes of a pair as the low halves of 16 bits, of which ``high`` has the other half."""
+def _spread_bytes(high: int) -> tuple[str, ...]:
+    """Return the function that makes the bytes of a pair the low halves of 16 bits, whose high ones are ``high``."""
+    return (
+        "",
+        "",
+        "def spread_bytes(pair):",
+        "    return cute.arch.inline_ptx(",
+        '        "prmt.b32 {$w0}, {$r0}, {$r1}, 0x4140;",',
+        "        write_only_types=[cutlass.Uint32],",
+        f"        read_only_args=[pair, cutlass.Uint32({high * 0x01010101:#x})],",
+        "    )",
+    )
+
+
 EXACT = {"bfloat16": (0x4300, 128, "sub.rn.bf16x2"), "float16": (0x6400, 1024, "sub.rn.f16x2")}
 """By type: the bits and the value of a number whose last bits count integers, and the subtraction of a pair."""
 
@@ -309,15 +314,13 @@ PACK_BYTES = {
     "bfloat16": (
         "",
         "",
-        "def pack_bytes(pair):",
-        "    word = spread_bytes(pair, 0x43434343)",
+        "def pack_bytes(word):",
         *_difference("bfloat16", "word & cutlass.Uint32(0xFF7FFF7F)", "word & cutlass.Uint32(0xFF80FF80)"),
     ),
     "float16": (
         "",
         "",
-        "def pack_bytes(pair):",
-        "    word = spread_bytes(pair, 0x64646464)",
+        "def pack_bytes(word):",
         *_difference("float16", "word ^ cutlass.Uint32(0x00800080)", 0x64806480),
     ),
 }

@@ -12,6 +12,7 @@ from ...._shapes import is_power_of_2
 from ....hardware import Target
 from ..bounds import column_step, ctas_per_mma, tile_bounds
 from ..legality import key
+from ..plan.operands import can_convert
 from ..plan.records import Choice, CopiesIn, GemmPlan, RowsIn, TileFinish
 from ..proposal import CuteProposal
 from ..resources.predict import plan_of, timing
@@ -178,7 +179,8 @@ def _proposal(
     if choice.rows_in == "memory":
         values |= {"rows_in": choice.rows_in, "tile_columns": choice.tile[1]}
     held = shape.problem.epilogue.reduces_rows and choice.rows_in == "cluster"
-    for name in ("pingpong", "k_splits", "grid_splits") if held else ("ctas_per_sm",):
+    alone = () if can_convert(shape.problem) else ("ctas_per_sm",)
+    for name in ("pingpong", "k_splits", "grid_splits") if held else alone:
         del values[name]
     sides = zip(shape.blocks, choice.tile, strict=True)
     blocks = {block: size for block, size in sides if block not in shape.fixed}

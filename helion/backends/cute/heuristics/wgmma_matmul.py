@@ -25,6 +25,9 @@ from .tiles import narrowed, options, proposals, tiles
 WIDE = (128, 256)
 SPLITS = (2, 4, 8)
 GRID_SPLITS = (2, 3, 4, 6, 8, 16)
+RESIDENTS = 2
+"""CTAs per SM where warps that multiply convert A: those of one wait for shared memory, barriers and the matrix unit while
+those of the other convert (benchmarks/results/cute/nvidia-h200-few-rows.jsonl)."""
 
 
 class CuteWgmmaMatmulHeuristic(Heuristic):
@@ -70,7 +73,10 @@ def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[C
         for splits, clusters in itertools.product((1, *SPLITS), (1, *GRID_SPLITS)):
             ctas = together * splits * clusters
             fills = clusters == 1 or 2 * ctas > target.num_sms
+            split = Choice(tile=tile, splits=splits, grid_splits=clusters, copies_in=copies_in)
             if splits * clusters > 1 and fills and ctas <= target.num_sms:
-                split = Choice(tile=tile, splits=splits, grid_splits=clusters, copies_in=copies_in)
                 found.append(narrowed(split, min(plain.epilogue_n, tile[1] // splits)))
+            if copies_in == "registers" and target.num_sms < ctas <= RESIDENTS * target.num_sms:
+                two = dataclasses.replace(split, ctas_per_sm=RESIDENTS)
+                found.append(narrowed(two, min(plain.epilogue_n, tile[1] // splits)))
     return found

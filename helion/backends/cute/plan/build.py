@@ -377,7 +377,7 @@ def _check_scaled(plan: GemmPlan, scales: BlockScales) -> None:
         raise Refusal("accumulators with scales are promoted after each block of K")
     if plan.parts > 1 and plan.promote_k_tiles > 1:
         raise Refusal("K is split in blocks with scales of their own, of one K tile each")
-    if plan.ctas_per_sm > 1:
+    if plan.ctas_per_sm > 1 and not plan.converts:
         raise Refusal("matmuls with scales leave no registers for a second CTA on an SM")
     for scale, extent in ((plan.factor("row"), plan.tile[0]), (plan.factor("column"), plan.tile[1])):
         if scale is not None and scale.whole and scale.lines % extent:
@@ -488,8 +488,10 @@ def _check_residents(plan: GemmPlan) -> None:
         raise Refusal(f"{plan.ctas_per_sm} CTAs on an SM; 1 and 2 are implemented")
     if plan.ctas_per_sm == 1:
         return
-    if plan.unit != "wgmma" or plan.teams > 1 or plan.splits > 1:
-        raise Refusal("two CTAs on an SM are implemented on wgmma, without ping-pong and without splitting K")
+    if plan.unit != "wgmma" or plan.teams > 1 or (plan.splits > 1 and not plan.converts):
+        raise Refusal(
+            "two CTAs on an SM are implemented on wgmma, without ping-pong, and without splitting K unless A is in registers"
+        )
     sums = plan.sum_columns // 2 * plan.row_atoms * (2 if plan.promote else 1)
     if sums > MAX_RESIDENT_SUM_REGISTERS:
         raise Refusal(

@@ -27,6 +27,8 @@ from .refusal import Refusal
 
 FEW_ROWS = 64
 """Rows of an output, of which one instruction has as many columns."""
+RESIDENT_COLUMNS = 32
+"""Columns of a tile of two warpgroups that convert A, of which two CTAs share the registers of an SM without spills."""
 ALIGNMENT_BYTES = 128
 """Alignment of a matrix: sectors of its first line are whole."""
 
@@ -36,8 +38,11 @@ def check_copies(plan: GemmPlan) -> None:
     in_memory = plan.problem.groups is not None or any(copied.lines is not None for copied in plan.problem.copied)
     if plan.problem.copied and in_memory:
         raise Refusal("operands of groups of rows, and those of picked lines, are copied in memory")
-    if plan.problem.copied and (plan.cluster[0] > 1 or plan.ctas_per_sm > 1):
-        raise Refusal("operands that warps copy are implemented with one CTA along M in a cluster, and one on an SM")
+    if plan.problem.copied and (plan.cluster[0] > 1 or (plan.ctas_per_sm > 1 and not plan.converts)):
+        raise Refusal(
+            "operands that warps copy are implemented with one CTA along M in a cluster, and one on an SM unless the warps"
+            " that multiply convert them"
+        )
     if plan.converts:
         _check_converted(plan)
         return
@@ -118,6 +123,12 @@ def _check_converted(plan: GemmPlan) -> None:
         raise Refusal(
             f"a tile of {plan.tile} with A in registers; up to {2 * WGMMA_ROWS} rows and {SWIZZLE_BYTES} elements along K are"
             " implemented, without ping-pong"
+        )
+    tall = plan.tile[0] > WGMMA_ROWS
+    if plan.ctas_per_sm > 1 and tall and (plan.splits > 1 or plan.promote or plan.tile[1] > RESIDENT_COLUMNS):
+        raise Refusal(
+            f"two CTAs on an SM with a tile of {plan.tile} and A in registers; {WGMMA_ROWS} rows, or up to {RESIDENT_COLUMNS}"
+            " columns without scales and without splitting K in a cluster leave registers for both"
         )
 
 

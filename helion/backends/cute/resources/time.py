@@ -83,9 +83,10 @@ class Rates:
     """Time of an element that warps convert, of which an SM issues some 5 instructions per 128; not fitted."""
     fragment_us: float = 0.16
     """Least time of a K tile that the warps that multiply convert (benchmarks/results/cute/nvidia-h200-few-rows.jsonl)."""
-    fragments_us: float = 0.0000345
-    """Time of an element that these warps convert, from the same runs: 4-bit elements take as long as bytes. A likely
-    limit is that a K tile reads 128 bytes, or 64, of each row of the weights."""
+    fragments_us: float = 0.00003
+    """Time of an element that these warps convert, from the same runs."""
+    issued_us: float = 0.000033
+    """The same for each of two CTAs on an SM, which share its schedulers."""
     shared_bytes_per_us: float = 218e3
     """Shared-memory bandwidth of an SM: 128 bytes per cycle. It limits K tiles that are written twice."""
     granules_us: float = 0.0023
@@ -269,10 +270,11 @@ def _converted_us(plan: GemmPlan, rates: Rates) -> float:
         elements += copied_lines(plan, copied) * plan.tile[2]
         moved += 2 * raw_bytes(plan, copied)
     moved += 2 * numbers.a_stage_bytes + (1 + plan.warpgroups) * numbers.b_stage_bytes
-    each_us, element_us = rates.raw_us, rates.converted_us
-    if plan.converts:
-        each_us, element_us = rates.fragment_us, rates.fragments_us
-    return max(each_us + elements * element_us, moved / rates.shared_bytes_per_us)
+    shared_us = moved / rates.shared_bytes_per_us
+    if not plan.converts:
+        return max(rates.raw_us + elements * rates.converted_us, shared_us)
+    issued_us = elements * rates.issued_us
+    return max(rates.fragment_us + elements * rates.fragments_us, plan.ctas_per_sm * max(issued_us, shared_us))
 
 
 def _together(one: float, other: float, exponent: float) -> float:

@@ -100,7 +100,12 @@ def _with_raw_tiles(program: KernelProgram) -> KernelProgram:
         ),
     )
     pipeline = Pipeline(name="raw", kind="tma_epilogue", counts=raw, barriers="raw_barriers")
-    program = dataclasses.replace(program, pipelines=(*program.pipelines, pipeline), host=(*program.host, "raw_tiles"))
+    program = dataclasses.replace(
+        program,
+        warps=max(program.warps, role.first_warp + 1),
+        pipelines=(*program.pipelines, pipeline),
+        host=(*program.host, "raw_tiles"),
+    )
     return add_role(program, role)
 
 
