@@ -137,6 +137,7 @@ def _section(device: str, ranks: int, rows: Sequence[Row]) -> list[str]:
     lines += [f"Wrong: {'; '.join(wrong)}."] if wrong else []
     lines += [f"The copy engine sends {link:.0f} GB/s in each direction." if link else "The link was not measured."]
     lines += ["Microseconds of a call, the largest of all ranks, without NVLink multicast."]
+    lines += ["The GPUs pause for 6 ms before each few calls, so that they are cool."]
     lines += ["Goals are held against the fastest kernel under its default config; -: not measured.", ""]
     header = ("case", "size", "default", "variant", "best config", "nccl", "torch", "ratio of the default's time")
     body = [_line(cell, link) for cell in found if cell.case not in ("link", "pieces")]

@@ -73,12 +73,13 @@ def test_an_import_of_another_heuristic_is_noticed(planted: str) -> None:
 
 @functools.cache
 def bound_examples() -> list:
-    """The first case of every example, on a GPU with rules of its own and on one without, with their seeds."""
+    """The first case of every example, or of every second one, on a GPU with rules of its own and on one without, with their seeds."""
     cells = {}
     for cell in SEEDS.cells():
         cells.setdefault((cell.suite, cell.kernel), cell)
-    bound = [SEEDS.bind(cell, target) for cell in cells.values() for target in TARGETS]
-    assert sum(bool(each.seeds) for each in bound) > len(cells)
+    looked_at = [*cells.values()] if PROVE else [*cells.values()][::2]
+    bound = [SEEDS.bind(cell, target) for cell in looked_at for target in TARGETS]
+    assert sum(bool(each.seeds) for each in bound) > len(looked_at)
     return bound
 
 
