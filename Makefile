@@ -11,7 +11,7 @@ PY := $(VENV)/bin/python
 SETUP := $(PYTHON) scripts/setup.py --venv $(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test prove replay lint docs test-versions seeds seeds-check prove-seeds
+.PHONY: help demo test prove replay lint docs test-versions test-wheel seeds seeds-check prove-seeds
 .PHONY: bench-compile bench-dispatch bench-seeds calibrate time-model report fuzz-gpu clean
 
 help: ## list the targets
@@ -46,6 +46,10 @@ docs: ## the documentation as a site in build/site, warnings are errors
 test-versions: ## compile every example under the oldest and the newest supported Triton
 	@$(SETUP) run
 	@$(PY) scripts/test_versions.py
+
+test-wheel: ## the wheel in a clean environment of each Python of this machine
+	@$(SETUP) run
+	@$(PY) scripts/test_wheel.py
 
 seeds: ## the table of seeds over examples, epilogues and reductions: test/seeds/seeds.tsv
 	@$(SETUP) run

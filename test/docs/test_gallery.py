@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from helion import exc, ops
 from helion._testing import EXAMPLES_DIR, import_path
 
-gallery = import_path(Path(__file__).resolve().parents[2] / "scripts" / "gallery.py")
+ROOT = Path(__file__).resolve().parents[2]
+gallery = import_path(ROOT / "scripts" / "gallery.py")
 
 SOURCE = '''"""Computes `a | b`,
 in one line.
@@ -54,3 +58,29 @@ def test_an_operator_is_compared_with_the_faster_one() -> None:
     row = {"name": "softmax", "shape": "8x4", "forward": {"helion": 2.0, "compile": 3.0, "eager": 5.0}}
     assert gallery.operator_lines([row]) == ["| `softmax` | 8x4 | 2.0 | 1.50 |  |  |"]
     assert "| `softmax` | 8192x4096 | " in gallery.page()
+
+
+def _public_examples() -> list[list[str]]:
+    """Return the cells of the table of the public repository's examples."""
+    text = (ROOT / "docs" / "guide" / "from-helion.md").read_text()
+    section = text.split("## Examples of the public repository\n")[1].split("\n## ")[0]
+    return [[cell.strip() for cell in line[1:-1].split("|")] for line in section.splitlines() if line.startswith("| `")]
+
+
+def test_what_the_table_of_public_examples_names_is_here() -> None:
+    rows = _public_examples()
+    assert len(rows) >= 15 and all(len(row) == 4 for row in rows)
+    for _, unchanged, imports, here in rows:
+        for name in re.findall(r"`([\w.]+)`", imports):
+            module, _, last = name.rpartition(".")
+            try:
+                importlib.import_module(name)
+            except ModuleNotFoundError:
+                assert getattr(importlib.import_module(module), last) is not None
+        for name in re.findall(r"`exc\.(\w+)`", unchanged):
+            assert hasattr(exc, name)
+        counterparts = re.findall(r"`([^`]+)`", here)
+        assert counterparts
+        for name in counterparts:
+            op = name.removeprefix("helion.ops.")
+            assert hasattr(ops, op) if op != name else (ROOT / "examples" / name).is_file(), name
