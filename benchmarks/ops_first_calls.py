@@ -1,21 +1,25 @@
 """First calls of all operators of ``helion.ops`` on a GPU: from empty caches, and in a later process.
 
-    python benchmarks/ops_first_calls.py [--out FILE.json] [--workers 1 16]
+    python benchmarks/ops_first_calls.py [--out FILE.json] [--workers 1 16] [--profile FILE.txt]
 
 For each number of workers it starts with empty caches. So many processes share the operators, one cell of
 ``benchmarks/ops.py`` each, and call each operator once. Then one process calls them all again with what the first ones
 cached. A row has the seconds of each call and of the import of ``helion.ops``, and those from the first call of any
-process to the last. ``HELION_FIRST_CALL_SECONDS=0`` leaves out what first calls measure.
+process to the last. ``HELION_FIRST_CALL_SECONDS=0`` leaves out what first calls measure. ``--profile`` writes where the slow
+calls of the last process spend their time.
 """
 
 from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
+import cProfile
 import datetime
 import json
 import multiprocessing
 import os
+import pstats
 import sys
 import tempfile
 import time
@@ -27,7 +31,11 @@ sys.path[:0] = [str(ROOT)]
 OUT = ROOT / "build" / "ops-first-calls.json"
 
 
-def call_all(names: list[str]) -> dict[str, Any]:
+#: Calls that take so many seconds are in the profile.
+SLOW = 0.1
+
+
+def call_all(names: list[str], profile: Path | None = None) -> dict[str, Any]:
     """Call operators once each; return the seconds of each, of the import, and the clock at the first and the last call."""
     import torch
 
@@ -44,14 +52,20 @@ def call_all(names: list[str]) -> dict[str, Any]:
     for name in names:
         args = by_name[name].make()
         torch.cuda.synchronize()
+        watched = cProfile.Profile() if profile else contextlib.nullcontext()
         began = time.perf_counter()
         try:
-            by_name[name].op(*args)
-            torch.cuda.synchronize()
+            with watched:
+                by_name[name].op(*args)
+                torch.cuda.synchronize()
         except Exception as error:  # an operator that fails belongs into the table
             found["failed"][name] = reason(error)
             continue
-        found["calls_s"][name] = round(time.perf_counter() - began, 3)
+        found["calls_s"][name] = seconds = round(time.perf_counter() - began, 3)
+        if profile and seconds > SLOW:
+            with profile.open("a") as file:
+                print(f"{name}: {seconds} s", file=file)
+                pstats.Stats(watched, stream=file).sort_stats("cumulative").print_stats(45)
         del args
     return {**found, "ended": time.time()}
 
@@ -63,11 +77,12 @@ def names_of_cells() -> list[str]:
     return list(dict.fromkeys(cell.name for cell in cells()))
 
 
-def run(names: list[str], workers: int) -> dict[str, Any]:
+def run(names: list[str], workers: int, profile: Path | None = None) -> dict[str, Any]:
     """Call operators in so many processes at once; return the results of all."""
     spawned = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(workers, mp_context=spawned) as pool:
-        shares = list(pool.map(call_all, [names[at::workers] for at in range(workers)]))
+        parts = [names[at::workers] for at in range(workers)]
+        shares = list(pool.map(call_all, parts, [profile] * workers))
     calls: dict[str, float] = {}
     failed: dict[str, str] = {}
     for share in shares:
@@ -86,6 +101,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=OUT, metavar="FILE.json")
     parser.add_argument("--workers", type=int, nargs="*", default=[16, 1], help="numbers of processes, in turn")
+    parser.add_argument("--profile", type=Path, metavar="FILE.txt")
     options = parser.parse_args()
     spawned = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawned) as pool:
@@ -96,7 +112,8 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             os.environ["HELION_CACHE_DIR"], os.environ["TRITON_CACHE_DIR"] = f"{folder}/helion", f"{folder}/triton"
             for caches, count in (("empty", workers), ("filled", 1)):
-                row = {"caches": caches, "processes": count, **run(names, count)}
+                watched = options.profile if caches == "filled" else None
+                row = {"caches": caches, "processes": count, **run(names, count, watched)}
                 found["rows"].append(row)
                 options.out.parent.mkdir(parents=True, exist_ok=True)
                 options.out.write_text(json.dumps(found, indent=1) + "\n")
