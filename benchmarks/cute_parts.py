@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 
 import helion  # noqa: E402
 from benchmarks.cute_parts_cases import CASES, UNTOUCHED, Arguments, Case  # noqa: E402
@@ -32,7 +32,8 @@ from benchmarks.turns import in_turn, turn  # noqa: E402
 
 def stacked(result: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
     """Return a copy of a result, or of all of a kernel's results."""
-    return result.clone() if isinstance(result, torch.Tensor) else torch.stack(result)
+    tensor = result.clone() if isinstance(result, torch.Tensor) else torch.stack(result)
+    return tensor[:, None] if tensor.ndim == 1 else tensor
 
 
 def _nearly_equal(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import unseen_fields
+import unseen_kernels
 
 import helion
 from benchmarks.cute_parts_kernels import (
@@ -428,6 +430,66 @@ def over_time(t: int, n: int, c: int) -> Case:
     )
 
 
+def of_complex_numbers(m: int, n: int, k: int) -> Case:
+    """Return the case of the four products of complex matrices."""
+
+    def composed(ar: torch.Tensor, ai: torch.Tensor, br: torch.Tensor, bi: torch.Tensor) -> torch.Tensor:
+        return torch.stack([ar @ br - ai @ bi, ar @ bi + ai @ br])
+
+    return Case(
+        kernel=unseen_kernels.complex_product.fn,
+        arguments=lambda: tuple(
+            made(*shape, seed=seed, scale=k**-0.25) for seed, shape in enumerate(((m, k), (m, k), (k, n), (k, n)))
+        ),
+        exact=lambda *given: composed(*(each.double() for each in given)),
+        library=lambda *given: {
+            "cublas": functools.partial(composed, *given),
+            "compiled": functools.partial(torch.compile(composed), *given),
+        },
+    )
+
+
+def of_cells(b: int, k: int, n: int) -> Case:
+    """Return the case of a gated recurrent unit."""
+
+    def composed(x: torch.Tensor, h: torch.Tensor, w: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+        keep, reset = (torch.sigmoid(x @ w[at] + h @ u[at]) for at in range(2))
+        return (1 - keep) * torch.tanh(x @ w[2] + reset * (h @ u[2])) + keep * h
+
+    return Case(
+        kernel=unseen_fields.gated_cell.fn,
+        arguments=lambda: (
+            made(b, k),
+            made(b, n, seed=1),
+            made(3, k, n, seed=2, scale=k**-0.5),
+            made(3, n, n, seed=3, scale=n**-0.5),
+        ),
+        exact=lambda *given: composed(*(each.double() for each in given)),
+        library=lambda *given: {
+            "cublas": functools.partial(composed, *given),
+            "compiled": functools.partial(torch.compile(composed), *given),
+        },
+    )
+
+
+def of_mixtures(m: int, d: int, n: int) -> Case:
+    """Return the case of the logarithm of a sum of Gaussians."""
+
+    def composed(x: torch.Tensor, square: torch.Tensor, linear: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        return torch.logsumexp(x @ linear - (x * x) @ square + c, -1)[:, None]
+
+    return Case(
+        kernel=unseen_fields.mixture_density.fn,
+        arguments=lambda: (
+            made(m, d), made(d, n, seed=1).abs() * d**-0.5, made(d, n, seed=2), made(n, seed=3, dtype=torch.float32)
+        ),
+        exact=lambda x, *rest: torch.logsumexp(
+            x.double() @ rest[1].double() - (x * x).double() @ rest[0].double() + rest[2].double(), -1
+        )[:, None],
+        library=lambda *given: {"compiled": functools.partial(torch.compile(composed), *given)},
+    )  # fmt: skip
+
+
 EVEN, SKEWED, FEW = (512,) * 8, (0, 1, 3000, 0, 64, 129, 1, 901), (70, 0, 1, 229)
 GIANT = (0,) * 60 + (1,) * 60 + (8000,) + (0,) * 7
 EIGHT = (2750, 1310, 2048, 2049, 640, 4096, 1927, 1564)
@@ -466,6 +528,15 @@ CASES = {
     "gated_sums": with_gates(203, 264, 200, 24),
     "gated_sums_large": with_gates(8192, 4096, 4096, 64),
     "filtered": over_time(203, 264, 200),
+    "filtered_odd": over_time(203, 263, 201),
+    "filtered_odd_large": over_time(8192, 2047, 2047),
+    "complex": of_complex_numbers(203, 264, 200),
+    "complex_odd": of_complex_numbers(203, 263, 201),
+    "complex_large": of_complex_numbers(4096, 4096, 2048),
+    "cells": of_cells(203, 200, 264),
+    "cells_large": of_cells(4096, 1024, 1024),
+    "mixtures": of_mixtures(203, 64, 136),
+    "mixtures_large": of_mixtures(100000, 64, 128),
     "adapted_large": with_adapter(8192, 4096, 4096, 64),
     "filtered_large": over_time(8192, 2048, 2048),
     "halves": in_halves(203, 264, 200),

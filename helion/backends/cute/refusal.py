@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ... import exc
 from ..._compiler.ir.grammar import NumberAttrs, Program
@@ -13,7 +13,7 @@ from .lower.kernel import check_strides, known_product
 from .lower.kernel import multiples as of_strides
 from .lower.names import as_written
 from .plan.build import plan_gemm, unit_of
-from .plan.epilogue import MAX_PRODUCTS
+from .plan.copied import Copied
 from .plan.records import Choice, GemmProblem
 from .plan.refusal import Refusal
 
@@ -67,63 +67,70 @@ def _check_tunables(program: Program, free: Sequence[int]) -> None:
 def unproven(program: Program, target: Target) -> str:
     """Return the first part of a GEMM that has not run on a GPU, which needs a request; or an empty string.
 
-    Hopper has run copies of A and B, strided outputs, TF32, int8, windows, and additions to fp32. It has run up to two
-    products of groups of rows, and one of picked rows and to such. It has run batches of several dimensions, sums of
-    products, sums along K, and three products with an output each (cute/nvidia-h200-parts.jsonl,
+    Hopper has run copies of A and B, strided outputs, TF32, int8, windows, batches of several dimensions, and additions to
+    fp32. It has run up to four products, sums of products, and sums along K. Up to two products of groups of rows have run,
+    of picked rows as well, one with matrices that TMA does not move (cute/nvidia-h200-parts.jsonl,
     cute/nvidia-h200-products.jsonl).
     """
-    problem = known_product(program).problem
-    proven = unit_of(target) == "wgmma"
-    ran = proven and not problem.epilogue.of_kind("product")
-    copied = [each for each in problem.copied if not ran]
-    several = bool(problem.epilogue.of_kind("product"))
-    picked = [each.sources[0].name for each in problem.copied if each.lines is not None and (several or not proven)]
-    picked += [each.name for each in problem.outputs if each.lines is not None and not proven]
-    in_memory = [each for each in problem.copied if each.lines is None]
-    strided = [each.name for each in problem.epilogue.of_kind("strided")]
-    strided += [] if proven else [each.name for each in problem.outputs_of("strided")]
-    part = ""
-    given = [program.tensors[at] for at in known_product(program).arguments if isinstance(at, int)]
+    product = known_product(program)
+    given = [program.tensors[at] for at in product.arguments if isinstance(at, int)]
     unaligned = [tensor.name for tensor in given if not tensor.aligned]
     if unaligned:
         part = f"of {unaligned[0]}, which may begin between multiples of 16 bytes and is copied for each launch,"
-    elif problem.summed and not proven:
-        part = "next to sums along K"
-    elif picked:
-        part = f"with lines of {picked[0]} that an index picks"
-    elif problem.groups is not None and (
-        in_memory or any(each.lines is None for each in problem.outputs_of("strided"))
-    ):
-        part = f"over groups of rows by {problem.groups.name} with matrices that TMA does not move"
-    elif problem.groups is not None and not (proven and len(problem.epilogue.of_kind("product")) <= 1):
-        part = f"over groups of rows by {problem.groups.name}"
-    elif _has_several_products(problem) and not (
-        proven and len(problem.epilogue.of_kind("product")) < MAX_PRODUCTS - 1
-    ):
-        part = "of several products that are stored separately, or of more than two,"
-    elif problem.batch is not None and problem.batch.outer is not None and not proven:
-        part = "in a batch of several dimensions"
-    elif any(problem.starts) and not proven:
-        part = "of operands that begin within a tensor"
-    elif problem.terms and not (proven and not problem.epilogue.of_kind("product")):
-        part = "of several terms" if not proven else "of several terms in more than one accumulator"
-    elif problem.operand_dtype == "int8" and not (ran and _is_plain(problem)):
-        part = "of int8 other than by TMA and without scales of blocks,"
-    elif any(
-        output.adds and not (proven and (output.kind == "exact" or output.lines) and output.dtype == "float32")
-        for output in problem.outputs
-    ):
-        part = "that are added to memory"
-    elif copied:
-        part = f"whose operand {copied[0].sources[0].name} is copied by warps"
-    elif strided:
-        part = f"whose matrix {strided[0]} has strides that TMA cannot take"
+    else:
+        parts = _not_run_on_hopper if unit_of(target) == "wgmma" else _not_run_on_blackwell
+        part = next((part for holds, part in parts(product.problem) if holds), "")
     return str(as_written(program, Refusal(part)))
 
 
-def _is_plain(problem: GemmProblem) -> bool:
-    """Return whether TMA loads A and B of all rows, without scales of blocks of K."""
-    return not problem.copied and problem.scales is None and problem.groups is None
+def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
+    """Yield parts that have not run on Hopper, each with whether a GEMM has it."""
+    products, groups = len(problem.epilogue.of_kind("product")), problem.groups
+    of_groups = f"over groups of rows by {groups.name}" if groups is not None else ""
+    in_memory = [each for each in problem.copied if each.lines is None]
+    by_threads = [each for each in problem.outputs_of("strided") if each.lines is None]
+    sources = [source for each in problem.copied for source in each.sources]
+    begun = [source.name for source in sources if not source.aligned]
+    strided = [each.name for each in problem.epilogue.of_kind("strided")]
+    added = [each for each in problem.outputs if each.adds and not each.lines]
+    yield problem.absent, "of several terms, of which some add to a part of the accumulators,"
+    yield problem.terms and problem.copied, "of several terms with operands that are copied"
+    yield begun, f"of {''.join(begun[:1])}, which begins between multiples of 16 bytes,"
+    yield groups and products > 1, of_groups
+    yield (
+        groups and products and (in_memory or by_threads),
+        f"{of_groups} with matrices that TMA does not move",
+    )
+    yield problem.operand_dtype == "int8" and (groups or problem.copied), "of int8 other than by TMA"
+    yield (
+        any(each.kind != "exact" or each.dtype != "float32" for each in added),
+        "that are added to memory in 16 bits, or by threads,",
+    )
+    yield products and in_memory, f"of several products whose operand {_first(in_memory)} is copied"
+    yield strided, f"whose matrix {''.join(strided[:1])} has strides that TMA cannot take"
+
+
+def _not_run_on_blackwell(problem: GemmProblem) -> Iterator[tuple[object, str]]:
+    """Yield parts that have not run on Blackwell, each with whether a GEMM has it."""
+    picked = [each.sources[0].name for each in problem.copied if each.lines is not None]
+    picked += [each.name for each in problem.outputs if each.lines is not None]
+    strided = [each.name for each in problem.epilogue.of_kind("strided")]
+    strided += [each.name for each in problem.outputs_of("strided")]
+    yield problem.summed, "next to sums along K"
+    yield picked, f"with lines of {''.join(picked[:1])} that an index picks"
+    yield problem.groups, f"over groups of rows by {'' if problem.groups is None else problem.groups.name}"
+    yield _has_several_products(problem), "of several products that are stored separately, or of more than two,"
+    yield problem.batch is not None and problem.batch.outer, "in a batch of several dimensions"
+    yield any(problem.starts), "of operands that begin within a tensor"
+    yield problem.terms, "of several terms"
+    yield problem.operand_dtype == "int8", "of int8"
+    yield any(each.adds for each in problem.outputs), "that are added to memory"
+    yield problem.copied, f"whose operand {_first(problem.copied)} is copied by warps"
+    yield strided, f"whose matrix {''.join(strided[:1])} has strides that TMA cannot take"
+
+
+def _first(copied: Sequence[Copied]) -> str:
+    return "".join(each.sources[0].name for each in copied[:1])
 
 
 def _has_several_products(problem: GemmProblem) -> bool:

@@ -117,7 +117,7 @@ in memory, and of sums along K, are up to a tenth too low, without strided outpu
 
 STORED_LEAD = Lead(ratio=0.9, saved_us=15.0)
 """The same where threads store the output, because TMA does not reach its rows. No next tile hides the stores of the last one
-(biased_product in benchmarks/results/nvidia-h200-mechanisms.json)."""
+(biased_product in benchmarks/results/nvidia-h200-mechanisms.json, odd_outputs_8 in cute/nvidia-h200-parts.jsonl)."""
 
 
 CONVERTED_LEADS = (Lead(ratio=0.85), Lead(ratio=0.9, corrected=1.2))
@@ -128,7 +128,11 @@ short. The general backend is as fast for few rows, and its predictions for more
 
 def _matmul_lead(program: Program, facts: KernelFacts) -> Lead:
     shape = shape_of(facts)
-    if isinstance(shape, str) or not (shape.problem.copied or shape.problem.summed):
+    if isinstance(shape, str):
+        return PREDICTABLE_LEAD
+    if shape.problem.groups is not None and shape.problem.outputs_of("strided"):
+        return STORED_LEAD
+    if not (shape.problem.copied or shape.problem.summed):
         return PREDICTABLE_LEAD
     if can_convert(shape.problem) and shape.problem.n <= FEW_ROWS:
         return CONVERTED_LEADS[2 * shape.problem.n > FEW_ROWS]

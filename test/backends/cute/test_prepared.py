@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from backends.cute import copies, cubins, gemms
+from backends.cute import cubins, gemms
 from backends.cute.copies import NUMBERED, SCALED, copied
 from backends.cute.gemms import E4M3
 from backends.cute.test_copied_code import Number, Place, Registers, _rounded
@@ -200,7 +200,6 @@ def test_operands_follow_the_partials_in_the_workspace() -> None:
     ("given", "message"),
     [
         (dataclasses.replace(PROBLEMS["odd_rows"], copied=()), "where TMA cannot load them as they are"),
-        (copies.COPIES["swiglu"][0], "for one matmul"),
         (problem(2**16, 64, 2**15 - 1, copied("a", ("x", "bfloat16", 2**15 - 1, 1))), "in memory; up to 2147483647"),
     ],
 )  # fmt: skip

@@ -105,7 +105,7 @@ def test_products_share_an_instruction(kernel: helion.Kernel, target: str) -> No
     assert len(re.findall(last, text)) == 1
     reason = MATMUL.on_request(bound._analysis.program, bound.facts, bound.env.target)
     asked = "matmuls of several products that are stored separately, or of more than two, run on request, with backend='cute'"
-    assert reason == ("" if target == "sm_90" and kernel is queries_and_keys else asked)
+    assert reason == ("" if target == "sm_90" else asked)
 
 
 @pytest.mark.prove

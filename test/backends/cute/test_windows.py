@@ -157,11 +157,16 @@ def shifted(x: torch.Tensor, w: torch.Tensor, by: hl.constexpr) -> torch.Tensor:
     return out
 
 
-def test_a_window_between_addresses_of_tma_is_refused() -> None:
+@pytest.mark.parametrize("by", [8, 1])
+def test_a_window_between_addresses_of_tma_is_copied(by: int) -> None:
     x, w = tensor(M + 8, K + 8), tensor(N, K, seed=1)
-    assert products.row_error(shifted(x, w, 8), x[8:, 8:].double() @ w.double().t()) < BOUNDS[BF16]
-    with pytest.raises(exc.CuteUnsupported, match="x may begin at an address that is no multiple of 16 bytes"):
-        shifted.bind((x, w, 1))
+    wanted = x[by : M + by, by : K + by].double() @ w.double().t()
+    assert products.row_error(shifted(x, w, by), wanted) < BOUNDS[BF16]
+    bound = shifted.bind((x, w, by), target="sm_90")
+    copied = [each.sources[0].aligned for each in bound.plan().gemm.whole.copied]
+    assert copied == ([] if by == 8 else [False])
+    asked = MATMUL.on_request(bound._analysis.program, bound.facts, bound.env.target)
+    assert ("x, which begins between multiples of 16 bytes, run on request" in asked) == (by == 1)
 
 
 @helion.kernel(backend="cute")

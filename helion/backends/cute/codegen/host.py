@@ -31,8 +31,8 @@ def _operand_tensor(plan: GemmPlan, operand: Multiplicand) -> str:
     lines = number(plan, f"pitch_{name}", operand.pitch)
     k_major = (plan.problem.a_major if rows else plan.problem.b_major) == "k"
     stride = f"({lines}, 1" if k_major else f"(1, {lines}"
-    # no tile coordinate exceeds K
-    k = _bounded(str(operand.k), 1) if operand.term else _extent(plan, "k", 1)
+    most = LARGEST_SIDE if operand.absent else 1  # no other tile coordinate exceeds K
+    k = _bounded(str(operand.k), most) if operand.term else _extent(plan, "k", most)
     shape = f"({_extent(plan, 'm' if rows else 'n')}, {k}"
     shape, stride = _with_batch(plan, name, shape, stride)
     return f"matrix_{name} = cute.make_tensor({pointer}, cute.make_layout({shape}, stride={stride}))"

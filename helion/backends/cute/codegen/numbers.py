@@ -92,7 +92,9 @@ def other_k_tile(plan: GemmPlan, which: Which) -> str:
 def tile_of(plan: GemmPlan, operand: Multiplicand) -> str:
     """Return the coordinates of the current tile of an operand. K tiles count from the first one of its term."""
     first, lines = plan.first_k_tiles[operand.term], "tile_m" if operand.base == "a" else "tile_n"
-    return f"{lines}, k_tile{f' - {first}' if first else ''}{batched(plan, operand.label)}"
+    first -= -(-operand.k // plan.tile[2]) if operand.absent else 0  # past the end, where TMA writes zeros
+    moved = f" {'-' if first > 0 else '+'} {abs(first)}" if first else ""
+    return f"{lines}, k_tile{moved}{batched(plan, operand.label)}"
 
 
 def is_of_term(plan: GemmPlan, term: int) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..plan.copied import CHUNK_BYTES, Copied, CopySource
 from ..plan.dtypes import DTYPES, itemsize
 from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant
-from ..plan.operands import is_turned
+from ..plan.operands import extents_of, is_turned, present
 from ..plan.records import SUM_BYTES, WARP_THREADS, GemmPlan, GemmProblem, Prepared
 from ..plan.workspace import prepared_offset
 from .copied import lines_name, pointers_of, source_names
@@ -116,7 +116,11 @@ def shape_of(prepared: Prepared, problem: GemmProblem) -> Shape:
 def _is_aligned(prepared: Prepared, problem: GemmProblem, source: CopySource, pitch: int, vector: int) -> bool:
     size = itemsize(source.dtype)
     steps = (pitch * size, problem.batch_pitch(prepared.copied.operand) * size)
-    return prepared.columns % vector == 0 and not any(step % min(vector * size, CHUNK_BYTES) for step in steps)
+    return (
+        source.aligned
+        and prepared.columns % vector == 0
+        and not any(step % min(vector * size, CHUNK_BYTES) for step in steps)
+    )
 
 
 # The host function -------------------------------------------------------------------------------------------------------
@@ -128,12 +132,12 @@ def launches(plan: GemmPlan) -> list[str]:
     for prepared in plan.prepare.operands if plan.prepare is not None else ():
         shape, label = shape_of(prepared, plan.whole), prepared.copied.operand
         names = source_names(prepared.copied)
-        lines = prepared.rows if prepared.totals else plan.whole.m if label == "a" else plan.whole.n
+        lines, k = (prepared.rows, plan.whole.k) if prepared.totals else extents_of(plan.whole, prepared.copied)
         pointers = pointers_of(prepared.copied)
         for at, (name, pointer) in enumerate(zip(names, pointers, strict=False)):
             source = prepared.copied.sources[at]
             pitch = plan.whole.batch_pitch(label) if at == 0 and not prepared.totals else 0
-            shape_of_source = f"({source.picked or lines}, {plan.whole.k}, {prepared.batches})"
+            shape_of_source = f"({source.picked or lines}, {k}, {prepared.batches})"
             layout = f"{shape_of_source}, stride=({source.pitch}, {source.k_pitch}, {pitch})"
             given = f"cute.recast_ptr({pointer}, dtype={shape.word})" if shape.moves else pointer
             found.append(f"{name} = cute.make_tensor({given}, cute.make_layout({layout}))")
@@ -156,6 +160,10 @@ def launches(plan: GemmPlan) -> list[str]:
             ")",
             f"{label} = cute.recast_ptr({place}, dtype={shape.read})",
         ]
+    made = [] if plan.prepare is None else [each.copied.operand for each in plan.prepare.operands]
+    for each in plan.whole.multiplicands:
+        if each.absent and (label := present(plan.whole, each)) in made:
+            found.append(f"{each.label} = {label}")
     return found
 
 

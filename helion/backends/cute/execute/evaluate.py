@@ -154,7 +154,7 @@ def _evaluate(problem: GemmProblem, tensors: Sequence[torch.Tensor]) -> None:
             values.append(_summed(sums[described.label], tensor, more, described.kind, problem))
         else:
             values.append(_operand(described, tensor, problem).float())
-    _add_terms(problem, values, factors)
+    _add_terms(problem, values, factors[of_copies:], sources)
     for instruction in problem.epilogue.instructions:
         given = [torch.tensor(float(x.text)) if isinstance(x, Constant) else values[x] for x in instruction.arguments]
         values.append(_apply(instruction.op, given, problem))
@@ -165,17 +165,19 @@ def _evaluate(problem: GemmProblem, tensors: Sequence[torch.Tensor]) -> None:
             _store(output, out, values[output.value], problem)
 
 
-def _add_terms(problem: GemmProblem, values: list[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+def _add_terms(
+    problem: GemmProblem, values: list[torch.Tensor], tensors: Sequence[torch.Tensor], more: Iterator[torch.Tensor]
+) -> None:
     """Add the further terms of a sum of matmuls, of which ``tensors`` are the operands, to the accumulators."""
-    added = [each for each in problem.multiplicands if each.term]
-    given = {each.label: tensor for each, tensor in zip(added, tensors, strict=False)}
     labels = ["b", *(each.label for each in problem.epilogue.operands)]
-    for operand in added:
+    added = [each for each in problem.multiplicands if each.term]
+    for operand, tensor in zip(added, tensors, strict=False):
+        matrix = _multiplied(problem, operand.label, tensor, more)
         if operand.base == "a":
-            left = _matrix(given[operand.label], problem.m, operand.k, problem.a_major, operand.pitch).float()
-            continue
-        right = _matrix(given[operand.label], problem.n, operand.k, problem.b_major, operand.pitch).float()
-        values[labels.index(operand.base)] += left @ right.t()
+            left = matrix
+        elif not operand.absent:
+            at = labels.index(operand.base)
+            values[at] = values[at] + _product(left, matrix.t())
 
 
 def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -188,14 +190,13 @@ def _multiplied(problem: GemmProblem, operand: str, tensor: torch.Tensor, more: 
     """Return an operand of the matmul as (M or N, K) in fp32, or in fp64 of integers; ``more`` has the further sources of
     copied operands."""
     held = torch.float64 if problem.operand_dtype == "int8" else torch.float32
-    lines = problem.m if operand == "a" else problem.n
-    copied = problem.copy_of(operand)
+    each, copied = problem.multiplicand(operand), problem.copy_of(operand)
+    lines, major = (problem.m, problem.a_major) if each.base == "a" else (problem.n, problem.b_major)
+    if each.absent:
+        return torch.zeros((lines, each.k), dtype=held)
     if copied is None:
-        pitches = {each.label: each.pitch for each in problem.epilogue.of_kind("product")}
-        pitch = problem.a_pitch if operand == "a" else pitches.get(operand, problem.b_pitch)
-        major = problem.a_major if operand == "a" else problem.b_major
-        return _matrix(tensor, lines, problem.k, major, pitch).to(held)
-    stored = _elements(copied, tensor, more, lines, problem.k)
+        return _matrix(tensor, lines, each.k, major, each.pitch).to(held)
+    stored = _elements(copied, tensor, more, lines, each.k)
     return stored.to(getattr(torch, problem.operand_dtype)).to(held)
 
 

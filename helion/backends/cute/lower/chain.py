@@ -133,7 +133,9 @@ class Chain:
 
     def add_product(self, sums: Value, tensor: HostTensor, dtype: torch.dtype, pitch: Number) -> str:
         """Read the accumulator of another matmul like an operand, whose label is returned."""
-        operand = EpilogueOperand(name=name_of(tensor), kind="product", dtype=dtype_name(dtype))
+        name = name_of(tensor)
+        name = f"{name}_{len(self.loads)}" if name in self.loads else name
+        operand = EpilogueOperand(name=name, kind="product", dtype=dtype_name(dtype))
         self.known[sums.number] = self._loaded(operand, tensor.id, pitch)
         return operand.label
 

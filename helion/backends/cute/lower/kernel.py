@@ -79,8 +79,10 @@ def _of_groups_or_batch(program: Program) -> Product:
     batched = without_batch(picked.program)
     looped = with_loop(batched.program)
     terms = programs_of_terms(looped.program)
-    products = [product_of(each, batched.strides, picked.picks) for each in terms]
-    product = sum_of(products, blocks_of_loops(looped.program)) if len(terms) > 1 else products[0]
+    products = [product_of(each.program, batched.strides, picked.picks) for each in terms]
+    product = products[0]
+    if len(terms) > 1:
+        product = sum_of(products, [each.absent for each in terms], blocks_of_loops(looped.program))
     if looped.held:
         product = dataclasses.replace(product, depth=product.problem.line)
     if grouped.offsets is not None:

@@ -63,7 +63,7 @@ def multiplied(
         held = _turned(frame, value, wanted)
         if blocks_of(frame, op) != held:
             raise Refusal(f"{frame.tensor(op).name} is not tiled by the dimensions of the dot")
-        place = place_of(frame, op)
+        place = place_of(frame, op, aligned=False)
         if _suits_tma(frame, place):
             major, pitch = major_of(frame, place)
             return Multiplied(tensors=(place.tensor,), dtype=dtype, major=major, pitch=pitch)
@@ -100,7 +100,7 @@ def _turned(frame: Frame, value: Operand, wanted: tuple[int, int]) -> tuple[int,
 def _suits_tma(frame: Frame, place: Place) -> bool:
     """Return whether TMA loads tiles of a tensor for the matrix unit. Strides that only the launch knows have to be
     multiples of 16 bytes."""
-    if place.tensor.id in frame.picks:
+    if place.tensor.id in frame.picks or not place.tensor.aligned:
         return False
     along_k = place.blocks.index(frame.k)
     k_stride, other = place.strides[along_k], place.strides[1 - along_k]
@@ -207,7 +207,7 @@ class _Elements(Chain):
         return tuple(instructions)
 
     def _load(self, op: Op) -> Reference:
-        place = place_of(self.frame, op)
+        place = place_of(self.frame, op, aligned=False)
         if len({*place.blocks}) < len(place.blocks) or not {*place.blocks} <= {self.frame.m, self.frame.n}:
             raise Refusal(f"{place.tensor.name} is not tiled by the dimensions of the dot")
         strides = dict(zip(place.blocks, place.strides, strict=True))
@@ -222,6 +222,7 @@ class _Elements(Chain):
             pitch=pitch,
             k_pitch=k_pitch,
             picked=self._picked(op, place),
+            aligned=place.tensor.aligned,
         )
         if name in self.sources and self.sources[name][0] != source:
             source = replace(source, name=f"{name}_{len(self.sources)}")

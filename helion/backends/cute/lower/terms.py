@@ -9,62 +9,99 @@
     out[...] = acc
 
 So are several dots of one loop that add to one accumulator. Their results are the terms of one sum, in fp32.
+
+A term has one left operand and all accumulators. One that it adds nothing to has a dot as well, with the right operand of
+another, which is left out of the kernel: ``absent``.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from ...._compiler.ir.grammar import ForAttrs, Op, Operand, PointwiseAttrs, Program, Region, Value
+from ...._compiler.ir.grammar import ForAttrs, MemoryAttrs, Op, Operand, PointwiseAttrs, Program, Region, Value
 from ...._compiler.passes.always.simplify import drop_dead
+from ..plan.copied import Copied
 from ..plan.epilogue import EpilogueOperand
-from ..plan.records import GemmProblem, Term
+from ..plan.records import GemmProblem, Major, Term
 from ..plan.refusal import Refusal
 from .product import Product
 
 #: The ops that add one term to an accumulator: a dot, and its separate add, if any.
 _Link = tuple[Op, ...]
+_Makers = Mapping[int, Op]
 
 
-def programs_of_terms(program: Program) -> list[Program]:
+@dataclass(frozen=True, kw_only=True)
+class TermProgram:
+    """The ``program`` of one term. ``absent`` are the numbers of the accumulators that it adds nothing to."""
+
+    program: Program
+    absent: frozenset[int] = frozenset()
+
+
+@dataclass(kw_only=True)
+class _Accumulator:
+    """A sum that loops carry. ``places`` has its positions among their values, by number of the loop."""
+
+    start: Operand
+    final: Value
+    places: dict[int, int]
+
+
+def programs_of_terms(program: Program) -> list[TermProgram]:
     """Return a program for each term of the sums; the original one where there is one term."""
+    unchanged = [TermProgram(program=program)]
     if len(program.roots) != 1:
-        return [program]
-    body = program.roots[0].body
-    loops = [op for op in body.ops if op.regions]
-    makers = {result.number: op for op in program.walk() for result in op.results}
+        return unchanged
+    loops = [op for op in program.roots[0].body.ops if op.regions]
     if not loops or any(op.kind != "for" or any(each.regions for each in op.regions[0].ops) for op in loops):
-        return [program]
-    places = _places(program, loops)
-    links = [[_links(loop.regions[0], at, makers) for at in range(len(loop.results))] for loop in loops]
-    counts = [{len(each) for each in of_loop} for of_loop in links]
-    if places is None or any(len(each) != 1 or 0 in each for each in counts) or (len(loops) == 1 and counts == [{1}]):
-        return [program]
-    terms = [(at, term) for at, (count,) in enumerate(counts) for term in range(count)]
-    return [_of_term(program, _Term(loops=loops, places=places, links=links, at=at, number=term)) for at, term in terms]
+        return unchanged
+    makers = {result.number: op for op in program.walk() for result in op.results}
+    accumulators = _accumulators(program, loops)
+    links = [
+        {at: _links(loops[at].regions[0], place, makers) for at, place in each.places.items()} for each in accumulators
+    ]
+    if any(not of_loop for each in links for of_loop in each.values()):
+        return unchanged
+    if any(_reads_loops(each.start, makers) for each in accumulators):
+        return unchanged
+    terms = [
+        term for at in range(len(loops)) for term in _terms_of_loop(at, [each.get(at, []) for each in links], makers)
+    ]
+    if len(terms) == 1 and None not in terms[0].links:
+        return unchanged
+    return [_of_term(program, loops, accumulators, term) for term in terms]
 
 
-def _places(program: Program, loops: Sequence[Op]) -> list[tuple[int, ...]] | None:
-    """Return where each loop carries the results of the last one; None if a loop does not go on with all of the loop
-    before, or something else reads them."""
-    found = [tuple(range(len(loops[-1].results)))]
-    for before, after in zip(loops[-2::-1], loops[:0:-1], strict=True):
-        numbers = {result.number: at for at, result in enumerate(before.results)}
-        given = [after.operands[at] for at in found[0]]
-        if not all(isinstance(each, Value) and each.number in numbers for each in given) or len(numbers) != len(given):
-            return None
-        readers = [op for op in program.walk() if any(each.number in numbers for each in op.reads())]
-        if readers != [after]:
-            return None
-        found.insert(0, tuple(numbers[each.number] for each in given if isinstance(each, Value)))
-    return found
+def _accumulators(program: Program, loops: Sequence[Op]) -> list[_Accumulator]:
+    """Return the sums that loops carry, those of the last loop first. A loop continues a sum that nothing else reads."""
+    reads = [value.number for op in program.walk() for value in op.reads()]
+    found, by_value = list[_Accumulator](), dict[int, _Accumulator]()
+    for number, loop in enumerate(loops):
+        for at, result in enumerate(loop.results):
+            start = loop.operands[at]
+            known = by_value.get(start.number) if isinstance(start, Value) and reads.count(start.number) == 1 else None
+            if known is None:
+                known = _Accumulator(start=start, final=result, places={})
+                found.append(known)
+            known.final, known.places[number] = result, at
+            by_value[result.number] = known
+    last = len(loops) - 1
+    order = {id(each): (last - max(each.places), each.places[max(each.places)]) for each in found}
+    return sorted(found, key=lambda each: order[id(each)])
 
 
-def _links(body: Region, at: int, makers: Mapping[int, Op]) -> list[_Link]:
+def _reads_loops(value: Operand, makers: _Makers) -> bool:
+    """Return whether a value is computed from what a loop returns."""
+    made = makers.get(value.number) if isinstance(value, Value) else None
+    return made is not None and (bool(made.regions) or any(_reads_loops(each, makers) for each in made.operands))
+
+
+def _links(body: Region, at: int, makers: _Makers) -> list[_Link]:
     """Return what adds to carried value number `at`, in order; nothing for a value that is no sum of dots."""
     value, found = body.results[at], list[_Link]()
     while value is not body.params[at]:
@@ -83,44 +120,113 @@ def _links(body: Region, at: int, makers: Mapping[int, Op]) -> list[_Link]:
     return found[::-1]
 
 
-def _is_dot(value: Operand, makers: Mapping[int, Op]) -> bool:
+def _is_dot(value: Operand, makers: _Makers) -> bool:
     made = makers.get(value.number) if isinstance(value, Value) else None
     return made is not None and made.kind == "dot" and len(made.operands) == 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Term:
-    """Term ``number`` of loop ``at``."""
+    """A term of loop ``at``: what adds to each accumulator, or None."""
 
-    loops: Sequence[Op]
-    places: Sequence[tuple[int, ...]]
-    links: Sequence[Sequence[Sequence[_Link]]]
     at: int
-    number: int
+    links: tuple[_Link | None, ...]
 
 
-def _of_term(program: Program, term: _Term) -> Program:
+def _terms_of_loop(at: int, links: Sequence[Sequence[_Link]], makers: _Makers) -> list[_Term]:
+    """Return the terms of a loop, given what adds to each accumulator: those that share an operand, on the side where
+    fewer operands are shared by more."""
+    sides = [_by_operand(links, side, makers) for side in (0, 1)]
+    return [_Term(at=at, links=term) for term in min(sides, key=len)]
+
+
+def _by_operand(links: Sequence[Sequence[_Link]], side: int, makers: _Makers) -> list[tuple[_Link | None, ...]]:
+    """Return the links of each accumulator, by what the operand of one side of their dots is computed from."""
+    rows: dict[tuple[Hashable, int], list[_Link | None]] = {}
+    for number, each in enumerate(links):
+        seen: list[Hashable] = []
+        for link in each:
+            key = _computed(link[0].operands[side], makers)
+            row = rows.setdefault((key, seen.count(key)), [None] * len(links))
+            row[number] = link
+            seen.append(key)
+    return [tuple(row) for row in rows.values()]
+
+
+def _computed(value: Operand, makers: _Makers) -> Hashable:
+    """Return what a value is computed from: equal for loads of one place."""
+    if not isinstance(value, Value):
+        return value
+    made = makers.get(value.number)
+    if made is None or made.regions:
+        return "value", value.number
+    attrs = made.attrs
+    if isinstance(attrs, MemoryAttrs):
+        attrs = dataclasses.replace(attrs, slot=0, load_slot=None)
+    return made.kind, attrs, tuple(_computed(each, makers) for each in made.operands)
+
+
+def _of_term(program: Program, loops: Sequence[Op], accumulators: Sequence[_Accumulator], term: _Term) -> TermProgram:
     """Return the program without the other terms."""
     (root,) = program.roots
-    loop, (region,) = term.loops[term.at], term.loops[term.at].regions
-    kept = [each[term.number] for each in term.links[term.at]]
-    left_out = {op.number for each in term.links[term.at] for link in each for op in link if link not in kept}
-    changed = {link[-1].number: _added(link, region.params[at]) for at, link in enumerate(kept)}
-    ops = tuple(changed.get(op.number, op) for op in region.ops if op.number not in left_out)
-    order, first, last = term.places[term.at], term.loops[0], term.loops[-1]
+    loop, (region,) = loops[term.at], loops[term.at].regions
+    numbers = _free(program)
+    params = [
+        region.params[each.places[term.at]]
+        if term.at in each.places
+        else dataclasses.replace(each.final, number=next(numbers))
+        for each in accumulators
+    ]
+    kept, known = [link for link in term.links if link is not None], {}
+    for number, (link, param) in enumerate(zip(term.links, params, strict=True)):
+        known[number] = _added(link, param) if link is not None else _placeholder(kept[0][0], param, numbers)
+    left_out = {op.number for op in _adding(region, loop, kept)}
+    changed = {link[-1].number: known[number] for number, link in enumerate(term.links) if link is not None}
+    ops = [changed.get(op.number, op) for op in region.ops if op.number not in left_out]
+    ops += [known[number] for number, link in enumerate(term.links) if link is None]
     body = dataclasses.replace(
         region,
-        params=tuple(region.params[at] for at in order),
-        ops=ops,
-        results=tuple(kept[at][-1].result for at in order),
+        params=tuple(params),
+        ops=tuple(ops),
+        results=tuple(known[number].result for number in range(len(accumulators))),
     )
-    starts = tuple(first.operands[at] for at in term.places[0])
-    bounds = loop.operands[loop.attributes(ForAttrs).carried :]
-    one = dataclasses.replace(loop, operands=(*starts, *bounds), results=last.results, regions=(body,))
-    others = [each for each in term.loops if each is not loop]
+    carried = loop.attributes(ForAttrs).carried
+    one = dataclasses.replace(
+        loop,
+        operands=(*(each.start for each in accumulators), *loop.operands[carried:]),
+        results=tuple(each.final for each in accumulators),
+        attrs=dataclasses.replace(loop.attributes(ForAttrs), carried=len(accumulators)),
+        regions=(body,),
+    )
+    others = [each for each in loops if each is not loop]
     rest = tuple(one if op is loop else op for op in root.body.ops if op not in others)
     whole = dataclasses.replace(root, body=dataclasses.replace(root.body, ops=rest))
-    return drop_dead(dataclasses.replace(program, roots=(whole,)))
+    absent = frozenset(number for number, link in enumerate(term.links) if link is None)
+    return TermProgram(program=drop_dead(dataclasses.replace(program, roots=(whole,))), absent=absent)
+
+
+def _free(program: Program) -> Iterator[int]:
+    """Yield numbers that no op and no value has."""
+    used = [number for op in program.walk() for number in (op.number, *(each.number for each in op.results))]
+    used += [param.number for op in program.walk() for region in op.regions for param in region.params]
+    yield from range(1 + max(used), 1 + max(used) + 4 * len(used))
+
+
+def _adding(region: Region, loop: Op, kept: Sequence[_Link]) -> Iterator[Op]:
+    """Yield the ops of other terms: the dots of a loop, and their adds, without those that are kept."""
+    own = {op.number for link in kept for op in link}
+    dots = [op for op in region.ops if op.kind == "dot"]
+    results = {op.result.number for op in dots}
+    for op in region.ops:
+        adds = op.attrs == PointwiseAttrs("add") and any(value.number in results for value in op.values())
+        if (op.kind == "dot" or adds) and op.number not in own:
+            yield op
+
+
+def _placeholder(dot: Op, start: Value, numbers: Iterator[int]) -> Op:
+    """Return a dot of the same operands for an accumulator that the term adds nothing to."""
+    result = dataclasses.replace(start, number=next(numbers))
+    return dataclasses.replace(dot, number=next(numbers), operands=(*dot.operands[:2], start), results=(result,))
 
 
 def _added(link: _Link, start: Value) -> Op:
@@ -130,34 +236,77 @@ def _added(link: _Link, start: Value) -> Op:
     return dataclasses.replace(link[1], operands=(start, link[0].result))
 
 
-def sum_of(products: Sequence[Product], blocks: Sequence[int]) -> Product:
-    """Return the product that adds the terms of others to the first; ``blocks`` are those of their loops over K."""
+# The sum ----------------------------------------------------------------------------------------------------------------------
+
+
+def sum_of(products: Sequence[Product], absent: Sequence[frozenset[int]], blocks: Sequence[int]) -> Product:
+    """Return the product that adds the terms of others to the first; ``blocks`` are those of their loops over K, and
+    ``absent`` the accumulators that each adds nothing to."""
     first, *others = products
-    if not others:
-        return first
+    bases = ["b", *(each.label for each in _seconds(first.problem))]
     for other in others:
         if _without_operands(other.problem) != _without_operands(first.problem):
             raise Refusal("the terms of a sum of matmuls differ in type, or in what is contiguous")
-        if other.runtime or first.runtime or other.problem.copied or first.problem.copied:
-            raise Refusal(
-                "sums of several matmuls are implemented where TMA loads all operands, of sizes known in advance"
-            )
-    terms = tuple(
-        Term(
-            k=other.problem.k,
-            a_pitch=other.problem.a_pitch,
-            b_pitches=(other.problem.b_pitch, *(each.pitch for each in _seconds(other.problem))),
-            names=(*other.problem.names[:2], *(each.name for each in _seconds(other.problem))),
-        )
-        for other in others
+        if other.runtime or first.runtime:
+            raise Refusal("sums of several matmuls are implemented for sizes and strides that are known in advance")
+    labels = [[f"{base}_of_{number}" if number else base for base in ("a", *bases)] for number in range(len(products))]
+    gone = [labels[number][1 + at] for number, each in enumerate(absent) for at in sorted(each)]
+    copies = [each for number, product in enumerate(products) for each in _copies(product, labels[number], gone)]
+    problem = dataclasses.replace(
+        first.problem,
+        terms=tuple(map(_term, others)),
+        absent=tuple(gone),
+        copied=tuple(each for each, _ in copies),
+        a_major=_major(products, "a"),
+        b_major=_major(products, "b"),
     )
-    tensors = [tensor for other in others for tensor in (other.a, other.b, *_more(other))]
     return dataclasses.replace(
         first,
-        problem=dataclasses.replace(first.problem, terms=terms),
-        terms=tuple(tensors),
+        problem=problem,
+        terms=tuple(tensor for other in others for tensor in (other.a, other.b, *_more(other))),
+        sources=tuple(tensor for _, tensors in copies for tensor in tensors),
         batch_blocks=(*first.batch_blocks, *(block for block in blocks if block != first.blocks[2])),
     )
+
+
+def _term(other: Product) -> Term:
+    problem = other.problem
+    return Term(
+        k=problem.k,
+        a_pitch=problem.a_pitch,
+        b_pitches=(problem.b_pitch, *(each.pitch for each in _seconds(problem))),
+        names=(*problem.names[:2], *(each.name for each in _seconds(problem))),
+    )
+
+
+def _copies(product: Product, labels: Sequence[str], gone: Sequence[str]) -> Iterator[tuple[Copied, tuple[int, ...]]]:
+    """Yield the copied operands of a term by their labels in the sum, with the tensors after the first of each."""
+    own, at = dict(zip(_labels(product.problem), labels, strict=True)), 0
+    for each in product.problem.copied:
+        tensors = product.sources[at : at + len(each.tensors) - 1]
+        at += len(tensors)
+        if own[each.operand] not in gone:
+            yield dataclasses.replace(each, operand=own[each.operand]), tensors
+
+
+def _major(products: Sequence[Product], side: str) -> Major:
+    """Return the contiguous dimension of the operands of a side: that of operands which TMA loads, or else of the first.
+    Raises ``Refusal`` if there are two."""
+    majors = [(each.problem.a_major if side == "a" else each.problem.b_major, each) for each in products]
+    loaded = {major for major, each in majors if _loads(each.problem, side)}
+    if len(loaded) > 1:
+        raise Refusal("the terms of a sum of matmuls differ in type, or in what is contiguous")
+    return next(iter(loaded), majors[0][0])
+
+
+def _loads(problem: GemmProblem, side: str) -> bool:
+    """Return whether TMA loads an operand of a side as it is."""
+    labels = _labels(problem)
+    return any(problem.copy_of(each) is None for each in (labels[:1] if side == "a" else labels[1:]))
+
+
+def _labels(problem: GemmProblem) -> list[str]:
+    return ["a", "b", *(each.label for each in _seconds(problem))]
 
 
 def _seconds(problem: GemmProblem) -> tuple[EpilogueOperand, ...]:
@@ -177,7 +326,17 @@ def _without_operands(problem: GemmProblem) -> GemmProblem:
         for at, each in enumerate(problem.epilogue.operands)
     )
     epilogue = dataclasses.replace(problem.epilogue, operands=operands)
-    return dataclasses.replace(problem, k=1, a_pitch=0, b_pitch=0, epilogue=epilogue, names=("", "", ""))
+    return dataclasses.replace(
+        problem,
+        k=1,
+        a_pitch=0,
+        b_pitch=0,
+        a_major="k",
+        b_major="k",
+        copied=(),
+        epilogue=epilogue,
+        names=("", "", ""),
+    )
 
 
 def blocks_of_loops(program: Program) -> list[int]:

@@ -21,7 +21,7 @@ from .dtypes import (
 from .epilogue import COLUMN_NUMBER, MAX_NUMBERED, ROW_NUMBER, EpilogueOperand, EpilogueOutput
 from .finish import split
 from .joint import own_parts
-from .operands import can_convert, check_copies, check_known, check_sums
+from .operands import can_convert, check_copies, check_known, check_sums, extents_of
 from .operands import split as split_operands
 from .passes import check_passes
 from .records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, WGMMA_ROWS, Choice, GemmPlan, GemmProblem, Major, Unit
@@ -227,7 +227,7 @@ def check_problem(problem: GemmProblem) -> None:
     if not can_convert(problem):
         check_known(problem)
     for copied in problem.copied:
-        copied.check(problem.m if copied.operand == "a" else problem.n, problem.k)
+        copied.check(*extents_of(problem, copied))
     check_sums(problem)
     check_terms(problem)
     if problem.scales is not None:

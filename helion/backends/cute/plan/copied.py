@@ -60,11 +60,14 @@ class CopySource:
     k_pitch: int
     picked: int = 0
     """Lines of the tensor, of which numbers pick; 0 where lines are those of the operand."""
+    aligned: bool = True
+    """False for elements that begin within a tensor, between multiples of 16 bytes."""
 
     def __repr__(self) -> str:
-        picked = f", picked={self.picked}" if self.picked else ""
+        more = f", picked={self.picked}" if self.picked else ""
+        more += "" if self.aligned else ", aligned=False"
         strides = f"pitch={self.pitch}, k_pitch={self.k_pitch}"
-        return f"CopySource(name={self.name!r}, dtype={self.dtype!r}, {strides}{picked})"
+        return f"CopySource(name={self.name!r}, dtype={self.dtype!r}, {strides}{more})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +163,7 @@ def check_lines(lines: LineNumbers | None) -> None:
 def granule_of(source: CopySource, batch_pitch: int) -> int:
     """Return the bytes that cp.async can copy at a time, aligned and contiguous along K; 0 if they are fewer than 4."""
     size = itemsize(source.dtype)
-    if source.k_pitch != 1:
+    if source.k_pitch != 1 or not source.aligned:
         return size if size in GRANULES else 0
     steps = (source.pitch * size, batch_pitch * size)
     return next((each for each in GRANULES if not any(step % each for step in steps)), 0)
@@ -169,7 +172,7 @@ def granule_of(source: CopySource, batch_pitch: int) -> int:
 def raw_major(source: CopySource, batch_pitches: Sequence[int]) -> Literal["k", "mn"] | None:
     """Return the contiguous dimension of a source that TMA can load; None if there is none."""
     size, packed = itemsize(source.dtype), per_byte(source.dtype)
-    if size > MAX_RAW_ITEM_BYTES:
+    if size > MAX_RAW_ITEM_BYTES or not source.aligned:
         return None
     contiguous = {"k": (source.k_pitch, source.pitch), "mn": (source.pitch, source.k_pitch)}
     for major, (step, pitch) in contiguous.items():

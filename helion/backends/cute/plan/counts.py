@@ -161,7 +161,7 @@ def is_vector(plan: GemmPlan, copied: Copied, source: CopySource) -> bool:
         extent, step, pitch = plan.problem.m if copied.operand == "a" else plan.problem.n, pitch, step
     steps = (pitch * size, plan.problem.batch_pitch(copied.operand) * size)
     aligned = all(each % min(elements * size, CHUNK_BYTES) == 0 for each in steps)
-    return step == 1 and pitch != 0 and aligned and extent % elements == 0
+    return step == 1 and pitch != 0 and aligned and source.aligned and extent % elements == 0
 
 
 def elements_of_thread(plan: GemmPlan, copied: Copied, source: CopySource) -> int:

@@ -20,6 +20,7 @@ from .records import (
     GemmPlan,
     GemmProblem,
     Major,
+    Multiplicand,
     Prepare,
     Prepared,
 )
@@ -36,8 +37,8 @@ ALIGNMENT_BYTES = 128
 def check_copies(plan: GemmPlan) -> None:
     """Check the tile and the cluster for copied operands, if there are any. Raises ``Refusal``."""
     in_memory = plan.problem.groups is not None or any(copied.lines is not None for copied in plan.problem.copied)
-    if plan.problem.copied and in_memory:
-        raise Refusal("operands of groups of rows, and those of picked lines, are copied in memory")
+    if plan.problem.copied and (in_memory or plan.problem.terms):
+        raise Refusal("operands of groups of rows, of sums of matmuls, and those of picked lines, are copied in memory")
     if plan.problem.copied and (plan.cluster[0] > 1 or (plan.ctas_per_sm > 1 and not plan.converts)):
         raise Refusal(
             "operands that warps copy are implemented with one CTA along M in a cluster, and one on an SM unless the warps"
@@ -138,7 +139,6 @@ def split(problem: GemmProblem, *, copies: bool = True) -> tuple[GemmProblem, Pr
 
     These are sums along K and, with ``copies``, copied operands.
     """
-    batch = problem.batch
     if copies and not problem.copied:
         raise Refusal("operands in memory are implemented where TMA cannot load them as they are")
     if copies:
@@ -150,32 +150,91 @@ def split(problem: GemmProblem, *, copies: bool = True) -> tuple[GemmProblem, Pr
         offset += _aligned_bytes(problem, operands[-1])
     if not copies:
         return stored, Prepare(problem=problem, operands=tuple(operands))
-    several = problem.epilogue.of_kind("product") and any(copied.operand != "a" for copied in problem.copied)
-    if several or any(copied.operand not in ("a", "b") for copied in problem.copied):
-        raise Refusal("right operands in memory are implemented for one matmul, whose epilogue has no other")
     stored = dataclasses.replace(stored, copied=())
     for copied in problem.copied:
         made = _prepared(problem, copied, offset)
         operands.append(made)
         _check_span(problem, made)
         offset += _aligned_bytes(problem, made)
-        step = made.rows * made.pitch if made.batches > 1 else 0
-        if copied.operand == "a":
-            batch = batch and dataclasses.replace(batch, a=step)
-            stored = dataclasses.replace(stored, a_major=made.major, a_pitch=made.pitch)
-        else:
-            batch = batch and dataclasses.replace(batch, b=step)
-            stored = dataclasses.replace(stored, b_major=made.major, b_pitch=made.pitch)
-    return dataclasses.replace(stored, batch=batch), Prepare(problem=problem, operands=tuple(operands))
+        stored = _with_stored(stored, problem, made)
+    for each in stored.multiplicands:
+        if each.absent:
+            stored = _with_pitch(stored, each, stored.multiplicand(present(problem, each)).pitch)
+    return stored, Prepare(problem=problem, operands=tuple(operands))
+
+
+def _with_stored(stored: GemmProblem, problem: GemmProblem, made: Prepared) -> GemmProblem:
+    """Return the matmul with an operand in memory. Operands of one side have one major mode."""
+    operand = problem.multiplicand(made.copied.operand)
+    batch, step = stored.batch, made.rows * made.pitch if made.batches > 1 else 0
+    if operand.base == "a":
+        batch = batch and dataclasses.replace(batch, a=step)
+        stored = dataclasses.replace(stored, a_major=made.major)
+    else:
+        batch = batch and dataclasses.replace(batch, b=step)
+        stored = dataclasses.replace(stored, b_major=made.major)
+    if batch is not None and operand.label not in ("a", "b"):
+        raise Refusal("right operands in memory are implemented for one matmul of a batch")
+    return _with_pitch(dataclasses.replace(stored, batch=batch), operand, made.pitch)
+
+
+def _with_pitch(stored: GemmProblem, operand: Multiplicand, pitch: int) -> GemmProblem:
+    """Return the matmul with the elements from one line of an operand to the next."""
+    bases = ["a", "b", *(each.label for each in stored.epilogue.of_kind("product"))]
+    if operand.term:
+        term = stored.terms[operand.term - 1]
+        pitches = [term.a_pitch, *term.b_pitches]
+        pitches[bases.index(operand.base)] = pitch
+        changed = dataclasses.replace(term, a_pitch=pitches[0], b_pitches=tuple(pitches[1:]))
+        terms = (*stored.terms[: operand.term - 1], changed, *stored.terms[operand.term :])
+        return dataclasses.replace(stored, terms=terms)
+    if operand.base == "a":
+        return dataclasses.replace(stored, a_pitch=pitch)
+    if operand.base == "b":
+        return dataclasses.replace(stored, b_pitch=pitch)
+    operands = tuple(
+        dataclasses.replace(each, pitch=pitch) if each.label == operand.label else each
+        for each in stored.epilogue.operands
+    )
+    return dataclasses.replace(stored, epilogue=dataclasses.replace(stored.epilogue, operands=operands))
+
+
+def present(problem: GemmProblem, absent: Multiplicand) -> str:
+    """Return the label of the operand whose matrix an absent one has: the first right operand of its term that is not."""
+    return next(
+        each.label
+        for each in problem.multiplicands
+        if each.term == absent.term and each.base != "a" and not each.absent
+    )
+
+
+def extents_of(problem: GemmProblem, copied: Copied) -> tuple[int, int]:
+    """Return the lines of a copied operand of the matmul, and its K."""
+    operand = problem.multiplicand(copied.operand)
+    return problem.m if operand.base == "a" else problem.n, operand.k
+
+
+def _majors(problem: GemmProblem) -> dict[str, Major]:
+    """Return the contiguous dimension of the operands of each side in memory: of A, and of all B."""
+    found: dict[str, Major] = {}
+    for copied in problem.copied:
+        side = "a" if problem.multiplicand(copied.operand).base == "a" else "b"
+        source = copied.sources[0]
+        turns = itemsize(problem.operand_dtype) == 2 and source.pitch == 1 != source.k_pitch and not source.picked
+        found[side] = "mn" if turns and found.get(side) != "k" else "k"
+    for each in problem.multiplicands:
+        side = "a" if each.base == "a" else "b"
+        if side in found and problem.copy_of(each.label) is None:
+            found[side] = problem.a_major if side == "a" else problem.b_major
+    return found
 
 
 def _prepared(problem: GemmProblem, copied: Copied, offset: int) -> Prepared:
-    """Return the matrix of an operand: in the order of its first source, unless the matrix unit needs it K-major."""
-    lines, size = (problem.m if copied.operand == "a" else problem.n), itemsize(problem.operand_dtype)
-    source = copied.sources[0]
-    turned = size == 2 and source.pitch == 1 != source.k_pitch and not source.picked
-    major: Major = "mn" if turned else "k"
-    rows, columns = (lines, problem.k) if major == "k" else (problem.k, lines)
+    """Return the matrix of an operand: in the order of the first sources of its side, unless TMA loads another one of that,
+    or the matrix unit needs it K-major."""
+    (lines, k), size = extents_of(problem, copied), itemsize(problem.operand_dtype)
+    major = _majors(problem)["a" if problem.multiplicand(copied.operand).base == "a" else "b"]
+    rows, columns = (lines, k) if major == "k" else (k, lines)
     step = TMA_ALIGNMENT_BYTES // size
     return Prepared(
         copied=copied,
@@ -226,9 +285,8 @@ def _aligned_bytes(problem: GemmProblem, prepared: Prepared) -> int:
 def _check_span(problem: GemmProblem, prepared: Prepared) -> None:
     """Check that 32-bit offsets reach all elements of all batches. Raises ``Refusal``."""
     copied = prepared.copied
-    lines = problem.m if copied.operand == "a" else problem.n
-    lines = prepared.rows if prepared.totals else lines
-    spans = [((each.picked or lines) - 1) * each.pitch + (problem.k - 1) * each.k_pitch for each in copied.sources]
+    lines, k = (prepared.rows, problem.k) if prepared.totals else extents_of(problem, copied)
+    spans = [((each.picked or lines) - 1) * each.pitch + (k - 1) * each.k_pitch for each in copied.sources]
     spans[0] += 0 if prepared.totals else (prepared.batches - 1) * problem.batch_pitch(copied.operand)
     span = max(*spans, prepared.rows * prepared.pitch * prepared.batches)
     if span > MAX_SPAN:

@@ -89,13 +89,14 @@ class Term:
 @dataclass(frozen=True, kw_only=True)
 class Multiplicand:
     """An operand of the matrix unit: ``label`` in generated code. ``base`` is that of the first term, ``term`` the number of
-    its own."""
+    its own. An ``absent`` B has tiles of zeros."""
 
     label: str
     base: str
     term: int
     pitch: int
     k: int
+    absent: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +134,8 @@ class GemmProblem:
     """Vectors of the epilogue, by label, that are sums of computed elements along K."""
     groups: Groups | None = None
     terms: tuple[Term, ...] = ()
+    absent: tuple[str, ...] = ()
+    """Labels of right operands that add nothing to their accumulators. Tiles past the end of their K are zeros."""
     starts: tuple[int, ...] = ()
     """Elements of each argument's tensor before its first one, in order; empty where all begin with their tensors."""
     runtime: tuple[str, ...] = ()
@@ -142,7 +145,7 @@ class GemmProblem:
     """Names of A, B and D in messages."""
 
     def __repr__(self) -> str:
-        optional = ("batch", "scales", "copied", "summed", "groups", "terms", "starts", "runtime")
+        optional = ("batch", "scales", "copied", "summed", "groups", "terms", "absent", "starts", "runtime")
         hidden = {name: not getattr(self, name) for name in optional} | {"names": self.names == NAMES}
         shown = [each.name for each in dataclasses.fields(self) if not hidden.get(each.name)]
         return f"GemmProblem({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
@@ -157,15 +160,12 @@ class GemmProblem:
         seconds = self.epilogue.of_kind("product")
         bases = ("a", "b", *(each.label for each in seconds))
         pitches = (self.a_pitch, self.b_pitch, *(each.pitch for each in seconds))
-        found = [
-            Multiplicand(label=base, base=base, term=0, pitch=pitch, k=self.k)
-            for base, pitch in zip(bases, pitches, strict=True)
-        ]
-        for number, term in enumerate(self.terms, start=1):
-            found += [
-                Multiplicand(label=f"{base}_of_{number}", base=base, term=number, pitch=pitch, k=term.k)
-                for base, pitch in zip(bases, (term.a_pitch, *term.b_pitches), strict=True)
-            ]
+        found = list[Multiplicand]()
+        terms = ((self.k, pitches), *((term.k, (term.a_pitch, *term.b_pitches)) for term in self.terms))
+        for number, (k, steps) in enumerate(terms):
+            for base, pitch in zip(bases, steps, strict=True):
+                label, gone = (f"{base}_of_{number}" if number else base), self.absent
+                found.append(Multiplicand(label=label, base=base, term=number, pitch=pitch, k=k, absent=label in gone))
         return tuple(found)
 
     @property
@@ -177,7 +177,8 @@ class GemmProblem:
         return next(each for each in self.multiplicands if each.label == label)
 
     def loaded_dtype(self, operand: str) -> str:
-        """Return the type in memory of an operand of the matmul: of its first source if it is copied."""
+        """Return the type in memory of an operand of the matmul: of its first source if it is copied. An absent one is passed
+        as it is, and not read."""
         copied = self.copy_of(operand)
         return self.operand_dtype if copied is None else copied.sources[0].dtype
 

@@ -288,10 +288,19 @@ def check_terms(problem: GemmProblem) -> None:
     """Check the further terms of a sum of matmuls."""
     if len(problem.terms) >= MAX_TERMS:
         raise Refusal(f"a sum of {1 + len(problem.terms)} matmuls; up to {MAX_TERMS} are implemented")
-    if problem.terms and (problem.batch or problem.groups or problem.scales or problem.copied or problem.runtime):
+    if problem.terms and (problem.batch or problem.groups or problem.scales or problem.runtime):
         raise Refusal(
-            "sums of several matmuls are implemented without batches and scales, where TMA loads all operands"
+            "sums of several matmuls are implemented without batches and scales, of sizes that are known when the kernel is"
+            " compiled; use hl.specialize"
         )
+    given = {each.base for each in problem.multiplicands if not each.absent and each.base != "a"}
+    wrong = [
+        each.label
+        for each in problem.multiplicands
+        if each.absent and (each.base == "a" or problem.copy_of(each.label))
+    ]
+    if wrong or given != {"b", *(each.label for each in problem.epilogue.of_kind("product"))}:
+        raise Refusal(f"a sum of matmuls without {', '.join(wrong) or 'a term'} is not implemented")
     if problem.terms and any(output.lines is not None for output in problem.outputs):
         raise Refusal("sums of several matmuls are stored to lines in order")
     if problem.terms and problem.operand_dtype == "int8":
