@@ -154,6 +154,41 @@ def decode_parts_kernel(
 
 
 @helion.kernel(static_shapes=False)
+def latent_kernel(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    table: torch.Tensor,
+    lengths: torch.Tensor,
+    width: hl.constexpr,
+    page: hl.constexpr,
+    few: hl.constexpr,
+    scale: float,
+) -> torch.Tensor:
+    """Compute the attention of `q[B, H, D]` to rows of `cache[P * page, D]`, whose first `width` dimensions are the values."""
+    batch, heads, _ = q.size(0), q.size(1), hl.specialize(q.size(2))
+    if few:
+        batch, heads = hl.specialize(batch), hl.specialize(heads)
+    out = torch.empty([batch, heads, width], dtype=q.dtype, device=q.device)
+    for tile_b, tile_h in hl.tile([batch, heads], block_size=[1, None]):
+        sequence = tile_b.begin
+        query = q[sequence, tile_h, :]
+        highest = hl.full([tile_h], MASKED, dtype=torch.float32)
+        total = hl.zeros([tile_h], dtype=torch.float32)
+        acc = hl.zeros([tile_h, width], dtype=torch.float32)
+        for tile in hl.tile(lengths[sequence]):
+            row = table[sequence, tile.index // page] * page + tile.index % page
+            scores = hl.dot(query, cache[row, :].T) * (scale * math.log2(math.e))
+            raised = torch.maximum(highest, torch.amax(scores, dim=-1))
+            weights = torch.exp2(scores - raised[:, None])
+            shrink = torch.exp2(highest - raised)
+            total = total * shrink + torch.sum(weights, dim=-1)
+            acc = hl.dot(weights.to(cache.dtype), cache[row, :width], acc=acc * shrink[:, None])
+            highest = raised
+        out[sequence, tile_h, :] = acc / torch.where(total > 0, total, 1.0)[:, None]
+    return out
+
+
+@helion.kernel(static_shapes=False)
 def latent_parts_kernel(
     q: torch.Tensor,
     rotary_q: torch.Tensor,
@@ -273,6 +308,11 @@ def _run_latent(
     q: torch.Tensor, cache: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor, *options: Any
 ) -> torch.Tensor:
     width, page, scale = options
+    few = q.size(0) * -(-q.size(1) // LATENT_HEADS) < FEW_PROGRAMS
+    given = q, cache, table, lengths, width, page, few, scale
+    if page % PAGE_MULTIPLE == 0 and not _is_general(latent_kernel, given):
+        whole: torch.Tensor = latent_kernel(*given)
+        return whole
     slices = 1
     while width // slices > LATENT_WIDTH and width % (2 * slices) == 0:
         slices *= 2
@@ -305,6 +345,7 @@ _contiguous = Operator(
 
 _latent = Operator(
     "latent_decode(Tensor q, Tensor cache, Tensor table, Tensor lengths, int width, SymInt page, float scale) -> Tensor",
+    latent_kernel,
     latent_parts_kernel,
     decode_combine_kernel,
     run=_run_latent,
