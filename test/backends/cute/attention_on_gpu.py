@@ -341,6 +341,8 @@ def child(name: str) -> None:
         sizes_on_gpu.packed(int(rest[0]), say, on_gpu, timer)
     elif what == "latent":
         latent_on_gpu.check(int(rest[0]), int(rest[1]), say, on_gpu)
+    elif what == "tables":
+        sizes_on_gpu.tables(int(rest[0]), say, on_gpu, timer)
     elif what == "latent_times":
         latent_on_gpu.measured(say, on_gpu, timer)
     elif what == "paged":
@@ -397,6 +399,8 @@ def jobs() -> list[str]:
         "latent:576:512",
         "latent:320:256",
         "latent_times",
+        "tables:64",
+        "tables:128",
         "sizes:128:causal",
         "lengths:64",
         "lengths:128",

@@ -305,6 +305,38 @@ def paged(dims: int, say: Say, on_gpu: Lock, timer: Timer) -> None:
     lock.close()
 
 
+def tables(dims: int, say: Say, on_gpu: Lock, timer: Timer) -> None:
+    """Launch attention with biases by computed indices, and time it."""
+    import torch
+    from backends.cute import attention_tables as cases
+
+    import helion
+
+    made = {}
+    for kind in cases.KINDS:
+        kernel = made[kind] = helion.kernel(cases.biased, backend="cute", static_shapes=False)
+        given = cases.given_of(kind, 4096, 4000, dims, heads=16)
+        bound = kernel.bind([x.to("meta") if torch.is_tensor(x) else x for x in given], target="h100")
+        bound.resources(bound.default_config())
+    lock = on_gpu()
+    for kind, kernel in made.items():
+        for at, (m, n) in enumerate(((577, 577), (63, 1000), (1000, 4097))):
+            torch.manual_seed(at)
+            given = cases.given_of(kind, m, n, dims, 8, "cuda")
+            wanted, runs = cases.of_biased(*given), [kernel(*given) for _ in range(3)]
+            torch.cuda.synchronize()
+            error = ((runs[0].double() - wanted).norm() / wanted.norm()).item()
+            same = all(torch.equal(run, runs[0]) for run in runs)
+            say(kind="check", name=f"tables d{dims} {kind}", seed=at, output=0, dtype="bfloat16", ok=error < 6e-3 and same, error=float(f"{error:.3g}"), same=same)  # fmt: skip
+    for kind, kernel in made.items():
+        for backend in ("cute", "triton"):
+            given = cases.given_of(kind, 4096, 4096, dims, 64, "cuda")
+            run = kernel if backend == "cute" else helion.kernel(cases.biased, backend=backend, static_shapes=False)
+            us = timer(torch)(functools.partial(run, *given))
+            say(kind="gradients", name=f"tables {kind} {backend}", d=dims, causal=False, shape=(1, 64, 64, 4096, 4096), us=round(us, 1), right=True)  # fmt: skip
+    lock.close()
+
+
 LENGTHS = ((3, 2, 4, 700), (3, 2, 4, 20000), (3, 2, 4, 65), (3, 2, 4, 3001))
 """Sequences, groups, heads of a group, and keys of the cache."""
 

@@ -11,7 +11,7 @@ import torch
 from ...._support.philox import WORD, philox, uniform
 from ..plan.attention.backward import AtomicSum, BackwardProblem
 from ..plan.attention.build import NARROW_DTYPES
-from ..plan.attention.operands import INTEGERS, Matrix, Mode, Place, RandomNumbers, Source
+from ..plan.attention.operands import GATHER, INTEGERS, Matrix, Mode, Place, RandomNumbers, Source, Table
 from ..plan.attention.records import KEY_INDEX, QUERY_INDEX, AttentionProblem, Formula, ScoreProblem, Span
 from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant
 from ..toolchain.kernel import GemmKernel
@@ -197,6 +197,9 @@ def _computed(formula: Formula, values: list[torch.Tensor]) -> list[torch.Tensor
             values.append(torch.arange(columns, dtype=torch.float32).expand(rows, columns))
         elif made.op in (ROW_NUMBER, QUERY_INDEX):
             values.append(torch.arange(rows, dtype=torch.float32)[:, None])
+        elif made.op == GATHER:
+            index, table = (values[each] for each in made.arguments if isinstance(each, int))
+            values.append(table[0, index.long().clamp(0, table.size(1) - 1)])
         else:
             arguments = [
                 torch.tensor(float(each.text)) if isinstance(each, Constant) else values[each]
@@ -230,7 +233,7 @@ def _source(
         return _uniform(source, tensor, head, problem.queries, columns)
     shape = (
         problem.queries if source.kind in ("exact", "query") else 1,
-        columns if source.kind in ("exact", "key") else 1,
+        source.size if isinstance(source, Table) else columns if source.kind in ("exact", "key") else 1,
     )
     return torch.as_strided(tensor, shape, source.pitches, _start(tensor, source.offset, source.modes, head))
 

@@ -22,6 +22,8 @@ from ..resources.attention import OUTPUT_BYTES, AttentionShape, describes, predi
 
 MASKED_REGISTERS = 18
 """Registers that masks of the diagonal add."""
+GATHERED_REGISTERS = 96
+"""Those that indices of tables add: blocks of 176 keys of 64 dimensions spill 52 bytes without them (sm_90a, 2026-11-28)."""
 NARROW = 64
 """Heads of up to this many dimensions are faster with two stages than with four (measurement
 ``cute_attention_stages``)."""
@@ -111,6 +113,7 @@ def longest_keys(shape: AttentionShape, groups: int, target: Target) -> int:
     masked = shape.bounded or shape.loaded
     sharing = LATENT_GROUPS if shape.latent else 1
     most = consumer_registers(groups, shape.latent) - (MASKED_REGISTERS if masked and groups < 3 else 0)
+    most -= GATHERED_REGISTERS if shape.gathered else 0
     limit = 128 if groups == 3 or shape.bounded or shape.loaded else WIDE_KEYS
     own_output = shape.qk_columns != shape.v_columns or shape.operand_bytes != OUTPUT_BYTES
     step = KEY_STEP if shape.operand_bytes > 1 else NARROW_STEP

@@ -95,6 +95,8 @@ class AttentionShape:
     special: int
     softmax: bool
     """True if weights are relative to a running maximum."""
+    gathered: bool = False
+    """True if scores read tables by computed indices."""
     latent: bool = False
     """True if V is the first columns of K, in heads too wide for copies of both."""
     loaded_bytes: int
@@ -174,6 +176,7 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
         softmax=any(
             each.region == fact.region and not {"max", "amax"}.isdisjoint(each.names) for each in facts.reductions
         ),
+        gathered=any(op.gathered and {fact.query_axis, fact.key_axis} <= {*op.tile_axes} for op in facts.memory_ops),
         latent=latent,
         fixed={axis.block_id: axis.size for axis in facts.axes if axis.kind == "fixed" and axis.size is not None},
     )

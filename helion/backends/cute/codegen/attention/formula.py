@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ....._support.philox import INCREMENTS, MULTIPLIERS, ROUNDS, UNIFORM
 from ...plan.attention.numbers import text_of
-from ...plan.attention.operands import INTEGERS, RandomNumbers, Source
+from ...plan.attention.operands import GATHER, INTEGERS, RandomNumbers, Source, Table
 from ...plan.attention.records import KEY_INDEX, QUERY_INDEX, Formula, ScorePlan, ScoreProblem
 from ...plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, Instruction
 from ..epilogue import EXPRESSIONS, SHORT, literal
@@ -21,6 +21,10 @@ def computed(
     """Return the expression of instruction number ``value``. ``positions`` are the indices of the query and of the key
     or column, ``own`` operations that are spelled in another way."""
     made = formula.instructions[value - formula.computed]
+    if made.op == GATHER:
+        index, table = made.arguments
+        assert isinstance(table, int)
+        return own[GATHER](literal(index) if isinstance(index, Constant) else names(index), names(table))
     if made.op in (QUERY_INDEX, KEY_INDEX):
         return positions[0 if made.op == QUERY_INDEX else 1]
     if made.op in (ROW_NUMBER, COLUMN_NUMBER):
@@ -62,6 +66,20 @@ def read(plan: ScorePlan, source: Source, axes: Sequence[str], query: str, key: 
         places[1] = f"cutlass.min({key}, {numbers.less(text_of(columns), 1)})"
     kept = source.dtype in INTEGERS
     return f"vector_{source.label}[{', '.join(places)}]" + ("" if kept else ".to(cutlass.Float32)")
+
+
+def gathers(plan: ScorePlan, formula: Formula, axes: Sequence[str]) -> dict[str, Callable[..., str]]:
+    """Return the spelling of reads of tables, given an index and the name of a table."""
+    tables = {source.label: source for source in formula.sources if isinstance(source, Table)}
+
+    def gathered(index: str, label: str) -> str:
+        table = tables[label]
+        last = numbers.less(text_of(table.size), 1)
+        place = f"cutlass.max(cutlass.min(cutlass.Int32({index}), {last}), 0)"
+        places = ["0", place, *(mode.at.text(tuple(axes)) for mode in table.modes)]
+        return f"vector_{label}[{', '.join(places)}]" + ("" if table.dtype in INTEGERS else ".to(cutlass.Float32)")
+
+    return {GATHER: gathered}
 
 
 def _uniform(plan: ScorePlan, source: RandomNumbers, axes: Sequence[str], query: str, key: str) -> str:
@@ -112,6 +130,9 @@ def _integers(formula: Formula) -> list[bool]:
     """Return flags by value, true for integers."""
     found = [False] * formula.starts + [source.dtype in INTEGERS for source in formula.sources]
     for made in formula.instructions:
+        if made.op == GATHER:
+            found.append(found[made.arguments[1]])  # type: ignore[index]
+            continue
         sums = made.op in ("add", "sub") and any(
             not isinstance(each, Constant) and found[each] for each in made.arguments
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...plan.attention.backward import BackwardPlan
 from ...plan.attention.numbers import text_of
-from ...plan.attention.operands import Matrix, Mode, Source
+from ...plan.attention.operands import Matrix, Mode, Source, Table
 from ...plan.attention.records import AttentionOutput, AttentionPlan, ScorePlan, ScoreProblem
 from ...plan.dtypes import NUMBER, SEED
 from ...plan.records import WGMMA_ROWS
@@ -186,7 +186,9 @@ def _source(problem: ScoreProblem, source: Source, columns: int) -> tuple[str, s
     extents, strides = ["1"], ["0"]
     if source.kind in ("exact", "query"):
         extents, strides = [text_of(problem.queries)], [text_of(source.pitches[0])]
-    if source.kind in ("exact", "key"):
+    if isinstance(source, Table):
+        extents, strides = ["1", text_of(source.size)], ["0", text_of(source.pitches[1])]
+    elif source.kind in ("exact", "key"):
         extents, strides = [*extents, text_of(columns)], [*strides, text_of(source.pitches[1])]
     else:
         extents, strides = [*extents, "1"], [*strides, "0"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...plan.attention.backward import BackwardPlan
 from ...plan.attention.launch import strides_of
 from ...plan.attention.numbers import is_known, launch_integers, text_of
-from ...plan.attention.operands import RandomNumbers
+from ...plan.attention.operands import RandomNumbers, Table
 from ...plan.attention.records import ScorePlan, ScoreProblem
 from ...plan.dtypes import PITCH, SIZE
 
@@ -87,7 +87,8 @@ def parameters(plan: ScorePlan) -> list[str]:
     indices = tuple(mode.at for each in problem.accessed for mode in each.modes)
     rows = tuple((each.row, each.base) for each in (*problem.matrices, *problem.vectors))
     placed = (*indices, *rows, problem.spans, tuple(each.pages for each in problem.matrices))
-    sizes = (problem.heads, problem.coordinates, problem.queries, problem.keys, problem.band, placed)
+    tables = tuple(each.size for each in problem.sources if isinstance(each, Table))
+    sizes = (problem.heads, problem.coordinates, problem.queries, problem.keys, problem.band, placed, tables)
     used = (*sizes, *_steps(problem))
     return [*(each.name for each in launch_integers(used)), *definitions(plan)]
 

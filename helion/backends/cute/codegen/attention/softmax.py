@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from ...plan.attention.build import LARGEST, QUAD
 from ...plan.attention.numbers import is_known, text_of
+from ...plan.attention.operands import Table
 from ...plan.attention.records import LAZY, PRODUCT, AttentionPlan, Formula, ScorePlan
 from ..epilogue import in_range
 from . import numbers, spans
-from .formula import arguments_of, computed, head_axes, read
+from .formula import arguments_of, computed, gathers, head_axes, read
 
 NEGATIVE_INFINITY = 'cutlass.Float32(float("-inf"))'
 
@@ -105,12 +106,16 @@ def _formula(plan: AttentionPlan, formula: Formula, name: str) -> list[str]:
             return "x0"
         if value < formula.computed:
             source = formula.sources[value - formula.starts]
+            if isinstance(source, Table):
+                return source.label
             return f"{source.label}_rows[row]" if source.kind == "query" else f"{source.label}_value"
         return f"x{value - formula.computed + 1}"
 
     lines = [f"def {name}({', '.join(_formula_arguments(plan, formula, axes))}):"]
     by_kind: dict[str, list[str]] = {"once": [], "key": [], "exact": []}
     for source in formula.sources:
+        if isinstance(source, Table):  # read where an index of it is known
+            continue
         text = read(plan, source, axes, "query", "key", problem.keys)
         if source.kind == "query":
             rows = read(plan, source, axes, "first_query + 8 * row", "key", problem.keys)
@@ -132,7 +137,8 @@ def _formula(plan: AttentionPlan, formula: Formula, name: str) -> list[str]:
     ]
     for at in range(len(formula.instructions)):
         value = formula.computed + at
-        lines.append(f"                {names(value)} = {computed(formula, value, names, ('query', 'key'))}")
+        text = computed(formula, value, names, ("query", "key"), gathers(plan, formula, axes))
+        lines.append(f"                {names(value)} = {text}")
     return [*lines, f"                scores[4 * column + 2 * row + i] = {names(formula.value)}"]
 
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import torch
 
-from ....._compiler.ir.grammar import NumberAttrs, Op, Operand, PointwiseAttrs, RandomAttrs, Value
+from ....._compiler.ir.grammar import MemoryAttrs, NumberAttrs, Op, Operand, PointwiseAttrs, RandomAttrs, Value
 from ....._shapes import Expr, dtype_name
 from ...plan.attention.numbers import is_known
+from ...plan.attention.operands import GATHER, Mode, Place, RandomNumbers, Source, Table
 from ...plan.attention.operands import INTEGERS as _INTEGERS
-from ...plan.attention.operands import Mode, Place, RandomNumbers, Source
 from ...plan.attention.records import KEY_INDEX, QUERY_INDEX, Formula
 from ...plan.dtypes import FLOAT_DTYPES, PITCH
 from ...plan.epilogue import COLUMN_NUMBER, MAX_NUMBERED, ROW_NUMBER, Constant, Instruction, constant
@@ -20,7 +20,7 @@ from ..chain import ARITHMETIC, COMPARISONS, ROUNDED, SPELLED, TRUTH, Reference,
 from ..names import name_of
 from .band import last_key
 from .loops import Loops
-from .places import access_of, check_reach, offsets_of, place_of_value
+from .places import access_of, check_reach, computed_index, offsets_of, place_of_value
 from .values import name_of_op
 
 INTEGERS = (torch.int32, torch.int64)
@@ -109,7 +109,43 @@ class FormulaReader:
         place_of_value(self.loops, op.result, self.rest)
         raise Refusal(f"the index of a head as a number in {self.rest} is not implemented")
 
-    def _load(self, op: Op, compared: bool = False) -> str:
+    def _gather(self, op: Op, at: int, compared: bool) -> int:
+        """Read elements of a table of each head, selected by index number ``at``."""
+        attrs, tensor = op.attributes(MemoryAttrs), self.loops.tensor(op)
+        access, dtype, name = access_of(self.loops, op, left_out=at), dtype_name(tensor.dtype), name_of(tensor)
+        access.check_plain()
+        if access.strides or self.columns != self.loops.keys:
+            raise Refusal(f"{tensor.name} is indexed by computed positions, and by others than those of heads")
+        if dtype not in FLOAT_DTYPES and not (compared and dtype in _INTEGERS):
+            raise Refusal(f"{self.rest} that read {tensor.name} in {dtype} are not implemented")
+        numbers = self.loops.numbers
+        table = Table(
+            name=f"{name}_of_{self.rest}",
+            kind="table",
+            dtype=dtype,
+            pitches=(0, numbers.of(tensor.strides[at], f"stride_{name}_{at}", PITCH)),
+            offset=access.offset,
+            modes=access.modes,
+            size=numbers.of(tensor.shape[at], f"size_{name}_{at}"),
+        )
+        operand = attrs.indices[at].operand
+        assert operand is not None
+        return self.step(GATHER, (self._index(op.operands[operand]), self._added(table, tensor.id, "table")))
+
+    def _index(self, value: Operand) -> Reference:
+        """Read an index of a table: an integer of a tensor, or arithmetic of positions."""
+        made = self.loops.stripped(value)
+        while made is not None and name_of_op(made) == "cast" and made.result.dtype in INTEGERS:
+            made = self.loops.stripped(made.operands[0])
+        if made is not None and made.kind == "load" and made.result.dtype in INTEGERS:
+            self._check_dims(made.result)
+            return self._load(made, compared=True)
+        return self.read(value)
+
+    def _load(self, op: Op, compared: bool = False) -> Reference:
+        computed = computed_index(self.loops, op)
+        if computed is not None:
+            return self._gather(op, computed, compared)
         access = access_of(self.loops, op)
         access.check_plain()
         check_reach(access)
@@ -202,7 +238,10 @@ class FormulaReader:
 
     def source_of(self, op: Op) -> tuple[Source, int | Expr]:
         """Return the source that a load of integers is, and its argument of a launch. Raises ``Refusal``."""
-        return self.sources[self._load(op, compared=True)]
+        name = self._load(op, compared=True)
+        if not isinstance(name, str):
+            raise Refusal(f"{self.loops.tensor(op).name} is indexed by computed positions, which is not implemented")
+        return self.sources[name]
 
     def _pointwise(self, op: Op, dtype: torch.dtype) -> Reference:
         name = op.attributes(PointwiseAttrs).name

@@ -62,8 +62,8 @@ class Access:
             raise Refusal(f"{self.tensor.name} is accessed with a mask of the user's; implemented are whole tiles")
 
 
-def access_of(loops: Loops, op: Op) -> Access:
-    """Return the access of a load or store. Raises ``Refusal``."""
+def access_of(loops: Loops, op: Op, left_out: int | None = None) -> Access:
+    """Return the access of a load or store, without index number ``left_out``. Raises ``Refusal``."""
     attrs, tensor = op.attributes(MemoryAttrs), loops.tensor(op)
     ends = {} if attrs.mask is None else _ends_of_mask(loops, op.operands[attrs.mask], tensor.name)
     strides, extents, modes, numbers = dict[int, int](), dict[int, int](), list[Mode](), loops.numbers
@@ -71,6 +71,8 @@ def access_of(loops: Loops, op: Op) -> Access:
     offset: Number = 0
     name = name_of(tensor)
     for at, index in enumerate(attrs.indices):
+        if at == left_out:
+            continue
         shape = numbers.of(tensor.shape[at], f"size_{name}_{at}")
         stride = numbers.of(tensor.strides[at], f"stride_{name}_{at}", PITCH)
         paged = pages_of(loops, op, index)
@@ -227,6 +229,18 @@ def _moved_tile(loops: Loops, made: Op) -> tuple[int, Place] | None:
         if block is not None and row is not None:
             return block, row
     return None
+
+
+def computed_index(loops: Loops, op: Op) -> int | None:
+    """Return the number of the one index of a load that is computed from positions, or loaded, for each element, or None."""
+    found = []
+    for at, index in enumerate(op.attributes(MemoryAttrs).indices):
+        value = op.operands[index.operand] if index.kind == "tensor" and index.operand is not None else None
+        made = None if value is None else _core(loops, value)
+        plain = made is None or made.kind == "iota" or not loops.blocks(made.result)
+        if made is not None and not plain and _moved_tile(loops, made) is None and pages_of(loops, op, index) is None:
+            found.append(at)
+    return found[0] if len(found) == 1 else None
 
 
 def tile_of(loops: Loops, value: Operand) -> int | None:

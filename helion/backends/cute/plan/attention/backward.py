@@ -36,7 +36,7 @@ from .build import (
     check_positions,
 )
 from .numbers import is_known
-from .operands import Matrix, Source
+from .operands import Matrix, Source, Table
 from .records import AttentionOutput, Band, Formula, Scheduler, ScorePlan, ScoreProblem
 
 DRAWN_REGISTERS = 40
@@ -397,6 +397,9 @@ def check_backward(problem: BackwardProblem) -> None:
     """Check that the tensors can be loaded and multiplied. Raises ``Refusal``."""
     if not problem.keys:
         raise Refusal("gradients of attention over no rows are not implemented")
+    tables = [source.name for source in problem.sources if isinstance(source, Table)]
+    if tables:
+        raise Refusal(f"gradients that read {tables[0]} by computed indices are not implemented")
     for one, other in zip(problem.owned, problem.streamed, strict=True):
         if one.columns != other.columns:
             raise Refusal(f"heads of {one.name} and {other.name} have {one.columns} and {other.columns} dimensions")

@@ -10,7 +10,7 @@ from ..refusal import Refusal
 from ..runtime import MAX_EXTENT
 from .backward import BackwardProblem, is_staging_kind
 from .numbers import LaunchInt
-from .operands import Matrix, Place, Source
+from .operands import Matrix, Place, Source, Table
 from .records import ScoreProblem
 
 
@@ -73,7 +73,8 @@ def _check_divisors(place: Place, name: str) -> None:
 def _check_reach(problem: ScoreProblem, each: Matrix | Source) -> None:
     """Check that offsets of numbers that threads access fit in 32 bits."""
     pitches: Sequence[int] = (each.pitch,) if isinstance(each, Matrix) else each.pitches
-    steps = [*zip(pitches, (problem.queries, max(problem.keys, problem.matrices[0].columns)), strict=False)]
+    columns = each.size if isinstance(each, Table) else max(problem.keys, problem.matrices[0].columns)
+    steps = [*zip(pitches, (problem.queries, columns), strict=False)]
     last = sum(stride * (size - 1) for stride, size in (*steps, *((mode.stride, mode.size) for mode in each.modes)))
     if last > MAX_EXTENT:
         raise Refusal(f"{each.name} has offsets of {last} elements; below 2**31 are implemented")

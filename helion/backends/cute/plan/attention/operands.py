@@ -10,8 +10,10 @@ from typing import Any, Literal
 from ..dtypes import NUMBER, SEED
 from .numbers import text_of
 
-SourceKind = Literal["exact", "query", "key", "head", "number"]
+SourceKind = Literal["exact", "query", "key", "head", "number", "table"]
 
+GATHER = "gather"
+"""The operation that reads an element of a table: of an index, and of the table's source."""
 INTEGERS = ("int32", "int64")
 """Types of sources that are compared as integers, and not computed with."""
 
@@ -121,6 +123,16 @@ class Source:
         if self.passed.kind != "number":
             return self.passed.dtype
         return SEED if self.passed.dtype in INTEGERS else NUMBER
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table(Source):
+    """``size`` numbers per head, which a formula selects by computed indices, as biases by distance.
+
+    Indices out of it read the first or the last one: those of elements that are masked.
+    """
+
+    size: int
 
 
 @dataclass(frozen=True, kw_only=True)
