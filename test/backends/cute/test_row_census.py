@@ -15,8 +15,6 @@ from benchmarks.row_census import answers  # noqa: E402
 REFUSED = {
     "layer_norm_gradients": "atomic in a row kernel",
     "quantized_group_tiles": "positions of rows in a grid",
-    "rms_norm_of_batches": "dimension b is no plain tile loop",
-    "softmax_of_one_row": "dimension at is no plain tile loop",
     "welford_norm": "no running sums",
     "atomic_norm_gradients": "atomic in a row kernel",
 }
@@ -28,4 +26,4 @@ def test_row_kernels_that_are_taken(target: str) -> None:
     found = dict(answers([], target))
     for name, answer in found.items():
         assert REFUSED[name] in answer if name in REFUSED else answer.startswith("yes"), (name, answer)
-    assert len(found) - len(REFUSED) >= 95
+    assert len(found) - len(REFUSED) >= 97

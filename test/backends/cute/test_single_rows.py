@@ -65,6 +65,20 @@ def centred_heads(x, bias, out):
         out[b, h, :] = (row - row.mean(-1)).to(out.dtype)
 
 
+def norms_of_batches(x, w, out):
+    for b in hl.grid(x.size(0)):
+        for tile in hl.tile(x.size(1)):
+            row = x[b, tile, :].to(torch.float32)
+            scale = torch.rsqrt((row * row).mean(-1, keepdim=True) + EPS)
+            out[b, tile, :] = (row * scale * w[:].to(torch.float32)).to(out.dtype)
+
+
+def sums_of_tiles(x, total):
+    for b in hl.grid(x.size(0)):
+        for tile in hl.tile(x.size(1)):
+            total[b, tile] = x[b, tile, :].to(torch.float32).sum(-1) + tile.begin
+
+
 def quantized(x, low, scale):
     groups = hl.specialize(x.size(1) // 128)
     for i in hl.grid(x.size(0)):
@@ -130,6 +144,15 @@ def test_grids_of_two_dimensions() -> None:
     assert close(out, wide - wide.mean(-1, keepdim=True))
 
 
+@pytest.mark.parametrize("choice", [*CHOICES[:3], RowChoice(warps=1, rows=4)], ids=str)
+def test_loops_over_tiles_of_rows_in_a_grid(choice: RowChoice) -> None:
+    x, w = numbers(2, 5, 1000), numbers(1000, seed=1)
+    out = torch.full_like(x, 7.0)
+    run(norms_of_batches, (x, w, out), choice)
+    wide = x.double()
+    assert close(out, wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS) * w.double())
+
+
 def test_a_known_row_is_a_vector_over_columns() -> None:
     x, total = numbers(3, 1000), torch.full((3,), 7.0)
     run(of_the_first_row, (x, total), RowChoice(warps=2))
@@ -193,6 +216,7 @@ def next_rows(x, total):
     [
         (same_place, ((4, 32768), (4,)), "total is stored at the same place by all rows"),
         (of_one_dimension, ((2, 4, 32768), (2, 4)), "x has some of the grid's dimensions"),
+        (sums_of_tiles, ((2, 4, 32768), (2, 4)), "not implemented"),
         (even_rows, ((4, 32768), (4,)), "dimension i is no plain tile loop"),
         (next_rows, ((5, 32768), (4,)), "without offsets and masks"),
     ],

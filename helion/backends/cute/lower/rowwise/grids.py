@@ -14,12 +14,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ....._compiler.ir.grammar import (
+    ForAttrs,
     Index,
     IotaAttrs,
     MaskAttrs,
     MemoryAttrs,
     Op,
     Operand,
+    OperandRef,
     Program,
     ReduceAttrs,
     Region,
@@ -39,28 +41,61 @@ ELEMENTWISE = ("pointwise", "full", "for")
 def with_row_tiles(program: Program) -> Program:
     """Return the program with tiles of one row, or the same one. Raises ``Refusal`` for an operation without a form for
     tiles."""
-    if len(program.roots) != 1 or not _is_over_rows(program, program.roots[0]):
+    if len(program.roots) != 1 or not _over_rows(program, program.roots[0]):
         return program
-    return _Tiles(program).program()
+    whole = _with_one_grid(program)
+    return _Tiles(whole, _over_rows(whole, whole.roots[0])).program()
 
 
-def _is_over_rows(program: Program, root: Root) -> bool:
-    """Return whether a grid is over single rows: of ``hl.grid``, or of tiles of one that no value has."""
+def _over_rows(program: Program, root: Root) -> tuple[int, ...]:
+    """Return the blocks of a grid that are single rows: of ``hl.grid``, or of tiles of one that no value has."""
     used = {block for op in program.walk() for value in op.results for dim in value.dims for block in dim.blocks}
+    found = []
     for axis in root.axes:
         block = program.blocks[axis.block]
-        scalar = axis.scalar and axis.step == 1
         single = not axis.scalar and block.kind == "tile" and block.size == 1 and not axis.merged
-        if not scalar and not (single and axis.block not in used):
-            return False
-    return True
+        if (axis.scalar and axis.step == 1) or (single and axis.block not in used):
+            found.append(axis.block)
+    return tuple(found)
+
+
+def _with_one_grid(program: Program) -> Program:
+    """Return the program with a loop that is all the work of a grid, and carries nothing, as its last dimension.
+
+    ::
+
+        for b in hl.grid(batches):                  for b, tile in hl.tile([batches, m], block_size=[1, None]):
+            for tile in hl.tile(m):          →
+    """
+    (root,) = program.roots
+    loops = [op for op in root.body.ops if op.kind == "for"]
+    inner = loops[0].attributes(ForAttrs).axes if len(loops) == 1 and not loops[0].results else ()
+    others = [op for op in root.body.ops if op.kind not in ("for", "tile", "number")]
+    fixed = len(inner) == 1 and not any(isinstance(end, OperandRef) for end in (inner[0].begin, inner[0].end))
+    if not fixed or others or not _is_over_whole_rows(loops[0], inner[0].block):
+        return program
+    (body,) = loops[0].regions
+    body = replace(body, ops=(*(op for op in root.body.ops if op is not loops[0]), *body.ops))
+    return replace(program, roots=(replace(root, axes=(*root.axes, *inner), body=body),))
+
+
+def _is_over_whole_rows(loop: Op, block: int) -> bool:
+    """Return whether a loop is over rows: it reduces another dimension, and never its own."""
+    reduced = [
+        operand.dims[dim].blocks
+        for op in loop.walk()
+        if op.kind == "reduce"
+        for operand in op.values()
+        for dim in op.attributes(ReduceAttrs).dims
+    ]
+    return bool(reduced) and all(block not in blocks for blocks in reduced)
 
 
 class _Tiles:
-    def __init__(self, source: Program) -> None:
+    def __init__(self, source: Program, blocks: tuple[int, ...]) -> None:
         (root,) = source.roots
         self.source, self.root = source, root
-        self.blocks = tuple(axis.block for axis in root.axes)
+        self.blocks = blocks
         self.rows: Dims = tuple(Dim(blocks=(block,)) for block in self.blocks)
         self.values: dict[int, Value] = {}
         self.numbers: dict[int, int] = {}

@@ -425,8 +425,8 @@ def rows_of(program: Program) -> RowKernel:
     """Return the row kernel that `program` computes. Raises ``Refusal``."""
     if len(program.roots) != 1:
         raise Refusal("row kernels over one grid of tiles of rows are implemented")
-    others = tuple(axis.block for axis in program.roots[0].axes[:-1])
     program = with_row_tiles(program)
+    others = tuple(axis.block for axis in program.roots[0].axes[:-1])
     program, repeated = with_flat_rows(program)
     program, blocks = with_single_rows(program)
     root = program.roots[0]
