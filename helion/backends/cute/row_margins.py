@@ -39,7 +39,10 @@ def rows_on_request(program: Program, target: Target, request: str) -> str:
     if unit_of(target) != "wgmma":
         return f"row kernels on {target.name} run on request, {request}"
     problem = known_rows(program).problem
-    if demand_of(problem).repeated:
+    demand = demand_of(problem)
+    if demand.sums and any(pitch % demand.lanes for pitch in demand.pitches):
+        return f"row kernels with sums over rows that begin anywhere run on request, {request}"
+    if demand.repeated:
         return f"row kernels with a matrix whose rows repeat run on request, {request}"
     if problem.pairs or any(output.dtype in UNPROVEN_NUMBERS for output in (*problem.numbers, *problem.groups)):
         return f"row kernels with packed codes, or numbers of 8 bits, run on request, {request}"

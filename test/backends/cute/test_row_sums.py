@@ -98,6 +98,31 @@ def test_rows_with_a_gap_after_each_and_an_end_within_a_granule() -> None:
     assert close(parts, _blocks(given * wide * scale))
 
 
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "m", "n"), [(torch.bfloat16, 21, 1001), (torch.float32, 19, 1023), (torch.float16, 18, 3003)]
+)
+def test_rows_that_begin_anywhere(choice: RowChoice, dtype: torch.dtype, m: int, n: int) -> None:
+    """Rows of a block begin at several places of a granule, and a block may have fewer rows than places."""
+    x, grad, w = numbers(m, n, dtype=dtype), numbers(m, n, dtype=dtype, seed=1), numbers(n, dtype=dtype, seed=2)
+    wide, given, slope = x.double(), grad.double(), grad.double() * w.double()
+    for span in (3, 16):
+        blocks = -(-m // span)
+        out, weights, biases = torch.full_like(x, 7.0), *(torch.full((blocks, n), 7.0) for _ in range(2))
+
+        def sums(rows: torch.Tensor, span: int = span) -> torch.Tensor:
+            return torch.stack([each.sum(0) for each in rows.split(span)])
+
+        run(rms_gradients, (x, w, grad, out, weights), choice, span)
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS)
+        assert close(out, scale * slope - wide * scale**3 * (wide * slope).mean(-1, keepdim=True))
+        assert close(weights, sums(given * wide * scale))
+        run(layer_gradients, (x, w, grad, out, weights, biases), choice, span)
+        hat = torch.nn.functional.layer_norm(wide, (n,), eps=EPS)
+        assert close(biases, sums(given))
+        assert ((weights.double() - sums(given * hat)).abs() <= 2e-6 * sums(given.abs())).all()
+
+
 def test_every_plan_is_free_of_faults() -> None:
     x = numbers(64, 1024)
     arguments = (x, numbers(1024), x, x, torch.empty(16, 1024))
@@ -105,6 +130,39 @@ def test_every_plan_is_free_of_faults() -> None:
         program = r.row_program(smaller(prepared(rms_gradients, arguments, choice, SPAN)[1]))
         for seed in range(4):
             RowCluster(program, tiles=seed, seed=seed).run()
+
+
+def test_every_plan_of_rows_that_begin_anywhere_is_free_of_faults() -> None:
+    x = numbers(64, 1001)
+    arguments = (x, numbers(1001), x, x, torch.empty(16, 1001))
+    for choice in CHOICES:
+        program = r.row_program(smaller(prepared(rms_gradients, arguments, choice, SPAN)[1]))
+        assert program.plan.layout.by_columns
+        for seed in range(4):
+            RowCluster(program, tiles=seed, seed=seed).run()
+
+
+@pytest.mark.parametrize(
+    ("left_out", "message"),
+    [
+        (0, "are added before all of the one before are|overwrite those of the block before"),
+        (1, "are stored before all warps have added theirs"),
+    ],
+)
+def test_planted_faults_of_sums_in_shared_memory(left_out: int, message: str) -> None:
+    """A barrier comes before each addition to the sums of columns, and one before they are stored."""
+    x = numbers(64, 1001)
+    plan = prepared(rms_gradients, (x, numbers(1001), x, x, torch.empty(16, 1001)), CHOICES[2], SPAN)[1]
+    program = r.row_program(smaller(plan))
+    places = iter(range(9))
+
+    def without(step: Any) -> tuple[Any, ...]:
+        return () if step == r.BarrierSync(r.SUMS) and next(places) == left_out else (step,)
+
+    changed = edited(program, without)
+    with pytest.raises(Fault, match=message):
+        for seed in range(30):
+            RowCluster(changed, tiles=2, seed=seed).run()
 
 
 def _reordered(loop: r.BlockLoop, before: bool, after: bool) -> tuple[Any, ...]:
@@ -170,15 +228,13 @@ def test_a_config_may_ask_for_any_number_of_rows() -> None:
 
 
 def test_the_cpu_gives_the_sums() -> None:
-    x, grad, w = numbers(45, 301).float(), numbers(45, 301, seed=1).float(), numbers(301, seed=2).float()
     kernel = helion.kernel(rms_norm_backward.fn, backend="cute", ignore_warnings=[exc.TensorOperationInWrapper])
-    with pytest.raises(exc.CuteUnsupported, match="sums over rows of 301 columns"):
-        kernel.bind((grad, x, w), target="h200").to_cute_code()
-    x, grad, w = x[:, :300].contiguous(), grad[:, :300].contiguous(), w[:300]
-    got = kernel(grad, x, w)
-    inputs = [each.double().requires_grad_() for each in (x, w)]
-    want = torch.autograd.grad(torch.nn.functional.rms_norm(inputs[0], [300], inputs[1], EPS), inputs, grad.double())
-    assert all(close(each, wanted) for each, wanted in zip(got, want, strict=True))
+    for n in (300, 301):
+        x, grad, w = numbers(45, n).float(), numbers(45, n, seed=1).float(), numbers(n, seed=2).float()
+        got = kernel(grad, x, w)
+        inputs = [each.double().requires_grad_() for each in (x, w)]
+        want = torch.autograd.grad(torch.nn.functional.rms_norm(inputs[0], [n], inputs[1], EPS), inputs, grad.double())
+        assert all(close(each, wanted) for each, wanted in zip(got, want, strict=True))
 
 
 def stored_between(x, out, parts):

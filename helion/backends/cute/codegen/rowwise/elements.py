@@ -399,8 +399,12 @@ def print_places(out: Writer, plan: RowPlan) -> None:
         out.line('if kind == "some":')
         out.line(f"    return [inside] * {lanes}")
         out.line("first = column_of(cta, row, granule)")
-        low = "" if layout.aligned else " & (first + i >= 0)"
-        out.line(f"return [inside{low} & (first + i < {n}) for i in range({lanes})]")
+        begin, end = "0", str(n)
+        if layout.by_columns and layout.choice.cluster > 1:
+            begin, end = f"cta.base * {lanes}", "end"
+            out.line(f"end = cutlass.min(Int32({n}), (cta.base + {layout.slice_granules}) * {lanes})")
+        low = "" if layout.aligned else f" & (first + i >= {begin})"
+        out.line(f"return [inside{low} & (first + i < {end}) for i in range({lanes})]")
 
 
 def print_stores(out: Writer, plan: RowPlan) -> None:

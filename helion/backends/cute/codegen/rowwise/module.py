@@ -13,6 +13,7 @@ from ..writer import Writer
 from . import prelude
 from .elements import CHAINS, first_sum, print_pass, print_places, print_stores, print_vectors
 from .groups import print_groups
+from .planes import print_planes
 from .statistics import print_statistics
 from .steps import print_functions, print_role
 
@@ -95,9 +96,8 @@ def _rows(out: Writer, plan: RowPlan) -> None:
             granules = f"cutlass.select_(rows > 0, (shift + rows * {n} + {lanes - 1}) // {lanes}, Int32(0))"
         out.line(f"granules = {granules}")
         if layout.choice.cluster > 1:
-            out.line(
-                f"granules = cutlass.max(cutlass.min(granules - cta.base, Int32({layout.slice_granules})), Int32(0))"
-            )
+            most = layout.slice_granules + layout.by_columns
+            out.line(f"granules = cutlass.max(cutlass.min(granules - cta.base, Int32({most})), Int32(0))")
         out.line("return shift, granules")
     out.lines(("", ""))
     with out.block("def first_granule(cta, index, pitch):"):
@@ -150,6 +150,9 @@ def _sums(out: Writer, plan: RowPlan) -> None:
         return
     count = len(problem.sums) * layout.thread_granules * layout.lanes
     out.lines(("", "", "def clear_sums(cta):", f"    for i in range({count}):", "        cta.sums[i] = Float32(0.0)"))
+    if layout.by_columns:
+        print_planes(out, plan)
+        return
     out.lines(("", ""))
     with out.block("def store_sums(cta, block):"):
         out.line("row = types.SimpleNamespace(thread=cta.row_thread, base=cta.base)")
@@ -191,7 +194,7 @@ def _kernel(out: Writer, program: RowProgram) -> None:
         out.lines(_prologue(plan))
         out.line("cta = types.SimpleNamespace(")
         out.lines(f"    {name}={name}," for name, _ in names)
-        for name in ("ring", "vectors", "partials"):
+        for name in ("ring", "vectors", "partials", "planes"):
             if any(name == each for each, _, _ in layout.allocations):
                 out.line(f"    {name}={name}.toint().to(Int32),")
         out.line("    barriers=barriers,")
@@ -214,7 +217,10 @@ def _kernel(out: Writer, program: RowProgram) -> None:
 def _prologue(plan: RowPlan) -> list[str]:
     """Return the thread indices, shared memory, and barriers that all CTAs of the cluster see initialized."""
     layout = plan.layout
-    choice, words = layout.choice, {"ring": "Int32", "vectors": "Int32", "partials": "Int32", "barriers": "Int64"}
+    choice, words = (
+        layout.choice,
+        {**dict.fromkeys(("ring", "vectors", "partials", "planes"), "Int32"), "barriers": "Int64"},
+    )
     cluster = choice.cluster > 1
     lines = [
         "thread, _, _ = cute.arch.thread_idx()",

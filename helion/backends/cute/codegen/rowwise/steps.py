@@ -11,6 +11,7 @@ from ...roles import grammar as g
 from ...roles.rowwise import program as r
 from ..writer import Writer
 from .elements import divisors_again, numbers_columns
+from .planes import print_stored_planes
 
 
 def print_role(out: Writer, program: r.RowProgram, role: r.RowRole) -> None:
@@ -121,14 +122,17 @@ def _(step: r.BlockLoop, out: Writer, program: r.RowProgram) -> None:
 
 
 @_print.register
-def _(step: r.RowLoop, out: Writer, program: r.RowProgram) -> None:
+def _(loop: r.RowLoop, out: Writer, program: r.RowProgram) -> None:
     problem = program.plan.problem
-    out.line(f"tile = {_first(problem)}")
-    out.lines([f"end = cutlass.min(tile + {problem.span}, tiles)"] if problem.sums else [])
-    more = f" + {_step(problem)}" if any(isinstance(each, r.Former) for each in step.body) else ""
+    by_columns = program.plan.layout.by_columns
+    out.line(f"tile = {_first(problem)}{' + residue' if by_columns else ''}")
+    first = _first(problem) if by_columns else "tile"
+    out.lines([f"end = cutlass.min({first} + {problem.span}, tiles)"] if problem.sums else [])
+    step = str(program.plan.layout.period) if by_columns else _step(problem)
+    more = f" + {_step(problem)}" if any(isinstance(each, r.Former) for each in loop.body) else ""
     with out.block(f"while tile < {_end(problem)}{more}:"):
-        print_steps(out, program, step.body)
-        out.line(f"tile = tile + {_step(problem)}")
+        print_steps(out, program, loop.body)
+        out.line(f"tile = tile + {step}")
 
 
 def _first(problem: RowProblem) -> str:
@@ -159,13 +163,29 @@ def _(step: r.Former, out: Writer, program: r.RowProgram) -> None:
 
 
 @_print.register
+def _(step: r.ResidueLoop, out: Writer, program: r.RowProgram) -> None:
+    out.line("residue = Int32(0)")
+    with out.block(f"while residue < {program.plan.layout.period}:"):
+        print_steps(out, program, step.body)
+        out.line("residue = residue + 1")
+
+
+@_print.register
+def _(step: r.AddSums, out: Writer, program: r.RowProgram) -> None:
+    out.line("add_sums(cta, block, residue)")
+
+
+@_print.register
 def _(step: r.ClearSums, out: Writer, program: r.RowProgram) -> None:
     out.line("clear_sums(cta)")
 
 
 @_print.register
 def _(step: r.StoreSums, out: Writer, program: r.RowProgram) -> None:
-    out.line("store_sums(cta, block)")
+    if program.plan.layout.by_columns:
+        print_stored_planes(out, program.plan)
+    else:
+        out.line("store_sums(cta, block)")
 
 
 @_print.register
@@ -295,7 +315,7 @@ def _(step: g.Tail, out: Writer, program: r.RowProgram) -> None:
 @_print.register
 def _(step: g.BarrierSync, out: Writer, program: r.RowProgram) -> None:
     layout = program.plan.layout
-    if step.barrier == r.VECTORS:
+    if step.barrier in r.CTA_BARRIERS:
         threads = layout.cta_threads - 32
         out.line(f"cute.arch.barrier(barrier_id={r.VECTORS_BARRIER}, number_of_threads={threads})")
     else:

@@ -80,6 +80,8 @@ def _check_ahead(layout: RowLayout) -> None:
     demand, choice = layout.demand, layout.choice
     if len(demand.exchanges) != 1 or choice.cluster == 1:
         raise Refusal("rows are reduced ahead of one exchange between the CTAs of a cluster")
+    if layout.by_columns:
+        raise Refusal("rows with sums that begin anywhere are not reduced ahead of an exchange")
     if demand.later and choice.keep != "shared":
         raise Refusal("rows that stay in registers are not reduced ahead of an exchange; keep them in shared memory")
 
@@ -88,11 +90,8 @@ def _check(layout: RowLayout, room: int, target: Target) -> None:
     choice = layout.choice
     if layout.cta_threads > target.max_threads_per_block or choice.rows > MAX_ROWS:
         raise Refusal(f"{choice.rows} rows of {choice.warps} warps and a load warp exceed the threads of a CTA")
-    if layout.demand.sums and (choice.rows > 1 or not layout.aligned):
-        raise Refusal(
-            f"sums over rows of {layout.demand.n} columns, {choice.rows} rows at a time: one row at a time is implemented,"
-            f" of strides that are multiples of {layout.lanes} elements"
-        )
+    if layout.demand.sums and choice.rows > 1:
+        raise Refusal(f"sums over rows, {choice.rows} rows at a time: one row at a time is implemented")
     _check_groups(layout)
     if layout.demand.pairs and not layout.aligned:
         raise Refusal(f"pairs of columns need strides of rows that are multiples of {layout.lanes} elements")

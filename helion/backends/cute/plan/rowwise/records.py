@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +21,9 @@ UNALIGNED_REGISTERS = 16
 
 SUM_REGISTERS, SUMS_PER_REGISTER = 9, 8
 """Registers for the loop over blocks of rows with sums, and sums of a thread for each that is needed in addition."""
+
+ANYWHERE_SUM_REGISTERS = 56
+"""Registers in addition where rows with sums begin anywhere, and stay in shared memory: compiled kernels need up to 58."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +216,19 @@ class RowLayout:
         return self.aligned and self.demand.n % self.lanes == 0
 
     @property
+    def by_columns(self) -> bool:
+        """True if each CTA has the same columns of all rows, because it sums them, though rows begin anywhere.
+
+        The first and the last granule of a CTA then may have elements of its neighbors.
+        """
+        return bool(self.demand.sums) and not self.aligned
+
+    @property
+    def period(self) -> int:
+        """Rows after which a row begins at the same place of a granule again."""
+        return self.lanes // math.gcd(self.lanes, self.demand.pitches[0])
+
+    @property
     def threads(self) -> int:
         """Threads of one row in a CTA."""
         return 32 * self.choice.warps
@@ -219,7 +236,7 @@ class RowLayout:
     @functools.cached_property
     def row_granules(self) -> int:
         """The most granules of a row."""
-        return -(-(self.demand.n + (0 if self.aligned else self.lanes - 1)) // self.lanes)
+        return -(-(self.demand.n + (0 if self.aligned or self.by_columns else self.lanes - 1)) // self.lanes)
 
     @functools.cached_property
     def slice_granules(self) -> int:
@@ -229,7 +246,7 @@ class RowLayout:
 
     @functools.cached_property
     def thread_granules(self) -> int:
-        return -(-self.slice_granules // self.threads)
+        return -(-(self.slice_granules + self.by_columns) // self.threads)
 
     @functools.cached_property
     def chunks(self) -> int:
@@ -300,6 +317,14 @@ class RowLayout:
         return tuple(offsets)
 
     @property
+    def plane_bytes(self) -> int:
+        """Bytes of the sums over rows of one output in shared memory, if rows begin anywhere.
+
+        They lie in one plane for each column modulo the lanes of a granule.
+        """
+        return self.lanes * self.slice_granules * WORD_BYTES
+
+    @property
     def partials(self) -> int:
         """Warps that hold parts of a row."""
         return self.choice.cluster * self.choice.warps
@@ -365,6 +390,7 @@ class RowLayout:
             ("ring", self.stages * self.stage_bytes),
             ("vectors", self.vector_offsets[-1]),
             ("partials", self.partial_bytes),
+            ("planes", self.demand.sums * self.plane_bytes if self.by_columns else 0),
             ("barriers", self.barrier_words * BARRIER_BYTES),
             ("spare", self.spare_bytes),
         ):
@@ -391,6 +417,7 @@ class RowLayout:
         if self.demand.sums:
             sums = self.demand.sums * self.lanes * self.thread_granules
             words += sums + SUM_REGISTERS + sums // SUMS_PER_REGISTER
+        words += ANYWHERE_SUM_REGISTERS if self.by_columns and self.choice.keep == "shared" else 0
         return words + 40 + self.demand.temporaries + (0 if self.aligned else UNALIGNED_REGISTERS)
 
     @property
@@ -406,6 +433,8 @@ class RowLayout:
         sure = -(-self.demand.n // self.lanes) - last
         if not self.whole:
             sure = self.demand.n // self.lanes - last if self.aligned else sure - 1
+        if self.by_columns:
+            sure = min(sure, self.slice_granules)
         certain = (granule + 1) * self.threads <= sure and self.choice.rows == 1
         if certain and (self.aligned or granule):
             return "all"

@@ -14,11 +14,13 @@ from ...plan.rowwise.passes import Schedule, schedule_of
 from ...plan.rowwise.records import WORD_BYTES, RowPlan
 from ..grammar import Advance, BarrierSync, ClusterExit, Cursor, NamedBarrier, Release, Step, Tail, Wait
 
-RING, EXCHANGE, VECTORS = "ring", "exchange", "vectors"
+RING, EXCHANGE, VECTORS, SUMS = "ring", "exchange", "vectors", "sums"
 READ, HELD = "ring_read", "ring_held"
 PLACE, SENT = "exchange_place", "exchange_sent"
 """Cursors of rows ahead are ``READ`` and ``SENT``; ``HELD`` and ``PLACE`` follow them by one row."""
 FIRST_ROW_BARRIER, VECTORS_BARRIER = 1, 15
+CTA_BARRIERS = (VECTORS, SUMS)
+"""Names of the barrier of all warps of rows of a CTA."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,18 @@ class ClearSums(Step):
 @dataclass(frozen=True)
 class StoreSums(Step):
     """Store the thread's sums over the rows of a block. Its passes over each row have added to them."""
+
+
+@dataclass(frozen=True)
+class ResidueLoop(Step):
+    """Loop over the places at which rows of a block may begin within a granule; a ``RowLoop`` within has the rows of one."""
+
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class AddSums(Step):
+    """Add a thread's sums over the rows that begin at one place to those of their columns, in shared memory."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +222,7 @@ def row_program(plan: RowPlan) -> RowProgram:
             NamedBarrier(name=f"row_{group}", number=FIRST_ROW_BARRIER + group, threads=layout.threads)
             for group in range(choice.rows)
         ]
-    if layout.demand.vectors and not layout.bulk_vectors:
+    if (layout.demand.vectors and not layout.bulk_vectors) or layout.by_columns:
         barriers.append(NamedBarrier(name=VECTORS, number=VECTORS_BARRIER, threads=32 * row_warps))
     return RowProgram(
         plan=plan,
@@ -235,7 +249,11 @@ def _load(plan: RowPlan) -> tuple[Step, ...]:
 
 def _rows_of_blocks(plan: RowPlan, rows: RowLoop, before: tuple[Step, ...] = (), after: tuple[Step, ...] = ()) -> Step:
     """Return the loop over rows, within one over blocks if these have sums."""
-    return BlockLoop((*before, rows, *after)) if plan.problem.sums else rows
+    if not plan.layout.by_columns:
+        return BlockLoop((*before, rows, *after)) if plan.problem.sums else rows
+    added = (BarrierSync(SUMS), AddSums()) if after else ()
+    stored = (BarrierSync(SUMS), *after) if after else ()
+    return BlockLoop((ResidueLoop((*before, rows, *added)), *stored))
 
 
 def _rows(plan: RowPlan, schedule: Schedule) -> tuple[Step, ...]:

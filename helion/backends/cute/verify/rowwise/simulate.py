@@ -42,6 +42,10 @@ class Cta:
     meetings: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By named barrier: (waiting warps, completed phases)."""
     running: int = 0
+    added: dict[Tag, int] = field(default_factory=dict)
+    """Warps whose sums over the rows of a residue are in shared memory, by block and residue."""
+    stored: dict[int, int] = field(default_factory=dict)
+    """Warps that have stored their part of the sums of a block."""
 
 
 @dataclass
@@ -52,6 +56,7 @@ class Warp:
     number: int
     cursors: dict[str, tuple[int, int]] = field(default_factory=dict)
     block: int = 0
+    residue: int = 0
     tile: int = 0
     chunk: int = 0
     taken: list[Tag] = field(default_factory=list)
@@ -152,6 +157,9 @@ class RowCluster:
             if isinstance(step, r.BlockLoop):
                 for warp.block in range(self.tiles):
                     yield from self._steps(step.body, warp)
+            elif isinstance(step, r.ResidueLoop):
+                for warp.residue in range(self.layout.period):
+                    yield from self._steps(step.body, warp)
             elif isinstance(step, r.RowLoop):
                 yield from self._rows(step, warp)
             elif isinstance(step, r.ChunkLoop):
@@ -182,7 +190,10 @@ class RowCluster:
         """Return the tiles of rows of a warp's block, or all of them."""
         if not self.program.plan.problem.sums:
             return range(self.tiles)
-        return range(warp.block * self.rows_each, (warp.block + 1) * self.rows_each)
+        first, end = warp.block * self.rows_each, (warp.block + 1) * self.rows_each
+        if not self.layout.by_columns:
+            return range(first, end)
+        return range(first + warp.residue, end, self.layout.period)
 
     def _finish(self, warp: Warp) -> None:
         """Check that a warp has all results of its row."""
@@ -275,7 +286,26 @@ def _(step: r.ClearSums, cluster: RowCluster, warp: Warp) -> None:
 
 
 @_run.register
+def _(step: r.AddSums, cluster: RowCluster, warp: Warp) -> None:
+    """Add to columns that other warps have added to for the residue before, or stored for the block before."""
+    cta, warps = warp.cta, cluster.choice.warps
+    if warp.summed != [*cluster.tiles_of(warp)]:
+        raise Fault(f"the sums of residue {warp.residue} of block {warp.block} have the rows {warp.summed}")
+    if warp.residue and cta.added.get((warp.block, warp.residue - 1)) != warps:
+        raise Fault(f"sums of residue {warp.residue} are added before all of the one before are")
+    if not warp.residue and warp.block and cta.stored.get(warp.block - 1) != warps:
+        raise Fault(f"sums of block {warp.block} overwrite those of the block before")
+    cta.added[warp.block, warp.residue] = cta.added.get((warp.block, warp.residue), 0) + 1
+
+
+@_run.register
 def _(step: r.StoreSums, cluster: RowCluster, warp: Warp) -> None:
+    cta = warp.cta
+    cta.stored[warp.block] = cta.stored.get(warp.block, 0) + 1
+    if cluster.layout.by_columns:
+        if cta.added.get((warp.block, cluster.layout.period - 1)) != cluster.choice.warps:
+            raise Fault(f"sums of block {warp.block} are stored before all warps have added theirs")
+        return
     if warp.summed != [*cluster.tiles_of(warp)]:
         raise Fault(f"the sums of block {warp.block} have the rows {warp.summed}")
 
@@ -386,7 +416,7 @@ def _(step: r.Combine, cluster: RowCluster, warp: Warp) -> None:
 
 @_run.register
 def _(step: g.BarrierSync, cluster: RowCluster, warp: Warp) -> Ready:
-    if step.barrier == r.VECTORS:
+    if step.barrier in r.CTA_BARRIERS:
         return cluster.meet(warp, step.barrier, cluster.choice.rows * cluster.choice.warps)
     named = next(each for each in cluster.program.barriers if each.name == f"row_{warp.group}")
     return cluster.meet(warp, named.name, named.threads // 32)

@@ -46,6 +46,7 @@ def smaller(plan: RowPlan) -> RowPlan:
     )
     chunks = min(layout.chunks, FEW_CHUNKS)
     n = chunks * choice.cluster * choice.warps * 32 * layout.lanes
+    n -= 2 * choice.cluster * layout.lanes + 1 if layout.by_columns else 0
     held = chunks * layout.held_rows if layout.held_stages else 0
     stages = held + min(layout.stages - layout.held_stages, FEW_STAGES)
     demand = dataclasses.replace(layout.demand, n=n, pitches=(n,) * len(layout.demand.pitches))
