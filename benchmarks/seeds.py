@@ -22,7 +22,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -265,17 +265,29 @@ def chosen_cells(options: argparse.Namespace, cells: Sequence[Cell]) -> list[int
     return found
 
 
-def rows(indices: Sequence[int], timer: Timer, options: Mapping[str, Any], workers: int) -> Iterator[Row]:
-    """Check everything in ``workers`` processes, then time one cell after another, first calls too."""
+def rows(
+    indices: Sequence[int], timer: Timer, options: Mapping[str, Any], workers: int, seconds: float | None = None
+) -> Iterator[Row]:
+    """Check everything in ``workers`` processes, then time one cell after another, first calls too.
+
+    After ``seconds`` of checks, the cells that are not ready are left out.
+    """
     context = multiprocessing.get_context("spawn")
     verdicts: dict[int, tuple[dict[str, float], dict[str, str]]] = {}
     start = time.perf_counter()
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        prepared = functools.partial(_prepared, options={**options, "measured": False})
-        for index, errors, failures in pool.map(prepared, indices):
+    pool = ProcessPoolExecutor(workers, mp_context=context)
+    waiting = [pool.submit(_prepared, index, {**options, "measured": False}) for index in indices]
+    try:
+        for done in as_completed(waiting, seconds):
+            index, errors, failures = done.result()
             verdicts[index] = errors, failures
-    print(f"compiled and checked {len(indices)} cells in {time.perf_counter() - start:.0f} s", flush=True)
-    for index in indices:
+    except TimeoutError:
+        print(f"{len(indices) - len(verdicts)} cells were not ready after {seconds:.0f} s", flush=True)
+        for process in multiprocessing.active_children():
+            process.terminate()
+    pool.shutdown(wait=True, cancel_futures=True)
+    print(f"compiled and checked {len(verdicts)} cells in {time.perf_counter() - start:.0f} s", flush=True)
+    for index in filter(verdicts.__contains__, indices):
         cell = _cells()[index]
         args = inputs(cell, "cuda")
         made = variants(cell, args, **options)
@@ -379,6 +391,9 @@ def main() -> int:
     parser.add_argument("--first-call", action="store_true", help="time what a first call that measures takes too")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     parser.add_argument("--workers", type=int, default=min(WORKERS, os.cpu_count() or 1))
+    parser.add_argument(
+        "--seconds", type=float, help="of checks, after which the cells that are not ready are left out"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument(
         "--keep", action="store_true", help="keep the rows of cells in the files that are not timed now"
@@ -402,7 +417,7 @@ def main() -> int:
     names = {suite: f"{head['device'].lower().replace(' ', '-')}-{suite}.json" for suite in options.suites}
     earlier = {suite: _earlier(RESULTS / name) if options.keep else {} for suite, name in names.items()}
     found: dict[str, list[Row]] = {}
-    for row in rows(indices, timer, flags, options.workers):
+    for row in rows(indices, timer, flags, options.workers, options.seconds):
         found.setdefault(row.suite, []).append(row)
         print(text_of(row), flush=True)
         write(options.out / names[row.suite], *kept(earlier[row.suite], head, found[row.suite]))

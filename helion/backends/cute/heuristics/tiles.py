@@ -25,6 +25,9 @@ TALLEST_OF_SEVERAL = 128
 MOST_BUFFERS = 4
 #: Other seeds have to be predicted within this factor of the best one.
 ALTERNATES, WITHIN = 3, 1.5
+#: Predicted times within this factor say nothing where each SM has many tiles: 48 products of 1024 x 1024 x 64 with a hyperbolic tangent take 85 us in
+#: tiles of 64 x 64 and 61 in 64 x 128, which are predicted to take 43.865 and 43.869 (H200).
+EQUALLY_FAST, MANY_ROUNDS = 1.002, 32
 
 
 #: Required time ratio of rows in memory to rows in a cluster, if they do not stay in the L2 cache. Predictions are off
@@ -53,7 +56,11 @@ class Option:
 
 def options(shape: ProductShape, target: Target, choices: Sequence[Choice]) -> list[Option]:
     """Return those of ``choices`` that have a plan, fastest first by ``handicapped_us``; the order of equally fast ones
-    stays."""
+    stays.
+
+    Of those as fast as a first one with many rounds of tiles, the largest tiles come first: each tile costs barriers and
+    waits, which the time of a kernel that memory bounds does not show.
+    """
     found = []
     for choice in choices:
         if not shape.allows(choice.tile):
@@ -62,7 +69,17 @@ def options(shape: ProductShape, target: Target, choices: Sequence[Choice]) -> l
         if not isinstance(plan, str):
             uneven = not shape.whole_rows and not is_power_of_2(choice.tile[1])
             found.append(Option(choice=choice, plan=plan, time=timing(plan, target), uneven=uneven))
-    return sorted(found, key=handicapped_us)
+    found.sort(key=handicapped_us)
+    if not found or found[0].time.waves < MANY_ROUNDS:
+        return found
+    equal = sum(handicapped_us(option) <= EQUALLY_FAST * handicapped_us(found[0]) for option in found)
+    return [*sorted(found[:equal], key=_of_tile), *found[equal:]]
+
+
+def _of_tile(option: Option) -> tuple[int, float]:
+    """Return the key that orders larger tiles first, and of equal ones those with the shorter K tile."""
+    rows, columns, _ = option.choice.tile
+    return -rows * columns, option.time.k_tile_us
 
 
 def tiles(shape: ProductShape, target: Target) -> Iterator[tuple[int, int, int]]:

@@ -32,6 +32,8 @@ class Trust(Tuned):
     several_matmuls: float
     #: Fewer and longer rows of a permuted copy, for the tile of other elementwise kernels.
     longer_rows: float
+    #: Other rows per thread and another order of programs, for the tile of elementwise kernels whose rows share operands.
+    reused: float
     #: Longer tiles that leave fewer atomics, for moderate ones.
     fewer_atomics: float
     #: Programs of more warps and longer chunks, for fewer programs than SMs.

@@ -41,6 +41,11 @@ FRAGMENTS = 92
 #: Tiles that extend past the end of an axis: masks take the rest. Six plans of 53 to 65 % take 14 to 33 % more and
 #: spill none.
 RAGGED = 70
+#: A loop that applies a result to a longer tile than the loop that reduces it: a plan of 56 of 64 spills 224 to 536
+#: bytes on sm_80 to sm_120.
+APPLIED = 85
+#: Elementwise kernels with more rows per thread: a plan of 107 of 255 takes 130 registers, 118 takes 196 to 207.
+MANY_ROWS = 44
 
 
 def attention(target: Target) -> int:

@@ -26,6 +26,7 @@ from sample_kernels import bmm, matmul_to_bf16, softmax
 
 from helion._compiler.facts.records import KernelFacts
 from helion._shapes import cdiv
+from helion._testing import EXAMPLES_DIR, import_path
 from helion.backends.triton.heuristics.families.matmul.extents import Extents, product_extents
 from helion.backends.triton.heuristics.families.matmul.plain import TritonMatmulHeuristic
 from helion.backends.triton.heuristics.sizing import estimate
@@ -111,6 +112,19 @@ def test_matmul_fits_everywhere(name: str) -> None:
             first = proposed(TritonMatmulHeuristic(), facts, gpu)[0]
             predicted = estimate(facts, gpu, first.block_sizes, first.num_warps or 0, first.num_stages or 0)
             assert predicted.fits and predicted.spill_risk < 1, (extents, dtype, predicted)
+
+
+@pytest.mark.parametrize(("extents", "warps"), [((70, 37, 75), 4), ((4096, 4096, 4096), 2)])
+def test_an_epilogue_that_may_spill_gets_more_warps_where_these_are_no_slower(
+    extents: tuple[int, int, int], warps: int
+) -> None:
+    """Two warps of 64 x 64 in fp32 have 258 of 255 registers; four of a large product multiply on a slower path."""
+    m, k, n = extents
+    kernel = import_path(EXAMPLES_DIR / "epilogue_subtiling.py").matmul_residual_gelu
+    facts = facts_of(kernel.fn, *(tensor(*sizes, dtype=FP32) for sizes in ((m, k), (k, n), (m, n), (n,))))
+    (first, *_) = proposed(TritonMatmulHeuristic(), facts, target("sm_90"))
+    predicted = estimate(facts, target("sm_90"), first.block_sizes, first.num_warps or 0, first.num_stages or 0)
+    assert first.num_warps == warps and not predicted.spill_risk
 
 
 def test_matmul_declines() -> None:

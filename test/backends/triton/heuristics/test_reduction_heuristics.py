@@ -23,6 +23,7 @@ from heuristic_kernels import (
 from sample_kernels import add, matmul_to_bf16, row_sum, softmax
 
 from helion._compiler.facts.records import KernelFacts, LiveTile
+from helion._testing import EXAMPLES_DIR, import_path
 from helion.autotuner.proposal import Proposal
 from helion.backends.triton.heuristics.families.reduction.budget import allocate, row_budget
 from helion.backends.triton.heuristics.families.reduction.user_tiled import TritonUserTiledReductionHeuristic
@@ -153,6 +154,14 @@ def test_no_reduction_seed_is_predicted_to_spill() -> None:
                 first = reduction_seed(facts, gpu)
                 found = estimate(facts, gpu, first.block_sizes, first.num_warps or 0, 1, first.reduction_loops)
                 assert found.fits and not found.spill_risk, (kernel.__name__, extent, gpu)
+
+
+@pytest.mark.parametrize(("gpu", "extent"), [("sm_80", 32768), ("sm_80", 131072), ("gfx942", 131072)])
+def test_a_loop_that_applies_a_result_has_no_longer_tile_than_registers_hold_for_sure(gpu: str, extent: int) -> None:
+    """Tiles of 32768 and 65536 with as many threads as a block has are predicted to take nearly all registers."""
+    kernel = import_path(EXAMPLES_DIR / "welford.py").welford
+    facts = facts_of(kernel.fn, tensor(2048, extent), tensor(extent), tensor(extent), 1e-5)
+    assert row_seed(facts, target(gpu))[0] == [1, 16384, 16384]
 
 
 def test_reductions_decline() -> None:

@@ -15,7 +15,8 @@ from benchmarks.mechanisms import dropped_residual, packed_pixels, rotated_pairs
 TILES = {
     "padded_transpose": [1, 128, 128],  # a load of fewer elements than there are to store counts as well
     "causal_convolution": [1, 2048],  # a batch that programs share drags nothing along
-    "depthwise_nhwc": [16, 128],  # a window once, and 384 channels in tiles that leave no lane idle
+    "depthwise_nhwc": [8, 128],  # four rows a thread, which share its weights
+    "bilinear_samples": [8, 256],  # rows of a thread, whose weights all threads compute
     "gathered_pages": [16],  # a run of pages is no run of memory
     "segment_softmax": [32, 32],  # loops one behind the other, of 32 edges on average
     "neighbour_sums": [128, 16],  # the edges say how long a loop is, not what they gather from
@@ -25,12 +26,13 @@ TILES = {
 }
 
 
-#: The first cell of kernels whose loops from and to where data says reduce their tiles, and their warps on an H200.
-WARPS = {"segment_softmax": 1, "neighbour_sums": 1}
+#: The first cell of kernels whose loops from and to where data says reduce their tiles, and of one whose rows share
+#: weights: their warps on an H200.
+WARPS = {"segment_softmax": 1, "neighbour_sums": 1, "depthwise_nhwc": 1}
 
 
 @pytest.mark.parametrize("kernel", WARPS)
-def test_loops_that_data_bounds_reduce_within_a_warp(kernel: str) -> None:
+def test_rows_that_share_operands_or_a_loop_are_those_of_a_warp(kernel: str) -> None:
     cell = next(cell for cell in workload_cells() if cell.kernel == kernel)
     assert cell.function.bind(cell.args, target="h200").default_config()["num_warps"] == WARPS[kernel]
 
@@ -58,6 +60,13 @@ def test_tiles(kernel: str) -> None:
     cell = next(cell for cell in workload_cells() if cell.kernel == kernel)
     bound = cell.function.bind(cell.args, target="h200")
     assert bound.default_config()["block_sizes"] == TILES[kernel]
+
+
+def test_programs_that_run_together_select_from_one_image() -> None:
+    cell = next(cell for cell in workload_cells() if cell.kernel == "bilinear_samples")
+    for gpu in ("h100", "h200"):
+        order = cell.function.bind(cell.args, target=gpu).default_config()["loop_orders"]
+        assert order == [[2, 1, 0]]  # points before images
 
 
 #: Tiles and warps of other cells.

@@ -18,6 +18,8 @@ from benchmarks.holdout import cast_both_ways
 from benchmarks.mechanisms import counted_values, one_hot_counts, packed_pixels, shuffled_channels, shuffled_pixels
 from benchmarks.unseen.attention import flash_forward
 from benchmarks.unseen.rows import embedding_mean, row_running_sum
+from benchmarks.workloads.gathers import bilinear_samples
+from benchmarks.workloads.rows import wave_step
 from helion.autotuner.proposal import Predicted
 from helion.backends.triton.resources.time import parameters
 from helion.backends.triton.resources.time.demand import Demand, demands
@@ -194,6 +196,25 @@ def test_gathered_rows_are_runs() -> None:
     table, ids = tensor(50000, 256, dtype=BF16), tensor(4096, 32, dtype=torch.int64)
     found = demand(embedding_mean.bind((table, ids), target=H200), block_sizes=[8, 256], num_warps=4)
     assert found.sector_bytes < 1.3 * found.asked_bytes
+
+
+def test_selected_rows_stay_cached_where_programs_share_the_part_that_they_select_from() -> None:
+    images, points = (tensor(*sizes, dtype=torch.float32) for sizes in ((8, 128, 128, 256), (8, 16384, 2)))
+    bound = bilinear_samples.bind((images, points), target=H200)
+    tile = {"block_sizes": [8, 256], "num_warps": 4}
+    once = (8 * 128 * 128 * 256 + 8 * 16384 * 256) * 4 / (H200.bandwidth_gb_per_s * 1e3)
+    of_one = units(bound, **tile, loop_orders=[[2, 1, 0]])["memory"]
+    of_all = units(bound, **tile)["memory"]
+    assert once < of_one < 1.3 * once and of_all > 1.7 * of_one
+    apart = units(bound, **tile, loop_orders=[[2, 1, 0]], pid_type="persistent_blocked")["memory"]
+    assert apart > 1.5 * of_one  # programs with blocks of tiles are in all images
+
+
+def test_taps_of_one_tile_come_from_memory_once() -> None:
+    bound = wave_step.bind((tensor(8192, 8192),) * 3, target=H200)
+    once = 4 * 2 * 8192 * 8192 / (H200.bandwidth_gb_per_s * 1e3)
+    for warps in (1, 4, 16):
+        assert units(bound, block_sizes=[4, 512], num_warps=warps)["memory"] < 1.3 * once
 
 
 def test_scans_take_instructions_for_each_step() -> None:

@@ -20,9 +20,10 @@ from .....autotuner.proposal import Declined, Heuristic
 from .....hardware import Target
 from ...proposal import TritonProposal
 from ...resources.tiles import beside_turned
+from .. import register_safety as safety
 from ..choose import trust, unless_faster
 from ..predicted_time import proposal_us
-from ..sizing import has_wide_memory, warps_for_threads
+from ..sizing import estimate, extent_of, has_wide_memory, warps_for_threads
 from ..tuned import Tuned, tuned
 
 
@@ -59,6 +60,10 @@ _TRANSACTION_BYTES, _SECTOR_BYTES = 128, 32
 _SHARED = 16
 #: Bytes of a vector, and of elements that are slow to access without vectors.
 _VECTOR_BYTES, _NARROW_BYTES = 16, 2
+#: Bytes that rows share, for each byte of their own, from which fewer warps with more rows each are tried.
+_NEARLY = 0.75
+#: Halves of the rows of a tile, and by how much the warps are divided: tries of rows per thread.
+_ROWS_AND_WARPS = ((1, 2), (1, 4), (2, 2), (2, 4), (4, 1), (4, 2), (8, 1), (16, 1))
 
 
 class TritonPointwiseHeuristic(Heuristic):
@@ -94,6 +99,9 @@ class TritonPointwiseHeuristic(Heuristic):
                 loop_orders=_order(rows, fact, facts),
             )
             return tiles, shared
+        reused = _reused(tiles, fact, facts, target)
+        if reused is not None:
+            return reused, tiles
         if not fact.one_run and not (fact.rows_beside_run and _is_accessed_singly(fact, facts)):
             return (tiles,)
         run = replace(tiles, reason=f"{reason}, of one run in memory", loop_orders={}, flatten_loops={0: True})
@@ -124,6 +132,67 @@ def _turned(tiles: TritonProposal, fact: PointwiseFact, facts: KernelFacts, targ
     timed = [(each, proposal_us(facts, each, target)) for each in (tiles, *found)]
     best = unless_faster(timed[0], timed[1:], trust(target).longer_rows)
     return None if best is tiles else best
+
+
+def _reused(tiles: TritonProposal, fact: PointwiseFact, facts: KernelFacts, target: Target) -> TritonProposal | None:
+    """Return the same with other rows per thread, if that is predicted to be faster, for kernels whose rows share loads.
+
+    It is also for loads of rows that data selects from one part of a tensor. A thread needs what its rows share once. Of
+    programs in the order of memory, those that run together select from one part, which the L2 cache keeps.
+    """
+    if len(fact.contiguous_axes) != 1 or not tiles.block_sizes:
+        return None
+    (first,) = fact.contiguous_axes
+    selects = any(_selects_from_part(op, facts, target) for op in facts.memory_ops)
+    rows = _sharing_rows(first, facts)
+    if not selects and rows is None:
+        return None
+    across = [axis.block_id for axis in facts.tunable_axes if axis.block_id != first]
+    if not across:
+        return None
+    axis = facts.axes[rows if rows is not None else across[-1]]
+    orders = _innermost_first(first, facts) if selects else tiles.loop_orders
+    highest, warps = min(axis.padded or 2**30, axis.max_size or 2**30), tiles.num_warps or 1
+    found = []
+    for half_rows, fewer in _ROWS_AND_WARPS:
+        count = tiles.block_sizes[axis.block_id] * half_rows // 2
+        if axis.min_size <= count <= highest and fewer <= warps:
+            sizes = {**tiles.block_sizes, axis.block_id: count}
+            if not safety.within(estimate(facts, target, sizes, warps // fewer, 1), safety.MANY_ROWS):
+                continue
+            shape = " x ".join(map(str, sizes.values()))
+            reason = f"{tiles.reason}, of {shape}: rows of a thread share operands"
+            found.append(replace(tiles, reason=reason, block_sizes=sizes, loop_orders=orders, num_warps=warps // fewer))
+    timed = [(each, proposal_us(facts, each, target)) for each in (tiles, *found)]
+    best = unless_faster(timed[0], timed[1:], trust(target).reused)
+    return None if best is tiles else best
+
+
+def _selects_from_part(op: MemoryOpFact, facts: KernelFacts, target: Target) -> bool:
+    """Return whether data selects what a load reads from the part of a large tensor that axes of the grid index."""
+    if op.kind != "load" or not op.gathered or None not in op.subscript_axes:
+        return False
+    parts = (a for a in op.subscript_axes if a is not None and a in facts.grid_axes and a not in op.tile_axes)
+    return any(extent_of(facts.axes[a]) > 1 for a in parts) and op.accessed_numel * op.itemsize > target.l2_bytes
+
+
+def _sharing_rows(first: int, facts: KernelFacts) -> int | None:
+    """Return the innermost axis whose tiles share loads of nearly as many bytes as those of their own accesses."""
+    for axis in reversed(facts.tunable_axes):
+        common, own = _common_and_own(axis.block_id, first, facts)
+        if axis.block_id != first and axis.extent != 1 and common and common >= _NEARLY * own:
+            return axis.block_id
+    return None
+
+
+def _common_and_own(axis: int, first: int, facts: KernelFacts) -> tuple[int, int]:
+    """Return the bytes of each element along ``first`` that loads move once for all tiles along ``axis``, and those that
+    each tile moves.
+    """
+    accesses = [op for op in facts.memory_ops if first in op.tile_axes and not op.gathered]
+    common = sum(_lane_bytes(op, first) for op in accesses if op.kind == "load" and axis not in op.tile_axes)
+    own = sum(_lane_bytes(op, first) for op in accesses if op.kind != "load" or axis in op.tile_axes)
+    return common, own
 
 
 def _whole_vectors(sizes: dict[int, int], threads: int, fact: PointwiseFact, facts: KernelFacts) -> dict[int, int]:
@@ -168,11 +237,9 @@ def _shared_rows(sizes: dict[int, int], fact: PointwiseFact, facts: KernelFacts)
     if len(fact.contiguous_axes) != 1:
         return None
     (first,) = fact.contiguous_axes
-    accesses = [op for op in facts.memory_ops if first in op.tile_axes and not op.gathered]
     across = [axis.block_id for axis in reversed(facts.tunable_axes) if axis.block_id != first]
     for axis in across:
-        common = sum(_lane_bytes(op, first) for op in accesses if op.kind == "load" and axis not in op.tile_axes)
-        own = sum(_lane_bytes(op, first) for op in accesses if op.kind != "load" or axis in op.tile_axes)
+        common, own = _common_and_own(axis, first, facts)
         extent = min(facts.axes[axis].padded or 2**30, facts.axes[axis].max_size or 2**30)
         if common <= 2 * own or extent == 1:
             continue

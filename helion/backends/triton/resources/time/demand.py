@@ -161,6 +161,8 @@ class _Count:
         self.sums = _NOTHING.copy()
         #: The tensors that programs have read or written, and those that they have written.
         self.seen: set[tuple[int, tuple[int, ...]]] = set()
+        #: The same by region, of tiles that are not chunked: reading them again there follows at once.
+        self.just_read: set[tuple[int, tuple[int, ...], int]] = set()
         self.stored: set[tuple[int, tuple[int, ...]]] = set()
         self.waits: dict[tuple[int, tuple[int, ...], bool], float] = {}
 
@@ -278,11 +280,17 @@ class _Count:
         small = _stays_cached(access, self.target)
         shared = [axis for axis in access.apart if nest.trips[axis] > 1]
         place = access.storage, tuple(shared)
-        if access.kind == "load":
+        if access.kind == "load" and access.placed is not None and not shared and not small:
+            total = self._selected_bytes(access.placed, once, programs * asked, place in self.seen)
+            self.seen.add(place)
+        elif access.kind == "load":
             if shared and not small:
                 total = max(total, nest.covered(self.launch, self._at_once(), shared) * first)
+            near = *place, access.region
             if place in self.seen:
-                again, total = (0.0 if small else total), 0.0
+                again, total = (0.0 if small or near in self.just_read else total), 0.0
+            if nest.walked.isdisjoint(access.axes):
+                self.just_read.add(near)
             if passes > 1 and not small:
                 again += programs * first * (passes - 1)
             self.seen.add(place)
@@ -305,6 +313,16 @@ class _Count:
         if together < _RUN_BYTES:
             halvings = math.log2(_RUN_BYTES / max(_SECTOR, together))
             sums["scattered_bytes"] += (total + again) / programs * halvings
+
+    def _selected_bytes(self, placed: tuple[int, ...], once: int, asked: float, is_seen: bool) -> float:
+        """Return the bytes from memory of loads that data selects, ``asked`` of ``once`` distinct ones at most.
+
+        The cache has the part of the tensor that programs which run together select from, as far as it has room. They
+        select from all of it, or from the part that the axes ``placed`` index.
+        """
+        reach = min(once, asked) * self.nest.share(self.launch, self._at_once(), placed)
+        missed = 1.0 - min(1.0, self.target.l2_bytes * _L2_SHARE / max(1.0, reach))
+        return max(0.0 if is_seen else min(once, asked), asked * missed)
 
     def _at_once(self) -> float:
         return self.target.num_sms * self.sums["resident"]

@@ -87,8 +87,27 @@ class Nest:
         """Return the distinct tiles along the axes that are not ``shared``, summed over the rounds of programs that run
         together.
         """
+        cover = self.together(launch, at_once)
+        rounds = max(1.0, self.programs / at_once)
+        return rounds * _product(cover, [axis for axis in cover if axis not in shared])
+
+    def share(self, launch: Launch, at_once: float, axes: Iterable[int]) -> float:
+        """Return the fraction of all tiles along ``axes`` that programs which run together have."""
+        cover = self.together(launch, at_once)
+        return _product(cover, axes) / _product(self.trips, axes)
+
+    def together(self, launch: Launch, at_once: float) -> dict[int, float]:
+        """Return the distinct tiles along each axis of the grid that ``at_once`` programs have.
+
+        Programs are neighbours, or far apart where each has a block of consecutive tiles.
+        """
         order, left = list(self.ordered(launch)), min(at_once, self.programs)
         cover: dict[int, float] = {}
+        if launch.blocked:
+            for axis in reversed(order):
+                cover[axis] = min(left, self.trips[axis])
+                left = max(1.0, left / self.trips[axis])
+            return cover
         root = self._root.root
         grouping = 1 if root in launch.flattened else launch.groupings.get(root, 1)
         if grouping > 1 and len(order) >= 2:
@@ -102,8 +121,7 @@ class Nest:
         for axis in order:
             cover[axis] = min(left, self.trips[axis])
             left = max(1.0, left / self.trips[axis])
-        rounds = max(1.0, self.programs / at_once)
-        return rounds * _product(cover, [axis for axis in cover if axis not in shared])
+        return cover
 
 
 def _product(of: Mapping[int, Any], axes: Iterable[int]) -> Any:

@@ -36,7 +36,8 @@ class Access(NamedTuple):
     contiguous where a tile has all elements of those before. Rows begin at multiples of ``aligned`` elements. ``widest`` are the
     elements of the widest access of a thread, ``widest_of_run`` those in a flattened grid. ``inside`` are the axes of
     the grid that the access depends on, ``apart`` the others. ``looped``: the passes of a load where rows are chunked,
-    by axis. ``turned`` are those of ``beside_turned``.
+    by axis. ``turned`` are those of ``beside_turned``. ``placed`` are the axes of the grid that index a tensor whose other
+    elements data selects, None for other accesses.
     """
 
     kind: str
@@ -64,6 +65,7 @@ class Access(NamedTuple):
     feeds_dots: bool
     in_loop: bool
     turned: tuple[int, ...] | None
+    placed: tuple[int, ...] | None
 
 
 class Work(NamedTuple):
@@ -223,6 +225,7 @@ class _Preparation:
             feeds_dots=any(op.region == fact.region for fact in self.matmuls),
             in_loop=self.facts.regions[op.region].kind == "loop",
             turned=beside_turned(op, self.facts),
+            placed=tuple(a for a in self.order if a in op.subscript_axes) if op.gathered else None,
         )
 
     def reduction(self, fact: ReductionFact) -> Reduction:

@@ -8,6 +8,7 @@ from typing import ClassVar
 from ......_compiler.facts.records import KernelFacts
 from ......autotuner.proposal import Predicted
 from ......hardware import Target
+from ... import register_safety as safety
 from ...sizing import Chunks, Sizes, estimate, halve, has_wide_memory, warps_for_threads
 from ...tuned import Tuned, tuned
 from .budget import Allocation
@@ -82,7 +83,25 @@ def launch(found: Allocation, facts: KernelFacts, target: Target, *, threads: in
         if smaller is None:
             break
         sizes, chunks = smaller
+    shorter = _shorter_applied(found, facts, sizes)
+    if shorter != sizes and not safety.within(predicted, safety.APPLIED):
+        sizes = shorter
+        predicted = estimate(facts, target, sizes, warps, 1, chunks)
     return Launch(num_warps=warps, sizes=sizes, chunks=chunks, predicted=predicted)
+
+
+def _shorter_applied(found: Allocation, facts: KernelFacts, sizes: Sizes) -> Sizes:
+    """Return ``sizes`` where no loop that only applies a result has a longer tile than the loop that reduces."""
+    primary = found.primary
+    most = sizes.get(primary.axis, 0)
+    applied = {
+        axis.block_id: max(axis.min_size, most)
+        for axis in facts.tunable_axes
+        if axis.extent == primary.extent and axis.block_id != primary.axis and not axis.on_grid
+    }
+    reduced = {fact.axis for fact in facts.reductions}
+    longer = {axis: size for axis, size in applied.items() if axis not in reduced and 0 < size < sizes[axis]}
+    return {**sizes, **longer}
 
 
 def _able(facts: KernelFacts, sizes: Sizes, chunks: Chunks) -> tuple[int, ...]:
