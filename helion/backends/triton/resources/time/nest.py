@@ -99,7 +99,7 @@ class Nest:
     def together(self, launch: Launch, at_once: float) -> dict[int, float]:
         """Return the distinct tiles along each axis of the grid that ``at_once`` programs have.
 
-        Programs are neighbours, or far apart where each has a block of consecutive tiles.
+        They are neighbours. Where each has a block of consecutive tiles, they are evenly spaced.
         """
         order, left = list(self.ordered(launch)), min(at_once, self.programs)
         cover: dict[int, float] = {}
