@@ -341,6 +341,8 @@ def child(name: str) -> None:
         sizes_on_gpu.packed(int(rest[0]), say, on_gpu, timer)
     elif what == "latent":
         latent_on_gpu.check(int(rest[0]), int(rest[1]), say, on_gpu)
+    elif what == "parts":
+        sizes_on_gpu.parts(int(rest[0]), say, on_gpu, timer)
     elif what == "tables":
         sizes_on_gpu.tables(int(rest[0]), say, on_gpu, timer)
     elif what == "latent_times":
@@ -399,6 +401,7 @@ def jobs() -> list[str]:
         "latent:576:512",
         "latent:320:256",
         "latent_times",
+        "parts:128",
         "tables:64",
         "tables:128",
         "sizes:128:causal",

@@ -305,6 +305,39 @@ def paged(dims: int, say: Say, on_gpu: Lock, timer: Timer) -> None:
     lock.close()
 
 
+def parts(dims: int, say: Say, on_gpu: Lock, timer: Timer) -> None:
+    """Launch decoding whose keys the user divides among programs, and time it."""
+    import torch
+    from backends.cute import attention_parts as cases
+
+    import helion
+
+    kernels = {each: helion.kernel(getattr(cases, each), backend="cute", static_shapes=False) for each in ("of_lengths", "of_all")}  # fmt: skip
+    for name, kernel in kernels.items():
+        for number in (3, 16):
+            given = cases.given_of([3000, 2000], 3000, 4, dims, "meta")[: 4 if name == "of_lengths" else 3]
+            bound = kernel.bind((*given, number), target="h100")
+            bound.resources(bound.default_config())
+    lock = on_gpu()
+    for name, kernel in kernels.items():
+        for at, (some, number) in enumerate((([3000, 37], 3), ([700, 1], 16), ([129, 2000], 3))):
+            torch.manual_seed(at)
+            n = max(some)
+            given = cases.given_of(some if name == "of_lengths" else [n, n], n, 4, dims, "cuda")
+            wanted, runs = (
+                cases.wanted(*given),
+                [kernel(*given[: 4 if name == "of_lengths" else 3], number) for _ in range(3)],
+            )
+            torch.cuda.synchronize()
+            error = ((cases.joined(*runs[0]) - wanted).norm() / wanted.norm()).item()
+            same = all(torch.equal(x, y) for run in runs for x, y in zip(run, runs[0], strict=True))
+            say(kind="check", name=f"parts d{dims} {name}, {number} parts", seed=at, output=0, dtype="bfloat16", ok=error < 6e-3 and same, error=float(f"{error:.3g}"), same=same)  # fmt: skip
+    q, k, v = (torch.randn(size, device="cuda").bfloat16() for size in ((2, 8, 4, dims), *[(2, 32768, 8, dims)] * 2))
+    us = timer(torch)(functools.partial(kernels["of_all"], q, k, v, 16))
+    say(kind="gradients", name="decode in 16 parts of the user's", d=dims, causal=False, shape=(2, 32, 8, 1, 32768), us=round(us, 1), right=True)  # fmt: skip
+    lock.close()
+
+
 def tables(dims: int, say: Say, on_gpu: Lock, timer: Timer) -> None:
     """Launch attention with biases by computed indices, and time it."""
     import torch

@@ -136,7 +136,8 @@ def _shared_bytes(shape: AttentionShape, groups: int, keys: int, own_output: boo
 def _proposal(shape: AttentionShape, choice: AttentionChoice, target: Target) -> CuteProposal:
     rows = WGMMA_ROWS * choice.groups
     blocks = dict(zip(shape.blocks, (rows, choice.keys), strict=True))
-    sizes = {block: size for block, size in blocks.items() if block not in shape.fixed}
+    of_config = shape.blocks[1:] if shape.whole else shape.blocks
+    sizes = {block: size for block, size in blocks.items() if block in of_config and block not in shape.fixed}
     tiles = -(-shape.queries // rows) * shape.heads
     split = f" in {choice.splits} parts of the keys" if choice.splits > 1 else ""
     return CuteProposal(

@@ -95,6 +95,8 @@ class AttentionShape:
     special: int
     softmax: bool
     """True if weights are relative to a running maximum."""
+    whole: bool = False
+    """True if the queries are a dimension that has no tiles."""
     gathered: bool = False
     """True if scores read tables by computed indices."""
     latent: bool = False
@@ -176,6 +178,7 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
         softmax=any(
             each.region == fact.region and not {"max", "amax"}.isdisjoint(each.names) for each in facts.reductions
         ),
+        whole=facts.axes[fact.query_axis].kind == "full",
         gathered=any(op.gathered and {fact.query_axis, fact.key_axis} <= {*op.tile_axes} for op in facts.memory_ops),
         latent=latent,
         fixed={axis.block_id: axis.size for axis in facts.axes if axis.kind == "fixed" and axis.size is not None},

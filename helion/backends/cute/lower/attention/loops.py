@@ -19,6 +19,7 @@ from ....._compiler.ir.grammar import (
 from ....._shapes import Dim, Expr
 from ...plan.attention.numbers import is_known
 from ...plan.attention.operands import Source
+from ...plan.records import WGMMA_ROWS
 from ...plan.refusal import Refusal
 from ..numbers import equal, size
 from .numbers import LaunchNumbers
@@ -142,9 +143,9 @@ def loops_of(program: Program) -> Loops:
     keys = axes[0].block
     blocks = [axis.block for axis in root.axes]
     queries = [dim.block for dim in first.results[0].dims if dim.block in blocks and not dim.is_one]
-    rows = [block for block in queries if is_tile(program, block)]
+    rows = [block for block in queries if is_tile(program, block)] or _whole(program, first)
     if not rows:
-        raise Refusal("attention needs a tile of queries in its grid")
+        raise Refusal(f"attention needs a tile of queries in its grid, or up to {WGMMA_ROWS} of them in each program")
     (tile,) = rows[-1:]
     for axis in root.axes:
         check_axis(program, axis, axis.block == tile)
@@ -161,6 +162,14 @@ def loops_of(program: Program) -> Loops:
         second=second,
         numbers=LaunchNumbers(program.host.specialized),
     )
+
+
+def _whole(program: Program, scores: Op) -> list[int | None]:
+    """Return the block of queries that are a whole dimension of each head, as the heads that share keys."""
+    dims = [dim.block for dim in scores.results[0].dims if not dim.is_one]
+    block = program.blocks[dims[0]] if dims and dims[0] is not None else None
+    few = block is not None and block.kind == "full" and isinstance(block.extent, int) and block.extent <= WGMMA_ROWS
+    return dims[:1] if few else []
 
 
 def is_tile(program: Program, block: int | None) -> bool:

@@ -6,10 +6,11 @@ one tile, so that their keys are loaded once. A band is then a range of keys.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from ...plan.attention.numbers import is_known
-from ...plan.attention.operands import Matrix, Mode, Place
+from ...plan.attention.operands import Matrix, Mode, Place, Source
 from ...plan.attention.records import KEY_INDEX, QUERY_INDEX, AttentionOutput, AttentionProblem, Band
 from ...plan.dtypes import PITCH
 from ...plan.epilogue import COLUMN_NUMBER, ROW_NUMBER
@@ -50,7 +51,9 @@ def _shared(problem: AttentionProblem, at: int) -> int | None:
                 found.add(number)
         if not any(_depends(mode.at, at) for mode in matrix.modes):
             found.add(problem.heads[at])
-    if any(_depends(mode.at, at) for source in problem.loaded for mode in source.modes):
+    ends = (end for span in problem.spans for end in (span.begin, *span.ends) if end is not None)
+    rows = (place for matrix in problem.matrices for place in (matrix.row, matrix.base) if place is not None)
+    if any(_depends(place, at) for place in (*_places(problem.loaded), *ends, *rows)):
         return None
     for matrix in (problem.q, *(output.matrix for output in problem.outputs)):
         if [mode.at for mode in matrix.modes if _depends(mode.at, at)] != [Place("axis", (at,))]:
@@ -58,10 +61,12 @@ def _shared(problem: AttentionProblem, at: int) -> int | None:
     return found.pop() if len(found) == 1 else None
 
 
+def _places(sources: Iterable[Source]) -> Iterator[Place]:
+    return (mode.at for source in sources for mode in source.modes)
+
+
 def _depends(place: Place, at: int) -> bool:
-    if place.op == "axis":
-        return place.arguments == (at,)
-    return any(isinstance(each, Place) and _depends(each, at) for each in place.arguments)
+    return at in place.coordinates
 
 
 def _divisor(place: Place, at: int) -> int | None:

@@ -289,30 +289,24 @@ def end_of_indices(loops: Loops, condition: Operand, seen: bool) -> tuple[int, P
 
 
 def loaded_value(loops: Loops, value: Operand) -> Place | None:
-    """Return an integer that is computed from integers that are loaded for each head, or None."""
+    """Return an integer that is computed from those that are loaded for each head, and from its coordinates, or None."""
     if not isinstance(value, Value) or value.dtype.is_floating_point or loops.blocks(value):
         return None
-    if not _reads_integers(loops, value):  # numbers get names where they are read
+    if not _varies(loops, value):  # numbers get names where they are read
         return None
     try:
         place = place_of_value(loops, value, "a loop")
     except Refusal:
         return None
-    return place if _is_loaded(loops, place) else None
+    return place if place.coordinates else None
 
 
-def _reads_integers(loops: Loops, value: Operand) -> bool:
+def _varies(loops: Loops, value: Operand) -> bool:
+    """Return whether an integer is computed from loads, or from positions of heads."""
     made = loops.stripped(value)
-    if made is None or made.kind == "load":
+    if made is None or made.kind == "load" or is_position(made, POSITION) in loops.heads:
         return made is not None
-    return any(_reads_integers(loops, each) for each in made.operands)
-
-
-def _is_loaded(loops: Loops, place: Place) -> bool:
-    if place.op == "axis":
-        (axis,) = place.arguments
-        return isinstance(axis, int) and axis >= first_loaded(loops)
-    return any(isinstance(each, Place) and _is_loaded(loops, each) for each in place.arguments)
+    return any(_varies(loops, each) for each in made.operands)
 
 
 def first_loaded(loops: Loops) -> int:

@@ -33,6 +33,13 @@ class Place:
     op: str
     arguments: tuple[Place | int, ...]
 
+    @property
+    def coordinates(self) -> frozenset[int]:
+        """Numbers of the coordinates of a head that it depends on."""
+        if self.op == "axis":
+            return frozenset(each for each in self.arguments if isinstance(each, int))
+        return frozenset[int]().union(*(each.coordinates for each in self.arguments if isinstance(each, Place)))
+
     def text(self, axes: tuple[str, ...]) -> str:
         """Return the expression of the place, given those of the coordinates."""
         if self.op in ("axis", "number"):
