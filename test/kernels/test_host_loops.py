@@ -695,3 +695,57 @@ def test_containers_that_only_the_host_reads() -> None:
     made, stacked = collected(_tensor(50), 3)
     torch.testing.assert_close(stacked, torch.stack([_tensor(50) * step + 1 for step in range(3)]))
     torch.testing.assert_close(torch.stack(made), stacked)
+
+
+def added_multiples(x: torch.Tensor, n: int) -> torch.Tensor:
+    out = torch.zeros_like(x)
+    for i in range(n):
+        for tile in hl.tile(x.size(0)):
+            out[tile] += x[tile] * i
+    return out
+
+
+def added_shifts(x: torch.Tensor, n: int) -> torch.Tensor:
+    out = torch.zeros_like(x)
+    for i in range(n):
+        for tile in hl.tile(x.size(0)):
+            at = tile.index + i
+            out[tile] += hl.load(x, [at], extra_mask=at < x.size(0))
+    return out
+
+
+def added_chunks(x: torch.Tensor, n: int) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for begin in range(0, x.size(0), n):
+        for tile in hl.tile(begin, min(begin + n, x.size(0))):
+            out[tile] = x[tile] + begin
+    return out
+
+
+def added_carried(x: torch.Tensor, n: int) -> torch.Tensor:
+    out = torch.zeros_like(x)
+    for i in range(n):
+        for tile in hl.tile(x.size(0)):
+            at = tile.index * 0 + i
+            for _ in hl.grid(2):
+                out[tile] += hl.load(x, [at])
+                at = at + 1
+    return out
+
+
+@pytest.mark.parametrize(
+    ("function", "n", "plain"),
+    [(added_multiples, 18, True), (added_shifts, 5, False), (added_chunks, 128, False), (added_carried, 3, False)],
+)
+def test_triton_specializes_numbers_that_change_only_in_addresses(function: Any, n: int, plain: bool) -> None:
+    kernel = helion.kernel(function, config=helion.Config(block_sizes=[64]), static_shapes=False)
+    x = torch.randn(300) + 0.5
+    expected = {
+        added_multiples: lambda: x * sum(range(n)),
+        added_shifts: lambda: sum(torch.cat((x[i:], x.new_zeros(i))) for i in range(n)),
+        added_chunks: lambda: x + torch.arange(300) // n * n,
+        added_carried: lambda: sum(x[i] + x[i + 1] for i in range(n)).expand(300),
+    }[function]()
+    torch.testing.assert_close(kernel(x, n), expected, rtol=1e-4, atol=1e-3)
+    code = kernel.bind((x, n), target="h100").to_code()
+    assert code.count('@triton.jit(do_not_specialize=["i"])') == plain and code.count("@triton.jit") == 1

@@ -194,4 +194,5 @@ def _host_module(fn: Callable[..., Any], source: FunctionSource, walk: Walk) -> 
         placed_calls=frozenset(walk.t.registered.placed_calls),
         placed_by=walk.t.registered.placed_by,
         specialized=frozenset(walk.t.numbers.specialized) & walk.t.numbers.symbols.keys(),
+        changing=frozenset(walk.t.numbers.loop_numbers),
     )

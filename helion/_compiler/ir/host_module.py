@@ -99,3 +99,5 @@ class HostModule(Structural):
     placed_calls: frozenset[tuple[int, int]] = frozenset()
     placed_by: str = ""
     specialized: frozenset[str] = frozenset()
+    #: Names of numbers that change from one iteration of a host loop to the next.
+    changing: frozenset[str] = frozenset()

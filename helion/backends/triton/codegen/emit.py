@@ -73,7 +73,7 @@ def _kernel(e: Emission) -> list[str]:
     launch = e.kernel.launch
     parameters = [*(a.name for a in launch.tensors), *(a.name for a in launch.numbers)]
     parameters += [f"{name}: tl.constexpr" for name in constexpr_parameters(e.plan, launch)]
-    e.lines.add("@triton.jit")
+    e.lines.add(launch.decorator)
     e.lines.add(f"def {e.kernel.name}({', '.join(parameters)}):")
     with e.lines.indent():
         _wide_numbers(e)

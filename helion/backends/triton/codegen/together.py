@@ -31,7 +31,7 @@ def render_together(plan: Plan, launch: LaunchArguments, name: str) -> tuple[str
     passed = [*(a.name for a in launch.tensors), *(a.name for a in launch.numbers)]
     constants = constexpr_parameters(plan, launch)
     parameters = [*passed, ARRIVED, *(f"{each}: tl.constexpr" for each in constants)]
-    lines = ["@triton.jit", f"def {name}({', '.join(parameters)}):"]
+    lines = [launch.decorator, f"def {name}({', '.join(parameters)}):"]
     for at, phase in enumerate(launch.phases):
         if at:
             lines.append(f"    {GRID_BARRIER}({ARRIVED})")

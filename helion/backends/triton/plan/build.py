@@ -37,6 +37,7 @@ from ....hardware import Target
 from ....settings import Settings
 from ..resources.unfused import GROUP
 from ..together import are_together
+from .addressed import addressed
 from .dots import partial_sums, settled_sums
 from .lowered import Lowered, lower, waits
 from .records import (
@@ -233,13 +234,26 @@ class _Planner:
         the host.
         """
         found: dict[Any, NumberArgument] = {}
+        plain = self.unspecialized()
         for expr in _expressions(part, blocks):
             for each in host_parts(expr):
                 if each.key not in known:
                     name = self.names.fresh(_argument_name(each))
-                    known[each.key] = NumberArgument(name=name, expr=each)
+                    specialized = all(leaf.args[0] not in plain for leaf in each.leaves())
+                    known[each.key] = NumberArgument(
+                        name=name, expr=each, specialized=specialized or each.kind is not int
+                    )
                 found[each.key] = known[each.key]
         return tuple(found.values())
+
+    def unspecialized(self) -> frozenset[Any]:
+        """Return the names of numbers that change in a host loop and are in no address."""
+        changing = self.rolled.host.changing
+        return (
+            changing - {leaf.args[0] for expr in addressed(self.rolled) for leaf in expr.leaves()}
+            if changing
+            else changing
+        )
 
     def cache_modifiers(self) -> dict[int, str]:
         """Return the cache modifiers by memory slot."""

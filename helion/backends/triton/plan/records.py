@@ -81,10 +81,14 @@ class RangePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class NumberArgument:
-    """A host number passed to the kernel under ``name``: ``expr`` evaluated on the host."""
+    """A host number passed to the kernel under ``name``: ``expr`` evaluated on the host.
+
+    Triton compiles separate binaries for 1 and multiples of 16 of those that are ``specialized``.
+    """
 
     name: str
     expr: Expr
+    specialized: bool = True
 
     @property
     def kind(self) -> type:
@@ -134,6 +138,12 @@ class LaunchArguments:
     numbers: tuple[NumberArgument, ...]
     blocks: tuple[BlockPlan, ...]
     overwritten: tuple[str, ...] = ()
+
+    @property
+    def decorator(self) -> str:
+        """The decorator of the kernels of this place."""
+        names = ", ".join(f'"{each.name}"' for each in self.numbers if not each.specialized)
+        return f"@triton.jit(do_not_specialize=[{names}])" if names else "@triton.jit"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
