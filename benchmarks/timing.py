@@ -46,14 +46,16 @@ class Timer(Protocol):
 class GraphTimer:
     """Device time between two event nodes around one call in a CUDA graph; L2 is overwritten before each.
 
+    Functions that read then wait for lines that L2 writes back. With ``clean``, L2 is filled by reads after that.
     The graphs of all variants are replayed in turn, so that a change of clocks meets all of them alike.
     """
 
-    def __init__(self, repetitions: int = REPETITIONS) -> None:
+    def __init__(self, repetitions: int = REPETITIONS, clean: bool = False) -> None:
         if repetitions < LEAST_REPETITIONS:
             raise ValueError(f"a median of {repetitions} runs says too little; take at least {LEAST_REPETITIONS}")
         self.repetitions = repetitions
         self._flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
+        self._read = torch.zeros(FLUSH_BYTES // 4, device="cuda") if clean else None
         self._stream = torch.cuda.Stream()
 
     def time(self, functions: Mapping[str, Callable[[], Any]]) -> tuple[dict[str, Times], dict[str, str]]:
@@ -86,6 +88,8 @@ class GraphTimer:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self._stream):
             self._flush.zero_()
+            if self._read is not None:
+                self._read.amax()
             start.record()
             function()
             end.record()

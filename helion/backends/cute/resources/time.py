@@ -79,8 +79,9 @@ class Rates:
     cute/nvidia-h200-products.jsonl)."""
     raw_us: float = 0.12
     """Least time of a K tile whose raw tiles warps convert: waits, the fence and the arrival; not fitted."""
-    converted_us: float = 0.000026
-    """Time of an element that warps convert, of which an SM issues some 5 instructions per 128; not fitted."""
+    converted_us: float = 0.000047
+    """Time of an element that warps convert (``int8_weights_512_rows`` and ``int8_weights_n_major_few_rows`` of
+    benchmarks/results/cute/nvidia-h200-products.jsonl)."""
     fragment_us: float = 0.16
     """Least time of a K tile that the warps that multiply convert (benchmarks/results/cute/nvidia-h200-few-rows.jsonl)."""
     fragments_us: float = 0.00003
