@@ -234,8 +234,8 @@ def _backward_on_request(program: Program, facts: KernelFacts, target: Target) -
     problem = known_backward(program).problem
     if problem.draws:
         return f"gradients with random numbers run on request, {_REQUEST}"
-    if len(problem.passes) > 1 and (problem.is_repeated or problem.runtime):
-        return f"gradients in two passes run on request for heads that share keys, and for any sizes, {_REQUEST}"
+    if problem.key_range is not None:
+        return f"gradients of rows that are bounded by loaded integers run on request, {_REQUEST}"
     return ""
 
 

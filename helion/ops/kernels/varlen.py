@@ -76,8 +76,6 @@ def varlen_keys_backward_kernel(
     v: torch.Tensor,
     normalizers: torch.Tensor,
     along: torch.Tensor,
-    begins: torch.Tensor,
-    ends: torch.Tensor,
     first_rows: torch.Tensor,
     last_rows: torch.Tensor,
     shared: int,
@@ -95,12 +93,12 @@ def varlen_keys_backward_kernel(
     for tile_g, tile_n in hl.tile([groups, keys], block_size=[1, None]):
         group = tile_g.begin
         key, value = k[tile_n, group, :], v[tile_n, group, :]
-        begin, end = torch.amin(first_rows[tile_n]), torch.amax(last_rows[tile_n])
+        first, last = first_rows[tile_n], last_rows[tile_n]
         acc_k = hl.zeros([tile_n, depth], dtype=torch.float32)
         acc_v = hl.zeros([tile_n, width], dtype=torch.float32)
         for member in hl.grid(shared):
             head = group * shared + member
-            for tile_m in hl.tile(begin, end):
+            for tile_m in hl.tile(torch.amin(first), torch.amax(last)):
                 query, given = q[tile_m, head, :], grad[tile_m, head, :]
                 scores = hl.dot(key, query.T)
                 if softcap:
@@ -108,8 +106,8 @@ def varlen_keys_backward_kernel(
                     scores = softcap * tangent * math.log2(math.e)
                 else:
                     scores = scores * (scale * math.log2(math.e))
-                at = tile_n.index[:, None]
-                seen = (at >= begins[tile_m][None, :]) & (at < ends[tile_m][None, :])
+                at = tile_m.index[None, :]
+                seen = (at >= first[:, None]) & (at < last[:, None])
                 weights = torch.where(seen, torch.exp2(scores - normalizers[head, tile_m][None, :]), 0.0)
                 acc_v = hl.dot(weights.to(given.dtype), given, acc=acc_v)
                 grad_scores = weights * (hl.dot(value, given.T) - along[head, tile_m][None, :])
@@ -165,16 +163,30 @@ def varlen_queries_backward_kernel(
     return grad_q
 
 
+def _rows_of_keys(begins: torch.Tensor, ends: torch.Tensor, keys: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the first row that sees each key, and the row after the last one, as int32; equal if none does.
+
+    Both are among the rows that see keys, so that no tile of keys reads rows before or after all sequences.
+    """
+    key = torch.arange(keys, dtype=begins.dtype, device=begins.device)
+    row = torch.arange(begins.size(0), dtype=torch.int32, device=begins.device)
+    seeing = ends > begins
+    first, last = torch.where(seeing, row, begins.size(0)).amin(), torch.where(seeing, row + 1, 0).amax()
+    of_keys = (torch.searchsorted(t, key, right=True, out_int32=True) for t in (ends, begins))
+    first_rows, last_rows = (rows.clamp(min=first, max=last) for rows in of_keys)
+    return first_rows, last_rows
+
+
 def _run_backward(
     grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     sinks, begins, ends, out, normalizers, *options = others
     along = (grad.float() * out.float()).sum(-1).T.contiguous()
-    keys = torch.arange(k.size(0), dtype=begins.dtype, device=k.device)
-    first_rows, last_rows = (torch.searchsorted(t, keys, right=True, out_int32=True) for t in (ends, begins))
-    args = (grad, q, k, v, normalizers, along, begins, ends)
+    first_rows, last_rows = _rows_of_keys(begins, ends, k.size(0))
+    args = (grad, q, k, v, normalizers, along)
     of_keys = varlen_keys_backward_kernel(*args, first_rows, last_rows, *options)
-    return varlen_queries_backward_kernel(*args, *options), *of_keys, gradient_of_sinks(sinks, normalizers, along)
+    of_queries = varlen_queries_backward_kernel(*args, begins, ends, *options)
+    return of_queries, *of_keys, gradient_of_sinks(sinks, normalizers, along)
 
 
 _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? sinks, Tensor begins, Tensor ends"

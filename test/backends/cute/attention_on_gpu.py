@@ -366,6 +366,11 @@ def child(name: str) -> None:
         gradients_on_gpu.derived(int(rest[0]), rest[1] == "causal", say, on_gpu, timer)
     elif what == "dropout":
         gradients_on_gpu.check(int(rest[0]), say, on_gpu, static=rest[1] == "static", module="dropped_kernels")
+    elif what == "sequences":
+        static = rest[1] == "static"
+        gradients_on_gpu.check(int(rest[0]), say, on_gpu, static=static, module="sequence_gradients")
+    elif what == "sequence_times":
+        gradients_on_gpu.sequences(int(rest[0]), int(rest[1]), say, on_gpu, timer)
     elif what == "narrow":
         gradients_on_gpu.check(int(rest[0]), say, on_gpu, module="fp8_kernels", limit=fp8_on_gpu.ERROR)
     elif what == "narrow_times":
@@ -387,6 +392,7 @@ def jobs() -> list[str]:
     from backends.cute.test_backward import NAMES
     from backends.cute.test_dropout import NAMES as DROPPED_NAMES
     from backends.cute.test_fp8_attention import NAMES as NARROW_NAMES
+    from backends.cute.test_sequence_gradients import NAMES as SEQUENCE_NAMES
 
     found = ["library"]
     checks = [f"check:{at}" for at in range(len(kernels.cases(device="meta", large=True)))]
@@ -429,6 +435,8 @@ def jobs() -> list[str]:
         "decode",
         *(f"gradients:{at}" for at in range(len(NAMES))),
         *(f"derived:{dims}:{mask}" for dims in (64, 128, 256) for mask in ("causal", "full")),
+        *(f"sequences:{at}:{sizes}" for at in range(len(SEQUENCE_NAMES)) for sizes in ("static", "any")),
+        *(f"sequence_times:{dims}:{length}" for dims in (64, 128) for length in (512, 1024)),
         *(f"narrow:{at}" for at in range(len(NARROW_NAMES))),
         *(f"narrow_times:{dims}:{mask}" for dims in (128, 64, 256) for mask in ("full", "causal")),
         *(f"dropout:{at}:{sizes}" for at in range(len(DROPPED_NAMES)) for sizes in ("static", "any")),

@@ -110,6 +110,52 @@ def derived(dims: int, causal: bool, say: Say, on_gpu: Lock, timer: Timer) -> No
     lock.close()
 
 
+def sequences(dims: int, length: int, say: Say, on_gpu: Lock, timer: Timer) -> None:
+    """Time the gradients of causal attention of sequences of up to ``length`` rows, 32768 in all, by backend."""
+    import torch
+
+    import helion
+    from helion.ops.kernels.varlen import (
+        _ranges,
+        _rows_of_keys,
+        varlen_keys_backward_kernel,
+        varlen_queries_backward_kernel,
+    )
+
+    torch.manual_seed(3)
+    rows, heads = 32768, 16
+    lengths = torch.randint(length // 4, length + 1, (8 * rows // length,))
+    offsets = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)))
+    offsets = offsets[offsets < rows]
+    offsets = torch.cat((offsets, torch.tensor([rows])))
+    begins, ends = _ranges(offsets, offsets, rows, True, None)
+    host = [begins, ends, *_rows_of_keys(begins, ends, rows)]
+    meta = [torch.empty(rows, heads, dims, dtype=torch.bfloat16, device="meta")] * 4
+    numbers = [torch.empty(heads, rows, device="meta")] * 2
+    kernels = (varlen_queries_backward_kernel.fn, host[:2]), (varlen_keys_backward_kernel.fn, host[2:])
+    bounds = []
+    for kernel, integers in kernels:
+        arguments = (*meta, *numbers, *(each.to("meta") for each in integers), 1, dims**-0.5, 0.0)
+        for backend in ("cute", "triton"):
+            bound = helion.kernel(kernel, backend=backend, static_shapes=False).bind(arguments, target="h200")
+            configs = [seed.config for seed in bound.seeds][: 2 if backend == "cute" else 1]
+            for config in configs if backend == "cute" else ():
+                bound.resources(config)
+            bounds += [(kernel, backend, config, integers) for config in configs]
+    lock = on_gpu()
+    tensors = [torch.randn(rows, heads, dims, device="cuda").bfloat16() for _ in range(4)]
+    given = torch.full((heads, rows), 8.0, device="cuda"), torch.zeros(heads, rows, device="cuda")
+    more = {"d": dims, "causal": True, "shape": (len(offsets) - 1, heads, heads, length, length), "right": True}
+    for kernel, backend, config, integers in bounds:
+        arguments = (*tensors, *given, *(each.cuda() for each in integers), 1, dims**-0.5, 0.0)
+        launch = helion.kernel(kernel, backend=backend, static_shapes=False).bind(arguments)
+        launch.set_config(config)
+        us = timer(torch)(functools.partial(launch, *arguments))
+        keys = f"{config['block_sizes']} {config.get('wgmma_tile_scheduler', '')}"
+        say(kind="gradients", name=f"{backend} {kernel.__name__}", us=round(us, 1), keys=keys, **more)
+    lock.close()
+
+
 def kinds(dims: int) -> tuple[str, ...]:
     """Return the kernels that are timed for heads of ``dims`` dimensions, and torch's."""
     return ("torch", *(("flash",) if dims > 128 else ()), "queries", "keys", *(("all",) if dims == 128 else ()))

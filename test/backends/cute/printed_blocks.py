@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,9 +17,10 @@ def function(lines: list[str], name: str) -> Callable[..., Any]:
     return names[name]
 
 
-def visited(made: ScorePlan, tile_m: int) -> list[tuple[int, bool]]:
-    """Return the blocks of a tile as the printed code visits them, and whether each is masked."""
-    begin, end, whole, edge = function(bounds.bounds_function(made), "blocks_of")(tile_m)
+def visited(made: ScorePlan, tile_m: int, loaded: Sequence[int] = ()) -> list[tuple[int, bool]]:
+    """Return the blocks of a tile as the printed code visits them, and whether each is masked; ``loaded`` are the numbers that
+    these depend on."""
+    begin, end, whole, edge = function(bounds.bounds_function(made), "blocks_of")(tile_m, *loaded)
     names: dict[str, Any] = {
         "cutlass": SimpleNamespace(min=min, max=max),
         "begin": begin,

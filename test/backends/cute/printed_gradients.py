@@ -18,7 +18,7 @@ from backends.cute.printed_blocks import function, visited
 from helion._support.philox import WORD, philox, uniform
 from helion.backends.cute.codegen.attention import atomic as printed_sums
 from helion.backends.cute.codegen.attention import backward as printed
-from helion.backends.cute.codegen.attention import bounds
+from helion.backends.cute.codegen.attention import bounds, spans
 from helion.backends.cute.codegen.attention.formula import arguments_of
 from helion.backends.cute.plan.attention.backward import BackwardPlan
 from helion.backends.cute.plan.attention.operands import Matrix, Mode, Source
@@ -113,8 +113,8 @@ class Vector:
 class Staged:
     """The stage of a source in shared memory: the numbers of a block's rows, and zeros past the end, as TMA loads them."""
 
-    def __init__(self, plan: BackwardPlan, source: Source, vector: Vector, block: int, head: Sequence[int]) -> None:
-        rows = torch.arange(block * plan.keys, (block + 1) * plan.keys)
+    def __init__(self, plan: BackwardPlan, source: Source, vector: Vector, first: int, head: Sequence[int]) -> None:
+        rows = torch.arange(first, first + plan.keys)
         places = (0, rows.clamp(max=plan.problem.keys - 1), *(_number(mode, head) for mode in source.modes))
         self.rows = torch.where(rows < plan.problem.keys, vector[places], 0.0).as_subclass(torch.Tensor)
 
@@ -176,15 +176,16 @@ def _run(plan, names, owned, streamed, outputs, tile, group, head, dtype) -> Non
     ]
     sums = [torch.zeros(64, each.output.matrix.columns) for each in problem.gradients]
     thread = {"first_query": rows + WARP * 16 + LANE // 4, "lane": LANE}
-    for repeat, (block, masked) in itertools.product(range(problem.repeats), visited(plan, tile)):
+    span, loaded = _span(plan, names, tile, thread)
+    for repeat, (block, masked) in itertools.product(range(problem.repeats), visited(plan, tile, loaded)):
         place = [*head, repeat] if problem.repeats > 1 else head
         thread |= {f"head_{at}": number for at, number in enumerate(place)}
         blocks = [
-            _block(_matrix(matrix, tensor, place, problem.keys), block * plan.keys, plan.keys)
+            _block(_matrix(matrix, tensor, place, problem.keys)[span], block * plan.keys, plan.keys)
             for matrix, tensor in zip(problem.streamed, streamed, strict=True)
         ]
         products = [left @ right.t() for left, right in zip(own, blocks, strict=True)]
-        lefts = _lefts(plan, names, thread, products, block, masked)
+        lefts = _lefts(plan, names, thread, products, block, masked, span.start)
         for total, left, each in zip(sums, lefts, problem.gradients, strict=True):
             total += left.to(dtype).float() @ blocks[each.right]
         if problem.atomic is not None:
@@ -218,16 +219,35 @@ def _finished_sum(plan: BackwardPlan, names: dict[str, Any], product: torch.Tens
     return product
 
 
-def _lefts(plan, names, thread, products, block, masked) -> list[torch.Tensor]:  # type: ignore[no-untyped-def]
+def _span(plan: BackwardPlan, names: dict[str, Any], tile: int, thread: dict[str, Any]) -> tuple[slice, list[int]]:
+    """Return the streamed rows of a tile, and the numbers that its blocks depend on. Add the bounds of a thread's rows."""
+    rows, found = torch.arange(tile * plan.rows, (tile + 1) * plan.rows), {"origin": 0, "limit": plan.problem.keys}
+    for name, (source, shift) in spans.bounds_of(plan).items():
+
+        def bound(query: torch.Tensor, source: Source = source, shift: int = shift) -> Lanes:
+            places = query.clamp(max=plan.problem.queries - 1), 0, *(0 for _ in source.modes)
+            return _lanes((names[f"vector_{source.label}"][places] + shift).clamp(0, plan.problem.keys))
+
+        of_tile = bound(rows)
+        found[f"most_{name}"], found[f"least_{name}"] = int(of_tile.max()), int(of_tile.min())
+        thread[f"row_{name}"] = [bound(thread["first_query"] + 8 * row) for row in range(2)]
+    found["origin"] = found.get("least_begins", 0)
+    found["limit"] = max(0, found.get("most_ends", plan.problem.keys) - found["origin"])
+    return slice(found["origin"], found["origin"] + found["limit"]), [found[name] for name in spans.names(plan)]
+
+
+def _lefts(plan, names, thread, products, block, masked, origin) -> list[torch.Tensor]:  # type: ignore[no-untyped-def]
     """Return the left operands of a block, as the printed functions leave them in registers."""
     elements = _elements(plan.keys)
     held = {f"held_{value}": Held([None] * len(elements)) for value in plan.problem.held}
     packed = {f"left_{at}": Held([None] * (len(elements) // 2)) for at in range(len(plan.problem.gradients))}
     taken = {f"product_{at}": [_lanes(product[place]) for place in elements] for at, product in enumerate(products)}
-    given = {**names, **thread, **held, **packed, **taken, "first_key": block * plan.keys + LANE % 4 * 2}
+    given = {**names, **thread, **held, **packed, **taken, "first_key": origin + block * plan.keys + LANE % 4 * 2}
     head = [thread[f"head_{at}"] for at in range(len(plan.problem.coordinates))]
     for source in itertools.chain.from_iterable(plan.staged.values()):
-        given[f"staged_{source.label}"] = Staged(plan, source, names[f"vector_{source.label}"], block, head)
+        given[f"staged_{source.label}"] = Staged(
+            plan, source, names[f"vector_{source.label}"], origin + block * plan.keys, head
+        )
     for late, only in printed.values_of_passes(plan):
         arguments = [given[name] for name in printed.values_arguments(plan, late, only)]
         names[printed.values_name(late, only)](*arguments, STAGE, masked)

@@ -59,14 +59,10 @@ def _evaluate(problem: AttentionProblem, head: tuple[int, ...], tensors: Sequenc
     scores = _computed(problem.score, [left @ right.t(), *read])[problem.score.value] * problem.scale
     seen = _seen(problem, head)
     seen[:, : kept.start], seen[:, kept.stop :] = False, False
+    seen = _within(problem, seen, sources, head)
     if problem.key_range is not None:
-        bounds = problem.key_range.bounds
-        for name, (source, shift) in reversed(bounds.items()):
-            bound = _source(problem, source, sources[-1], head, 1) + shift
-            seen &= torch.arange(keys) >= bound if name == "begins" else torch.arange(keys) < bound
-            sources = sources[:-1]
-    if problem.spans_keys:
-        values = values.masked_fill(~seen.any(0)[:, None], 0.0)  # rows out of the span are read as 0
+        sources = sources[: len(sources) - len(problem.key_range.bounds)]
+    values = _read_rows(problem, values, seen)
     scores = scores.expand(rows, keys).masked_fill(~seen, -math.inf if problem.softmax else 0.0)
     highest = scores.amax(1, keepdim=True).clamp(min=problem.start)
     weights = torch.exp2(problem.unit * (scores - highest) + problem.lift) if problem.softmax else scores
@@ -103,18 +99,19 @@ def _evaluate_gradients(problem: BackwardProblem, head: tuple[int, ...], tensors
     outputs, sources = rest[: len(gradients)], rest[len(gradients) :]
     added, sources = (sources[0], sources[1:]) if problem.atomic is not None else (None, sources)
     of_formula, sources = sources[: len(problem.formula.sources)], sources[len(problem.formula.sources) :]
+    seen = _within(problem, _seen(problem), sources, head)
     sums = [torch.zeros(problem.queries, each.output.matrix.columns) for each in gradients]
     for repeat in range(problem.repeats):
         place = (*head, repeat) if problem.is_repeated else head
         blocks = [
-            _matrix(matrix, tensor, place, problem.keys).float()
+            _read_rows(problem, _matrix(matrix, tensor, place, problem.keys).float(), seen)
             for matrix, tensor in zip(problem.streamed, of_streamed, strict=True)
         ]
         products = [left @ right.t() for left, right in zip(owned, blocks, strict=True)]
         read = _sources(problem, problem.formula, of_formula, place, problem.keys)
         found = _computed(problem.formula, [*products, *read])
         for total, each in zip(sums, gradients, strict=True):
-            left = found[each.left].expand(problem.queries, problem.keys).masked_fill(~_seen(problem), 0.0)
+            left = found[each.left].expand(problem.queries, problem.keys).masked_fill(~seen, 0.0)
             total += left.to(tensors[0].dtype).float() @ blocks[each.right]
         if problem.atomic is not None and added is not None:
             _add(
@@ -146,6 +143,23 @@ def _add(
     numbers = tensors[len(tensors) - len(atomic.finish.sources) :]
     product = left.to(tensors[0].dtype).float().t() @ owned[atomic.right]
     target += _computed(atomic.finish, [product, *numbers])[atomic.finish.value]
+
+
+def _within(
+    problem: ScoreProblem, seen: torch.Tensor, sources: Sequence[torch.Tensor], head: tuple[int, ...]
+) -> torch.Tensor:
+    """Return what is seen within the loaded bounds of each row, the last ones of ``sources``."""
+    bounds = {} if problem.key_range is None else problem.key_range.bounds
+    for (name, (source, shift)), tensor in zip(bounds.items(), sources[len(sources) - len(bounds) :], strict=True):
+        bound = _source(problem, source, tensor, head, 1) + shift
+        rows = torch.arange(problem.keys)
+        seen = seen & (rows >= bound if name == "begins" else rows < bound)
+    return seen
+
+
+def _read_rows(problem: ScoreProblem, rows: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    """Return streamed rows: those out of a span are read as 0."""
+    return rows.masked_fill(~seen.any(0)[:, None], 0.0) if problem.spans_keys else rows
 
 
 def _span(span: Span | None, head: tuple[int, ...], rows: int) -> slice:

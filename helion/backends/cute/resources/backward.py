@@ -109,7 +109,7 @@ def backward_shape(facts: KernelFacts) -> BackwardShape | str:
     products = [each for each in inside if each not in gradients and each not in added]
     rows, streamed = facts.axes[fact.stationary_axis].extent, facts.axes[fact.streamed_axis].extent
     if streamed is None and gradients:  # the loop begins or ends with the tile
-        streamed = rows_of(facts, gradients[0], fact.streamed_axis)
+        streamed = facts.axes[fact.streamed_axis].mean or rows_of(facts, gradients[0], fact.streamed_axis)
     dims, columns = (
         [_k(facts, each) for each in products],
         [_n(facts, each) for each in (*gradients, *added)],

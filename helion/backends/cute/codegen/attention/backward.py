@@ -11,7 +11,7 @@ from ...plan.attention.operands import Source
 from ...plan.attention.records import Formula
 from ...plan.epilogue import Constant
 from ..setups import dsl
-from . import numbers
+from . import numbers, spans
 from .atomic import atomic_functions, atomic_registers
 from .formula import arguments_of, computed, head_axes, read
 from .softmax import exp2_function, has_masks
@@ -77,7 +77,12 @@ def _seen(plan: BackwardPlan) -> list[str]:
         last = f"cutlass.min({last}, query + {text_of(band.last)} - first_key)"
     if band.first is not None:
         first = f"query + {text_of(band.first)} - first_key"
-    return [f"def seen({_with_sizes(plan, 'query', 'first_key')}):", f"    return {first}, {last}"]
+    loaded = spans.bounds_of(plan)
+    if "ends" in loaded:
+        last = f"cutlass.min({last}, ends - 1 - first_key)"
+    if "begins" in loaded:
+        first = f"cutlass.max({first}, begins - first_key)"
+    return [f"def seen({_with_sizes(plan, 'query', 'first_key', *loaded)}):", f"    return {first}, {last}"]
 
 
 def _with_sizes(plan: BackwardPlan, *given: str) -> str:
@@ -128,7 +133,7 @@ def values_arguments(plan: BackwardPlan, late: bool, only: int | None) -> list[s
     held = [f"held_{value}" for value in _held(plan, only)]
     products = [f"product_{at}" for at in range(PRODUCTS if late else 1)]
     written = [f"left_{at}" for at in lefts(plan, late, only)]
-    positions = ["first_query", "first_key", "lane", *head_axes(plan.problem)]
+    positions = ["first_query", "first_key", *spans.row_names(plan), "lane", *head_axes(plan.problem)]
     staged = [f"staged_{source.label}" for source in plan.staged[STREAMED[late]]]
     given = [*products, *held, *written, *positions, *arguments_of(plan.problem.formula), *staged]
     return [*given, *numbers.parameters(plan)]
@@ -146,7 +151,8 @@ def _values(plan: BackwardPlan, late: bool, only: int | None) -> list[str]:
     lines = [f"def {values_name(late, only)}({', '.join(given)}):"]
     lines += [f"    packed_{at} = cute.recast_tensor(left_{at}, cutlass.Int32)" for at in written]
     if has_masks(plan):
-        seen = f"seen({_with_sizes(plan, 'first_query + 8 * row', 'first_key')})"
+        loaded = [f"{name}[row]" for name in spans.row_names(plan)]
+        seen = f"seen({_with_sizes(plan, 'first_query + 8 * row', 'first_key', *loaded)})"
         lines.append(f"    limits = [{seen} if masked else (0, 0) for row in range(2)]")
     if _masks_rows(plan):
         lines.append(f"    owned = [first_query + 8 * row < {text_of(plan.problem.queries)} for row in range(2)]")
@@ -310,6 +316,7 @@ def registers(plan: BackwardPlan) -> list[str]:
         "group_thread = consumer_thread % 128",
         "group_warp = cute.arch.make_warp_uniform(group_thread // 32)",
         "part_of_product = product_mma().get_slice(0)",
+        *spans.registers(plan),
     ]
     for at, name in enumerate(STREAMED):
         lines += [

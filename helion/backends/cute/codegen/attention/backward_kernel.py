@@ -7,16 +7,17 @@ from ...plan.records import WARP_THREADS
 from ...plan.workspace import COUNTER_BYTES, MAX_COUNTERS
 from ...roles.attention.grammar import BackwardProgram
 from ...toolchain.kernel import GemmKernel
-from . import backward_steps
+from . import backward_steps, spans
 from .backward import backward_functions
 from .bounds import bounds_function, place_function
 from .formula import uniform_functions
 from .host import backward_matrices, backward_tensors
 from .kernel import integer_kinds
 from .module import ENTRY, Pieces, render
-from .steps import OWN_RULES
+from .steps import OWN_BLOCKS, OWN_RULES
 
 OWN_RULES[BackwardProgram] = backward_steps.RULES
+OWN_BLOCKS[BackwardProgram] = backward_steps.partitions
 
 
 def backward_pieces(plan: BackwardPlan) -> Pieces:
@@ -32,6 +33,7 @@ def backward_pieces(plan: BackwardPlan) -> Pieces:
     return Pieces(
         functions=(
             place_function(plan),
+            *spans.functions(plan),
             bounds_function(plan),
             *uniform_functions(problem),
             *backward_functions(plan),

@@ -11,6 +11,7 @@ from ...roles import grammar as g
 from ...roles.attention import grammar as a
 from ...roles.attention.grammar import BackwardProgram
 from ..writer import Writer
+from . import spans
 from .atomic import BOX, WARPS
 from .backward import finish_arguments, registers, values_arguments, values_name
 from .formula import arguments_of, head_axes
@@ -37,12 +38,22 @@ def _(out: Writer, program: BackwardProgram, step: g.SetUp) -> None:
 
 
 def _load_blocks(plan: BackwardPlan) -> list[str]:
-    blocks = plan.problem.blocks.items()
-    lines = [line for name, matrix in blocks for line in partition(name, matrix, (plan.keys, matrix.columns))]
+    return [] if plan.problem.spans_keys else partitions(plan)
+
+
+def partitions(plan: BackwardPlan, first_row: str = "") -> list[str]:
+    """Return the partitions of streamed matrices, and of the sources of their rows: those of a span have rows from
+    ``first_row`` on, and sources from the first row of the span on."""
+    lines = []
+    for name, matrix in plan.problem.blocks.items():
+        lines += partition(name, matrix, (plan.keys, matrix.columns), first_row=first_row)
     for source in (source for sources in plan.staged.values() for source in sources):
         name, modes = source.label, ", ".join(["None"] * (1 + len(source.modes)))
+        tensor = f"tensor_{name}"
+        if spans.has_origin(plan):
+            tensor = f"cute.domain_offset((origin{', 0' * len(source.modes)},), {tensor})"
         lines += [
-            f"tiles_{name} = cute.local_tile(tensor_{name}, ({plan.keys},), ({modes},))",
+            f"tiles_{name} = cute.local_tile({tensor}, ({plan.keys},), ({modes},))",
             f"to_{name}, from_{name} = cpasync.tma_partition(",
             f"    tma_{name}, 0, cute.make_layout(1), cute.group_modes(shared_{name}, 0, 1),"
             f" cute.group_modes(tiles_{name}, 0, 1)",
@@ -116,7 +127,7 @@ def _(out: Writer, program: BackwardProgram, step: a.LoadBlock) -> None:
     """Print the load of a block, and of the sources of its rows."""
     plan, name = program.plan, step.operand
     stage = f"{step.cursor}.index], tma_bar_ptr={name}.producer_get_barrier({step.cursor}))"
-    source = indexed(plan, plan.problem.blocks[name], "block")
+    source = indexed(plan, plan.problem.blocks[name], "block", f"end_of_{name}" if plan.problem.spans_keys else "")
     out.line(f"cute.copy(tma_{name}, from_{name}[{source}], to_{name}[None, {stage}")
     for each in plan.staged[name]:
         places = ", ".join(["None", "block", *(mode.at.text(head_axes(plan.problem)) for mode in each.modes)])
@@ -149,7 +160,7 @@ def _values(late: bool) -> Callable[..., None]:
         plan = program.plan
         block = "end - 1" if step.first else "block"
         masked = step.masked and has_masks(plan)
-        out.line(f"first_key = ({block}) * {plan.keys} + lane % 4 * 2")
+        out.line(f"first_key = {spans.plus_origin(plan)}({block}) * {plan.keys} + lane % 4 * 2")
         out.line(
             f"{values_name(late, step.only)}({', '.join(values_arguments(plan, late, step.only))}, {step.cursor}.index, {masked})"
         )

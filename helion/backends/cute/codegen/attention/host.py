@@ -68,8 +68,8 @@ def backward_matrices(plan: BackwardPlan) -> list[str]:
         text = layout.format(
             side="b", rows=WGMMA_ROWS, keys=plan.keys, columns=matrix.columns, dtype=dtype, stages=plan.stages
         )
-        lines += [*_matrix(name, name, matrix, problem.keys), f"layout_{name} = {text}"]
-        lines += _descriptor(name, "G2S", (plan.keys, matrix.columns))
+        lines += _matrix(name, name, matrix, problem.keys, spanned=problem.spans_keys)
+        lines += [f"layout_{name} = {text}", *_descriptor(name, "G2S", (plan.keys, matrix.columns))]
     for source in (source for sources in plan.staged.values() for source in sources):
         name, keys = source.label, f"cutlass.Int32({text_of(problem.keys)})"
         vector = _layout([keys], ["1"], source.modes)
@@ -165,6 +165,7 @@ def backward_tensors(plan: BackwardPlan) -> list[tuple[str, str, str]]:
     if problem.atomic is not None:
         found += [_source(problem, source, problem.atomic.matrix.columns) for source in problem.atomic.finish.sources]
         found.append(("layout_exchange", "cute.ComposedLayout", "layout_exchange"))
+    found += [_source(problem, source, 1) for source, _ in spans.bounds_of(plan).values()]
     return found + _ticket(plan)
 
 

@@ -6,7 +6,7 @@ import functools
 
 from ...plan.attention.numbers import is_known, text_of
 from ...plan.attention.operands import Matrix, Source
-from ...plan.attention.records import AttentionPlan, ScorePlan
+from ...plan.attention.records import AttentionPlan, ScorePlan, Span
 from ...plan.dtypes import itemsize
 from . import numbers
 from .formula import head_axes, read
@@ -18,7 +18,7 @@ ROWS, MOST_ROWS = 2**30, 2**31 - 1
 
 def bounds_of(plan: ScorePlan) -> dict[str, tuple[Source, int]]:
     """Return the loaded bounds of a plan, and what is added to each, by name."""
-    key_range = plan.problem.key_range if isinstance(plan, AttentionPlan) else None
+    key_range = plan.problem.key_range
     return {} if key_range is None else key_range.bounds
 
 
@@ -31,8 +31,12 @@ def span_names(plan: ScorePlan) -> list[str]:
 
 def has_origin(plan: ScorePlan) -> bool:
     """Return whether the first key of a tile is loaded."""
-    span = plan.problem.key_span if isinstance(plan, AttentionPlan) else None
+    span = _key_span(plan)
     return "begins" in bounds_of(plan) or (span is not None and span.begin is not None)
+
+
+def _key_span(plan: ScorePlan) -> Span | None:
+    return plan.problem.key_span if isinstance(plan, AttentionPlan) else None
 
 
 def names(plan: ScorePlan) -> list[str]:
@@ -54,7 +58,7 @@ def row_names(plan: ScorePlan) -> list[str]:
     return [f"row_{name}" for name in bounds_of(plan)]
 
 
-def functions(plan: AttentionPlan) -> list[list[str]]:
+def functions(plan: ScorePlan) -> list[list[str]]:
     """Return the functions of a tile's bounds, which a warp computes together."""
     return [
         [
@@ -72,7 +76,7 @@ def functions(plan: AttentionPlan) -> list[list[str]]:
     ]
 
 
-def _arguments(plan: AttentionPlan, source: Source) -> list[str]:
+def _arguments(plan: ScorePlan, source: Source) -> list[str]:
     return ["tile_m", "lane", *head_axes(plan.problem), f"vector_{source.label}", *numbers.parameters(plan)]
 
 
@@ -97,26 +101,25 @@ def coordinates(plan: ScorePlan) -> list[str]:
 
 def of_tile(plan: ScorePlan) -> list[str]:
     """Return the definitions of what is loaded for a tile, in the kernel."""
-    if not isinstance(plan, AttentionPlan):
-        return []
     return [*_keys(plan), *_shift(plan)]
 
 
-def _shift(plan: AttentionPlan) -> list[str]:
+def _shift(plan: ScorePlan) -> list[str]:
     shift = plan.problem.band.shift
     return [] if shift is None else [f"shift = {shift.text(head_axes(plan.problem))}"]
 
 
-def _keys(plan: AttentionPlan) -> list[str]:
+def _keys(plan: ScorePlan) -> list[str]:
     """Return the definitions of a tile's first key, of the number of its keys, and of the bounds of its queries."""
     if not plan.is_limited:
         return []
-    bounds, axes, span = bounds_of(plan), head_axes(plan.problem), plan.problem.key_span
+    bounds, axes, span = bounds_of(plan), head_axes(plan.problem), _key_span(plan)
     lines = [
         f"least_{name}, most_{name} = {name}_of_tile({', '.join(_arguments(plan, source))})"
         for name, (source, _) in bounds.items()
     ]
-    keys, row = text_of(plan.problem.keys), row_of(plan, plan.problem.k)
+    keys, (streamed, *_) = text_of(plan.problem.keys), plan.problem.blocks.values()
+    row = row_of(plan, streamed)
     end = "most_ends" if "ends" in bounds else keys
     if span is not None:
         ends = [f"{keys} - {row}" if row else keys, *(each.text(axes) for each in span.ends)]
@@ -126,7 +129,9 @@ def _keys(plan: AttentionPlan) -> list[str]:
         lines.append(f"origin = cutlass.max({begin}, 0)")
     spanned = plan.problem.spans_keys
     lines.append(f"limit = cutlass.max({end}{less_origin(plan)}, 0)" if spanned else f"limit = cutlass.Int32({end})")
-    if plan.problem.spans_queries:  # tiles beyond the queries of a head have no keys
+    if (
+        isinstance(plan, AttentionPlan) and plan.problem.spans_queries
+    ):  # tiles beyond the queries of a head have no keys
         lines += of_queries(plan)
         lines.append(f"limit = cutlass.Int32(cutlass.select_(tile_m * {plan.rows} < query_limit, limit, 0))")
     return lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from ...plan.attention.build import LATENT_STEP, QUAD
 from ...plan.attention.numbers import text_of
@@ -50,6 +51,8 @@ Rule = Callable[..., None]
 RULES: dict[type[g.Step], Rule] = {}
 OWN_RULES: dict[type[ScoreProgram], dict[type[g.Step], Rule]] = {}
 """Rules that a kind of programs has instead."""
+OWN_BLOCKS: dict[type[ScoreProgram], Callable[[Any, str], list[str]]] = {}
+"""The partitions of blocks that a kind of programs has instead, given the index of a span's first row."""
 
 
 def _rule(kind: type[g.Step]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -118,13 +121,13 @@ def _blocks(plan: AttentionPlan, first_row: str = "") -> list[str]:
     ]
 
 
-def _spanned_blocks(plan: AttentionPlan) -> list[str]:
-    """Return the partitions of a tile's span of K and V. Their rows are counted back from the end of the span."""
-    problem, end = plan.problem, f"{spans.plus_origin(plan)}limit"
+def _spanned_blocks(plan: ScorePlan, partitions: Callable[[Any, str], list[str]] = _blocks) -> list[str]:
+    """Return the partitions of a tile's span of streamed rows, which are counted back from the end of the span."""
+    end = f"{spans.plus_origin(plan)}limit"
     return [
-        *(f"end_of_{name} = {spans.end_of(plan, matrix, end)}" for name, matrix in problem.blocks.items()),
+        *(f"end_of_{name} = {spans.end_of(plan, matrix, end)}" for name, matrix in plan.problem.blocks.items()),
         f"first_row = {spans.first_row('limit')}",
-        *_blocks(plan, "first_row"),
+        *partitions(plan, "first_row"),
     ]
 
 
@@ -239,7 +242,7 @@ def _(out: Writer, program: ScoreProgram, step: a.WorkLoop) -> None:
         sizes = numbers.parameters(plan)
         item = "work" if plan.splits == 1 else f"work // {plan.splits}"
         out.lines((f"tile_m, head = place({', '.join([item, *sizes])})", *coordinates(plan)))
-        loads, computes = any(isinstance(each, a.LoadBlock) for each in step.body), _has(step.body, a.BlockLoop)
+        loads, computes = _has(step.body, a.LoadBlock), _has(step.body, a.BlockLoop)
         if loads or computes or not plan.is_limited:  # other roles need no blocks, nor the loads of their bounds
             out.lines(spans.of_tile(plan))
             out.line(f"begin, end, whole, edge = blocks_of({', '.join(['tile_m', *spans.names(plan), *sizes])})")
@@ -254,7 +257,9 @@ def _(out: Writer, program: ScoreProgram, step: a.WorkLoop) -> None:
         elif not loads and isinstance(plan, AttentionPlan) and plan.problem.spans_queries:
             out.lines(_spanned_rows(plan))
         if loads:
-            out.lines(_spanned_blocks(plan) if isinstance(plan, AttentionPlan) and plan.problem.spans_keys else ())
+            blocks = OWN_BLOCKS.get(type(program), _blocks)
+            out.lines(_spanned_blocks(plan, blocks) if plan.problem.spans_keys else ())
+        if any(isinstance(each, a.LoadBlock) for each in step.body):  # else the loop around begins with that block
             out.line("block = end - 1")
         print_steps(out, program, step.body)
         out.line("visited += 1")

@@ -34,7 +34,7 @@ from .numbers import LaunchNumbers
 from .operands import check_dot, loaded
 from .outputs import unrounded
 from .places import access_of, check_storage, check_strides, matrix_of
-from .ranges import LoadedRange, check_range
+from .ranges import check_range, key_range
 from .values import name_of_op, same_value, terms_of
 
 STARTS = tuple(f"product_{at}" for at in range(PRODUCTS))
@@ -108,13 +108,14 @@ def backward_of(program: Program) -> Backward:
     addition = addition_of(loops)
     first, second = _products(loops, [*sums, *([addition.dot] if addition else ())])
     owned, streamed = zip(*(_sides(loops, dot) for dot in (first, second)), strict=True)
-    lefts = Lefts(loops, dict(zip(STARTS, (first, second), strict=True)), "gradients")
-    band = lefts.band([dot.operands[0] for dot in sums])
+    lefts = Lefts(loops, dict(zip(STARTS, (first, second), strict=True)), "gradients", loaded=addition is None)
+    visible = lefts.visible([dot.operands[0] for dot in sums])
     stored = loops.numbers.least([_extent(loops, load, loops.keys) for load in streamed], "size_keys")
-    check_range(loops, LoadedRange())
+    check_range(loops, visible.range)
+    loaded_range, bounds = key_range(lefts.reader, visible.range)
     if key_span(loops, None) is not None:
         raise Refusal("gradients of attention in a loop to a number of rows that is loaded are not implemented")
-    keys = covered_keys(loops, band, stored)
+    keys = covered_keys(loops, visible.band, stored)
     matrices = [_matrix(loops, load, loops.keys) for load in streamed]
     dots = [*sums, *([addition.dot] if addition else ())]
     formula, values = lefts.formula([dot.operands[0] for dot in dots])
@@ -127,7 +128,8 @@ def backward_of(program: Program) -> Backward:
         repeats=repeats,
         queries=loops.extent(loops.queries),
         keys=keys,
-        band=band,
+        band=visible.band,
+        key_range=loaded_range,
         owned=tuple(own),  # type: ignore[arg-type]
         streamed=tuple(matrices),  # type: ignore[arg-type]
         formula=formula,
@@ -149,7 +151,12 @@ def backward_of(program: Program) -> Backward:
         problem=problem,
         loops=loops,
         tensors=(*(loops.tensor(load).id for load in (*owned, *streamed)), *outputs.tensors, *added),
-        sources=(*lefts.reader.arguments(formula), *outputs.sources, *(() if addition is None else addition.sources)),
+        sources=(
+            *lefts.reader.arguments(formula),
+            *outputs.sources,
+            *(() if addition is None else addition.sources),
+            *bounds,
+        ),
     )
 
 

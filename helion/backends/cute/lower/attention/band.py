@@ -12,7 +12,7 @@ from ...plan.attention.records import Band, Span
 from ...plan.refusal import Refusal
 from ..numbers import equal, size
 from .loops import Loops, is_position
-from .places import ZERO, added, loaded_value, subtracted
+from .places import ZERO, access_of, added, loaded_value, subtracted
 from .values import end_of_tile
 
 
@@ -304,9 +304,18 @@ def last_key(loops: Loops) -> Number:
     end = _end(loops)
     if end.limit is not None:
         return end.limit
-    if end.is_loaded:
+    if end.loaded:
         raise Refusal("a number for each key, in a loop to a number of keys that is loaded, is not implemented")
+    if end.greatest is not None:
+        return loops.numbers.number(_streamed_rows(loops))
     return loops.numbers.number(loops.extent(loops.queries)) + (0 if end.past is None else end.past)
+
+
+def _streamed_rows(loops: Loops) -> int:
+    """Return the rows that the loaded operands of both dots have, along the loop."""
+    values = [loops.stripped(value) for dot in (loops.first, loops.second) for value in dot.operands[:2]]
+    loads = [access_of(loops, made) for made in values if made is not None and made.kind == "load"]
+    return loops.numbers.least([each.extents[loops.keys] for each in loads if loops.keys in each.extents], "size_keys")
 
 
 def loaded_begin(loops: Loops) -> Place | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -14,36 +16,54 @@ from ..chain import ROUNDED
 from .band import band_of, joined
 from .formula import FormulaReader
 from .loops import Loops
-from .ranges import needed_terms
+from .ranges import LoadedRange, needed_terms, range_of
 from .values import by_number, is_minus_infinity, is_number, name_of_op
 
 EXPONENTIALS = ("exp", "exp2")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Visible:
+    """The elements that masks do not hide: a band of positions, and those between integers that are loaded for a row."""
+
+    band: Band = field(default_factory=Band)
+    range: LoadedRange = field(default_factory=LoadedRange)
+
+    def joined(self, loops: Loops, other: Visible) -> Visible:
+        """Return the elements of both. Raises ``Refusal`` if both have the same loaded bound."""
+        loaded = self.range if self.range == other.range else self.range.joined(other.range)
+        if loaded is None:
+            raise Refusal(
+                "several masks that bound a row's elements on one side by loaded integers are not implemented"
+            )
+        return Visible(band=joined(loops, self.band, other.band), range=loaded)
+
+
 class Lefts:
     """The formula of left operands that start from ``products``, by their names in the formula.
 
-    Where a band of positions makes all of them 0, its masks are no part of it. ``rest`` names the formula in messages.
+    Where a band of positions makes all of them 0, its masks are no part of it. Nor are those of ``loaded`` bounds. ``rest``
+    names the formula in messages.
     """
 
-    def __init__(self, loops: Loops, products: Mapping[str, Op], rest: str) -> None:
-        self.loops, self.starts, self.rest = loops, tuple(products), rest
+    def __init__(self, loops: Loops, products: Mapping[str, Op], rest: str, loaded: bool = False) -> None:
+        self.loops, self.starts, self.rest, self.loaded = loops, tuple(products), rest, loaded
         self.reader = FormulaReader(loops, self.starts, loops.keys, rest)
         for start, product in products.items():
             self.reader.known[product.result.number] = self.reader.rounded(start, product.result.dtype)
 
-    def band(self, lefts: Sequence[Operand]) -> Band:
-        """Return the band out of which all left operands are 0, and leave its masks out of the formula."""
+    def visible(self, lefts: Sequence[Operand]) -> Visible:
+        """Return the elements out of which all left operands are 0, and leave their masks out of the formula."""
         hidden: dict[int, Operand] = {}
-        bands = [self._zero(each, hidden) for each in lefts]
-        if bands[0] is None or any(band != bands[0] for band in bands):
-            return Band()
+        found = [self._zero(each, hidden) for each in lefts]
+        if found[0] is None or any(each != found[0] for each in found):
+            return Visible()
         for number, value in reversed(hidden.items()):
             self.reader.known[number] = self.reader.read(value)
-        return bands[0]
+        return found[0]
 
-    def _masked(self, made: Op, hidden: dict[int, Operand], is_mask: str) -> Band | None:
-        """Return the band of a selection between a value and minus infinity, or 0."""
+    def _masked(self, made: Op, hidden: dict[int, Operand], is_mask: str) -> Visible | None:
+        """Return what a selection between a value and minus infinity, or 0, does not hide."""
         condition, one, other = made.operands
         tests = {
             "zero": lambda value: is_number(self.loops, value, 0.0),
@@ -54,17 +74,27 @@ class Lefts:
             one, other = other, one
         if not tests[is_mask](other):
             return None
-        bands = [band_of(self.loops, *term) for term in needed_terms(self.loops, condition, seen)]
-        known = [each for each in bands if each is not None]
-        if len(known) < len(bands):
+        parts = [self._shown(*term) for term in needed_terms(self.loops, condition, seen)]
+        known = [each for each in parts if each is not None]
+        if len(known) < len(parts):
             return None
-        band = joined(self.loops, *known)
         hidden[made.result.number] = one
         further = (self._zero if is_mask == "zero" else self._low)(one, hidden)
-        return band if further is None else joined(self.loops, band, further)
+        return self._joined([*known, *([] if further is None else [further])])
 
-    def _zero(self, value: Operand, hidden: dict[int, Operand]) -> Band | None:
-        """Return a band out of which a value is 0, or None."""
+    def _shown(self, condition: Operand, seen: bool) -> Visible | None:
+        """Return the elements for which a condition is ``seen``, or None."""
+        band = band_of(self.loops, condition, seen)
+        if band is not None:
+            return Visible(band=band)
+        loaded = range_of(self.loops, condition, seen) if self.loaded else None
+        return None if loaded is None else Visible(range=loaded)
+
+    def _joined(self, parts: Sequence[Visible]) -> Visible:
+        return functools.reduce(lambda one, other: one.joined(self.loops, other), parts, Visible())
+
+    def _zero(self, value: Operand, hidden: dict[int, Operand]) -> Visible | None:
+        """Return the elements out of which a value is 0, or None."""
         made = self.loops.stripped(value)
         name = name_of_op(made)
         if made is None:
@@ -78,12 +108,12 @@ class Lefts:
         if name == "div":
             return self._zero(made.operands[0], hidden)
         if name == "mul":
-            known = [band for each in made.operands if (band := self._zero(each, hidden)) is not None]
-            return joined(self.loops, *known) if known else None
+            known = [found for each in made.operands if (found := self._zero(each, hidden)) is not None]
+            return self._joined(known) if known else None
         return None
 
-    def _low(self, value: Operand, hidden: dict[int, Operand]) -> Band | None:
-        """Return a band out of which a value is minus infinity, or None."""
+    def _low(self, value: Operand, hidden: dict[int, Operand]) -> Visible | None:
+        """Return the elements out of which a value is minus infinity, or None."""
         made = self.loops.stripped(value)
         name = name_of_op(made)
         if made is None:
@@ -97,7 +127,7 @@ class Lefts:
             return self._low(one, hidden) if not isinstance(number, Value) and number > 0 else None
         if name in ("add", "sub"):
             terms = made.operands[:1] if name == "sub" else made.operands
-            return next((band for each in terms if (band := self._low(each, hidden)) is not None), None)
+            return next((found for each in terms if (found := self._low(each, hidden)) is not None), None)
         return None
 
     def formula(self, lefts: Sequence[Operand]) -> tuple[Formula, list[int]]:

@@ -173,7 +173,7 @@ def _with_weights(loops: Loops, finish: Finish) -> Weighting:
     weights = weights_of(loops)
     check_range(loops, LoadedRange())
     lefts = Lefts(loops, {PRODUCT: loops.first}, "weights")
-    band = lefts.band([weights.value])
+    band = lefts.visible([weights.value]).band
     formula, (number,) = lefts.formula([weights.value])
     finish.know(weights.accumulator, ACCUMULATOR)
     if weights.total is not None:

@@ -37,7 +37,7 @@ from .build import (
 )
 from .numbers import is_known
 from .operands import Matrix, Source, Table
-from .records import AttentionOutput, Band, Formula, Scheduler, ScorePlan, ScoreProblem
+from .records import AttentionOutput, Band, Formula, KeyRange, Scheduler, ScorePlan, ScoreProblem
 
 DRAWN_REGISTERS = 40
 """Registers of the generator of random numbers."""
@@ -100,6 +100,8 @@ class BackwardProblem(ScoreProblem):
     formula: Formula
     gradients: tuple[Gradient, ...]
     atomic: AtomicSum | None = None
+    key_range: KeyRange | None = None
+    """The streamed rows that an owned row sees, by integers that are loaded for it."""
     units: tuple[int, ...] = ()
     """Strides that each launch passes, and that have to be 1."""
     names: tuple[str, ...] = dataclasses.field(default=(), compare=False)
@@ -128,7 +130,8 @@ class BackwardProblem(ScoreProblem):
         """Inputs other than the matrices, in the order of a launch."""
         finished = [gradient.finish for gradient in self.gradients]
         finished += [] if self.atomic is None else [self.atomic.finish]
-        return (*self.formula.sources, *(each for formula in finished for each in formula.sources))
+        bounds = () if self.key_range is None else self.key_range.sources
+        return (*self.formula.sources, *(each for formula in finished for each in formula.sources), *bounds)
 
     @property
     def argument_names(self) -> tuple[str, ...]:
@@ -290,6 +293,10 @@ class BackwardPlan(ScorePlan):
         return not self.problem.band.is_whole
 
     @property
+    def is_limited(self) -> bool:
+        return self.problem.spans_keys
+
+    @property
     def overlap(self) -> bool:
         """True if the MMAs of a block's gradient are in flight while the next block's first product is issued. Those of two
         gradients are not, since ptxas serializes MMAs with two accumulators in flight at a loop's edge."""
@@ -409,7 +416,7 @@ def check_backward(problem: BackwardProblem) -> None:
             raise Refusal(
                 f"gradients of bfloat16 or float16 tensors of one type are implemented, not {matrix.name} in {matrix.dtype}"
             )
-        check_matrix(matrix)
+        check_matrix(matrix, problem.spans_keys and matrix in problem.streamed)
         if matrix.columns % COLUMN_STEP or not COLUMN_STEP <= matrix.columns <= MOST_COLUMNS:
             raise Refusal(
                 f"heads of {matrix.columns} dimensions; multiples of {COLUMN_STEP} up to {MOST_COLUMNS} are implemented"

@@ -115,6 +115,7 @@ class ScoreProblem:
     queries: int
     keys: int
     band: Band
+    key_range: KeyRange | None
     units: tuple[int, ...]
 
     def __repr__(self) -> str:
@@ -173,12 +174,17 @@ class ScoreProblem:
     @property
     def has_first(self) -> bool:
         """True if there is a first key that a query sees, other than key 0."""
-        return self.band.first is not None
+        return self.band.first is not None or (self.key_range is not None and self.key_range.begins is not None)
 
     @property
     def has_last(self) -> bool:
         """True if there is a last key that a query sees, other than the last one of all."""
-        return self.band.last is not None
+        return self.band.last is not None or (self.key_range is not None and self.key_range.ends is not None)
+
+    @property
+    def spans_keys(self) -> bool:
+        """True if a tile's keys are a span of streamed rows, from loaded integers. Rows out of it are read as 0."""
+        return self.key_range is not None
 
     @property
     def draws(self) -> bool:
@@ -277,16 +283,7 @@ class AttentionProblem(ScoreProblem):
 
     @property
     def spans_keys(self) -> bool:
-        """True if a tile's keys are a span of rows of K and V, from loaded integers. Rows out of it are read as 0."""
-        return self.key_span is not None or self.key_range is not None
-
-    @property
-    def has_first(self) -> bool:
-        return self.band.first is not None or (self.key_range is not None and self.key_range.begins is not None)
-
-    @property
-    def has_last(self) -> bool:
-        return self.band.last is not None or (self.key_range is not None and self.key_range.ends is not None)
+        return self.key_span is not None or super().spans_keys
 
     @property
     def argument_names(self) -> tuple[str, ...]:

@@ -1,0 +1,106 @@
+"""Gradients of rows whose streamed rows are bounded by loaded integers, on the cute backend."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from backends.cute import sequence_gradients as kernels
+from backends.cute.backward_kernels import Case
+from backends.cute.printed_gradients import computed_as_printed
+from backends.cute.printed_registers import unwritten_registers
+from backends.cute.test_backward import bound_of, launch_arguments
+
+import helion
+from helion import exc
+from helion.backends.cute.codegen.attention.backward_kernel import backward_kernel
+from helion.backends.cute.plan.attention.backward import BackwardChoice, plan_backward
+from helion.backends.cute.plan.attention.numbers import filled
+from helion.backends.cute.roles.attention.backward import backward_program
+from helion.backends.cute.verify.attention.verify import verify_backward
+from helion.hardware import target
+
+NAMES = ("queries", "keys", "queries, causal", "keys, causal", "queries, window", "keys, window")
+
+
+@functools.cache
+def cases() -> dict[str, Case]:
+    torch.manual_seed(0)
+    return {case.name: case for case in kernels.cases()}
+
+
+def test_names_are_those_of_the_cases() -> None:
+    assert NAMES == tuple(cases())
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_values_on_cpu_tensors(name: str, static: bool) -> None:
+    case = cases()[name]
+    found = helion.kernel(backend="cute", static_shapes=static)(case.kernel)(*case.arguments)
+    for one, other in zip((found,) if torch.is_tensor(found) else found, case.wanted, strict=True):
+        assert (one.double() - other).norm() < 6e-3 * other.norm()
+
+
+@pytest.mark.parametrize("at", range(len(NAMES)), ids=NAMES)
+def test_printed_text_computes_the_gradients(at: int) -> None:
+    """Run the printed functions for every thread: rows out of a tile's span are read as 0, as what is no number."""
+    case = cases()[NAMES[at]]
+    plan = bound_of(case).plan()
+    choice = BackwardChoice(groups=1 + at % 2, keys=(48, 64, 80)[at % 3])
+    problem, given = plan.backward.problem, launch_arguments(case, plan)
+    count = len(given) - len(problem.runtime)
+    problem = filled(problem, dict(zip(problem.runtime, given[count:], strict=True)))
+    made = plan_backward(problem, choice, target("h100"))
+    program = backward_program(made)
+    verify_backward(program)
+    assert not unwritten_registers(backward_kernel("gradients", program).source)
+    found = computed_as_printed(made, given[:count])
+    order = [each.output.name[:6] for each in made.problem.gradients]
+    wanted = dict(zip(("grad_q",) if len(order) == 1 else ("grad_k", "grad_v"), case.wanted, strict=True))
+    for name, one in zip(order, found, strict=True):
+        assert (one.double() - wanted[name]).norm() < 6e-3 * wanted[name].norm()
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("name", NAMES)
+def test_binaries_are_not_spilled(name: str) -> None:
+    torch.manual_seed(0)
+    case = next(each for each in kernels.cases(scale=5) if each.name == name)
+    bound = bound_of(case)
+    for seed in bound.seeds[:2]:
+        found, plan = bound.resources(seed.config), bound.plan(seed.config)
+        assert found.spill_bytes == 0
+        fences = 1 + len(plan.backward.parts) + (plan.backward.problem.repeats > 1)
+        assert found.sass_counts["WARPGROUP"] <= 7 * fences
+
+
+def test_sequences_run_on_request() -> None:
+    """Return a reason for ``auto``: no GPU has run them."""
+    found = bound_of(cases()[NAMES[0]]).variant.analysis
+    assert "loaded integers" in found.backend.on_request(found.program, found.facts, found.target)
+
+
+def test_ends_of_another_row_are_refused() -> None:
+    """Refuse a loop to the last row of a tile that no mask of the same numbers follows."""
+    *tensors, begins, ends = cases()[NAMES[0]].arguments[:-3]
+
+    def unmasked(do, q, k, v, logsum, along, begins, ends):
+        import helion.language as hl
+
+        rows, dims = q.size(0), hl.specialize(q.size(2))
+        dq = torch.empty_like(q)
+        for h, tile_m in hl.tile([q.size(1), rows], block_size=[1, None]):
+            query, upstream = q[tile_m, h.begin, :], do[tile_m, h.begin, :]
+            acc = hl.zeros([tile_m, dims], dtype=torch.float32)
+            for tile_n in hl.tile(torch.amin(begins[tile_m]), torch.amax(ends[tile_m])):
+                key = k[tile_n, h.begin // 2, :]
+                weights = torch.exp2(hl.dot(query, key.T) - logsum[h.begin, tile_m][:, None])
+                changes = hl.dot(upstream, v[tile_n, h.begin // 2, :].T) - along[h.begin, tile_m][:, None]
+                acc = hl.dot((weights * changes).to(k.dtype), key, acc=acc)
+            dq[tile_m, h.begin, :] = acc
+        return dq
+
+    with pytest.raises(exc.CuteUnsupported, match="the result would depend on the size of tiles"):
+        helion.kernel(backend="cute")(unmasked)(*tensors, begins, ends)
