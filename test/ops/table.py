@@ -295,9 +295,11 @@ def integers() -> list[Case]:
         return F.linear(x, weight.to(x.dtype) * scale[:, None], bias)
 
     half = x.bfloat16(), weight, scale
+    tall = torch.randint(-127, 128, [1600, 70], dtype=torch.int8), torch.rand(1600) * 0.01 + 0.01
     return [
         Case("int8_linear, fp32", ops.int8_linear, reference, (x, weight, scale, bias), (0, 3)),
         Case("int8_linear, no bias, bf16", ops.int8_linear, reference, half, (0,), 4),
+        Case("int8_linear, gradient in parts, bf16", ops.int8_linear, reference, (x.bfloat16(), *tall), (0,), 4),
         Case("int8_linear, no rows", ops.int8_linear, reference, (x[:0], weight, scale, bias), (0, 3)),
     ]
 

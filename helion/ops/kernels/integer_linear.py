@@ -1,7 +1,8 @@
 """Linear layer with an int8 weight and a scale per row of it.
 
 The integers become the dtype of the activations as operands of the matmul; the scale is applied once, to the
-accumulator.
+accumulator. The gradient of few rows is a sum over many rows of the weight by few programs. So programs share that sum,
+and a second kernel adds their parts.
 """
 
 from __future__ import annotations
@@ -14,6 +15,13 @@ import helion
 import helion.language as hl
 
 from .._operators import Operator, check_tensor, rows
+
+#: The gradient of at most so many rows is added up in parts.
+FEW_ROWS = 64
+#: The most parts, and the least rows of the weight of one. So many columns have programs for all SMs without parts.
+MOST_PARTS, LEAST_ROWS, MANY_COLUMNS = 8, 512, 2**15
+#: Parts begin at multiples of so many rows of the weight.
+ALIGNED = 128
 
 
 @helion.kernel(static_shapes=False)
@@ -50,9 +58,49 @@ def int8_linear_backward_kernel(grad: torch.Tensor, weight: torch.Tensor, scale:
     return out
 
 
+@helion.kernel(static_shapes=False)
+def int8_linear_backward_parts_kernel(
+    grad: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, parts: hl.constexpr
+) -> torch.Tensor:
+    """Compute the gradient of `x` in parts that add up to it, fp32 `[M, parts, K]`, each from some rows of the weight."""
+    m = grad.size(0)
+    n, k = hl.specialize(weight.size())
+    size = helion.cdiv(helion.cdiv(n, parts), ALIGNED) * ALIGNED
+    partial = torch.empty([m, parts, k], dtype=torch.float32, device=grad.device)
+    for tile_m, tile_k, part in hl.tile([m, k, parts], block_size=[None, None, 1]):
+        acc = hl.zeros([tile_m, tile_k], dtype=torch.float32)
+        for tile_n in hl.tile(part.begin * size, min((part.begin + 1) * size, n)):
+            scaled = grad[tile_m, tile_n].to(torch.float32) * scale[tile_n].to(torch.float32)[None, :]
+            acc = hl.dot(scaled.to(grad.dtype), weight[tile_n, tile_k].to(grad.dtype), acc=acc)
+        partial[tile_m, part.begin, tile_k] = acc
+    return partial
+
+
+@helion.kernel(static_shapes=False)
+def add_parts_kernel(partial: torch.Tensor, dtype: hl.constexpr) -> torch.Tensor:
+    """Add up the parts of `partial[M, parts, K]`."""
+    m = partial.size(0)
+    k = hl.specialize(partial.size(2))
+    out = torch.empty([m, k], dtype=dtype, device=partial.device)
+    for tile_m, tile_k in hl.tile([m, k]):
+        out[tile_m, tile_k] = partial[tile_m, :, tile_k].sum(1)
+    return out
+
+
+def _run_backward(grad: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    n, k = weight.shape
+    parts = min(MOST_PARTS, MANY_COLUMNS // max(k, 1), n // LEAST_ROWS)
+    if parts <= 1 or not 0 < grad.size(0) <= FEW_ROWS:
+        return int8_linear_backward_kernel(grad, weight, scale)
+    return add_parts_kernel(int8_linear_backward_parts_kernel(grad, weight, scale, parts), grad.dtype)
+
+
 _backward = Operator(
     "int8_linear_backward(Tensor grad, Tensor weight, Tensor scale) -> Tensor",
     int8_linear_backward_kernel,
+    int8_linear_backward_parts_kernel,
+    add_parts_kernel,
+    run=_run_backward,
     fake=lambda grad, weight, scale: grad.new_empty(grad.size(0), weight.size(1)),
 )
 _backward.differentiate_once()
