@@ -11,8 +11,8 @@ from .limits import COLUMN_STEP, LEAST_COLUMNS, TCGEN05_ROWS
 from .plan.build import MAX_CLUSTER, MAX_ROW_CLUSTER, MAX_SUM_REGISTERS
 from .plan.copied import COPY_WARPS, MAX_COPIED_SUMS, MAX_LOADED_REGISTERS
 from .plan.dtypes import IMPRECISE_DTYPES, itemsize
-from .plan.operands import can_convert, needs_registers, split
-from .plan.records import SWIZZLE_BYTES, WARP_THREADS, WGMMA_ROWS, Choice, CopiesIn, GemmProblem
+from .plan.operands import can_convert, in_both_majors, needs_registers, split
+from .plan.records import SWIZZLE_BYTES, WARP_THREADS, WGMMA_ROWS, Choice, CopiesIn, GemmProblem, Major
 from .plan.refusal import Refusal
 from .plan.scales import BlockScales
 from .subtiles import STORE_STAGES, buffers_of, subtile_of
@@ -25,7 +25,8 @@ Sides = tuple[tuple[int, int], ...]
 def tile_bounds(problem: GemmProblem, target: Target) -> Sides:
     """Return the minimum and maximum extents of a tile along M, N and K."""
     line = SWIZZLE_BYTES // itemsize(problem.operand_dtype)
-    least = LEAST_COLUMNS if _is_k_major(problem) else max(LEAST_COLUMNS, line)
+    a_major, b_major = _majors(problem, target)
+    least = LEAST_COLUMNS if b_major == "k" else max(LEAST_COLUMNS, line)
     products = 1 + len(problem.epilogue.of_kind("product"))
     most, depth = MOST_COLUMNS // products // least * least, 2 * line if products == 1 else line
     rows = 2 * TCGEN05_ROWS if target.has("tcgen05") else 4 * WGMMA_ROWS
@@ -41,7 +42,8 @@ def tile_bounds(problem: GemmProblem, target: Target) -> Sides:
             _copied_bounds(problem, (min(rows, 2 * WGMMA_ROWS), most), (WGMMA_ROWS, least), target),
             line,
         )
-    sides = (WGMMA_ROWS, rows), (least, most), (line, depth)
+    fewest = WGMMA_ROWS if a_major == "k" else max(WGMMA_ROWS, line)
+    sides = (fewest, max(fewest, rows)), (least, most), (line, depth)
     return sides if problem.scales is None else _with_factors(problem.scales, sides)
 
 
@@ -86,7 +88,7 @@ def _copied_bounds(
     return rows, columns
 
 
-def column_step(problem: GemmProblem) -> int | None:
+def column_step(problem: GemmProblem, target: Target) -> int | None:
     """Return the required divisor of a tile's columns: swizzle atoms of B and the step of the matrix units.
 
     Returns None where columns are powers of two, such as columns that share one scale.
@@ -94,12 +96,17 @@ def column_step(problem: GemmProblem) -> int | None:
     shared = problem.scales.of("column") if problem.scales is not None else None
     if shared is not None and shared.whole and is_power_of_2(shared.lines):
         return None
-    return COLUMN_STEP if _is_k_major(problem) else SWIZZLE_BYTES // itemsize(problem.operand_dtype)
+    b_major = _majors(problem, target)[1]
+    return COLUMN_STEP if b_major == "k" else SWIZZLE_BYTES // itemsize(problem.operand_dtype)
 
 
-def _is_k_major(problem: GemmProblem) -> bool:
-    """Return whether B is K-major in shared memory, wherever it is copied."""
-    return problem.b_major == "k" and not (suits_memory(problem) and split(problem)[0].b_major != "k")
+def _majors(problem: GemmProblem, target: Target) -> tuple[Major, Major]:
+    """Return the major modes of A and B in shared memory, wherever they are copied."""
+    loaded = in_both_majors(problem) if target.has("tcgen05") else None
+    if loaded is not None:
+        return loaded.a_major, loaded.b_major
+    turned = problem.b_major == "k" and suits_memory(problem) and split(problem)[0].b_major != "k"
+    return problem.a_major, "mn" if turned else problem.b_major
 
 
 def _with_factors(scales: BlockScales, sides: Sides) -> Sides:
@@ -165,6 +172,9 @@ def smallest(
     ``fixed`` are tile extents along M, N and K that the program sets.
     """
     found = [*_smallest(problem, whole_rows, target, fixed)]
+    if "tma" in places_of_copies(problem, target):
+        yield from (replace(choice, copies_in="tma") for choice in found)
+        return
     yield from found
     if suits_memory(problem):
         yield from (replace(choice, copies_in="memory") for choice in found)
@@ -178,9 +188,10 @@ def places_of_copies(problem: GemmProblem, target: Target) -> tuple[CopiesIn, ..
     suiting: dict[CopiesIn, bool] = {
         "shared": not needs_registers(problem) and not in_memory,
         "memory": suits_memory(problem),
+        "tma": target.has("tcgen05") and in_both_majors(problem) is not None,
         "registers": target.has("wgmma") and can_convert(problem),
     }
-    return tuple(place for place, suits in suiting.items() if suits)
+    return ("tma",) if suiting["tma"] else tuple(place for place, suits in suiting.items() if suits)
 
 
 def _smallest(problem: GemmProblem, whole_rows: bool, target: Target, fixed: Sequence[int | None]) -> Iterator[Choice]:

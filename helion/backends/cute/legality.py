@@ -10,7 +10,7 @@ from ... import exc
 from ..._compiler.decisions import Decisions
 from ...autotuner.space.own import Rule
 from ...hardware import Target
-from .bounds import columns_of, ctas_per_mma, least_rows, lies_in_memory, row_clusters, suits_memory, tile_bounds
+from .bounds import columns_of, ctas_per_mma, least_rows, lies_in_memory, places_of_copies, row_clusters, tile_bounds
 from .plan.build import plan_gemm, unit_of
 from .plan.records import Choice, GemmPlan, GemmProblem
 from .plan.refusal import Refusal
@@ -180,7 +180,7 @@ class Legalizer:
         least = row_clusters(self.product.problem, self.target)[0] if whole else 1
         for changes in (
             {"ab_stages": None, "acc_stages": None, "residual_stages": 2},
-            {"copies_in": "memory"} if suits_memory(self.product.problem) else {},
+            {"copies_in": "memory"} if "memory" in places_of_copies(self.product.problem, self.target) else {},
             {"pingpong": False, "k_splits": 1, "grid_splits": 1, "ctas_per_sm": 1},
             {"cluster_m": pair},
             {"cluster_n": least},

@@ -14,6 +14,7 @@ from .lower.kernel import multiples as of_strides
 from .lower.names import as_written
 from .plan.build import plan_gemm, unit_of
 from .plan.copied import Copied
+from .plan.operands import in_both_majors
 from .plan.records import Choice, GemmProblem
 from .plan.refusal import Refusal
 
@@ -125,6 +126,7 @@ def _not_run_on_blackwell(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     yield problem.terms, "of several terms"
     yield problem.operand_dtype == "int8", "of int8"
     yield any(each.adds for each in problem.outputs), "that are added to memory"
+    yield in_both_majors(problem), f"whose operand {_first(problem.copied)} of 8 bits is not contiguous along K"
     yield problem.copied, f"whose operand {_first(problem.copied)} is copied by warps"
     yield strided, f"whose matrix {''.join(strided[:1])} has strides that TMA cannot take"
 

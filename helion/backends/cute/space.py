@@ -77,7 +77,7 @@ DOCS: dict[str, str] = {
     "ctas_per_sm": "CTAs per SM where whole rows are reduced, or the warps that multiply convert A: one runs while the other waits.",
     "rows_in": "Place of rows that are reduced: `cluster`, registers of CTAs that exchange partial results, or `memory`, from which a second kernel finishes them.",
     "tile_columns": "Columns of a tile where rows are in global memory.",
-    "copies_in": "Place of operands that TMA cannot load as they are: `shared`, stages that warps fill in each tile, `memory`, where kernels before the matmul write them, or `registers` of the warps that multiply, which convert 8-bit elements.",
+    "copies_in": "Place of operands that TMA cannot load as they are: `shared`, stages that warps fill in each tile, `memory`, where kernels before the matmul write them, or `registers` of the warps that multiply, which convert 8-bit elements. With `tma` they are loaded as they are, for a matrix unit that takes them in either major mode.",
     "residual_stages": "Pipeline stages of residuals: sub-tiles of epilogue inputs of the output's shape, loaded in advance.",
 }  # fmt: skip
 #: Clusters per tile.
@@ -91,7 +91,7 @@ def own_keys(shape: ProgramShape, program: Program, target: Target, settings: Se
     product, unit = known_product(program), unit_of(target)
     settling = Legalizer(program.host.name, product, target)
     sizes = dict(zip(product.blocks, tile_bounds(product.problem, target), strict=True))
-    step, initial = column_step(product.problem), dict[int, int]()
+    step, initial = column_step(product.problem, target), dict[int, int]()
     sizes |= dict.fromkeys(product.batch_blocks, (1, 1))
     if product.depth is not None:
         del sizes[product.blocks[2]]
@@ -150,7 +150,7 @@ def _fields(product: Asked, unit: Unit, target: Target) -> list[Field]:
 def _stores_field(product: Asked, target: Target) -> Field:
     """Return the field of the store buffers. Odd counts are for tiles whose columns are a multiple of 16 only, with an
     odd number of sub-tiles."""
-    odd = ODD_STORE_STAGES if not product.whole_rows and column_step(product.problem) == COLUMN_STEP else ()
+    odd = ODD_STORE_STAGES if not product.whole_rows and column_step(product.problem, target) == COLUMN_STEP else ()
     fragment = EnumFragment((*STORE_STAGES, *odd))
     return Scalar(key=key("c_stages", target), fragment=fragment, initial=STORE_STAGES[0])
 

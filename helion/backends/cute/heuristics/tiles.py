@@ -104,7 +104,7 @@ def _uneven(shape: ProductShape, rows: int, target: Target) -> list[int]:
 
     Columns that cover N load A once and are the only choice, as are those that the program sets.
     """
-    step, fixed = column_step(shape.problem), shape.fixed.get(shape.blocks[1])
+    step, fixed = column_step(shape.problem, target), shape.fixed.get(shape.blocks[1])
     if step is None or fixed is not None:
         return [] if fixed is None or is_power_of_2(fixed) else [fixed]
     least, most = tile_bounds(shape.problem, target)[1]

@@ -21,7 +21,7 @@ from .dtypes import (
 from .epilogue import COLUMN_NUMBER, MAX_NUMBERED, ROW_NUMBER, EpilogueOperand, EpilogueOutput
 from .finish import split
 from .joint import own_parts
-from .operands import can_convert, check_copies, check_known, check_sums, extents_of
+from .operands import can_convert, check_copies, check_known, check_sums, extents_of, in_both_majors
 from .operands import split as split_operands
 from .passes import check_passes
 from .records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, WGMMA_ROWS, Choice, GemmPlan, GemmProblem, Major, Unit
@@ -90,6 +90,11 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
         stored, prepare = split_operands(problem, copies=memory)
         rest = dataclasses.replace(choice, copies_in="shared") if memory else choice
         return dataclasses.replace(plan_gemm(stored, rest, target), prepare=prepare)
+    if choice.copies_in == "tma":
+        loaded = in_both_majors(problem)
+        if loaded is None or unit != "tcgen05":
+            raise Refusal("operands that TMA loads in either major mode are implemented for 8-bit floats on tcgen05")
+        return plan_gemm(loaded, dataclasses.replace(choice, copies_in="shared"), target)
     if choice.rows_in == "memory" and problem.strided:
         raise Refusal("rows in memory are implemented where TMA stores and loads all matrices of the epilogue")
     if choice.rows_in == "memory":
@@ -215,8 +220,9 @@ def check_problem(problem: GemmProblem) -> None:
         raise Refusal(f"extents of 1 to {MAX_EXTENT} are implemented, not {extents}")
     if problem.operand_dtype == "int8" and problem.k > MAX_INT8_K:
         raise Refusal(f"K = {problem.k} of int8 operands; sums of up to {MAX_INT8_K} products fit in int32")
-    if itemsize(problem.operand_dtype) != 2 and (problem.a_major, problem.b_major) != ("k", "k"):
-        raise Refusal("operands of 8 and of 32 bits have to be contiguous along K")
+    majors = problem.a_major, problem.b_major
+    if majors != ("k", "k") and itemsize(problem.operand_dtype) != 2 and problem.operand_dtype not in IMPRECISE_DTYPES:
+        raise Refusal("operands of int8 and of 32 bits have to be contiguous along K")
     check_pitch(problem, problem.names[0], problem.operand_dtype, problem.a_pitch, _line(problem.a_major, "m"))
     check_pitch(problem, problem.names[1], problem.operand_dtype, problem.b_pitch, _line(problem.b_major, "n"))
     problem.epilogue.check()
@@ -518,6 +524,8 @@ def _check_wgmma(plan: GemmPlan) -> None:
     rows = (WGMMA_ROWS, 2 * WGMMA_ROWS) if plan.teams > 1 else (WGMMA_ROWS, 2 * WGMMA_ROWS, 4 * WGMMA_ROWS)
     if m not in rows:
         raise Refusal(f"a tile of {m} rows; {', '.join(map(str, rows))} are implemented on wgmma")
+    if plan.operand_bytes == 1 and (plan.problem.a_major, plan.problem.b_major) != ("k", "k"):
+        raise Refusal("operands of 8 bits have to be contiguous along K on wgmma")
     if n % 16 or not 16 <= n <= 256:
         raise Refusal(f"a tile of {n} columns; multiples of 16 up to 256 are implemented on wgmma")
     sums = n // 2 * plan.row_atoms * (2 if plan.promote else 1)

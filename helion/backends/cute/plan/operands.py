@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from .copied import MAX_LOADED_REGISTERS, MAX_SPAN, NIBBLE_GROUP, NOT_COPIED, Copied
+from .copied import MAX_LOADED_REGISTERS, MAX_SPAN, NIBBLE_GROUP, NOT_COPIED, Copied, raw_major
 from .counts import copied_line_step, copied_lines, copied_registers
-from .dtypes import itemsize
+from .dtypes import IMPRECISE_DTYPES, itemsize
 from .records import (
     SUM_BYTES,
     SWIZZLE_BYTES,
@@ -197,6 +197,26 @@ def _with_pitch(stored: GemmProblem, operand: Multiplicand, pitch: int) -> GemmP
         for each in stored.epilogue.operands
     )
     return dataclasses.replace(stored, epilogue=dataclasses.replace(stored.epilogue, operands=operands))
+
+
+def in_both_majors(problem: GemmProblem) -> GemmProblem | None:
+    """Return the matmul of operands that TMA loads as they are, for a matrix unit that takes 8-bit floats of either major
+    mode; None where others are copied."""
+    stored = dataclasses.replace(problem, copied=())
+    if not problem.copied or problem.terms or problem.operand_dtype not in IMPRECISE_DTYPES:
+        return None
+    for copied in problem.copied:
+        source, operand = copied.sources[0], problem.multiplicand(copied.operand)
+        moves = not copied.instructions and copied.lines is None and source.dtype == problem.operand_dtype
+        if not moves or raw_major(source, problem.batch_pitches(copied.operand)) != "mn":
+            return None
+        stored = _with_pitch(stored, operand, source.k_pitch)
+        changed = {"a_major": stored.a_major, "b_major": stored.b_major}
+        changed["a_major" if operand.base == "a" else "b_major"] = "mn"
+        stored = dataclasses.replace(stored, a_major=changed["a_major"], b_major=changed["b_major"])
+    of_b = {each.label for each in problem.multiplicands if each.base != "a"}
+    copies = of_b & {each.operand for each in problem.copied}
+    return stored if copies in (set(), of_b) else None
 
 
 def present(problem: GemmProblem, absent: Multiplicand) -> str:

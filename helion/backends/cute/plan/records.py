@@ -20,7 +20,7 @@ from .scales import BlockScales, Scale, Side
 Major = Literal["k", "mn"]
 Unit = Literal["wgmma", "tcgen05"]
 RowsIn = Literal["cluster", "memory"]
-CopiesIn = Literal["shared", "memory", "registers"]
+CopiesIn = Literal["shared", "memory", "registers", "tma"]
 
 SWIZZLE_BYTES = 128
 """Width of the widest swizzle atom in shared memory, and of the tile of one TMA instruction."""
@@ -388,7 +388,8 @@ class Choice:
     """2 lets the epilogue of one CTA overlap the mainloop of another; wgmma only, with half the resources each."""
     copies_in: CopiesIn = "shared"
     """Place of operands that are copied or computed: stages in shared memory that warps fill, global memory, where
-    kernels before the matmul write them, or the registers of the warps that multiply, which convert raw tiles of A."""
+    kernels before the matmul write them, or the registers of the warps that multiply, which convert raw tiles of A. With
+    ``tma`` they stay where they are: tcgen05 takes 8-bit floats of either major mode."""
     rows_in: RowsIn = "cluster"
     """Place of rows that are reduced: the registers of a cluster's CTAs, or global memory, for a second kernel."""
 
