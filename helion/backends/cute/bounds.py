@@ -11,7 +11,7 @@ from .limits import COLUMN_STEP, LEAST_COLUMNS, TCGEN05_ROWS
 from .plan.build import MAX_CLUSTER, MAX_ROW_CLUSTER, MAX_SUM_REGISTERS
 from .plan.copied import COPY_WARPS, MAX_COPIED_SUMS, MAX_LOADED_REGISTERS
 from .plan.dtypes import IMPRECISE_DTYPES, itemsize
-from .plan.operands import can_convert, in_both_majors, needs_registers, split
+from .plan.operands import can_convert, has_steps, in_both_majors, needs_registers, split
 from .plan.records import SWIZZLE_BYTES, WARP_THREADS, WGMMA_ROWS, Choice, CopiesIn, GemmProblem, Major
 from .plan.refusal import Refusal
 from .plan.scales import BlockScales
@@ -184,7 +184,8 @@ def smallest(
 
 def places_of_copies(problem: GemmProblem, target: Target) -> tuple[CopiesIn, ...]:
     """Return the places where copied operands can be."""
-    in_memory = bool(problem.groups or problem.terms) or any(copied.lines is not None for copied in problem.copied)
+    in_memory = bool(problem.groups or problem.terms) or has_steps(problem)
+    in_memory |= any(copied.lines is not None for copied in problem.copied)
     suiting: dict[CopiesIn, bool] = {
         "shared": not needs_registers(problem) and not in_memory,
         "memory": suits_memory(problem),

@@ -14,7 +14,7 @@ from .lower.kernel import multiples as of_strides
 from .lower.names import as_written
 from .plan.build import plan_gemm, unit_of
 from .plan.copied import Copied
-from .plan.operands import in_both_majors
+from .plan.operands import has_steps, in_both_majors
 from .plan.records import Choice, GemmProblem
 from .plan.refusal import Refusal
 
@@ -96,6 +96,10 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     added = [each for each in problem.outputs if each.adds and not each.lines]
     yield problem.absent, "of several terms, of which some add to a part of the accumulators,"
     yield problem.terms and problem.copied, "of several terms with operands that are copied"
+    yield (
+        has_steps(problem),
+        f"of a batch whose operand {_first(problem.copied)} is copied along several dimensions, or tensors,",
+    )
     yield begun, f"of {''.join(begun[:1])}, which begins between multiples of 16 bytes,"
     yield groups and products > 1, of_groups
     yield (

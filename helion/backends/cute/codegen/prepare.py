@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..plan.copied import CHUNK_BYTES, Copied, CopySource
 from ..plan.dtypes import DTYPES, itemsize
 from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant
-from ..plan.operands import extents_of, is_turned, present
+from ..plan.operands import extents_of, is_turned, present, steps_of, varying
 from ..plan.records import SUM_BYTES, WARP_THREADS, GemmPlan, GemmProblem, Prepared
 from ..plan.workspace import prepared_offset
 from .copied import lines_name, pointers_of, source_names
@@ -115,7 +115,8 @@ def shape_of(prepared: Prepared, problem: GemmProblem) -> Shape:
 
 def _is_aligned(prepared: Prepared, problem: GemmProblem, source: CopySource, pitch: int, vector: int) -> bool:
     size = itemsize(source.dtype)
-    steps = (pitch * size, problem.batch_pitch(prepared.copied.operand) * size)
+    at = prepared.copied.sources.index(source)
+    steps = (pitch * size, *(step * size for step in steps_of(problem, prepared.copied, at)))
     return (
         source.aligned
         and prepared.columns % vector == 0
@@ -136,9 +137,9 @@ def launches(plan: GemmPlan) -> list[str]:
         pointers = pointers_of(prepared.copied)
         for at, (name, pointer) in enumerate(zip(names, pointers, strict=False)):
             source = prepared.copied.sources[at]
-            pitch = plan.whole.batch_pitch(label) if at == 0 and not prepared.totals else 0
-            shape_of_source = f"({source.picked or lines}, {k}, {prepared.batches})"
-            layout = f"{shape_of_source}, stride=({source.pitch}, {source.k_pitch}, {pitch})"
+            matrices, steps = _matrices(plan.whole, prepared, at)
+            shape_of_source = f"({source.picked or lines}, {k}, {matrices})"
+            layout = f"{shape_of_source}, stride=({source.pitch}, {source.k_pitch}, {steps})"
             given = f"cute.recast_ptr({pointer}, dtype={shape.word})" if shape.moves else pointer
             found.append(f"{name} = cute.make_tensor({given}, cute.make_layout({layout}))")
         if (numbers := prepared.copied.lines) is not None:
@@ -165,6 +166,19 @@ def launches(plan: GemmPlan) -> list[str]:
         if each.absent and (label := present(plan.whole, each)) in made:
             found.append(f"{each.label} = {label}")
     return found
+
+
+def _matrices(problem: GemmProblem, prepared: Prepared, at: int) -> tuple[str, str]:
+    """Return the mode of a source's matrices, its shape and its strides: one number each, or a tuple with those of several
+    dimensions of a batch, innermost first, of which a number of the matrix counts through all."""
+    if prepared.batches == 1 or problem.batch is None:
+        return "1", "0"
+    differs = varying(problem, prepared.copied)
+    sizes = [level.size for level, varies in zip(problem.batch.levels, differs, strict=True) if varies]
+    steps = [step for step, varies in zip(steps_of(problem, prepared.copied, at), differs, strict=True) if varies]
+    if len(sizes) == 1:
+        return str(sizes[0]), str(steps[0])
+    return f"({', '.join(map(str, sizes))})", f"({', '.join(map(str, steps))})"
 
 
 # The kernels -------------------------------------------------------------------------------------------------------------

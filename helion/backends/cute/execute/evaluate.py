@@ -12,6 +12,7 @@ import torch
 from ..plan.copied import NIBBLE_GROUP, Copied, CopySource
 from ..plan.dtypes import per_byte
 from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, EpilogueOperand, EpilogueOutput, LineNumbers
+from ..plan.operands import steps_of
 from ..plan.records import GemmProblem, Groups, Major
 from ..plan.scales import BlockScales
 from ..toolchain.kernel import GemmKernel
@@ -92,11 +93,21 @@ def _evaluate_all(problem: GemmProblem, tensors: list[torch.Tensor]) -> None:
         _evaluate_groups(problem, problem.groups, tensors)
         return
     levels = batch.levels if batch is not None else ()
-    pitches = [(level.a, level.b, *level.outputs, *level.operands) for level in levels]
+    more = [steps for each in problem.copied for steps in _steps_of_more(problem, each)]
+    pitches = [
+        (level.a, level.b, *level.outputs, *level.operands, *(steps[at] for steps in more))
+        for at, level in enumerate(levels)
+    ]
     for indices in itertools.product(*(range(level.size) for level in levels)):
         starts = [sum(map(operator.mul, indices, steps)) for steps in zip(*pitches, strict=True)]
         views = (_offset_view(tensor, start) for tensor, start in zip(tensors, starts, strict=True))
         _evaluate(problem, [*views] if levels else tensors)
+
+
+def _steps_of_more(problem: GemmProblem, copied: Copied) -> list[tuple[int, ...]]:
+    """Return the strides of a batch of the tensors of a copied operand after the first."""
+    found = [steps_of(problem, copied, at) for at in range(1, len(copied.sources))]
+    return [*found, *((0,) * problem.batches for _ in copied.tensors[len(copied.sources) :])]
 
 
 def _evaluate_groups(problem: GemmProblem, groups: Groups, tensors: Sequence[torch.Tensor]) -> None:

@@ -14,7 +14,7 @@ from ....hardware import Target
 from ....settings import Settings
 from ..legality import choice_of
 from ..plan.build import plan_gemm
-from ..plan.copied import NIBBLE_GROUP
+from ..plan.copied import NIBBLE_GROUP, Copied
 from ..plan.kernel import CutePlan
 from ..plan.records import TMA_ALIGNMENT_BYTES, Batch, Groups
 from ..plan.refusal import Refusal
@@ -152,8 +152,7 @@ def _side_by_side(product: Product, batched: Batched) -> Product:
     levels = _joined([level for level in batched.levels if not equal(level.size, 1)])
     if not levels or is_empty:
         return product
-    if any(tensor in level.strides for tensor in product.sources for level in levels):
-        raise Refusal("an operand of a batched matmul that is computed from several batched tensors is not implemented")
+    product = _with_batched_sources(product, levels)
     numbers, batch = dict[str, Number](), None
     for level in reversed(levels):
         numbers, batch = _numbers(product, level), _batch(product, level, batch)
@@ -168,6 +167,27 @@ def _side_by_side(product: Product, batched: Batched) -> Product:
     return dataclasses.replace(
         product, problem=dataclasses.replace(problem, batch=batch, runtime=names), runtime=runtime
     )
+
+
+def _with_batched_sources(product: Product, levels: Sequence[Level]) -> Product:
+    """Return the product with the strides of a batch of the sources of copied operands after the first."""
+    problem, copied, rest = product.problem, list[Copied](), list(product.sources)
+    batched = {tensor for level in levels for tensor in level.strides}
+    if not batched & {*rest}:
+        return product
+    if problem.groups is not None or problem.summed:
+        raise Refusal(
+            "an operand of groups of rows that is computed from several tensors of a group is not implemented"
+        )
+    for each in problem.copied:
+        sources = [each.sources[0]]
+        for source in each.sources[1:]:
+            tensor = rest.pop(0)
+            steps = (known(level.strides.get(tensor, 0), f"a stride of {source.name}") for level in levels)
+            sources.append(dataclasses.replace(source, batch=tuple(steps)) if tensor in batched else source)
+        del rest[: len(each.tensors) - len(each.sources)]
+        copied.append(dataclasses.replace(each, sources=tuple(sources)))
+    return dataclasses.replace(product, problem=dataclasses.replace(problem, copied=tuple(copied)))
 
 
 def _joined(levels: Sequence[Level]) -> list[Level]:

@@ -62,10 +62,14 @@ class CopySource:
     """Lines of the tensor, of which numbers pick; 0 where lines are those of the operand."""
     aligned: bool = True
     """False for elements that begin within a tensor, between multiples of 16 bytes."""
+    batch: tuple[int, ...] = ()
+    """Elements from one matmul of a batch to the next along each of its dimensions, innermost first; empty where all read the
+    same, and for the first source, whose strides are those of the operand."""
 
     def __repr__(self) -> str:
         more = f", picked={self.picked}" if self.picked else ""
         more += "" if self.aligned else ", aligned=False"
+        more += f", batch={self.batch}" if self.batch else ""
         strides = f"pitch={self.pitch}, k_pitch={self.k_pitch}"
         return f"CopySource(name={self.name!r}, dtype={self.dtype!r}, {strides}{more})"
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
+from collections.abc import Sequence
 
 from .copied import MAX_LOADED_REGISTERS, MAX_SPAN, NIBBLE_GROUP, NOT_COPIED, Copied, raw_major
 from .counts import copied_line_step, copied_lines, copied_registers
@@ -17,6 +19,7 @@ from .records import (
     SWIZZLE_BYTES,
     TMA_ALIGNMENT_BYTES,
     WGMMA_ROWS,
+    Batch,
     GemmPlan,
     GemmProblem,
     Major,
@@ -26,6 +29,8 @@ from .records import (
 )
 from .refusal import Refusal
 
+MAX_MATRICES = 65535
+"""CTAs along the second dimension of a grid (CUDA programming guide)."""
 FEW_ROWS = 64
 """Rows of an output, of which one instruction has as many columns."""
 RESIDENT_COLUMNS = 32
@@ -37,8 +42,11 @@ ALIGNMENT_BYTES = 128
 def check_copies(plan: GemmPlan) -> None:
     """Check the tile and the cluster for copied operands, if there are any. Raises ``Refusal``."""
     in_memory = plan.problem.groups is not None or any(copied.lines is not None for copied in plan.problem.copied)
-    if plan.problem.copied and (in_memory or plan.problem.terms):
-        raise Refusal("operands of groups of rows, of sums of matmuls, and those of picked lines, are copied in memory")
+    if plan.problem.copied and (in_memory or plan.problem.terms or has_steps(plan.problem)):
+        raise Refusal(
+            "operands of groups of rows, of sums of matmuls, of several batched tensors or dimensions, and those of picked"
+            " lines, are copied in memory"
+        )
     if plan.problem.copied and (plan.cluster[0] > 1 or (plan.ctas_per_sm > 1 and not plan.converts)):
         raise Refusal(
             "operands that warps copy are implemented with one CTA along M in a cluster, and one on an SM unless the warps"
@@ -165,17 +173,46 @@ def split(problem: GemmProblem, *, copies: bool = True) -> tuple[GemmProblem, Pr
 
 def _with_stored(stored: GemmProblem, problem: GemmProblem, made: Prepared) -> GemmProblem:
     """Return the matmul with an operand in memory. Operands of one side have one major mode."""
-    operand = problem.multiplicand(made.copied.operand)
-    batch, step = stored.batch, made.rows * made.pitch if made.batches > 1 else 0
+    operand, batch = problem.multiplicand(made.copied.operand), stored.batch
     if operand.base == "a":
-        batch = batch and dataclasses.replace(batch, a=step)
         stored = dataclasses.replace(stored, a_major=made.major)
     else:
-        batch = batch and dataclasses.replace(batch, b=step)
         stored = dataclasses.replace(stored, b_major=made.major)
     if batch is not None and operand.label not in ("a", "b"):
         raise Refusal("right operands in memory are implemented for one matmul of a batch")
-    return _with_pitch(dataclasses.replace(stored, batch=batch), operand, made.pitch)
+    if batch is not None:
+        steps, matrices = list[int](), 1
+        for level, varies in zip(batch.levels, varying(problem, made.copied), strict=True):
+            steps.append(made.rows * made.pitch * matrices if varies else 0)
+            matrices *= level.size if varies else 1
+        stored = dataclasses.replace(stored, batch=_with_steps(batch, operand.label, steps))
+    return _with_pitch(stored, operand, made.pitch)
+
+
+def _with_steps(batch: Batch, label: str, steps: Sequence[int]) -> Batch:
+    """Return the batch with the elements from one matrix of A or B to the next along each dimension, innermost first."""
+    outer = None if batch.outer is None else _with_steps(batch.outer, label, steps[1:])
+    a, b = (steps[0], batch.b) if label == "a" else (batch.a, steps[0])
+    return dataclasses.replace(batch, a=a, b=b, outer=outer)
+
+
+def steps_of(problem: GemmProblem, copied: Copied, at: int) -> tuple[int, ...]:
+    """Return the elements of source number ``at`` from one matmul of a batch to the next along each dimension, innermost
+    first."""
+    levels = problem.batch.levels if problem.batch is not None else ()
+    return problem.batch_pitches(copied.operand) if at == 0 else copied.sources[at].batch or (0,) * len(levels)
+
+
+def varying(problem: GemmProblem, copied: Copied) -> tuple[bool, ...]:
+    """Return whether a copied operand of the matmul differs along each dimension of the batch, innermost first."""
+    steps = zip(*(steps_of(problem, copied, at) for at in range(len(copied.sources))), strict=True)
+    return tuple(any(each) for each in steps)
+
+
+def has_steps(problem: GemmProblem) -> bool:
+    """Return whether its copied operands are of several batched tensors, or of a batch of several dimensions."""
+    several = problem.batch is not None and problem.batch.outer is not None
+    return any(several or source.batch for each in problem.copied for source in each.sources)
 
 
 def _with_pitch(stored: GemmProblem, operand: Multiplicand, pitch: int) -> GemmProblem:
@@ -262,9 +299,20 @@ def _prepared(problem: GemmProblem, copied: Copied, offset: int) -> Prepared:
         rows=rows,
         columns=columns,
         pitch=-(-columns // step) * step,
-        batches=problem.batches if problem.batch_pitch(copied.operand) else 1,
+        batches=_matrices(problem, copied),
         offset_bytes=offset,
     )
+
+
+def _matrices(problem: GemmProblem, copied: Copied) -> int:
+    """Return how many matrices an operand has: those of the dimensions of the batch along which it differs."""
+    if problem.batch is None:
+        return 1
+    levels = zip(problem.batch.levels, varying(problem, copied), strict=True)
+    found = math.prod(level.size for level, varies in levels if varies)
+    if found > MAX_MATRICES:
+        raise Refusal(f"{copied.sources[0].name} of {found} matmuls in memory; up to {MAX_MATRICES} are implemented")
+    return found
 
 
 def _prepared_sums(problem: GemmProblem, copied: Copied, offset: int) -> Prepared:
@@ -307,7 +355,10 @@ def _check_span(problem: GemmProblem, prepared: Prepared) -> None:
     copied = prepared.copied
     lines, k = (prepared.rows, problem.k) if prepared.totals else extents_of(problem, copied)
     spans = [((each.picked or lines) - 1) * each.pitch + (k - 1) * each.k_pitch for each in copied.sources]
-    spans[0] += 0 if prepared.totals else (prepared.batches - 1) * problem.batch_pitch(copied.operand)
+    for at in range(0 if prepared.totals or problem.batch is None else len(spans)):
+        assert problem.batch is not None
+        steps = zip(problem.batch.levels, steps_of(problem, copied, at), strict=True)
+        spans[at] += sum((level.size - 1) * step for level, step in steps)
     span = max(*spans, prepared.rows * prepared.pitch * prepared.batches)
     if span > MAX_SPAN:
         raise Refusal(f"{copied.sources[0].name} spans {span} elements in memory; up to {MAX_SPAN} are implemented")

@@ -109,10 +109,8 @@ def check_batch(problem: GemmProblem) -> None:
         _check_level(problem, level)
     if problem.batch is None or problem.batch.outer is None:
         return
-    if problem.copied or problem.scales is not None or problem.groups is not None:
-        raise Refusal(
-            "copied operands, scales of blocks of K and groups of rows are implemented with a batch of one dimension"
-        )
+    if problem.scales is not None or problem.groups is not None:
+        raise Refusal("scales of blocks of K and groups of rows are implemented with a batch of one dimension")
     if any(is_of_batch(name) for name in problem.runtime):
         raise Refusal("a batch of several dimensions has sizes and strides that are known when the kernel is compiled")
     for name in (*"ab", *map(problem.label_of, problem.outputs), *(each.label for each in problem.epilogue.operands)):
