@@ -19,26 +19,20 @@ from benchmarks.cute_parts_kernels import (
     cosines,
     experts,
     filtered,
-    four,
     gated_experts,
     gated_sums,
     halves,
     heads,
-    held,
     integer_blocks,
     integers,
     into_zeros,
-    lengths,
-    projected,
     rotated,
     routed_experts,
     routed_gated_experts,
-    scattered_experts,
-    three,
     turned_experts,
-    weight_gradients,
     weighted,
 )
+from examples import mamba2_chunk_state
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 UNTOUCHED = 3.0
@@ -430,6 +424,33 @@ def over_time(t: int, n: int, c: int) -> Case:
     )
 
 
+def beside(composed: Callable[..., torch.Tensor], *given: torch.Tensor) -> Calls:
+    """Return calls of torch's operations, and of the same compiled."""
+    return {
+        "cublas": functools.partial(composed, *given),
+        "compiled": functools.partial(torch.compile(composed), *given),
+    }
+
+
+def of_states(b: int, chunks: int, length: int, h: int, p: int, n: int) -> Case:
+    """Return the case of the states of chunks, with one group of heads."""
+
+    def arguments() -> Arguments:
+        dt = made(b, h, chunks, length, seed=2, dtype=torch.float32).abs()
+        x, k = made(b, chunks * length, h, p), made(b, chunks * length, 1, n, seed=1)
+        return x, k, dt, torch.cumsum(dt * -0.05, -1)
+
+    def composed(x: torch.Tensor, k: torch.Tensor, dt: torch.Tensor, decay: torch.Tensor) -> torch.Tensor:
+        return mamba2_chunk_state.reference(x, k, dt, decay)
+
+    return Case(
+        kernel=mamba2_chunk_state.mamba2_chunk_state.fn,
+        arguments=arguments,
+        exact=lambda *given: composed(*(each.double() for each in given)),
+        library=lambda x, k, *rest: beside(composed, x, k, *(each.to(x.dtype) for each in rest)),
+    )
+
+
 def of_complex_numbers(m: int, n: int, k: int) -> Case:
     """Return the case of the four products of complex matrices."""
 
@@ -442,10 +463,7 @@ def of_complex_numbers(m: int, n: int, k: int) -> Case:
             made(*shape, seed=seed, scale=k**-0.25) for seed, shape in enumerate(((m, k), (m, k), (k, n), (k, n)))
         ),
         exact=lambda *given: composed(*(each.double() for each in given)),
-        library=lambda *given: {
-            "cublas": functools.partial(composed, *given),
-            "compiled": functools.partial(torch.compile(composed), *given),
-        },
+        library=functools.partial(beside, composed),
     )
 
 
@@ -465,10 +483,7 @@ def of_cells(b: int, k: int, n: int) -> Case:
             made(3, n, n, seed=3, scale=n**-0.5),
         ),
         exact=lambda *given: composed(*(each.double() for each in given)),
-        library=lambda *given: {
-            "cublas": functools.partial(composed, *given),
-            "compiled": functools.partial(torch.compile(composed), *given),
-        },
+        library=functools.partial(beside, composed),
     )
 
 
@@ -488,101 +503,3 @@ def of_mixtures(m: int, d: int, n: int) -> Case:
         )[:, None],
         library=lambda *given: {"compiled": functools.partial(torch.compile(composed), *given)},
     )  # fmt: skip
-
-
-EVEN, SKEWED, FEW = (512,) * 8, (0, 1, 3000, 0, 64, 129, 1, 901), (70, 0, 1, 229)
-GIANT = (0,) * 60 + (1,) * 60 + (8000,) + (0,) * 7
-EIGHT = (2750, 1310, 2048, 2049, 640, 4096, 1927, 1564)
-#: 16384 rows of 128 experts.
-MANY = (*(64 + 37 * at % 129 for at in range(127)), 147)
-NARROW = (("block_sizes", [128, 64, 64]), ("wgmma_pingpong", True), ("wgmma_cluster_m", 1))
-TALL = (("block_sizes", [256, 64]), ("wgmma_ab_stages", None), ("wgmma_epilogue_columns", 16))
-"""Tiles of 256 rows of two matmuls, with as many stages as fit."""
-CASES = {
-    "one_group": grouped(300, n=264, k=200),
-    "small": grouped(*FEW, n=264, k=200, first=5),
-    "lengths": grouped(*FEW, n=264, k=200, first=5, kernel=lengths),
-    "fp8": grouped(*FEW, n=272, k=208, first=5, dtype=E4M3),
-    "cooperative": grouped(*SKEWED, first=3, config=(("wgmma_pingpong", False),)),
-    "one_cta": grouped(*SKEWED, first=3, config=(("wgmma_cluster_m", 1), ("wgmma_cluster_n", 1))),
-    "shared_a": grouped(*SKEWED, first=3, config=(("wgmma_cluster_m", 1), ("wgmma_cluster_n", 2))),
-    "weighted": grouped(*FEW, n=264, k=200, first=5, kernel=weighted),
-    "weighted_skewed": grouped(*SKEWED, first=3, kernel=weighted),
-    "dynamic": grouped(*FEW, n=264, k=200, first=5, static=False),
-    "heads": batched(heads, 3, 4, 203, 200, 264, 4),
-    "shared_heads": batched(heads, 3, 8, 203, 200, 264, 2),
-    "projected": batched(projected, 3, 5, 203, 200, 64, 5),
-    "three": side_by_side(three, 3, 203, 264, 200),
-    "four": side_by_side(four, 4, 203, 264, 200),
-    "held": side_by_side(held, 1, 203, 264, 200),
-    "added": into_memory(203, 264, 2000),
-    "added_split": into_memory(203, 264, 2000, split=4),
-    "added_large": into_memory(256, 512, 100000),
-    "added_square": into_memory(4096, 4096, 4096),
-    "bytes": of_bytes(203, 264, 3008),
-    "bytes_square": of_bytes(4096, 4096, 4096),
-    "bytes_blocks": of_blocks(203, 264, 5),
-    "bytes_blocks_square": of_blocks(4096, 4096, 32),
-    "bytes_rows": of_bytes(32, 8192, 8192),
-    "adapted": with_adapter(203, 264, 200, 24),
-    "gated_sums": with_gates(203, 264, 200, 24),
-    "gated_sums_large": with_gates(8192, 4096, 4096, 64),
-    "filtered": over_time(203, 264, 200),
-    "filtered_odd": over_time(203, 263, 201),
-    "filtered_odd_large": over_time(8192, 2047, 2047),
-    "complex": of_complex_numbers(203, 264, 200),
-    "complex_odd": of_complex_numbers(203, 263, 201),
-    "complex_large": of_complex_numbers(4096, 4096, 2048),
-    "cells": of_cells(203, 200, 264),
-    "cells_large": of_cells(4096, 1024, 1024),
-    "mixtures": of_mixtures(203, 64, 136),
-    "mixtures_large": of_mixtures(100000, 64, 128),
-    "adapted_large": with_adapter(8192, 4096, 4096, 64),
-    "filtered_large": over_time(8192, 2048, 2048),
-    "halves": in_halves(203, 264, 200),
-    "rotated": by_heads(203, 5, 200),
-    "halves_large": in_halves(8192, 8192, 2048),
-    "rotated_large": by_heads(8192, 32, 4096),
-    "rotated_tall": by_heads(203, 5, 200, config=TALL),
-    "rotated_tall_large": by_heads(8192, 32, 4096, config=TALL),
-    "odd_groups": grouped(*FEW, n=264, k=203, first=5),
-    "odd_outputs": grouped(*FEW, n=263, k=200, first=5),
-    "odd_groups_8": grouped(*EVEN, k=1023),
-    "odd_outputs_8": grouped(*EVEN, n=2047),
-    "even_8": grouped(*EVEN),
-    "skewed_8": grouped(*SKEWED),
-    "even_128": grouped(*(128,) * 128, n=768, k=2048),
-    "even_64": grouped(*(128,) * 64, n=1536),
-    "few_rows_128": grouped(*(7,) * 128, n=1536),
-    "giant_128": grouped(*GIANT, n=1536),
-    "gated_small": in_experts(*FEW, n=264, k=200, gated=True),
-    "gated_static": in_experts(*FEW, n=264, k=200, gated=True, static=True),
-    "gated_one_cta": in_experts(*SKEWED, n=264, k=200, gated=True, config=(("wgmma_cluster_m", 1),)),
-    "gated_8": in_experts(*EIGHT, n=14336, k=4096, gated=True),
-    "gated_128": in_experts(*MANY, n=768, k=2048, gated=True),
-    "gated_few_128": in_experts(*(7,) * 128, n=768, k=2048, gated=True),
-    "turned_8": in_experts(*EIGHT, n=14336, k=4096),
-    "turned_8_unbanded": in_experts(*EIGHT, n=14336, k=4096, config=(("l2_groupings", [1]),)),
-    "turned_128": in_experts(*MANY, n=768, k=2048),
-    "turned_128_narrow": in_experts(*MANY, n=768, k=2048, config=NARROW),
-    "turned_128_one_cta": in_experts(*MANY, n=768, k=2048, config=(("wgmma_cluster_m", 1),)),
-    "gathered": by_tokens(routed_experts, *FEW, tokens=97, n=264, k=200),
-    "gathered_gated": by_tokens(routed_gated_experts, *FEW, tokens=97, n=264, k=200),
-    "gathered_gated_128": by_tokens(routed_gated_experts, *MANY, tokens=2048, n=768, k=2048),
-    "scattered": by_tokens(scattered_experts, *FEW, tokens=350, n=264, k=200),
-    "added_rows": by_tokens(added_experts, *FEW, tokens=97, n=264, k=200, dtype=torch.float32),
-    "added_half": by_tokens(added_experts, *FEW, tokens=97, n=264, k=200),
-    "gathered_8": by_tokens(routed_experts, *EIGHT, tokens=8192, n=4096, k=4096),
-    "scattered_8": by_tokens(scattered_experts, *EIGHT, tokens=16384, n=4096, k=4096),
-    "added_8": by_tokens(added_experts, *EIGHT, tokens=8192, n=4096, k=4096, dtype=torch.float32),
-    "gathered_128": by_tokens(routed_experts, *MANY, tokens=2048, n=768, k=2048),
-    "cosines": with_sums(cosines, 203, 264, 200),
-    "weight_gradients": with_sums(weight_gradients, 200, 264, 203),
-    "cosines_large": with_sums(cosines, 8192, 4096, 1024),
-    "weight_gradients_large": with_sums(weight_gradients, 4096, 4096, 8192),
-    "heads_large": batched(heads, 8, 16, 1024, 128, 1024, 4),
-    "three_large": side_by_side(three, 3, 8192, 2048, 2048),
-    "four_large": side_by_side(four, 4, 8192, 2048, 2048),
-    "held_large": side_by_side(held, 1, 8192, 2048, 512),
-    "projected_large": batched(projected, 8, 32, 1024, 4096, 128, 32),
-}
