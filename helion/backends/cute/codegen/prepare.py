@@ -169,8 +169,8 @@ def launches(plan: GemmPlan) -> list[str]:
 
 
 def _matrices(problem: GemmProblem, prepared: Prepared, at: int) -> tuple[str, str]:
-    """Return the mode of a source's matrices, its shape and its strides: one number each, or a tuple with those of several
-    dimensions of a batch, innermost first, of which a number of the matrix counts through all."""
+    """Return the shape and the strides of the mode of a source's matrices. They are numbers, or tuples for several dimensions
+    of a batch, innermost first. The number of a matrix counts through all dimensions."""
     if prepared.batches == 1 or problem.batch is None:
         return "1", "0"
     differs = varying(problem, prepared.copied)

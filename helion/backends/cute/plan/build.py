@@ -6,19 +6,16 @@ import dataclasses
 
 from ....hardware import RESERVED_SHARED_BYTES, Target
 from . import workspace
-from .copied import MAX_COPIED_SUMS, check_lines
+from .copied import MAX_COPIED_SUMS
 from .counts import counts, loads_while_copying, through_registers
 from .dtypes import (
-    ADDED_DTYPES,
     COLUMN_DTYPES,
-    COLUMN_OUTPUT_DTYPES,
     EPILOGUE_DTYPES,
     IMPRECISE_DTYPES,
     OPERAND_DTYPES,
-    OUTPUT_DTYPES,
     itemsize,
 )
-from .epilogue import COLUMN_NUMBER, MAX_NUMBERED, ROW_NUMBER, EpilogueOperand, EpilogueOutput
+from .epilogue import COLUMN_NUMBER, MAX_NUMBERED, ROW_NUMBER, EpilogueOperand
 from .finish import split
 from .joint import own_parts
 from .operands import can_convert, check_copies, check_known, check_sums, extents_of, in_both_majors
@@ -32,12 +29,11 @@ from .runtime import (
     SIZES,
     check_batch,
     check_groups,
+    check_outputs,
     check_pitch,
-    check_row_ends,
     check_scales,
     check_strided,
     check_terms,
-    shown_output,
 )
 from .scales import BlockScales
 from .shared import WORD_BYTES, shared_bytes
@@ -84,17 +80,8 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
     check_problem(problem)
     if problem.epilogue.words:
         problem = _of_messages(problem, choice)
-    if choice.copies_in == "memory" or problem.summed:
-        check_problem(problem)
-        memory = choice.copies_in == "memory"
-        stored, prepare = split_operands(problem, copies=memory)
-        rest = dataclasses.replace(choice, copies_in="shared") if memory else choice
-        return dataclasses.replace(plan_gemm(stored, rest, target), prepare=prepare)
-    if choice.copies_in == "tma":
-        loaded = in_both_majors(problem)
-        if loaded is None or unit != "tcgen05":
-            raise Refusal("operands that TMA loads in either major mode are implemented for 8-bit floats on tcgen05")
-        return plan_gemm(loaded, dataclasses.replace(choice, copies_in="shared"), target)
+    if choice.copies_in in ("memory", "tma") or problem.summed:
+        return _plan_with_copies(problem, choice, target)
     if choice.rows_in == "memory" and problem.strided:
         raise Refusal("rows in memory are implemented where TMA stores and loads all matrices of the epilogue")
     if choice.rows_in == "memory":
@@ -140,6 +127,18 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
     plan = dataclasses.replace(plan, shares_a=shares, joins=joins and shares)
     _check_fits(plan)
     return plan
+
+
+def _plan_with_copies(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
+    """Return the plan of the matmul that loads all operands by TMA, with the kernels before it."""
+    rest = dataclasses.replace(choice, copies_in="shared") if choice.copies_in in ("memory", "tma") else choice
+    if choice.copies_in == "tma":
+        loaded = in_both_majors(problem)
+        if loaded is None or unit_of(target) != "tcgen05":
+            raise Refusal("operands that TMA loads in either major mode are implemented for 8-bit floats on tcgen05")
+        return plan_gemm(loaded, rest, target)
+    stored, prepare = split_operands(problem, copies=choice.copies_in == "memory")
+    return dataclasses.replace(plan_gemm(stored, rest, target), prepare=prepare)
 
 
 def _of_messages(problem: GemmProblem, choice: Choice) -> GemmProblem:
@@ -240,7 +239,7 @@ def check_problem(problem: GemmProblem) -> None:
         check_scales(problem, problem.scales)
     if problem.groups is not None:
         check_groups(problem, problem.groups)
-    _check_outputs(problem)
+    check_outputs(problem)
     for operand in problem.epilogue.operands:
         if operand.kind == "product":
             _check_second(problem, operand)
@@ -257,40 +256,6 @@ def check_problem(problem: GemmProblem) -> None:
                 f"epilogue operand {operand.name} has a stride of {operand.pitch}; 1 and more are implemented, and 0 of a"
                 " column with one number for all rows"
             )
-
-
-def _check_outputs(problem: GemmProblem) -> None:
-    """Check each output separately, and that the first one is D of the problem."""
-    first = problem.outputs[0]
-    if (first.dtype, first.pitch) != (problem.output_dtype, problem.d_pitch):
-        raise Refusal(f"the first output is of {first.dtype} and pitch {first.pitch}, D of another")
-    for output in problem.outputs:
-        known = {"column": COLUMN_OUTPUT_DTYPES, "tile": ("float32",)}.get(output.kind, OUTPUT_DTYPES)
-        if output.dtype not in known:
-            raise Refusal(f"outputs of {output.dtype} are not implemented; {', '.join(known)} are")
-        if output.adds and (output.dtype not in ADDED_DTYPES or not _is_added(problem, output)):
-            raise Refusal(
-                f"{shown_output(problem, output)} is added to, which is implemented for matrices of"
-                f" {', '.join(ADDED_DTYPES)}, without row reductions, and of groups of rows for picked lines"
-            )
-        if output.lines is not None and (output.kind != "strided" or output.picked < 1 or problem.scales is not None):
-            raise Refusal(f"{shown_output(problem, output)} is stored to picked lines, without scales of blocks of K")
-        check_lines(output.lines)
-        if output.kind == "strided":
-            rows = output.picked or problem.m
-            check_strided(problem, shown_output(problem, output), output.pitch, output.column_pitch, stored=rows)
-        elif output.kind == "exact":
-            check_pitch(problem, shown_output(problem, output), output.dtype, output.pitch, "n")
-            if "size_n" not in problem.runtime:  # each launch checks its own
-                check_row_ends(problem, output)
-        elif output.pitch < 1:
-            raise Refusal(f"output {output.name} has a stride of {output.pitch}; 1 and more are implemented")
-
-
-def _is_added(problem: GemmProblem, output: EpilogueOutput) -> bool:
-    """Return whether an addition to an output is implemented: by TMA, or by threads, which know the ends of groups."""
-    matrix = output.kind == "strided" or (output.kind == "exact" and problem.groups is None)
-    return matrix and not problem.epilogue.reduces_rows
 
 
 def _check_second(problem: GemmProblem, operand: EpilogueOperand) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from .dtypes import FLOAT_DTYPES, itemsize
+from .copied import check_lines
+from .dtypes import ADDED_DTYPES, COLUMN_OUTPUT_DTYPES, FLOAT_DTYPES, OUTPUT_DTYPES, itemsize
 from .epilogue import ROW_NUMBER, EpilogueOutput
 from .finish import ROWS
 from .records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, Batch, GemmProblem, Groups
@@ -280,6 +281,40 @@ def check_groups(problem: GemmProblem, groups: Groups) -> None:
         raise Refusal(
             f"groups of rows by {groups.name} are implemented without reductions, numbers and indices of rows"
         )
+
+
+def check_outputs(problem: GemmProblem) -> None:
+    """Check each output separately, and that the first one is D of the problem."""
+    first = problem.outputs[0]
+    if (first.dtype, first.pitch) != (problem.output_dtype, problem.d_pitch):
+        raise Refusal(f"the first output is of {first.dtype} and pitch {first.pitch}, D of another")
+    for output in problem.outputs:
+        known = {"column": COLUMN_OUTPUT_DTYPES, "tile": ("float32",)}.get(output.kind, OUTPUT_DTYPES)
+        if output.dtype not in known:
+            raise Refusal(f"outputs of {output.dtype} are not implemented; {', '.join(known)} are")
+        if output.adds and (output.dtype not in ADDED_DTYPES or not _is_added(problem, output)):
+            raise Refusal(
+                f"{shown_output(problem, output)} is added to, which is implemented for matrices of"
+                f" {', '.join(ADDED_DTYPES)}, without row reductions, and of groups of rows for picked lines"
+            )
+        if output.lines is not None and (output.kind != "strided" or output.picked < 1 or problem.scales is not None):
+            raise Refusal(f"{shown_output(problem, output)} is stored to picked lines, without scales of blocks of K")
+        check_lines(output.lines)
+        if output.kind == "strided":
+            rows = output.picked or problem.m
+            check_strided(problem, shown_output(problem, output), output.pitch, output.column_pitch, stored=rows)
+        elif output.kind == "exact":
+            check_pitch(problem, shown_output(problem, output), output.dtype, output.pitch, "n")
+            if "size_n" not in problem.runtime:  # each launch checks its own
+                check_row_ends(problem, output)
+        elif output.pitch < 1:
+            raise Refusal(f"output {output.name} has a stride of {output.pitch}; 1 and more are implemented")
+
+
+def _is_added(problem: GemmProblem, output: EpilogueOutput) -> bool:
+    """Return whether an addition to an output is implemented: by TMA, or by threads, which know the ends of groups."""
+    matrix = output.kind == "strided" or (output.kind == "exact" and problem.groups is None)
+    return matrix and not problem.epilogue.reduces_rows
 
 
 def check_terms(problem: GemmProblem) -> None:
