@@ -29,19 +29,10 @@ def _cases() -> Iterator[Any]:
             yield pytest.param(kernel, module.reference, args, id=f"{name}-{case.replace(' ', '_')}")
 
 
-CASES = tuple(_cases())
-every_case = pytest.mark.parametrize(("kernel", "reference", "args"), CASES)
-#: Cases that launch thousands of programs: a minute in the interpreter.
-LONG = ("decode_layer-a_kernel_for_each_phase",)
+every_case = pytest.mark.parametrize(("kernel", "reference", "args"), tuple(_cases()))
 
 
-@pytest.mark.parametrize(
-    ("kernel", "reference", "args"),
-    [
-        pytest.param(*case.values, id=case.id, marks=pytest.mark.prove if case.id.startswith(LONG) else ())
-        for case in CASES
-    ],
-)
+@every_case
 def test_result_equals_reference(
     kernel: helion.Kernel, reference: Callable[..., Any], args: tuple[Any, ...], request: pytest.FixtureRequest
 ) -> None:

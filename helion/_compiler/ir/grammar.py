@@ -60,6 +60,7 @@ from ..._shapes import Dim, Dims, Expr, Number
 from ...fields import Fragment
 from ..source import Location
 from .host_module import HostModule, Member
+from .preorder import preorder
 from .structure import Structural
 
 
@@ -463,10 +464,8 @@ class Op:
             yield from (result for result in region.results if isinstance(result, Value))
 
     def walk(self) -> Iterator[Op]:
-        """Yield this op and the ops in its regions, in program order."""
-        yield self
-        for region in self.regions:
-            yield from region.walk()
+        """Return an iterator over this op and the ops in its regions, in program order."""
+        return preorder((self,))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -476,8 +475,7 @@ class Region:
     results: tuple[Operand, ...]
 
     def walk(self) -> Iterator[Op]:
-        for op in self.ops:
-            yield from op.walk()
+        return preorder(self.ops)
 
 
 # --- the program ------------------------------------------------------------------------------------------------------
@@ -592,8 +590,7 @@ class Program(Structural):
     tunables: tuple[tuple[str, Fragment], ...] = ()
 
     def walk(self) -> Iterator[Op]:
-        for root in self.roots:
-            yield from root.body.walk()
+        return preorder(op for root in self.roots for op in root.body.ops)
 
     def map_regions(self, change: Callable[[Region], Region]) -> Program:
         """Return a copy with every root body changed."""

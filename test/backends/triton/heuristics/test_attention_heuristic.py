@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from heuristic_kernels import attention_facts, proposed
 
+import helion
+import helion.language as hl
+from helion.backends.triton.heuristics.families.attention.decode import TritonAttentionDecodeHeuristic
 from helion.backends.triton.heuristics.families.attention.forward import TritonAttentionHeuristic
 from helion.backends.triton.heuristics.sizing import estimate
 from helion.hardware import known_targets, target
@@ -26,3 +30,47 @@ def test_attention_takes_a_tile_that_fits(name: str) -> None:
 def test_programs_share_an_sm_of_an_asynchronous_matrix_unit(name: str, head: int, warps: int) -> None:
     first = proposed(TritonAttentionHeuristic(), attention_facts(head), target(name))[0]
     assert first.num_warps == warps
+
+
+def _projected_decode(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, w: torch.Tensor, heads: torch.Tensor, out: torch.Tensor
+) -> torch.Tensor:
+    """Attention of one query for each row of `q[R, D]` to `k`, `v[R, T, D]`, then a projection by `w[R * D, N]`."""
+    rows, tokens, dim = k.shape
+    dim = hl.specialize(dim)
+    for r in hl.grid(rows):
+        largest = hl.full([1], float("-inf"), dtype=torch.float32)
+        total, acc = hl.zeros([1]), hl.zeros([1, dim])
+        for tile in hl.tile(tokens):
+            scores = hl.dot(q[r, :][None, :], k[r, tile, :].T)
+            peak = torch.maximum(largest, torch.amax(scores, -1))
+            weights, decay = torch.exp(scores - peak[:, None]), torch.exp(largest - peak)
+            total = total * decay + weights.sum(-1)
+            acc = hl.dot(weights.to(v.dtype), v[r, tile, :], acc=acc * decay[:, None])
+            largest = peak
+        heads[r, :] = (acc / total[:, None]).sum(0).to(heads.dtype)
+    hl.barrier()
+    for tile_m, tile_n in hl.tile([heads.size(0), w.size(1)]):
+        sums = hl.zeros([tile_m, tile_n])
+        for tile_k in hl.tile(dim):
+            sums = hl.dot(heads[tile_m, tile_k], w[tile_k, tile_n], acc=sums)
+        out[tile_m, tile_n] = sums.to(out.dtype)
+    return out
+
+
+@pytest.mark.parametrize("name", ["h200", "b200", "gfx942"])
+def test_matmuls_beside_the_attention_have_tiles_of_their_own(name: str) -> None:
+    rows, tokens, dim, columns = 24, 4000, 128, 4000
+
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+
+    args = empty(rows, dim), empty(rows, tokens, dim), empty(rows, tokens, dim), empty(dim, columns)
+    bound = helion.kernel(_projected_decode).bind((*args, empty(rows, dim), empty(rows, columns)), target=name)
+    proposals = proposed(TritonAttentionDecodeHeuristic(), bound.facts, bound.target)
+    for proposal in proposals:
+        keys, m, n, k = (proposal.block_sizes[axis.block_id] for axis in bound.facts.tunable_axes)
+        assert keys >= 16 and m * n >= 256 and k >= 32
+    first = bound.config_spec.normalize(bound.default_config())
+    alone = bound.config_spec.normalize({**first, "block_sizes": [first["block_sizes"][0], 1, 1, 16]})
+    assert bound._analysis.predict(first).time_us < bound._analysis.predict(alone).time_us

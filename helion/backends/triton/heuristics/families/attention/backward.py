@@ -23,7 +23,7 @@ from ....proposal import TritonProposal
 from ... import register_safety as safety
 from ...amd_options import with_amd_options
 from ...sizing import Sizes, clamp, estimate, programs_of
-from .tiles import Tile, cost_of, fits, neighbours_along, share_sms
+from .tiles import Tile, cost_of, fits, neighbours_along, share_sms, start_sizes
 
 _CANDIDATES = (
     Tile(128, 64, 3, 8),
@@ -122,7 +122,7 @@ def _sizes_of(facts: KernelFacts, tile: Tile, tall: int = 1) -> Sizes:
     Loops with two accumulators multiply the streamed rows, of which the asynchronous unit needs at least as many as its
     own rows.
     """
-    sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
+    sizes = start_sizes(facts)
     for fact in facts.attention_gradients:
         times = tall if _sums(facts, fact.region) == 1 else 1
         sizes[fact.stationary_axis] = clamp(tile.held * times, facts.axes[fact.stationary_axis])

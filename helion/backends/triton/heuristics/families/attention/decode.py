@@ -19,7 +19,7 @@ from ....proposal import TritonProposal
 from ... import register_safety as safety
 from ...sizing import Sizes, clamp, extent_of, is_chosen, nearest_size, programs_of, tiles, tunables, wave_efficiency
 from ...tuned import Tuned, tuned
-from .tiles import Tile, fits
+from .tiles import Tile, fits, start_sizes
 
 _CANDIDATES = (
     Tile(0, 64, 3, 2),
@@ -63,7 +63,7 @@ class TritonAttentionDecodeHeuristic(Heuristic):
             return Declined("keys are not a tile")
         found = []
         for tile in _CANDIDATES if target.kind == "cuda" else _HIP_CANDIDATES:
-            sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
+            sizes = start_sizes(facts)
             sizes[fact.key_axis] = clamp(tile.walked, facts.axes[fact.key_axis])
             predicted = fits(facts, target, sizes, tile, safety.attention(target))
             if predicted is not None:

@@ -26,7 +26,7 @@ from ....resources.matrix import ASYNC_ROWS
 from ... import register_safety as safety
 from ...amd_options import with_amd_options
 from ...sizing import Sizes, clamp, estimate, extent_of, programs_of
-from .tiles import Tile, cost_of, fits, neighbours_along, share_sms
+from .tiles import Tile, cost_of, fits, neighbours_along, share_sms, start_sizes
 
 #: Queries, keys, stages and warps. Of one height, the first that fits is a candidate.
 _CANDIDATES = (
@@ -233,7 +233,7 @@ def _two_of_few_rows(facts: KernelFacts, query: int, sizes: Sizes, target: Targe
 
 
 def _sizes_of(facts: KernelFacts, query: int, key: int, tile: Tile) -> Sizes:
-    sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
+    sizes = start_sizes(facts)
     walked = {axis: clamp(tile.walked, facts.axes[axis]) for axis in (key, *_other_keys(facts, query, key))}
     return sizes | walked | {query: clamp(tile.held, facts.axes[query])}
 

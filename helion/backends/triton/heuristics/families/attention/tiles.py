@@ -9,6 +9,7 @@ from ......_shapes import cdiv
 from ......autotuner.proposal import Predicted
 from ......hardware import Target
 from ... import register_safety as safety
+from ...candidates import moderate_sizes
 from ...sizing import Sizes, estimate, most_warps
 
 #: Estimated throughput of an SM by tile height, relative to the highest tile. Each tile reads keys and values from
@@ -18,6 +19,8 @@ _RATE = {128: 1.0, 64: 0.9, 32: 0.5, 16: 0.3}
 _LATENCY_ROWS = 72
 #: Fraction, in quarters, of the resident programs that must exist for sharing SMs to pay: on an H200 256 of 264 do.
 _QUARTERS = 3
+#: Sides of the tiles of matmuls in other grid loops: whole lines of K, and columns that keep the rows' tile small.
+_BESIDE = {"m": 64, "n": 32, "k": 64}
 
 
 class Tile(NamedTuple):
@@ -27,6 +30,21 @@ class Tile(NamedTuple):
     walked: int
     stages: int
     warps: int
+
+
+def start_sizes(facts: KernelFacts) -> Sizes:
+    """Return the smallest tiles for the grid loops with attention, and moderate ones for all other grid loops.
+
+    Those may hold the matmuls before and after the attention, as in a kernel of a whole layer.
+    """
+    regions = [each.region for each in (facts.attention, *facts.attention_gradients) if each is not None]
+    roots = {facts.regions[region].root for region in regions}
+    sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
+    if len(roots) == facts.num_roots:
+        return sizes
+    moderate = moderate_sizes(facts, _BESIDE)
+    own = {axis.block_id for axis in facts.tunable_axes if roots & set(axis.roots)}
+    return {block: size if block in own else moderate[block] for block, size in sizes.items()}
 
 
 def fits(facts: KernelFacts, target: Target, sizes: Sizes, tile: Tile, percent: int) -> Predicted | None:
