@@ -80,10 +80,13 @@ def int8_linear_backward_parts_kernel(
 def add_parts_kernel(partial: torch.Tensor, dtype: hl.constexpr) -> torch.Tensor:
     """Add up the parts of `partial[M, parts, K]`."""
     m = partial.size(0)
-    k = hl.specialize(partial.size(2))
+    parts, k = hl.specialize((partial.size(1), partial.size(2)))
     out = torch.empty([m, k], dtype=dtype, device=partial.device)
     for tile_m, tile_k in hl.tile([m, k]):
-        out[tile_m, tile_k] = partial[tile_m, :, tile_k].sum(1)
+        total = partial[tile_m, 0, tile_k]
+        for part in hl.static_range(1, parts):
+            total = total + partial[tile_m, part, tile_k]
+        out[tile_m, tile_k] = total
     return out
 
 
