@@ -372,7 +372,8 @@ def child(name: str) -> None:
     elif what == "sequence_times":
         gradients_on_gpu.sequences(int(rest[0]), int(rest[1]), say, on_gpu, timer)
     elif what == "narrow":
-        gradients_on_gpu.check(int(rest[0]), say, on_gpu, module="fp8_kernels", limit=fp8_on_gpu.ERROR)
+        static = rest[1:] != ["any"]
+        gradients_on_gpu.check(int(rest[0]), say, on_gpu, static, module="fp8_kernels", limit=fp8_on_gpu.ERROR)
     elif what == "narrow_times":
         fp8_on_gpu.measured(int(rest[0]), rest[1] == "causal", say, on_gpu, timer)
     elif what == "gradients":
@@ -437,7 +438,7 @@ def jobs() -> list[str]:
         *(f"derived:{dims}:{mask}" for dims in (64, 128, 256) for mask in ("causal", "full")),
         *(f"sequences:{at}:{sizes}" for at in range(len(SEQUENCE_NAMES)) for sizes in ("static", "any")),
         *(f"sequence_times:{dims}:{length}" for dims in (64, 128) for length in (512, 1024)),
-        *(f"narrow:{at}" for at in range(len(NARROW_NAMES))),
+        *(f"narrow:{at}:{sizes}" for at in range(len(NARROW_NAMES)) for sizes in ("static", "any")),
         *(f"narrow_times:{dims}:{mask}" for dims in (128, 64, 256) for mask in ("full", "causal")),
         *(f"dropout:{at}:{sizes}" for at in range(len(DROPPED_NAMES)) for sizes in ("static", "any")),
         *(

@@ -52,10 +52,11 @@ def test_names_are_those_of_the_cases() -> None:
     assert NAMES == tuple(cases())
 
 
+@pytest.mark.parametrize("static", [True, False])
 @pytest.mark.parametrize("name", NAMES)
-def test_values_on_cpu_tensors(name: str) -> None:
+def test_values_on_cpu_tensors(name: str, static: bool) -> None:
     case = cases()[name]
-    found = helion.kernel(backend="cute")(case.kernel)(*case.arguments)
+    found = helion.kernel(backend="cute", static_shapes=static)(case.kernel)(*case.arguments)
     for one, other in zip((found,) if torch.is_tensor(found) else found, case.wanted, strict=True):
         assert (one.double() - other).norm() < ERROR * other.norm()
 
@@ -124,7 +125,7 @@ def test_narrow_attention_runs_on_request() -> None:
     ("arguments", "reason"),
     [
         ("plain values", r"pass v.mT.contiguous\(\).mT"),
-        ("odd keys", "with 302 keys is not implemented; with a known multiple of 4"),
+        ("odd keys", "with 302 keys is not implemented; with a multiple of 4"),
         ("other dimensions", "heads of 48 dimensions; multiples of 32"),
         ("mixed", "not z in bfloat16"),
     ],
@@ -137,6 +138,24 @@ def test_refusals(arguments: str, reason: str) -> None:
         v = v.to(torch.bfloat16)
     with pytest.raises(exc.CuteUnsupported, match=reason.replace("z in", "v in")):
         helion.kernel(backend="cute")(kernels.one_scale)(q, k, v, 1.0, 1.0)
+
+
+def test_any_number_of_keys_that_is_a_multiple() -> None:
+    """Take other multiples of 4 by the same kernel, and leave other numbers to the general backend."""
+    kernel = helion.kernel(backend="cute", static_shapes=False)(kernels.one_scale)
+    q, bounds = torch.zeros(2, 200, 64).to(kernels.E4M3), []
+    for n in (304, 336, 300, 302):
+        v = torch.zeros(2, 64, 352).to(kernels.E4M3)[..., :n].mT
+        given = (q, torch.zeros(2, n, 64).to(kernels.E4M3), v, 1.0, 1.0)
+        if n % 4:
+            with pytest.raises(exc.CuteUnsupported, match="with 302 keys"):
+                kernel.bind(given)
+        else:
+            bounds.append(kernel.bind(given).variant)
+    assert bounds[0] is bounds[1] is bounds[2]
+    meta = tuple(each.to("meta") if torch.is_tensor(each) else each for each in cases()[NAMES[4]].arguments)
+    plan = kernel.bind(meta, target="h100").plan()
+    assert "// 4" in shape_of_plan(plan).kernel(plan).source
 
 
 def test_lazy_rescaling_is_refused() -> None:

@@ -40,6 +40,10 @@ def example(number: Number, multiple: int = 1) -> int:
     return number if is_known(number) else -(-int(hint_of(number)) // multiple) * multiple
 
 
+DIVISIBLE = ("mul", "add", "sub", "neg", "min", "max")
+"""Operations of multiples whose result is a multiple."""
+
+
 def dividing(multiple: int, number: Number) -> frozenset[str] | None:
     """Return names of host numbers that have to be multiples so that ``number`` is one.
 
@@ -49,7 +53,7 @@ def dividing(multiple: int, number: Number) -> frozenset[str] | None:
         return frozenset() if number % multiple == 0 else None
     if number.op == "host":
         return frozenset((number.args[0],)) if number.hint % multiple == 0 else None
-    found = [dividing(multiple, arg) for arg in number.args] if number.op in ("mul", "add", "sub", "neg") else [None]
+    found = [dividing(multiple, arg) for arg in number.args] if number.op in DIVISIBLE else [None]
     known = [names for names in found if names is not None]
     if number.op == "mul":
         return known[0] if known else None

@@ -8,7 +8,7 @@ loads a half as the rows ``(2, keys / 4)`` of a matrix whose rows are ``(4, keys
 from __future__ import annotations
 
 from ...plan.attention.build import QUAD
-from ...plan.attention.numbers import text_of
+from ...plan.attention.numbers import is_known, text_of
 from ...plan.attention.records import AttentionPlan
 
 PAIR = 2
@@ -38,7 +38,8 @@ def _box(plan: AttentionPlan) -> str:
 def descriptor(plan: AttentionPlan) -> list[str]:
     """Return the lines that make the tensor of K and its descriptor."""
     k = plan.problem.k
-    pitch, count = text_of(k.pitch), plan.problem.keys // QUAD
+    pitch, keys = text_of(k.pitch), plan.problem.keys
+    count = str(keys // QUAD) if is_known(keys) else f"{text_of(keys)} // {QUAD}"
     shape = [f"cutlass.Int32({QUAD})", f"cutlass.Int32({count})", str(k.columns)]
     stride = [pitch, f"{QUAD} * {pitch}", "1", *(text_of(mode.stride) for mode in k.modes)]
     shape += [f"cutlass.Int32({text_of(mode.size)})" for mode in k.modes]

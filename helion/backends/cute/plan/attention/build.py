@@ -261,10 +261,9 @@ def _check_narrow(problem: AttentionProblem) -> None:
         raise Refusal(
             f"keys or queries in {dtype} that are bounded by loaded integers, or in pages, are not implemented"
         )
-    if not is_known(problem.keys) or problem.keys % QUAD:
-        number = str(problem.keys) if is_known(problem.keys) else "a number of keys that is known only at launch"
+    if problem.keys % QUAD:
         raise Refusal(
-            f"attention in {dtype} with {number} keys is not implemented; with a known multiple of {QUAD} it is"
+            f"attention in {dtype} with {int(problem.keys)} keys is not implemented; with a multiple of {QUAD} it is"
         )
     if problem.query.instructions:
         raise Refusal(f"queries in {dtype} that the kernel computes are not implemented; scale the scores instead")

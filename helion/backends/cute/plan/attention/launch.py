@@ -9,9 +9,10 @@ from ..records import TMA_ALIGNMENT_BYTES
 from ..refusal import Refusal
 from ..runtime import MAX_EXTENT
 from .backward import BackwardProblem, is_staging_kind
+from .build import NARROW_DTYPES, QUAD
 from .numbers import LaunchInt
 from .operands import Matrix, Place, Source, Table
-from .records import ScoreProblem
+from .records import AttentionProblem, ScoreProblem
 
 
 def strides_of(matrices: Iterable[Matrix], vectors: Iterable[Source]) -> dict[str, int]:
@@ -33,7 +34,16 @@ def launch_multiples(problem: ScoreProblem) -> dict[str, int]:
     vectors = (
         [each for each in problem.sources if is_staging_kind(each)] if isinstance(problem, BackwardProblem) else []
     )
-    return strides_of(problem.matrices, vectors)
+    return {**strides_of(problem.matrices, vectors), **key_multiples(problem)}
+
+
+def key_multiples(problem: ScoreProblem) -> dict[str, int]:
+    """Return the divisor of a launch-time number of keys, by its name, where keys are loaded in fours."""
+    return {problem.keys.name: QUAD} if _loads_quads(problem) and isinstance(problem.keys, LaunchInt) else {}
+
+
+def _loads_quads(problem: ScoreProblem) -> bool:
+    return isinstance(problem, AttentionProblem) and problem.q.dtype in NARROW_DTYPES
 
 
 def check_launch(problem: ScoreProblem) -> None:
@@ -46,6 +56,8 @@ def check_launch(problem: ScoreProblem) -> None:
         raise Refusal(f"gradients of {problem.repeats} heads that share keys; at least one is implemented")
     if problem.queries * problem.batches > MAX_EXTENT:
         raise Refusal(f"attention of {problem.queries * problem.batches} queries of all heads; up to {MAX_EXTENT}")
+    if _loads_quads(problem) and problem.keys % QUAD:
+        raise Refusal(f"attention of 8-bit operands with {problem.keys} keys; multiples of {QUAD} are implemented")
     if any(unit != 1 for unit in problem.units):
         raise Refusal(
             "a tensor is not contiguous along the dimensions of a head, or the distance of its heads is no whole number of rows"
