@@ -193,6 +193,6 @@ def _host_module(fn: Callable[..., Any], source: FunctionSource, walk: Walk) -> 
         argument_checks=walk.t.numbers.conditions(walk.t.context.limits.least_size),
         placed_calls=frozenset(walk.t.registered.placed_calls),
         placed_by=walk.t.registered.placed_by,
-        specialized=frozenset(walk.t.numbers.specialized) & walk.t.numbers.symbols.keys(),
+        specialized=frozenset(walk.t.numbers.specialized).intersection(walk.t.numbers.symbols),
         changing=frozenset(walk.t.numbers.loop_numbers),
     )
