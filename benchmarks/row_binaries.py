@@ -11,7 +11,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,19 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
 import helion  # noqa: E402
+from benchmarks.row_pairs import FP8, UINT8, int4, of_blocks, of_powers, of_rows  # noqa: E402
 from benchmarks.row_workloads import WORKLOADS, Workload  # noqa: E402
 from helion.backends.cute.codegen.rowwise.module import render  # noqa: E402
 from helion.backends.cute.verify.rowwise.verify import verify_rows  # noqa: E402
 
 OUT = ROOT / "benchmarks" / "results" / "cute" / "row-binaries.jsonl"
+#: Kernels that pack codes of 4 bits, and the columns with one scale and its type; 0 for a scale of each row.
+PACKED: dict[str, tuple[Callable[..., None], int, torch.dtype]] = {
+    "fp4_of_rows": (of_rows, 0, torch.float32),
+    "nvfp4": (of_blocks, 16, FP8),
+    "mxfp4": (of_powers, 32, UINT8),
+    "int4_of_rows": (int4, 0, torch.float32),
+}
 SHAPES = ((2048, 131072), (4096, 50257), (16384, 8192))
 TARGETS = ("h100", "b200")
 
@@ -41,12 +49,19 @@ def tensors(work: Workload, m: int, n: int) -> tuple[torch.Tensor, ...]:
     )
 
 
+def packed(name: str, m: int, n: int) -> tuple[torch.Tensor, ...]:
+    """Return the arguments of a kernel that packs codes, without memory."""
+    _, group, dtype = PACKED[name]
+    shapes = ((m, n), torch.bfloat16), ((m, n // 2), UINT8), ((m, n // group) if group else (m,), dtype)
+    return tuple(torch.empty(shape, dtype=kind, device="meta") for shape, kind in shapes)
+
+
 def measured(name: str, m: int, n: int, target: str) -> dict[str, Any]:
     """Bind, plan, verify, print and compile a kernel, and read its binary. Times are of the processor."""
-    kernel = helion.kernel(backend="cute", ignore_warnings=[helion.exc.TensorOperationInWrapper])(
-        WORKLOADS[name].kernel
-    )
-    bound = kernel.bind(tensors(WORKLOADS[name], m, n), target=target)
+    fn = PACKED[name][0] if name in PACKED else WORKLOADS[name].kernel
+    kernel = helion.kernel(fn, backend="cute", ignore_warnings=[helion.exc.TensorOperationInWrapper])
+    arguments = packed(name, m, n) if name in PACKED else tensors(WORKLOADS[name], m, n)
+    bound = kernel.bind(arguments, target=target)
     config = bound.default_config()
     start = time.process_time()
     plan = bound.plan(config)
@@ -85,7 +100,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
     with open(options.out, "w") as out:
-        for line in lines(options.names or list(WORKLOADS)):
+        for line in lines(options.names or [*WORKLOADS, *PACKED]):
             print(json.dumps(line), file=out, flush=True)
 
 

@@ -1,7 +1,7 @@
 """The section of docs/performance.md about row kernels, of what `benchmarks/row_kernels.py` writes.
 
 A file `benchmarks/results/cute/DEVICE-row-kernels.jsonl` has the lines of several runs; of equal cells the last one counts.
-`row-binaries.jsonl` has what `benchmarks/row_binaries.py` writes.
+`row-binaries.jsonl` has what `benchmarks/row_binaries.py` writes, `row-misses.jsonl` what `benchmarks/row_misses.py` does.
 """
 
 from __future__ import annotations
@@ -14,13 +14,22 @@ from typing import Any
 
 Line = Mapping[str, Any]
 SUFFIX = "-row-kernels"
-BINARIES = "row-binaries"
+BINARIES, MISSES = "row-binaries", "row-misses"
+LINEAR = "linear_cross_entropy"
 #: Share of the copy that each kernel and dtype should reach in the geometric mean, and all of them together.
 LEAST, MEAN = 0.92, 0.95
 #: Columns from which rows are long, their least share of the copy, and least ratio of torch.compile's time.
 LONG, LONG_SHARE, LONG_RATIO = 32768, 0.90, 1.45
 #: The same of sums over rows.
 SUMS_SHARE, SUMS_RATIO = 0.90, 1.5
+#: Threads of an SM that issue an instruction in each clock, its GHz under load, and the SMs of an H200.
+ISSUED, CLOCK_GHZ, SMS = 128, 1.755, 132
+#: Share of the time of a kernel from which issue explains it, and bytes of a row up to which its length does.
+BOUND_BY_ISSUE, SHORT_ROW_BYTES = 0.5, 512
+#: Bytes of a row that one SM can hold.
+SHARED_BYTES = 227 << 10
+#: Time of a launch with few rows, beside the best other, from which a cell counts as slower.
+SLOWER = 1.05
 
 
 def read(folder: Path) -> dict[str, list[Line]]:
@@ -30,21 +39,27 @@ def read(folder: Path) -> dict[str, list[Line]]:
         lines = [json.loads(text) for text in path.read_text().splitlines()]
         device = next((line["device"] for line in lines if line.get("kind") == "run"), "")
         found[device or path.name.removesuffix(f"{SUFFIX}.jsonl")] = lines
-    binaries = folder / f"{BINARIES}.jsonl"
-    if binaries.exists():
-        found[BINARIES] = [json.loads(text) for text in binaries.read_text().splitlines()]
+    for name in (MISSES, BINARIES):
+        if (path := folder / f"{name}.jsonl").exists():
+            found[name] = [json.loads(text) for text in path.read_text().splitlines()]
+    for path in sorted(folder.parent.glob("ops/*.json")):
+        found[LINEAR] = [line for line in json.loads(path.read_text())["rows"] if line["name"] == LINEAR]
     return found
 
 
 def sections(by_device: Mapping[str, Sequence[Line]]) -> Iterator[str]:
     """Yield the lines of the section, none without cells of the suites."""
     for device, lines in by_device.items():
-        if device == BINARIES:
-            yield from _binaries(lines)
+        if device == MISSES:
+            continue
+        if device in (BINARIES, LINEAR):
+            yield from (_binaries if device == BINARIES else _linear)(lines)
             continue
         cells = _last(line for line in lines if line.get("kind") == "suite")
         if cells:
             yield from _device(device, cells, _sums(lines))
+            yield from _misses(misses(lines), [line for line in by_device.get(MISSES, ()) if line["device"] == device])
+            yield from _few(_last(line for line in lines if line.get("kind") == "few"))
 
 
 def _last(lines: Iterator[Line] | Sequence[Line]) -> list[Line]:
@@ -66,6 +81,91 @@ def _sums(lines: Sequence[Line]) -> list[Line]:
     found = _last([line for line in timed if line["name"] != "softmax_backward"])
     keys = [(line["name"], line["type"], line["m"], line["n"]) for line in found]
     return [{**line, "compile_us": compiled.get(key)} for line, key in zip(found, keys, strict=True)]
+
+
+def misses(lines: Sequence[Line]) -> list[Line]:
+    """Return the slowest cell of each kernel and type of the suites that misses its goal, and the gradients that do."""
+    kernels: dict[tuple[str, str], list[Line]] = {}
+    for cell in _last(line for line in lines if line.get("kind") == "suite"):
+        kernels.setdefault((cell["name"], cell["type"]), []).append(cell)
+    below = [found for found in kernels.values() if _mean([cell["share"] for cell in found]) < LEAST]
+    slowest = [min(found, key=lambda cell: cell["share"]) for found in below]
+    return [*slowest, *(cell for cell in _sums(lines) if cell["share"] < SUMS_SHARE)]
+
+
+def _misses(cells: Sequence[Line], counts: Sequence[Line]) -> Iterator[str]:
+    """Yield the table of cells that miss their share of the copy, with a reason for each."""
+    known = {_key(line): line for line in counts}
+    found = [(cell, known[_key(cell)]) for cell in cells if _key(cell) in known]
+    if not found:
+        return
+    yield from (
+        "### Cells below their goal, and why",
+        "",
+        "The slowest cell of each kernel and type of the suites below its goal, and gradients below theirs. Instructions are",
+        "those of the binary, by `benchmarks/row_misses.py`, per element; a program of several loops has them of all. Issue",
+        "is the time in which all SMs issue them, as a share of the measured time.",
+        "",
+        "| kernel | dtype | size | backend | share of copy | instructions | issue | reason |",
+        "| :-- | :-- | :-- | :-- | --: | --: | --: | :-- |",
+    )
+    for cell, line in sorted(found, key=lambda pair: _key(pair[0])):
+        issue = line["instructions"] * cell["m"] * cell["n"] / (SMS * ISSUED * CLOCK_GHZ * 1e3)
+        us = cell.get("auto_us", cell.get("us"))
+        yield (
+            f"| {cell['name']} | {cell['type']} | {cell['m']} x {cell['n']} | {line['backend']} | {cell['share']:.3f} |"
+            f" {line['instructions']:.1f} | {issue / us:.2f} | {_reason(cell, line, issue / us)} |"
+        )
+    yield ""
+
+
+def _reason(cell: Line, line: Line, issue: float) -> str:
+    """Return the mechanism that a cell's time follows from, by its counts."""
+    row_bytes = cell["n"] * (2 if cell["type"] == "bfloat16" else 4)
+    if cell["m"] < SMS:
+        return f"{cell['m']} rows for {SMS} SMs, and the host's sums"
+    if line["spill_bytes"]:
+        return f"{line['spill_bytes']} bytes of registers spill"
+    if issue >= BOUND_BY_ISSUE:
+        return f"issue of instructions, {line['math']:.1f} of them of the special function unit"
+    if row_bytes <= SHORT_ROW_BYTES:
+        return f"rows of {row_bytes} bytes: few bytes in flight for each reduction"
+    if line["cluster"] > 1:
+        return f"waits of clusters of {line['cluster']} CTAs, which do not cover all SMs"
+    if line["backend"] == "triton" and row_bytes > SHARED_BYTES:
+        return "rows are read more than once"
+    return "waits between the passes of a row"
+
+
+def _key(line: Line) -> tuple[str, str, int, int]:
+    return line["name"], line["type"], line["m"], line["n"]
+
+
+def _few(cells: Sequence[Line]) -> Iterator[str]:
+    """Yield the table of launches with fewer rows than SMs."""
+    if not cells:
+        return
+    slower = [cell for cell in cells if cell["auto_us"] > SLOWER * _best_other(cell)]
+    yield from (
+        "### Few rows",
+        "",
+        f"{len(cells)} launches of 1 to 64 rows in bf16, by `benchmarks/row_kernels.py --kinds few`, in microseconds.",
+        f"{len(slower)} are more than 5 % slower than torch.compile or Triton's default"
+        + (": " + ", ".join(f"{c['name']} {c['m']} x {c['n']}" for c in slower) if slower else "")
+        + ".",
+        "",
+        "| kernel | size | auto | backend | Triton | cute | torch.compile |",
+        "| :-- | :-- | --: | :-- | --: | --: | --: |",
+    )
+    for cell in sorted(cells, key=_key):
+        others = [f"{cell[name]:.1f}" if name in cell else "-" for name in ("triton_us", "cute_us", "compile_us")]
+        size = f"{cell['m']} x {cell['n']}"
+        yield f"| {cell['name']} | {size} | {cell['auto_us']:.1f} | {cell['backend']} | {' | '.join(others)} |"
+    yield ""
+
+
+def _best_other(cell: Line) -> float:
+    return min(cell[name] for name in ("triton_us", "compile_us") if name in cell)
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -148,6 +248,32 @@ def _binaries(lines: Sequence[Line]) -> Iterator[str]:
     for name, m, n in dict.fromkeys((line["name"], line["m"], line["n"]) for line in lines):
         texts = [_binary(cells.get((name, m, n, target))) for target in targets]
         yield f"| {name} | {m} x {n} | {' | '.join(texts)} |"
+    yield ""
+
+
+def _linear(lines: Sequence[Line]) -> Iterator[str]:
+    """Yield the table of linear cross entropy: its time in products of the size of the logits."""
+    timed = [line for line in lines if not line["failed"]]
+    if not timed:
+        return
+    yield from (
+        "## Linear cross entropy",
+        "",
+        "A forward pass without gradients is one product of tokens, features and classes, with statistics of its rows. With",
+        "gradients there are three. Their rate bounds the speed: what is left to gain is the time beyond three forward",
+        "passes. Memory is that of eager PyTorch, which stores the logits, beside ours.",
+        "",
+        "| size | forward, ms | with gradients, ms | in forward passes | TFLOP/s | torch.compile / ours | memory, eager / ours |",
+        "| :-- | --: | --: | --: | --: | --: | --: |",
+    )
+    for line in timed:
+        m, k, n = map(int, line["shape"].split("x"))
+        forward, both, peak = line["forward"]["helion"], line["both"]["helion"], line["peak_mib"]
+        yield (
+            f"| {line['shape']} | {forward / 1e3:.2f} | {both / 1e3:.2f} | {both / forward:.2f} |"
+            f" {6 * m * k * n / both / 1e6:.0f} | {line['both']['compile'] / both:.2f} |"
+            f" {peak['eager'] / peak['helion']:.1f} |"
+        )
     yield ""
 
 

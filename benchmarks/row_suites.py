@@ -49,6 +49,11 @@ def _cells() -> dict[tuple[str, str, int, int], Any]:
     return {(cell.kernel, cell.dtype, *_sizes(cell.case)): cell for cell in cells}
 
 
+def cell_of(shape: tuple[str, str, int, int]) -> Any:
+    """Return the cell of a kernel, type, rows and columns."""
+    return _cells()[shape]
+
+
 def _of_cute(fn: Callable[..., Any], args: tuple[Any, ...]) -> dict[str, Callable[[], Any]]:
     """Return the call of the cute backend's default, if it takes the kernel."""
     import helion
@@ -78,7 +83,7 @@ def timed(
     from benchmarks.seeds import bound_of, least_bytes, relative_error
     from helion._testing import map_tensors
 
-    cell = _cells()[shape]
+    cell = cell_of(shape)
     with gpu():
         args = inputs(cell, device)
     auto = helion.kernel(cell.function.fn, backend="auto").bind(args)

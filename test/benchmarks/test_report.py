@@ -431,6 +431,43 @@ def test_row_kernels_have_a_ledger() -> None:
     assert "other" not in page
 
 
+def test_misses_of_row_kernels_have_a_reason() -> None:
+    cell = dict(kind="suite", type="bfloat16", backend="cute", compile_us=150.0, share=0.8)
+    cells = [
+        {**cell, "name": "softmax", "m": 2048, "n": 131072, "auto_us": 300.0},
+        {**cell, "name": "sum", "m": 131072, "n": 128, "auto_us": 300.0},
+        {**cell, "name": "jsd", "m": 2048, "n": 131072, "auto_us": 300.0},
+    ]
+    count = dict(device="X", type="bfloat16", backend="cute", spill_bytes=0, math=2.0, cluster=4)
+    counts = [
+        {**count, "name": "softmax", "m": 2048, "n": 131072, "instructions": 20.0},
+        {**count, "name": "sum", "m": 131072, "n": 128, "instructions": 2.0},
+        {**count, "name": "jsd", "m": 2048, "n": 131072, "instructions": 2.0},
+    ]
+    page = "\n".join(report.row_report.sections({"X": cells, report.row_report.MISSES: counts}))
+    assert "| softmax | bfloat16 | 2048 x 131072 | cute | 0.800 | 20.0 | 0.60 | issue of instructions, 2.0 of" in page
+    assert (
+        "| sum | bfloat16 | 131072 x 128 | cute | 0.800 | 2.0 | 0.00 | rows of 256 bytes: few bytes in flight" in page
+    )
+    assert "| jsd | bfloat16 | 2048 x 131072 | cute | 0.800 | 2.0 | 0.06 | waits of clusters of 4 CTAs" in page
+
+
+def test_few_rows_have_a_table() -> None:
+    cell = dict(kind="few", type="bfloat16", backend="triton", name="softmax", m=1, n=4096, share=0.1)
+    suite = dict(cell, kind="suite", auto_us=3.0, compile_us=4.0, share=0.99)
+    cells = [dict(cell, auto_us=3.0, compile_us=4.0, cute_us=5.0), dict(cell, m=64, auto_us=6.0, compile_us=4.0)]
+    page = "\n".join(report.row_report.sections({"X": [suite, *cells]}))
+    assert "1 are more than 5 % slower than torch.compile or Triton's default: softmax 64 x 4096." in page
+    assert "| softmax | 1 x 4096 | 3.0 | triton | - | 5.0 | 4.0 |" in page
+
+
+def test_linear_cross_entropy_is_counted_in_products() -> None:
+    line = dict(shape="8192x4096x128256", failed={}, forward=dict(helion=10000.0), peak_mib=dict(helion=1.0, eager=9.0))
+    line |= dict(both=dict(helion=31000.0, compile=37200.0))
+    page = "\n".join(report.row_report.sections({report.row_report.LINEAR: [line]}))
+    assert "| 8192x4096x128256 | 10.00 | 31.00 | 3.10 | 833 | 1.20 | 9.0 |" in page
+
+
 def test_binaries_of_row_kernels_have_a_table() -> None:
     line = dict(name="softmax", m=16384, n=8192, target="h100", registers=96, spill_bytes=0, instructions=9.0)
     lines = [

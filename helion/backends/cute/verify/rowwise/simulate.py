@@ -86,6 +86,7 @@ class RowCluster:
         self.flying: list[tuple[Cta, Callable[[], None]]] = []
         self.ctas = [self._cta(rank) for rank in range(self.choice.cluster)]
         self.exits = 0
+        self.meetings = sum(isinstance(step, r.Combine) for role in program.roles for step in _all(role.program))
         self.rows: dict[tuple[int, int, int], int] = {}
         """Warps that have finished a row, by CTA, tile and row of the tile."""
 
@@ -199,9 +200,8 @@ class RowCluster:
         """Check that a warp has all results of its row."""
         if warp.role.name != "rows":
             return
-        meetings = sum(isinstance(step, r.Combine) for step in _all(warp.role.program))
-        if warp.combined != meetings - 1:
-            raise Fault(f"a row ends after exchange {warp.combined} of {meetings}")
+        if warp.combined != self.meetings - 1:
+            raise Fault(f"a row ends after exchange {warp.combined} of {self.meetings}")
         key = warp.cta.rank, warp.tile, warp.group
         self.rows[key] = self.rows.get(key, 0) + 1
         if self.program.plan.problem.sums:
