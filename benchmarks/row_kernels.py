@@ -417,7 +417,7 @@ def launches(cases: Sequence[Case], kernel: Callable[..., Any], seconds: float) 
 def jobs(names: Sequence[str], kinds: Sequence[str]) -> list[Job]:
     """Return the jobs: each kernel on long, odd and short rows first, then what is rarer, in turns.
 
-    With ``kinds``, return those alone, one kind after the other.
+    With ``kinds``, return those alone, one kind after the other; of the suites, kernels among ``names``, or all.
     """
     import row_oddities
 
@@ -449,8 +449,10 @@ def jobs(names: Sequence[str], kinds: Sequence[str]) -> list[Job]:
             turns.append([Job(kind="ahead", name=name, type=dtype, at=at, **small(m, n)) for name in names])
     if "suite" in kinds:
         import row_suites
+        from row_workloads import WORKLOADS
 
-        shapes = [(name, dtype, m, n) for name, dtype, m, n in row_suites.shapes() if not DRY or n == 1000]
+        wanted = {*names} - {*WORKLOADS}
+        shapes = [each for each in row_suites.shapes() if (not DRY or each[3] == 1000) and each[0] in (wanted or each)]
         turns.append([Job(kind="suite", name=name, type=dtype, m=m, n=n) for name, dtype, m, n in shapes])
     if "few" in kinds:
         import row_suites
