@@ -151,6 +151,13 @@ def of_batches(x: torch.Tensor, gain: torch.Tensor, out: torch.Tensor, scale: to
         out[tile_b, tile_m, :] = (row * r[:, :, None] * gain[:].to(torch.float32)).to(out.dtype)
 
 
+def strided(x: torch.Tensor, residual: torch.Tensor, out: torch.Tensor) -> None:
+    n = hl.specialize(x.size(1))
+    for tile in hl.tile(x.size(0)):
+        row = x[tile, :].to(torch.float32) + residual[tile, :].to(torch.float32)
+        out[tile, :] = (row * torch.rsqrt((row * row).sum(-1) / n + 1e-5)[:, None]).to(out.dtype)
+
+
 def single_rows(x: torch.Tensor, labels: torch.Tensor, out: torch.Tensor, loss: torch.Tensor) -> None:
     for i in hl.grid(x.size(0)):
         row = x[i, :].to(torch.float32)
@@ -331,6 +338,14 @@ def _of_channels(make: Numbers, m: int, n: int) -> Odd:
     return of_channels, {}, (x, gain, shift, out), lambda: near(out, want, 2**-8 * 1.02)
 
 
+def _strided(make: Numbers, m: int, n: int) -> Odd:
+    n = n // 8 * 8
+    x, residual, out = (make.random(m, n + pad)[:, :n] for pad in (8, 40, 16))
+    row = x.double() + residual.double()
+    want = row * torch.rsqrt(row.square().mean(-1, keepdim=True) + 1e-5)
+    return strided, dict(static_shapes=False), (x, residual, out), lambda: near(out, want, 2**-8 * 1.02)
+
+
 def _single_rows(make: Numbers, m: int, n: int) -> Odd:
     x, labels, out, loss = (
         make.random(m, n),
@@ -350,6 +365,7 @@ def _single_rows(make: Numbers, m: int, n: int) -> Odd:
 CASES: dict[str, Callable[[Numbers, int, int], Odd]] = {
     "masked": _masked,
     "single rows": _single_rows,
+    "strided": _strided,
     **row_pairs.CASES,
     "cross entropy": _cross_entropy,
     "int8": _int8,

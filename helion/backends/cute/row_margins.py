@@ -12,7 +12,7 @@ from .plan.build import unit_of
 from .plan.epilogue import COLUMN_NUMBER
 from .plan.rowwise.logs import short_logs
 from .plan.rowwise.passes import demand_of
-from .plan.rowwise.records import RowProblem
+from .plan.rowwise.records import SIZE_M, RowProblem
 
 LEAST_AUTO_COLUMNS = 32768
 """Columns from which ``auto`` takes any row. The general backend holds shorter rows in registers as well, and is faster in
@@ -39,6 +39,8 @@ def rows_on_request(program: Program, target: Target, request: str) -> str:
     if unit_of(target) != "wgmma":
         return f"row kernels on {target.name} run on request, {request}"
     problem = known_rows(program).problem
+    if {*problem.runtime} - {SIZE_M}:
+        return f"row kernels with strides that only the launch knows run on request, {request}"
     demand = demand_of(problem)
     if demand.sums and any(pitch % demand.lanes for pitch in demand.pitches):
         return f"row kernels with sums over rows that begin anywhere run on request, {request}"

@@ -409,9 +409,14 @@ def bytes_of(words: Sequence[Any], threads: int) -> np.ndarray:
 
 
 def run_rows(
-    plan: RowPlan, outputs: Sequence[torch.Tensor], operands: Sequence[torch.Tensor | float], m: int, clusters: int
+    plan: RowPlan,
+    outputs: Sequence[torch.Tensor],
+    operands: Sequence[torch.Tensor | float],
+    m: int,
+    clusters: int,
+    launched: Sequence[int] = (),
 ) -> None:
-    """Run a launch over `m` rows; outputs are written in place, each byte of a row once."""
+    """Run a launch over `m` rows, with other numbers of the launch; outputs are written in place, each byte of a row once."""
     memory, arguments = Memory(), []
     for tensor in outputs:
         flat = torch.as_strided(tensor, (_extent(tensor),), (1,)).view(torch.uint8).numpy()
@@ -422,7 +427,8 @@ def run_rows(
             arguments.append(Int64(memory.add(flat, False)))
         else:
             arguments.append(Float32(given))
-    arguments += [m] if plan.problem.runtime else []
+    arguments += [m] if plan.problem.counted_at_launch else []
+    arguments += [Int64(number) for number in launched]
     text = render(row_program(plan))
     count = min(clusters, -(-m // (plan.layout.choice.rows * max(1, plan.problem.span))))
     for number in range(count):

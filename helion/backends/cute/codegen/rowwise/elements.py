@@ -21,7 +21,7 @@ from ...plan.rowwise.extremes import IDENTITIES, packed_dtype, packed_extremes
 from ...plan.rowwise.logs import short_logs
 from ...plan.rowwise.passes import RowPass, Schedule, kept_bytes, schedule_of
 from ...plan.rowwise.powers import fused_powers, fused_quotients, minuend
-from ...plan.rowwise.records import RowPlan, RowProblem
+from ...plan.rowwise.records import RowPlan, RowProblem, pitch_name
 from ...plan.rowwise.shorts import short_quotients, short_values
 from ..epilogue import SHORT, expression
 from ..rows import REDUCTIONS
@@ -54,6 +54,11 @@ def first_term(schedule: Schedule, value: int) -> int:
     """Return the place of the first partial result of a reduction among those of a thread."""
     order = [each for level in schedule.reductions for each in level]
     return order.index(value) * CHAINS
+
+
+def pitch_of(problem: RowProblem, tensor: EpilogueOperand | EpilogueOutput) -> str:
+    """Return the stride of a matrix's rows, in elements."""
+    return f"cta.{pitch_name(tensor.label)}" if problem.has_launch_pitch(tensor) else str(tensor.pitch)
 
 
 def row_expression(problem: RowProblem, value: int, names: Callable[[int], str], position: Callable[[str], str]) -> str:

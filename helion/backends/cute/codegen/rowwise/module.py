@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from ...plan.dtypes import NUMBER, SIZE, itemsize
+from ...plan.dtypes import NUMBER, PITCH, SIZE, itemsize
 from ...plan.epilogue import EpilogueOperand
 from ...plan.rowwise.kernel import RowsPlan
 from ...plan.rowwise.passes import schedule_of
-from ...plan.rowwise.records import WORD_BYTES, RowPlan, RowProblem
+from ...plan.rowwise.records import SIZE_M, WORD_BYTES, RowPlan, RowProblem
 from ...roles.rowwise.program import RowProgram
 from ...toolchain.kernel import GemmKernel
 from ..writer import Writer
 from . import prelude
-from .elements import CHAINS, first_sum, print_pass, print_places, print_stores, print_vectors
+from .elements import CHAINS, first_sum, pitch_of, print_pass, print_places, print_stores, print_vectors
 from .groups import print_groups
 from .planes import print_planes
 from .statistics import print_statistics
@@ -34,7 +34,7 @@ def pointer_dtypes(problem: RowProblem) -> tuple[str, ...]:
     """Return the types of the arguments of ``ENTRY``: outputs, operands or scalars, and launch-time numbers."""
     outputs = (output.dtype for output in problem.outputs)
     operands = (NUMBER if operand.kind == "number" else operand.dtype for operand in problem.epilogue.operands)
-    return (*outputs, *operands, *(SIZE for _ in problem.runtime))
+    return (*outputs, *operands, *(SIZE if name == SIZE_M else PITCH for name in problem.runtime))
 
 
 def row_kernel_of(plan: RowsPlan) -> GemmKernel:
@@ -121,7 +121,7 @@ def _rows(out: Writer, plan: RowPlan) -> None:
             out.line(f"row.skip = (first_granule(cta, row.index, {pitch}) - tile_first).to(Int32)")
         for output in problem.matrices:
             step = layout.granule_bytes(itemsize(output.dtype))
-            out.line(f"granule = first_granule(cta, row.index, {output.pitch}) + row.thread")
+            out.line(f"granule = first_granule(cta, row.index, {pitch_of(problem, output)}) + row.thread")
             out.line(f"row.{output.label}_address = cta.{output.label} + granule * {step}")
         for output in problem.pairs:
             step = layout.granule_bytes(itemsize(output.dtype)) // 2
@@ -171,14 +171,14 @@ def _sums(out: Writer, plan: RowPlan) -> None:
 
 
 def _size(problem: RowProblem) -> str:
-    return "cta.size_m" if problem.runtime else str(problem.m)
+    return "cta.size_m" if problem.counted_at_launch else str(problem.m)
 
 
 def parameters(problem: RowProblem) -> list[tuple[str, str]]:
     """Return the parameters of the kernel: (name, annotation)."""
     found = [(output.label, "Int64") for output in problem.outputs]
     found += [(operand.label, _annotation(operand)) for operand in problem.epilogue.operands]
-    return found + [(name, "Int32") for name in problem.runtime]
+    return found + [(name, "Int32" if name == SIZE_M else "cutlass.Int64") for name in problem.runtime]
 
 
 def _annotation(operand: EpilogueOperand) -> str:
@@ -253,7 +253,7 @@ def _prologue(plan: RowPlan) -> list[str]:
     lines += (
         ["cute.arch.cluster_arrive_relaxed()", "cute.arch.cluster_wait()"] if cluster else ["cute.arch.sync_threads()"]
     )
-    rows = "size_m" if plan.problem.runtime else str(plan.problem.m)
+    rows = "size_m" if plan.problem.counted_at_launch else str(plan.problem.m)
     lines.append(f"tiles = ({rows} + {choice.rows - 1}) // {choice.rows}" if choice.rows > 1 else f"tiles = {rows}")
     if plan.problem.sums:
         count = len(plan.problem.sums) * layout.thread_granules * layout.lanes
@@ -273,7 +273,7 @@ def _host(out: Writer, plan: RowPlan) -> None:
         out.line(f"    {name}: {'cute.Pointer' if annotation == 'Int64' else annotation},")
     out.lines(("    clusters: Int32,", "    stream: CUstream,"))
     with out.block(") -> None:"):
-        rows = "size_m" if problem.runtime else f"Int32({problem.m})"
+        rows = "size_m" if problem.counted_at_launch else f"Int32({problem.m})"
         each = choice.rows * max(1, problem.span)
         out.line(f"tiles = ({rows} + {each - 1}) // {each}")
         out.line("kernel(")

@@ -10,7 +10,7 @@ from ...plan.rowwise.records import WORD_BYTES, RowLayout, RowPlan, RowProblem
 from ...roles import grammar as g
 from ...roles.rowwise import program as r
 from ..writer import Writer
-from .elements import divisors_again, numbers_columns
+from .elements import divisors_again, numbers_columns, pitch_of
 from .planes import print_stored_planes
 
 
@@ -215,7 +215,7 @@ def _begin_load(out: Writer, plan: RowPlan) -> None:
     layout = plan.layout
     rows = layout.choice.rows
     first = f"tile * {rows}" if rows > 1 else "tile"
-    size = "size_m" if plan.problem.runtime else str(plan.problem.m)
+    size = "size_m" if plan.problem.counted_at_launch else str(plan.problem.m)
     count = f"cutlass.min(Int32({rows}), {size} - {first})" if rows > 1 else "Int32(1)"
     out.line(f"shift, granules = span(cta, {first}, {count})")
     if _counts_elements(layout):
@@ -225,7 +225,7 @@ def _begin_load(out: Writer, plan: RowPlan) -> None:
         step = layout.granule_bytes(itemsize(operand.dtype))
         repeat = repeats.get(operand.label)
         row = first if repeat is None else f"{first} // {repeat.divisor} % {repeat.modulus}"
-        granule = f"first_granule(cta, {row}, {operand.pitch})"
+        granule = f"first_granule(cta, {row}, {pitch_of(plan.problem, operand)})"
         out.line(f"{operand.label}_source = {operand.label} + {granule} * {step}")
 
 

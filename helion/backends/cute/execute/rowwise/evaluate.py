@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
 from ...plan.epilogue import COLUMN_NUMBER, GROUP_REDUCTIONS, PARTNER, ROW_NUMBER, Constant, EpilogueOperand
-from ...plan.rowwise.records import Gather, RowProblem
+from ...plan.rowwise.records import SIZE_M, Gather, RowProblem, pitch_name
 from ...toolchain.kernel import GemmKernel
 from ..evaluate import OPERATIONS, REDUCTIONS
 from ..problems import Given, problem_of, split
@@ -18,14 +19,16 @@ def evaluate_rows(kernel: GemmKernel, given: Sequence[Given]) -> None:
     problem = problem_of(kernel.problem)
     assert isinstance(problem, RowProblem)
     passed, integers = split(kernel, given)
-    m = integers[0] if integers else problem.m
+    launched = dict(zip(problem.runtime, integers, strict=True))
+    m = launched.get(SIZE_M, problem.m)
     tensors = [each if isinstance(each, torch.Tensor) else torch.tensor(float(each)) for each in passed]
     outputs, operands = tensors[: len(problem.outputs)], tensors[len(problem.outputs) :]
     values, repeats = [torch.zeros(())], {each.operand: each for each in problem.repeats}
     for described, tensor in zip(problem.epilogue.operands, operands, strict=True):
         repeat = repeats.get(described.label)
         rows = m if repeat is None else repeat.modulus
-        value = _operand(described, tensor, rows, problem.n).float()
+        pitch = launched.get(pitch_name(described.label), described.pitch)
+        value = _operand(replace(described, pitch=pitch), tensor, rows, problem.n).float()
         values.append(value if repeat is None else value[torch.arange(m) // repeat.divisor % repeat.modulus])
     labels = [described.label for described in problem.epilogue.operands]
     for gather in problem.gathers:
@@ -48,7 +51,8 @@ def evaluate_rows(kernel: GemmKernel, given: Sequence[Given]) -> None:
             value = value[:, ::2]
         if output.kind == "sum":
             value = torch.stack([rows.sum(0) for rows in value.split(problem.span)]) if m else value
-        torch.as_strided(out, value.shape, (output.pitch, 1)).copy_(value)
+        pitch = launched.get(pitch_name(output.label), output.pitch)
+        torch.as_strided(out, value.shape, (pitch, 1)).copy_(value)
 
 
 def _columns(gather: Gather, value: Callable[[str], torch.Tensor]) -> torch.Tensor:

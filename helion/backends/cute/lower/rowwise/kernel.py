@@ -67,8 +67,11 @@ def refusal(program: Program, target: Target) -> exc.Base | None:
 
 
 def multiples(program: Program) -> dict[str, int]:
-    """Return no divisibility assumptions: all strides are known when the kernel is compiled."""
-    return {}
+    """Return the divisors of host numbers on which strides of rows depend; none for refused programs."""
+    try:
+        return dict(known_rows(program).multiples)
+    except (Refusal, NeedsValue):
+        return {}
 
 
 def choice_of(decisions: Decisions, tile: int | None) -> RowChoice:

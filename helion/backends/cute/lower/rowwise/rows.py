@@ -45,7 +45,7 @@ from ...plan.epilogue import (
     constant,
 )
 from ...plan.refusal import Refusal
-from ...plan.rowwise.records import Gather, Repeat, RowProblem
+from ...plan.rowwise.records import SIZE_M, Gather, Repeat, RowProblem
 from ...plan.runtime import MAX_EXTENT
 from ..chain import COMPARISONS, EXACT_INTEGERS, Chain, Reference, Written, is_integer
 from ..frame import Frame, Place, blocks_of, one_per_tile, place_of
@@ -58,6 +58,7 @@ from .factors import without_factors
 from .flat import Repeated, with_flat_rows
 from .grids import with_row_tiles
 from .integers import INTEGERS, Ranges, whole_number
+from .strides import launch_strides
 from .sums import RowSum, with_single_rows
 
 PARTS = 2
@@ -78,6 +79,8 @@ class RowKernel:
     rows: int
     columns: tuple[int, ...]
     others: tuple[int, ...] = ()
+    multiples: tuple[tuple[str, int], ...] = ()
+    """Host numbers, and what they are multiples of, so that rows begin at multiples of 16 bytes."""
     blocks: int | None = None
     """The block of the grid whose tiles have sums over their rows; None without sums."""
     is_empty: bool = False
@@ -519,18 +522,18 @@ def _groups(program: Program) -> dict[int, int]:
 
 def _kernel(frame: Frame, chain: RowChain) -> RowKernel:
     rows = frame.extent(frame.m)
-    if chain.runtime:
-        raise Refusal(f"strides of rows that are known only at launch are not implemented: {', '.join(chain.runtime)}")
     epilogue = chain.epilogue()
     outputs = tuple(output.place.tensor.id for output in chain.outputs)
     operands = tuple(source for _, source in chain.loads.values())
     read = [each for each in operands if isinstance(each, int)]
     check_memory(frame, read, outputs, chain.updated())
+    strides, multiples = launch_strides(chain, epilogue)
+    runtime = (*(((SIZE_M, rows),) if isinstance(rows, Expr) else ()), *strides)
     problem = RowProblem(
         m=max(1, example(rows)),
         n=frame.columns,
         epilogue=epilogue,
-        runtime=("size_m",) if isinstance(rows, Expr) else (),
+        runtime=tuple(name for name, _ in runtime),
         gathers=tuple(chain.gathers.values()),
         repeats=tuple(chain.repeats.values()),
     )
@@ -540,7 +543,8 @@ def _kernel(frame: Frame, chain: RowChain) -> RowKernel:
         problem=problem,
         outputs=outputs,
         operands=operands,
-        runtime=(("size_m", rows),) if isinstance(rows, Expr) else (),
+        runtime=runtime,
+        multiples=multiples,
         rows=frame.m,
         columns=frame.column_blocks,
         is_empty=equal(rows, 0),

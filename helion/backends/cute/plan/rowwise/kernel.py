@@ -30,7 +30,7 @@ class RowsPlan(LaunchPlan):
 
     def __str__(self) -> str:
         problem, layout, schedule = self.rows.problem, self.rows.layout, schedule_of(self.rows.problem)
-        rows = "size_m" if problem.runtime else str(problem.m)
+        rows = "size_m" if problem.counted_at_launch else str(problem.m)
         lines = [
             f"{self.kernel_names[0]}: {rows} rows of {problem.n} columns",
             f"  {described(layout)}",

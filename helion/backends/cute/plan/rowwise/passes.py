@@ -114,8 +114,8 @@ def demand_of(problem: RowProblem) -> RowDemand:
         inputs=tuple(itemsize(each.dtype) for each in problem.inputs),
         outputs=tuple(itemsize(each.dtype) for each in problem.matrices),
         pitches=(
-            *(each.pitch for each in problem.inputs),
-            *(each.pitch for each in (*problem.matrices, *problem.sums)),
+            *(0 if problem.has_launch_pitch(each) else each.pitch for each in (*problem.inputs, *problem.matrices)),
+            *(each.pitch for each in problem.sums),
             *(2 * each.pitch for each in problem.pairs),
         ),
         vectors=tuple(itemsize(each.dtype) for each in problem.vectors),

@@ -16,6 +16,8 @@ GRANULE_BYTES = 16
 """The smallest unit of a bulk copy, and the largest vectorized access of a thread."""
 BARRIER_BYTES = 8
 WORD_BYTES = 4
+SIZE_M = "size_m"
+"""The name of the number of rows, if only the launch knows it."""
 UNALIGNED_REGISTERS = 16
 """Registers for the places and masks of rows that begin anywhere."""
 
@@ -24,6 +26,11 @@ SUM_REGISTERS, SUMS_PER_REGISTER = 9, 8
 
 ANYWHERE_SUM_REGISTERS = 56
 """Registers in addition where rows with sums begin anywhere, and stay in shared memory: compiled kernels need up to 58."""
+
+
+def pitch_name(label: str) -> str:
+    """Return the name of the stride of a tensor's rows among the numbers of a launch."""
+    return f"pitch_{label}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +69,7 @@ class RowProblem:
     n: int
     epilogue: Epilogue
     runtime: tuple[str, ...] = ()
-    """Names of numbers that each launch passes, in order: ``size_m``, or nothing."""
+    """Names of numbers that each launch passes, in order: ``size_m``, then strides of rows."""
     gathers: tuple[Gather, ...] = ()
     repeats: tuple[Repeat, ...] = ()
     span: int = 0
@@ -119,6 +126,15 @@ class RowProblem:
     def sums(self) -> tuple[EpilogueOutput, ...]:
         """The outputs of sums over the rows of a block."""
         return tuple(output for output in self.outputs if output.kind == "sum")
+
+    @property
+    def counted_at_launch(self) -> bool:
+        """True if only the launch knows the number of rows."""
+        return SIZE_M in self.runtime
+
+    def has_launch_pitch(self, tensor: EpilogueOperand | EpilogueOutput) -> bool:
+        """Return whether only the launch knows the stride of the rows of a tensor: a multiple of 16 bytes."""
+        return pitch_name(tensor.label) in self.runtime
 
     def value_of(self, operand: EpilogueOperand) -> int:
         """Return the number of the value that an operand is."""
