@@ -28,7 +28,8 @@ def launch_strides(chain: Chain, epilogue: Epilogue) -> tuple[Strides, tuple[tup
     inputs = epilogue.of_kind("exact")
     matrices = [output for output in epilogue.outputs if output.kind == "exact"]
     lanes = GRANULE_BYTES // min((itemsize(operand.dtype) for operand in inputs), default=1)
-    names = {pitch_name(tensor.label) for tensor in (*inputs, *matrices)}
+    labels = [*(operand.label for operand in inputs), *(output.label for output in matrices)]
+    names = {pitch_name(label) for label in labels}
     strides: list[tuple[str, Expr]] = []
     divisors: dict[str, int] = {}
     for given, number in chain.runtime.items():

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..dtypes import itemsize
-from ..epilogue import REDUCTIONS, Constant, Epilogue, EpilogueOutput
+from ..epilogue import REDUCTIONS, Constant, Epilogue, EpilogueOperand, EpilogueOutput
 from ..joint import OwnPart, own_parts
 from ..reductions import reductions_of
 from .records import RowDemand, RowProblem
@@ -114,7 +114,8 @@ def demand_of(problem: RowProblem) -> RowDemand:
         inputs=tuple(itemsize(each.dtype) for each in problem.inputs),
         outputs=tuple(itemsize(each.dtype) for each in problem.matrices),
         pitches=(
-            *(0 if problem.has_launch_pitch(each) else each.pitch for each in (*problem.inputs, *problem.matrices)),
+            *(_known_pitch(problem, each) for each in problem.inputs),
+            *(_known_pitch(problem, each) for each in problem.matrices),
             *(each.pitch for each in problem.sums),
             *(2 * each.pitch for each in problem.pairs),
         ),
@@ -132,6 +133,11 @@ def demand_of(problem: RowProblem) -> RowDemand:
         temporaries=POSITION_REGISTERS if any(each.op == "row_first" for each in epilogue.instructions) else 0,
         work=_work(epilogue, schedule),
     )
+
+
+def _known_pitch(problem: RowProblem, tensor: EpilogueOperand | EpilogueOutput) -> int:
+    """Return a stride of rows; 0, which no rows without a gap have, if only the launch knows it."""
+    return 0 if problem.has_launch_pitch(tensor) else tensor.pitch
 
 
 def held_bytes(dtype: str) -> int:
