@@ -47,6 +47,8 @@ ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "<absent>"})()
 MISSED: Any = type("Missed", (), {"__repr__": lambda self: "<missed>"})()
 #: Functions whose guards a miss tries, 0.1 µs each, before it computes a key, which takes longer.
 _PROBED = 6
+#: Returns whether torch's profiler records what runs.
+_profiled: Callable[[], bool] = torch.autograd._profiler_enabled
 
 
 def leave_untraced(function: Any) -> None:
@@ -112,7 +114,14 @@ class Calls:
             self._kernel.__call__ = self._recent[0].run if self._recent else self._slow_path
 
     def miss(self, *args: Any) -> Any:
-        """Handle a call that the function last used does not accept."""
+        """Handle a call that the function last used does not accept, or that torch's profiler records."""
+        if not _profiled():
+            return self._served(*args)
+        with torch.autograd.profiler.record_function(f"helion::{self._kernel.name}"):
+            return self._served(*args)
+
+    def _served(self, *args: Any) -> Any:
+        """Handle a call by the functions used last, then by its key, then by the slow path."""
         for value in args:
             if value is ABSENT:  # for the TypeError that names it
                 names = self._kernel.signature.parameters
@@ -228,9 +237,10 @@ def write_entry(key: Key, bound: Bound, values: tuple[Any, ...], miss: Callable[
     body = inlining.body(code.host, host, PREFIX, launcher.inner)
     if body is None:
         return None
-    condition = " and ".join((f"not {PREFIX}more", *guards.first, *guards.conditions))
+    condition = " and ".join((f"not {PREFIX}profiled()", f"not {PREFIX}more", *guards.first, *guards.conditions))
     make = _maker(of.kernel, host, condition, {**guards.cells, **body.cells}, body.statements)
-    functions = [make(**{f"{PREFIX}slow": slow}) for slow in (miss, _missed)]
+    others = ((miss, _profiled), (_missed, bool))  # `bool()` is False
+    functions = [make(**{f"{PREFIX}slow": slow, f"{PREFIX}profiled": profiled}) for slow, profiled in others]
     for function in functions:
         function.__qualname__ = of.kernel.fn.__qualname__  # named by the TypeError of an unknown keyword
         leave_untraced(function)
@@ -264,7 +274,8 @@ def _maker(
     cells: dict[str, Any],
     statements: Sequence[ast.stmt],
 ) -> Callable[..., Callable[..., Any]]:
-    """Return a function that makes the written one, given the function for calls that ``condition`` rejects.
+    """Return a function that makes the written one, given the function for calls that ``condition`` rejects, and the
+    function that says whether a profiler records.
 
     ``cells`` are the objects that the condition and ``statements`` name.
     """
@@ -276,7 +287,7 @@ def _maker(
     parameters[len(only) : len(only)] = ["/"] if only else []
     around = "\n".join(
         (
-            f"def {PREFIX}make({', '.join(cells)}, {PREFIX}slow):",
+            f"def {PREFIX}make({', '.join(cells)}, {PREFIX}slow, {PREFIX}profiled):",
             f"    def {kernel.name}({', '.join(parameters)}, *{PREFIX}more):",
             f"        if {condition}:",
             "            pass",

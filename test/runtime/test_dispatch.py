@@ -685,3 +685,13 @@ def test_benchmark_prints_a_table() -> None:
     assert lines[0].split()[-6:] == ["2", "tensors", "8", "tensors", "16", "tensors"]
     assert [len(row.microseconds) for row in rows] == [3] * 8
     assert [row.label for row in rows[:4]] == ["kernel(...)", "  its goal", "kernel(...), native", "  its goal"]
+
+
+def test_a_profile_names_the_kernel(stub: StubDriver) -> None:
+    add, x = adder(), torch.randn(WIDTH)
+    add(x, x)
+    with torch.profiler.profile() as seen:
+        for _ in range(MAX_VERSIONS + 1):
+            add(x, x)
+    assert {event.key: event.count for event in seen.key_averages()}["helion::add"] == MAX_VERSIONS + 1
+    assert runs_straight(add) and len(stub.launches) == MAX_VERSIONS + 2
