@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from ..._shapes import hint_of
 from ...hardware import Target
 from ..decisions import Decisions
 from ..ir.build import Builder, Numbers
@@ -75,7 +76,8 @@ def hidden_blocks(program: Program) -> frozenset[int]:
 def window_of(program: Program, rows: int, block: int) -> int | None:
     """Return the width of the band of ``block`` that comparisons in its peelable loops leave to each index of ``rows``.
 
-    The comparisons are taken to hold together. None if they do not bound the distance in both directions.
+    The comparisons are taken to hold together. Numbers of a launch are those seen when binding. None if they do not bound the
+    distance in both directions.
     """
     peeler = _Peeler(program, {})
     loops = [op for op in program.walk() if op.kind == "for" and _is_peelable(program, op)]
@@ -85,11 +87,21 @@ def window_of(program: Program, rows: int, block: int) -> int | None:
         if op.attributes(ForAttrs).axes[0].block == block
         for condition in peeler.conditions(op, block)
     ]
-    compared = [line for line in lines if line.terms == (_Term(sign=-line.slope, block=rows),)]
-    nearest = [line.start for line in compared if line.slope > 0]
-    farthest = [line.start for line in compared if line.slope < 0]
+    known = [(line, peeler.start_of(line)) for line in lines]
+    compared = [
+        (line.slope, start)
+        for line, start in known
+        if start is not None and _blocks(line) == (_Term(sign=-line.slope, block=rows),)
+    ]
+    nearest = [start for slope, start in compared if slope > 0]
+    farthest = [start for slope, start in compared if slope < 0]
     width = min(nearest) + min(farthest) + 1 if nearest and farthest else 0
     return width if width > 0 else None
+
+
+def _blocks(line: _Line) -> tuple[_Term, ...]:
+    """Return the terms that are indices of blocks."""
+    return tuple(term for term in line.terms if term.block is not None)
 
 
 def peel_masks(program: Program, sizes: Mapping[int, int]) -> Program:
@@ -239,6 +251,16 @@ class _Peeler:
         axes += [axis for op in program.walk() if isinstance(op.attrs, ForAttrs) for axis in op.attrs.axes]
         #: None for blocks of several loops, whose tiles may begin and end differently.
         self.axes = {a.block: None if any(b.block == a.block and b is not a for b in axes) else a for a in axes}
+
+    def start_of(self, line: _Line) -> int | None:
+        """Return the start of a line plus its numbers of a launch, as seen when binding; None with other scalars."""
+        start = line.start
+        for scalar, sign in ((term.scalar, term.sign) for term in line.terms if term.block is None):
+            maker = None if scalar is None else self.makers.of(scalar)
+            if maker is None or not isinstance(maker.attrs, NumberAttrs):
+                return None
+            start += sign * int(hint_of(maker.attrs.expr))
+        return start
 
     def change(self, op: Op) -> Iterator[Op]:
         if op.kind != "for" or not _is_peelable(self.program, op):

@@ -11,6 +11,7 @@ from backends.cute import attention_kernels as kernels
 from backends.cute.printed_registers import unwritten_registers
 
 import helion
+import helion.language as hl
 from helion.backends.cute.shapes import shape_of_plan
 
 CASES = kernels.cases()
@@ -78,6 +79,38 @@ def test_predicted_times_count_the_keys_of_windows(m: int, n: int, width: int) -
         assert bound.facts.attention.window == (width if mod is near else None)
         times[mod] = bound.seeds[0].predicted.time_us
     assert times[near] < 1.6 * times[kernels.causal] * (width + 256) / (m / 2)
+
+
+def windowed(q, k, v, width: int):
+    """Inputs `[H, S, D]` and a number of the launch: each query sees the last ``width`` keys."""
+    heads, m, dims = q.size()
+    dims, out = hl.specialize(dims), torch.empty_like(q)
+    for h, tile_m in hl.tile([heads, m], block_size=[1, None]):
+        highest = hl.full([tile_m], float("-inf"), dtype=torch.float32)
+        total = hl.zeros([tile_m], dtype=torch.float32)
+        acc = hl.zeros([tile_m, dims], dtype=torch.float32)
+        for tile_n in hl.tile(k.size(1)):
+            scores = hl.dot(q[h.begin, tile_m, :], k[h.begin, tile_n, :].T) * dims**-0.5
+            after = tile_m.index[:, None] - tile_n.index[None, :]
+            scores = torch.where((after >= 0) & (after < width), scores, float("-inf"))
+            raised = torch.maximum(highest, torch.amax(scores, -1))
+            weights, shrink = torch.exp(scores - raised[:, None]), torch.exp(highest - raised)
+            total = total * shrink + weights.sum(-1)
+            acc = hl.dot(weights.to(v.dtype), v[h.begin, tile_n, :], acc=acc * shrink[:, None])
+            highest = raised
+        out[h.begin, tile_m, :] = acc / total[:, None]
+    return out
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_predicted_times_count_the_keys_of_windows_of_a_launch(static: bool) -> None:
+    tensors = tuple(torch.empty(64, 8192, 128, dtype=torch.bfloat16, device="meta") for _ in range(3))
+    times = {}
+    for width in (100, 2000):
+        bound = helion.kernel(windowed, backend="cute", static_shapes=static).bind((*tensors, width), target="h200")
+        assert bound.facts.attention is not None and bound.facts.attention.window == width
+        times[width] = bound.seeds[0].predicted.time_us
+    assert times[100] < times[2000] / 4
 
 
 @pytest.mark.parametrize("causal", [False, True])
