@@ -86,6 +86,88 @@ def causal(q, cache, gates, width: hl.constexpr):
     return out, logsum
 
 
+def summed(q, cache, lengths, width: hl.constexpr, added: hl.constexpr):
+    """The same as ``decoded``, with scores that are the sum of two products; ``added``: by an addition."""
+    batch, heads, dims = q.size(0), q.size(1), hl.specialize(q.size(2))
+    out = torch.empty([batch, heads, width], dtype=q.dtype, device=q.device)
+    for tile_b, tile_h in hl.tile([batch, heads], block_size=[1, None]):
+        b = tile_b.begin
+        wide, narrow = q[b, tile_h, :width], q[b, tile_h, width:]
+        highest = hl.full([tile_h], -1e30, dtype=torch.float32)
+        total = hl.zeros([tile_h], dtype=torch.float32)
+        acc = hl.zeros([tile_h, width], dtype=torch.float32)
+        for tile in hl.tile(lengths[b]):
+            value, rest = cache[b, tile, :width], cache[b, tile, width:]
+            if added:
+                scores = hl.dot(narrow, rest.T) + hl.dot(wide, value.T)
+            else:
+                scores = hl.dot(narrow, rest.T, acc=hl.dot(wide, value.T))
+            scores = scores * dims**-0.5
+            raised = torch.maximum(highest, torch.amax(scores, -1))
+            weights, shrink = torch.exp(scores - raised[:, None]), torch.exp(highest - raised)
+            total = total * shrink + weights.sum(-1)
+            acc = hl.dot(weights.to(q.dtype), value, acc=acc * shrink[:, None])
+            highest = raised
+        out[b, tile_h, :] = acc / torch.where(total > 0, total, 1.0)[:, None]
+    return out
+
+
+def packed(q, cache, cu_q, cu_k, longest, width: hl.constexpr, window: hl.constexpr):
+    """Sequences of queries `[T, H, D]` and rows `[S, D]` one after another, causal from the last query on, in a window."""
+    sequences, heads, dims = cu_q.size(0) - 1, q.size(1), hl.specialize(q.size(2))
+    out = torch.zeros([q.size(0), heads, width], dtype=q.dtype, device=q.device)
+    logsum = torch.zeros([heads, q.size(0)], dtype=torch.float32, device=q.device)
+    for seq, head, tile_m in hl.tile([sequences, heads, longest], block_size=[1, 1, None]):
+        start_q, start_k = cu_q[seq.begin], cu_k[seq.begin]
+        len_q, len_k = cu_q[seq.begin + 1] - start_q, cu_k[seq.begin + 1] - start_k
+        rows, valid = start_q + tile_m.index, tile_m.index < len_q
+        query = hl.load(q, [rows, head.begin, hl.arange(dims)], extra_mask=valid[:, None])
+        highest = hl.full([tile_m], float("-inf"), dtype=torch.float32)
+        total = hl.zeros([tile_m], dtype=torch.float32)
+        acc = hl.zeros([tile_m, width], dtype=torch.float32)
+        for tile_n in hl.tile(len_k):
+            scores = hl.dot(query, cache[start_k + tile_n.index, :].T) * dims**-0.5
+            after = tile_m.index[:, None] + (len_k - len_q) - tile_n.index[None, :]
+            scores = torch.where((after >= 0) & (after < window), scores, float("-inf"))
+            raised = torch.maximum(highest, torch.amax(scores, -1))
+            weights, shrink = torch.exp(scores - raised[:, None]), torch.exp(highest - raised)
+            total = total * shrink + weights.sum(-1)
+            acc = hl.dot(weights.to(q.dtype), cache[start_k + tile_n.index, :width], acc=acc * shrink[:, None])
+            highest = raised
+        hl.store(out, [rows, head.begin, hl.arange(width)], acc / total[:, None], extra_mask=valid[:, None])
+        hl.store(logsum, [head.begin, rows], highest + torch.log(total), extra_mask=valid)
+    return out, logsum
+
+
+def packed_of(
+    lengths: Sequence[int], keys: Sequence[int], dims: int, width: int, device: str = "cpu"
+) -> tuple[Any, ...]:
+    """Return arguments of ``packed``; rows of no sequence are not numbers."""
+    cu_q, cu_k = (torch.tensor([0, *each]).cumsum(0).int().to(device) for each in (lengths, keys))
+    q, cache = (
+        torch.randn(shape, device=device).add(0.2).bfloat16()
+        for shape in ((sum(lengths) + 5, 2, dims), (sum(keys) + 9, dims))
+    )
+    cache[sum(keys) :] = float("nan")
+    return q, cache, cu_q, cu_k, max(lengths), width, 70
+
+
+def of_packed(
+    q: torch.Tensor, cache: torch.Tensor, cu_q: torch.Tensor, cu_k: torch.Tensor, longest: int, width: int, window: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    out = q.new_zeros(*q.shape[:2], width, dtype=torch.float64)
+    logsum = torch.zeros(q.size(1), q.size(0), dtype=torch.float64, device=q.device)
+    for b in range(len(cu_q) - 1):
+        own, rows = slice(cu_q[b], cu_q[b + 1]), cache[cu_k[b] : cu_k[b + 1]].double()
+        scores = q[own].double().transpose(0, 1) @ rows.mT * q.size(2) ** -0.5
+        m, n = scores.shape[1:]
+        after = torch.arange(m, device=q.device)[:, None] + n - m - torch.arange(n, device=q.device)
+        scores = scores.masked_fill((after < 0) | (after >= window), float("-inf"))
+        out[own] = (torch.softmax(scores, -1) @ rows[:, :width]).transpose(0, 1)
+        logsum[:, own] = torch.logsumexp(scores, -1)
+    return out, logsum
+
+
 def caches(
     lengths: Sequence[int], n: int, heads: int, dims: int, device: str = "cpu", numbers: torch.dtype = torch.int32
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -34,6 +34,13 @@ def check(dims: int, width: int, say: Say, on_gpu: Lock) -> None:
     bound.resources(bound.default_config())
     bound = prefill.bind((meta(2, 3, 300, dims), meta(2, 700, dims), meta(width), width), target="h100")
     bound.resources(bound.default_config())
+    others = {
+        each: helion.kernel(getattr(cases, each), backend="cute", static_shapes=False) for each in ("summed", "packed")
+    }
+    bound = others["summed"].bind((meta(3, 100, dims), meta(3, 2000, dims), lengths, width, True), target="h100")
+    bound.resources(bound.default_config())
+    bound = others["packed"].bind(cases.packed_of((500, 700), (600, 700), dims, width, "meta"), target="h100")
+    bound.resources(bound.default_config())
     lock = on_gpu()
     for at, some in enumerate(LENGTHS):
         torch.manual_seed(at)
@@ -48,6 +55,10 @@ def check(dims: int, width: int, say: Say, on_gpu: Lock) -> None:
         )
         given = q, cache, torch.rand(width, device="cuda").bfloat16() + 0.5, width
         runs["prefill"] = prefill, given, cases.of_causal(*given)
+        given = (*cases.caches(some, 2000, 100, dims, "cuda"), width, True)
+        runs["scores in two parts"] = others["summed"], given, cases.of_decoded(*given)
+        given = cases.packed_of((100 + at, 1, 130), (150, 40 + at, 130), dims, width, "cuda")
+        runs["sequences"] = others["packed"], given, cases.of_packed(*given)
         for name, (kernel, given, wanted) in runs.items():
             found = [kernel(*given) for _ in range(3)]
             torch.cuda.synchronize()

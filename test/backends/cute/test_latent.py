@@ -13,6 +13,7 @@ from backends.cute import latent_kernels as latent
 from backends.cute.edited_roles import edited, without
 
 import helion
+import helion.language as hl
 from helion import exc
 from helion.backends.cute.plan.attention.build import plan_attention
 from helion.backends.cute.plan.attention.records import AttentionChoice
@@ -53,6 +54,62 @@ def test_pages_and_prefill() -> None:
     found = helion.kernel(latent.causal, backend="cute")(q, cache, gates, 256)
     for one, other in zip(found, latent.of_causal(q, cache, gates, 256), strict=True):
         close(one, other)
+
+
+def test_sequences_one_after_another() -> None:
+    torch.manual_seed(4)
+    given = latent.packed_of((100, 1, 130), (150, 40, 130), 576, 512)
+    found = helion.kernel(latent.packed, backend="cute", static_shapes=False)(*given)
+    for one, other in zip(found, latent.of_packed(*given), strict=True):
+        close(one, other)
+
+
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize(("dims", "width"), [(576, 512), (192, 128)])
+def test_scores_in_two_parts(dims: int, width: int, added: bool) -> None:
+    torch.manual_seed(5)
+    for static in (True, False):
+        given = (*latent.caches([200, 0, 77], 200, 100, dims), width, added)
+        close(helion.kernel(latent.summed, backend="cute", static_shapes=static)(*given), latent.of_decoded(*given))
+
+
+def test_scores_in_two_parts_are_those_of_all_dimensions() -> None:
+    """The kernel is the same, and is predicted to be as fast."""
+    meta = [x.to("meta") for x in latent.caches([1] * 32, 8192, 128, 576)]
+    plans, times = [], []
+    for kernel in (latent.decoded, latent.summed):
+        bound = helion.kernel(kernel, backend="cute").bind((*meta, 512, False), target="h200")
+        plans.append(bound.plan().attention.problem)
+        times.append(bound.seeds[0].predicted.time_us)
+    assert plans[0] == plans[1] and times[0] == times[1]
+
+
+def two_tensors(q, k, more_q, more_k, v):
+    """Scores that are the sum of products of different tensors."""
+    heads, m, dims = q.size()
+    dims, out = hl.specialize(dims), torch.empty_like(q)
+    for h, tile_m in hl.tile([heads, m], block_size=[1, None]):
+        highest = hl.full([tile_m], float("-inf"), dtype=torch.float32)
+        total = hl.zeros([tile_m], dtype=torch.float32)
+        acc = hl.zeros([tile_m, dims], dtype=torch.float32)
+        for tile_n in hl.tile(k.size(1)):
+            scores = hl.dot(q[h.begin, tile_m, :], k[h.begin, tile_n, :].T)
+            scores = hl.dot(more_q[h.begin, tile_m, :], more_k[h.begin, tile_n, :].T, acc=scores)
+            raised = torch.maximum(highest, torch.amax(scores, -1))
+            weights, shrink = torch.exp(scores - raised[:, None]), torch.exp(highest - raised)
+            total = total * shrink + weights.sum(-1)
+            acc = hl.dot(weights.to(v.dtype), v[h.begin, tile_n, :], acc=acc * shrink[:, None])
+            highest = raised
+        out[h.begin, tile_m, :] = acc / total[:, None]
+    return out
+
+
+def test_products_of_two_tensors_are_refused() -> None:
+    given = [torch.empty(2, 200, 64, dtype=torch.bfloat16, device="meta") for _ in range(5)]
+    with pytest.raises(
+        exc.CuteUnsupported, match="sums of matmuls are implemented for adjacent dimensions of one tensor"
+    ):
+        helion.kernel(two_tensors, backend="cute").bind(tuple(given), target="sm_90")
 
 
 def test_a_part_of_the_dimensions_of_a_head() -> None:

@@ -9,7 +9,7 @@ and 256, 1000 to 16384 queries, a formula with a hyperbolic tangent. Those of re
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .... import hardware
@@ -125,7 +125,7 @@ class AttentionShape:
 def describes(facts: KernelFacts) -> bool:
     """Return whether facts describe an attention."""
     fact = fact_of(facts)
-    return fact is not None and fact.query_axis is not None and len(facts.matmuls) == 2
+    return fact is not None and fact.query_axis is not None and bool(_scores(facts))
 
 
 def fact_of(facts: KernelFacts) -> AttentionFact | None:
@@ -133,20 +133,30 @@ def fact_of(facts: KernelFacts) -> AttentionFact | None:
     return facts.attention or facts.weighted
 
 
+def _scores(facts: KernelFacts) -> tuple[MatmulFact, ...]:
+    """Return the one or two matmuls whose result, or sum, the last one consumes; nothing for other kernels."""
+    *scores, output = facts.matmuls or (None,)
+    consumed = output is not None and {each.number for each in scores if each is not None} == {*output.consumes}
+    return tuple(each for each in scores if each is not None) if consumed and len(scores) in (1, 2) else ()
+
+
 def shape_of(facts: KernelFacts) -> AttentionShape | str:
     """Return the shape, or the reason why facts do not show one."""
     fact = fact_of(facts)
-    if fact is None or fact.query_axis is None or len(facts.matmuls) != 2:
+    terms = _scores(facts)
+    if fact is None or fact.query_axis is None or not terms:
         return "the kernel is no attention of one loop over keys"
-    scores, output = facts.matmuls
+    scores, output = terms[0], facts.matmuls[-1]
     queries = facts.axes[fact.query_axis].extent
     axis = facts.axes[fact.key_axis]
     keys = axis.extent or loaded_keys(facts, scores, axis)
-    qk, v = _extent(facts, scores.k_axis, scores.static_k), _extent(facts, output.n_axis, output.static_n)
-    if queries is None or keys is None or qk is None or v is None:
+    dims = [_extent(facts, each.k_axis, each.static_k) for each in terms]
+    v = _extent(facts, output.n_axis, output.static_n)
+    if queries is None or keys is None or None in dims or v is None:
         return "an extent of the attention depends on data"
+    qk = sum(each for each in dims if each is not None)
     latent = _is_latent(facts, qk, v)
-    loaded_bytes = _loaded_bytes(facts, matmuls=1 if latent else 2)
+    loaded_bytes = _loaded_bytes(facts, terms) + (0 if latent else _loaded_bytes(facts, (output,)))
     others = [axis for axis in facts.axes if axis.on_grid and axis.block_id != fact.query_axis]
     work = [
         each for each in facts.work if each.region == fact.region and {fact.query_axis, fact.key_axis} <= {*each.axes}
@@ -188,13 +198,13 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
 def _is_latent(facts: KernelFacts, qk: int, v: int) -> bool:
     """Return whether the second matmul reads columns of what the first one reads, of more than two copies have room for."""
     storages = {op.slot: op.storage for op in facts.memory_ops if op.kind == "load"}
-    one, other = (storages.get(fact.rhs_slot) for fact in facts.matmuls)  # type: ignore[arg-type]
-    return one is not None and one == other and qk > MOST_COLUMNS and v <= qk
+    read = {None if fact.rhs_slot is None else storages.get(fact.rhs_slot) for fact in facts.matmuls}
+    return None not in read and len(read) == 1 and qk > MOST_COLUMNS and v <= qk
 
 
-def _loaded_bytes(facts: KernelFacts, matmuls: int) -> int:
-    """Return the bytes in memory of the right operands of the first ``matmuls``: of K and V, or of K."""
-    slots = [fact.rhs_slot for fact in facts.matmuls[:matmuls]]
+def _loaded_bytes(facts: KernelFacts, matmuls: Sequence[MatmulFact]) -> int:
+    """Return the bytes in memory of the right operands of ``matmuls``."""
+    slots = [fact.rhs_slot for fact in matmuls]
     loads = [op for op in facts.memory_ops if op.kind == "load" and op.slot in slots]
     return sum(op.accessed_numel * op.itemsize for op in loads)
 

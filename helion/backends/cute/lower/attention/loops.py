@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ....._compiler.ir.grammar import (
@@ -11,7 +11,9 @@ from ....._compiler.ir.grammar import (
     LoopAxis,
     Op,
     Operand,
+    PointwiseAttrs,
     Program,
+    Region,
     Root,
     TileAttrs,
     Value,
@@ -41,10 +43,13 @@ class Loops:
     queries: int
     keys: int
     first: Op
+    """The op whose result is q @ k.T: a dot, or the sum of the two dots ``terms``."""
     second: Op
     numbers: LaunchNumbers = field(compare=False)
     loaded: dict[Source, int | Expr] = field(default_factory=dict, compare=False)
     """Integers that are loaded for each head, and their arguments of a launch."""
+    terms: tuple[Op, ...] = ()
+    """The dots of the scores, of parts of the dimensions of a head."""
 
     def maker(self, value: Operand) -> Op | None:
         return self.makers.get(value.number) if isinstance(value, Value) else None
@@ -99,27 +104,55 @@ class Loops:
 
 
 def has_attention(program: Program) -> bool:
-    """Return whether a loop of the program has two dots, of which one reads what the other computes."""
+    """Return whether a loop of the program has two dots, of which one reads what the other computes, or the sum of two."""
     return any(_chained(op) is not None for op in program.walk() if op.kind == "for")
 
 
-def _chained(loop: Op) -> tuple[Op, Op] | None:
-    """Return the two dots of a loop if the second one's left operand depends on the first."""
+@dataclass(frozen=True, kw_only=True)
+class _Chain:
+    """The dots of the scores, the op that makes their sum, and the dot whose left operand depends on it."""
+
+    terms: tuple[Op, ...]
+    scores: Op
+    second: Op
+
+
+def _chained(loop: Op) -> _Chain | None:
+    """Return the dots of a loop if the last one's left operand depends on the other, or on the sum of two others."""
     body = loop.regions[0]
-    dots = [op for op in body.ops if op.kind == "dot"]
-    if len(dots) != 2:
-        return None
+    *terms, second = [op for op in body.ops if op.kind == "dot"] or [None]
     makers = {result.number: op for op in body.walk() for result in op.results}
-    waiting, seen = [dots[1].operands[0]], set[int]()
+    scores = terms[0] if len(terms) == 1 else _sum_of(body, makers, terms) if len(terms) == 2 else None
+    if scores is None or second is None:
+        return None
+    waiting, seen = [second.operands[0]], set[int]()
     while waiting:
         value = waiting.pop()
         made = makers.get(value.number) if isinstance(value, Value) else None
         if made is None or made.number in seen:
             continue
         seen.add(made.number)
-        if made is dots[0]:
-            return dots[0], dots[1]
+        if made is scores:
+            return _Chain(terms=tuple(each for each in terms if each is not None), scores=scores, second=second)
         waiting += made.operands
+    return None
+
+
+def _sum_of(body: Region, makers: Mapping[int, Op], terms: Sequence[Op | None]) -> Op | None:
+    """Return the op that makes the sum of two dots: an addition, or the second one."""
+    one, other = terms
+
+    def made(value: Operand) -> Op | None:
+        found = makers.get(value.number) if isinstance(value, Value) else None
+        while found is not None and found.kind in ("view", "mask"):
+            found = makers.get(found.operands[0].number) if isinstance(found.operands[0], Value) else None
+        return found
+
+    if other is not None and len(other.operands) == 3 and made(other.operands[2]) is one:
+        return other
+    for op in body.ops:
+        if op.attrs == PointwiseAttrs("add") and {id(made(each)) for each in op.operands} == {id(one), id(other)}:
+            return op
     return None
 
 
@@ -135,11 +168,11 @@ def loops_of(program: Program) -> Loops:
             " differ in masks alone, and nothing nested in it"
         )
     (loop,) = nested
-    pair = _chained(loop)
+    chain = _chained(loop)
     axes = loop.attributes(ForAttrs).axes
-    if pair is None or len(axes) != 1:
+    if chain is None or len(axes) != 1:
         raise Refusal("attention with two matmuls in one loop over tiles of keys is implemented")
-    first, second = pair
+    first = chain.scores
     keys = axes[0].block
     blocks = [axis.block for axis in root.axes]
     queries = [dim.block for dim in first.results[0].dims if dim.block in blocks and not dim.is_one]
@@ -159,7 +192,8 @@ def loops_of(program: Program) -> Loops:
         queries=tile,
         keys=keys,
         first=first,
-        second=second,
+        second=chain.second,
+        terms=chain.terms,
         numbers=LaunchNumbers(program.host.specialized),
     )
 

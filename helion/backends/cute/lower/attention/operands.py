@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
 
 from ....._compiler.ir.grammar import DotAttrs, Op, Operand, PointwiseAttrs, Value
 from ....._shapes import Expr, dtype_name
+from ...plan.attention.numbers import is_known
 from ...plan.attention.operands import Matrix
 from ...plan.attention.records import Formula
 from ...plan.epilogue import Constant
@@ -25,22 +26,48 @@ QUERY = "query"
 
 def operands_of(loops: Loops, queries: Queries) -> Sequence[tuple[Matrix, int, str]]:
     """Return the matrices of q, k and v, with the ids and names of their tensors."""
-    rows = (loops.queries, loops.keys, loops.keys)
-    found = []
-    for dot, at, block, what in zip((loops.first, loops.first, loops.second), (0, 1, 1), rows, "qkv", strict=True):
+    for dot in (*loops.terms, loops.second):
         check_dot(dot)
-        load = queries.load if what == "q" else loaded(loops, dot.operands[at], what)
-        rows_of = "queries" if what == "q" else "keys"
-        matrix = matrix_of(loops, load, block, rows_of, spanned=True, may_turn=what == "v")
-        access = access_of(loops, load)
-        if what == "q" and not access.rows and access.extents[block] != loops.extent(block):
-            raise Refusal(
-                f"{access.tensor.name} has {access.extents[block]} queries, of which tiles cover another number"
-            )
-        found.append((matrix, access.tensor.id, access.tensor.name))
+    if len(loops.terms) > 1 and any(dot.result.dtype != torch.float32 for dot in loops.terms):
+        raise Refusal("scores that are sums of matmuls in other types than float32 are not implemented")
+    of_keys = [loaded(loops, dot.operands[1], "k") for dot in loops.terms]
+    q = [_operand(loops, load, loops.queries, "queries") for load in queries.loads]
+    k = [_operand(loops, load, loops.keys, "keys") for load in of_keys]
+    v = _operand(loops, loaded(loops, loops.second.operands[1], "v"), loops.keys, "keys", may_turn=True)
+    found = [*_joined(q, k), v]
     scores = loops.blocks(loops.first.result)
     if scores != (loops.queries, loops.keys) or loops.blocks(loops.second.result)[:1] != (loops.queries,):
         raise Refusal("scores of a tile of queries with a tile of keys, in this order, are implemented")
+    return found
+
+
+def _operand(loops: Loops, load: Op, block: int, what: str, may_turn: bool = False) -> tuple[Matrix, int, str]:
+    """Return the matrix that a load reads, with the id and the name of its tensor."""
+    access = access_of(loops, load)
+    if block == loops.queries and not access.rows and access.extents[block] != loops.extent(block):
+        raise Refusal(f"{access.tensor.name} has {access.extents[block]} queries, of which tiles cover another number")
+    matrix = matrix_of(loops, load, block, what, spanned=True, may_turn=may_turn)
+    return matrix, access.tensor.id, access.tensor.name
+
+
+def _joined(
+    q: Sequence[tuple[Matrix, int, str]], k: Sequence[tuple[Matrix, int, str]]
+) -> list[tuple[Matrix, int, str]]:
+    """Return Q and K whose columns are those of all terms of the scores, adjacent ones of one tensor each. Raises
+    ``Refusal``."""
+    found = []
+    at = sorted(range(len(k)), key=lambda at: k[at][0].offset)
+    for parts in (q, k):
+        (first, tensor, name), *others = [parts[each] for each in at]
+        for matrix, other, _ in others:
+            follows = matrix == replace(first, offset=first.offset + first.columns, columns=matrix.columns)
+            if other != tensor or not is_known(matrix.offset) or not follows:
+                raise Refusal(
+                    f"scores that are sums of matmuls are implemented for adjacent dimensions of one tensor, as"
+                    f" {name}[..., :512] and {name}[..., 512:]"
+                )
+            first = replace(first, columns=first.columns + matrix.columns)
+        found.append((first, tensor, name))
     return found
 
 
@@ -72,17 +99,25 @@ class Queries:
     def __init__(self, loops: Loops) -> None:
         self.reader = FormulaReader(loops, (QUERY,), None, "queries")
         self.formula = Formula()
-        value = loops.first.operands[0]
+        self.loads = tuple(self._loads(loops))
+
+    def _loads(self, loops: Loops) -> Iterator[Op]:
+        """Return the loads of the queries of each term of the scores, and set their formula."""
+        if len(loops.terms) > 1:
+            yield from (loaded(loops, dot.operands[0], "q") for dot in loops.terms)
+            return
+        (dot,) = loops.terms
+        value = dot.operands[0]
         made = loops.stripped(value)
         if name_of_op(made) == "" or (made is not None and name_of_op(made) == "cast" and is_widening(made)):
-            self.load = loaded(loops, value, "q")
+            yield loaded(loops, value, "q")
             return
-        self.load = self._load_of(loops, value)
-        self.reader.known[self.load.result.number] = QUERY
+        load = self._load_of(loops, value)
+        self.reader.known[load.result.number] = QUERY
         assert isinstance(value, Value)
-        if value.dtype != self.load.result.dtype:
+        if value.dtype != load.result.dtype:
             raise Refusal(
-                f"queries in {dtype_name(value.dtype)} of a tensor in {dtype_name(self.load.result.dtype)} are not"
+                f"queries in {dtype_name(value.dtype)} of a tensor in {dtype_name(load.result.dtype)} are not"
                 " implemented; round them to the tensor's type, or scale the scores instead"
             )
         found = self.reader.read(value)
@@ -90,6 +125,7 @@ class Queries:
         if any(source.kind != "number" for source in formula.sources) or isinstance(found, Constant):
             raise Refusal("queries that are computed with other tensors are not implemented")
         self.formula = replace(formula, value=numbers[QUERY])
+        yield load
 
     def _load_of(self, loops: Loops, value: Operand) -> Op:
         """Return the one load of a tile that a value is computed from."""
@@ -124,7 +160,7 @@ class Queries:
 
 def stored_keys(loops: Loops) -> int:
     """Return the keys that k and v have, or that their pages have. Raises ``Refusal``."""
-    pairs = ((loops.first, "k"), (loops.second, "v"))
+    pairs = (*((dot, "k") for dot in loops.terms), (loops.second, "v"))
     loads = [access_of(loops, loaded(loops, dot.operands[1], what)) for dot, what in pairs]
     for access in loads:
         if loops.keys not in access.extents:
@@ -137,5 +173,5 @@ def stored_keys(loops: Loops) -> int:
 
 def table_of(loops: Loops) -> tuple[int | Expr, ...]:
     """Return the argument of a launch for the table of pages of k, if there is one."""
-    access = access_of(loops, loaded(loops, loops.first.operands[1], "k"))
+    access = access_of(loops, loaded(loops, loops.terms[0].operands[1], "k"))
     return tuple(table for _, table in access.pages.values())

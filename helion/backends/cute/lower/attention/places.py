@@ -75,6 +75,11 @@ def access_of(loops: Loops, op: Op, left_out: int | None = None) -> Access:
             continue
         shape = numbers.of(tensor.shape[at], f"size_{name}_{at}")
         stride = numbers.of(tensor.strides[at], f"stride_{name}_{at}", PITCH)
+        if _is_slice(loops, index):
+            assert isinstance(index.shift, int) and index.block is not None
+            strides[index.block], extents[index.block] = stride, loops.extent(index.block)
+            offset = offset + numbers.number(stride) * index.shift
+            continue
         paged = pages_of(loops, op, index)
         if paged is not None:
             pages[loops.keys] = paged
@@ -113,6 +118,18 @@ def access_of(loops: Loops, op: Op, left_out: int | None = None) -> Access:
         rows=rows,
         ends=ends,
         pages=pages,
+    )
+
+
+def _is_slice(loops: Loops, index: Index) -> bool:
+    """Return whether an index is a slice of a dimension of a head that does not begin with its first element."""
+    block = None if index.kind != "block" or index.block is None else loops.program.blocks[index.block]
+    return (
+        block is not None
+        and block.kind == "full"
+        and index.operand is None
+        and isinstance(index.shift, int)
+        and index.shift > 0
     )
 
 
