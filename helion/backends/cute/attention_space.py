@@ -29,7 +29,7 @@ from .plan.attention.build import (
     plan_attention,
     takes_lazy,
 )
-from .plan.attention.records import AttentionChoice
+from .plan.attention.records import AttentionChoice, AttentionProblem
 from .plan.records import WGMMA_ROWS
 from .plan.refusal import Refusal
 from .resources.attention import choice_of
@@ -90,6 +90,20 @@ def _smallest(found: Attention, target: Target) -> Refusal | None:
     return None
 
 
+def _first_choice(problem: AttentionProblem, most_keys: int, target: Target) -> AttentionChoice:
+    """Return the tile that a search begins with: the first of a few sizes that has a plan."""
+    step = key_step(problem)
+    for keys in (min(FIRST_KEYS, most_keys), *(each for each in (FIRST_KEYS // 2, step) if each < most_keys)):
+        for groups in (1,) if problem.latent else (2, 1):
+            choice = AttentionChoice(groups=groups, keys=keys)
+            try:
+                plan_attention(problem, choice, target)
+            except Refusal:
+                continue
+            return choice
+    return AttentionChoice(groups=1, keys=step)
+
+
 def attention_keys(shape: ProgramShape, program: Program, target: Target, settings: Settings) -> OwnKeys:
     """Return the keys of attention, the bounds of its tiles, and the rules that legalize a config."""
     found = known_attention(program)
@@ -100,6 +114,7 @@ def attention_keys(shape: ProgramShape, program: Program, target: Target, settin
     sizes = {loops.queries: (WGMMA_ROWS, most_groups * WGMMA_ROWS), loops.keys: (step, most)}
     sizes |= {block: (1, 1) for block in loops.heads if program.blocks[block].kind == "tile"}
     stages = EnumFragment((None, *range(LEAST_STAGES, MOST_STAGES + 1)))
+    first = _first_choice(found.problem, most, target)
     narrow = found.problem.q.dtype in NARROW_DTYPES
     if not found.problem.softmax:
         simpler = (*_OF_WEIGHTS, *_SIMPLER)
@@ -122,8 +137,8 @@ def attention_keys(shape: ProgramShape, program: Program, target: Target, settin
         verbatim=VERBATIM_PREFIX,
         rules=ScoreRules(program.host.name, target, planned, simpler).rules(),
         sizes=sizes,
-        initial={loops.queries: min(most_groups, 2) * WGMMA_ROWS, loops.keys: min(FIRST_KEYS, most)},
-        least={loops.keys: step} if narrow or most < FIRST_KEYS else {},
+        initial={loops.queries: first.groups * WGMMA_ROWS, loops.keys: first.keys},
+        least={loops.keys: step} if narrow or first.keys < FIRST_KEYS else {},
         multiples={loops.queries: WGMMA_ROWS, loops.keys: step},
         holds_values=False,
         planned=True,

@@ -201,6 +201,8 @@ def _attention_on_request(program: Program, facts: KernelFacts, target: Target) 
         return f"attention in {problem.q.dtype} runs on request, {_REQUEST}"
     if any(isinstance(source, Table) for source in problem.sources):
         return f"attention with biases by computed indices runs on request, {_REQUEST}"
+    if problem.spans_queries and problem.matrix.dtype == "float32":
+        return f"attention of sequences with outputs in float32 runs on request, {_REQUEST}"
     if problem.latent:
         return f"attention whose values are columns of its keys runs on request, {_REQUEST}"
     return f"attention of values with contiguous keys runs on request, {_REQUEST}" if problem.v.turned else ""

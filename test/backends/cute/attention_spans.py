@@ -93,6 +93,30 @@ def packed(q, k, v, cu_q, cu_k, max_q, shared, causal: hl.constexpr):
     return out, lse
 
 
+def packed_in_float32(q, k, v, cu_q, cu_k, max_q):
+    """The same in fp32, not causal, for one head of keys."""
+    sequences, heads = cu_q.size(0) - 1, q.size(1)
+    dims, wide = hl.specialize((q.size(2), v.size(2)))
+    out = torch.zeros([q.size(0), heads, wide], dtype=torch.float32, device=q.device)
+    for seq, head, tile_m in hl.tile([sequences, heads, max_q], block_size=[1, 1, None]):
+        start_q, start_k = cu_q[seq.begin], cu_k[seq.begin]
+        len_q, len_k = cu_q[seq.begin + 1] - start_q, cu_k[seq.begin + 1] - start_k
+        rows, valid = start_q + tile_m.index, tile_m.index < len_q
+        query = hl.load(q, [rows, head.begin, hl.arange(dims)], extra_mask=valid[:, None])
+        highest = hl.full([tile_m], float("-inf"), dtype=torch.float32)
+        total = hl.zeros([tile_m], dtype=torch.float32)
+        acc = hl.zeros([tile_m, wide], dtype=torch.float32)
+        for tile_n in hl.tile(len_k):
+            scores = hl.dot(query, k[start_k + tile_n.index, 0, :].T) * dims**-0.5
+            raised = torch.maximum(highest, torch.amax(scores, -1))
+            weights, shrink = torch.exp(scores - raised[:, None]), torch.exp(highest - raised)
+            total = total * shrink + weights.sum(-1)
+            acc = hl.dot(weights.to(v.dtype), v[start_k + tile_n.index, 0, :], acc=acc * shrink[:, None])
+            highest = raised
+        hl.store(out, [rows, head.begin, hl.arange(wide)], acc / total[:, None], extra_mask=valid[:, None])
+    return out
+
+
 def absolute(q, k, v, offsets, longest):
     """The same with a loop over rows of the keys themselves, and masks that repeat the ends; no head shares keys."""
     dims = hl.specialize(q.size(2))

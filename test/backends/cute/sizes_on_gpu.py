@@ -240,6 +240,14 @@ def packed(dims: int, say: Say, on_gpu: Lock, timer: Timer) -> None:
         one, other = (each[int(offsets[0]) : int(offsets[-1])] for each in whole)
         error = ((one.double() - other).norm() / other.norm()).item()
         say(kind="check", name=f"{name} d{dims}", seed=0, output=0, dtype="bfloat16", ok=error < 6e-3, error=float(f"{error:.3g}"), same=True)  # fmt: skip
+    in_float32 = helion.kernel(cases.packed_in_float32, backend="cute", static_shapes=False)
+    for at, (queries, keys) in enumerate(batches):
+        q, k, v, cu_q, cu_k, longest, *_ = cases.packed_of(queries, [each or 1 for each in keys], 4, 4, dims, dims, False, "cuda")  # fmt: skip
+        one, (other, _) = in_float32(q, k, v, cu_q, cu_k, longest), cases.of_packed(q, k, v, cu_q, cu_k, longest, 4, False)  # fmt: skip
+        inside = slice(int(cu_q[0]), int(cu_q[-1]))
+        error = ((one[inside].double() - other[inside]).norm() / other[inside].norm()).item()
+        clean = not one[: inside.start].any() and not one[inside.stop :].any()
+        say(kind="check", name=f"packed d{dims}, float32", seed=at, output=0, dtype="bfloat16", ok=error < 6e-3 and clean, error=float(f"{error:.3g}"), same=True)  # fmt: skip
     for lengths in ([1024] * 16, [512] * 64, [137 * each % 2000 + 50 for each in range(32)], [4096] * 4):
         for causal in (False, True):
             given = cases.packed_of(lengths, lengths, 16, 1, dims, dims, causal, "cuda")

@@ -102,6 +102,36 @@ def windowed(q, k, v, width: int):
     return out
 
 
+def in_float32(q, k, v):
+    """Inputs `[H, S, D]`, an output in fp32."""
+    heads, m, dims = q.size()
+    dims = hl.specialize(dims)
+    out = torch.empty([heads, m, dims], dtype=torch.float32, device=q.device)
+    for h, tile_m in hl.tile([heads, m], block_size=[1, None]):
+        highest = hl.full([tile_m], float("-inf"), dtype=torch.float32)
+        total = hl.zeros([tile_m], dtype=torch.float32)
+        acc = hl.zeros([tile_m, dims], dtype=torch.float32)
+        for tile_n in hl.tile(k.size(1)):
+            scores = hl.dot(q[h.begin, tile_m, :], k[h.begin, tile_n, :].T) * dims**-0.5
+            raised = torch.maximum(highest, torch.amax(scores, -1))
+            weights, shrink = torch.exp(scores - raised[:, None]), torch.exp(highest - raised)
+            total = total * shrink + weights.sum(-1)
+            acc = hl.dot(weights.to(v.dtype), v[h.begin, tile_n, :], acc=acc * shrink[:, None])
+            highest = raised
+        out[h.begin, tile_m, :] = acc / total[:, None]
+    return out
+
+
+@pytest.mark.parametrize("dims", [64, 192, 256])
+def test_configs_have_room_for_outputs_in_float32(dims: int) -> None:
+    """The output is as large as twice the queries there, and has shared memory of its own."""
+    tensors = tuple(torch.empty(8, 2000, dims, dtype=torch.bfloat16, device="meta") for _ in range(3))
+    bound = helion.kernel(in_float32, backend="cute").bind(tensors, target="h100")
+    assert bound.seeds
+    for config in (bound.default_config(), bound.conservative_config()):
+        assert bound.plan(config).attention.own_output
+
+
 @pytest.mark.parametrize("static", [False, True])
 def test_predicted_times_count_the_keys_of_windows_of_a_launch(static: bool) -> None:
     tensors = tuple(torch.empty(64, 8192, 128, dtype=torch.bfloat16, device="meta") for _ in range(3))

@@ -115,6 +115,16 @@ def test_keys_in_pages(static: bool, page: int, numbers_of: torch.dtype) -> None
     assert not found[1].any(), "a sequence without keys gives 0"
 
 
+def test_sequences_of_outputs_in_float32() -> None:
+    torch.manual_seed(8)
+    q, k, v, cu_q, cu_k, longest, *_ = spans.packed_of((100, 1, 130), (150, 40, 130), 4, 4, 64, 96, False)
+    found = helion.kernel(spans.packed_in_float32, backend="cute", static_shapes=False)(q, k, v, cu_q, cu_k, longest)
+    wanted, _ = spans.of_packed(q, k, v, cu_q, cu_k, longest, 4, False)
+    inside = slice(int(cu_q[0]), int(cu_q[-1]))
+    close(found[inside], wanted[inside])
+    assert not found[: inside.start].any() and not found[inside.stop :].any()
+
+
 @pytest.mark.parametrize(("few", "page"), [(True, 32), (False, 48)])
 def test_pages_of_the_operators(few: bool, page: int) -> None:
     """Compute the kernel of ``helion.ops.paged_decode`` here, and in the general backend."""

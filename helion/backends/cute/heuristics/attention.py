@@ -18,7 +18,7 @@ from ..plan.attention.build import KEY_STEP, LEAST_STAGES, MOST_KEYS, consumer_r
 from ..plan.attention.records import LATENT_GROUPS, AttentionChoice
 from ..plan.records import WGMMA_ROWS
 from ..proposal import CuteProposal
-from ..resources.attention import OUTPUT_BYTES, AttentionShape, describes, predicted_us, shape_of
+from ..resources.attention import AttentionShape, describes, predicted_us, shape_of
 
 MASKED_REGISTERS = 18
 """Registers that masks of the diagonal add."""
@@ -28,6 +28,8 @@ NARROW = 64
 """Heads of up to this many dimensions are faster with two stages than with four (measurement
 ``cute_attention_stages``)."""
 GROUPS = (3, 2, 1)
+SHORTEST_KEYS = 32
+"""The shortest blocks of tiles of several groups, which have room for longer ones with fewer queries."""
 WIDE_KEYS = 176
 """The longest blocks that were measured: longer ones leave more of the last block empty."""
 NARROW_STEP = 64
@@ -70,7 +72,7 @@ def choices(shape: AttentionShape, target: Target) -> Iterator[AttentionChoice]:
     most = 1 if shape.latent else needed if _is_narrow(shape) else min(needed, 2)
     for groups in (each for each in GROUPS if each <= most):
         keys = longest_keys(shape, groups, target)
-        if not keys:
+        if not keys or (keys < SHORTEST_KEYS and groups > 1):
             continue
         for length in sorted({keys, *(each for each in (128, 64) if each < keys)}, reverse=True):
             choice = AttentionChoice(
@@ -115,7 +117,7 @@ def longest_keys(shape: AttentionShape, groups: int, target: Target) -> int:
     most = consumer_registers(groups, shape.latent) - (MASKED_REGISTERS if masked and groups < 3 else 0)
     most -= GATHERED_REGISTERS if shape.gathered else 0
     limit = 128 if groups == 3 or shape.bounded or shape.loaded else WIDE_KEYS
-    own_output = shape.qk_columns != shape.v_columns or shape.operand_bytes != OUTPUT_BYTES
+    own_output = shape.qk_columns != shape.v_columns or shape.operand_bytes != shape.output_bytes
     step = KEY_STEP if shape.operand_bytes > 1 else NARROW_STEP
     for keys in range(min(limit, MOST_KEYS) // step * step, 0, -step):
         shared = _shared_bytes(shape, groups, keys, own_output)
@@ -129,7 +131,7 @@ def _shared_bytes(shape: AttentionShape, groups: int, keys: int, own_output: boo
     """Return the shared memory of a tile with two stages, barriers included."""
     rows = WGMMA_ROWS * groups
     size, own_output = shape.operand_bytes, own_output and not shape.latent
-    tiles = rows * (size * shape.qk_columns + (OUTPUT_BYTES * shape.v_columns if own_output else 0))
+    tiles = rows * (size * shape.qk_columns + (shape.output_bytes * shape.v_columns if own_output else 0))
     return tiles + LEAST_STAGES * size * keys * shape.columns_in_memory + 2048
 
 

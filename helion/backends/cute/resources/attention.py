@@ -25,8 +25,6 @@ PLAIN_OPS = 4
 """Elementwise operations on a score of a softmax without a formula: scale, difference, exponential, rounding."""
 MASKED_KEYS = 256
 """Keys of a tile in blocks that both ends of a window mask, of 128 keys."""
-OUTPUT_BYTES = 2
-"""Bytes of an element of the output."""
 MASK_OPS = 2
 """Those of a mask by positions, which most blocks do not have: a comparison and a selection."""
 
@@ -101,6 +99,8 @@ class AttentionShape:
     """True if scores read tables by computed indices."""
     latent: bool = False
     """True if V is the first columns of K, in heads too wide for copies of both."""
+    output_bytes: int = 2
+    """Bytes of an element of the output."""
     loaded_bytes: int
     """Bytes of K and V in memory."""
     fixed: Mapping[int, int] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class AttentionShape:
 
     @property
     def bytes_moved(self) -> int:
-        of_query = self.operand_bytes * self.qk_columns + OUTPUT_BYTES * self.v_columns
+        of_query = self.operand_bytes * self.qk_columns + self.output_bytes * self.v_columns
         return self.loaded_bytes + self.heads * of_query * self.queries
 
 
@@ -188,11 +188,18 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
         softmax=any(
             each.region == fact.region and not {"max", "amax"}.isdisjoint(each.names) for each in facts.reductions
         ),
+        output_bytes=_output_bytes(facts, fact.query_axis),
         whole=facts.axes[fact.query_axis].kind == "full",
         gathered=any(op.gathered and {fact.query_axis, fact.key_axis} <= {*op.tile_axes} for op in facts.memory_ops),
         latent=latent,
         fixed={axis.block_id: axis.size for axis in facts.axes if axis.kind == "fixed" and axis.size is not None},
     )
+
+
+def _output_bytes(facts: KernelFacts, queries: int) -> int:
+    """Return the bytes of an element of the output matrix, the store of queries with the most elements."""
+    stores = [op for op in facts.memory_ops if op.kind == "store" and queries in op.tile_axes]
+    return max(((op.accessed_numel, op.itemsize) for op in stores), default=(0, 2))[1]
 
 
 def _is_latent(facts: KernelFacts, qk: int, v: int) -> bool:

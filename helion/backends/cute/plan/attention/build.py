@@ -223,8 +223,6 @@ def check_problem(problem: AttentionProblem) -> None:
     if output.dtype not in FLOAT_DTYPES:
         raise Refusal(f"outputs in {', '.join(FLOAT_DTYPES)} are implemented, not {output.name} in {output.dtype}")
     check_matrix(output.matrix, problem.spans_queries)
-    if output.dtype == "float32" and problem.spans_queries:
-        raise Refusal(f"{output.name} in float32, of queries that are bounded by loaded integers, is not implemented")
     if problem.draws and (problem.loaded or problem.k.pages is not None):
         raise Refusal(
             "random numbers in attention whose keys or queries are bounded by loaded integers are not implemented"
