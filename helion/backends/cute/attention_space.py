@@ -24,7 +24,6 @@ from .plan.attention.build import (
     MOST_GROUPS,
     MOST_KEYS,
     MOST_STAGES,
-    NARROW_DTYPES,
     key_step,
     plan_attention,
     takes_lazy,
@@ -115,7 +114,6 @@ def attention_keys(shape: ProgramShape, program: Program, target: Target, settin
     sizes |= {block: (1, 1) for block in loops.heads if program.blocks[block].kind == "tile"}
     stages = EnumFragment((None, *range(LEAST_STAGES, MOST_STAGES + 1)))
     first = _first_choice(found.problem, most, target)
-    narrow = found.problem.q.dtype in NARROW_DTYPES
     if not found.problem.softmax:
         simpler = (*_OF_WEIGHTS, *_SIMPLER)
     else:
@@ -138,7 +136,7 @@ def attention_keys(shape: ProgramShape, program: Program, target: Target, settin
         rules=ScoreRules(program.host.name, target, planned, simpler).rules(),
         sizes=sizes,
         initial={loops.queries: first.groups * WGMMA_ROWS, loops.keys: first.keys},
-        least={loops.keys: step} if narrow or first.keys < FIRST_KEYS else {},
+        least={loops.keys: step},
         multiples={loops.queries: WGMMA_ROWS, loops.keys: step},
         holds_values=False,
         planned=True,

@@ -208,6 +208,15 @@ def _attention_on_request(program: Program, facts: KernelFacts, target: Target) 
     return f"attention of values with contiguous keys runs on request, {_REQUEST}" if problem.v.turned else ""
 
 
+PAGES_LEAD = Lead(corrected=1.3)
+"""Predictions of the general backend for keys in pages are those for contiguous keys, of which its loads by pointers take a
+third longer (paged_decode in benchmarks/results/ops)."""
+
+
+def _attention_lead(program: Program, facts: KernelFacts) -> Lead:
+    return PREDICTABLE_LEAD if known_attention(program).problem.k.pages is None else PAGES_LEAD
+
+
 ATTENTION = Shape(
     name="attention",
     claims=has_attention,
@@ -223,6 +232,7 @@ ATTENTION = Shape(
     kernel=_attention_kernel,
     verify=_verify_attention,
     on_request=_attention_on_request,
+    lead=_attention_lead,
 )
 """Two chained matmuls with an online softmax between them."""
 
