@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from backends.cute.edited_roles import edited, without
 import helion
 import helion.language as hl
 from helion import exc
+from helion.backends.cute.codegen.attention import finish
 from helion.backends.cute.plan.attention.build import plan_attention
 from helion.backends.cute.plan.attention.records import AttentionChoice
 from helion.backends.cute.roles import grammar as g
@@ -190,6 +193,57 @@ def test_a_stage_has_keys_and_values() -> None:
     program = attention_program(made)
     assert [each.name for each in program.pipelines][:2] == ["k", "q"]
     assert {each.counts.empty_arrivals for each in program.pipelines if each.name == "q"} == {2}
+
+
+class Elements(list[float]):
+    """Registers of a thread, which a printed function rounds at its end."""
+
+    def load(self) -> Elements:
+        return self
+
+    def to(self, dtype: object) -> Elements:
+        return self
+
+    def store(self, values: Elements) -> None:
+        self[:] = values
+
+
+def test_printed_outputs_of_a_group_are_its_columns() -> None:
+    """Run the printed end of a tile: both groups read the gates of their own columns, and one stores numbers per query."""
+    problem = problem_of(320, 256, "causal")
+    made = plan_attention(problem, AttentionChoice(groups=1, keys=64), HOPPER)
+    names: dict[str, Any] = {
+        "cutlass": SimpleNamespace(Float32=float, BFloat16=None, min=min, select_=lambda c, x, y: x if c else y),
+        "cute": SimpleNamespace(
+            jit=lambda function: function,
+            Tensor=None,
+            arch=SimpleNamespace(rcp_approx=lambda x: 1 / x),
+            math=SimpleNamespace(log=lambda x, **more: math.log(x)),
+        ),
+    }
+    for lines in finish.finish_functions(made):
+        exec("\n".join(lines).replace(".to(cutlass.Float32)", ""), names)
+    (gates,) = (source for source in problem.finish.sources)
+    for group, lane in itertools.product(range(2), (0, 5)):
+        stored: dict[Any, float] = {}
+        values = {
+            "output": Elements([float(e + 1) for e in range(64)]),
+            "rounded_output": Elements(),
+            "highest": [1.0, 2.0],
+            "total": [2.0, 4.0],
+            "first_query": 8,
+            "lane": lane,
+            "head_0": 1,
+            "head_1": 3,
+            "vector_logsum_4_output": stored,
+            f"vector_{gates.label}": {(0, at): float(at) for at in range(256)},
+        }
+        (call,) = finish.finish_call(made, ("head_0", "head_1"))
+        exec(call, {**names, **values, "group": group})
+        for e, found in enumerate(values["rounded_output"]):
+            column = group * 128 + lane % 4 * 2 + e // 4 * 8 + e % 2
+            assert found == pytest.approx((e + 1) / (2.0, 4.0)[e // 2 % 2] * column)
+        assert len(stored) == (2 if group == 0 and lane % 4 == 0 else 0)
 
 
 @pytest.mark.parametrize(

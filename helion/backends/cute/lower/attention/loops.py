@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ....._compiler.ir.grammar import (
@@ -120,10 +120,13 @@ class _Chain:
 def _chained(loop: Op) -> _Chain | None:
     """Return the dots of a loop if the last one's left operand depends on the other, or on the sum of two others."""
     body = loop.regions[0]
-    *terms, second = [op for op in body.ops if op.kind == "dot"] or [None]
+    dots = [op for op in body.ops if op.kind == "dot"]
+    if len(dots) not in (2, 3):
+        return None
+    terms, second = dots[:-1], dots[-1]
     makers = {result.number: op for op in body.walk() for result in op.results}
-    scores = terms[0] if len(terms) == 1 else _sum_of(body, makers, terms) if len(terms) == 2 else None
-    if scores is None or second is None:
+    scores = terms[0] if len(terms) == 1 else _sum_of(body, makers, *terms)
+    if scores is None:
         return None
     waiting, seen = [second.operands[0]], set[int]()
     while waiting:
@@ -133,14 +136,13 @@ def _chained(loop: Op) -> _Chain | None:
             continue
         seen.add(made.number)
         if made is scores:
-            return _Chain(terms=tuple(each for each in terms if each is not None), scores=scores, second=second)
+            return _Chain(terms=tuple(terms), scores=scores, second=second)
         waiting += made.operands
     return None
 
 
-def _sum_of(body: Region, makers: Mapping[int, Op], terms: Sequence[Op | None]) -> Op | None:
+def _sum_of(body: Region, makers: Mapping[int, Op], one: Op, other: Op) -> Op | None:
     """Return the op that makes the sum of two dots: an addition, or the second one."""
-    one, other = terms
 
     def made(value: Operand) -> Op | None:
         found = makers.get(value.number) if isinstance(value, Value) else None
@@ -148,7 +150,7 @@ def _sum_of(body: Region, makers: Mapping[int, Op], terms: Sequence[Op | None]) 
             found = makers.get(found.operands[0].number) if isinstance(found.operands[0], Value) else None
         return found
 
-    if other is not None and len(other.operands) == 3 and made(other.operands[2]) is one:
+    if len(other.operands) == 3 and made(other.operands[2]) is one:
         return other
     for op in body.ops:
         if op.attrs == PointwiseAttrs("add") and {id(made(each)) for each in op.operands} == {id(one), id(other)}:

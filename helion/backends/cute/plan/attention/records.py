@@ -461,6 +461,6 @@ class AttentionPlan(ScorePlan):
 
 
 LATENT_GROUPS = 2
-"""Consumer groups of a latent tile. Each computes all scores, which need fewer MMAs than an exchange has waits."""
+"""Consumer groups of a latent tile. Each computes all scores: to exchange parts of them, groups would wait in each block."""
 LAZY = 8.0
 """Growth of a maximum, in powers of two, up to which exponentials are relative to the former maximum."""
