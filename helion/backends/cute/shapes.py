@@ -41,7 +41,7 @@ from .lower.attention.kernel import (
 )
 from .lower.attention.loops import has_attention
 from .lower.host import gemm_pieces
-from .lower.kernel import build_plan
+from .lower.kernel import build_plan, known_product
 from .lower.peers.messages import plain
 from .lower.rowwise import kernel as rows
 from .lower.weights.nibbles import with_nibbles
@@ -127,8 +127,14 @@ short. The general backend is as fast for few rows, and its predictions for more
 (benchmarks/results/cute/nvidia-h200-few-rows.jsonl)."""
 
 
+PARTIAL_LEAD = Lead(ratio=0.75)
+"""The same where terms add to some of the accumulators: facts count the most that one loop adds to."""
+
+
 def _matmul_lead(program: Program, facts: KernelFacts) -> Lead:
     shape = shape_of(facts)
+    if known_product(program).problem.absent:
+        return PARTIAL_LEAD
     if isinstance(shape, str):
         return PREDICTABLE_LEAD
     if shape.problem.groups is not None and shape.problem.outputs_of("strided"):

@@ -16,6 +16,7 @@ from helion.backends.cute.codegen.module import build
 from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.records import Choice
 from helion.backends.cute.plan.refusal import Refusal
+from helion.backends.cute.resources.shape import shape_of
 from helion.backends.cute.shapes import MATMUL
 from helion.backends.cute.toolchain.offline import compile_text
 from helion.hardware import target as target_of
@@ -166,6 +167,21 @@ def test_accumulators_that_begin_with_one_matrix_stay_apart() -> None:
     one, other = x.double(), h.double()
     wanted = (one @ v + other @ u) * (one @ w + other @ u) - (one @ w + other @ v)
     assert products.row_error(three_of_two(x, h, *weights), wanted) < BOUNDS[BF16]
+
+
+def test_seeds_know_terms_and_their_copies() -> None:
+    numbers = complex_numbers.bind(tuple(parts(K, N, BF16)), target="sm_90")
+    x, square = torch.empty(4096, 64, dtype=BF16, device="meta"), torch.empty(64, 136, dtype=BF16, device="meta")
+    odd = torch.empty(M + 2, 77, dtype=FP16, device="meta"), torch.empty(3, 77, 103, dtype=FP16, device="meta")
+    for bound, products_of_a, k in (
+        (numbers, 3, [K, K]),
+        (density.bind((x, square, square), target="sm_90"), 2, [64, 64]),
+        (filtered.bind(odd, target="sm_90"), 1, [77, 77, 77]),
+    ):
+        shape, whole = shape_of(bound.facts), bound.plan().gemm.whole
+        assert not isinstance(shape, str) and bound.seeds
+        assert (shape.products, [shape.problem.k, *(term.k for term in shape.problem.terms)]) == (products_of_a, k)
+        assert len(shape.problem.copied) == len(whole.copied)
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -149,12 +149,18 @@ def _products(facts: KernelFacts) -> tuple[MatmulFact, ...]:
 
 
 def _more_terms(facts: KernelFacts) -> tuple[MatmulFact, ...]:
-    """Return the first matmul of each further term that is added to the same accumulators."""
+    """Return the first matmul of each further term that is added to the same accumulators: of one left operand, or of as
+    many right ones."""
     parents = {region.region: region.parent for region in facts.regions}
     products = _products(facts)
-    rest = [each for each in facts.matmuls if each not in products]
-    rest = [each for each in rest if parents[each.region] == parents[products[0].region]]
-    return tuple(rest[:: len(products)])
+    found = [each for each in facts.matmuls if parents[each.region] == parents[products[0].region]]
+    first: dict[tuple[int, int | None, bool], MatmulFact] = {}
+    for each in found:
+        load = load_of(facts, each.lhs_slot)
+        first.setdefault((each.region, None if load is None else load.storage, each.lhs_prologue), each)
+    if any(each is not products[0] and each in products for each in first.values()):
+        return tuple(first.values())[1:]
+    return tuple([each for each in found if each not in products][:: len(products)])
 
 
 def _sides(facts: KernelFacts) -> _Sides | str:
@@ -248,7 +254,9 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
     swaps = {"a": "b", "b": "a"} if axes[0] != sides.rows else {}
     seconds = tuple(_second(sides.others, 0))
     copied = tuple(
-        replace(each, operand=swaps.get(each.operand, each.operand)) for each in copied_operands(facts, fact, seconds)
+        replace(each, operand=swaps.get(each.operand, each.operand) + (f"_of_{term}" if term else ""))
+        for term, of_term in enumerate((fact, *sides.terms))
+        for each in copied_operands(facts, of_term, seconds)
     )
     packed = any(each.is_packed for each in copied)
     for each in copied:
@@ -274,7 +282,7 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
         a_major=majors[0],
         b_major=majors[1],
         epilogue=_epilogue(operands, facts, stores, axes, n),
-        terms=() if copied else tuple(_terms(facts, sides, (m, n), majors)),
+        terms=tuple(_terms(facts, sides, (m, n), majors)),
         scales=None if copied and not packed else block_scales(fact, facts, axes, k),
         copied=copied,
         summed=tuple(summed for _, summed in sums),
