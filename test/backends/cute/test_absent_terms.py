@@ -113,6 +113,22 @@ def three_of_two(x: torch.Tensor, h: torch.Tensor, w: torch.Tensor, u: torch.Ten
     return out
 
 
+@helion.kernel(backend="cute")
+def two_of_one(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """One right operand for two left ones, as a transposed result."""
+    (m, k), n = x.size(), w.size(1)
+    first, second = (torch.empty([m, n], dtype=x.dtype, device=x.device).t().contiguous().t() for _ in range(2))
+    for i, j in hl.tile([m, n]):
+        one = hl.zeros([i, j], dtype=torch.float32)
+        other = hl.zeros([i, j], dtype=torch.float32)
+        for d in hl.tile(k):
+            one = hl.dot(x[i, d], w[d, j], acc=one)
+            other = hl.dot(y[i, d], w[d, j], acc=other)
+        first[i, j] = one.to(x.dtype)
+        second[i, j] = other.to(x.dtype)
+    return first, second
+
+
 def tensor(*shape: int, seed: int = 0, dtype: torch.dtype = BF16) -> torch.Tensor:
     return products.values(*shape, dtype=dtype, device="cpu", seed=seed) / 8
 
@@ -139,6 +155,13 @@ def test_loops_share_some_accumulators() -> None:
     fresh, before = x.double() @ w[0].double(), h.double() @ u[1].double()
     gate = torch.sigmoid(0.5 + x.double() @ w[1].double() + h.double() @ u[0].double())
     assert products.row_error(cell(x, h, w, u), torch.tanh(fresh + gate * before)) < BOUNDS[BF16]
+
+
+def test_a_transposed_result_shares_right_operands() -> None:
+    x, y, w = tensor(M, K), tensor(M, K, seed=1), tensor(K, N, seed=2)
+    for found, left in zip(two_of_one(x, y, w), (x, y), strict=True):
+        assert products.row_error(found, left.double() @ w.double()) < BOUNDS[BF16]
+    assert two_of_one.bind((x, y, w), target="sm_90").plan().gemm.whole.absent == ()
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32])

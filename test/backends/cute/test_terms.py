@@ -192,6 +192,13 @@ def test_what_is_no_sum_of_matmuls_is_refused() -> None:
     a, b, c, d = tensor(M, K), tensor(K, N), tensor(M, R), tensor(R, N)
     with pytest.raises(exc.CuteUnsupported, match="or several that go on with all accumulators"):
         rounded_between.bind((a, b, c, d), target="sm_90")
+
+
+def test_terms_with_another_dimension_contiguous_are_copied() -> None:
     x, w, low, up, bias, start = adapted_args()
-    with pytest.raises(exc.CuteUnsupported, match="differ in type, or in what is contiguous"):
-        adapted.bind((x, w, low, up.t().contiguous().t(), bias, start), target="sm_90")
+    given = (x, w, low.t().contiguous().t(), up.t().contiguous().t(), bias, start)
+    wanted = x.double() @ w.double().t() + low.double() @ up.double().t() + bias.double() + start.double()
+    assert products.row_error(adapted(*given), wanted) < BOUNDS[BF16]
+    gemm = adapted.bind(given, target="sm_90").plan().gemm
+    assert [each.operand for each in gemm.whole.copied] == ["a_of_1", "b_of_1"]
+    assert (gemm.problem.a_major, gemm.problem.b_major) == ("k", "k")

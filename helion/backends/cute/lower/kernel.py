@@ -28,8 +28,8 @@ from .numbers import dividing, equal, example, known
 from .parts import without_parts
 from .peers.messages import with_messages, without_messages
 from .product import Product, product_of
-from .rewrites.picks import with_picks
-from .terms import blocks_of_loops, programs_of_terms, sum_of
+from .rewrites.picks import Pick, with_picks
+from .terms import TermProgram, blocks_of_loops, of_two_majors, programs_of_terms, sum_of
 from .weights.nibbles import with_nibbles
 from .windows import Start, with_windows
 
@@ -78,11 +78,7 @@ def _of_groups_or_batch(program: Program) -> Product:
     picked = with_picks(grouped.program)
     batched = without_batch(picked.program)
     looped = with_loop(batched.program)
-    terms = programs_of_terms(looped.program)
-    products = [product_of(each.program, batched.strides, picked.picks) for each in terms]
-    product = products[0]
-    if len(terms) > 1:
-        product = sum_of(products, [each.absent for each in terms], blocks_of_loops(looped.program))
+    product = _of_terms(looped.program, batched.strides, picked.picks)
     if looped.held:
         product = dataclasses.replace(product, depth=product.problem.line)
     if grouped.offsets is not None:
@@ -90,6 +86,39 @@ def _of_groups_or_batch(program: Program) -> Product:
     else:
         product = _side_by_side(product, batched)
     return _renamed(product, {each: pick.tensor.id for each, pick in picked.picks.items()})
+
+
+def _of_terms(program: Program, strides: Mapping[int, tuple[Number, ...]], picks: Mapping[int, Pick]) -> Product:
+    """Return the sum of the terms of a program: those of one left operand each, or of one right operand where the result is
+    transposed, and fewer are absent. Raises ``Refusal``."""
+    found, reason = list[Product](), None
+    for side in (0, 1):
+        terms = programs_of_terms(program, side)
+        if len(terms) == 1:
+            return product_of(terms[0].program, strides, picks)
+        try:
+            found.append(_sum(program, terms, strides, picks))
+        except Refusal as refusal:
+            reason = reason or refusal
+        if found and not found[-1].problem.absent:
+            return found[-1]
+    if not found:
+        assert reason is not None
+        raise reason
+    return min(found, key=lambda product: len(product.problem.absent))
+
+
+def _sum(
+    program: Program,
+    terms: Sequence[TermProgram],
+    strides: Mapping[int, tuple[Number, ...]],
+    picks: Mapping[int, Pick],
+) -> Product:
+    """Return the sum of the terms of a program. Raises ``Refusal``."""
+    products = [product_of(each.program, strides, picks) for each in terms]
+    if along_k := of_two_majors(products):
+        products = [product_of(each.program, strides, picks, along_k) for each in terms]
+    return sum_of(products, [each.absent for each in terms], blocks_of_loops(program))
 
 
 def _renamed(product: Product, tensors: Mapping[int, int]) -> Product:

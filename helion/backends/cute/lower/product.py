@@ -6,7 +6,7 @@ Everything else is refused by name, as is everything that the kernel would compu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -94,20 +94,26 @@ def product_of(
     program: Program,
     batch_strides: Mapping[int, tuple[Number, ...]] | None = None,
     picks: Mapping[int, Pick] | None = None,
+    along_k: frozenset[str] = frozenset(),
 ) -> Product:
     """Return the GEMM that `program` computes, or the transposed one if that is faster. Raises ``Refusal``.
 
     ``batch_strides`` are those of tensors along each dimension of a batch, of which `program` is one matmul. ``picks`` are
-    tensors of picked lines.
+    tensors of picked lines. Operands of the sides ``along_k``, of A or B, are copied unless they are contiguous along K.
     """
-    product = _traced(program, batch_strides or {}, picks or {})
+    product = _traced(program, batch_strides or {}, picks or {}, along_k=along_k)
     if product.whole_rows or batch_strides or picks or not gains_by_turning(product.problem):
         return product
-    return _traced(program, {}, {}, turned=True)
+    return _traced(program, {}, {}, turned=True, along_k=along_k)
 
 
 def _traced(
-    program: Program, batch_strides: Mapping[int, tuple[Number, ...]], picks: Mapping[int, Pick], turned: bool = False
+    program: Program,
+    batch_strides: Mapping[int, tuple[Number, ...]],
+    picks: Mapping[int, Pick],
+    *,
+    turned: bool = False,
+    along_k: frozenset[str] = frozenset(),
 ) -> Product:
     """Return the GEMM of a program, whose N is the contiguous dimension of the output unless it is ``turned``."""
     summed = with_sums(program)
@@ -125,7 +131,7 @@ def _traced(
     frame = replace(frame, batch_strides=batch_strides, picks=picks, sums=summed.sums)
     frame = replace(frame, m=frame.n, n=frame.m) if turned else frame
     dots, scaled = _dots(frame, loop, nest)
-    (a, b), *others = _pairs(frame, dots)
+    (a, b), *others = _pairs(frame, dots, along_k)
     if any(other != a for other, _ in others):
         raise Refusal("matmuls that share an epilogue need the same first operand")
     second = [right for _, right in others]
@@ -237,7 +243,7 @@ def tiled_frame(program: Program, root: Root, outer: Sequence[Op], loop: Op) -> 
 
 def _is_same(frame: Frame, loop: Op, places: Sequence[Multiplied]) -> bool:
     """Return whether a loop computes the matmul of the same tensors again."""
-    pairs = _pairs(frame, [_dot(frame, loop, at) for at in range(len(loop.results))])
+    pairs = _pairs(frame, [_dot(frame, loop, at) for at in range(len(loop.results))], frozenset())
     if not all(starts_from_zero(frame, start) for start in loop.operands):
         return False
     return all(left == places[0] for left, _ in pairs) and [right for _, right in pairs] == list(places[1:])
@@ -382,23 +388,26 @@ def _name(op: Op) -> str:
 # Memory -----------------------------------------------------------------------------------------------------------------------
 
 
-def _pairs(frame: Frame, dots: Sequence[Op]) -> list[tuple[Multiplied, Multiplied]]:
+def _pairs(frame: Frame, dots: Sequence[Op], along_k: frozenset[str]) -> list[tuple[Multiplied, Multiplied]]:
     """Return A and B of each dot. All B have the major mode of the first, for which others are copied."""
     pairs = [_operands(frame, dot) for dot in dots]
     if len({right.major for _, right in pairs}) > 1:
-        pairs = [_operands(frame, dot, right.major != "k") for dot, (_, right) in zip(dots, pairs, strict=True)]
-    return pairs
+        along_k |= {"b"}
+    turned = [{side for side, each in zip("ab", pair, strict=True) if each.major != "k"} & along_k for pair in pairs]
+    return [
+        _operands(frame, dot, copies) if copies else pair for dot, pair, copies in zip(dots, pairs, turned, strict=True)
+    ]
 
 
-def _operands(frame: Frame, dot: Op, copies_b: bool = False) -> tuple[Multiplied, Multiplied]:
-    """Return A and B: if the dot computes D transposed, its second operand is A. ``copies_b`` rules out TMA for B."""
+def _operands(frame: Frame, dot: Op, copies: Collection[str] = ()) -> tuple[Multiplied, Multiplied]:
+    """Return A and B: if the dot computes D transposed, its second operand is A. ``copies`` are those that TMA does not
+    load."""
     left, right = dot.operands[:2]
     dtype = common_dtype(frame, dot)
+    a, b = (left, (frame.m, frame.k)), (right, (frame.k, frame.n))
     if _is_swapped(frame, dot):
-        a, b = multiplied(frame, right, (frame.k, frame.m), dtype), (left, (frame.n, frame.k))
-    else:
-        a, b = multiplied(frame, left, (frame.m, frame.k), dtype), (right, (frame.k, frame.n))
-    return a, multiplied(frame, *b, dtype, copies_b)
+        a, b = (right, (frame.k, frame.m)), (left, (frame.n, frame.k))
+    return multiplied(frame, *a, dtype, "a" in copies), multiplied(frame, *b, dtype, "b" in copies)
 
 
 def _is_swapped(frame: Frame, dot: Op) -> bool:

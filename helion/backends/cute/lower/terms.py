@@ -52,8 +52,9 @@ class _Accumulator:
     places: dict[int, int]
 
 
-def programs_of_terms(program: Program) -> list[TermProgram]:
-    """Return a program for each term of the sums; the original one where there is one term."""
+def programs_of_terms(program: Program, side: int) -> list[TermProgram]:
+    """Return a program for each term of the sums, whose dots share the operand of a ``side``; the original one where there
+    is one term."""
     unchanged = [TermProgram(program=program)]
     if len(program.roots) != 1:
         return unchanged
@@ -70,7 +71,9 @@ def programs_of_terms(program: Program) -> list[TermProgram]:
     if any(_reads_loops(each.start, makers) for each in accumulators):
         return unchanged
     terms = [
-        term for at in range(len(loops)) for term in _terms_of_loop(at, [each.get(at, []) for each in links], makers)
+        _Term(at=at, links=row)
+        for at in range(len(loops))
+        for row in _by_operand([each.get(at, []) for each in links], side, makers)
     ]
     if len(terms) == 1 and None not in terms[0].links:
         return unchanged
@@ -131,13 +134,6 @@ class _Term:
 
     at: int
     links: tuple[_Link | None, ...]
-
-
-def _terms_of_loop(at: int, links: Sequence[Sequence[_Link]], makers: _Makers) -> list[_Term]:
-    """Return the terms of a loop, given what adds to each accumulator: those that share an operand, on the side where
-    fewer operands are shared by more."""
-    sides = [_by_operand(links, side, makers) for side in (0, 1)]
-    return [_Term(at=at, links=term) for term in min(sides, key=len)]
 
 
 def _by_operand(links: Sequence[Sequence[_Link]], side: int, makers: _Makers) -> list[tuple[_Link | None, ...]]:
@@ -246,7 +242,7 @@ def sum_of(products: Sequence[Product], absent: Sequence[frozenset[int]], blocks
     bases = ["b", *(each.label for each in _seconds(first.problem))]
     for other in others:
         if _without_operands(other.problem) != _without_operands(first.problem):
-            raise Refusal("the terms of a sum of matmuls differ in type, or in what is contiguous")
+            raise Refusal("the terms of a sum of matmuls differ in type, or in what the epilogue does")
         if other.runtime or first.runtime:
             raise Refusal("sums of several matmuls are implemented for sizes and strides that are known in advance")
     labels = [[f"{base}_of_{number}" if number else base for base in ("a", *bases)] for number in range(len(products))]
@@ -267,6 +263,19 @@ def sum_of(products: Sequence[Product], absent: Sequence[frozenset[int]], blocks
         sources=tuple(tensor for _, tensors in copies for tensor in tensors),
         batch_blocks=(*first.batch_blocks, *(block for block in blocks if block != first.blocks[2])),
     )
+
+
+def of_two_majors(products: Sequence[Product]) -> frozenset[str]:
+    """Return the sides of the terms of a sum, of A or B, that TMA loads with either dimension contiguous."""
+    found = {
+        side: {
+            each.problem.a_major if side == "a" else each.problem.b_major
+            for each in products
+            if _loads(each.problem, side)
+        }
+        for side in ("a", "b")
+    }
+    return frozenset(side for side, majors in found.items() if len(majors) > 1)
 
 
 def _term(other: Product) -> Term:
@@ -290,13 +299,9 @@ def _copies(product: Product, labels: Sequence[str], gone: Sequence[str]) -> Ite
 
 
 def _major(products: Sequence[Product], side: str) -> Major:
-    """Return the contiguous dimension of the operands of a side: that of operands which TMA loads, or else of the first.
-    Raises ``Refusal`` if there are two."""
+    """Return the contiguous dimension of the operands of a side: that of operands which TMA loads, or else of the first."""
     majors = [(each.problem.a_major if side == "a" else each.problem.b_major, each) for each in products]
-    loaded = {major for major, each in majors if _loads(each.problem, side)}
-    if len(loaded) > 1:
-        raise Refusal("the terms of a sum of matmuls differ in type, or in what is contiguous")
-    return next(iter(loaded), majors[0][0])
+    return next((major for major, each in majors if _loads(each.problem, side)), majors[0][0])
 
 
 def _loads(problem: GemmProblem, side: str) -> bool:

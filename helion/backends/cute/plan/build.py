@@ -222,8 +222,10 @@ def check_problem(problem: GemmProblem) -> None:
     majors = problem.a_major, problem.b_major
     if majors != ("k", "k") and itemsize(problem.operand_dtype) != 2 and problem.operand_dtype not in IMPRECISE_DTYPES:
         raise Refusal("operands of int8 and of 32 bits have to be contiguous along K")
-    check_pitch(problem, problem.names[0], problem.operand_dtype, problem.a_pitch, _line(problem.a_major, "m"))
-    check_pitch(problem, problem.names[1], problem.operand_dtype, problem.b_pitch, _line(problem.b_major, "n"))
+    if problem.loads("a"):
+        check_pitch(problem, problem.names[0], problem.operand_dtype, problem.a_pitch, _line(problem.a_major, "m"))
+    if problem.loads("b"):
+        check_pitch(problem, problem.names[1], problem.operand_dtype, problem.b_pitch, _line(problem.b_major, "n"))
     problem.epilogue.check()
     for what, op, extent in (("rows", ROW_NUMBER, problem.m), ("columns", COLUMN_NUMBER, problem.n)):
         if extent > MAX_NUMBERED and problem.epilogue.numbers(op):
@@ -261,7 +263,8 @@ def check_problem(problem: GemmProblem) -> None:
 def _check_second(problem: GemmProblem, operand: EpilogueOperand) -> None:
     if operand.dtype != problem.operand_dtype:
         raise Refusal(f"{operand.name} is of {operand.dtype}, the first matmul's B of {problem.operand_dtype}")
-    check_pitch(problem, operand.name, operand.dtype, operand.pitch, _line(problem.b_major, "n"))
+    if problem.loads(operand.label):
+        check_pitch(problem, operand.name, operand.dtype, operand.pitch, _line(problem.b_major, "n"))
 
 
 def _line(major: Major, other: str) -> str:

@@ -154,6 +154,10 @@ class GemmProblem:
         """Return the copy of an operand of the matmul, by label; None if TMA loads it."""
         return next((each for each in self.copied if each.operand == operand), None)
 
+    def loads(self, operand: str) -> bool:
+        """Return whether TMA loads elements of an operand of the matmul as they are."""
+        return self.copy_of(operand) is None and operand not in self.absent
+
     @functools.cached_property
     def multiplicands(self) -> tuple[Multiplicand, ...]:
         """Operands of the matrix unit, term by term: A, and each B."""

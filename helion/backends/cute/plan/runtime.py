@@ -338,10 +338,11 @@ def check_terms(problem: GemmProblem) -> None:
         raise Refusal("sums of several matmuls are stored to lines in order")
     if problem.terms and problem.operand_dtype == "int8":
         raise Refusal("sums of several matmuls are implemented for floating-point operands")
-    for term in problem.terms:
+    for number, term in enumerate(problem.terms, start=1):
         if not 0 < term.k <= MAX_EXTENT:
             raise Refusal(f"K = {term.k} of a term; 1 to {MAX_EXTENT} are implemented")
-        a, *bs = term.names or problem.names
-        check_pitch(problem, a, problem.operand_dtype, term.a_pitch, term.k if problem.a_major == "k" else problem.m)
-        for name, pitch in zip(bs, term.b_pitches, strict=False):
-            check_pitch(problem, name, problem.operand_dtype, pitch, term.k if problem.b_major == "k" else problem.n)
+        own = [each for each in problem.multiplicands if each.term == number]
+        for name, each in zip(term.names or problem.names, own, strict=False):
+            if problem.loads(each.label):
+                major, lines = (problem.a_major, problem.m) if each.base == "a" else (problem.b_major, problem.n)
+                check_pitch(problem, name, problem.operand_dtype, each.pitch, term.k if major == "k" else lines)
