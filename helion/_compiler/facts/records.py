@@ -77,13 +77,14 @@ class AxisFact:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegionFact:
     """One region. ``axes`` are those of its grid or loop. ``parent`` is None for roots, and ``root`` numbers the grid
-    loops from 0."""
+    loops from 0. ``lookups`` is the most loads of one step, in a row, each of which gives the index of the next load."""
 
     region: int
     kind: RegionKind
     root: int
     parent: int | None
     axes: tuple[int, ...]
+    lookups: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -282,8 +283,7 @@ class ScanFact:
 class PointwiseFact:
     """A kernel that only maps elements: no dot, no sized reduction, no carried tile, no op that depends on tiling.
 
-    - ``total_numel``: the product of the extents of all tunable axes, and of the programs along the other axes of the
-      grid.
+    - ``total_numel``: the product of the extents of all tunable axes, and of the programs along other axes of the grid.
     - ``slab_numel``: elements of memory per tiled element, over all *full* accesses; those of a window count once. A
       full access covers at least half of ``total_numel``, so padded or cropped tensors count.
     - ``storage_itemsize``: the widest dtype of full accesses in memory.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ..._shapes import Dims, hint_of
@@ -26,6 +26,8 @@ from .records import LiveTile, RegionFact
 
 #: Maximal number of ops to follow back from a dot to its load, and from an address to the index it scales.
 MAX_HOPS = 8
+#: Ops through which an index depends on loads.
+_FOLLOWED = frozenset(("load", "pointwise", "view", "mask"))
 
 
 class TileBound(NamedTuple):
@@ -114,6 +116,8 @@ def _region(
         "pointwise": walk.pointwise,
     }
     read: set[int] = set()
+    #: The loads of this region, one after the other, on which a value of it depends.
+    loaded: dict[int, int] = {}
     makers, homes = walk.makers.ops, walk.homes
     for op in region.ops:
         homes[op.number] = number
@@ -123,6 +127,8 @@ def _region(
                 read.add(operand.number)
         for made in op.results:
             makers[made.number] = op
+        if op.kind in _FOLLOWED:
+            _note_loads(op, loaded)
         by_kind.get(op.kind, walk.other).append(op)
         if op.regions and not OPS[op.kind].combines:
             captured: set[int] = set()
@@ -139,7 +145,17 @@ def _region(
     for result in region.results:
         if isinstance(result, Value):
             read.add(result.number)
+    if kind == "loop" and max(loaded.values(), default=0) > 1:
+        walk.regions[number] = replace(walk.regions[number], lookups=max(loaded.values()) - 1)
     return read
+
+
+def _note_loads(op: Op, loaded: dict[int, int]) -> None:
+    """Record the loads in a row that the results of ``op`` depend on, given those of its operands."""
+    depth = max((loaded.get(each.number, 0) for each in op.operands if isinstance(each, Value)), default=0)
+    depth += op.kind == "load"
+    if depth:
+        loaded.update((made.number, depth) for made in op.results)
 
 
 def _note_outer(walk: Walk, op: Op, axes: tuple[LoopAxis, ...]) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from ...._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact, StagedOperand
 from ...._shapes import cdiv
 from ....hardware import Target
-from .layouts import fragment_warps, rounds, rows_held
+from .layouts import fragment_warps, moved_at_once, rounds, rows_held
 from .matrix import Unit, is_transposed, is_waiting, keeps_rows, tile_shape, unit_of
 from .tiles import VECTOR_BYTES, tile_bytes, vector_elements
 
@@ -30,6 +30,8 @@ _WIDE_BYTES = 4
 _DECODED_BYTES, _SCALED_GROUP = 2, 32
 #: Bytes of elements that registers exchange in pairs.
 _TURNED_BYTES = 2
+#: Lanes along K of the fragment of an operand of ``mma``.
+_LANES_ALONG_K = 4
 #: Bytes of the narrowest asynchronous copy to shared memory.
 _ASYNC_COPY_BYTES = 4
 
@@ -143,6 +145,15 @@ class _Tally:
         region = self.home(region)
         return region if self.num_stages > 1 and self.facts.regions[region].kind == "loop" else None
 
+    def stages_of(self, loop: int) -> int:
+        """Return the stages of a loop's operands, at least two.
+
+        Loads that give the index of others have an equal part of the steps on CUDA, and one step each on AMD.
+        """
+        lookups = self.facts.regions[loop].lookups
+        left = self.num_stages - lookups if self.target.kind == "hip" else (self.num_stages - 1) // (1 + lookups) + 1
+        return max(2, left)
+
     def add(self, region: int, size: int, dot: int, after: int, axes: tuple[int, ...] | None = None) -> None:
         """Add ``size`` bytes made in ``region`` for dot number ``dot``, of a tile that spans ``axes``."""
         size = cdiv(size, _ALIGNMENT) * _ALIGNMENT
@@ -195,13 +206,7 @@ class _Tally:
             fact, unit = self.facts.matmuls[operand.dot], self.units[operand.dot]
             loop = self.pipeline_of(operand.region)
             if loop is None:
-                loaded, computed = self.sides(operand, fact)
-                last = operand.dot
-                if operand.slot in once:
-                    last, first = once[operand.slot]
-                    if operand is not first:
-                        continue
-                self.add(operand.region, max(loaded, computed), last, operand.after, operand.axes)
+                self.without_loop(operand, fact, once)
                 continue
             layout = fact.lhs_layout if operand.role == "lhs" else fact.rhs_layout
             if operand.slot in transposed and uses[operand.slot] > 1 and self.is_permuted(operand):
@@ -210,7 +215,7 @@ class _Tally:
                 self.exchanges.append(Exchange(region=operand.region, size=size, after=operand.after))
                 continue
             turned = operand.slot in transposed if uses[operand.slot] > 1 else self.is_turned(operand)
-            copies = self.num_stages - (is_waiting(unit) or (unit == "wgmma" and operand.slot in copied))
+            copies = self.stages_of(loop) - (is_waiting(unit) or (unit == "wgmma" and operand.slot in copied))
             ahead, own = self.in_loop(operand, fact, unit, self.is_narrow(slots[operand.slot]), turned, copies)
             if ahead and self.is_converted(slots[operand.slot], unit):
                 if operand.slot not in prefetched:
@@ -238,6 +243,30 @@ class _Tally:
         self.outlasting(again)
         self.read_twice()
         self.sources()
+        self.looked_up()
+
+    def without_loop(
+        self, operand: StagedOperand, fact: MatmulFact, once: Mapping[int, tuple[int, StagedOperand]]
+    ) -> None:
+        """Add an operand that no loop prefetches; ``once`` is what ``read_in_place`` returns."""
+        loaded, computed = self.sides(operand, fact)
+        if self.units[operand.dot] == "mma" and self.is_transposed_again(operand):
+            # converted to fragments of the transpose right after the load
+            size = loaded // self.rounds_transposed(operand, fact)
+            self.add(operand.region, size, operand.after, operand.after, operand.axes)
+            return
+        last, first = once.get(operand.slot, (operand.dot, operand))
+        if operand is first:
+            self.add(operand.region, max(loaded, computed), last, operand.after, operand.axes)
+
+    def looked_up(self) -> None:
+        """Add the prefetched indices of other loads, on CUDA."""
+        known = {operand.slot for operand in self.facts.staged} | {op.slot for _, op in self.source_loads()}
+        for op in self.facts.memory_ops if self.target.kind == "cuda" else ():
+            loop = self.pipeline_of(op.region)
+            if op.kind == "load" and op.slot not in known and loop is not None and self.facts.regions[loop].lookups:
+                size = tile_bytes((op.tile_axes, op.itemsize), self.sizes) * self.num_stages
+                self.loops[loop] = self.loops.get(loop, 0) + cdiv(size, VECTOR_BYTES) * VECTOR_BYTES
 
     def read_in_place(self) -> dict[int, tuple[int, StagedOperand]]:
         """Return, by memory slot, 16-bit loads that only wgmma reads, some as the transpose: the last dot and the first
@@ -328,7 +357,7 @@ class _Tally:
         found: dict[int, int] = {}
         shapes: dict[int, set[frozenset[int]]] = {}
         for loop, op in self.source_loads():
-            size = tile_bytes((op.tile_axes, op.itemsize), self.sizes) * max(1, self.num_stages - 1)
+            size = tile_bytes((op.tile_axes, op.itemsize), self.sizes) * max(1, self.stages_of(loop) - 1)
             found[loop] = found.get(loop, 0) + size
             shapes.setdefault(loop, set()).add(frozenset(op.tile_axes))
         for loop, size in found.items():
@@ -368,7 +397,8 @@ class _Tally:
     ) -> tuple[int, int]:
         """Return the bytes of the prefetched ``copies`` of the load, and of the dot's own buffer."""
         loaded, computed = self.sides(operand, fact)
-        waiting = max(1, self.num_stages - 1)
+        loop = self.pipeline_of(operand.region)
+        waiting = max(1, (self.num_stages if loop is None else self.stages_of(loop)) - 1)
         if turned:
             return 0, loaded
         if self.is_loaded_in_place(operand, fact):
@@ -418,6 +448,35 @@ class _Tally:
         taken = {row: (n - 1) & ~(of_warp[1] * across - 1), column: vector - 1}
         held = rows_held(operand.axes, self.sizes, vector, self.num_warps * self.target.warp_size)
         return rounds(held, taken, operand.itemsize)
+
+    def is_transposed_again(self, operand: StagedOperand) -> bool:
+        """Return whether a right operand is the transpose of rows that are an operand as they are, too, on CUDA."""
+        same = [each for each in self.facts.staged if each.slot == operand.slot and each is not operand]
+        direct = operand.role == "rhs" and operand.direct and self.target.kind == "cuda"
+        return direct and bool(same) and self.is_permuted(operand) and not any(map(self.is_permuted, same))
+
+    def rounds_transposed(self, operand: StagedOperand, fact: MatmulFact) -> int:
+        """Return the rounds in which loaded rows become fragments of their transpose.
+
+        Four lanes along K have neighbours of 4 bytes each, eight lanes are along N.
+        """
+        m, n, _ = tile_shape(fact, self.sizes)
+        of_warp, (_, across) = fragment_warps((m, n), self.num_warps, self.target)
+        # by position, because sides of one length are one axis
+        sizes = dict(enumerate(self.sizes[axis] for axis in operand.axes))
+        *_, row, column = sizes
+        together = max(1, _WIDE_BYTES // operand.itemsize)
+        lanes = _LANES_ALONG_K * together - together
+        taken = {
+            row: (sizes[row] - 1) & ~(of_warp[1] * across - 1),
+            column: (sizes[column] - 1) & ~lanes,
+        }
+        op = next(op for op in self.facts.memory_ops if op.slot == operand.slot)
+        threads = self.num_warps * self.target.warp_size
+        vector = vector_elements(op, self.sizes, threads)
+        held = rows_held(tuple(sizes), sizes, vector, threads)
+        moved = moved_at_once(vector * operand.itemsize, together * operand.itemsize, self.target)
+        return rounds(held, taken, operand.itemsize, moved)
 
     def is_converted(self, op: MemoryOpFact, unit: Unit) -> bool:
         """Return whether a loaded value passes through shared memory on its way to the unit, and is not kept there."""

@@ -138,9 +138,11 @@ def _reduction_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: in
         else:
             warps = _sharing(fact, facts, sizes, num_warps, target)
         kept = set(fact.tile) - {fact.axis}
-        stored = result > 1 and any(op.tile_axes and kept.issuperset(op.tile_axes) for op in facts.memory_ops)
-        size = result * warps * (fact.itemsize + _index_bytes(fact)) if warps > 1 or stored else 0
-        if warps <= 1:
+        stored = [op.itemsize for op in facts.memory_ops if op.tile_axes and kept.issuperset(op.tile_axes)]
+        size = result * warps * (fact.itemsize + _index_bytes(fact)) if warps > 1 else 0
+        if warps <= 1 and result > 1 and stored:
+            # a wider sum, such as int64, is narrowed before
+            size = result * (min(fact.itemsize, max(_FLOAT_BYTES, *stored)) + _index_bytes(fact))
             size //= _stored_rounds(fact, facts, sizes, threads, target)
         if sizes[fact.axis] < facts.axes[fact.axis].padded and numel < threads:
             # chunks smaller than the number of threads, which then repeat them, convert their layout after the first

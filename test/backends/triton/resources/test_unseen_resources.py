@@ -13,6 +13,7 @@ from varied_kernels import Varied
 import helion
 import helion.language as hl
 from benchmarks.cells import workload_cells
+from benchmarks.workloads.products import feature_interactions
 from helion.autotuner.proposal import Predicted
 from helion.backends.triton.backend import Triton
 from helion.backends.triton.resources.layouts import moved_at_once
@@ -76,6 +77,52 @@ def test_what_spills_is_foreseen(name: str, case: str, gpu: str, config: dict[st
 )
 def test_shared_memory_is_close(name: str, case: str, gpu: str, config: dict[str, Any], real: int) -> None:
     assert real <= predicted(name, case, gpu, **config).shared_bytes <= 1.10 * real + 2048
+
+
+#: GPUs, stages, and the bytes of a loop whose loads take an index that it loads too: of 24576 bytes of operands.
+LOOKED_UP = [
+    *(("sm_80", stages, real) for stages, real in ((1, 24576), (2, 24576), (3, 24580), (4, 24580), (5, 49160))),
+    *(("sm_90", stages, real) for stages, real in ((2, 49152), (3, 49156), (4, 49156), (5, 73736))),
+    *(("sm_100", stages, real) for stages, real in ((2, 49168), (4, 49172), (5, 73752))),
+    *(("gfx942", stages, real) for stages, real in ((2, 24576), (3, 24576), (4, 49152), (5, 73728))),
+]
+
+
+@pytest.mark.parametrize(("gpu", "stages", "real"), LOOKED_UP)
+def test_lookups_take_some_of_the_stages(gpu: str, stages: int, real: int) -> None:
+    cell = next(cell for cell in workload_cells() if cell.kernel == "block_sparse_product")
+    bound = cell.function.bind(cell.args, target=gpu)
+    decisions = bound.config_spec.decode(bound.seeds[0].config)
+    found = predict(bound.facts, decisions.sizes, decisions.values["num_warps"], stages, target(gpu)).shared_bytes
+    assert real <= found <= real + 128
+
+
+#: GPUs, rows, columns, dtypes, warps, and the bytes of rows and of their transpose in the layout of the unit.
+TRANSPOSED = [
+    ("sm_80", 64, 128, torch.bfloat16, 4, 20480),
+    ("sm_80", 64, 128, torch.bfloat16, 8, 24576),
+    ("sm_90", 27, 128, torch.bfloat16, 4, 12288),
+    ("sm_120", 64, 64, torch.float16, 4, 10240),
+    ("sm_80", 64, 128, torch.float32, 2, 40960),
+    ("sm_80", 64, 128, torch.float32, 8, 49152),
+    ("sm_86", 100, 48, torch.float32, 4, 36864),
+    ("sm_80", 16, 256, torch.bfloat16, 2, 16384),
+]
+
+
+@pytest.mark.parametrize(("gpu", "rows", "columns", "dtype", "warps", "real"), TRANSPOSED)
+def test_rows_change_to_their_transpose_in_rounds(
+    gpu: str, rows: int, columns: int, dtype: torch.dtype, warps: int, real: int
+) -> None:
+    bound = feature_interactions.bind((torch.empty(64, rows, columns, dtype=dtype, device="meta"),), target=gpu)
+    sizes = bound.config_spec.decode(bound.seeds[0].config).sizes
+    assert predict(bound.facts, {**sizes, 0: 1}, warps, 3, target(gpu)).shared_bytes == real
+
+
+def test_whole_numbers_are_narrowed_before_they_change_their_layout() -> None:
+    cell = next(cell for cell in workload_cells() if cell.kernel == "buckets")
+    bound = cell.function.bind(cell.args, target="sm_80")  # sums of int64, stored as int32: 1024 of 4 bytes
+    assert bound.seeds[0].predicted.shared_bytes == 4096
 
 
 #: GPUs, and how many copies of each operand three stages have there.
