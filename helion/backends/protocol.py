@@ -116,9 +116,11 @@ class Backend(Protocol[P]):
         """Return the lead in predicted time over the general backend from which ``auto`` takes a kernel."""
         ...
 
-    def derivative(self, program: Program, wanted: Iterable[int], name: str) -> StagedBackward | None:
+    def derivative(
+        self, program: Program, wanted: Iterable[int], name: str, target: Target | None
+    ) -> StagedBackward | None:
         """Return a backward called ``name`` of a program that it knows as a whole, with the gradients of the tensors
-        ``wanted``, or None."""
+        ``wanted``, or None. ``target`` is that of its kernels, if other backends than the general one may compile them."""
         ...
 
     def with_less_smem(self, config: Config) -> Mapping[str, Any] | None:

@@ -90,8 +90,10 @@ class Cute:
     def lead(self, program: Program, facts: KernelFacts) -> Lead:
         return shapes.shape_of_program(program).lead(program, facts)
 
-    def derivative(self, program: Program, wanted: Iterable[int], name: str) -> StagedBackward | None:
-        return derivative.derivative(program, wanted, name)
+    def derivative(
+        self, program: Program, wanted: Iterable[int], name: str, target: Target | None
+    ) -> StagedBackward | None:
+        return derivative.derivative(program, wanted, name, target)
 
     def with_less_smem(self, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return None: legalizing a config has already shrunk its tiles' memory as far as possible."""

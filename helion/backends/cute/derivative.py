@@ -3,8 +3,9 @@ this one takes as gradients of attention.
 
 The derivative of a softmax needs no value of the loop over keys but the logarithm of the sums: with the sums of gradient *
 output, a row's weights and their gradients follow from the scores alone. One kernel computes these sums, one the gradient of
-queries, and one those of keys and values. Results are the same in every run. Where the program stores no logarithms, a kernel
-before them computes these and the output again.
+queries, and one those of keys and values. Results are the same in every run. For some sizes one kernel computes all, and adds
+the gradient of queries to memory in any order, unless torch is asked for deterministic algorithms. Where the program stores no
+logarithms, a kernel before them computes these and the output again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from ..._compiler.autodiff.transform import Parameter, StagedBackward
 from ..._compiler.ir.grammar import HostTensor, Program
 from ..._shapes import NeedsValue, dtype_name
+from ...hardware import Target
 from .lower.attention.kernel import known_attention
 from .lower.attention.loops import has_attention
 from .plan.attention.build import HALF_DTYPES
@@ -24,16 +26,23 @@ from .plan.attention.records import ACCUMULATOR, MAXIMUM, TOTAL, AttentionProble
 from .plan.epilogue import Constant, Instruction
 from .plan.refusal import Refusal
 
+TOGETHER = 128
+"""Dimensions of heads for which one kernel of all gradients is faster than two: it computes five products of each block, and not
+seven (gradients named ``all`` in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
 BINARY = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 ROUNDED = {"round_bfloat16": "torch.bfloat16", "round_float16": "torch.float16"}
 
 
-def derivative(program: Program, wanted: Iterable[int], name: str) -> StagedBackward | None:
+def derivative(
+    program: Program, wanted: Iterable[int], name: str, target: Target | None = None
+) -> StagedBackward | None:
     """Return the kernels that compute the gradients of an attention's q, k and v, or None for other programs.
 
     Attention is left to the general derivation if its formulas read tensors or numbers of the launch, or if weights are
     dropped. So it is if keys are bounded by loaded integers, or if a query may see no key. Tensors have dimensions of heads,
     rows and columns alone.
+
+    ``target`` is that of the kernels, if this backend may compile them.
     """
     if not has_attention(program):
         return None
@@ -61,7 +70,8 @@ def derivative(program: Program, wanted: Iterable[int], name: str) -> StagedBack
         return None
     outputs: dict[str, int] = {each.kind: at for each, at in zip(problem.outputs, found.tensors[3:], strict=True)}
     text = _Text(problem, score, shared, {"q": q, "k": k, "v": v, "grad": out}, saved, name)
-    return text.staged(ids, outputs, results)
+    together = len(results) == len(ids) and target is not None and target.has("wgmma")
+    return text.staged(ids, outputs, results, together and problem.q.columns == problem.v.columns == TOGETHER)
 
 
 # The forms that are derived ----------------------------------------------------------------------------------------------
@@ -301,8 +311,10 @@ class _Text:
         self.axes = tuple(f"h{at}.begin" for at in range(len(problem.heads)))
         self.row = f"[{', '.join(map(str, (*problem.heads, problem.queries)))}]"
 
-    def staged(self, ids: dict[str, int], outputs: dict[str, int], results: tuple[int, ...]) -> StagedBackward:
-        """Return the kernels, and the function that calls them."""
+    def staged(
+        self, ids: dict[str, int], outputs: dict[str, int], results: tuple[int, ...], together: bool
+    ) -> StagedBackward:
+        """Return the kernels, and the function that calls them; ``together``: one for all gradients, if its order may vary."""
         parameters = [Parameter(name="grad", kind="gradient", tensor=outputs["exact"])]
         parameters += [Parameter(name=name, kind="tensor", tensor=at) for name, at in ids.items()]
         kernels, lines = [self.sums(), self.of_queries(), self.of_keys()], ["delta = sums_of_products(grad, out)"]
@@ -317,10 +329,22 @@ class _Text:
             ]
             lines = ["delta = sums_of_products(grad, out, grad_logsum)"]
         needed = {name for name, at in ids.items() if at in results}
+        apart = []
         if "q" in needed:
-            lines.append("grad_q = gradient_of_queries(q, k, v, grad, logsum, delta)")
+            apart.append("grad_q = gradient_of_queries(q, k, v, grad, logsum, delta)")
         if needed - {"q"}:
-            lines.append("grad_k, grad_v = gradients_of_keys(q, k, v, grad, logsum, delta)")
+            apart.append("grad_k, grad_v = gradients_of_keys(q, k, v, grad, logsum, delta)")
+        if together:
+            kernels.append(self.of_all())
+            lines += [
+                "if torch.are_deterministic_algorithms_enabled():",
+                *(f"    {line}" for line in apart),
+                "else:",
+                "    sum_q, grad_k, grad_v = all_gradients(q, k, v, grad, logsum, delta)",
+                "    grad_q = sum_q.to(q.dtype)",
+            ]
+        else:
+            lines += apart
         order = {at: name for name, at in ids.items()}
         lines.append(f"return {', '.join(self.returned(order[at]) for at in results)}")
         head = f"def {self.name}({', '.join(each.name for each in parameters)}):"
@@ -444,14 +468,44 @@ class _Text:
         ]
 
     def of_keys(self) -> list[str]:
-        """Return the kernel whose tiles are keys. Heads that share them are a loop around that over queries."""
-        problem, member = self.problem, [number > 1 for number in self.shared]
+        """Return the kernel of the gradients of keys and values, whose tiles are keys."""
+        return [
+            "def gradients_of_keys(q, k, v, grad, logsum, delta):",
+            *self.tiles_of_keys(["key_sum = hl.dot(ds.to(query.dtype).T, query, acc=key_sum)"]),
+            "    return grad_k, grad_v",
+        ]
+
+    def of_all(self) -> list[str]:
+        """Return the same kernel with the gradient of queries, which tiles of keys add to memory in fp32."""
+        query = self.indexed["q"].ordered
+        places = [
+            {"rows": "tile_m", "columns": "slice(None)"}[each] if isinstance(each, str) else each.text(self.members)
+            for each in query.dims
+        ]
+        differences = [
+            "differences = ds.to(query.dtype)",
+            "key_sum = hl.dot(differences.T, query, acc=key_sum)",
+            f"hl.atomic_add(sum_q, [{', '.join(places)}], hl.dot(differences, key) * {self.unit!r})",
+        ]
+        return [
+            "def all_gradients(q, k, v, grad, logsum, delta):",
+            f"    sum_q = torch.zeros({self.indexed['q'].shape()}, dtype=torch.float32, device=q.device)",
+            *self.tiles_of_keys(differences),
+            "    return sum_q, grad_k, grad_v",
+        ]
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The coordinates of a head, of those that share the keys of a tile, in the loop over these."""
+        pairs = zip(self.axes, self.shared, strict=True)
+        return tuple(f"({axis} * {number} + member)" if number > 1 else axis for axis, number in pairs)
+
+    def tiles_of_keys(self, differences: list[str]) -> list[str]:
+        """Return the loops over tiles of keys, and in these over queries; ``differences`` are the lines that use ``ds``. Heads
+        that share keys are a loop around that over queries."""
+        problem, member = self.problem, any(number > 1 for number in self.shared)
         groups = [size // number for size, number in zip(problem.heads, self.shared, strict=True)]
-        owners = tuple(
-            f"{axis} * {number}" if number > 1 else axis for axis, number in zip(self.axes, self.shared, strict=True)
-        )
-        heads = tuple(f"({owner} + member)" if more else owner for owner, more in zip(owners, member, strict=True))
-        indent = "    " if any(member) else ""
+        heads, indent = self.members, "    " if member else ""
         body = [
             f"query, upstream = {self.load('q', 'tile_m', heads)}, {self.load('grad', 'tile_m', heads)}",
             self.rows(heads),
@@ -460,11 +514,10 @@ class _Text:
             "value_sum = hl.dot(p.to(upstream.dtype).T, upstream, acc=value_sum)",
             "dp = hl.dot(upstream, value.T)",
             *self.changes(),
-            "key_sum = hl.dot(ds.to(query.dtype).T, query, acc=key_sum)",
+            *differences,
         ]
-        loop = [f"        for member in hl.grid({max(self.shared)}):"] if any(member) else []
+        loop = [f"        for member in hl.grid({max(self.shared)}):"] if member else []
         return [
-            "def gradients_of_keys(q, k, v, grad, logsum, delta):",
             self.allocated("grad_k", "k"),
             self.allocated("grad_v", "v"),
             self.grid(groups, "tile_n", problem.keys),
@@ -476,7 +529,6 @@ class _Text:
             *(f"            {indent}{line}" for line in body),
             f"        {self.owned('k', 'grad_k')} = key_sum * {self.unit!r}",
             f"        {self.owned('v', 'grad_v')} = value_sum",
-            "    return grad_k, grad_v",
         ]
 
     def owned(self, of: str, name: str = "") -> str:

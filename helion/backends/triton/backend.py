@@ -115,7 +115,9 @@ class Triton:
         """Return no lead: this is the general backend."""
         return margins.NO_LEAD
 
-    def derivative(self, program: Program, wanted: Iterable[int], name: str) -> StagedBackward | None:
+    def derivative(
+        self, program: Program, wanted: Iterable[int], name: str, target: Target | None
+    ) -> StagedBackward | None:
         """Return None: programs are differentiated op by op."""
         return None
 

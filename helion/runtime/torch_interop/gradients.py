@@ -188,7 +188,8 @@ class Differentiation:
         name = "backward_kernel" if root == 0 else f"backward_kernel_{root}"
         known = not alone and len(self.program.roots) == 1 and step.keeps_results
         for backend in BACKENDS.values() if known else ():
-            staged = backend.derivative(self.program, wanted, name)
+            target = None if self.kernel.settings.backend == GENERAL else self.variant.analysis.target
+            staged = backend.derivative(self.program, wanted, name, target)
             if staged is not None:
                 return _load(self.kernel, staged, name, root)
         backward = differentiate(self.program, root, wanted, step.written, name, order)

@@ -190,7 +190,44 @@ def test_gradients_of_some_tensors(monkeypatch: pytest.MonkeyPatch, missing: int
         assert (one.double() - other).norm() < 6e-3 * other.norm()
 
 
-@pytest.mark.parametrize("dims", [64, 256])
+@pytest.mark.parametrize(
+    ("causal", "cap", "deterministic"), [(True, None, False), (False, 2.0, False), (True, None, True)]
+)
+def test_gradients_in_one_kernel(
+    monkeypatch: pytest.MonkeyPatch, causal: bool, cap: float | None, deterministic: bool
+) -> None:
+    """Heads of 128 dimensions that share keys: one kernel, or two in a fixed order where torch is asked for that."""
+    made, tensors = derived(monkeypatch), operands(4, 2, 70, 90, 128, 128, torch.bfloat16)
+    out = helion.kernel(backend="cute")(attention).differentiable()(*tensors, causal, cap, None)
+    (backward,) = made
+    names: Any = backward.kernel.__globals__  # type: ignore[attr-defined]
+    ran = []
+    for name in ("all_gradients", "gradient_of_queries", "gradients_of_keys"):
+        monkeypatch.setitem(names, name, lambda *given, name=name, run=names[name]: ran.append(name) or run(*given))
+    given = torch.randn_like(out)
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        found = torch.autograd.grad(out, tensors, given)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert ran == (["gradient_of_queries", "gradients_of_keys"] if deterministic else ["all_gradients"])
+    exact = [x.detach().double().requires_grad_() for x in tensors]
+    wanted = torch.autograd.grad(reference(*exact, causal, cap, None), exact, given.double())
+    for one, other in zip(found, wanted, strict=True):
+        assert (one.double() - other).norm() < 6e-3 * other.norm()
+
+
+@pytest.mark.parametrize("backend", ["cute", "triton"])
+def test_two_kernels_where_one_is_not_faster(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    """Derive no kernel of all gradients for Triton, nor for some of the tensors, nor for 64 dimensions."""
+    for dims, asked in ((128, 2), (64, 3)) if backend == "cute" else ((128, 3),):
+        made, tensors = derived(monkeypatch), operands(1, 1, 60, 70, dims, dims, torch.bfloat16)
+        tensors = [x.detach().requires_grad_(at < asked) for at, x in enumerate(tensors)]
+        helion.kernel(backend=backend)(attention).differentiable()(*tensors, False, None, None)
+        assert "all_gradients" not in made[0].text
+
+
+@pytest.mark.parametrize("dims", [64, 128, 256])
 def test_the_cute_backend_takes_all_kernels(monkeypatch: pytest.MonkeyPatch, dims: int) -> None:
     made, tensors = derived(monkeypatch), operands(2, 1, 60, 70, dims, dims, torch.bfloat16)
     kernel = helion.kernel(backend="cute")(attention)
@@ -204,6 +241,7 @@ def test_the_cute_backend_takes_all_kernels(monkeypatch: pytest.MonkeyPatch, dim
         ("attention_again", meta),
         ("gradient_of_queries", (*meta, grad, *numbers)),
         ("gradients_of_keys", (*meta, grad, *numbers)),
+        *([("all_gradients", (*meta, grad, *numbers))] if dims == 128 else []),
     ):
         helion.kernel(backend="cute")(names[name].fn).bind(tuple(given), target="h200").plan()
 
