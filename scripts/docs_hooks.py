@@ -21,6 +21,13 @@ def contributing() -> str:
     return re.sub(r"\]\(docs/", "](", (ROOT / "CONTRIBUTING.md").read_text())
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Name the version at the foot of each page."""
+    (version,) = re.findall(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.M)
+    config.copyright = f"helion {version}"
+    return config
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, text in {**reference.pages(), "examples.md": gallery.page(), "contributing.md": contributing()}.items():
         files.append(File.generated(config, path, content=text))

@@ -6,6 +6,7 @@ import ast
 import functools
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -143,6 +144,24 @@ def test_export() -> None:
     program = torch.export.export(Model(), (x, weight), dynamic_shapes=({0: batch}, None))
     x = torch.randn(7, 33)
     torch.testing.assert_close(program.module()(x, weight), ops.rms_norm(x, weight))
+
+
+@pytest.mark.cxx
+@pytest.mark.prove
+def test_a_package_of_aot_inductor(tmp_path: Path) -> None:
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.rand(33) + 0.5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return ops.softmax(ops.rms_norm(x, self.weight))
+
+    block, shapes = Block(), {"x": {0: torch.export.Dim("batch")}}
+    exported = torch.export.export(block, (torch.randn(3, 33),), dynamic_shapes=shapes)
+    file = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "block.pt2"))
+    loaded, x = torch._inductor.aoti_load_package(file), torch.randn(5, 33) + 0.5
+    torch.testing.assert_close(loaded(x), block(x))
 
 
 def test_second_derivatives_are_refused() -> None:

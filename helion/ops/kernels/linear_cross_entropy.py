@@ -291,7 +291,7 @@ def _scaled_gradients(ctx: Any, grad: torch.Tensor, *_: torch.Tensor) -> tuple[A
     gradients, needed = ctx.gradients, list(ctx.needs_input_grad[:2])
     # An earlier backward pass returned their memory, or a transformation such as vmap hides that they are needed.
     if gradients is None or any(need > given for need, given in zip(needed, ctx.wanted, strict=True)):
-        _, *gradients = _reduced(x, weight, labels, ctx.ignore_index, ctx.mean, needed)
+        gradients = _reduced(x, weight, labels, ctx.ignore_index, ctx.mean, needed)[1:]
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or type(grad) is not torch.Tensor:
         gradients = _scaled(grad, x, weight, *gradients)
     else:
