@@ -144,3 +144,10 @@ def test_more_columns_are_left_to_requests() -> None:
     wide, _ = copies.COPIES["registers_int8"]
     shape = ProductShape(problem=wide, blocks=(0, 1, 2), root=0)
     assert {choice.copies_in for choice in choices(shape, gemms.HOPPER)} == {"shared", "memory"}
+
+
+def test_weights_that_one_tile_reads_leave_the_cache_first() -> None:
+    few, more = (linear.bind(arguments(m), target="h100") for m in (13, 64))
+    assert "cache_policy=read_once" in few.to_code(few.seeds[0].config)
+    two_tiles = helion.Config(block_sizes=[32, 64, 128], wgmma_copies_in="registers")
+    assert "read_once" not in more.to_code(two_tiles)
