@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..._shapes import is_power_of_2
 from ...hardware import Target
-from .limits import COLUMN_STEP, LEAST_COLUMNS, TCGEN05_ROWS
+from .limits import COLUMN_STEP, LEAST_COLUMNS, LEAST_FEW, TCGEN05_ROWS
 from .plan.build import MAX_CLUSTER, MAX_ROW_CLUSTER, MAX_SUM_REGISTERS
 from .plan.copied import COPY_WARPS, MAX_COPIED_SUMS, MAX_LOADED_REGISTERS
 from .plan.dtypes import IMPRECISE_DTYPES, itemsize
@@ -35,6 +35,8 @@ def tile_bounds(problem: GemmProblem, target: Target) -> Sides:
         most = min(most, MAX_SUM_REGISTERS // products // least * least)
     if products > 2 or (products == 2 and target.has("tcgen05")):
         rows //= 2
+    if target.has("wgmma") and can_convert(problem) and problem.n <= LEAST_FEW:
+        least = LEAST_FEW
     if needs_registers(problem) and can_convert(problem):
         return (WGMMA_ROWS, 2 * WGMMA_ROWS), (least, 2 * MAX_COPIED_SUMS), (depth, depth)
     if problem.copied and (problem.epilogue.reduces_rows or not suits_memory(problem)):

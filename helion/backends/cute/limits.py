@@ -12,6 +12,8 @@ from .plan.records import SWIZZLE_BYTES
 TCGEN05_ROWS = 128
 #: Two sub-tiles with the fewest columns that are stored at a time.
 LEAST_COLUMNS = 32
+#: The same of few rows of a transposed matmul, which threads store without buffers.
+LEAST_FEW = 16
 #: Step of the columns of both matrix units for tiles of 128 rows (PTX ISA, ``wgmma.mma_async`` and ``tcgen05.mma``).
 COLUMN_STEP = 16
 
@@ -22,8 +24,8 @@ def limits(target: Target) -> Limits:
         backend="cute",
         powers_of_2=True,
         tile_step=COLUMN_STEP,
-        # rows have more, unless the transposed matmul is computed
-        min_dot={itemsize: (LEAST_COLUMNS, LEAST_COLUMNS, SWIZZLE_BYTES // itemsize) for itemsize in (1, 2, 4, 8)},
+        # rows have more, unless the transposed matmul is computed; ``tile_bounds`` has those of each matmul
+        min_dot={itemsize: (LEAST_FEW, LEAST_FEW, SWIZZLE_BYTES // itemsize) for itemsize in (1, 2, 4, 8)},
         min_four_bit_k=SWIZZLE_BYTES,
         dot_precisions=frozenset({"ieee", "tf32", "tf32x3"}),
         float_arguments=torch.float32,

@@ -151,3 +151,9 @@ def test_weights_that_one_tile_reads_leave_the_cache_first() -> None:
     assert "cache_policy=read_once" in few.to_code(few.seeds[0].config)
     two_tiles = helion.Config(block_sizes=[32, 64, 128], wgmma_copies_in="registers")
     assert "read_once" not in more.to_code(two_tiles)
+
+
+def test_few_columns_of_a_tile_suffice_for_few_rows() -> None:
+    few, more = (linear.bind(arguments(m), target="h100") for m in (13, 17))
+    assert [each.seeds[0].config["block_sizes"][0] for each in (few, more)] == [16, 32]
+    assert {each.plan().gemm.tile[1] for each in (few, more)} == {16, 32}

@@ -28,6 +28,9 @@ GRID_SPLITS = (2, 3, 4, 6, 8, 16)
 RESIDENTS = 2
 """CTAs per SM where warps that multiply convert A: those of one wait for shared memory, barriers and the matrix unit while
 those of the other convert (benchmarks/results/cute/nvidia-h200-few-rows.jsonl)."""
+LEAST_OF_TWO = 4
+"""Columns of B from which it has several lines of the L2 cache per K tile: twice the CTAs wait longer for one alone (the
+same rows)."""
 
 
 class CuteWgmmaMatmulHeuristic(Heuristic):
@@ -76,7 +79,8 @@ def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[C
             split = Choice(tile=tile, splits=splits, grid_splits=clusters, copies_in=copies_in)
             if splits * clusters > 1 and fills and ctas <= target.num_sms:
                 found.append(narrowed(split, min(plain.epilogue_n, tile[1] // splits)))
-            if copies_in == "registers" and target.num_sms < ctas <= RESIDENTS * target.num_sms:
-                two = dataclasses.replace(split, ctas_per_sm=RESIDENTS)
-                found.append(narrowed(two, min(plain.epilogue_n, tile[1] // splits)))
+            two = copies_in == "registers" and shape.problem.n >= LEAST_OF_TWO
+            if two and target.num_sms < ctas <= RESIDENTS * target.num_sms:
+                resident = dataclasses.replace(split, ctas_per_sm=RESIDENTS)
+                found.append(narrowed(resident, min(plain.epilogue_n, tile[1] // splits)))
     return found
