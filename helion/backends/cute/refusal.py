@@ -69,9 +69,9 @@ def unproven(program: Program, target: Target) -> str:
     """Return the first part of a GEMM that has not run on a GPU, which needs a request; or an empty string.
 
     Hopper has run copies of A and B, strided outputs, TF32, int8, windows, batches of several dimensions, and additions to
-    fp32. It has run up to four products, sums of products, and sums along K. Up to two products of groups of rows have run,
-    of picked rows as well, one with matrices that TMA does not move (cute/nvidia-h200-parts.jsonl,
-    cute/nvidia-h200-products.jsonl).
+    fp32. It has run up to four products, sums of products with copies of their operands, and sums along K. Up to two
+    products of groups of rows have run, of picked rows as well, one with matrices that TMA does not move
+    (cute/nvidia-h200-parts.jsonl, cute/nvidia-h200-products.jsonl).
     """
     product = known_product(program)
     given = [program.tensors[at] for at in product.arguments if isinstance(at, int)]
@@ -94,13 +94,11 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     begun = [source.name for source in sources if not source.aligned]
     strided = [each.name for each in problem.epilogue.of_kind("strided")]
     added = [each for each in problem.outputs if each.adds and not each.lines]
-    yield problem.absent, "of several terms, of which some add to a part of the accumulators,"
-    yield problem.terms and problem.copied, "of several terms with operands that are copied"
     yield (
         has_steps(problem),
         f"of a batch whose operand {_first(problem.copied)} is copied along several dimensions, or tensors,",
     )
-    yield begun, f"of {''.join(begun[:1])}, which begins between multiples of 16 bytes,"
+    yield begun and not problem.terms, f"of {''.join(begun[:1])}, which begins between multiples of 16 bytes,"
     yield groups and products > 1, of_groups
     yield (
         groups and products and (in_memory or by_threads),
@@ -111,7 +109,10 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
         any(each.kind != "exact" or each.dtype != "float32" for each in added),
         "that are added to memory in 16 bits, or by threads,",
     )
-    yield products and in_memory, f"of several products whose operand {_first(in_memory)} is copied"
+    yield (
+        products and in_memory and not problem.terms,
+        f"of several products whose operand {_first(in_memory)} is copied",
+    )
     yield strided, f"whose matrix {''.join(strided[:1])} has strides that TMA cannot take"
 
 
