@@ -279,7 +279,7 @@ def test_a_backend_that_compiles_one_at_a_time_has_seeds_that_are_predicted_to_b
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(TritonToolchain, "together", lambda self: None)
-    bound = kernel(first_call_seconds=1.0).bind((torch.empty(4096, 5000, device="meta"),), target="h200")
+    bound = kernel(first_call_seconds=1.0).bind((torch.empty(20000, 1000, device="meta"),), target="h200")
     seeds, of = bound.seeds, bound.variant.specialized
     by_time = sorted(seeds, key=lambda seed: seed.predicted.time_us)
     fastest, slowest = by_time[0], by_time[-1]

@@ -25,9 +25,8 @@ TALLEST_OF_SEVERAL = 128
 MOST_BUFFERS = 4
 #: Other seeds have to be predicted within this factor of the best one.
 ALTERNATES, WITHIN = 3, 1.5
-#: Predicted times within this factor say nothing where each SM has many tiles. An example are 48 products of 1024 x 1024
-#: x 64 with a hyperbolic tangent. Tiles of 64 x 64 take 85 us and 64 x 128 take 61 (H200); 43.865 and 43.869 are
-#: predicted.
+#: Predicted times within this factor do not order two tilings where each SM has many tiles: the prediction leaves out the
+#: epilogues' latency, which wider tiles hide (cell ``bounded_scores``).
 EQUALLY_FAST, MANY_ROUNDS = 1.002, 32
 
 
