@@ -23,6 +23,8 @@ UNALIGNED_REGISTERS = 16
 
 SUM_REGISTERS, SUMS_PER_REGISTER = 9, 8
 """Registers for the loop over blocks of rows with sums, and sums of a thread for each that is needed in addition."""
+MORE_SUMS_REGISTERS = 4
+"""Registers in addition for each output of sums but the first."""
 
 ANYWHERE_SUM_REGISTERS = 56
 """Registers in addition where rows with sums begin anywhere, and stay in shared memory: compiled kernels need up to 58."""
@@ -432,7 +434,7 @@ class RowLayout:
         words = -(-held * self.lanes // WORD_BYTES) * (self.thread_granules if held else 1)
         if self.demand.sums:
             sums = self.demand.sums * self.lanes * self.thread_granules
-            words += sums + SUM_REGISTERS + sums // SUMS_PER_REGISTER
+            words += sums + SUM_REGISTERS + sums // SUMS_PER_REGISTER + MORE_SUMS_REGISTERS * (self.demand.sums - 1)
         words += ANYWHERE_SUM_REGISTERS if self.by_columns and self.choice.keep == "shared" else 0
         return words + 40 + self.demand.temporaries + (0 if self.aligned else UNALIGNED_REGISTERS)
 
