@@ -52,13 +52,13 @@ def counted(cell: Mapping[str, Any]) -> dict[str, Any]:
     config = bound.default_config()
     found = bound.resources(config)
     counts = found.sass_counts or _of_triton(bound, config)
-    instructions = sum(counts.values())
+    instructions, passes = sum(counts.values()), 1
     if bound.backend == "cute":
         layout = bound.plan(config).rows.layout
         thread = layout.lanes * (layout.chunk_granules if layout.rolled else layout.thread_granules)
         count, clusters = instructions / thread, layout.choice.cluster
     else:
-        rows, columns = _step(config, cell["n"])
+        rows, columns, passes = _step(config, cell["n"])
         count, clusters = instructions * WARP * config.config.get("num_warps", 4) / (rows * columns), 0
     return dict(
         backend=bound.backend,
@@ -67,6 +67,7 @@ def counted(cell: Mapping[str, Any]) -> dict[str, Any]:
         instructions=round(count, 1),
         math=round(count * _special(counts) / instructions, 2),
         cluster=clusters,
+        passes=passes,
     )
 
 
@@ -83,12 +84,16 @@ def _of_triton(bound: Any, config: helion.Config) -> Mapping[str, int]:
     return audit(compiled.asm["cubin"], **tools).opcodes
 
 
-def _step(config: helion.Config, n: int) -> tuple[int, int]:
-    """Return the rows and the columns that a program of Triton has at a time."""
+def _step(config: helion.Config, n: int) -> tuple[int, int, int]:
+    """Return the rows and the columns that a program of Triton has at a time, and how often it reads a row.
+
+    A chunked reduction reads it twice, and so do two loops over tiles of columns.
+    """
     sizes, loops = list(config.config["block_sizes"]), config.config.get("reduction_loops") or [None]
     if loops[0] is not None:
-        return sizes[0], loops[0]
-    return (sizes[0], sizes[-1]) if len(sizes) > 1 and sizes[-1] >= WARP else (max(1, sizes[0]), n)
+        return sizes[0], loops[0], 2
+    tiles = [size for size in sizes[1:] if size >= WARP]
+    return sizes[0], tiles[-1] if tiles else n, max(1, len(tiles))
 
 
 def _special(counts: Mapping[str, int]) -> int:

@@ -26,8 +26,6 @@ SUMS_SHARE, SUMS_RATIO = 0.90, 1.5
 ISSUED, CLOCK_GHZ, SMS = 128, 1.755, 132
 #: Share of the time of a kernel from which issue explains it, and bytes of a row up to which its length does.
 BOUND_BY_ISSUE, SHORT_ROW_BYTES = 0.5, 512
-#: Bytes of a row that one SM can hold.
-SHARED_BYTES = 227 << 10
 #: Time of a launch with few rows, beside the best other, from which a cell counts as slower.
 SLOWER = 1.05
 
@@ -104,7 +102,7 @@ def _misses(cells: Sequence[Line], counts: Sequence[Line]) -> Iterator[str]:
         "",
         "The slowest cell of each kernel and type of the suites below its goal, and gradients below theirs. Instructions are",
         "those of the binary, by `benchmarks/row_misses.py`, per element; a program of several loops has them of all. Issue",
-        "is the time in which all SMs issue them, as a share of the measured time.",
+        "is the time in which all SMs issue them, as a share of the measured time, for rows that are read once.",
         "",
         "| kernel | dtype | size | backend | share of copy | instructions | issue | reason |",
         "| :-- | :-- | :-- | :-- | --: | --: | --: | :-- |",
@@ -114,7 +112,7 @@ def _misses(cells: Sequence[Line], counts: Sequence[Line]) -> Iterator[str]:
         us = cell.get("auto_us", cell.get("us"))
         yield (
             f"| {cell['name']} | {cell['type']} | {cell['m']} x {cell['n']} | {line['backend']} | {cell['share']:.3f} |"
-            f" {line['instructions']:.1f} | {issue / us:.2f} | {_reason(cell, line, issue / us)} |"
+            f" {line['instructions']:.1f} | {f'{issue / us:.2f}' if line['passes'] == 1 else '-'} | {_reason(cell, line, issue / us)} |"
         )
     yield ""
 
@@ -124,6 +122,8 @@ def _reason(cell: Line, line: Line, issue: float) -> str:
     row_bytes = cell["n"] * (2 if cell["type"] == "bfloat16" else 4)
     if cell["m"] < SMS:
         return f"{cell['m']} rows for {SMS} SMs, and the host's sums"
+    if line["passes"] > 1:
+        return f"rows are read {line['passes']} times"
     if line["spill_bytes"]:
         return f"{line['spill_bytes']} bytes of registers spill"
     if issue >= BOUND_BY_ISSUE:
@@ -132,8 +132,6 @@ def _reason(cell: Line, line: Line, issue: float) -> str:
         return f"rows of {row_bytes} bytes: few bytes in flight for each reduction"
     if line["cluster"] > 1:
         return f"waits of clusters of {line['cluster']} CTAs, which do not cover all SMs"
-    if line["backend"] == "triton" and row_bytes > SHARED_BYTES:
-        return "rows are read more than once"
     return "waits between the passes of a row"
 
 
