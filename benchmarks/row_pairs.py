@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -102,48 +103,57 @@ def codes_of(values: torch.Tensor) -> torch.Tensor:
 
 
 def _blocks(make: Any, m: int, n: int, group: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return rows, memory of their codes, and their groups of columns."""
+    """Return rows, memory of their codes, and their groups of columns on the CPU, whose quotients are exact."""
     n = n // 128 * 128
     x = (make.random(m, n, dtype=torch.float32) - 2).bfloat16()
-    return x, make.empty(m, n // 2, dtype=UINT8), x.float().view(m, n // group, group)
+    return x, make.empty(m, n // 2, dtype=UINT8), x.cpu().float().view(m, n // group, group)
+
+
+def _same(name: str, got: torch.Tensor, want: torch.Tensor) -> bool:
+    """Return whether two tensors are equal, bit by bit; else print how many elements differ, and the first of them."""
+    got, want = (each.cpu().contiguous().view(UINT8).view(-1, each.element_size()) for each in (got, want))
+    differs = (got != want).any(-1).nonzero()[:, 0]
+    if len(differs):
+        first = int(differs[0])
+        print(
+            f"{name}: {len(differs)} of {len(got)} differ, {first}: {got[first].tolist()} for {want[first].tolist()}",
+            file=sys.stderr,
+        )
+    return not len(differs)
 
 
 def _of_rows(make: Any, m: int, n: int) -> Any:
-    x, low, _ = _blocks(make, m, n, 128)
-    scale, step = make.empty(m), x.float().abs().amax(-1) / 6.0
-    want = codes_of(x.float() / step[:, None])
-    return of_rows, {}, (x, low, scale), lambda: torch.equal(scale, step) and torch.equal(low, want)
+    x, low, blocks = _blocks(make, m, n, 128)
+    row, scale = blocks.view(x.shape), make.empty(m)
+    step = row.abs().amax(-1) / 6.0
+
+    def check() -> bool:
+        return _same("scales", scale, step) & _same("codes", low, codes_of(row / step[:, None]))
+
+    return of_rows, {}, (x, low, scale), check
 
 
 def _nvfp4(make: Any, m: int, n: int) -> Any:
     x, low, blocks = _blocks(make, m, n, 16)
     step = (blocks.abs().amax(-1) / 6.0).to(FP8)
     want, scale = codes_of((blocks / step.float()[:, :, None]).view(x.shape)), make.empty(*step.shape, dtype=FP8)
-
-    def check() -> bool:
-        return torch.equal(scale.view(UINT8), step.view(UINT8)) and torch.equal(low, want)
-
-    return of_blocks, {}, (x, low, scale), check
+    return of_blocks, {}, (x, low, scale), lambda: _same("scales", scale, step) & _same("codes", low, want)
 
 
 def _mxfp4(make: Any, m: int, n: int) -> Any:
     x, low, blocks = _blocks(make, m, n, 32)
     power = torch.floor(torch.log2(blocks.abs().amax(-1).double())) - 2
     want = codes_of((blocks * torch.exp2(-power).float()[:, :, None]).clamp(-6, 6).view(x.shape))
-    scale = make.empty(*power.shape, dtype=UINT8)
-
-    def check() -> bool:
-        return torch.equal(scale, (power + 127).to(UINT8)) and torch.equal(low, want)
-
-    return of_powers, {}, (x, low, scale), check
+    scale, exponent = make.empty(*power.shape, dtype=UINT8), (power + 127).to(UINT8)
+    return of_powers, {}, (x, low, scale), lambda: _same("exponents", scale, exponent) & _same("codes", low, want)
 
 
 def _int4(make: Any, m: int, n: int) -> Any:
-    x, low, _ = _blocks(make, m, n, 128)
-    scale = make.empty(m)
-    rounded = torch.round(x.float() / (x.float().abs().amax(-1) / 7.0)[:, None]).clamp(-8, 7).to(torch.int32) & 15
+    x, low, blocks = _blocks(make, m, n, 128)
+    row, scale = blocks.view(x.shape), make.empty(m)
+    rounded = torch.round(row / (row.abs().amax(-1) / 7.0)[:, None]).clamp(-8, 7).to(torch.int32) & 15
     want = (rounded[:, ::2] | (rounded[:, 1::2] << 4)).to(UINT8)
-    return int4, {}, (x, low, scale), lambda: torch.equal(low, want)
+    return int4, {}, (x, low, scale), lambda: _same("codes", low, want)
 
 
 def _gated(make: Any, m: int, n: int) -> Any:

@@ -21,6 +21,8 @@ CTAS = (2, 1)
 """CTAs per SM."""
 SINGLE_ROW_CTAS = (8, 6, 4)
 """The same, in addition, where a CTA has one row at a time: more of them hide the waits of short rows."""
+SHORT_ROW_BYTES = 2048
+"""Bytes of a row of an input, for each sum, below which that is so (rms_norm_backward in nvidia-h200-row-kernels.jsonl)."""
 SINGLE_ROW_WARPS = 16
 """The most warps of rows that these have together."""
 
@@ -40,6 +42,11 @@ def layouts(demand: RowDemand, target: Target) -> tuple[RowLayout, ...]:
     return tuple(found)
 
 
+def _is_short(demand: RowDemand) -> bool:
+    """Return whether more than two CTAs of rows with sums are faster: one warp has several granules of longer rows."""
+    return demand.n * min(demand.inputs) < SHORT_ROW_BYTES * max(1, demand.sums)
+
+
 def _choices(demand: RowDemand) -> Iterator[RowChoice]:
     single = bool(demand.sums or demand.repeated)
     per_sm = (*SINGLE_ROW_CTAS, *CTAS) if single else CTAS
@@ -48,7 +55,7 @@ def _choices(demand: RowDemand) -> Iterator[RowChoice]:
             continue
         if ahead and cluster == 1:
             continue
-        if ctas in SINGLE_ROW_CTAS and (cluster > 1 or ctas * warps > SINGLE_ROW_WARPS):
+        if ctas in SINGLE_ROW_CTAS and (cluster > 1 or ctas * warps > SINGLE_ROW_WARPS or not _is_short(demand)):
             continue
         for rows in ROWS if cluster == 1 and not single else (1,):
             if rows * warps <= 8 * (3 - ctas) or single:
