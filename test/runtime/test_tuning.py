@@ -8,6 +8,7 @@ import importlib.util
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ from sample_kernels import softmax
 import helion
 import helion.language as hl
 from helion import exc
-from helion.autotuner.cache.rows import Entry, exported, merged
+from helion._testing import import_path
+from helion.autotuner.cache.rows import Entry, Key, exported, merged
 from helion.autotuner.cache.store import default_store
 from helion.autotuner.measure.accuracy import Tolerance, difference
 from helion.autotuner.options import Options
@@ -198,6 +200,25 @@ def test_a_search_that_does_not_end_is_gone_on_with(empty_store: None, monkeypat
     working = sorted((o for o in store.sweep(key) if o.microseconds is not None), key=lambda outcome: outcome.time)
     starts = start_configs(bound.variant.specialized, Options(), store, key)
     assert set(starts) >= {outcome.config for outcome in working[:4]} and starts[0] == bound.default_config()
+
+
+@helion.kernel
+def applied(x: torch.Tensor, function: hl.constexpr) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile] = function(x[tile])
+    return out
+
+
+def test_a_function_among_the_arguments_is_recognized_by_its_code(tmp_path: Path) -> None:
+    def key(name: str, body: str) -> Key | None:
+        file = tmp_path / f"{name}.py"
+        file.write_text(f"def function(x):\n    return {body}\n")
+        args = (torch.empty(64), import_path(file).function)
+        return key_of(applied.bind(args).variant.specialized, args)
+
+    first, same, other = key("first", "x * 3"), key("same", "x * 3"), key("other", "x * 4")
+    assert first is not None and first == same and first != other
 
 
 def test_tuning_is_repeatable(empty_store: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import re
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,7 +35,7 @@ def key_of(of: Specialized, args: Sequence[Any], tag: str = "", *, measured: boo
     Returns None for a specialization that other processes cannot recognize: it depends on objects without a text of
     their own.
     """
-    specialization = repr((any_device(of.key), of.numbers))
+    specialization = repr((_with_code(any_device(of.key)), of.numbers))
     predicted = is_simulated(args) if measured is None else not measured
     if _ADDRESS.search(specialization):
         return None
@@ -52,6 +53,17 @@ def key_of(of: Specialized, args: Sequence[Any], tag: str = "", *, measured: boo
         shapes=tuple(tuple(map(int, tensor.shape)) for tensor in tensors if isinstance(tensor, torch.Tensor)),
         tag=tag,
     )
+
+
+def _with_code(key: Any) -> Any:
+    """Return a key with digests of what code objects do, whose own text differs between processes."""
+    if isinstance(key, tuple):
+        return tuple(map(_with_code, key))
+    if isinstance(key, frozenset):
+        return tuple(sorted(repr(_with_code(each)) for each in key))
+    if not isinstance(key, types.CodeType):
+        return key
+    return key.co_name, _digest(repr((key.co_code, key.co_names, key.co_varnames, _with_code(key.co_consts))))
 
 
 def _definitions(of: Specialized) -> list[str]:
