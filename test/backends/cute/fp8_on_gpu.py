@@ -59,11 +59,20 @@ def measured(dims: int, causal: bool, say: Say, on_gpu: Lock, timer: Timer) -> N
             run.set_config(config or run.seeds[0].config)
             found = run(*arguments)
             us = timer(torch)(functools.partial(run, *arguments))
+            right = error_of(found, wanted)
+            say(
+                kind="check",
+                name=f"{backend} fp8 of {ROWS} keys, d{dims}",
+                config=repr(dict(config or {})),
+                ok=right < ERROR,
+                error=right,
+                same=True,
+            )
             say(
                 kind="time",
                 name=f"{backend} fp8 {config['block_sizes'] if config else ''}",
                 us=round(us, 1),
-                right=error_of(found, wanted) < ERROR,
+                right=right < ERROR,
                 error=error_of(found, original),
                 config=repr(dict(config or {})),
                 **more,

@@ -12,12 +12,18 @@ import pytest
 import torch
 from backends.cute import fp8_kernels as kernels
 from backends.cute.backward_kernels import Case
+from backends.cute.edited_roles import edited, without
 
 import helion
 from helion import exc
 from helion.backends.cute.codegen.attention import softmax
 from helion.backends.cute.plan.attention.records import AttentionPlan
+from helion.backends.cute.roles import grammar as g
+from helion.backends.cute.roles.attention import grammar as a
+from helion.backends.cute.roles.attention.programs import attention_program
 from helion.backends.cute.shapes import shape_of_plan
+from helion.backends.cute.verify.attention.verify import verify_attention
+from helion.backends.cute.verify.state import Fault
 
 NAMES = (
     "scales of heads, 64 and 64 dimensions",
@@ -61,7 +67,7 @@ def test_values_on_cpu_tensors(name: str, static: bool) -> None:
         assert (one.double() - other).norm() < ERROR * other.norm()
 
 
-@pytest.mark.parametrize("keys", [64, 96, 256])
+@pytest.mark.parametrize("keys", [64, 96, 192])
 def test_printed_registers_are_those_of_the_mma(keys: int) -> None:
     """Follow keys from memory to operand A.
 
@@ -195,6 +201,30 @@ def test_lifted_factors_are_no_softmax(number: str) -> None:
     tensors = [torch.randn(n, 64).bfloat16() for n in (70, 90, 90)]
     with pytest.raises(exc.CuteUnsupported):
         helion.kernel(backend="cute")(lifted)(*tensors)
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_products_are_added_in_fp32(at: int) -> None:
+    """Add the product of each block, before the accumulator is rescaled, and once: MMAs of 8 bits add in less than fp32."""
+    program = attention_program(attention_plan(NAMES[at]))
+    verify_attention(program)
+    twice = edited(program, "attend", lambda step: (step, step) if step == a.AddProduct() else (step,))
+    early = edited(program, "attend", lambda step: (a.AddProduct(), step) if step == g.WgmmaWait(0) else (step,))
+    for changed, message in (
+        (edited(program, "attend", without(a.AddProduct())), "without the product|overwritten"),
+        (twice, "added twice"),
+        (early, "while MMAs write it|before its MMAs"),
+    ):
+        with pytest.raises(Fault, match=message):
+            verify_attention(changed)
+
+
+def test_wide_values_are_refused() -> None:
+    """Refuse heads whose accumulator and product need more registers than a thread has."""
+    tensors = [torch.zeros(2, 304, 256).to(kernels.E4M3) for _ in range(2)]
+    v = torch.zeros(2, 256, 304).to(kernels.E4M3).mT
+    with pytest.raises(exc.CuteUnsupported, match="registers per thread"):
+        helion.kernel(backend="cute")(kernels.one_scale)(*tensors, v, 1.0, 1.0)
 
 
 def test_plans_print_their_protocol() -> None:

@@ -112,7 +112,7 @@ def _split(shape: AttentionShape, choice: AttentionChoice, target: Target) -> It
 
 def longest_keys(shape: AttentionShape, groups: int, target: Target) -> int:
     """Return the most keys of a block that registers and shared memory hold, 0 if none."""
-    masked = shape.bounded or shape.loaded
+    masked = (shape.bounded or shape.loaded) and shape.operand_bytes > 1
     sharing = LATENT_GROUPS if shape.latent else 1
     most = consumer_registers(groups, shape.latent) - (MASKED_REGISTERS if masked and groups < 3 else 0)
     most -= GATHERED_REGISTERS if shape.gathered else 0

@@ -42,18 +42,15 @@ def _load_blocks(plan: BackwardPlan) -> list[str]:
 
 
 def partitions(plan: BackwardPlan, first_row: str = "") -> list[str]:
-    """Return the partitions of streamed matrices, and of the sources of their rows: those of a span have rows from
-    ``first_row`` on, and sources from the first row of the span on."""
+    """Return the partitions of streamed matrices, those of a span with rows from ``first_row`` on, and of the sources of their
+    rows."""
     lines = []
     for name, matrix in plan.problem.blocks.items():
         lines += partition(name, matrix, (plan.keys, matrix.columns), first_row=first_row)
     for source in (source for sources in plan.staged.values() for source in sources):
         name, modes = source.label, ", ".join(["None"] * (1 + len(source.modes)))
-        tensor = f"tensor_{name}"
-        if spans.has_origin(plan):
-            tensor = f"cute.domain_offset((origin{', 0' * len(source.modes)},), {tensor})"
         lines += [
-            f"tiles_{name} = cute.local_tile({tensor}, ({plan.keys},), ({modes},))",
+            f"tiles_{name} = cute.local_tile(tensor_{name}, ({plan.keys},), ({modes},))",
             f"to_{name}, from_{name} = cpasync.tma_partition(",
             f"    tma_{name}, 0, cute.make_layout(1), cute.group_modes(shared_{name}, 0, 1),"
             f" cute.group_modes(tiles_{name}, 0, 1)",

@@ -130,8 +130,9 @@ def _matmul_functions(plan: AttentionPlan) -> list[list[str]]:
         [
             f"def multiply_output(output, weights, v, {'group, ' * problem.latent}stage):",
             "    mma = output_mma()",
-            "    mma.set(warpgroup.Field.ACCUMULATE, True)",
+            *(["    mma.set(warpgroup.Field.ACCUMULATE, True)"] if not plan.adds_products else []),
             f"    for step in range({plan.keys // k}):",
+            *(["        mma.set(warpgroup.Field.ACCUMULATE, step > 0)"] if plan.adds_products else []),
             f"        cute.gemm(mma, output, weights[None, None, step], v[None, None, step, {'group, ' * problem.latent}stage], output)",
         ],
     ]

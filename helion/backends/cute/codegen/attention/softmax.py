@@ -87,6 +87,8 @@ def softmax_functions(plan: AttentionPlan) -> list[list[str]]:
         functions.insert(1, _add_weights(plan))
     if plan.restores_maxima:
         functions.append(_restore(plan))
+    if plan.adds_products:
+        functions.append(_add_product(plan))
     if has_masks(plan):
         functions.insert(0, _mask(plan))
     if plan.problem.dropped is not None:
@@ -247,6 +249,14 @@ def _add_weights(plan: AttentionPlan) -> list[str]:
         "    for row in range(2):",
         "        added = sums[2 * row] + sums[2 * row + 1]",
         "        total[row] = added if first else total[row] + added",
+    ]
+
+
+def _add_product(plan: AttentionPlan) -> list[str]:
+    return [
+        "def add_product(output, product):",
+        f"    for e in range({plan.output_columns // 2}):",
+        "        output[e] = output[e] + product[e]",
     ]
 
 

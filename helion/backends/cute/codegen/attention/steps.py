@@ -189,6 +189,7 @@ def _attend(plan: AttentionPlan) -> list[str]:
         "mma_of_output = output_mma()",
         f"scores = cute.make_rmem_tensor(mma_of_scores.partition_shape_C((64, {plan.keys})), cutlass.Float32)",
         f"output = cute.make_rmem_tensor(mma_of_output.partition_shape_C((64, {columns})), cutlass.Float32)",
+        *(["product = cute.make_rmem_tensor(output.shape, cutlass.Float32)"] if plan.adds_products else []),
         f"rounded_weights = cute.make_rmem_tensor(scores.shape, {dsl(problem.q.dtype)})",
         *_registers_of_rows(plan),
         *spans.registers(plan),
@@ -414,6 +415,7 @@ RULES[g.WgmmaFence] = _text("warpgroup.fence()")
 RULES[g.WgmmaCommit] = _text("warpgroup.commit_group()")
 RULES[g.FenceShared] = _text('cute.arch.fence_proxy("async.shared", space="cta")')
 RULES[a.ClearOutput] = _text("output.fill(0.0)")
+RULES[a.AddProduct] = _text("add_product(output, product)")
 RULES[a.RoundWeights] = _text("round_weights(scores, rounded_weights)")
 RULES[a.JoinTotals] = _text("join_totals(total)")
 RULES[a.RestoreMaxima] = _text("restore_maxima(output, highest, total, peaks)")
@@ -447,7 +449,8 @@ def _(out: Writer, program: ScoreProgram, step: a.ScoreMma) -> None:
 @_rule(a.OutputMma)
 def _(out: Writer, program: AttentionProgram, step: a.OutputMma) -> None:
     part = "group, " if program.plan.problem.latent else ""
-    out.line(f"multiply_output(output, weights, fragment_v, {part}{step.cursor}.index)")
+    to = "product" if program.plan.adds_products else "output"
+    out.line(f"multiply_output({to}, weights, fragment_v, {part}{step.cursor}.index)")
 
 
 @_rule(a.RowsSync)

@@ -272,9 +272,10 @@ class BackwardPlan(ScorePlan):
         """Sources that TMA loads with the blocks of each pipeline: numbers per streamed row, contiguous in fp32.
 
         The first product's values read those of the first pipeline. Both pipelines' stages have to be in use until after
-        the last values are computed, as with two gradients.
+        the last values are computed, as with two gradients. Spans begin at rows that are no multiple of 16 bytes, from which
+        TMA loads no vector.
         """
-        if len(self.problem.gradients) < len(STREAMED):
+        if len(self.problem.gradients) < len(STREAMED) or self.problem.spans_keys:
             return dict.fromkeys(STREAMED, ())
         formula = self.problem.formula
         found: dict[str, list[Source]] = {name: [] for name in STREAMED}

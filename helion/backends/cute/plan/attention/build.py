@@ -185,8 +185,9 @@ def consumer_registers(groups: int, latent: bool = False) -> int:
 
 def registers_of(columns: int, keys: int, operand_bytes: int = 2) -> int:
     """Return the estimated registers of a consumer thread: the accumulator of ``columns``, fp32 scores, and weights in the
-    operand type."""
-    return columns // 2 + keys // 2 + keys * operand_bytes // 8 + OTHER_REGISTERS
+    operand type. Those of 8 bits have a product of each block as well."""
+    accumulators = columns // 2 * (2 if operand_bytes == 1 else 1)
+    return accumulators + keys // 2 + keys * operand_bytes // 8 + OTHER_REGISTERS
 
 
 def check_problem(problem: AttentionProblem) -> None:

@@ -435,6 +435,12 @@ class AttentionPlan(ScorePlan):
         return self.operand_bytes == 1
 
     @property
+    def adds_products(self) -> bool:
+        """True if the product of each block has registers of its own, from which threads add it in fp32: MMAs of 8 bits add
+        in less."""
+        return self.operand_bytes == 1
+
+    @property
     def column_groups(self) -> int:
         return LATENT_GROUPS if self.problem.latent else 1
 

@@ -69,7 +69,7 @@ class ScoreMma(Step):
 
 @dataclass(frozen=True)
 class OutputMma(Step):
-    """Issue the MMAs of weights @ v with the stage of ``cursor``; they add to the accumulator."""
+    """Issue the MMAs of weights @ v with the stage of ``cursor``; they add to the accumulator, or overwrite the product."""
 
     cursor: str
 
@@ -101,6 +101,11 @@ class Softmax(Step):
 @dataclass(frozen=True)
 class Rescale(Step):
     """Multiply the accumulator by the factors that the last softmax has given."""
+
+
+@dataclass(frozen=True)
+class AddProduct(Step):
+    """Add the product of the block before to the accumulator, in fp32."""
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from ..grammar import (
     WorkspaceRelease,
 )
 from .grammar import (
+    AddProduct,
     AttentionProgram,
     BlockLoop,
     ClearOutput,
@@ -178,6 +179,7 @@ def _step(plan: AttentionPlan, masked: bool) -> tuple[Step, ...]:
         WgmmaWait(0),
         Release("v_free"),
         Advance("v_free"),
+        *((AddProduct(),) if plan.adds_products else ()),
         *((Rescale(),) if plan.problem.softmax else ()),
         RoundWeights(),
     )
@@ -223,6 +225,7 @@ def _last_output(plan: AttentionPlan) -> tuple[Step, ...]:
         Release("v_free"),
         Advance("v_free"),
         Advance("v_read"),
+        *((AddProduct(),) if plan.adds_products else ()),
         *((RestoreMaxima(),) if plan.restores_maxima else ()),
         *(_combined(finish) if plan.splits > 1 else finish),
         NextTile(),

@@ -138,6 +138,8 @@ class Warp:
     """The block whose rounded weights are in registers."""
     factors: int | None = None
     """The block whose factors the accumulator needs next; None after it was rescaled."""
+    unadded: int | None = None
+    """The block whose product has its own registers, and is not in the accumulator yet."""
     joined: bool = False
     """True after the lanes of a row have added their sums."""
     products: dict[int, tuple[str, Place]] = field(default_factory=dict)

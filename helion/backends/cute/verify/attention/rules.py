@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ...plan.attention.records import AttentionProblem
+from ...plan.attention.records import AttentionPlan, AttentionProblem
 from ...roles import grammar as g
 from ...roles.attention import grammar as a
 from ..state import Fault
@@ -242,8 +242,21 @@ def _(machine: Machine, step: a.OutputMma, warp: Warp) -> None:
         raise Fault(f"stale operands: a stage of V holds {stage.held}, to be multiplied is {tag}")
     if warp.factors is not None:
         raise Fault(f"the output of block {warp.weights} is added to an accumulator that has not been rescaled")
+    if warp.unadded is not None:
+        raise Fault(f"the product of block {warp.unadded} is overwritten before it is added")
+    if isinstance(machine.plan, AttentionPlan) and machine.plan.adds_products:
+        warp.unadded = warp.weights
     warp.added.setdefault(0, []).append((0, warp.weights))
     issue(warp, "output 0", stage)
+
+
+@_rule(a.AddProduct)
+def _(machine: Machine, step: a.AddProduct, warp: Warp) -> None:
+    if warp.in_flight("output 0"):
+        raise Fault("a product is added while MMAs write it")
+    if warp.unadded is None:
+        raise Fault("a product is added twice, or before its MMAs")
+    warp.unadded = None
 
 
 @_rule(g.WgmmaCommit)
@@ -307,6 +320,8 @@ def _(machine: Machine, step: a.Softmax, warp: Warp) -> None:
 def _(machine: Machine, step: a.Rescale, warp: Warp) -> None:
     if warp.in_flight("output 0"):
         raise Fault("an accumulator is rescaled while MMAs add to it")
+    if warp.unadded is not None:
+        raise Fault(f"an accumulator is rescaled without the product of block {warp.unadded}")
     if warp.factors != warp.block:
         raise Fault(f"an accumulator is rescaled by the factors of block {warp.factors}")
     warp.factors = None
@@ -347,6 +362,8 @@ def _(machine: Machine, step: a.Finish, warp: Warp) -> None:
     if isinstance(problem, AttentionProblem) and problem.needs_total and not warp.joined:
         raise Fault(f"the sums of tile {warp.tile} are read before the lanes of a row have added theirs")
     blocks, added = machine.visits(warp.tile, step.output), warp.added.get(step.output)
+    if warp.unadded is not None:
+        raise Fault(f"output {step.output} is computed without the product of block {warp.unadded}")
     if warp.in_flight(f"output {step.output}") or added != blocks:
         raise Fault(f"output {step.output} of tile {warp.tile} has blocks {added} of {blocks}, or MMAs add to it")
     warp.finished[step.output] = warp.tile
@@ -425,7 +442,11 @@ def _(machine: Machine, step: g.StoreWait, warp: Warp) -> Running:
 @_rule(g.StorePartials)
 def _(machine: Machine, step: g.StorePartials, warp: Warp) -> None:
     assert warp.tile is not None
-    if warp.in_flight("output 0") or len(warp.added.get(0, ())) != machine.tiles[warp.tile].blocks:
+    if (
+        warp.in_flight("output 0")
+        or warp.unadded is not None
+        or len(warp.added.get(0, ())) != machine.tiles[warp.tile].blocks
+    ):
         raise Fault(f"the partial of item {warp.tile} has blocks {warp.added}, or MMAs add to it")
     warp.put = warp.tile
 
