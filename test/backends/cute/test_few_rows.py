@@ -153,6 +153,14 @@ def test_weights_that_one_tile_reads_leave_the_cache_first() -> None:
     assert "read_once" not in more.to_code(two_tiles)
 
 
+@pytest.mark.parametrize("n", [8192, 40960])
+def test_two_ctas_share_an_sm_where_tiles_are_many(n: int) -> None:
+    shapes, dtypes = ((13, 2048), (n, 2048), (n,), (13, n)), (torch.bfloat16, torch.int8, torch.float32, torch.bfloat16)
+    given = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in zip(shapes, dtypes, strict=True)]
+    bound = linear.bind(given, target="h100")
+    assert bound.seeds[0].config["wgmma_ctas_per_sm"] == 2
+
+
 def test_few_columns_of_a_tile_suffice_for_few_rows() -> None:
     few, more = (linear.bind(arguments(m), target="h100") for m in (13, 17))
     assert [each.seeds[0].config["block_sizes"][0] for each in (few, more)] == [16, 32]

@@ -79,8 +79,8 @@ def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[C
             split = Choice(tile=tile, splits=splits, grid_splits=clusters, copies_in=copies_in)
             if splits * clusters > 1 and fills and ctas <= target.num_sms:
                 found.append(narrowed(split, min(plain.epilogue_n, tile[1] // splits)))
-            two = copies_in == "registers" and shape.problem.n >= LEAST_OF_TWO
-            if two and target.num_sms < ctas <= RESIDENTS * target.num_sms:
+            two = copies_in == "registers" and shape.problem.n >= LEAST_OF_TWO and ctas > target.num_sms
+            if two and (splits * clusters == 1 or ctas <= RESIDENTS * target.num_sms):
                 resident = dataclasses.replace(split, ctas_per_sm=RESIDENTS)
                 found.append(narrowed(resident, min(plain.epilogue_n, tile[1] // splits)))
     return found
