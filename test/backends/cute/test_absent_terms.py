@@ -114,10 +114,11 @@ def three_of_two(x: torch.Tensor, h: torch.Tensor, w: torch.Tensor, u: torch.Ten
 
 
 @helion.kernel(backend="cute")
-def two_of_one(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """One right operand for two left ones, as a transposed result."""
+def two_of_one(
+    x: torch.Tensor, y: torch.Tensor, w: torch.Tensor, first: torch.Tensor, second: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One right operand for two left ones."""
     (m, k), n = x.size(), w.size(1)
-    first, second = (torch.empty([m, n], dtype=x.dtype, device=x.device).t().contiguous().t() for _ in range(2))
     for i, j in hl.tile([m, n]):
         one = hl.zeros([i, j], dtype=torch.float32)
         other = hl.zeros([i, j], dtype=torch.float32)
@@ -157,11 +158,14 @@ def test_loops_share_some_accumulators() -> None:
     assert products.row_error(cell(x, h, w, u), torch.tanh(fresh + gate * before)) < BOUNDS[BF16]
 
 
-def test_a_transposed_result_shares_right_operands() -> None:
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_transposed_result_shares_right_operands(turned: bool) -> None:
     x, y, w = tensor(M, K), tensor(M, K, seed=1), tensor(K, N, seed=2)
-    for found, left in zip(two_of_one(x, y, w), (x, y), strict=True):
+    outs = [torch.empty(N, M, dtype=BF16).t() if turned else torch.empty(M, N, dtype=BF16) for _ in range(2)]
+    for found, left in zip(two_of_one(x, y, w, *outs), (x, y), strict=True):
         assert products.row_error(found, left.double() @ w.double()) < BOUNDS[BF16]
-    assert two_of_one.bind((x, y, w), target="sm_90").plan().gemm.whole.absent == ()
+    problem = two_of_one.bind((x, y, w, *outs), target="sm_90").plan().gemm.whole
+    assert (len(problem.terms), len(problem.absent)) == ((0, 0) if turned else (1, 2))
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32])

@@ -92,10 +92,10 @@ def _of_terms(program: Program, strides: Mapping[int, tuple[Number, ...]], picks
     """Return the sum of the terms of a program: those of one left operand each, or of one right operand where the result is
     transposed, and fewer are absent. Raises ``Refusal``."""
     found, reason = list[Product](), None
-    for side in (0, 1):
-        terms = programs_of_terms(program, side)
-        if len(terms) == 1:
-            return product_of(terms[0].program, strides, picks)
+    sides = [programs_of_terms(program, side) for side in (0, 1)]
+    if len(sides[0]) == len(sides[1]) == 1:
+        return product_of(program, strides, picks)
+    for terms in sides:
         try:
             found.append(_sum(program, terms, strides, picks))
         except Refusal as refusal:
@@ -116,6 +116,8 @@ def _sum(
 ) -> Product:
     """Return the sum of the terms of a program. Raises ``Refusal``."""
     products = [product_of(each.program, strides, picks) for each in terms]
+    if len(products) == 1:
+        return products[0]
     if along_k := of_two_majors(products):
         products = [product_of(each.program, strides, picks, along_k) for each in terms]
     return sum_of(products, [each.absent for each in terms], blocks_of_loops(program))
