@@ -112,7 +112,21 @@ def operators() -> str:
             "",
             *head,
             *operator_lines(content["rows"]),
+            "",
+            first_calls(json.loads((RESULTS / "ops" / "nvidia-h200-first-calls.json").read_text())["rows"]),
         ]
+    )
+
+
+def first_calls(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return the sentences on the first calls of all operators, each by its last row."""
+    by_caches = {row["caches"]: row for row in rows}
+    empty, filled = by_caches["empty"], by_caches["filled"]
+    slowest = max(filled["calls_s"].values())
+    return (
+        f"First calls of {len(empty['calls_s'])} operators take {empty['seconds']:.0f} s with empty caches, in "
+        f"{empty['processes']} processes at the same time. A later process takes {filled['sum_s']:.1f} s for all, and "
+        f"{slowest:.1f} s of that for the first ones. `python benchmarks/ops_first_calls.py` measures both."
     )
 
 

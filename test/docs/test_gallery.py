@@ -84,3 +84,10 @@ def test_what_the_table_of_public_examples_names_is_here() -> None:
         for name in counterparts:
             op = name.removeprefix("helion.ops.")
             assert hasattr(ops, op) if op != name else (ROOT / "examples" / name).is_file(), name
+
+
+def test_first_calls_of_operators() -> None:
+    row = {"caches": "empty", "processes": 16, "seconds": 21.03, "calls_s": {"a": 1.0, "b": 2.0}}
+    later = {"caches": "filled", "processes": 1, "sum_s": 2.34, "calls_s": {"a": 2.0, "b": 0.34}}
+    text = gallery.first_calls([row, later])
+    assert "First calls of 2 operators take 21 s" in text and "2.3 s for all, and 2.0 s" in text
