@@ -15,6 +15,8 @@ from typing import Any
 SUFFIX = "-first-call"
 #: The configs of a cell, in the order of the columns.
 _CONFIGS = ("default", "first call", "best of the sample")
+#: The config of a search, which few cells have.
+_TUNED = "tuned"
 #: Calls whose seconds are compared.
 _CALLS = ("default", "first call", "second process", "third process")
 
@@ -50,6 +52,14 @@ def _device(device: str, cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         ratios = [cell["microseconds"][name] / cell["microseconds"][best] for cell in timed]
         mean = math.exp(statistics.fmean(map(math.log, ratios)))
         yield f"- {name} / {best}: {mean:.3f} in the geometric mean of {len(ratios)} cells, at most {max(ratios):.2f}."
+    for name in ours:
+        searched = [cell["microseconds"] for cell in cells if {name, _TUNED} <= set(cell["microseconds"])]
+        if ratios := [times[name] / times[_TUNED] for times in searched]:
+            mean = math.exp(statistics.fmean(map(math.log, ratios)))
+            yield (
+                f"- {name} / the config that the effort `full` found in 8 to 15 seconds: {mean:.3f} in the geometric mean of "
+                f"{len(ratios)} cells, at most {max(ratios):.2f}."
+            )
     for name in _CALLS:
         seconds = [cell["seconds"][name] for cell in cells if name in cell["seconds"]]
         if seconds:

@@ -26,8 +26,10 @@ MOST_BUFFERS = 4
 #: Other seeds have to be predicted within this factor of the best one.
 ALTERNATES, WITHIN = 3, 1.5
 #: Predicted times within this factor do not order two tilings where each SM has many tiles: the prediction leaves out the
-#: epilogues' latency, which wider tiles hide (cell ``bounded_scores``).
+#: epilogues' latency, which tiles of few rows and many columns hide (cell ``bounded_scores``).
 EQUALLY_FAST, MANY_ROUNDS = 1.002, 32
+#: Columns of a tile of 64 rows for each warp group, which compute while other groups store.
+USUAL_COLUMNS = 128
 
 
 #: Required time ratio of rows in memory to rows in a cluster, if they do not stay in the L2 cache. Predictions are off
@@ -58,8 +60,9 @@ def options(shape: ProductShape, target: Target, choices: Sequence[Choice]) -> l
     """Return those of ``choices`` that have a plan, fastest first by ``handicapped_us``; the order of equally fast ones
     stays.
 
-    Of those as fast as a first one with many rounds of tiles, the largest tiles come first: each tile costs barriers and
-    waits, which the time of a kernel that memory bounds does not show.
+    Of those as fast as a first one with many rounds of tiles, those with the fewest rows and 128 columns come first. Each
+    tile costs barriers and waits, and long epilogues of few groups leave gaps. The time of a kernel that memory bounds
+    shows neither.
     """
     found = []
     for choice in choices:
@@ -77,9 +80,9 @@ def options(shape: ProductShape, target: Target, choices: Sequence[Choice]) -> l
 
 
 def _of_tile(option: Option) -> tuple[int, float]:
-    """Return the key that orders larger tiles first, and of equal ones those with the shorter K tile."""
+    """Return the key that orders tiles by their rows, then by how far their columns are from the usual ones."""
     rows, columns, _ = option.choice.tile
-    return -rows * columns, option.time.k_tile_us
+    return rows, abs(math.log2(columns / USUAL_COLUMNS))
 
 
 def tiles(shape: ProductShape, target: Target) -> Iterator[tuple[int, int, int]]:
