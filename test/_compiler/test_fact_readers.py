@@ -33,9 +33,7 @@ FACTS = tuple(each for _, each in inspect.getmembers(records, dataclasses.is_dat
 TARGETS = ("h200", "sm_100")
 AMD = "gfx942"
 #: What is read while other facts are made of it, and by nobody later.
-COMPOSED = {
-    "MemoryOpFact.reductions_fed": "ReductionFact.input_load_itemsize and re_read",
-}
+COMPOSED: dict[str, str] = {}
 #: What only the whole of ``explain(format="json")`` shows.
 SHOWN = {"MemoryOpFact.name": "how its readers know the tensor"}
 
