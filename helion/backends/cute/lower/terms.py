@@ -176,7 +176,7 @@ def _of_term(program: Program, loops: Sequence[Op], accumulators: Sequence[_Accu
     kept, known = [link for link in term.links if link is not None], {}
     for number, (link, param) in enumerate(zip(term.links, params, strict=True)):
         known[number] = _added(link, param) if link is not None else _placeholder(kept[0][0], param, numbers)
-    left_out = {op.number for op in _adding(region, loop, kept)}
+    left_out = {op.number for op in _adding(region, kept)}
     changed = {link[-1].number: known[number] for number, link in enumerate(term.links) if link is not None}
     ops = [changed.get(op.number, op) for op in region.ops if op.number not in left_out]
     ops += [known[number] for number, link in enumerate(term.links) if link is None]
@@ -208,7 +208,7 @@ def _free(program: Program) -> Iterator[int]:
     yield from range(1 + max(used), 1 + max(used) + 4 * len(used))
 
 
-def _adding(region: Region, loop: Op, kept: Sequence[_Link]) -> Iterator[Op]:
+def _adding(region: Region, kept: Sequence[_Link]) -> Iterator[Op]:
     """Yield the ops of other terms: the dots of a loop, and their adds, without those that are kept."""
     own = {op.number for link in kept for op in link}
     dots = [op for op in region.ops if op.kind == "dot"]
