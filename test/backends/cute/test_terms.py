@@ -194,6 +194,40 @@ def test_what_is_no_sum_of_matmuls_is_refused() -> None:
         rounded_between.bind((a, b, c, d), target="sm_90")
 
 
+@helion.kernel(backend="cute")
+def with_effects(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
+    """Two terms of a loop, and a loop that stores."""
+    (m, k), n = a.size(), b.size(1)
+    out = torch.empty([m, n], dtype=a.dtype, device=a.device)
+    for i, j in hl.tile([m, n]):
+        acc = hl.zeros([i, j], dtype=torch.float32)
+        for x in hl.tile(k):
+            acc = hl.dot(a[i, x], b[x, j], acc=acc)
+            acc = hl.dot(c[i, x], b[x, j], acc=acc)
+        for x in hl.tile(k):
+            copy[i, x] = a[i, x]
+        out[i, j] = acc.to(a.dtype)
+    return out
+
+
+@helion.kernel(backend="cute")
+def rows_only(a: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([order.size(0), a.size(1)], dtype=a.dtype, device=a.device)
+    for i in hl.tile(order.size(0)):
+        row = order[i]
+        for x in hl.tile(a.size(1)):
+            out[i, x] = a[row // 2, x]
+    return out
+
+
+def test_loops_with_effects_are_refused() -> None:
+    a, b, c = tensor(M, K), tensor(K, N), tensor(M, K, seed=1)
+    with pytest.raises(exc.CuteUnsupported):
+        with_effects.bind((a, b, c, torch.empty(M, K, dtype=BF16)), target="sm_90")
+    with pytest.raises(exc.CuteUnsupported):
+        rows_only.bind((a, torch.arange(2 * M)), target="sm_90")
+
+
 def test_terms_with_another_dimension_contiguous_are_copied() -> None:
     x, w, low, up, bias, start = adapted_args()
     given = (x, w, low.t().contiguous().t(), up.t().contiguous().t(), bias, start)

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 
 from ...._compiler.ir.grammar import ForAttrs, MemoryAttrs, Op, Operand, PointwiseAttrs, Program, Region, Value
+from ...._compiler.ir.ops import OPS
 from ...._compiler.passes.always.simplify import drop_dead
 from ..plan.copied import Copied
 from ..plan.epilogue import EpilogueOperand
@@ -59,7 +60,7 @@ def programs_of_terms(program: Program, side: int) -> list[TermProgram]:
     if len(program.roots) != 1:
         return unchanged
     loops = [op for op in program.roots[0].body.ops if op.regions]
-    if not loops or any(op.kind != "for" or any(each.regions for each in op.regions[0].ops) for op in loops):
+    if not loops or not all(map(_carries_sums, loops)):
         return unchanged
     makers = {result.number: op for op in program.walk() for result in op.results}
     accumulators = _accumulators(program, loops)
@@ -78,6 +79,13 @@ def programs_of_terms(program: Program, side: int) -> list[TermProgram]:
     if len(terms) == 1 and None not in terms[0].links:
         return unchanged
     return [_of_term(program, loops, accumulators, term) for term in terms]
+
+
+def _carries_sums(loop: Op) -> bool:
+    """Return whether a loop may do nothing but add to what it carries: it has no loop within, and no effect."""
+    if loop.kind != "for" or not loop.results:
+        return False
+    return not any(op.regions or OPS[op.kind].stays for op in loop.regions[0].ops)
 
 
 def _accumulators(program: Program, loops: Sequence[Op]) -> list[_Accumulator]:
