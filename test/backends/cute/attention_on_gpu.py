@@ -369,6 +369,8 @@ def child(name: str) -> None:
     elif what == "sequences":
         static = rest[1] == "static"
         gradients_on_gpu.check(int(rest[0]), say, on_gpu, static=static, module="sequence_gradients")
+    elif what == "dropout_times":
+        gradients_on_gpu.dropout(int(rest[0]), say, on_gpu, timer)
     elif what == "sequence_times":
         gradients_on_gpu.sequences(int(rest[0]), int(rest[1]), say, on_gpu, timer)
     elif what == "narrow":
@@ -437,6 +439,7 @@ def jobs() -> list[str]:
         *(f"gradients:{at}" for at in range(len(NAMES))),
         *(f"derived:{dims}:{mask}" for dims in (64, 128, 256) for mask in ("causal", "full")),
         *(f"sequences:{at}:{sizes}" for at in range(len(SEQUENCE_NAMES)) for sizes in ("static", "any")),
+        *(f"dropout_times:{dims}" for dims in (64, 128)),
         *(f"sequence_times:{dims}:{length}" for dims in (64, 128) for length in (512, 1024)),
         *(f"narrow:{at}:{sizes}" for at in range(len(NARROW_NAMES)) for sizes in ("static", "any")),
         *(f"narrow_times:{dims}:{mask}" for dims in (128, 64, 256) for mask in ("full", "causal")),

@@ -156,6 +156,41 @@ def sequences(dims: int, length: int, say: Say, on_gpu: Lock, timer: Timer) -> N
     lock.close()
 
 
+def dropout(dims: int, say: Say, on_gpu: Lock, timer: Timer) -> None:
+    """Time attention with dropout and its gradients, by backend."""
+    import torch
+    from backends.cute import dropped_kernels as kernels
+
+    import helion
+
+    batch, heads, m = 2, 16, 2048
+    size, options = (batch, heads, m, dims), (kernels.SEED, kernels.DROPPED)
+    functions = (kernels.attention_with_dropout, 3), (kernels.gradient_of_queries, 4), (kernels.gradients_of_keys, 4)
+    bounds = []
+    for function, count in functions:
+        more = (False,) if count == 3 else ()
+        meta = [torch.empty(size, dtype=torch.bfloat16, device="meta")] * count
+        numbers = [torch.empty(batch, heads, m, device="meta")] * (2 if count == 4 else 0)
+        for backend in ("cute", "triton"):
+            bound = helion.kernel(function, backend=backend).bind((*meta, *numbers, *options, *more), target="h200")
+            config = bound.seeds[0].config
+            if backend == "cute":
+                bound.resources(config)
+            bounds.append((function, count, backend, config, bound.seeds[0].predicted.time_us, more))
+    lock = on_gpu()
+    tensors = [torch.randn(size, device="cuda").bfloat16() for _ in range(4)]
+    given = torch.full((batch, heads, m), 8.0, device="cuda"), torch.zeros(batch, heads, m, device="cuda")
+    for function, count, backend, config, predicted, more in bounds:
+        arguments = (*tensors[:count], *(given if count == 4 else ()), *options, *more)
+        launch = helion.kernel(function, backend=backend).bind(arguments)
+        launch.set_config(config)
+        us = timer(torch)(functools.partial(launch, *arguments))
+        shape, keys = (batch, heads, heads, m, m), f"{config['block_sizes']} predicted {predicted:.0f} us"
+        name = f"{backend} {function.__name__}"
+        say(kind="gradients", name=name, us=round(us, 1), keys=keys, d=dims, causal=False, shape=shape, right=True)
+    lock.close()
+
+
 def kinds(dims: int) -> tuple[str, ...]:
     """Return the kernels that are timed for heads of ``dims`` dimensions, and torch's."""
     return ("torch", *(("flash",) if dims > 128 else ()), "queries", "keys", *(("all",) if dims == 128 else ()))
