@@ -44,13 +44,15 @@ def is_reserved_function(name: str) -> bool:
 #: Keywords of a launch, over all targets: a parameter of a kernel cannot have such a name.
 LAUNCH_OPTIONS = frozenset(
     (
-        "allow_flush_denorm", "allowed_dot_input_precisions", "arch", "backend_name", "cluster_dims", "debug",
+        "allow_flush_denorm", "allowed_dot_input_precisions", "arch", "backend_name", "clc", "cluster_dims", "debug",
         "default_dot_input_precision", "deprecated_fp8_dot_operand_dtypes", "device", "device_type", "enable_fp_fusion",
-        "enable_reflect_ftz", "extern_libs", "grid", "instrumentation_mode", "ir_override", "kpack",
-        "launch_cooperative_grid", "launch_pdl", "matrix_instr_nonkdim", "max_num_imprecise_acc_default", "maxnreg",
+        "enable_reflect_ftz", "extern_libs", "fpsan_homomorphic_casts", "grid", "instrumentation_mode", "ir_override",
+        "kpack", "launch_cooperative_grid", "launch_pdl", "llvm_fn_attrs", "matrix_instr_nonkdim",
+        "max_num_imprecise_acc_default", "maxnreg", "min_shared_mem",
         "num_buffers_warp_spec", "num_consumer_groups", "num_ctas", "num_stages", "num_warps", "optimize_epilogue",
         "pre_hook", "ptx_options", "ptx_version", "reg_dec_producer", "reg_inc_consumer", "sanitize_overflow",
-        "schedule_hint", "self", "stream", "supported_fp8_dtypes", "supports_fp8", "warmup", "warp_size", "waves_per_eu",
+        "sched4reg", "schedule_hint", "self", "stream", "supported_fp8_dtypes", "supports_fp8", "warmup", "warp_size",
+        "waves_per_eu", "wgp_cu_mode",
     )
 )  # fmt: skip
 #: Libraries that kernels are written in, whose functions have no effects.

@@ -51,6 +51,7 @@ FORMS = {"parameters": PARAMETERS, "numbers": NUMBERS, "variables": VARIABLES, "
 OF_DEVICE_CODE = ("tl", "libdevice")
 OWN = (*OF_DEVICE_CODE, "max", "min", "len", "print", "range", "type", "pid", "indices_0", "mask_0", "offset_0", "load")
 OWN += ("_hl_more", "_hl_slow", "_hl_g0", "kernel_", "self_", "args", "kwargs", "key", "signature", "fn")
+OWN += ("_hl_profiled",)
 NAMES = sorted({*LAUNCH_OPTIONS, *OWN})
 #: The sample has every third name in one form, so that the forms have all names together.
 EVERY = 3
@@ -70,6 +71,11 @@ def test_all_options_of_a_launch_are_known() -> None:
     fields = {field.name for options in (CUDAOptions, HIPOptions) for field in dataclasses.fields(options)}
     parameters = set(inspect.signature(JITFunction.run).parameters) - {"args", "kwargs"}
     assert fields | parameters <= LAUNCH_OPTIONS
+
+
+def test_options_of_all_supported_tritons_are_known() -> None:
+    of_later_ones = {"clc", "fpsan_homomorphic_casts", "llvm_fn_attrs", "min_shared_mem", "sched4reg", "wgp_cu_mode"}
+    assert of_later_ones <= LAUNCH_OPTIONS
 
 
 @pytest.mark.parametrize("form", FORMS)
