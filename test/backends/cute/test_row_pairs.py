@@ -97,6 +97,13 @@ def test_the_cpu_gives_the_same_codes(kernel: Callable[..., None]) -> None:
     assert torch.equal(first, second)
 
 
+def test_equal_problems_are_one_object() -> None:
+    """Caches of plans compare problems of many instructions by identity."""
+    arguments = numbers(4, 4096), torch.empty(4, 2048, dtype=UINT8), torch.empty(4)
+    one, other = (prepared(of_rows, arguments, RowChoice())[0].problem for _ in range(2))
+    assert one is other
+
+
 def test_bytes_of_a_pair_count_half() -> None:
     arguments = numbers(4, 4096), torch.empty(4, 2048, dtype=UINT8), torch.empty(4)
     demand = prepared(of_rows, arguments, RowChoice())[1].layout.demand

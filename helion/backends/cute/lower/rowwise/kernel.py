@@ -18,7 +18,7 @@ from ...plan.rowwise.choices import layouts
 from ...plan.rowwise.kernel import RowsPlan
 from ...plan.rowwise.layout import layout_of
 from ...plan.rowwise.passes import demand_of
-from ...plan.rowwise.records import RowChoice, RowPlan
+from ...plan.rowwise.records import RowChoice, RowPlan, interned
 from ..names import as_written
 from .grids import with_row_tiles
 from .rows import RowKernel, rows_of
@@ -99,7 +99,7 @@ def build_plan(program: Program, decisions: Decisions, target: Target, settings:
         raise exc.InvalidConfig(f"{program.host.name} on {target}: {as_written(program, error)}.") from error
     span = 0 if kernel.blocks is None else decisions.sizes[kernel.blocks]
     plan = RowPlan(
-        problem=replace(kernel.problem, span=span),
+        problem=interned(replace(kernel.problem, span=span)),
         layout=layout,
         unit=unit_of(target),
         shared_limit_bytes=target.smem_per_block_bytes,

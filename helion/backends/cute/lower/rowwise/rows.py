@@ -45,7 +45,7 @@ from ...plan.epilogue import (
     constant,
 )
 from ...plan.refusal import Refusal
-from ...plan.rowwise.records import SIZE_M, Gather, Repeat, RowProblem
+from ...plan.rowwise.records import SIZE_M, Gather, Repeat, RowProblem, interned
 from ...plan.runtime import MAX_EXTENT
 from ..chain import COMPARISONS, EXACT_INTEGERS, Chain, Reference, Written, is_integer
 from ..frame import Frame, Place, blocks_of, one_per_tile, place_of
@@ -537,7 +537,7 @@ def _kernel(frame: Frame, chain: RowChain) -> RowKernel:
         gathers=tuple(chain.gathers.values()),
         repeats=tuple(chain.repeats.values()),
     )
-    _check(problem)
+    _check(problem := interned(problem))
     chain.check_compared()
     return RowKernel(
         problem=problem,

@@ -24,11 +24,12 @@ TILES = (0, 1, 5)
 def verify_rows(plan: RowsPlan) -> None:
     """Check that the roles of a plan fit, and agree on counts of arrivals and bytes. Raises ``Fault``."""
     check_structure(plan.roles, plan.rows.shared_limit_bytes)
-    _simulate(smaller(plan.rows))
+    simulate(smaller(plan.rows))
 
 
 @functools.lru_cache(maxsize=256)
-def _simulate(plan: RowPlan) -> None:
+def simulate(plan: RowPlan) -> None:
+    """Run the roles of a small plan under several schedules. Raises ``Fault``."""
     program = row_program(plan)
     each = BLOCK_ROWS if plan.problem.sums else 1
     for seed, tiles in enumerate(TILES):
