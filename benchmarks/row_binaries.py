@@ -42,14 +42,14 @@ SHAPES = ((2048, 131072), (4096, 50257), (16384, 8192))
 TARGETS = ("h100", "b200")
 
 
-def tensors(work: Workload, m: int, n: int) -> tuple[torch.Tensor, ...]:
-    """Return the arguments of a workload in bf16, without memory."""
+def tensors(work: Workload, m: int, n: int, dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, ...]:
+    """Return the arguments of a workload, without memory."""
     shapes = {"elements": (m, n), "columns": (n,), "rows": (m,)}
     inputs = [(m, n) if kind == "rows" else (n,) for kind in work.inputs]
-    made = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in inputs]
+    made = [torch.empty(shape, dtype=dtype, device="meta") for shape in inputs]
     return (
         *made,
-        *(torch.empty(shapes[at], dtype=kind or torch.bfloat16, device="meta") for _, kind, at in work.outputs),
+        *(torch.empty(shapes[at], dtype=kind or dtype, device="meta") for _, kind, at in work.outputs),
     )
 
 

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
@@ -41,7 +43,8 @@ def bound_of(cell: Mapping[str, Any]) -> Any:
         kernel = helion.kernel(
             WORKLOADS[cell["name"]].kernel, backend="cute", ignore_warnings=[helion.exc.TensorOperationInWrapper]
         )
-        return kernel.bind(tensors(WORKLOADS[cell["name"]], m, n), target=TARGET)
+        made = tensors(WORKLOADS[cell["name"]], m, n, getattr(torch, cell["type"]))
+        return kernel.bind(made, target=TARGET)
     found = row_suites.cell_of((cell["name"], cell["type"], m, n))
     return helion.kernel(found.function.fn, backend="auto").bind(found.args, target=TARGET)
 

@@ -26,6 +26,8 @@ SUMS_SHARE, SUMS_RATIO = 0.90, 1.5
 ISSUED, CLOCK_GHZ, SMS = 128, 1.755, 132
 #: Share of the time of a kernel from which issue explains it, and bytes of a row up to which its length does.
 BOUND_BY_ISSUE, SHORT_ROW_BYTES = 0.5, 512
+#: Instructions of the special function unit for an element that are worth a word.
+SOME = 0.5
 #: Time of a launch with few rows, beside the best other, from which a cell counts as slower.
 SLOWER = 1.05
 
@@ -127,7 +129,8 @@ def _reason(cell: Line, line: Line, issue: float) -> str:
     if line["spill_bytes"]:
         return f"{line['spill_bytes']} bytes of registers spill"
     if issue >= BOUND_BY_ISSUE:
-        return f"issue of instructions, {line['math']:.1f} of them of the special function unit"
+        special = f", {line['math']:.1f} of them of the special function unit" if line["math"] >= SOME else ""
+        return f"issue of instructions{special}"
     if row_bytes <= SHORT_ROW_BYTES:
         return f"rows of {row_bytes} bytes: few bytes in flight for each reduction"
     if line["cluster"] > 1:
