@@ -43,7 +43,9 @@ def read(folder: Path) -> dict[str, list[Line]]:
         if (path := folder / f"{name}.jsonl").exists():
             found[name] = [json.loads(text) for text in path.read_text().splitlines()]
     for path in sorted(folder.parent.glob("ops/*.json")):
-        found[LINEAR] = [line for line in json.loads(path.read_text())["rows"] if line["name"] == LINEAR]
+        found[LINEAR] = [
+            line for line in json.loads(path.read_text())["rows"] if line.get("name") == LINEAR
+        ] or found.get(LINEAR, [])
     return found
 
 
