@@ -155,11 +155,12 @@ def pages_of(loops: Loops, op: Op, index: Index) -> tuple[Pages, int | Expr] | N
 
 
 def _core(loops: Loops, value: Operand) -> Op:
-    """Return the op that makes a value, without casts."""
+    """Return the op that makes a value, without casts. Raises ``Refusal``."""
     made = loops.stripped(value)
     while made is not None and made.attrs == PointwiseAttrs("cast"):
         made = loops.stripped(made.operands[0])
-    assert made is not None
+    if made is None:
+        raise Refusal("an index that is carried from one block of keys to the next is not implemented")
     return made
 
 
