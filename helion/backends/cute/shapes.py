@@ -46,7 +46,6 @@ from .lower.peers.messages import plain
 from .lower.rowwise import kernel as rows
 from .lower.weights.nibbles import with_nibbles
 from .plan.attention.build import NARROW_DTYPES
-from .plan.attention.operands import Table
 from .plan.attention.plan import CuteAttentionPlan, CuteBackwardPlan
 from .plan.kernel import CutePlan
 from .plan.launch import LaunchPlan
@@ -206,8 +205,6 @@ def _attention_on_request(program: Program, facts: KernelFacts, target: Target) 
         return f"attention with random numbers runs on request, {_REQUEST}"
     if problem.q.dtype in NARROW_DTYPES:
         return f"attention in {problem.q.dtype} runs on request, {_REQUEST}"
-    if any(isinstance(source, Table) for source in problem.sources):
-        return f"attention with biases by computed indices runs on request, {_REQUEST}"
     if problem.spans_queries and problem.matrix.dtype == "float32":
         return f"attention of sequences with outputs in float32 runs on request, {_REQUEST}"
     if problem.latent:

@@ -346,7 +346,7 @@ def child(name: str) -> None:
     elif what == "tables":
         sizes_on_gpu.tables(int(rest[0]), say, on_gpu, timer)
     elif what == "latent_times":
-        latent_on_gpu.measured(say, on_gpu, timer)
+        latent_on_gpu.measured(int(rest[0]), say, on_gpu, timer)
     elif what == "paged":
         sizes_on_gpu.paged(int(rest[0]), say, on_gpu, timer)
     elif what == "size_times":
@@ -409,7 +409,7 @@ def jobs() -> list[str]:
     return [
         "latent:576:512",
         "latent:320:256",
-        "latent_times",
+        *(f"latent_times:{at}" for at in range(7)),
         "parts:128",
         "tables:64",
         "tables:128",

@@ -65,7 +65,7 @@ def paged(q, cache, table, lengths, page: hl.constexpr, width: hl.constexpr):
 def causal(q, cache, gates, width: hl.constexpr):
     """Prefill `[B, H, M, D]`, causal from the last query on, with gates `[width]` of the output and logarithms of sums."""
     batch, heads, m, dims = q.size()
-    dims, n = hl.specialize(dims), cache.size(1)
+    dims, n, _ = hl.specialize(dims), cache.size(1), hl.specialize(gates.size(0))
     out = torch.empty([batch, heads, m, width], dtype=q.dtype, device=q.device)
     logsum = torch.empty([batch, heads, m], dtype=torch.float32, device=q.device)
     for b, h, tile_m in hl.tile([batch, heads, m], block_size=[1, 1, None]):
@@ -110,6 +110,35 @@ def summed(q, cache, lengths, width: hl.constexpr, added: hl.constexpr):
             highest = raised
         out[b, tile_h, :] = acc / torch.where(total > 0, total, 1.0)[:, None]
     return out
+
+
+def apart(q, turned_q, latent, turned, lengths):
+    """The same with other tensors for the last dimensions of queries and of rows."""
+    batch, heads = q.size(0), q.size(1)
+    wide, narrow = hl.specialize((q.size(2), turned_q.size(2)))
+    out = torch.empty_like(q)
+    for tile_b, tile_h in hl.tile([batch, heads], block_size=[1, None]):
+        b = tile_b.begin
+        highest = hl.full([tile_h], -1e30, dtype=torch.float32)
+        total = hl.zeros([tile_h], dtype=torch.float32)
+        acc = hl.zeros([tile_h, wide], dtype=torch.float32)
+        for tile in hl.tile(lengths[b]):
+            value = latent[b, tile, :]
+            scores = hl.dot(turned_q[b, tile_h, :], turned[b, tile, :].T, acc=hl.dot(q[b, tile_h, :], value.T))
+            scores = scores * (wide + narrow) ** -0.5
+            raised = torch.maximum(highest, torch.amax(scores, -1))
+            weights, shrink = torch.exp(scores - raised[:, None]), torch.exp(highest - raised)
+            total = total * shrink + weights.sum(-1)
+            acc = hl.dot(weights.to(q.dtype), value, acc=acc * shrink[:, None])
+            highest = raised
+        out[b, tile_h, :] = acc / torch.where(total > 0, total, 1.0)[:, None]
+    return out
+
+
+def parts_of(q: torch.Tensor, cache: torch.Tensor, lengths: torch.Tensor, width: int) -> tuple[torch.Tensor, ...]:
+    """Return the arguments of ``apart`` from those of ``decoded``."""
+    parts = (x[..., at] for x in (q, cache) for at in (slice(width), slice(width, None)))
+    return (*(x.contiguous() for x in parts), lengths)
 
 
 def packed(q, cache, cu_q, cu_k, longest, width: hl.constexpr, window: hl.constexpr):

@@ -9,7 +9,7 @@ from typing import Any
 
 Say, Lock, Timer = Callable[..., None], Callable[[], Any], Callable[..., Callable[..., float]]
 LENGTHS = ((700, 0, 37), (1, 64 * 3, 64), (2000, 65, 1999))
-TIMED = ((32, 8192, (1, 2, 3, 4)), (1, 65536, (32, 64)), (128, 4096, (1,)), (4, 32768, (8, 16)))
+TIMED = ((32, 8192, 2), (1, 65536, 64), (128, 4096, 1), (32, 8192, 4), (1, 65536, 32), (4, 32768, 16))
 """Sequences of 128 heads, rows of each, and parts of these."""
 
 
@@ -35,11 +35,15 @@ def check(dims: int, width: int, say: Say, on_gpu: Lock) -> None:
     bound = prefill.bind((meta(2, 3, 300, dims), meta(2, 700, dims), meta(width), width), target="h100")
     bound.resources(bound.default_config())
     others = {
-        each: helion.kernel(getattr(cases, each), backend="cute", static_shapes=False) for each in ("summed", "packed")
+        each: helion.kernel(getattr(cases, each), backend="cute", static_shapes=False)
+        for each in ("summed", "packed", "apart")
     }
     bound = others["summed"].bind((meta(3, 100, dims), meta(3, 2000, dims), lengths, width, True), target="h100")
     bound.resources(bound.default_config())
     bound = others["packed"].bind(cases.packed_of((500, 700), (600, 700), dims, width, "meta"), target="h100")
+    bound.resources(bound.default_config())
+    halves = cases.parts_of(meta(3, 100, dims), meta(3, 2000, dims), lengths, width)
+    bound = others["apart"].bind(halves, target="h100")
     bound.resources(bound.default_config())
     lock = on_gpu()
     for at, some in enumerate(LENGTHS):
@@ -57,6 +61,8 @@ def check(dims: int, width: int, say: Say, on_gpu: Lock) -> None:
         runs["prefill"] = prefill, given, cases.of_causal(*given)
         given = (*cases.caches(some, 2000, 100, dims, "cuda"), width, True)
         runs["scores in two parts"] = others["summed"], given, cases.of_decoded(*given)
+        given = cases.caches(some, 2000, 100, dims, "cuda")
+        runs["two tensors"] = others["apart"], cases.parts_of(*given, width), cases.of_decoded(*given, width)
         given = cases.packed_of((100 + at, 1, 130), (150, 40 + at, 130), dims, width, "cuda")
         runs["sequences"] = others["packed"], given, cases.of_packed(*given)
         for name, (kernel, given, wanted) in runs.items():
@@ -72,32 +78,31 @@ def check(dims: int, width: int, say: Say, on_gpu: Lock) -> None:
     lock.close()
 
 
-def measured(say: Say, on_gpu: Lock, timer: Timer) -> None:
-    """Time decoding of 128 heads from rows of 576 dimensions, by the number of parts, and a prefill of 16 heads."""
+def measured(number: int, say: Say, on_gpu: Lock, timer: Timer) -> None:
+    """Time decoding number ``number`` of ``TIMED``, or after these a prefill of 16 heads."""
     import torch
     from backends.cute import latent_kernels as cases
 
     import helion
 
     meta = functools.partial(torch.empty, dtype=torch.bfloat16, device="meta")
-    made = []
-    for batch, n, parts in TIMED:
-        for splits in parts:
-            config = helion.Config(block_sizes=[64, 64], wgmma_key_splits=splits, wgmma_lazy_rescale=True)
-            kernel = helion.kernel(cases.decoded, backend="cute", config=config)
-            given = meta(batch, 128, 576), meta(batch, n, 576), torch.empty(batch, dtype=torch.int32, device="meta")
-            kernel.bind((*given, 512, False), target="h100").resources(config)
-            made.append((batch, n, splits, kernel))
-    prefill = helion.kernel(cases.causal, backend="cute")
-    bound = prefill.bind((meta(1, 16, 4096, 576), meta(1, 4096, 576), meta(512), 512), target="h100")
-    bound.resources(bound.default_config())
+    random = functools.partial(torch.randn, dtype=torch.bfloat16, device="cuda")
+    if number < len(TIMED):
+        batch, n, splits = TIMED[number]
+        config = helion.Config(block_sizes=[64, 64], wgmma_key_splits=splits, wgmma_lazy_rescale=True)
+        kernel = helion.kernel(cases.decoded, backend="cute", config=config)
+        shapes, more = ((batch, 128, 576), (batch, n, 576)), (512, False)
+        given = (*map(meta, shapes), torch.empty(batch, dtype=torch.int32, device="meta"), *more)
+        line = {"name": f"latent decode, {splits} parts", "causal": False, "shape": (batch, 128, 1, 1, n)}
+    else:
+        config, kernel = None, helion.kernel(cases.causal, backend="cute")
+        shapes, more = ((1, 16, 4096, 576), (1, 4096, 576), (512,)), (512,)
+        given = (*map(meta, shapes), *more)
+        line = {"name": "latent prefill", "causal": True, "shape": (1, 16, 1, 4096, 4096)}
+    bound = kernel.bind(given, target="h100")
+    bound.resources(config or bound.default_config())
     lock = on_gpu()
-    for batch, n, splits, kernel in made:
-        q, cache = (torch.randn(size, device="cuda").bfloat16() for size in ((batch, 128, 576), (batch, n, 576)))
-        lengths = torch.full([batch], n - 5, dtype=torch.int32, device="cuda")
-        us = timer(torch)(functools.partial(kernel, q, cache, lengths, 512, False))
-        say(kind="gradients", name=f"latent decode, {splits} parts", d=576, causal=False, shape=(batch, 128, 1, 1, n), us=round(us, 1), right=True)  # fmt: skip
-    q, cache, gates = (torch.randn(size, device="cuda").bfloat16() for size in ((1, 16, 4096, 576), (1, 4096, 576), (512,)))  # fmt: skip
-    us = timer(torch)(functools.partial(prefill, q, cache, gates, 512))
-    say(kind="gradients", name="latent prefill", d=576, causal=True, shape=(1, 16, 1, 4096, 4096), us=round(us, 1), right=True)  # fmt: skip
+    lengths = [torch.full([given[0].size(0)], n - 5, dtype=torch.int32, device="cuda")] if number < len(TIMED) else []
+    run = functools.partial(kernel, *map(random, shapes), *lengths, *more)
+    say(kind="gradients", d=576, us=round(timer(torch)(run), 1), right=True, **line)
     lock.close()

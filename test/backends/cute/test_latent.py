@@ -15,7 +15,6 @@ from backends.cute import latent_kernels as latent
 from backends.cute.edited_roles import edited, without
 
 import helion
-import helion.language as hl
 from helion import exc
 from helion.backends.cute.codegen.attention import finish
 from helion.backends.cute.plan.attention.build import plan_attention
@@ -23,6 +22,7 @@ from helion.backends.cute.plan.attention.records import AttentionChoice
 from helion.backends.cute.roles import grammar as g
 from helion.backends.cute.roles.attention import grammar as a
 from helion.backends.cute.roles.attention.programs import attention_program
+from helion.backends.cute.shapes import shape_of_plan
 from helion.backends.cute.verify.attention.machine import Machine
 from helion.backends.cute.verify.attention.rules import execute
 from helion.backends.cute.verify.attention.verify import verify_attention
@@ -87,32 +87,32 @@ def test_scores_in_two_parts_are_those_of_all_dimensions() -> None:
     assert plans[0] == plans[1] and times[0] == times[1]
 
 
-def two_tensors(q, k, more_q, more_k, v):
-    """Scores that are the sum of products of different tensors."""
-    heads, m, dims = q.size()
-    dims, out = hl.specialize(dims), torch.empty_like(q)
-    for h, tile_m in hl.tile([heads, m], block_size=[1, None]):
-        highest = hl.full([tile_m], float("-inf"), dtype=torch.float32)
-        total = hl.zeros([tile_m], dtype=torch.float32)
-        acc = hl.zeros([tile_m, dims], dtype=torch.float32)
-        for tile_n in hl.tile(k.size(1)):
-            scores = hl.dot(q[h.begin, tile_m, :], k[h.begin, tile_n, :].T)
-            scores = hl.dot(more_q[h.begin, tile_m, :], more_k[h.begin, tile_n, :].T, acc=scores)
-            raised = torch.maximum(highest, torch.amax(scores, -1))
-            weights, shrink = torch.exp(scores - raised[:, None]), torch.exp(highest - raised)
-            total = total * shrink + weights.sum(-1)
-            acc = hl.dot(weights.to(v.dtype), v[h.begin, tile_n, :], acc=acc * shrink[:, None])
-            highest = raised
-        out[h.begin, tile_m, :] = acc / total[:, None]
-    return out
+@pytest.mark.parametrize(("dims", "width"), [(576, 512), (192, 128)])
+def test_dimensions_in_two_tensors(dims: int, width: int) -> None:
+    torch.manual_seed(6)
+    for static in (True, False):
+        given = latent.caches([200, 0, 77], 200, 100, dims)
+        found = helion.kernel(latent.apart, backend="cute", static_shapes=static)(*latent.parts_of(*given, width))
+        close(found, latent.of_decoded(*given, width))
 
 
-def test_products_of_two_tensors_are_refused() -> None:
-    given = [torch.empty(2, 200, 64, dtype=torch.bfloat16, device="meta") for _ in range(5)]
-    with pytest.raises(
-        exc.CuteUnsupported, match="sums of matmuls are implemented for adjacent dimensions of one tensor"
-    ):
-        helion.kernel(two_tensors, backend="cute").bind(tuple(given), target="sm_90")
+def test_two_tensors_fill_one_stage() -> None:
+    """Both parts of a stage have the swizzles of the whole, one after another, and one barrier counts their bytes."""
+    meta = [x.to("meta") for x in latent.parts_of(*latent.caches([1] * 32, 8192, 128, 576), 512)]
+    bound = helion.kernel(latent.apart, backend="cute").bind(tuple(meta), target="h200")
+    plan = bound.plan(bound.seeds[0].config)
+    text = shape_of_plan(plan).kernel(plan).source
+    for name, rows in (("q", 64), ("k", 64)):
+        assert f"shared_{name}_rest = cute.make_tensor(shared_{name}.iterator + {512 * rows}, " in text
+        assert f"tma_{name}_rest, from_{name}_rest[" in text
+    assert attention_program(plan.attention).pipelines[0].counts.transaction_bytes == 64 * 576 * 2
+    assert bound.seeds[0].config["wgmma_key_splits"] == 2
+
+
+def test_two_tensors_have_whole_swizzles() -> None:
+    given = latent.parts_of(*latent.caches([200, 77], 200, 100, 160), 128)
+    with pytest.raises(exc.CuteUnsupported, match="128 dimensions of q and 32 of turned_q; multiples of 64"):
+        helion.kernel(latent.apart, backend="cute").bind(given, target="sm_90")
 
 
 def test_a_part_of_the_dimensions_of_a_head() -> None:

@@ -12,7 +12,7 @@ from ...._support.philox import WORD, philox, uniform
 from ..plan.attention.backward import AtomicSum, BackwardProblem
 from ..plan.attention.build import NARROW_DTYPES
 from ..plan.attention.operands import GATHER, INTEGERS, Matrix, Mode, Place, RandomNumbers, Source, Table
-from ..plan.attention.records import KEY_INDEX, QUERY_INDEX, AttentionProblem, Formula, ScoreProblem, Span
+from ..plan.attention.records import KEY_INDEX, QUERY_INDEX, AttentionProblem, Formula, ScoreProblem, Span, without_rest
 from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant
 from ..toolchain.kernel import GemmKernel
 from .evaluate import OPERATIONS
@@ -32,6 +32,7 @@ def evaluate_attention(kernel: GemmKernel, given: Sequence[Given]) -> None:
 def _evaluate(problem: AttentionProblem, head: tuple[int, ...], tensors: Sequence[torch.Tensor]) -> None:
     """Evaluate one head."""
     q, k, v, *others = tensors
+    rests, others = dict(zip(problem.rests, others, strict=False)), others[len(problem.rests) :]
     outputs, sources = others[: len(problem.outputs)], others[len(problem.outputs) :]
     for source, tensor in zip(problem.loaded, sources[len(sources) - len(problem.loaded) :], strict=True):
         head = (*head, int(_source(problem, source, tensor, head, 1)))
@@ -44,14 +45,17 @@ def _evaluate(problem: AttentionProblem, head: tuple[int, ...], tensors: Sequenc
     of_query, sources = sources[: len(problem.query.sources)], sources[len(problem.query.sources) :]
     of_score, sources = sources[: len(problem.score.sources)], sources[len(problem.score.sources) :]
     rows, keys = problem.queries, problem.keys
-    left, right, values = (
-        _rows(matrix, tensor, head, span, lines, table).float()
-        for matrix, tensor, span, lines in (
-            (problem.q, q, stored, rows),
-            (problem.k, k, kept, keys),
-            (problem.v, v, kept, keys),
-        )
-    )
+
+    def read_rows(matrix: Matrix, tensor: torch.Tensor, span: slice, count: int, name: str = "") -> torch.Tensor:
+        rest = problem.rests.get(name)
+        found = _rows(without_rest(matrix, rest), tensor, head, span, count, table)
+        return (
+            found if rest is None else torch.cat([found, _rows(rest, rests[name], head, span, count, table)], 1)
+        ).float()
+
+    left = read_rows(problem.q, q, stored, rows, "q_rest")
+    right = read_rows(problem.k, k, kept, keys, "k_rest")
+    values = read_rows(problem.v, v, kept, keys)
     if problem.query.instructions:
         values_of_q = _computed(problem.query, [left, *(tensor.float() for tensor in of_query)])
         left = values_of_q[problem.query.value].to(q.dtype).float()

@@ -115,7 +115,7 @@ def longest_keys(shape: AttentionShape, groups: int, target: Target) -> int:
     masked = (shape.bounded or shape.loaded) and shape.operand_bytes > 1
     sharing = LATENT_GROUPS if shape.latent else 1
     most = consumer_registers(groups, shape.latent) - (MASKED_REGISTERS if masked and groups < 3 else 0)
-    most -= GATHERED_REGISTERS if shape.gathered else 0
+    most -= GATHERED_REGISTERS if shape.gathers else 0
     limit = 128 if groups == 3 or shape.bounded or shape.loaded else WIDE_KEYS
     own_output = shape.qk_columns != shape.v_columns or shape.operand_bytes != shape.output_bytes
     step = KEY_STEP if shape.operand_bytes > 1 else NARROW_STEP

@@ -42,6 +42,10 @@ class AttentionRates:
     operation_ns: float = 0.0097
     special_ns: float = 0.032
     """Time that an operation of the formula adds, and one of the special function unit."""
+    gather_ns: float = 0.062
+    """Time that a read of a table adds, by a computed index, and one of an integer for each query and key. Both are fitted to
+    six kernels on an H200 (tables in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
+    pair_ns: float = 0.33
     tile_us: float = 1.6
     """Prologue and epilogue of a tile: the first scores and the last output overlap with nothing of the group."""
     dynamic_us: float = 1.0
@@ -95,8 +99,10 @@ class AttentionShape:
     """True if weights are relative to a running maximum."""
     whole: bool = False
     """True if the queries are a dimension that has no tiles."""
-    gathered: bool = False
-    """True if scores read tables by computed indices."""
+    gathers: int = 0
+    """Tables that a score reads by computed indices."""
+    pairs: int = 0
+    """Integers that are loaded for each query and key."""
     latent: bool = False
     """True if V is the first columns of K, in heads too wide for copies of both."""
     output_bytes: int = 2
@@ -161,6 +167,9 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
     work = [
         each for each in facts.work if each.region == fact.region and {fact.query_axis, fact.key_axis} <= {*each.axes}
     ]
+    of_pairs = [
+        op for op in facts.memory_ops if op.kind == "load" and {fact.query_axis, fact.key_axis} <= {*op.tile_axes}
+    ]
     heads = math.prod(axis.extent or 1 for axis in others)
     columns = qk if latent else qk + v
     groups = max(1, loaded_bytes // max(1, keys * columns * scores.rhs_dtype.itemsize))
@@ -190,7 +199,8 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
         ),
         output_bytes=_output_bytes(facts, fact.query_axis),
         whole=facts.axes[fact.query_axis].kind == "full",
-        gathered=any(op.gathered and {fact.query_axis, fact.key_axis} <= {*op.tile_axes} for op in facts.memory_ops),
+        gathers=sum(op.gathered for op in of_pairs),
+        pairs=sum(not op.gathered and not op.dtype.is_floating_point for op in of_pairs),
         latent=latent,
         fixed={axis.block_id: axis.size for axis in facts.axes if axis.kind == "fixed" and axis.size is not None},
     )
@@ -203,10 +213,10 @@ def _output_bytes(facts: KernelFacts, queries: int) -> int:
 
 
 def _is_latent(facts: KernelFacts, qk: int, v: int) -> bool:
-    """Return whether the second matmul reads columns of what the first one reads, of more than two copies have room for."""
+    """Return whether the last matmul reads columns of what another one reads, of more than two copies have room for."""
     storages = {op.slot: op.storage for op in facts.memory_ops if op.kind == "load"}
-    read = {None if fact.rhs_slot is None else storages.get(fact.rhs_slot) for fact in facts.matmuls}
-    return None not in read and len(read) == 1 and qk > MOST_COLUMNS and v <= qk
+    *scores, values = (None if fact.rhs_slot is None else storages.get(fact.rhs_slot) for fact in facts.matmuls)
+    return values is not None and values in scores and qk > MOST_COLUMNS and v <= qk
 
 
 def _loaded_bytes(facts: KernelFacts, matmuls: Sequence[MatmulFact]) -> int:
@@ -250,6 +260,7 @@ def predicted_us(
         blocks = min(blocks, -(-rows // choice.keys) - (1 - shape.window) // choice.keys)
     per_sm = rate_per_sm(target) / rate_per_sm(hardware.target(MEASURED))
     softmax = rates.softmax_ns + rates.operation_ns * shape.operations + rates.special_ns * shape.special
+    softmax += rates.gather_ns * shape.gathers + rates.pair_ns * shape.pairs
     computed = LATENT_GROUPS if shape.latent else 1  # times that scores are computed, by groups that overlap
     matmuls = rates.column_ns * (computed * shape.qk_columns + shape.v_columns) * shape.operand_bytes / 2
     element = (softmax**rates.overlap + matmuls**rates.overlap) ** (1 / rates.overlap)

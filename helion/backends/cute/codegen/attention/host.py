@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ...plan.attention.backward import BackwardPlan
 from ...plan.attention.numbers import text_of
 from ...plan.attention.operands import Matrix, Mode, Source, Table
-from ...plan.attention.records import AttentionOutput, AttentionPlan, ScorePlan, ScoreProblem
+from ...plan.attention.records import AttentionOutput, AttentionPlan, ScorePlan, ScoreProblem, without_rest
 from ...plan.dtypes import NUMBER, SEED
 from ...plan.records import WGMMA_ROWS
 from ..setups import dsl
@@ -36,20 +36,46 @@ def matrices(plan: AttentionPlan) -> list[str]:
             f"layout_v = hopper.make_smem_layout_b(LayoutEnum.{major}_MAJOR, {shape}, {dtype}, {plan.stages})"
         ]
         descriptor_of_v = _descriptor("v", "G2S", (columns, keys))
+    q, k = without_rest(problem.q, problem.q_rest), problem.blocks["k"]
+    of_keys = _descriptor("k", "G2S", (keys, k.columns), own_name("k", problem.k_rest))
     return [
-        *_matrix("q", "q", problem.q, problem.queries, spanned=problem.spans_queries),
-        *([] if plan.takes_quads else _matrix("k", "k", problem.k, problem.keys, spanned=problem.spans_keys)),
+        *_matrix("q", "q", q, problem.queries, spanned=problem.spans_queries),
+        *([] if plan.takes_quads else _matrix("k", "k", k, problem.keys, spanned=problem.spans_keys)),
         *matrix_of_v,
         *_matrix("o", output.label, output.matrix, problem.queries, spanned=problem.spans_queries),
         f"layout_q = hopper.make_smem_layout_a(LayoutEnum.ROW_MAJOR, ({rows}, {keys}, {qk}), {dtype}, {plan.groups})",
         f"layout_k = hopper.make_smem_layout_b(LayoutEnum.ROW_MAJOR, ({rows}, {keys}, {qk}), {dtype}, {plan.stages})",
         *layout_of_v,
         f"layout_o = hopper.make_smem_layout_a(LayoutEnum.ROW_MAJOR, ({rows}, {keys}, {columns}), {dsl(output.dtype)}, {plan.consumer_groups})",
-        *_descriptor("q", "G2S", (rows, qk)),
-        *(quads.descriptor(plan) if plan.takes_quads else _descriptor("k", "G2S", (keys, qk))),
+        *_rests(plan),
+        *_descriptor("q", "G2S", (rows, q.columns), own_name("q", problem.q_rest)),
+        *(quads.descriptor(plan) if plan.takes_quads else of_keys),
         *descriptor_of_v,
         *_descriptor("o", "S2G", (rows, columns)),
     ]
+
+
+def own_name(name: str, rest: Matrix | None) -> str:
+    """Return the name of the part of shared memory that is loaded from the first tensor of a matrix."""
+    return name if rest is None else f"{name}_own"
+
+
+def _rests(plan: AttentionPlan) -> list[str]:
+    """Return the same objects of matrices with the last columns of Q and K, and the layouts of both parts of a stage."""
+    problem, dtype = plan.problem, dsl(plan.problem.q.dtype)
+    wholes = {
+        "q_rest": (problem.q, "a", WGMMA_ROWS, plan.groups, problem.queries, problem.spans_queries),
+        "k_rest": (problem.k, "b", plan.keys, plan.stages, problem.keys, problem.spans_keys),
+    }
+    lines = []
+    for name, rest in problem.rests.items():
+        whole, side, rows, stages, extent, spanned = wholes[name]
+        own = own_name(name.removesuffix("_rest"), rest)
+        for part, columns in ((own, whole.columns - rest.columns), (name, rest.columns)):
+            shape = f"({WGMMA_ROWS}, {plan.keys}, {columns}), {dtype}, {stages}"
+            lines.append(f"layout_{part} = hopper.make_smem_layout_{side}(LayoutEnum.ROW_MAJOR, {shape})")
+        lines += [*_matrix(name, name, rest, extent, spanned=spanned), *_descriptor(name, "G2S", (rows, rest.columns))]
+    return lines
 
 
 def backward_matrices(plan: BackwardPlan) -> list[str]:
@@ -130,10 +156,11 @@ def _moved(pointer: str, offset: int) -> str:
     return f"{pointer} + {text_of(offset)}" if offset != 0 else pointer
 
 
-def _descriptor(name: str, direction: str, box: tuple[int, int]) -> list[str]:
+def _descriptor(name: str, direction: str, box: tuple[int, int], layout: str = "") -> list[str]:
+    of_box = f"cute.select(layout_{layout or name}, mode=[0, 1])"
     return [
         f"tma_{name}, tensor_{name} = cpasync.make_tiled_tma_atom(",
-        f"    cpasync.CopyBulkTensorTile{direction}Op(), matrix_{name}, cute.select(layout_{name}, mode=[0, 1]), {box}",
+        f"    cpasync.CopyBulkTensorTile{direction}Op(), matrix_{name}, {of_box}, {box}",
         ")",
     ]
 

@@ -17,7 +17,7 @@ def pointer_dtypes(plan: AttentionPlan) -> tuple[str, ...]:
     sources = (source.argument for source in problem.sources)
     workspace = ("float32",) if workspace_bytes(plan) else ()
     outputs = (output.dtype for output in problem.outputs)
-    return *([problem.q.dtype] * 3), *outputs, *sources, *integer_kinds(problem), *workspace
+    return *([problem.q.dtype] * (3 + len(problem.rests))), *outputs, *sources, *integer_kinds(problem), *workspace
 
 
 def integer_kinds(problem: ScoreProblem) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 from ...plan.attention.build import LATENT_STEP, QUAD
 from ...plan.attention.numbers import text_of
 from ...plan.attention.operands import SPAN_DIMENSIONS, Matrix
-from ...plan.attention.records import AttentionPlan, ScorePlan
+from ...plan.attention.records import AttentionPlan, ScorePlan, without_rest
 from ...plan.dtypes import DTYPES
 from ...plan.records import WGMMA_ROWS
 from ...roles import grammar as g
@@ -20,6 +20,7 @@ from . import numbers, quads, spans, splits
 from .bounds import block_index, part_lengths
 from .finish import finish_call
 from .formula import arguments_of, head_axes
+from .host import own_name
 from .softmax import softmax_call
 
 
@@ -87,7 +88,7 @@ def _(out: Writer, program: AttentionProgram, step: g.SetUp) -> None:
 
 
 def partition(
-    name: str, matrix: Matrix, box: tuple[int, int], transposed: bool = False, first_row: str = ""
+    name: str, matrix: Matrix, box: tuple[int, int], transposed: bool = False, first_row: str = "", shared: str = ""
 ) -> list[str]:
     """Return the partition of a matrix in global and shared memory for its TMA loads. That of a span of rows has tiles from
     ``first_row`` on, and the dimensions of a span."""
@@ -100,9 +101,27 @@ def partition(
     return [
         f"tiles_{name} = cute.local_tile({tensor}, {box}, ({', '.join([*modes, *others])}))",
         f"to_{name}, from_{name} = cpasync.tma_partition(",
-        f"    tma_{name}, 0, cute.make_layout(1), cute.group_modes(shared_{name}, 0, 2), cute.group_modes(tiles_{name}, 0, 2)",
+        f"    tma_{name}, 0, cute.make_layout(1), cute.group_modes(shared_{shared or name}, 0, 2), cute.group_modes(tiles_{name}, 0, 2)",
         ")",
     ]
+
+
+def _parts(
+    plan: AttentionPlan, name: str, rows: int, whole: Matrix, rest: Matrix | None, stages: int, first_row: str
+) -> list[str]:
+    """Return the partition of Q or K, or those of its two tensors, whose columns are next to each other in a stage."""
+    own = without_rest(whole, rest)
+    shared = own_name(name, rest)
+    of_own = partition(name, own, (rows, own.columns), first_row=first_row, shared=shared)
+    if rest is None:
+        return of_own
+    lines = []
+    for part, first, columns in ((shared, 0, own.columns), (f"{name}_rest", own.columns, rest.columns)):
+        shape = f"((8, {rows // 8}), ({LATENT_STEP}, {columns // LATENT_STEP}), {stages})"
+        stride = f"(({LATENT_STEP}, {8 * LATENT_STEP}), (1, {LATENT_STEP * rows}), {rows * whole.columns})"
+        begin = f"shared_{name}.iterator" + (f" + {first * rows}" if first else "")
+        lines.append(f"shared_{part} = cute.make_tensor({begin}, cute.make_layout({shape}, stride={stride}))")
+    return [*lines, *of_own, *partition(f"{name}_rest", rest, (rows, rest.columns), first_row=first_row)]
 
 
 def _load_blocks(plan: AttentionPlan) -> list[str]:
@@ -111,8 +130,11 @@ def _load_blocks(plan: AttentionPlan) -> list[str]:
 
 def _blocks(plan: AttentionPlan, first_row: str = "") -> list[str]:
     problem = plan.problem
-    box = plan.keys, problem.k.columns
-    of_keys = quads.partition(plan) if plan.takes_quads else partition("k", problem.k, box, first_row=first_row)
+    of_keys = (
+        quads.partition(plan)
+        if plan.takes_quads
+        else _parts(plan, "k", plan.keys, problem.k, problem.k_rest, plan.stages, first_row)
+    )
     if problem.latent:
         return of_keys
     return [
@@ -136,7 +158,7 @@ def _load_rows(plan: AttentionPlan) -> list[str]:
 
 
 def _rows(plan: AttentionPlan, first_row: str = "") -> list[str]:
-    return partition("q", plan.problem.q, (WGMMA_ROWS, plan.problem.q.columns), first_row=first_row)
+    return _parts(plan, "q", WGMMA_ROWS, plan.problem.q, plan.problem.q_rest, plan.groups, first_row)
 
 
 def _spanned_rows(plan: AttentionPlan) -> list[str]:
@@ -385,8 +407,12 @@ def _(out: Writer, program: ScoreProgram, step: g.Tail) -> None:
 @_rule(a.LoadRows)
 def _(out: Writer, program: AttentionProgram, step: a.LoadRows) -> None:
     plan = program.plan
-    source = indexed(plan, plan.problem.q, f"tile_m * {plan.groups} + group", _end_of_queries(plan, plan.problem.q))
-    out.line(f"cute.copy(tma_q, from_q[{source}], to_q[None, group], tma_bar_ptr=q_barriers + group)")
+    rest = {} if plan.problem.q_rest is None else {"q_rest": plan.problem.q_rest}
+    for name, matrix in {"q": plan.problem.q, **rest}.items():
+        source = indexed(plan, matrix, f"tile_m * {plan.groups} + group", _end_of_queries(plan, matrix))
+        out.line(
+            f"cute.copy(tma_{name}, from_{name}[{source}], to_{name}[None, group], tma_bar_ptr=q_barriers + group)"
+        )
 
 
 def _end_of_queries(plan: AttentionPlan, matrix: Matrix) -> str:
@@ -396,7 +422,13 @@ def _end_of_queries(plan: AttentionPlan, matrix: Matrix) -> str:
 
 @_rule(a.LoadBlock)
 def _(out: Writer, program: ScoreProgram, step: a.LoadBlock) -> None:
-    plan, name = program.plan, step.operand
+    for name in (each for each in (step.operand, f"{step.operand}_rest") if each in program.plan.problem.blocks):
+        _load_block(out, program, step, name)
+
+
+def _load_block(out: Writer, program: ScoreProgram, step: a.LoadBlock, name: str) -> None:
+    """Print the copy of a block of the matrix ``name`` to the current stage of the step's operand."""
+    plan = program.plan
     span = f"end_of_{name}" if isinstance(plan, AttentionPlan) and plan.problem.spans_keys else ""
     matrix, block = plan.problem.blocks[name], "block + 1" if step.behind else "block"
     if matrix.pages is not None:
@@ -407,7 +439,7 @@ def _(out: Writer, program: ScoreProgram, step: a.LoadBlock) -> None:
     for part, to in quads.halves(source) if in_quads else [(source, f"to_{name}")]:
         out.line(
             f"cute.copy(tma_{name}, from_{name}[{part}], {to}[None, {step.cursor}.index],"
-            f" tma_bar_ptr={name}.producer_get_barrier({step.cursor}))"
+            f" tma_bar_ptr={step.operand}.producer_get_barrier({step.cursor}))"
         )
 
 

@@ -24,8 +24,12 @@ from .values import is_widening, name_of_op
 QUERY = "query"
 
 
-def operands_of(loops: Loops, queries: Queries) -> Sequence[tuple[Matrix, int, str]]:
-    """Return the matrices of q, k and v, with the ids and names of their tensors."""
+Operands = Sequence[tuple[Matrix, int, str]]
+"""Matrices, with the ids and names of their tensors."""
+
+
+def operands_of(loops: Loops, queries: Queries) -> tuple[Operands, dict[str, tuple[Matrix, int, str]]]:
+    """Return the matrices of q, k and v. Then those with the last columns of q and k, by ``q_rest`` and ``k_rest``."""
     for dot in (*loops.terms, loops.second):
         check_dot(dot)
     if len(loops.terms) > 1 and any(dot.result.dtype != torch.float32 for dot in loops.terms):
@@ -34,11 +38,13 @@ def operands_of(loops: Loops, queries: Queries) -> Sequence[tuple[Matrix, int, s
     q = [_operand(loops, load, loops.queries, "queries") for load in queries.loads]
     k = [_operand(loops, load, loops.keys, "keys") for load in of_keys]
     v = _operand(loops, loaded(loops, loops.second.operands[1], "v"), loops.keys, "keys", may_turn=True)
-    found = [*_joined(q, k), v]
+    (q_parts, k_parts) = _joined(q, k, v[1])
+    found = [q_parts[0], k_parts[0], v]
+    rests = {f"{name}_rest": rest for name, (_, *others) in (("q", q_parts), ("k", k_parts)) for rest in others}
     scores = loops.blocks(loops.first.result)
     if scores != (loops.queries, loops.keys) or loops.blocks(loops.second.result)[:1] != (loops.queries,):
         raise Refusal("scores of a tile of queries with a tile of keys, in this order, are implemented")
-    return found
+    return found, rests
 
 
 def _operand(loops: Loops, load: Op, block: int, what: str, may_turn: bool = False) -> tuple[Matrix, int, str]:
@@ -50,25 +56,27 @@ def _operand(loops: Loops, load: Op, block: int, what: str, may_turn: bool = Fal
     return matrix, access.tensor.id, access.tensor.name
 
 
-def _joined(
-    q: Sequence[tuple[Matrix, int, str]], k: Sequence[tuple[Matrix, int, str]]
-) -> list[tuple[Matrix, int, str]]:
-    """Return Q and K whose columns are those of all terms of the scores, adjacent ones of one tensor each. Raises
-    ``Refusal``."""
-    found = []
-    at = sorted(range(len(k)), key=lambda at: k[at][0].offset)
-    for parts in (q, k):
-        (first, tensor, name), *others = [parts[each] for each in at]
-        for matrix, other, _ in others:
-            follows = matrix == replace(first, offset=first.offset + first.columns, columns=matrix.columns)
-            if other != tensor or not is_known(matrix.offset) or not follows:
-                raise Refusal(
-                    f"scores that are sums of matmuls are implemented for adjacent dimensions of one tensor, as"
-                    f" {name}[..., :512] and {name}[..., 512:]"
-                )
-            first = replace(first, columns=first.columns + matrix.columns)
-        found.append((first, tensor, name))
-    return found
+def _joined(q: Operands, k: Operands, values: int) -> list[Operands]:
+    """Return Q and K with the columns of all terms of the scores: adjacent ones of one tensor, or those of a second tensor
+    as well. The tensor ``values`` of V comes first. Raises ``Refusal``."""
+    at = sorted(range(len(k)), key=lambda at: (k[at][1] != values, int(k[at][0].offset)))
+    return [_columns([parts[each] for each in at]) for parts in (q, k)]
+
+
+def _columns(parts: Operands) -> Operands:
+    """Return one matrix with the columns of all parts, and that of the last ones if these are in another tensor."""
+    (first, tensor, name), *others = parts
+    for matrix, other, rest in others:
+        columns = first.columns + matrix.columns
+        if other == tensor and is_known(matrix.offset):
+            if matrix != replace(first, offset=first.offset + first.columns, columns=matrix.columns):
+                raise Refusal(f"scores that are sums of matmuls of dimensions of {name} that are not adjacent")
+            first = replace(first, columns=columns)
+            continue
+        if (matrix.row, matrix.pages, matrix.turned) != (first.row, first.pages, first.turned):
+            raise Refusal(f"scores that are sums of matmuls of other rows of {name} than of {rest}")
+        return [(replace(first, columns=columns), tensor, name), (matrix, other, rest)]
+    return [(first, tensor, name)]
 
 
 def check_dot(dot: Op) -> None:

@@ -26,7 +26,7 @@ def with_packed_heads(loops: Loops, problem: AttentionProblem) -> AttentionProbl
     begins = problem.band.first is None and is_known(problem.band.last) and (not spanned or problem.band.is_whole)
     varies = not begins and (spanned or problem.runtime)
     shifted = problem.query_span is not None or problem.band.shift is not None
-    if problem.queries != 1 or others or varies or shifted or _reads_positions(problem):
+    if problem.queries != 1 or problem.rests or others or varies or shifted or _reads_positions(problem):
         return problem
     for at, size in enumerate(problem.heads):
         shared = _shared(problem, at) if is_known(size) else None

@@ -168,6 +168,8 @@ def with_heads_as_rows(loops: Loops, problem: AttentionProblem) -> AttentionProb
     matrices: dict[str, Matrix] = {}
     if problem.spans_keys:
         matrices |= {"k": _heads_as_rows(loops, problem.k), "v": _heads_as_rows(loops, problem.v)}
+        if problem.k_rest is not None:
+            matrices["k_rest"] = _heads_as_rows(loops, problem.k_rest)
     if problem.spans_queries:
         outputs = (
             replace(each, matrix=_heads_as_rows(loops, each.matrix)) if each.kind == "exact" else each
@@ -175,6 +177,8 @@ def with_heads_as_rows(loops: Loops, problem: AttentionProblem) -> AttentionProb
         )
         problem = replace(problem, outputs=tuple(outputs))
         matrices["q"] = _heads_as_rows(loops, problem.q)
+        if problem.q_rest is not None:
+            matrices["q_rest"] = _heads_as_rows(loops, problem.q_rest)
     return replace(problem, **matrices)  # type: ignore[arg-type]
 
 

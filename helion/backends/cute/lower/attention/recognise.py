@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from ....._compiler.ir.grammar import Program
 from ....._shapes import Expr
 from ...plan.attention.build import MOST_COLUMNS, check_problem
-from ...plan.attention.records import AttentionProblem, Band, Formula, KeyRange
+from ...plan.attention.records import AttentionProblem, Band, Formula, KeyRange, without_rest
 from .band import covered_keys, every_query_sees, key_span
 from .consecutive import with_joined_loops
 from .formula import FormulaReader
@@ -78,7 +78,7 @@ def attention_of(program: Program) -> Attention:
     finish = Finish(loops)
     weighting = found(loops, finish)
     queries = Queries(loops)
-    q, k, v = operands_of(loops, queries)
+    (q, k, v), rests = operands_of(loops, queries)
     outputs = finish.outputs()
     problem = AttentionProblem(
         heads=tuple(loops.extent(block) for block in loops.heads) or (1,),
@@ -104,6 +104,7 @@ def attention_of(program: Program) -> Attention:
         units=tuple(loops.numbers.units),
         softmax=weighting.softmax,
         dropped=weighting.dropped,
+        **{name: matrix for name, (matrix, _, _) in rests.items()},  # type: ignore[arg-type]
         names=tuple(name for _, _, name in (q, k, v)),  # type: ignore[arg-type]
     )
     check_spans(loops, problem)
@@ -116,7 +117,7 @@ def attention_of(program: Program) -> Attention:
     return Attention(
         problem=problem,
         loops=loops,
-        tensors=(q[1], k[1], v[1], *finish.tensors),
+        tensors=(q[1], k[1], v[1], *(tensor for _, tensor, _ in rests.values()), *finish.tensors),
         sources=(
             *queries.reader.arguments(queries.formula),
             *weighting.sources,
@@ -131,7 +132,8 @@ def attention_of(program: Program) -> Attention:
 def _is_latent(problem: AttentionProblem, same: bool) -> bool:
     """Return whether V is the first columns of K, of ``same`` if both are one tensor, in heads too wide for two copies."""
     k, v = problem.k, problem.v
-    return same and k.columns > MOST_COLUMNS and v.columns <= k.columns and v == replace(k, columns=v.columns)
+    inside = v.columns <= without_rest(k, problem.k_rest).columns
+    return same and k.columns > MOST_COLUMNS and inside and v == replace(k, columns=v.columns)
 
 
 def _with_softmax(loops: Loops, finish: Finish) -> Weighting:

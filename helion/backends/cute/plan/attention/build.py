@@ -209,6 +209,7 @@ def check_problem(problem: AttentionProblem) -> None:
                 f"heads of {matrix.columns} dimensions; multiples of {step} up to {MOST_COLUMNS} are implemented, or more"
                 " where values are the first dimensions of keys, as k[..., :512]"
             )
+    _check_rests(problem)
     if problem.v.turned and (problem.spans_keys or problem.v.pages is not None):
         raise Refusal(
             f"{problem.v.name} with contiguous keys is not implemented where these are bounded by loaded integers, or in pages"
@@ -230,6 +231,23 @@ def check_problem(problem: AttentionProblem) -> None:
         )
     dropped = () if problem.dropped is None else (problem.dropped,)
     check_positions(problem, (problem.score, *dropped, problem.finish))
+
+
+def _check_rests(problem: AttentionProblem) -> None:
+    """Check columns of Q and of K that are in other tensors: each part has the columns of some swizzles. Raises ``Refusal``."""
+    for whole, rest in ((problem.q, problem.q_rest), (problem.k, problem.k_rest)):
+        if rest is None:
+            continue
+        check_matrix(rest, problem.spans_queries if rest is problem.q_rest else problem.spans_keys)
+        if rest.dtype != whole.dtype or whole.dtype not in HALF_DTYPES:
+            raise Refusal(
+                f"scores that are sums of matmuls of {whole.name} and {rest.name} in other types than 16 bits"
+            )
+        if rest.columns % LATENT_STEP or whole.columns % LATENT_STEP:
+            raise Refusal(
+                f"scores that are sums of matmuls of {whole.columns - rest.columns} dimensions of {whole.name} and"
+                f" {rest.columns} of {rest.name}; multiples of {LATENT_STEP} are implemented"
+            )
 
 
 def _check_latent(problem: AttentionProblem) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..dtypes import itemsize
@@ -100,7 +100,7 @@ class AttentionOutput:
         return f"{self.name}_output"
 
 
-_OPTIONAL = ("dropped", "units", "loaded", "key_span", "query_span", "key_range", "lift", "latent")
+_OPTIONAL = ("dropped", "units", "loaded", "key_span", "query_span", "key_range", "lift", "latent", "q_rest", "k_rest")
 """Fields of problems that their text leaves out where they are empty."""
 
 
@@ -236,17 +236,28 @@ class AttentionProblem(ScoreProblem):
     key_range: KeyRange | None = None
     latent: bool = False
     """True if V is the first columns of K, and a tile reads both from one copy in shared memory."""
+    q_rest: Matrix | None = None
+    """The last columns of Q, if they are in another tensor. ``q`` counts them."""
+    k_rest: Matrix | None = None
+    """The same of K."""
     units: tuple[int, ...] = ()
     """Strides that each launch passes, and that have to be 1."""
     names: tuple[str, str, str] = dataclasses.field(default=("q", "k", "v"), compare=False)
 
     @property
     def blocks(self) -> dict[str, Matrix]:
-        return {"k": self.k} if self.latent else {"k": self.k, "v": self.v}
+        rest = {} if self.k_rest is None else {"k_rest": self.k_rest}
+        return {"k": without_rest(self.k, self.k_rest), **rest, **({} if self.latent else {"v": self.v})}
+
+    @property
+    def rests(self) -> dict[str, Matrix]:
+        """Tensors with the last columns of Q and of K, by the names of their descriptors."""
+        return {name: each for name, each in (("q_rest", self.q_rest), ("k_rest", self.k_rest)) if each is not None}
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        return self.q, self.k, self.v, *(each.matrix for each in self.outputs if each.kind == "exact")
+        of_outputs = (each.matrix for each in self.outputs if each.kind == "exact")
+        return self.q, self.k, self.v, *self.rests.values(), *of_outputs
 
     @property
     def vectors(self) -> tuple[Matrix, ...]:
@@ -287,7 +298,8 @@ class AttentionProblem(ScoreProblem):
 
     @property
     def argument_names(self) -> tuple[str, ...]:
-        return (*self.names, *(each.name for each in self.outputs), *(each.name for each in self.sources))
+        rests = (each.name for each in self.rests.values())
+        return (*self.names, *rests, *(each.name for each in self.outputs), *(each.name for each in self.sources))
 
     @functools.cached_property
     def needs_total(self) -> bool:
@@ -298,12 +310,18 @@ class AttentionProblem(ScoreProblem):
     @property
     def outputs_at(self) -> range:
         """Positions of the outputs among the arguments of a launch."""
-        return range(len(self.names), len(self.names) + len(self.outputs))
+        first = len(self.names) + len(self.rests)
+        return range(first, first + len(self.outputs))
 
     @property
     def matrix(self) -> AttentionOutput:
         """The one output that is a matrix."""
         return next(output for output in self.outputs if output.kind == "exact")
+
+
+def without_rest(matrix: Matrix, rest: Matrix | None) -> Matrix:
+    """Return the columns of a matrix that are in its own tensor."""
+    return matrix if rest is None else replace(matrix, columns=matrix.columns - rest.columns)
 
 
 @dataclass(frozen=True, kw_only=True)
