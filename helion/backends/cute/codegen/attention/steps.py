@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...plan.attention.build import LATENT_STEP, QUAD
+from ...plan.attention.build import QUAD
 from ...plan.attention.numbers import text_of
 from ...plan.attention.operands import SPAN_DIMENSIONS, Matrix
 from ...plan.attention.records import AttentionPlan, ScorePlan, without_rest
@@ -21,6 +21,7 @@ from .bounds import block_index, part_lengths
 from .finish import finish_call
 from .formula import arguments_of, head_axes
 from .host import own_name
+from .latent import parts_of_stages, values_in_keys
 from .softmax import softmax_call
 
 
@@ -115,12 +116,7 @@ def _parts(
     of_own = partition(name, own, (rows, own.columns), first_row=first_row, shared=shared)
     if rest is None:
         return of_own
-    lines = []
-    for part, first, columns in ((shared, 0, own.columns), (f"{name}_rest", own.columns, rest.columns)):
-        shape = f"((8, {rows // 8}), ({LATENT_STEP}, {columns // LATENT_STEP}), {stages})"
-        stride = f"(({LATENT_STEP}, {8 * LATENT_STEP}), (1, {LATENT_STEP * rows}), {rows * whole.columns})"
-        begin = f"shared_{name}.iterator" + (f" + {first * rows}" if first else "")
-        lines.append(f"shared_{part} = cute.make_tensor({begin}, cute.make_layout({shape}, stride={stride}))")
+    lines = parts_of_stages(name, shared, rows, whole, rest, stages)
     return [*lines, *of_own, *partition(f"{name}_rest", rest, (rows, rest.columns), first_row=first_row)]
 
 
@@ -218,7 +214,7 @@ def _attend(plan: AttentionPlan) -> list[str]:
         *(["peaks = cute.make_rmem_tensor(2, cutlass.Float32)"] if plan.restores_maxima else []),
         "fragment_q = mma_of_scores.make_fragment_A(mma_of_scores.get_slice(0).partition_A(shared_q))",
         "fragment_k = mma_of_scores.make_fragment_B(mma_of_scores.get_slice(0).partition_B(shared_k))",
-        *(_values_in_keys(plan) if problem.latent else []),
+        *(values_in_keys(plan) if problem.latent else []),
         "fragment_v = mma_of_output.make_fragment_B(mma_of_output.get_slice(0).partition_B(shared_v))",
         f"weights = cute.make_tensor(rounded_weights.iterator, cute.make_layout((({pair}, 2, 2), 1, {plan.keys // k})))",
         "stage_copy = cute.make_tiled_copy_C(",
@@ -229,19 +225,6 @@ def _attend(plan: AttentionPlan) -> list[str]:
         "stage_registers = stage_copy.retile(rounded_output)",
         *([] if problem.spans_queries else _stored_rows(plan)),
     ]
-
-
-def _values_in_keys(plan: AttentionPlan) -> list[str]:
-    """Return the view of V in the shared memory of K, with a dimension of the columns of each group.
-
-    A row of K is a row of K of the second MMA, and its columns are N. Both views have the same swizzle, of 8 rows and
-    ``LATENT_STEP`` columns, and the same addresses.
-    """
-    keys, width = plan.keys, plan.output_columns // LATENT_STEP
-    shape = f"(({LATENT_STEP}, {width}), (8, {keys // 8}), {plan.column_groups}, {plan.stages})"
-    pitch = LATENT_STEP * keys
-    stride = f"((1, {pitch}), ({LATENT_STEP}, {8 * LATENT_STEP}), {pitch * width}, {keys * plan.problem.k.columns})"
-    return [f"shared_v = cute.make_tensor(shared_k.iterator, cute.make_layout({shape}, stride={stride}))"]
 
 
 _STORE_MATRIX = "warp_level.StMatrix8x8x16bOp(False, 4)"
