@@ -213,8 +213,8 @@ def _attention_on_request(program: Program, facts: KernelFacts, target: Target) 
 
 
 PAGES_LEAD = Lead(corrected=1.3)
-"""Predictions of the general backend for keys in pages are those for contiguous keys, of which its loads by pointers take a
-third longer (paged_decode in benchmarks/results/ops)."""
+"""The general backend's loads of pages take a third longer than it predicts, which is the time of contiguous keys
+(pages in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
 
 
 def _attention_lead(program: Program, facts: KernelFacts) -> Lead:
