@@ -120,9 +120,9 @@ STORED_LEAD = Lead(ratio=0.9, saved_us=15.0)
 (biased_product in benchmarks/results/nvidia-h200-mechanisms.json, odd_outputs_8 in cute/nvidia-h200-parts.jsonl)."""
 
 
-CONVERTED_LEADS = (Lead(ratio=0.85), Lead(ratio=0.9, corrected=1.2))
+CONVERTED_LEADS = (Lead(ratio=0.95), Lead(ratio=0.9, corrected=1.2))
 """The same where the warps that multiply convert weights, for up to half of ``FEW_ROWS`` and for more. Stores of few rows are
-short. The general backend is as fast for few rows, and its predictions for more are a fifth too low
+short. For few rows predictions of both backends are a tenth too high; for more those of the general one are a fifth too low
 (benchmarks/results/cute/nvidia-h200-few-rows.jsonl)."""
 
 

@@ -165,3 +165,10 @@ def test_few_columns_of_a_tile_suffice_for_few_rows() -> None:
     few, more = (linear.bind(arguments(m), target="h100") for m in (13, 17))
     assert [each.seeds[0].config["block_sizes"][0] for each in (few, more)] == [16, 32]
     assert {each.plan().gemm.tile[1] for each in (few, more)} == {16, 32}
+
+
+def test_auto_takes_weights_of_8_bits_for_few_rows() -> None:
+    auto = helion.kernel(of_any_rows.fn, backend="auto", static_shapes=True)
+    shapes, dtypes = ((16, 8192), (8192, 8192), (8192,)), (torch.bfloat16, torch.int8, torch.float32)
+    given = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in zip(shapes, dtypes, strict=True)]
+    assert auto.bind(given, target="h200").seeds[0].config["wgmma_copies_in"] == "registers"

@@ -29,8 +29,8 @@ RESIDENTS = 2
 """CTAs per SM where warps that multiply convert A: those of one wait for shared memory, barriers and the matrix unit while
 those of the other convert (benchmarks/results/cute/nvidia-h200-few-rows.jsonl)."""
 LEAST_OF_TWO = 4
-"""Columns of B from which it has several lines of the L2 cache per K tile: twice the CTAs wait longer for one alone (the
-same rows)."""
+"""Columns of B from which K is split for them: with fewer, more CTAs wait for the same lines of the L2 cache (the same
+rows)."""
 
 
 class CuteWgmmaMatmulHeuristic(Heuristic):
@@ -79,8 +79,8 @@ def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[C
             split = Choice(tile=tile, splits=splits, grid_splits=clusters, copies_in=copies_in)
             if splits * clusters > 1 and fills and ctas <= target.num_sms:
                 found.append(narrowed(split, min(plain.epilogue_n, tile[1] // splits)))
-            two = copies_in == "registers" and shape.problem.n >= LEAST_OF_TWO and ctas > target.num_sms
-            if two and (splits * clusters == 1 or ctas <= RESIDENTS * target.num_sms):
+            parted = shape.problem.n >= LEAST_OF_TWO and ctas <= RESIDENTS * target.num_sms
+            if copies_in == "registers" and ctas > target.num_sms and (parted or splits * clusters == 1):
                 resident = dataclasses.replace(split, ctas_per_sm=RESIDENTS)
                 found.append(narrowed(resident, min(plain.epilogue_n, tile[1] // splits)))
     return found
