@@ -14,7 +14,7 @@ from .lower.kernel import multiples as of_strides
 from .lower.names import as_written
 from .plan.build import plan_gemm, unit_of
 from .plan.copied import Copied
-from .plan.operands import has_steps, in_both_majors
+from .plan.operands import in_both_majors
 from .plan.records import Choice, GemmProblem
 from .plan.refusal import Refusal
 
@@ -68,9 +68,9 @@ def _check_tunables(program: Program, free: Sequence[int]) -> None:
 def unproven(program: Program, target: Target) -> str:
     """Return the first part of a GEMM that has not run on a GPU, which needs a request; or an empty string.
 
-    Hopper has run copies of A and B, strided outputs, TF32, int8, windows, batches of several dimensions, and additions to
-    fp32. It has run up to four products, sums of products with copies of their operands, and sums along K. Up to two
-    products of groups of rows have run, of picked rows as well, one with matrices that TMA does not move
+    Hopper has run copies of A and B, strided outputs, TF32, int8, windows, batches of several dimensions and tensors, and
+    additions to fp32. It has run up to four products, sums of products with copies of their operands, and sums along K. Up
+    to two products of groups of rows have run, of picked rows as well, one with matrices that TMA does not move
     (cute/nvidia-h200-parts.jsonl, cute/nvidia-h200-products.jsonl).
     """
     product = known_product(program)
@@ -94,10 +94,6 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     begun = [source.name for source in sources if not source.aligned]
     strided = [each.name for each in problem.epilogue.of_kind("strided")]
     added = [each for each in problem.outputs if each.adds and not each.lines]
-    yield (
-        has_steps(problem),
-        f"of a batch whose operand {_first(problem.copied)} is copied along several dimensions, or tensors,",
-    )
     yield begun and not problem.terms, f"of {''.join(begun[:1])}, which begins between multiples of 16 bytes,"
     yield groups and products > 1, of_groups
     yield (
