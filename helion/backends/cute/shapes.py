@@ -45,7 +45,7 @@ from .lower.kernel import build_plan, known_product
 from .lower.peers.messages import plain
 from .lower.rowwise import kernel as rows
 from .lower.weights.nibbles import with_nibbles
-from .plan.attention.build import NARROW_DTYPES
+from .plan.attention.build import HALF_DTYPES
 from .plan.attention.plan import CuteAttentionPlan, CuteBackwardPlan
 from .plan.kernel import CutePlan
 from .plan.launch import LaunchPlan
@@ -203,13 +203,13 @@ def _attention_on_request(program: Program, facts: KernelFacts, target: Target) 
     problem = known_attention(program).problem
     if problem.draws:
         return f"attention with random numbers runs on request, {_REQUEST}"
-    if problem.q.dtype in NARROW_DTYPES:
-        return f"attention in {problem.q.dtype} runs on request, {_REQUEST}"
     if problem.spans_queries and problem.matrix.dtype == "float32":
         return f"attention of sequences with outputs in float32 runs on request, {_REQUEST}"
     if problem.latent:
         return f"attention whose values are columns of its keys runs on request, {_REQUEST}"
-    return f"attention of values with contiguous keys runs on request, {_REQUEST}" if problem.v.turned else ""
+    if problem.v.turned and problem.runtime and problem.q.dtype in HALF_DTYPES:
+        return f"attention of values with contiguous keys and any sizes runs on request, {_REQUEST}"
+    return ""
 
 
 PAGES_LEAD = Lead(corrected=1.3)
@@ -246,7 +246,8 @@ def _backward_kernel(plan: CuteBackwardPlan) -> GemmKernel:
 
 
 def _backward_on_request(program: Program, facts: KernelFacts, target: Target) -> str:
-    """Return a reason for gradients that have not run on a GPU."""
+    """Return a reason for gradients that have not run on a GPU, or are slower there (``sequence_times`` in
+    benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
     problem = known_backward(program).problem
     if problem.draws:
         return f"gradients with random numbers run on request, {_REQUEST}"

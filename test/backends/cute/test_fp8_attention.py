@@ -120,11 +120,24 @@ def test_binaries_are_neither_spilled_nor_serialized(name: str) -> None:
         assert ("QGMMA" in found.sass_counts) == plan.takes_quads
 
 
-def test_narrow_attention_runs_on_request() -> None:
-    """Return a reason for ``auto``: no GPU has run these operands."""
-    for name in (NAMES[0], NAMES[-1]):
-        found = bound_of(cases()[name]).variant.analysis
-        assert found.backend.on_request(found.program, found.facts, found.target)
+@pytest.mark.parametrize("static", [True, False])
+def test_auto_takes_the_faster_backend(static: bool) -> None:
+    q, k, v = (
+        torch.empty(4, 32, *sizes, dtype=kernels.E4M3, device="meta") for sizes in ((4096, 64), (4096, 64), (64, 4096))
+    )
+    scales = [torch.empty(4, 32, device="meta") for _ in range(3)]
+    kernel = helion.kernel(static_shapes=static)(kernels.scales_of_heads)
+    bound = kernel.bind((q, k, v, *scales, True), target="h200")
+    assert bound.backend_on_gpu == "cute"
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_turned_values_of_any_size_run_on_request(static: bool) -> None:
+    """Return a reason for ``auto``: a GPU has run known sizes of 16 bits alone."""
+    meta = tuple(each.to("meta") if torch.is_tensor(each) else each for each in cases()[NAMES[-1]].arguments)
+    kernel = helion.kernel(backend="cute", static_shapes=static)(kernels.turned_values)
+    found = kernel.bind(meta, target="h200").variant.analysis
+    assert bool(found.backend.on_request(found.program, found.facts, found.target)) != static
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_binaries_are_not_spilled(name: str) -> None:
 
 
 def test_sequences_run_on_request() -> None:
-    """Return a reason for ``auto``: no GPU has run them."""
+    """Return a reason for ``auto``: they are slower on a GPU where sequences are short."""
     found = bound_of(cases()[NAMES[0]]).variant.analysis
     assert "loaded integers" in found.backend.on_request(found.program, found.facts, found.target)
 
