@@ -12,7 +12,7 @@ from .plan.build import unit_of
 from .plan.epilogue import COLUMN_NUMBER
 from .plan.rowwise.logs import short_logs
 from .plan.rowwise.passes import demand_of
-from .plan.rowwise.records import SIZE_M, RowProblem
+from .plan.rowwise.records import RowProblem
 
 LEAST_AUTO_COLUMNS = 32768
 """Columns from which ``auto`` takes any row. The general backend holds shorter rows in registers as well, and is faster in
@@ -29,9 +29,6 @@ because the general backend reads such a row once."""
 LOGS_LEAD = replace(ROWS_LEAD, corrected=1.2)
 """The same where the general backend's logarithm takes 22 instructions, and its times are under-predicted by a fifth."""
 
-UNPROVEN_NUMBERS = ("float8_e4m3fn", "int8", "uint8")
-"""Types of numbers of rows and groups that have not run on a GPU."""
-
 
 def rows_on_request(program: Program, target: Target, request: str) -> str:
     """Return a reason for row kernels that have not run on a GPU, and for those that are slower than the general
@@ -39,16 +36,12 @@ def rows_on_request(program: Program, target: Target, request: str) -> str:
     if unit_of(target) != "wgmma":
         return f"row kernels on {target.name} run on request, {request}"
     problem = known_rows(program).problem
-    if {*problem.runtime} - {SIZE_M}:
-        return f"row kernels with strides that only the launch knows run on request, {request}"
     demand = demand_of(problem)
     if demand.sums > 1 and any(pitch % demand.lanes for pitch in demand.pitches):
         # 0.2 to 0.5 of the copy's speed: layer_norm_backward of 50257 columns in nvidia-h200-row-kernels.jsonl
         return f"row kernels with several sums over rows that begin anywhere run on request, {request}"
     if demand.repeated:
         return f"row kernels with a matrix whose rows repeat run on request, {request}"
-    if problem.pairs or any(output.dtype in UNPROVEN_NUMBERS for output in (*problem.numbers, *problem.groups)):
-        return f"row kernels with packed codes, or numbers of 8 bits, run on request, {request}"
     if problem.n < LEAST_AUTO_COLUMNS and not _saves_instructions(problem):
         return f"row kernels of fewer than {LEAST_AUTO_COLUMNS} columns run on request, {request}"
     if any(made.op == COLUMN_NUMBER for made in problem.epilogue.instructions):
@@ -69,5 +62,5 @@ def rows_lead(program: Program) -> Lead:
     if any(problem.epilogue.instruction(value).op == "log" for value in short_logs(problem)):
         return LOGS_LEAD
     powers = any(made.op in ("exp", "exp2") for made in problem.epilogue.instructions)
-    stores = problem.matrices or problem.sums or problem.groups
+    stores = problem.elements or problem.sums or problem.groups
     return READS_LEAD if powers and not stores else ROWS_LEAD
