@@ -96,6 +96,16 @@ def test_dimensions_in_two_tensors(dims: int, width: int) -> None:
         close(found, latent.of_decoded(*given, width))
 
 
+@pytest.mark.parametrize(("batch", "n", "splits", "us"), [(32, 8192, 2, 177), (128, 4096, 1, 330), (1, 65536, 32, 127)])
+def test_predicted_times_are_near_measured_ones(batch: int, n: int, splits: int, us: float) -> None:
+    """Compare with an H200. More parts shorten the loop over keys, and take longer to combine."""
+    meta = [x.to("meta") for x in latent.caches([1] * batch, 1, 128, 576)]
+    given = (meta[0], torch.empty(batch, n, 576, dtype=torch.bfloat16, device="meta"), meta[2], 512, False)
+    bound = helion.kernel(latent.decoded, backend="cute").bind(given, target="h200")
+    (seed, *_) = (each for each in bound.seeds if each.config["wgmma_key_splits"] == splits)
+    assert seed.predicted.time_us == pytest.approx(us, rel=0.3)
+
+
 def test_two_tensors_fill_one_stage() -> None:
     """Both parts of a stage have the swizzles of the whole, one after another, and one barrier counts their bytes."""
     meta = [x.to("meta") for x in latent.parts_of(*latent.caches([1] * 32, 8192, 128, 576), 512)]

@@ -65,6 +65,9 @@ class AttentionRates:
     """Most that one SM reads."""
     combine_us: float = 2.0
     """Store, count and combination of the partials of split keys."""
+    latent_part_us: float = 1.4
+    """Time that each part adds to the combination of latent attention, whose partials have up to 512 columns. It is fitted to
+    nine times of decoding on an H200 (latent decode in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
 
 
 RATES = AttentionRates()
@@ -273,7 +276,7 @@ def predicted_us(
     if choice.splits > 1:
         tile_us *= -(-blocks // choice.splits) / blocks
         tiles *= choice.splits
-        overhead += rates.combine_us
+        overhead += rates.combine_us + (rates.latent_part_us * choice.splits if shape.latent else 0.0)
     if choice.scheduler == "dynamic" and tiles > target.num_sms:
         rounds = tiles / target.num_sms + 0.3
     else:
