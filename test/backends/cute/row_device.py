@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from backends.cute.ptx import rounded_to
 
 from helion.backends.cute.codegen.rowwise.module import render
 from helion.backends.cute.plan.rowwise.records import RowPlan
@@ -199,6 +200,7 @@ class Cluster:
                 self._each(x).reshape(-1, 32)[:, np.arange(32) ^ offset].reshape(-1).view(Array)
             ),
         )
+        arch.inline_ptx = lambda text, write_only_types, read_only_args: rounding(rounded_to(text))(*read_only_args)
         unary = {
             name: wide(getattr(np, name)) for name in ("exp", "exp2", "log", "log2", "sqrt", "tanh", "floor", "abs")
         }

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from backends.cute import copies
+from backends.cute.ptx import rounded_to
 
 from helion.backends.cute.codegen import copied as code
 from helion.backends.cute.execute.evaluate import _multiplied
@@ -106,6 +107,11 @@ def _rounded(dtype: torch.dtype) -> Any:
     return lambda values: [Number(float(torch.tensor(float(x)).to(dtype))) for x in values]
 
 
+def round_by_pair(text: str, write_only_types: object, read_only_args: list[float]) -> Number:
+    (x,) = read_only_args
+    return Number(float(torch.tensor(float(x)).to(rounded_to(text))))
+
+
 class Loaded(list[Number]):
     def to(self, convert: Any) -> list[Number]:
         return convert(self)
@@ -140,7 +146,7 @@ def run(
         autovec_copy=lambda source, target: (
             target.write(source) if isinstance(source, list) else target.write(source.read())
         ),
-        arch=types.SimpleNamespace(fmax=lambda x, y, nan: Number(max(x, y))),
+        arch=types.SimpleNamespace(fmax=lambda x, y, nan: Number(max(x, y)), inline_ptx=round_by_pair),
     )
     names: dict[str, Any] = {"cutlass": cutlass, "cute": cute, "tile_m": tile, "tile_n": tile, "k_tile": k_tile - 1}
     names |= {

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from backends.cute import gemms
+from backends.cute.ptx import rounded_to
 
 from helion.backends.cute.codegen.epilogue import evaluate
 from helion.backends.cute.plan.epilogue import ARITY, Epilogue, Instruction, constant
@@ -65,6 +66,9 @@ UNARY = (
 MATH = types.SimpleNamespace(**{name: _lift(getattr(torch, name)) for name in UNARY}, roundeven=_lift(torch.round))
 MATH.erf, MATH.abs, MATH.exp2 = _lift(torch.erf), _lift(torch.abs), _lift(torch.exp2)
 ARCH = types.SimpleNamespace(rcp_approx=_lift(torch.reciprocal), fmax=_lift(torch.maximum), fmin=_lift(torch.minimum))
+ARCH.inline_ptx = lambda text, write_only_types, read_only_args: _lift(lambda x: x.to(rounded_to(text)).float())(
+    *read_only_args
+)
 CUTE = types.SimpleNamespace(math=MATH, arch=ARCH)
 
 
@@ -104,6 +108,15 @@ def test_every_operation_is_torchs(op: str, output: str) -> None:
     # gelu cancels for negative values in torch too: there the sum 1 + erf is what is compared.
     floor = VALUES.abs().max() * 1e-7 if op in ("gelu", "gelu_tanh", "one_plus_tanh") else 1e-30
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=float(floor))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_number_is_rounded_as_one_of_a_pair(dtype: str) -> None:
+    """The conversion of a single number takes the unit of exp2, twice for each score of attention."""
+    plan = gemms.product(epilogue=Epilogue(instructions=(Instruction(f"round_{dtype}", (0,)),)))
+    (line,) = (x for x in evaluate(dataclasses.replace(gemms.hopper("bf16"), problem=plan)) if "cvt" in x)
+    packed = {"float16": "cvt.rn.f16x2.f32 p, 0f00000000, {$r0}", "bfloat16": "cvt.rn.bf16x2.f32 p, {$r0}, 0f00000000"}
+    assert packed[dtype] in line and ".to(" not in line
 
 
 @pytest.mark.parametrize("op", ["relu", "maximum", "minimum", "tanh", "sigmoid", "abs"])

@@ -11,7 +11,7 @@ import torch
 from backends.cute import cubins, gemms
 from backends.cute.copies import NUMBERED, SCALED, copied
 from backends.cute.gemms import E4M3
-from backends.cute.test_copied_code import Number, Place, Registers, _rounded
+from backends.cute.test_copied_code import Number, Place, Registers, _rounded, round_by_pair
 
 from helion.backends.cute.codegen import prepare as code
 from helion.backends.cute.codegen.copied import source_names
@@ -100,6 +100,7 @@ def _dsl(thread: int, cta: int, batch: int, square: Matrix) -> dict[str, Any]:
         autovec_copy=lambda source, target: source.copy_to(target),
         arch=types.SimpleNamespace(
             fmax=lambda x, y, nan: Number(max(x, y)),
+            inline_ptx=round_by_pair,
             thread_idx=lambda: (thread, 0, 0),
             block_idx=lambda: (cta, batch, 0),
         ),
