@@ -207,6 +207,8 @@ def _attention_on_request(program: Program, facts: KernelFacts, target: Target) 
         return f"attention of sequences with outputs in float32 runs on request, {_REQUEST}"
     if problem.latent:
         return f"attention whose values are columns of its keys runs on request, {_REQUEST}"
+    if problem.rests:
+        return f"attention whose scores are of dimensions in two tensors runs on request, {_REQUEST}"
     if problem.v.turned and problem.runtime and problem.q.dtype in HALF_DTYPES:
         return f"attention of values with contiguous keys and any sizes runs on request, {_REQUEST}"
     return ""
