@@ -62,6 +62,16 @@ def test_the_bound_of_a_product_is_its_time_or_that_of_the_link() -> None:
     assert not any(of == "bound" for of, _, _ in report.goals(cell, None))
 
 
+def test_a_kernel_is_held_against_the_product_of_its_own_run() -> None:
+    first = timed("matmul_reduce_scatter", "64 x 8 x 64", {"overlapped": 110.0, "tiles": 130.0, "cublas alone": 100.0})
+    slow = timed("matmul_reduce_scatter", "64 x 8 x 64", {"tiles": 126.0, "cublas alone": 120.0}, date="2026-01-02")
+    again = timed("matmul_reduce_scatter", "64 x 8 x 64", {"overlapped": 118.0}, date="2026-01-03")
+    for rows, ratio in (([*first, *slow], 1.05), ([*first, *slow[1:]], 1.1), ([*first, *slow[1:], *again], 118 / 120)):
+        (cell,) = report.cells(rows)
+        ((of, found, _),) = report.goals(cell, 400.0)
+        assert (of, found) == ("bound", pytest.approx(ratio))
+
+
 @pytest.mark.parametrize("wrong", [False, True])
 def test_what_is_wrong_or_fails_is_named(wrong: bool, tmp_path: Path) -> None:
     more = [{"case": "ipc", "what": "all-reduce", "right": False, "ranks": 2}] if wrong else []

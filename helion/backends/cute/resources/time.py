@@ -35,7 +35,7 @@ class Rates:
     matrix: float = 0.935
     """Fraction of the data sheet's rate in the mainloop of a cool GPU."""
     sustained: float = 0.639
-    """The same in an endless launch: the power limit reduces the clock."""
+    """The same in an endless launch: the power limit reduces the clock (measurement ``hot_products``)."""
     sustained_us: float = 1035.0
     """Time after which half of the reduction is reached."""
     cooperative: float = 0.97

@@ -35,7 +35,8 @@ class Tile(NamedTuple):
 def start_sizes(facts: KernelFacts) -> Sizes:
     """Return the smallest tiles for the grid loops with attention, and moderate ones for all other grid loops.
 
-    Those may hold the matmuls before and after the attention, as in a kernel of a whole layer.
+    Those may hold the matmuls before and after the attention, as in a kernel of a whole layer (measurement
+    ``decode_layer``).
     """
     regions = [each.region for each in (facts.attention, *facts.attention_gradients) if each is not None]
     roots = {facts.regions[region].root for region in regions}
