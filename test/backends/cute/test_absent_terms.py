@@ -17,7 +17,7 @@ from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.records import Choice
 from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.resources.shape import shape_of
-from helion.backends.cute.shapes import MATMUL, PARTIAL_LEAD
+from helion.backends.cute.shapes import MATMUL
 from helion.backends.cute.toolchain.offline import compile_text
 from helion.hardware import target as target_of
 
@@ -223,15 +223,20 @@ def test_absent_operands_are_loaded_from_past_the_end(target: str) -> None:
     for label in (second, last):
         assert re.search(rf"matrix_{label} = .*, cutlass\.Int32\({K}\)\), stride=", text)
     asked = MATMUL.on_request(bound._analysis.program, bound.facts, bound.env.target)
-    assert asked.startswith("matmuls of several") == (target == "sm_100")
+    assert asked.startswith("sums of matmuls, of which some add to a part of the accumulators")
 
 
-def test_auto_asks_for_a_lead_where_terms_are_partial() -> None:
-    """Zeros are multiplied as well, and facts count fewer accumulators than a cell has."""
-    shapes = (4096, 1024), (4096, 1024), (2, 1024, 1024), (2, 1024, 1024)
-    given = tuple(torch.empty(shape, dtype=BF16, device="meta") for shape in shapes)
+def test_auto_leaves_partial_terms_to_requests() -> None:
+    """Zeros are multiplied as well: an infinity of a left operand makes NaN of the accumulators that it adds nothing to."""
+    given = tensor(M, K), tensor(M, K), tensor(2, K, K), tensor(2, K, K)
+    given[1][3, 4] = torch.inf
     bound = cell.bind(given, target="h200")
-    assert MATMUL.lead(bound._analysis.program, bound.facts) == PARTIAL_LEAD
+    asked = MATMUL.on_request(bound._analysis.program, bound.facts, bound.env.target)
+    assert "a part of the accumulators" in asked and "NaN where a left operand has an infinity" in asked
+    assert helion.kernel(cell.fn, backend="auto").bind(given, target="h200").backend_on_gpu == "triton"
+    parts_of = [tensor(M, K), tensor(M, K), tensor(K, N), tensor(K, N)]
+    parts_of[1][3, 4] = torch.inf
+    assert complex_numbers(*parts_of)[0][3].isnan().all()
     odd = torch.empty(8194, 2047, dtype=BF16, device="meta"), torch.empty(3, 2047, 2047, dtype=BF16, device="meta")
     assert helion.kernel(filtered.fn, backend="auto").bind(odd, target="h200").backend_on_gpu == "cute"
 

@@ -186,7 +186,7 @@ def _add_terms(
         matrix = _multiplied(problem, operand.label, tensor, more)
         if operand.base == "a":
             left = matrix
-        elif not operand.absent:
+        else:  # zeros of an absent operand as well: their products with infinities are NaN, as on a GPU
             at = labels.index(operand.base)
             values[at] = values[at] + _product(left, matrix.t())
 
