@@ -70,11 +70,14 @@ def _columns(parts: Operands) -> Operands:
         columns = first.columns + matrix.columns
         if other == tensor and is_known(matrix.offset):
             if matrix != replace(first, offset=first.offset + first.columns, columns=matrix.columns):
-                raise Refusal(f"scores that are sums of matmuls of dimensions of {name} that are not adjacent")
+                raise Refusal(
+                    f"scores that are sums of matmuls of dimensions of {name} that are not adjacent, or not in the order of"
+                    " those of the keys, are not implemented"
+                )
             first = replace(first, columns=columns)
             continue
         if (matrix.row, matrix.pages, matrix.turned) != (first.row, first.pages, first.turned):
-            raise Refusal(f"scores that are sums of matmuls of other rows of {name} than of {rest}")
+            raise Refusal(f"scores that are sums of matmuls of other rows of {name} than of {rest} are not implemented")
         return [(replace(first, columns=columns), tensor, name), (matrix, other, rest)]
     return [(first, tensor, name)]
 
