@@ -241,7 +241,8 @@ def _check_rests(problem: AttentionProblem) -> None:
         check_matrix(rest, problem.spans_queries if rest is problem.q_rest else problem.spans_keys)
         if rest.dtype != whole.dtype or whole.dtype not in HALF_DTYPES:
             raise Refusal(
-                f"scores that are sums of matmuls of {whole.name} and {rest.name} in other types than 16 bits"
+                f"scores that are sums of matmuls of {whole.name} in {whole.dtype} and {rest.name} in {rest.dtype}; both in"
+                f" one of {', '.join(HALF_DTYPES)} are implemented"
             )
         if rest.columns % LATENT_STEP or whole.columns % LATENT_STEP:
             raise Refusal(
@@ -255,14 +256,14 @@ def _check_latent(problem: AttentionProblem) -> None:
     pair, step = (problem.k.columns, problem.v.columns), LATENT_GROUPS * LATENT_STEP
     if problem.q.dtype not in HALF_DTYPES:
         raise Refusal(f"values that are the first dimensions of keys in {problem.q.dtype} are not implemented")
-    if pair[0] % LATENT_STEP or pair[1] % step or pair > LATENT_COLUMNS or pair[1] > LATENT_COLUMNS[1]:
+    if pair[0] % LATENT_STEP or pair[1] % step or pair[0] > LATENT_COLUMNS[0] or pair[1] > LATENT_COLUMNS[1]:
         raise Refusal(
             f"keys of {pair[0]} dimensions whose first {pair[1]} are values; multiples of {LATENT_STEP} and {step} up to"
             f" {LATENT_COLUMNS[0]} and {LATENT_COLUMNS[1]} are implemented"
         )
     if not _may_share(problem):
         raise Refusal(
-            f"values of {pair[1]} dimensions whose output in {problem.matrix.dtype} is larger than the queries"
+            f"values of {pair[1]} dimensions whose output in {problem.matrix.dtype} is larger than the queries are not implemented"
         )
 
 
