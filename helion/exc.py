@@ -133,7 +133,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("CantCombineTypesInControlFlow", "BaseError", "Variable {name!r} is {before} on one path through the {construct} and {after} on the other; make both the same kind of value."),
     ("UndefinedVariable", "BaseError", "The name {name!r} is not defined{detail}."),
     # --- host and device -----------------------------------------------------------------------------------------
-    ("HostTensorDirectUsage", "BaseError", "The host tensor {name!r} is used directly in device code ({how}); load a tile of it first, as in `{name}[tile]`."),
+    ("HostTensorDirectUsage", "BaseError", "The host tensor {name!r} is used directly in device code ({how}); {remedy}."),
     ("CannotModifyHostVariableOnDevice", "BaseError", "The host variable {name!r} cannot be assigned inside a device loop; store into it with `{name}[tile] = value`, or use another name."),
     ("CannotReadDeviceVariableOnHost", "BaseError", "{name!r} is a device value and cannot be read on the host; store it into a tensor inside the loop, as in `out[tile] = {name}`."),
     ("DeviceTensorSubscriptAssignmentNotAllowed", "BaseError", "{name!r} is a device value, which has no memory to assign into; use torch.where, or store into a host tensor."),

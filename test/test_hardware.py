@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -103,6 +104,13 @@ def test_known_targets_selects_every_row_once() -> None:
     names = known_targets()
     assert names[:2] == ("sm_80", "sm_86")
     assert [target(name) for name in names] == [row for _, row in hardware._ROWS]
+
+
+def test_the_page_of_support_lists_every_name() -> None:
+    page = (Path(__file__).resolve().parents[1] / "docs" / "support.md").read_text()
+    first = page.split("```text\n")[1].split("\n")[0].split(", ")
+    others = page.split("Names of devices")[1].split("\n\n")[0].split("`")[1::2]
+    assert sorted(first + others) == sorted(name for names, _ in hardware._ROWS for name in names)
 
 
 def test_rows_are_consistent() -> None:

@@ -292,7 +292,11 @@ def too_much_dropout(x: torch.Tensor) -> torch.Tensor:
         (changes_the_seed, exc.NotAllowedOnDevice, "manual_seed.*move it to the host code"),
         (no_step, exc.InvalidAPIUsage, "step of hl.grid .*must be at least 1, got 0"),
         (adds_a_host_tensor, exc.HostTensorDirectUsage, "'x'.*load a tile"),
-        (views_a_host_tensor, exc.HostTensorDirectUsage, r"'x'.*by Tensor\.view.*load a tile"),
+        (
+            views_a_host_tensor,
+            exc.HostTensorDirectUsage,
+            r"'x'.*by Tensor\.view.*before the loop.*flat = x\.view\(-1\)",
+        ),
         (adds_text, exc.RequiresTensorInAssignment, "got '1'"),
         (dtype_by_name, exc.InvalidAPIUsage, "must be a torch.dtype, got 'float32'"),
         (no_function, exc.InvalidAPIUsage, "takes a function of two values that combines them, got None"),

@@ -12,6 +12,7 @@ from ... import exc
 from ..._shapes import ONE, WIDE, Dim, Dims, Expr, broadcast_dims, hint_of
 from ..ir.grammar import HostTensor, MemoryAttrs, Operand, SeedAttrs
 from . import ops, subscripts
+from .host_uses import used_directly
 from .ops import check_dtype
 from .state import TraceState
 from .state.alignment import placed
@@ -230,7 +231,7 @@ def whole_of(t: TraceState, tensor: HostTensorValue, index: Any, value: HostTens
     dims = subscripts.plan(t, tensor, index).dims
     selected = len(dims) if value.ndim else 0
     if value.ndim == selected and any(t.blocks[b].kind == "tile" for dim in dims[: value.ndim] for b in dim.blocks):
-        raise exc.HostTensorDirectUsage(name=source_name(value), how="as the stored value")
+        raise used_directly(value, "as the stored value")
     if value.ndim != selected:
         raise exc.RankMismatch(
             expected=selected,
@@ -253,6 +254,17 @@ def _check_outer_product(
             what=f"a value stored into {source_name(tensor)!r}, where index tensors select {t.blocks.dims_text(plan.dims)}",
             remedy="to pair index tensors, index the flattened tensor with one",
         )
+
+
+def _pairs_text(t: TraceState, value: DeviceValue) -> str:
+    """Return a hint for a value with a tile in two of its dimensions, as index tensors that were to be paired give."""
+    blocks = [dim.block for dim in value.dims if dim.block is not None and t.blocks[dim.block].kind == "tile"]
+    if len(set(blocks)) == len(blocks):
+        return ""
+    return (
+        "; 1-D index tensors select an outer product; to pair them, index the flattened tensor with one: "
+        "`flat = x.view(-1)` before the loop, `flat[rows * n + columns]` in it"
+    )
 
 
 def _walked_by_tiles(t: TraceState, plan: subscripts.SubscriptPlan, given: Dims) -> subscripts.SubscriptPlan:
@@ -287,7 +299,7 @@ def stored(t: TraceState, tensor: HostTensorValue, dims: Dims, value: Any) -> De
             expected=len(given),
             got=len(dims),
             what=f"a value of shape {t.blocks.dims_text(value.dims)} stored into {source_name(tensor)!r}",
-            remedy="the value has more dimensions than the subscript selects",
+            remedy="the value has more dimensions than the subscript selects" + _pairs_text(t, value),
         )
     value = ops.reshape(t, value, given)
     if broadcast_dims((given, dims)) != dims and (len(given) < len(dims) or placed(t.blocks, given, dims) is None):

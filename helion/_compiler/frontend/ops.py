@@ -30,10 +30,11 @@ from ..ir.grammar import (
 )
 from ..ir.pointwise import result_dtype
 from ..ir.reductions import identity
+from .host_uses import used_directly
 from .runtime_values import is_runtime
 from .state import TraceState
 from .state.alignment import is_single, joint, placed
-from .values import DeviceValue, HostTensorValue, Tile, describe, source_name
+from .values import DeviceValue, HostTensorValue, Tile, describe
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 _AMD_FLOATS = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
@@ -99,7 +100,7 @@ def as_device(t: TraceState, value: Any, how: str = "as an operand") -> DeviceVa
 
 def refuse_operand(value: Any, how: str) -> None:
     if isinstance(value, HostTensorValue):
-        raise exc.HostTensorDirectUsage(name=source_name(value), how=how)
+        raise used_directly(value, how)
     if isinstance(value, Tile):
         raise exc.IncorrectTileUsage(how="as a number")
 
@@ -140,11 +141,15 @@ def _aligned(t: TraceState, operands: Sequence[Any], how: str) -> tuple[tuple[An
     if dims is None:
         texts = [t.blocks.dims_text(v.dims) for v in values]
         ranks = {v.ndim for v in values}
-        remedy = "; dimensions are aligned at the right: write b[i][:, None] to align them otherwise"
+        remedy = t.blocks.twins_text(*(v.dims for v in values))
+        if len(ranks) > 1:
+            remedy = "; dimensions are aligned at the right: write b[i][:, None] to align them otherwise"
+        elif ranks == {1} and not remedy:
+            remedy = "; to combine each element of one with each of the other, write `[:, None]` after that of the rows"
         raise exc.ShapeMismatch(
             lhs=texts[0],
             rhs=" and ".join(texts[1:]),
-            detail=how + (remedy if len(ranks) > 1 else t.blocks.twins_text(*(v.dims for v in values))),
+            detail=how + remedy,
         )
     return tuple(_fitting(t, o, dims) if isinstance(o, DeviceValue) else o for o in operands), dims
 

@@ -12,6 +12,7 @@ from ..._shapes import ONE, Dim, Dims, Expr, Number, broadcast_dims, number_key,
 from ..ir.grammar import Index, Operand
 from ..ir.operands import unaddressed
 from . import ops
+from .host_uses import used_directly
 from .state import TraceState
 from .values import DeviceValue, HostTensorValue, Tile, TileTuple, describe, source_name
 
@@ -367,7 +368,7 @@ def _expand(tracer: TraceState, tensor: HostTensorValue, index: Any) -> list[Any
             if isinstance(item, HostTensorValue):
                 if item.dtype == torch.bool:
                     raise exc.DataDependentOutputShapeNotSupported(name="Indexing with a boolean tensor")
-                raise exc.HostTensorDirectUsage(name=source_name(item), how="as an index")
+                raise used_directly(item, "as an index")
             raise exc.InvalidIndexingType(got=describe(item))
     given = sum(item is not None and item is not ... for item in items)
     ellipses = sum(item is ... for item in items)

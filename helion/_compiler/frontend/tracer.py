@@ -11,8 +11,9 @@ from ..._shapes import Dim, Expr, Number
 from ..ir.grammar import Block, TileField
 from . import memory, ops, subscripts
 from .host import tensors as host_tensors
+from .host_uses import used_by, written_by
 from .state import TraceState
-from .values import DeviceValue, HostTensorValue, Tile, source_name
+from .values import DeviceValue, HostTensorValue, Tile
 
 #: Other names that torch's functions have for their arguments.
 _NAMES = {"axis": "dim", "keepdims": "keepdim", "self": "input"}
@@ -57,7 +58,7 @@ class Tracer(TraceState):
             return host_tensors.call(self, func, args, kwargs)
         rule = self.rules.get(func)
         if rule is None:
-            raise exc.UnsupportedTorchFunction(name=torch_name(func), remedy=_remedy(torch_name(func)))
+            raise exc.UnsupportedTorchFunction(name=torch_name(func), remedy=_remedy(torch_name(func), args))
         named = {_NAMES.get(name, name): value for name, value in kwargs.items()} if kwargs else kwargs
         try:
             return rule(self, *args, **named)
@@ -69,7 +70,7 @@ class Tracer(TraceState):
             host = next((value for value in (*args, *kwargs.values()) if isinstance(value, HostTensorValue)), None)
             if host is None:
                 raise
-            raise exc.HostTensorDirectUsage(name=source_name(host), how=f"by {torch_name(func)}") from error
+            raise used_by(host, torch_name(func)) from error
 
     def is_contiguous(self, value: HostTensorValue, memory_format: torch.memory_format) -> Any:
         return host_tensors.is_contiguous(self, value, memory_format)
@@ -89,10 +90,12 @@ class Tracer(TraceState):
             memory.store(self, tensor, index, value)
 
 
-def _remedy(name: str) -> str:
+def _remedy(name: str, args: tuple[Any, ...]) -> str:
     """Return the remedy for a function that device code does not have."""
     plain = name.split(".")[-1]
     if plain.endswith("_") and not plain.endswith("__"):
+        if args and isinstance(args[0], HostTensorValue):
+            return written_by(args[0], plain)
         return f"; device values are immutable: assign the result, as in x = x.{plain.rstrip('_')}(...)"
     return "; call it in the host code, before or after the loop, or write it with operations on tiles"
 

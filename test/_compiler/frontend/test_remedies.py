@@ -53,6 +53,18 @@ DEVICE = {
     "acc = 0\nfor u in hl.tile(8):\n    acc = acc + x[t, u].sum(-1).half()\nout[t, :] = acc[:, None]": "dtype=torch.float16",
     "v = x[t, :]\nout[t, 0] = v[v > 0]": r"torch.where\(mask, value, other\)",
     "for u in hl.tile(x):\n    out[t, :] = 1.0": r"write hl.tile\(x.size\(\)\)",
+    "out[t, 0] = x.view(-1)[t]": r"Tensor.view.*host code before the loop, as in `flat = x.view\(-1\)`",
+    "out[t, 0] = x.reshape(64)[t]": r"as in `flat = x.reshape\(-1\)`",
+    "out[t, 0] = torch.flatten(x)[t]": r"host code before the loop, as in `flat = x.flatten\(\)`",
+    "out[t, 0] = x.permute(1, 0)[t, 0]": r"host code before the loop, as in `view = x.permute\(...\)`",
+    "x.index_add_(0, x[t, 0].long(), x[t, :])": r"hl.atomic_add\(x, \[indices\[tile\], ...\], value\).*hl.store\(x",
+    "x.scatter_add_(0, x[t, :].long(), x[t, :])": "add at indices with `hl.atomic_add",
+    "x.scatter_reduce_(0, x[t, :].long(), x[t, :], 'sum')": "add at indices with `hl.atomic_add",
+    "x.index_put_((x[t, 0].long(),), x[t, :], accumulate=True)": "add at indices with `hl.atomic_add",
+    "x.copy_(x[t, :])": r"store into a tile of the host tensor, as in `x\[tile\] = value`",
+    "for u in hl.tile(8):\n    out[t, u] = (u.index <= t.index).float()": r"\[u\] and \[t\] in le; .*write `\[:, None\]`",
+    "for u in hl.tile(x[t, 0].long()):\n    out[t, u] = 0.0": "got int64.*hl.jagged_tile; .*block_size=1.*`tile.begin`",
+    "out[t, 0] = x[t, x[t, 0].long()]": r"select an outer product; to pair them.*`flat = x.view\(-1\)` before the loop",
     "for i, u in enumerate(hl.tile(8)):\n    out[t, :] = 1.0": "with nothing around it; tile.id",
 }
 
@@ -61,6 +73,27 @@ DEVICE = {
 def test_in_device_code(body: str, tmp_path: Path) -> None:
     with pytest.raises(exc.BaseError, match=f"{DEVICE[body]}(?s:.*)wrong_kernel.py"):
         kernel_of(tmp_path, body)(X)
+
+
+#: What the messages say to write.
+WRITTEN = {
+    "out[t, :] = x[t, :] * s[()]": lambda x: x * 3,
+    "hl.atomic_add(out, [t.index // 2, ...], x[t, :])": lambda x: torch.cat([x.view(4, 2, 8).sum(1), 0 * x[:4]]),
+    "hl.store(out, [7 - t.index, ...], x[t, :])": lambda x: x.flip(0),
+    "for u in hl.tile(8):\n    out[t, u] = (u.index <= t.index[:, None]).float()": lambda x: torch.ones_like(x).tril(),
+}
+
+
+@pytest.mark.parametrize("body", WRITTEN)
+def test_remedies_run(body: str, tmp_path: Path) -> None:
+    result = kernel_of(tmp_path, body, host="out = torch.zeros_like(x)", parameters="x, s")(X, torch.tensor(3.0))
+    torch.testing.assert_close(result, WRITTEN[body](X))
+
+
+def test_a_tensor_without_dimensions(tmp_path: Path) -> None:
+    wrong = kernel_of(tmp_path, "out[t, :] = x[t, :] * s", parameters="x, s")
+    with pytest.raises(exc.HostTensorDirectUsage, match=r"no dimensions.*as in `s\[\(\)\]`"):
+        wrong(X, torch.tensor(3.0))
 
 
 @pytest.mark.parametrize(

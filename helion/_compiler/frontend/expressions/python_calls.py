@@ -10,11 +10,12 @@ import torch
 
 from .... import exc
 from ...._shapes import NeedsValue
+from ..host_uses import used_directly
 from ..methods import assume_called, method_of
 from ..purity import WIDE, is_library, is_pure, kind_of_result, runs_at_run_time
 from ..runtime_values import MUTABLE, opaques, settle
 from ..tracer import Tracer
-from ..values import DeviceValue, HostTensorValue, describe, source_name
+from ..values import DeviceValue, HostTensorValue, describe
 from ..walk.kinds import ABSTRACT
 from ..walk.scope import Scope
 from ..walk.unfollowed import MUTATORS
@@ -111,4 +112,4 @@ def call_on_host(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[st
 def refuse_host_on_device(t: Tracer, value: Any, how: str = "an expression") -> None:
     """Raise for a host tensor that device code uses without loading it."""
     if t.on_device and isinstance(value, HostTensorValue) and how not in ("len", "isinstance", "getattr", "hasattr"):
-        raise exc.HostTensorDirectUsage(name=source_name(value), how=f"in {how}")
+        raise used_directly(value, f"in {how}")

@@ -10,12 +10,12 @@ import torch
 from .... import exc
 from ...._shapes import NeedsValue
 from ..host import tensors as host_tensors
+from ..host_uses import used_by
 from ..purity import is_pure, kind_of_result
 from ..runtime_values import opaques
 from ..torch.functions import DATA_DEPENDENT
-from ..torch.shapes import refuse_host
 from ..tracer import torch_name
-from ..values import Tile
+from ..values import HostTensorValue, Tile
 from ..walk.kinds import any_abstract, tensors_in
 from ..walk.scope import Scope
 from .functions import call_user
@@ -44,7 +44,8 @@ def call_torch(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str,
     if function in DATA_DEPENDENT:
         raise exc.DataDependentOutputShapeNotSupported(name=torch_name(function))
     for value in (*args, *kwargs.values()):
-        refuse_host(value, s.t, f"by {torch_name(function)}")
+        if isinstance(value, HostTensorValue):
+            raise used_by(value, torch_name(function))
         if isinstance(value, Tile) and function not in _TORCH_FACTORIES and not _is_shape_function(function):
             raise exc.IncorrectTileUsage(how=f"as a tensor, by {torch_name(function)}")
     if _is_plain_python(s, function):

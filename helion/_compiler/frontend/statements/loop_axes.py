@@ -15,6 +15,12 @@ from ..runtime_values import Opaque
 from ..values import DeviceValue, HostTensorValue, LoopSpec, Tile, TileTuple, describe
 from ..walk.scope import Scope, assign
 
+#: The remedy for a tile of bounds.
+_MANY_BOUNDS = (
+    "for a bound of each row use hl.jagged_tile; for one row at a time make the outer loop "
+    "hl.tile(..., block_size=1), and index the bounds by its `tile.begin`"
+)
+
 
 def axes_of(s: Scope, spec: LoopSpec, target: ast.expr, operands: list[Operand]) -> list[tuple[LoopAxis, Block]]:
     """Return a loop's axes with their blocks; bounds that are device values are appended to ``operands``."""
@@ -44,7 +50,7 @@ def _axis(
         if isinstance(bound, bool) or not isinstance(bound, (int, Expr, DeviceValue)):
             raise exc.TypeInferenceError(f"A bound of {spec.name} must be an integer, got {describe(bound)}.")
         if isinstance(bound, DeviceValue) and bound.dims:
-            raise exc.TypeInferenceError(f"A bound of {spec.name} must be a scalar, got {bound!r}.")
+            raise exc.TypeInferenceError(f"A bound of {spec.name} must be a scalar, got {bound!r}; {_MANY_BOUNDS}.")
     if isinstance(begin, int) and isinstance(end, int) and begin > end:
         raise exc.InvalidTileRange(begin=begin, end=end)
     if not s.t.on_device and not s.t.numbers.is_never_negative(end - begin):

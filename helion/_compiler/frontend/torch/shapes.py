@@ -12,11 +12,12 @@ import torch
 from .... import exc
 from ...._shapes import ONE, Dim, Dims, Expr, number_key
 from .. import ops
+from ..host_uses import used_directly
 from ..polynomials import constant
 from ..rules import Rules
 from ..state.alignment import is_single
 from ..tracer import Tracer
-from ..values import DeviceValue, HostTensorValue, Tile, describe, source_name
+from ..values import DeviceValue, HostTensorValue, Tile, describe
 from .padded_reshape import is_padded, keeps_lanes, moved
 from .pointwise import named
 
@@ -524,4 +525,4 @@ def _numel(t: Tracer, input: DeviceValue) -> Any:
 
 def refuse_host(value: Any, t: Tracer, how: str) -> None:
     if isinstance(value, HostTensorValue):
-        raise exc.HostTensorDirectUsage(name=source_name(value), how=how)
+        raise used_directly(value, how)
