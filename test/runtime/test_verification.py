@@ -138,6 +138,35 @@ def test_time_runs_out_for_spills_only() -> None:
     assert found is not None and found.config["num_warps"] == 2
 
 
+@pytest.mark.parametrize(
+    ("registers", "taken", "chosen", "measured"),
+    [
+        ((210, 210, 109, 110), (5120, 5036, 0, 0), 2, [0, 2]),
+        ((203, 221, 221, 116), (260, 2200, 2200, 0), 3, [0, 3]),
+        ((210, 200, 200, 190, 180, 170), (900, 800, 700, 600, 500, 0), 4, [0, 1, 3, 4]),
+        ((210, 210, 220, 211), (900, 0, 0, 0), 0, [0]),
+        ((None, 180, 200, 170), (0, 900, 0, 0), 3, [0, 1, 3]),
+    ],
+)
+def test_seeds_of_fewer_registers_are_compiled_when_time_has_run_out(
+    registers: Sequence[int | None], taken: Sequence[int], chosen: int, measured: list[int]
+) -> None:
+    asked: list[int] = []
+
+    def measure(config: Config) -> BinaryResources:
+        at = config["num_warps"]
+        asked.append(at)
+        return UNFIT if registers[at] is None else spills(taken[at])
+
+    given = [
+        (config, dataclasses.replace(predicted, registers_per_thread=count or 1))
+        for (config, predicted), count in zip(options(*(10.0,) * len(registers)), registers, strict=True)
+    ]
+    found = decide(given, measure, lambda: False, multiplies=True)
+    assert found is not None and found.config["num_warps"] == chosen
+    assert asked == measured
+
+
 # --- first calls, with real binaries -------------------------------------------------------------------------------------
 
 

@@ -38,8 +38,9 @@ _LOG = _logging.logger(__name__)
 #: limit from sweeps of an H200 (benchmarks/results). The rates of configs within 5 % of the best of their cell are: 19
 #: % without spills, 17 % with up to 64 bytes, 2 % with more.
 ALLOWED_SPILL_BYTES = 64
-#: Further seeds that are compiled if the first one can be launched, and seconds after which no other is begun. A kernel
-#: compiles in 0.1 to 3 s, and the caller waits.
+#: Further seeds that are compiled if the first one can be launched, and a limit of time in seconds. After it only seeds
+#: with fewer predicted registers are begun. A kernel compiles in 0.1 to 3 s, and the caller waits. One with thousands
+#: of spilled bytes can take longer than the limit by itself, and one with fewer registers compiles much faster.
 MORE_TRIES, PATIENCE_SECONDS = 3, 10.0
 
 #: Configs that may compile longer than ``HELION_COMPILE_LIMIT_SECONDS``: after them only the last one is compiled.
@@ -52,7 +53,7 @@ MAX_SLOW = 2
 DOUBLING_BYTES = 1024
 
 #: Part of every key: it changes when the rule of verdicts changes.
-_VERSION = 2
+_VERSION = 3
 
 Candidate = tuple[Config, "Predicted"]
 
@@ -137,17 +138,20 @@ def decide(
 ) -> Verdict | None:
     """Return the best of ``options``, which are in order, by ``measure``; None if the first cannot be measured.
 
-    While none can be launched, all are measured in turn. Then up to ``MORE_TRIES`` more are measured while it
-    ``has_time``. They must not be predicted to take longer by more than a factor, which is smaller if a kernel
-    ``multiplies`` matrices.
+    While none can be launched, all are measured in turn. Then up to ``MORE_TRIES`` more are measured. They must not be
+    predicted to take longer by more than a factor, which is smaller if a kernel ``multiplies`` matrices. When it no
+    longer ``has_time``, they must be predicted to need fewer registers than each that was measured and spills.
     """
     tried: list[tuple[Candidate, BinaryResources]] = []
     best: tuple[Candidate, BinaryResources] | None = None
     for config, predicted in options:
         if best is not None and not best[1].refusal:
-            if len(tried) > MORE_TRIES or not has_time():
+            if len(tried) > MORE_TRIES:
                 break
             if predicted.time_us > best[1].worth(multiplies) * best[0][1].time_us:
+                continue
+            fewest = min(p.registers_per_thread for (_, p), measured in tried if not measured.refusal)
+            if predicted.registers_per_thread >= fewest and not has_time():
                 continue
         taken = measure(config)
         if taken is None and not tried:
