@@ -25,8 +25,7 @@ TALLEST_OF_SEVERAL = 128
 MOST_BUFFERS = 4
 #: Other seeds have to be predicted within this factor of the best one.
 ALTERNATES, WITHIN = 3, 1.5
-#: Predicted times within this factor do not order two tilings where each SM has many tiles: the prediction leaves out the
-#: epilogues' latency, which tiles of few rows and many columns hide (cell ``bounded_scores``).
+#: Predicted times within this factor do not order two tilings where each SM has many tiles (cell ``bounded_scores``).
 EQUALLY_FAST, MANY_ROUNDS = 1.002, 32
 #: Columns of a tile of 64 rows for each warp group, which compute while other groups store.
 USUAL_COLUMNS = 128
