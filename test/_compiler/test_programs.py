@@ -283,3 +283,40 @@ def test_what_is_in_order_or_unclear_passes(
     kernel: Callable[..., Any], args: tuple[Any, ...], sizes: list[int]
 ) -> None:
     assert warnings(kernel, *args, **({"block_sizes": sizes} if sizes else {})) == []
+
+
+# --- updates by loaded indices -------------------------------------------------------------------------------------------
+
+
+def counted(ids, x):
+    for t in hl.tile(ids.size(0)):
+        x[ids[t]] += 1  # here
+    return x
+
+
+def decayed(ids, x):
+    for i in hl.grid(ids.size(0)):
+        x[ids[i]] = x[ids[i]] * 0.5 + 1  # here
+    return x
+
+
+def gradient(ids, x):
+    for t in hl.tile(ids.size(0)):
+        x[t.index * 2 + ids[t]] -= 1
+    return x
+
+
+def other_elements(ids, x):
+    for t in hl.tile(ids.size(0)):
+        x[ids[t]] = x[t] + 1
+    return x
+
+
+@pytest.mark.parametrize(
+    ("kernel", "warned"), [(counted, True), (decayed, True), (gradient, False), (other_elements, False)]
+)
+def test_updates_by_loaded_indices_are_warned_about(kernel: Callable[..., Any], warned: bool) -> None:
+    """Repeated indices lose updates also in one program; those of a row of each lane do not repeat."""
+    ids = torch.randint(0, 2, [60], generator=torch.Generator().manual_seed(0))
+    config = {} if kernel is decayed else {"block_sizes": [64]}
+    assert ("UpdateByLoadedIndex" in warnings(kernel, ids, x(120), **config)) == warned

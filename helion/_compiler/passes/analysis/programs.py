@@ -9,7 +9,7 @@ that depends on the program, and accesses after an acquire. An acquire may take 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .... import exc
 from ...._shapes import cdiv, hint_of
@@ -157,6 +157,9 @@ class Programs:
     # --- races --------------------------------------------------------------------------------------------------------
 
     def check(self) -> Iterator[exc.BaseWarning]:
+        for access in self.accesses.all():
+            if access.op.kind == "store" and access.attrs is not None and self._is_updated_by_index(access):
+                yield exc.UpdateByLoadedIndex(name=self._tensor(access)).at(access.op.location)
         if not self.axes:
             return
         places = self.accesses.numbers
@@ -169,6 +172,48 @@ class Programs:
             if store.op.kind == "store":
                 yield from self._check_store(store)
                 yield from self._check_loads(store, loads)
+
+    def _is_updated_by_index(self, store: Access) -> bool:
+        """Return whether a store changes what was loaded from the same places, which loaded indices alone select: they
+        may repeat."""
+        assert store.attrs is not None
+        own = [
+            i for i in store.attrs.indices if i.operand is not None and self._is_loaded(store.op.operands[i.operand])
+        ]
+        places = [i.positions for i in store.attrs.indices if i.kind == "tensor"]
+        alone = any(places.count(i.positions) == 1 if i.kind == "tensor" else bool(self.axes) for i in own)
+        return alone and any(self._is_same_place(load.op, store.op) for load in self._loads_of(store.op.operands[0]))
+
+    def _is_same_place(self, load: Op, store: Op) -> bool:
+        """Return whether two accesses select the same elements; their indices may be loaded twice."""
+        one, other = load.attributes(MemoryAttrs), store.attributes(MemoryAttrs)
+        return one.tensor == other.tensor and all(
+            replace(a, operand=None) == replace(b, operand=None)
+            and (a.operand is None or self._is_same_value(load.operands[a.operand], store.operands[b.operand]))  # type: ignore[index]
+            for a, b in zip(one.indices, other.indices, strict=True)
+        )
+
+    def _is_same_value(self, one: Operand, other: Operand) -> bool:
+        """Return whether two values are computed alike."""
+        if one == other:
+            return True
+        a, b = self.accesses.makers.of(one), self.accesses.makers.of(other)
+        if a is None or b is None or a.kind != b.kind or a.regions or len(a.operands) != len(b.operands):
+            return False
+        if a.kind == "load":
+            return self._is_same_place(a, b)
+        return a.attrs == b.attrs and all(map(self._is_same_value, a.operands, b.operands))
+
+    def _is_loaded(self, index: Operand) -> bool:
+        """Return whether an index is computed from loads and from nothing that differs between lanes or programs."""
+        stack, loaded = [index], False
+        while stack:
+            op = self.accesses.makers.of(stack.pop())
+            if op is None or isinstance(op.attrs, (TileAttrs, IotaAttrs)):
+                return False
+            loaded |= op.kind == "load"
+            stack += op.operands if op.kind != "load" else ()
+        return loaded
 
     def _check_store(self, store: Access) -> Iterator[exc.BaseWarning]:
         op = store.op
