@@ -38,7 +38,7 @@ class Rates:
     """The same in an endless launch: the power limit reduces the clock (measurement ``hot_products``)."""
     sustained_us: float = 1035.0
     """Time after which half of the reduction is reached."""
-    cooperative: float = 1.0
+    cooperative: float = 0.97
     """Fraction of the ping-pong rate for cooperative warpgroups, which begin and end their tiles together."""
     promoted: float = 0.871
     """Fraction that remains where accumulators are promoted every few K tiles."""
@@ -66,7 +66,7 @@ class Rates:
     """Launch, barriers and the last store."""
     fill_us: float = 1.01
     """Latency of the first operands."""
-    tile_us: float = 0.5
+    tile_us: float = 0.162
     """Time between two tiles of warps that alternate between mainloop and epilogue."""
     split_us: float = 0.325
     """Synchronization of CTAs that split K, for each of them."""
