@@ -300,6 +300,15 @@ def decayed(ids, x):
     return x
 
 
+def computed(ids, x):
+    for t in hl.tile(ids.size(0)):
+        one, other = ids[t], ids[t]
+        for _ in hl.static_range(24):
+            one, other = (one + one) % 7, (other + other) % 7
+        x[one // 2 + 1] = x[other // 2 + 1] + 1  # here
+    return x
+
+
 def gradient(ids, x):
     for t in hl.tile(ids.size(0)):
         x[t.index * 2 + ids[t]] -= 1
@@ -313,7 +322,8 @@ def other_elements(ids, x):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "warned"), [(counted, True), (decayed, True), (gradient, False), (other_elements, False)]
+    ("kernel", "warned"),
+    [(counted, True), (decayed, True), (computed, True), (gradient, False), (other_elements, False)],
 )
 def test_updates_by_loaded_indices_are_warned_about(kernel: Callable[..., Any], warned: bool) -> None:
     """Repeated indices lose updates also in one program; those of a row of each lane do not repeat."""

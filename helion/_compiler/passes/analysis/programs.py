@@ -83,6 +83,8 @@ class Programs:
     #: The ``guard`` of loads; the loads that already have a warning.
     guards: dict[int, _Axes] = field(default_factory=dict)
     reported: set[int] = field(default_factory=set)
+    #: Answers of ``_is_same_value``, by the numbers of both values.
+    alike: dict[tuple[int, int], bool] = field(default_factory=dict)
 
     @classmethod
     def of(cls, program: Program, root: Root, axes: dict[int, LoopAxis]) -> Programs:
@@ -197,6 +199,14 @@ class Programs:
         """Return whether two values are computed alike."""
         if one == other:
             return True
+        if not isinstance(one, Value) or not isinstance(other, Value):
+            return False
+        key = one.number, other.number
+        if key not in self.alike:
+            self.alike[key] = self._is_made_alike(one, other)
+        return self.alike[key]
+
+    def _is_made_alike(self, one: Value, other: Value) -> bool:
         a, b = self.accesses.makers.of(one), self.accesses.makers.of(other)
         if a is None or b is None or a.kind != b.kind or a.regions or len(a.operands) != len(b.operands):
             return False
@@ -206,9 +216,13 @@ class Programs:
 
     def _is_loaded(self, index: Operand) -> bool:
         """Return whether an index is computed from loads and from nothing that differs between lanes or programs."""
-        stack, loaded = [index], False
+        stack, seen, loaded = [index], set(), False
         while stack:
-            op = self.accesses.makers.of(stack.pop())
+            one = stack.pop()
+            if not isinstance(one, Value) or one.number in seen:
+                continue
+            seen.add(one.number)
+            op = self.accesses.makers.of(one)
             if op is None or isinstance(op.attrs, (TileAttrs, IotaAttrs)):
                 return False
             loaded |= op.kind == "load"
