@@ -1,6 +1,6 @@
 """``helion.ops`` on a GPU: all cases of its tests against fp64, then times of each operator, torch.compile and eager.
 
-    python benchmarks/ops.py [--out FILE.json] [--seconds S] [--workers N] [--no-check] [NAME ...]
+    python benchmarks/ops.py [--out FILE.json] [--seconds S] [--workers N] [--no-check | --only-check] [NAME ...]
 
 Operators have shapes of models in use. Workers share the cases and the cells. They check and compile side by side, and note
 the time of first calls. Then each in turn has the GPU alone and times all variants, with a cold L2: device time of a
@@ -715,10 +715,13 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=OUT, metavar="FILE.json")
     parser.add_argument("--seconds", type=float, default=230.0, help="time for everything")
     parser.add_argument("--workers", type=int, default=15, help="processes that check and compile")
-    parser.add_argument("--no-check", action="store_true", help="time only")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--no-check", action="store_true", help="time only")
+    only.add_argument("--only-check", action="store_true", help="time nothing")
     options = parser.parse_args()
     began = time.time()
-    wanted = {at: cell for at, cell in enumerate(cells()) if not options.names or cell.name in options.names}
+    every = () if options.only_check else enumerate(cells())
+    wanted = {at: cell for at, cell in every if not options.names or cell.name in options.names}
     picked = [
         at for at, case in enumerate(cases()[1]) if not options.names or case.name.startswith(tuple(options.names))
     ]
