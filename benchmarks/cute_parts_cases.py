@@ -29,6 +29,7 @@ from benchmarks.cute_parts_kernels import (
     rotated,
     routed_experts,
     routed_gated_experts,
+    shifted,
     turned_experts,
     weighted,
 )
@@ -231,6 +232,20 @@ def side_by_side(kernel: Callable[..., Any], matrices: int, m: int, n: int, k: i
         return {"cublas": lambda: [torch.mm(x, each.t()) for each in rest], "one": lambda: torch.mm(x, weights.t())}
 
     return Case(kernel=kernel, arguments=arguments, exact=exact, library=library)
+
+
+def begun_within(m: int, n: int, k: int) -> Case:
+    """Return the case of operands that begin within their tensors, between multiples of 16 bytes."""
+
+    def library(x: torch.Tensor, y: torch.Tensor) -> Calls:
+        return {"cublas": lambda: torch.mm(x[:, 1:], y[1:, 3:])}
+
+    return Case(
+        kernel=shifted,
+        arguments=lambda: (made(m, k + 1, scale=k**-0.25), made(k + 1, n + 3, seed=1, scale=k**-0.25)),
+        exact=lambda x, y: x[:, 1:].double() @ y[1:, 3:].double(),
+        library=library,
+    )
 
 
 def in_halves(m: int, n: int, k: int) -> Case:

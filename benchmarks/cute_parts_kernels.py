@@ -99,6 +99,18 @@ def three(
     return first, second, third
 
 
+def shifted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x, y = x[:, 1:], y[1:, 3:]
+    (m, k), n = x.size(), y.size(1)
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = hl.dot(x[tile_m, tile_k], y[tile_k, tile_n], acc=acc)
+        out[tile_m, tile_n] = acc
+    return out
+
+
 def halves(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """SwiGLU with the gate in the first rows of ``w[2 * N, K]``."""
     (m, k), n = x.size(), w.size(0) // 2

@@ -217,6 +217,8 @@ CASES = {
     "batched_four_bytes": Case(kernel=batched, odd=(0, 3), large=(2048, 2048, 479), batch=(5,)),
     "residual": Case(kernel=residual, odd=(0, 0), large=(4096, 4096, 479)),
     "residual_four_bytes": Case(kernel=residual, odd=(0, 3), large=(4096, 4096, 479)),
+    "residual_odd": Case(kernel=residual, odd=(1, 1), large=(4096, 4096, 4095)),
+    "residual_odd_both": Case(kernel=residual, odd=(3, 0), large=(4096, 4096, 479)),
     "softmax_odd": Case(kernel=softmax, odd=(-1, 0), large=(8192, 1001, 479)),
 }
 
