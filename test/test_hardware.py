@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import subprocess
 import sys
 import types
@@ -13,6 +12,7 @@ import pytest
 
 from helion import hardware
 from helion.hardware import Target, from_driver, known_targets, target
+from helion.hardware.rows import ROWS
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,17 @@ def test_h200_differs_from_h100_in_memory_only() -> None:
     assert dataclasses.replace(h200, **same) == h100
 
 
+@pytest.mark.parametrize("row", [row for _, row in ROWS], ids=str)
+def test_gpus_with_clusters_have_sizes_of_gpcs(row: Target) -> None:
+    assert bool(row.gpc_sms) == row.has("clusters")
+    assert all(0 < sms <= 18 for sms in row.gpc_sms)
+
+
+def test_clusters_of_an_h200_are_as_many_as_were_measured() -> None:
+    counts = {ctas: sum(sms // ctas for sms in target("h200").gpc_sms) for ctas in (4, 8, 16)}
+    assert counts == {4: 30, 8: 15, 16: 7}
+
+
 def test_a_target_is_returned_as_it_is() -> None:
     own = dataclasses.replace(target("sm_90"), num_sms=7)
     assert target(own) is own
@@ -74,7 +85,7 @@ def test_later_relative(name: str, expected: str, capability: int, arch: int | s
     got = target(name)
     assert (got.name, got.capability, got.arch, got.device) == (expected, capability, arch, f"as {relative}")
     own = {"name": got.name, "device": got.device, "capability": got.capability, "arch": got.arch}
-    assert dataclasses.replace(next(r for _, r in hardware._ROWS if r.device == relative), **own) == got
+    assert dataclasses.replace(next(r for _, r in ROWS if r.device == relative), **own) == got
 
 
 @pytest.mark.parametrize(
@@ -103,14 +114,14 @@ def test_unknown_names_list_the_known_ones(name: str, reason: str) -> None:
 def test_known_targets_selects_every_row_once() -> None:
     names = known_targets()
     assert names[:2] == ("sm_80", "sm_86")
-    assert [target(name) for name in names] == [row for _, row in hardware._ROWS]
+    assert [target(name) for name in names] == [row for _, row in ROWS]
 
 
 def test_the_page_of_support_lists_every_name() -> None:
     page = (Path(__file__).resolve().parents[1] / "docs" / "support.md").read_text()
     first = page.split("```text\n")[1].split("\n")[0].split(", ")
     others = page.split("Names of devices")[1].split("\n\n")[0].split("`")[1::2]
-    assert sorted(first + others) == sorted(name for names, _ in hardware._ROWS for name in names)
+    assert sorted(first + others) == sorted(name for names, _ in ROWS for name in names)
 
 
 def test_rows_are_consistent() -> None:
@@ -254,7 +265,7 @@ def test_import_is_light() -> None:
     code = f"""
 import sys, types
 sys.modules["helion"] = types.ModuleType("helion")
-sys.modules["helion"].__path__ = [{os.path.dirname(hardware.__file__)!r}]
+sys.modules["helion"].__path__ = [{str(Path(hardware.__file__).parents[1])!r}]
 import helion.hardware
 print(sorted({{"torch", "triton"}} & set(sys.modules)))
 """

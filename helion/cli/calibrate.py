@@ -1,6 +1,6 @@
 """``python -m helion calibrate``: the rates of this machine's GPU, and times of configs, as one file to send.
 
-The file has the row of the GPU (``hardware.py``), rates that predicted times are made of, and a sweep: configs of a few
+The file has the row of the GPU (``hardware/rows.py``), rates that predicted times are made of, and a sweep: configs of a few
 kernels with their times. It has no names of users or paths.
 """
 

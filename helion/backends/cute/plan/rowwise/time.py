@@ -44,20 +44,17 @@ class RowRates:
 
 
 RATES = RowRates()
-GROUPS = (18, 18, 18, 18, 18, 16, 16, 10)
-"""SMs of the GPCs of an H200, which a cluster does not cross. They differ from die to die. With these, 30 clusters of 4, 15
-of 8 and 7 of 16 CTAs run at once: the fewest that times of blocks with sums over rows show on several dies."""
 MOST_ROUNDS = 4
 """The most blocks of a cluster, where these do not have a power of two of rows."""
 
 
 def resident(layout: RowLayout, target: Target) -> int:
     """Return the clusters that run at once, approximately."""
-    choice, sms = layout.choice, sum(GROUPS)
+    choice, gpcs = layout.choice, target.gpc_sms
     if choice.cluster == 1:
         return target.num_sms * choice.ctas_per_sm
-    found = sum(group * choice.ctas_per_sm // choice.cluster for group in GROUPS)
-    return max(1, found * target.num_sms // sms)
+    found = sum(sms * choice.ctas_per_sm // choice.cluster for sms in gpcs)
+    return max(1, found * target.num_sms // sum(gpcs))
 
 
 def predicted_us(layout: RowLayout, m: int, target: Target, rates: RowRates = RATES, span: int = 1) -> float:
