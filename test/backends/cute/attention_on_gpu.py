@@ -324,7 +324,7 @@ def flex(dims: int, causal: bool, name: str) -> None:
 
 
 def child(name: str) -> None:
-    from backends.cute import fp8_on_gpu, gradients_on_gpu, latent_on_gpu, sizes_on_gpu
+    from backends.cute import fp8_on_gpu, gradients_on_gpu, latent_on_gpu, rounded_on_gpu, sizes_on_gpu
 
     what, *rest = name.split(":")
     if what == "check":
@@ -339,8 +339,12 @@ def child(name: str) -> None:
         sizes_on_gpu.spans(int(rest[0]), say, on_gpu, timer)
     elif what == "packed":
         sizes_on_gpu.packed(int(rest[0]), say, on_gpu, timer)
+    elif what == "packed_in_float32":
+        sizes_on_gpu.packed_in_float32(int(rest[0]), say, on_gpu)
     elif what == "latent":
-        latent_on_gpu.check(int(rest[0]), int(rest[1]), say, on_gpu)
+        latent_on_gpu.check(int(rest[0]), int(rest[1]), rest[2], say, on_gpu)
+    elif what == "rounded":
+        rounded_on_gpu.measured(int(rest[0]), say, on_gpu, timer)
     elif what == "parts":
         sizes_on_gpu.parts(int(rest[0]), say, on_gpu, timer)
     elif what == "tables":
@@ -391,7 +395,7 @@ def child(name: str) -> None:
 
 def jobs() -> list[str]:
     from backends.cute import attention_kernels as kernels
-    from backends.cute import gradients_on_gpu, sizes_on_gpu
+    from backends.cute import gradients_on_gpu, latent_on_gpu, rounded_on_gpu, sizes_on_gpu
     from backends.cute.test_backward import NAMES
     from backends.cute.test_dropout import NAMES as DROPPED_NAMES
     from backends.cute.test_fp8_attention import NAMES as NARROW_NAMES
@@ -407,8 +411,8 @@ def jobs() -> list[str]:
     variants = [f"variant:{at}" for at in range(len(VARIANTS))]
     cases = [*range(len(kernels.cases(device="meta", large=True)))]
     return [
-        "latent:576:512",
-        "latent:320:256",
+        *(f"latent:{dims}:{form}" for dims in ("576:512", "320:256") for form in latent_on_gpu.FORMS),
+        *(f"rounded:{at}" for at in range(len(rounded_on_gpu.SHAPES))),
         *(f"latent_times:{at}" for at in range(7)),
         "parts:128",
         "tables:64",
@@ -420,6 +424,8 @@ def jobs() -> list[str]:
         "spans:128",
         "packed:64",
         "packed:128",
+        "packed_in_float32:64",
+        "packed_in_float32:128",
         "paged:64",
         "paged:128",
         *(
@@ -467,6 +473,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=225)
+    parser.add_argument("--workers", type=int, default=AT_ONCE, help="processes at a time")
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
     start, waiting = time.time(), options.names or jobs()
@@ -488,7 +495,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     with open(options.out / "attention.jsonl", "w") as log:
         while (waiting or running) and time.time() - start < options.seconds:
-            while waiting and len(running) < AT_ONCE:
+            while waiting and len(running) < options.workers:
                 name = waiting.pop(0)
                 errors = tempfile.TemporaryFile()
                 process = subprocess.Popen(

@@ -11,71 +11,74 @@ Say, Lock, Timer = Callable[..., None], Callable[[], Any], Callable[..., Callabl
 LENGTHS = ((700, 0, 37), (1, 64 * 3, 64), (2000, 65, 1999))
 TIMED = ((32, 8192, 2), (1, 65536, 64), (128, 4096, 1), (32, 8192, 4), (1, 65536, 32), (4, 32768, 16))
 """Sequences of 128 heads, rows of each, and parts of these."""
+FORMS: dict[str, tuple[str, bool, dict[str, Any], Any]] = {
+    "one_part": ("decoded", True, {"wgmma_key_splits": 1, "wgmma_lazy_rescale": False}, False),
+    "three_parts": ("decoded", False, {"wgmma_key_splits": 3, "wgmma_lazy_rescale": True}, True),
+    "sixteen_parts": ("decoded", True, {"wgmma_key_splits": 16, "wgmma_lazy_rescale": True}, False),
+    "pages": ("paged", False, {}, None),
+    "prefill": ("causal", False, {}, None),
+    "two_products": ("summed", False, {}, True),
+    "two_tensors": ("apart", False, {}, None),
+    "sequences": ("packed", False, {}, None),
+}
+"""Kernels of ``latent_kernels``, static sizes, keys of their config and their last argument."""
 
 
-def check(dims: int, width: int, say: Say, on_gpu: Lock) -> None:
-    """Launch decoding in one and several parts, from pages, and prefill, three times each."""
+def check(dims: int, width: int, form: str, say: Say, on_gpu: Lock) -> None:
+    """Launch the kernel ``form`` with caches of several lengths, three times each, and compare it with fp64."""
     import torch
     from backends.cute import latent_kernels as cases
 
     import helion
 
-    made: dict[Any, Any] = {}
-    meta = functools.partial(torch.empty, dtype=torch.bfloat16, device="meta")
-    lengths = torch.empty(3, dtype=torch.int32, device="meta")
-    for static, splits, lazy, scaled in ((True, 1, False, False), (False, 3, True, True), (True, 16, True, False)):
-        config = helion.Config(block_sizes=[64, 64], wgmma_key_splits=splits, wgmma_lazy_rescale=lazy)
-        kernel = helion.kernel(cases.decoded, backend="cute", config=config, static_shapes=static)
-        kernel.bind((meta(3, 100, dims), meta(3, 2000, dims), lengths, width, scaled), target="h100").resources(config)
-        made[splits] = kernel, scaled
-    pages, prefill = (helion.kernel(each, backend="cute", static_shapes=False) for each in (cases.paged, cases.causal))
-    table = torch.empty(3, 40, dtype=torch.int32, device="meta")
-    bound = pages.bind((meta(3, 128, dims), meta(64 * 64, dims), table, lengths, 64, width), target="h100")
-    bound.resources(bound.default_config())
-    bound = prefill.bind((meta(2, 3, 300, dims), meta(2, 700, dims), meta(width), width), target="h100")
-    bound.resources(bound.default_config())
-    others = {
-        each: helion.kernel(getattr(cases, each), backend="cute", static_shapes=False)
-        for each in ("summed", "packed", "apart")
-    }
-    bound = others["summed"].bind((meta(3, 100, dims), meta(3, 2000, dims), lengths, width, True), target="h100")
-    bound.resources(bound.default_config())
-    bound = others["packed"].bind(cases.packed_of((500, 700), (600, 700), dims, width, "meta"), target="h100")
-    bound.resources(bound.default_config())
-    halves = cases.parts_of(meta(3, 100, dims), meta(3, 2000, dims), lengths, width)
-    bound = others["apart"].bind(halves, target="h100")
-    bound.resources(bound.default_config())
+    name, static, keys, more = FORMS[form]
+    config = helion.Config(block_sizes=[64, 64], **keys) if keys else None
+    function = getattr(cases, name)
+    kernel = helion.kernel(function, backend="cute", config=config, static_shapes=static)
+    given, _ = _given(cases, name, LENGTHS[0], 0, dims, width, more)
+    bound = kernel.bind(tuple(each.to("meta") if torch.is_tensor(each) else each for each in given), target="h100")
+    bound.resources(config or bound.default_config())
     lock = on_gpu()
     for at, some in enumerate(LENGTHS):
         torch.manual_seed(at)
-        runs: dict[str, tuple[Any, Any, Any]] = {}
-        for splits, (kernel, scaled) in made.items():
-            given = (*cases.caches(some, 2000, 100, dims, "cuda"), width, scaled)
-            runs[f"{splits} parts"] = kernel, given, cases.of_decoded(*given)
-        given = (*cases.pages(some, 64, 40, 128, dims, "cuda"), 64, width)
-        runs["pages"] = pages, given, cases.of_paged(*given)
-        q, cache = (
-            torch.randn(size, device="cuda").bfloat16() for size in ((2, 3, 100 + at * 65, dims), (2, 700, dims))
-        )
-        given = q, cache, torch.rand(width, device="cuda").bfloat16() + 0.5, width
-        runs["prefill"] = prefill, given, cases.of_causal(*given)
-        given = (*cases.caches(some, 2000, 100, dims, "cuda"), width, True)
-        runs["scores in two parts"] = others["summed"], given, cases.of_decoded(*given)
-        given = cases.caches(some, 2000, 100, dims, "cuda")
-        runs["two tensors"] = others["apart"], cases.parts_of(*given, width), cases.of_decoded(*given, width)
-        given = cases.packed_of((100 + at, 1, 130), (150, 40 + at, 130), dims, width, "cuda")
-        runs["sequences"] = others["packed"], given, cases.of_packed(*given)
-        for name, (kernel, given, wanted) in runs.items():
-            found = [kernel(*given) for _ in range(3)]
-            torch.cuda.synchronize()
-            pairs = [
-                (one if isinstance(one, tuple) else (one,), wanted if isinstance(wanted, tuple) else (wanted,))
-                for one in found
-            ]
-            errors = [((x.double() - y).norm() / y.norm()).item() for one, other in pairs for x, y in zip(one, other, strict=True)]  # fmt: skip
-            same = all(torch.equal(x, y) for one, _ in pairs for x, y in zip(one, pairs[0][0], strict=True))
-            say(kind="check", name=f"latent {dims}/{width}, {name}", seed=at, output=0, dtype="bfloat16", ok=max(errors) < 6e-3 and same, error=float(f"{max(errors):.3g}"), same=same)  # fmt: skip
+        given, wanted = _given(cases, name, some, at, dims, width, more, device="cuda")
+        wanted = (wanted,) if torch.is_tensor(wanted) else wanted
+        runs = [kernel(*given) for _ in range(3)]
+        runs = [(run,) if torch.is_tensor(run) else run for run in runs]
+        torch.cuda.synchronize()
+        same = all(torch.equal(x, y) for run in runs for x, y in zip(run, runs[0], strict=True))
+        for place, (one, other) in enumerate(zip(runs[-1], wanted, strict=True)):
+            error = ((one.double() - other).norm() / other.norm()).item()
+            ok = error < 6e-3 and same
+            say(kind="check", name=f"latent {dims}/{width}, {form}", seed=at, output=place, dtype="bfloat16", ok=ok, error=float(f"{error:.3g}"), same=same)  # fmt: skip
     lock.close()
+
+
+def _given(
+    cases: Any, name: str, lengths: Any, at: int, dims: int, width: int, more: Any, device: str = "cpu"
+) -> tuple[Any, Any]:
+    """Return arguments of a kernel of ``latent_kernels`` and its reference, or None on the CPU."""
+    import torch
+
+    if name in ("decoded", "summed"):
+        given = (*cases.caches(lengths, 2000, 100, dims, device), width, more)
+        reference = cases.of_decoded
+    elif name == "paged":
+        given = (*cases.pages(lengths, 64, 40, 128, dims, device), 64, width)
+        reference = cases.of_paged
+    elif name == "causal":
+        sizes = (2, 3, 100 + at * 65, dims), (2, 700, dims)
+        q, cache = (torch.randn(size, device=device).bfloat16() for size in sizes)
+        given = q, cache, torch.rand(width, device=device).bfloat16() + 0.5, width
+        reference = cases.of_causal
+    elif name == "packed":
+        given = cases.packed_of((100 + at, 1, 130), (150, 40 + at, 130), dims, width, device)
+        reference = cases.of_packed
+    else:
+        whole = cases.caches(lengths, 2000, 100, dims, device)
+        wanted = cases.of_decoded(*whole, width) if device == "cuda" else None
+        return cases.parts_of(*whole, width), wanted
+    return given, reference(*given) if device == "cuda" else None
 
 
 def measured(number: int, say: Say, on_gpu: Lock, timer: Timer) -> None:

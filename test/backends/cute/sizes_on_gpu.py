@@ -181,6 +181,15 @@ def spans(dims: int, say: Say, on_gpu: Lock, timer: Timer) -> None:
     lock.close()
 
 
+BATCHES = (
+    ((100, 1, 130), (150, 40, 130)),
+    ((70, 5, 0, 200), (5, 70, 33, 65)),
+    ((1000, 37, 64, 128, 129, 2000, 1), (1000, 100, 64, 65, 300, 3000, 1)),
+    ([64] * 40, [64] * 40),
+)
+"""Queries and keys of the sequences of each batch."""
+
+
 def packed(dims: int, say: Say, on_gpu: Lock, timer: Timer) -> None:
     """Launch attention of a tile of each sequence, whose rows begin at loaded places, with one binary for many batches."""
     import torch
@@ -188,12 +197,6 @@ def packed(dims: int, say: Say, on_gpu: Lock, timer: Timer) -> None:
 
     import helion
 
-    batches = (
-        ((100, 1, 130), (150, 40, 130)),
-        ((70, 5, 0, 200), (5, 70, 33, 65)),
-        ((1000, 37, 64, 128, 129, 2000, 1), (1000, 100, 64, 65, 300, 3000, 1)),
-        ([64] * 40, [64] * 40),
-    )
     made = {}
     for causal in (True, False):
         for more in ({}, {"wgmma_tile_scheduler": "dynamic", "wgmma_pingpong": True}):
@@ -211,7 +214,7 @@ def packed(dims: int, say: Say, on_gpu: Lock, timer: Timer) -> None:
     bound.resources(bound.default_config())
     lock = on_gpu()
     for (causal, dynamic), kernel in made.items():
-        for at, (queries, keys) in enumerate(batches):
+        for at, (queries, keys) in enumerate(BATCHES):
             torch.manual_seed(at)
             more = [max(each) for each in zip(queries, keys, strict=True)] if causal else keys
             given = cases.packed_of(queries, more, 8, 4, dims, dims, causal, "cuda")
@@ -240,20 +243,44 @@ def packed(dims: int, say: Say, on_gpu: Lock, timer: Timer) -> None:
         one, other = (each[int(offsets[0]) : int(offsets[-1])] for each in whole)
         error = ((one.double() - other).norm() / other.norm()).item()
         say(kind="check", name=f"{name} d{dims}", seed=0, output=0, dtype="bfloat16", ok=error < 6e-3, error=float(f"{error:.3g}"), same=True)  # fmt: skip
-    in_float32 = helion.kernel(cases.packed_in_float32, backend="cute", static_shapes=False)
-    for at, (queries, keys) in enumerate(batches):
-        q, k, v, cu_q, cu_k, longest, *_ = cases.packed_of(queries, [each or 1 for each in keys], 4, 4, dims, dims, False, "cuda")  # fmt: skip
-        one, (other, _) = in_float32(q, k, v, cu_q, cu_k, longest), cases.of_packed(q, k, v, cu_q, cu_k, longest, 4, False)  # fmt: skip
-        inside = slice(int(cu_q[0]), int(cu_q[-1]))
-        error = ((one[inside].double() - other[inside]).norm() / other[inside].norm()).item()
-        clean = not one[: inside.start].any() and not one[inside.stop :].any()
-        say(kind="check", name=f"packed d{dims}, float32", seed=at, output=0, dtype="bfloat16", ok=error < 6e-3 and clean, error=float(f"{error:.3g}"), same=True)  # fmt: skip
     for lengths in ([1024] * 16, [512] * 64, [137 * each % 2000 + 50 for each in range(32)], [4096] * 4):
         for causal in (False, True):
             given = cases.packed_of(lengths, lengths, 16, 1, dims, dims, causal, "cuda")
             us = timer(torch)(functools.partial(made[causal, True], *given))
             shape = (len(lengths), 16, 16, sum(lengths), sum(lengths))
             say(kind="gradients", name=f"packed, {len(lengths)} sequences", d=dims, causal=causal, shape=shape, us=round(us, 1), right=True)  # fmt: skip
+    lock.close()
+
+
+def packed_in_float32(dims: int, say: Say, on_gpu: Lock) -> None:
+    """Launch attention of a tile of each sequence with an output in float32, whose other rows stay zero."""
+    import torch
+    from backends.cute import attention_spans as cases
+
+    import helion
+
+    def given_of(number: int, device: str) -> tuple[Any, ...]:
+        queries, keys = BATCHES[number]
+        torch.manual_seed(number)
+        return cases.packed_of(queries, [each or 1 for each in keys], 4, 4, dims, dims, False, device)[:6]
+
+    kernel = helion.kernel(cases.packed_in_float32, backend="cute", static_shapes=False)
+    meta = [each.to("meta") if torch.is_tensor(each) else each for each in given_of(0, "cpu")]
+    bound = kernel.bind(meta, target="h100")
+    for seed in bound.seeds:
+        bound.resources(seed.config)
+    lock = on_gpu()
+    for seed in bound.seeds:
+        kernel = helion.kernel(cases.packed_in_float32, backend="cute", static_shapes=False, config=seed.config)
+        for at in range(len(BATCHES)):
+            given = given_of(at, "cuda")
+            runs, wanted = [kernel(*given) for _ in range(3)], cases.of_packed(*given, 4, False)[0]
+            torch.cuda.synchronize()
+            inside = slice(int(given[3][0]), int(given[3][-1]))
+            error = ((runs[0][inside].double() - wanted[inside]).norm() / wanted[inside].norm()).item()
+            same = all(torch.equal(run, runs[0]) for run in runs)
+            clean = not runs[0][: inside.start].any() and not runs[0][inside.stop :].any()
+            say(kind="check", name=f"packed d{dims}, float32", seed=at, output=0, dtype="bfloat16", ok=error < 6e-3 and clean and same, error=float(f"{error:.3g}"), same=same)  # fmt: skip
     lock.close()
 
 
