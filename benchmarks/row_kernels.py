@@ -1,6 +1,7 @@
 """Row kernels of the cute backend on a GPU: right against fp64, then their time, a copy's, Triton's and torch.compile's.
 
-    python benchmarks/row_kernels.py --out FOLDER [--seconds N] [--workers N] [--kinds KIND,...] [NAME ...]
+    python benchmarks/row_kernels.py --out FOLDER [--seconds N] [--workers N] [--kinds KIND,...] [--shapes TYPE:M:N,...]
+        [--layouts N] [NAME ...]
 
 Workers take jobs from one list: a job checks and times one kernel of one shape and type. Workers compile at once, and one
 at a time has the GPU. Results are lines of JSON in FOLDER/rows.jsonl. A worker that takes too long is ended, and
@@ -198,19 +199,21 @@ def layout_config(
     With ``ahead``, only layouts that reduce rows ahead are counted, without it only others.
     """
     import helion
+    from helion.backends.cute.lower.rowwise.kernel import known_rows
     from helion.backends.cute.plan.rowwise.choices import ranked
+    from helion.backends.cute.plan.rowwise.passes import demand_of
     from helion.backends.cute.plan.rowwise.time import described, fastest_span
-    from helion.backends.cute.resources.rowwise.shape import row_shape_of
 
     bound = helion.kernel(fn, backend="cute").bind(tuple(arguments))
-    shape = row_shape_of(bound.variant.specialized.analysis.facts)
-    layouts = [each for each in ranked(shape.demand, shape.m, bound.target) if each.choice.ahead == ahead]
+    kernel = known_rows(bound.variant.specialized.analysis.program)
+    demand, m = demand_of(kernel.problem), kernel.problem.m
+    layouts = [each for each in ranked(demand, m, bound.target) if each.choice.ahead == ahead]
     if at >= len(layouts):
         return None
     layout, config = layouts[at], dict(bound.seeds[0].config)
-    span, us = fastest_span(layout, shape.m, bound.target)
+    span, us = fastest_span(layout, m, bound.target)
     sizes = [*config["block_sizes"]]
-    sizes[: 1 + (shape.blocks is not None)] = [*([] if shape.blocks is None else [span]), layout.choice.rows]
+    sizes[: 1 + (kernel.blocks is not None)] = [*([] if kernel.blocks is None else [span]), layout.choice.rows]
     config |= {
         f"cute_row_{key}": getattr(layout.choice, key) for key in ("cluster", "warps", "ctas_per_sm", "keep", "ahead")
     }
@@ -414,10 +417,14 @@ def launches(cases: Sequence[Case], kernel: Callable[..., Any], seconds: float) 
     return dict(launches=count, wrong=wrong, ok=not wrong and all(case.guards_hold() for case in cases))
 
 
-def jobs(names: Sequence[str], kinds: Sequence[str]) -> list[Job]:
+Shapes = Sequence[tuple[str, int, int]]
+
+
+def jobs(names: Sequence[str], kinds: Sequence[str], shapes: Shapes = (), layouts: int = 0) -> list[Job]:
     """Return the jobs: each kernel on long, odd and short rows first, then what is rarer, in turns.
 
-    With ``kinds``, return those alone, one kind after the other; of the suites, kernels among ``names``, or all.
+    With ``kinds``, return those alone, one kind after the other; of the suites, kernels among ``names``, or all. With
+    ``shapes`` and ``layouts``, sweeps take these types, rows and columns, and as many layouts of each.
     """
     import row_oddities
 
@@ -442,23 +449,23 @@ def jobs(names: Sequence[str], kinds: Sequence[str]) -> list[Job]:
     for at, (dtype, m, n) in itertools.product(range(1, SEEDS), SWEPT):
         turns.append([Job(kind="seed", name=name, type=dtype, at=at, **small(m, n)) for name in names])
     if "sweep" in kinds:
-        for at, (dtype, m, n) in itertools.product(range(LAYOUTS), SWEPT_LAYOUTS):
+        for at, (dtype, m, n) in itertools.product(range(layouts or LAYOUTS), shapes or SWEPT_LAYOUTS):
             turns.append([Job(kind="sweep", name=name, type=dtype, at=at, **small(m, n)) for name in names])
     if "ahead" in kinds:
-        for at, (dtype, m, n) in itertools.product(range(LAYOUTS_AHEAD), SWEPT_AHEAD):
+        for at, (dtype, m, n) in itertools.product(range(layouts or LAYOUTS_AHEAD), shapes or SWEPT_AHEAD):
             turns.append([Job(kind="ahead", name=name, type=dtype, at=at, **small(m, n)) for name in names])
     if "suite" in kinds:
         import row_suites
         from row_workloads import WORKLOADS
 
         wanted = {*names} - {*WORKLOADS}
-        shapes = [each for each in row_suites.shapes() if (not DRY or each[3] == 1000) and each[0] in (wanted or each)]
-        turns.append([Job(kind="suite", name=name, type=dtype, m=m, n=n) for name, dtype, m, n in shapes])
+        cells = [each for each in row_suites.shapes() if (not DRY or each[3] == 1000) and each[0] in (wanted or each)]
+        turns.append([Job(kind="suite", name=name, type=dtype, m=m, n=n) for name, dtype, m, n in cells])
     if "few" in kinds:
         import row_suites
 
-        shapes = [(name, dtype, m, n) for name, dtype, m, n in row_suites.few_shapes() if not DRY or n == 1000]
-        turns.append([Job(kind="few", name=name, type=dtype, m=m, n=n) for name, dtype, m, n in shapes])
+        cells = [(name, dtype, m, n) for name, dtype, m, n in row_suites.few_shapes() if not DRY or n == 1000]
+        turns.append([Job(kind="few", name=name, type=dtype, m=m, n=n) for name, dtype, m, n in cells])
     found = [job for turn in turns for job in turn]
     return (
         sorted((job for job in found if job.kind in kinds), key=lambda job: kinds.index(job.kind)) if kinds else found
@@ -475,8 +482,8 @@ def take(path: Path) -> int:
     return number
 
 
-def work(out: Path, names: Sequence[str], kinds: Sequence[str], end: float) -> None:
-    found, worker = jobs(names, kinds), Worker()
+def work(out: Path, found: Sequence[Job], end: float) -> None:
+    worker = Worker()
     while time.time() < end and (number := take(out / "next")) < len(found):
         job = found[number]
         note = out / f"note-{os.getpid()}"
@@ -503,6 +510,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=200.0)
     parser.add_argument("--workers", type=int, default=15)
     parser.add_argument("--kinds", default="")
+    parser.add_argument("--shapes", default="", help="type:rows:columns,... of the kinds sweep and ahead")
+    parser.add_argument("--layouts", type=int, default=0, help="layouts of each of these")
     parser.add_argument("--dry", action="store_true")
     parser.add_argument("--worker", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -510,11 +519,16 @@ def main() -> None:
 
     names = options.names or list(WORKLOADS)
     if options.worker:
-        return work(options.out, names, [each for each in options.kinds.split(",") if each], options.worker)
+        shapes = [
+            (dtype, int(m), int(n)) for dtype, m, n in (each.split(":") for each in options.shapes.split(",") if each)
+        ]
+        kinds = [each for each in options.kinds.split(",") if each]
+        return work(options.out, jobs(names, kinds, shapes, options.layouts), options.worker)
     end = time.time() + options.seconds
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "next").write_text("0")
     command = [sys.executable, __file__, *names, "--out", str(options.out), "--kinds", options.kinds]
+    command += ["--shapes", options.shapes, "--layouts", str(options.layouts)]
     with open(options.out / "rows.jsonl", "w") as out, open(options.out / "errors.txt", "w") as errors:
         _attend([*command, "--worker", str(end - 5)], options, end, out, errors)
     summarize(options.out)
