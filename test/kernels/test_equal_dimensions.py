@@ -207,3 +207,44 @@ def test_a_tile_of_one_is_squeezed() -> None:
     q, k, v = (torch.randn(2, 10, 8) for _ in range(3))
     want = torch.tril(q @ k.transpose(1, 2)) @ v
     torch.testing.assert_close(helion.kernel(in_chunks)(q, k, v), want, rtol=1e-4, atol=1e-4)
+
+
+def half_added(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    half = hl.specialize(x.size(1) // 2)
+    for i in hl.tile(x.size(0)):
+        out[i, :half] = x[i, :half] + y[i, :]
+    return out
+
+
+def half_stored(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    half = hl.specialize(x.size(1) // 2)
+    for i in hl.tile(x.size(0)):
+        out[i, :half] = y[i, :]
+    return out
+
+
+def half_multiplied(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    half = hl.specialize(x.size(1) // 2)
+    for i in hl.tile(x.size(0)):
+        out[i, :half] = torch.matmul(x[i, :half], y[:, :])
+    return out
+
+
+@pytest.mark.parametrize("function", [half_added, half_stored, half_multiplied], ids=lambda f: f.__name__)
+def test_a_size_of_the_run_beside_a_constant_is_named(function: Callable[..., torch.Tensor]) -> None:
+    with pytest.raises(exc.ShapeMismatch, match=r"y_size_\d \(4 in this call\) is known at run time only: mark it"):
+        helion.kernel(function, static_shapes=False).bind((torch.randn(6, 8), torch.randn(4, 4)))
+
+
+def test_two_different_sizes_of_the_run_are_named() -> None:
+    def kernel(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for i in hl.tile(x.size(0)):
+            out[i, :] = x[i, :] + y[i, :]
+        return out
+
+    with pytest.raises(exc.ShapeMismatch, match="in this call x_size_1 is 8 and y_size_1 is 7"):
+        helion.kernel(kernel, static_shapes=False).bind((torch.randn(5, 8), torch.randn(5, 7)))

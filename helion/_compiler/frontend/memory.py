@@ -307,6 +307,6 @@ def stored(t: TraceState, tensor: HostTensorValue, dims: Dims, value: Any) -> De
             lhs=t.blocks.dims_text(given),
             rhs=t.blocks.dims_text(dims),
             detail=f": the first is stored into {source_name(tensor)!r} where the subscript selects the second"
-            + t.blocks.twins_text(given, dims),
+            + (t.blocks.twins_text(given, dims) or t.blocks.sizes_text(given, dims)),
         )
     return ops.broadcast(t, ops.cast(t, value, tensor.dtype), dims)

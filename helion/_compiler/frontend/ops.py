@@ -141,8 +141,9 @@ def _aligned(t: TraceState, operands: Sequence[Any], how: str) -> tuple[tuple[An
     if dims is None:
         texts = [t.blocks.dims_text(v.dims) for v in values]
         ranks = {v.ndim for v in values}
-        remedy = t.blocks.twins_text(*(v.dims for v in values))
-        if len(ranks) > 1:
+        shapes = [v.dims for v in values]
+        remedy = t.blocks.twins_text(*shapes) or t.blocks.sizes_text(*shapes)
+        if len(ranks) > 1 and not remedy:
             remedy = "; dimensions are aligned at the right: write b[i][:, None] to align them otherwise"
         elif ranks == {1} and not remedy:
             remedy = "; to combine each element of one with each of the other, write `[:, None]` after that of the rows"
@@ -317,7 +318,7 @@ def broadcast(t: TraceState, value: DeviceValue, dims: Dims) -> DeviceValue:
             raise exc.ShapeMismatch(
                 lhs=t.blocks.dims_text(value.dims),
                 rhs=t.blocks.dims_text(dims),
-                detail=": the first cannot be expanded to the second",
+                detail=": the first cannot be expanded to the second" + t.blocks.sizes_text(value.dims, dims),
             )
         value = fitting
     if len(value.dims) < len(dims):

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from .... import exc
-from ...._shapes import ONE, Dim, Dims, Expr, Number, is_power_of_2, next_power_of_2, number_key
+from ...._shapes import ONE, Dim, Dims, Expr, Number, hint_of, is_power_of_2, next_power_of_2, number_key
 from ...ir.grammar import Block, BlockKind
 from ..journal import Part
 from ..polynomials import Polynomial, of_number
@@ -130,6 +130,22 @@ class Blocks(Part):
                         f"; {both} are two tiles of one block size, which are two dimensions: give the tiles themselves as "
                         "sizes of values, as in hl.zeros([tile_i, tile_j]), or register a block size for each"
                     )
+        return ""
+
+    def sizes_text(self, *shapes: Dims) -> str:
+        """Return a hint for shapes that do not match because the size of a whole dimension is known at run time only."""
+        for position in range(-max(map(len, shapes)), 0):
+            dims = [dims[position] for dims in shapes if -position <= len(dims)]
+            whole = [
+                self.all[b] for dim in dict.fromkeys(dims) if dim.const == 1 for b in dim.blocks[:1] if not dim.is_one
+            ]
+            sizes = [block.extent for block in whole if block.kind == "full"]
+            symbols = [size for size in sizes if isinstance(size, Expr)]
+            if len(sizes) > 1 and symbols:
+                if len(symbols) > 1:
+                    return "; in this call " + " and ".join(f"{size!r} is {hint_of(size)}" for size in symbols)
+                size = symbols[0]
+                return f"; {size!r} ({hint_of(size)} in this call) is known at run time only: mark it with hl.specialize in host code"
         return ""
 
     def dim_text(self, dim: Dim) -> str:

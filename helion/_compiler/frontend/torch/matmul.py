@@ -53,7 +53,8 @@ def dot(
         raise exc.ShapeMismatch(
             lhs=repr(lhs),
             rhs=repr(rhs),
-            detail=f": the inner dimensions {t.blocks.dim_text(lhs.dims[-1])} and {t.blocks.dim_text(rhs.dims[-2])} differ",
+            detail=f": the inner dimensions {t.blocks.dim_text(lhs.dims[-1])} and {t.blocks.dim_text(rhs.dims[-2])} differ"
+            + t.blocks.sizes_text(lhs.dims[-1:], rhs.dims[-2:-1]),
         )
     if lhs.ndim == 3 and lhs.dims[0] != rhs.dims[0]:
         found = joint(t.blocks, (lhs.dims[:1], rhs.dims[:1]))

@@ -36,7 +36,8 @@ def _same(t: Tracer, one: DeviceValue, other: DeviceValue, places: tuple[int, in
     if left != right and t.blocks.size_of(left) is not t.blocks.size_of(right):
         sizes = (t.blocks.size_of(left), t.blocks.size_of(right))
         if not all(isinstance(size, int) for size in sizes) or sizes[0] != sizes[1]:
-            raise exc.ShapeMismatch(lhs=repr(one), rhs=repr(other), detail=f" in {name}: the inner dimensions differ")
+            detail = f" in {name}: the inner dimensions differ" + t.blocks.sizes_text((left,), (right,))
+            raise exc.ShapeMismatch(lhs=repr(one), rhs=repr(other), detail=detail)
 
 
 def vector_product(t: Tracer, input: DeviceValue, other: DeviceValue, name: str) -> DeviceValue:
