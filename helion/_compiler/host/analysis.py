@@ -27,6 +27,23 @@ def fresh_names(function: ast.FunctionDef) -> frozenset[str]:
     return frozenset(name for name, value in pairs if stores.count(name) == 1 and _allocates(value))
 
 
+def hidden_names(function: ast.FunctionDef) -> frozenset[str]:
+    """Return the variables of tensors that this very call has allocated, of which host code reads nothing but metadata: it
+    has no view of them, and does not return them."""
+    read = {name for statement in function.body for name in _exposed(statement)}
+    return fresh_names(function) - read
+
+
+def _exposed(node: ast.AST) -> Iterator[str]:
+    """Yield variables that are read for more than metadata."""
+    if isinstance(node, ast.Attribute) and node.attr in _METADATA and isinstance(node.value, ast.Name):
+        return
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+        yield node.id
+    for child in ast.iter_child_nodes(node):
+        yield from _exposed(child)
+
+
 def _assigned(node: ast.Assign) -> Iterator[tuple[str, ast.expr]]:
     """Yield variables and the expressions that they are bound to: ``a = x``, ``a, b = x, y``."""
     (target, *others), value = node.targets, node.value
@@ -150,4 +167,4 @@ def written(program: Program) -> frozenset[str] | None:
     return frozenset(found)
 
 
-__all__ = ["fresh_names", "launches_once", "overwritten", "writes_before_launch", "written"]
+__all__ = ["fresh_names", "hidden_names", "launches_once", "overwritten", "writes_before_launch", "written"]

@@ -43,6 +43,7 @@ from .lower.attention.loops import has_attention
 from .lower.host import gemm_pieces
 from .lower.kernel import build_plan, known_product
 from .lower.peers.messages import plain
+from .lower.rewrites.partials import with_whole_k
 from .lower.rowwise import kernel as rows
 from .lower.weights.nibbles import with_nibbles
 from .plan.attention.build import HALF_DTYPES
@@ -151,7 +152,7 @@ MATMUL = Shape(
     refusal=refusal,
     multiples=multiples,
     keys=own_keys,
-    described=lambda program: with_nibbles(plain(program)).program,
+    described=lambda program: with_nibbles(with_whole_k(plain(program)).program).program,
     predict=predict,
     plan=build_plan,
     plan_type=CutePlan,

@@ -28,6 +28,7 @@ from .numbers import dividing, equal, example, known
 from .parts import without_parts
 from .peers.messages import with_messages, without_messages
 from .product import Product, product_of
+from .rewrites.partials import with_whole_k
 from .rewrites.picks import Pick, with_picks
 from .terms import TermProgram, blocks_of_loops, of_two_majors, programs_of_terms, sum_of
 from .weights.nibbles import with_nibbles
@@ -50,9 +51,11 @@ def known_product(program: Program) -> Product:
 
 def _product(program: Program) -> Product:
     apart = without_messages(program)
-    unpacked = with_nibbles(apart.program)
+    whole = with_whole_k(apart.program)
+    unpacked = with_nibbles(whole.program)
     windowed = with_windows(_at_multiples(unpacked.program))
     product = _begun(_of_windows(windowed.program), windowed.starts)
+    product = dataclasses.replace(product, batch_blocks=(*product.batch_blocks, *whole.blocks))
     if unpacked.block is not None:
         product = _renamed(dataclasses.replace(product, depth=NIBBLE_GROUP), unpacked.tensors)
     return with_messages(product, apart, program)
