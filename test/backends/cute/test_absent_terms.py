@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,13 +13,20 @@ from backends.cute.products import BF16, BOUNDS
 
 import helion
 import helion.language as hl
+from helion import exc
 from helion.backends.cute.codegen.module import build
 from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.records import Choice
 from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.resources.shape import shape_of
+from helion.backends.cute.roles.edits import edit_role
+from helion.backends.cute.roles.grammar import Step
+from helion.backends.cute.roles.partial import Piece, TermLoop, TermMma, all_pieces, pieces
+from helion.backends.cute.roles.programs import kernel_program
 from helion.backends.cute.shapes import MATMUL
 from helion.backends.cute.toolchain.offline import compile_text
+from helion.backends.cute.verify.state import Fault
+from helion.backends.cute.verify.verify import verify
 from helion.hardware import target as target_of
 
 M, N, K = 150, 104, 72
@@ -226,17 +234,65 @@ def test_absent_operands_are_loaded_from_past_the_end(target: str) -> None:
     assert asked.startswith("sums of matmuls, of which some add to a part of the accumulators")
 
 
+def test_accumulators_of_a_term_are_adjacent() -> None:
+    """Terms of the first and last of three accumulators have adjacent ones in another order."""
+    plan = complex_numbers.bind(tuple(parts(K, N, BF16)), target="b200").plan().gemm
+    assert [[(each.first, each.count) for each in pieces(plan, term)] for term in (0, 1)] == [[(0, 2)], [(1, 2)]]
+    assert pieces(plan, 1, first=True) == (Piece(1, 1), Piece(2, 1, fresh=True))
+    assert all_pieces(plan) == [Piece(0, 2), Piece(1, 1), Piece(1, 2), Piece(2, 1)]
+    given = tensor(M, K), tensor(M, N, seed=1), tensor(2, K, N, seed=2), tensor(2, N, N, seed=3)
+    hopper = cell.bind(given, target="h200").plan().gemm
+    assert pieces(hopper, 0) == (Piece(1, 1), Piece(2, 1)) and pieces(hopper, 1) == (Piece(0, 1), Piece(1, 1))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("edit", "fault"),
+    [
+        (lambda step: dataclasses.replace(step, term=0), "is multiplied as one of term 0"),
+        (lambda step: dataclasses.replace(step, first=True), "the accumulators of tile"),
+        (None, "the accumulator of tile"),
+    ],
+)
+def test_wrong_accumulators_are_faults(target: str, edit: Callable[[TermMma], TermMma] | None, fault: str) -> None:
+    """Plant an MMA of another term, one that begins an accumulator again, and a term that is left out."""
+    program = kernel_program(complex_numbers.bind(tuple(parts(8 * K, N, BF16)), target=target).plan().gemm)
+
+    def plant(step: Step) -> tuple[Step, ...]:
+        if isinstance(step, TermLoop) and step.term == 1 and edit is None:
+            return ()
+        rest = isinstance(step, TermMma) and step.term == 1 and not step.first
+        return (edit(step),) if edit is not None and isinstance(step, TermMma) and rest else (step,)
+
+    name = "store" if target == "sm_90" else "multiply"
+    verify(program)
+    with pytest.raises(Fault, match=fault):
+        verify(edit_role(program, name, plant))
+
+
+def test_infinities_stay_in_the_accumulators_of_their_term() -> None:
+    given = tensor(M, K), tensor(M, N, seed=1), tensor(2, K, N, seed=2), tensor(2, N, N, seed=3)
+    given[0][3, 4] = torch.inf
+    found, (x, h, w, u) = cell(*given), (each.double() for each in given)
+    gate = torch.sigmoid(0.5 + x @ w[1] + h @ u[0])
+    torch.testing.assert_close(found.double(), torch.tanh(x @ w[0] + gate * (h @ u[1])), rtol=2e-2, atol=2e-2)
+    assert found.isfinite().all()
+
+
+def test_eight_bits_that_are_promoted_have_whole_terms() -> None:
+    left, right = (torch.empty(size, 128, dtype=torch.float8_e4m3fn, device="meta") for size in (M, N))
+    given = left, left, right.t(), right.t()
+    with pytest.raises(exc.Base, match="terms that add to a part of the accumulators"):
+        complex_numbers.bind(given, target="sm_90").plan()
+    assert complex_numbers.bind(given, target="sm_100").plan().gemm.problem.absent
+
+
 def test_auto_leaves_partial_terms_to_requests() -> None:
-    """Zeros are multiplied as well: an infinity of a left operand makes NaN of the accumulators that it adds nothing to."""
     given = tensor(M, K), tensor(M, K), tensor(2, K, K), tensor(2, K, K)
-    given[1][3, 4] = torch.inf
     bound = cell.bind(given, target="h200")
     asked = MATMUL.on_request(bound._analysis.program, bound.facts, bound.env.target)
-    assert "a part of the accumulators" in asked and "NaN where a left operand has an infinity" in asked
+    assert "a part of the accumulators" in asked
     assert helion.kernel(cell.fn, backend="auto").bind(given, target="h200").backend_on_gpu == "triton"
-    parts_of = [tensor(M, K), tensor(M, K), tensor(K, N), tensor(K, N)]
-    parts_of[1][3, 4] = torch.inf
-    assert complex_numbers(*parts_of)[0][3].isnan().all()
     odd = torch.empty(8194, 2047, dtype=BF16, device="meta"), torch.empty(3, 2047, 2047, dtype=BF16, device="meta")
     assert helion.kernel(filtered.fn, backend="auto").bind(odd, target="h200").backend_on_gpu == "cute"
 

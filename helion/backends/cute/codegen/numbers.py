@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from ..plan.records import GemmPlan, Multiplicand
 from ..plan.runtime import is_size
+from ..roles.grammar import KLoop
 from ..roles.halves import Which
+from ..roles.partial import TermLoop
 
 
 def number(plan: GemmPlan, name: str, value: int) -> str:
@@ -80,6 +82,19 @@ def k_tiles(plan: GemmPlan) -> str:
 def k_bounds(plan: GemmPlan) -> tuple[str, str]:
     """Return the first K tile of a CTA, and the one after its last."""
     return ("k_begin", "k_end") if plan.parts > 1 else ("0", k_tiles(plan))
+
+
+def loop_bounds(plan: GemmPlan, loop: KLoop, group: int) -> tuple[str, str]:
+    """Return the first K tile of a loop, and the one after its last; within a loop over groups, of a group."""
+    if isinstance(loop, TermLoop):
+        start, after_term = plan.first_k_tiles[loop.term : loop.term + 2]
+        return str(start + loop.first), str(after_term if loop.stop is None else start + loop.stop)
+    first, end = k_bounds(plan)
+    if group:
+        whole = end.isdigit() and int(end) % group == 0
+        first, after = "group", f"group + {group}"
+        end = after if whole else f"cutlass.min({after}, {end})"
+    return " + ".join(part for part in (first, str(loop.first)) if part != "0") or "0", end
 
 
 def other_k_tile(plan: GemmPlan, which: Which) -> str:

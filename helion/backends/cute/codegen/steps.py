@@ -13,6 +13,7 @@ from ..plan.shared import staged_as
 from ..roles import grammar as g
 from ..roles.halves import HalfStep, OfKTile
 from ..roles.messages import MessageStep
+from ..roles.partial import PieceViews, TermMma
 from . import copied, exchange, groups, numbers, raw, rows, scales, vectors, workspace
 from .epilogue import (
     accumulated,
@@ -32,6 +33,7 @@ from .epilogue import (
 from .numbers import batched
 from .peers import messages
 from .setups import SETUPS, dsl, rows_of, second_b, stage_of, sums_of
+from .terms import partial
 from .writer import Writer
 
 
@@ -63,6 +65,7 @@ def _body(steps: tuple[g.Step, ...], out: Writer, names: Names) -> None:
 _LINES: Mapping[type[g.Step], str] = {
     g.WgmmaFence: "warpgroup.fence()",
     g.WgmmaCommit: "warpgroup.commit_group()",
+    g.ClearSums: "total.fill(0.0)",
     g.FenceShared: 'cute.arch.fence_proxy("async.shared", space="cta")',
     g.LaunchFinish: "cute.arch.griddepcontrol_launch_dependents()",
     g.WarpSync: "cute.arch.sync_warp()",
@@ -132,12 +135,7 @@ def _(step: g.GroupViews, out: Writer, names: Names) -> None:
 
 @_print.register
 def _(step: g.KLoop, out: Writer, names: Names) -> None:
-    start, end = numbers.k_bounds(names.plan)
-    if names.group:
-        whole = end.isdigit() and int(end) % names.group == 0
-        start, after = "group", f"group + {names.group}"
-        end = after if whole else f"cutlass.min({after}, {end})"
-    first = " + ".join(part for part in (start, str(step.first)) if part != "0") or "0"
+    first, end = numbers.loop_bounds(names.plan, step, names.group)
     with out.block(f"for k_tile in cutlass.range({first}, {end}, unroll=1):"):
         _body(step.body, out, names)
 
@@ -311,6 +309,12 @@ def _(step: g.Mma, out: Writer, names: Names) -> None:
             out.line(f"tiled_mma.set({'warpgroup' if wgmma else 'tcgen05'}.Field.ACCUMULATE, True)")
 
 
+@_print.register(TermMma)
+@_print.register(PieceViews)
+def _(step: TermMma | PieceViews, out: Writer, names: Names) -> None:
+    out.lines(partial.lines(names.plan, step))
+
+
 @_print.register
 def _(step: g.WgmmaWait, out: Writer, names: Names) -> None:
     out.line(f"warpgroup.wait_group({step.pending})")
@@ -319,11 +323,6 @@ def _(step: g.WgmmaWait, out: Writer, names: Names) -> None:
 @_print.register
 def _(step: HalfStep, out: Writer, names: Names) -> None:
     out.lines(raw.of_half(names.plan, step, names.k_tile))
-
-
-@_print.register
-def _(step: g.ClearSums, out: Writer, names: Names) -> None:
-    out.line("total.fill(0.0)")
 
 
 @_print.register
@@ -476,8 +475,8 @@ def _(step: g.StoreRows, out: Writer, names: Names) -> None:
 
 def _read_columns(out: Writer, plan: GemmPlan, walk: Pass) -> None:
     """Load row operands that `walk` reads, at the columns of the sub-tile."""
-    read = [plan.problem.epilogue.operands[value - 1] for value in walk.reads]
-    for operand in (operand for operand in read if operand.kind == "row"):
+    read = (plan.problem.epilogue.operands[value - 1] for value in walk.reads)
+    for operand in (each for each in read if each.kind == "row"):
         source = f"{operand.label}_view[{'None, None' if plan.paired else 'None'}, subtile]"
         out.line(f"cute.autovec_copy({source}, {operand.label}_columns)")
 

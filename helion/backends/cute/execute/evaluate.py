@@ -156,11 +156,13 @@ def _evaluate(problem: GemmProblem, tensors: Sequence[torch.Tensor]) -> None:
     more = iter(factors[of_copies:] if problem.more_sources else ())
     sums = {each.operand: each for each in problem.summed}
     left = _multiplied(problem, "a", a, sources)
-    right = _multiplied(problem, "b", b, sources).t()
-    values = [_product(left, right) if problem.scales is None else _scaled(left, right, problem.scales, factors)]
+    if problem.scales is None:
+        values = [_product(problem, left, "b", b, sources)]
+    else:
+        values = [_scaled(left, _multiplied(problem, "b", b, sources).t(), problem.scales, factors)]
     for described, tensor in zip(problem.epilogue.operands, operands, strict=True):
         if described.kind == "product":
-            values.append(_product(left, _multiplied(problem, described.label, tensor, sources).t()))
+            values.append(_product(problem, left, described.label, tensor, sources))
         elif described.label in sums:
             values.append(_summed(sums[described.label], tensor, more, described.kind, problem))
         else:
@@ -183,15 +185,23 @@ def _add_terms(
     labels = ["b", *(each.label for each in problem.epilogue.operands)]
     added = [each for each in problem.multiplicands if each.term]
     for operand, tensor in zip(added, tensors, strict=False):
-        matrix = _multiplied(problem, operand.label, tensor, more)
         if operand.base == "a":
-            left = matrix
-        else:  # zeros of an absent operand as well: their products with infinities are NaN, as on a GPU
+            left = _multiplied(problem, operand.label, tensor, more)
+        else:
             at = labels.index(operand.base)
-            values[at] = values[at] + _product(left, matrix.t())
+            values[at] = values[at] + _product(problem, left, operand.label, tensor, more)
 
 
-def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+def _product(
+    problem: GemmProblem, left: torch.Tensor, operand: str, tensor: torch.Tensor, more: Iterator[torch.Tensor]
+) -> torch.Tensor:
+    """Return what a right operand adds to its accumulator, in fp32: nothing if it is absent."""
+    if problem.multiplicand(operand).absent:
+        return torch.zeros(problem.m, problem.n)
+    return _multiply(left, _multiplied(problem, operand, tensor, more).t())
+
+
+def _multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Return the product in fp32. That of integers is exact before it is rounded."""
     exact = left.dtype == torch.float64
     return (left @ right).float() if exact else left @ right
@@ -203,8 +213,6 @@ def _multiplied(problem: GemmProblem, operand: str, tensor: torch.Tensor, more: 
     held = torch.float64 if problem.operand_dtype == "int8" else torch.float32
     each, copied = problem.multiplicand(operand), problem.copy_of(operand)
     lines, major = (problem.m, problem.a_major) if each.base == "a" else (problem.n, problem.b_major)
-    if each.absent:
-        return torch.zeros((lines, each.k), dtype=held)
     if copied is None:
         return _matrix(tensor, lines, each.k, major, each.pitch).to(held)
     stored = _elements(copied, tensor, more, lines, each.k)
@@ -259,7 +267,7 @@ def _scaled(
     """Return the sum over blocks of K, each times its scales."""
     sums = torch.zeros(left.shape[0], right.shape[1])
     for block, first in enumerate(range(0, left.shape[1], scales.k)):
-        part = _product(left[:, first : first + scales.k], right[first : first + scales.k])
+        part = _multiply(left[:, first : first + scales.k], right[first : first + scales.k])
         for scale, tensor in zip(scales.factors, factors, strict=True):
             lines = torch.arange(part.shape[0 if scale.side == "row" else 1]) // scale.lines
             start = tensor.storage_offset() + block * scale.k_pitch

@@ -17,6 +17,7 @@ another, which is left out of the kernel: ``absent``.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,7 +27,7 @@ from ...._compiler.ir.grammar import ForAttrs, MemoryAttrs, Op, Operand, Pointwi
 from ...._compiler.ir.ops import OPS
 from ...._compiler.passes.always.simplify import drop_dead
 from ..plan.copied import Copied
-from ..plan.epilogue import EpilogueOperand
+from ..plan.epilogue import MAX_PRODUCTS, EpilogueOperand
 from ..plan.records import GemmProblem, Major, Term
 from ..plan.refusal import Refusal
 from .product import Product
@@ -78,6 +79,9 @@ def programs_of_terms(program: Program, side: int) -> list[TermProgram]:
     ]
     if len(terms) == 1 and None not in terms[0].links:
         return unchanged
+    order = _adjacent(terms)
+    accumulators = [accumulators[at] for at in order]
+    terms = [dataclasses.replace(term, links=tuple(term.links[at] for at in order)) for term in terms]
     return [_of_term(program, loops, accumulators, term) for term in terms]
 
 
@@ -155,6 +159,18 @@ def _by_operand(links: Sequence[Sequence[_Link]], side: int, makers: _Makers) ->
             row[number] = link
             seen.append(key)
     return [tuple(row) for row in rows.values()]
+
+
+def _adjacent(terms: Sequence[_Term]) -> tuple[int, ...]:
+    """Return the order of accumulators where those of a term are adjacent, as far as possible: each MMA has adjacent ones."""
+
+    def pieces(order: tuple[int, ...]) -> int:
+        return sum(
+            added for term in terms for added, _ in itertools.groupby(term.links[at] is not None for at in order)
+        )
+
+    numbers = range(len(terms[0].links))
+    return min(itertools.permutations(numbers), key=pieces) if len(numbers) <= MAX_PRODUCTS else tuple(numbers)
 
 
 def _computed(value: Operand, makers: _Makers) -> Hashable:

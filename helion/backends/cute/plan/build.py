@@ -53,6 +53,8 @@ MAX_SPLITS = 16
 MAX_GRID_SPLITS = 64
 MAX_ACCUMULATOR_STAGES = 4
 MAX_RESIDUAL_STAGES = 8
+PART_COLUMNS = 16
+"""Columns of the MMAs of one of several accumulators are a multiple of this."""
 MAX_INT8_K = 2**17 - 1
 """Products of two int8 numbers, up to 2**14 each, whose sum int32 holds."""
 MAX_EXACT_INT8_K = 2**10
@@ -364,6 +366,15 @@ def _check_products(plan: GemmPlan) -> None:
     if plan.ctas_per_mma > 1 or plan.splits > 1:
         raise Refusal(
             "several matmuls that share an epilogue are implemented without pairs of CTAs and without splitting K"
+        )
+    if plan.problem.absent and plan.promote:
+        raise Refusal(
+            "terms that add to a part of the accumulators are implemented where the matrix unit adds in fp32, not for 8-bit"
+            " floats on wgmma"
+        )
+    if plan.problem.absent and n % PART_COLUMNS:
+        raise Refusal(
+            f"tiles of {n} columns of terms that add to a part of the accumulators; multiples of {PART_COLUMNS} are implemented"
         )
     atom = 8 if plan.problem.b_major == "k" else SWIZZLE_BYTES // plan.operand_bytes
     if width != SWIZZLE_BYTES or n % atom:

@@ -89,7 +89,7 @@ class Term:
 @dataclass(frozen=True, kw_only=True)
 class Multiplicand:
     """An operand of the matrix unit: ``label`` in generated code. ``base`` is that of the first term, ``term`` the number of
-    its own. An ``absent`` B has tiles of zeros."""
+    its own. An ``absent`` B is not multiplied."""
 
     label: str
     base: str
@@ -135,7 +135,7 @@ class GemmProblem:
     groups: Groups | None = None
     terms: tuple[Term, ...] = ()
     absent: tuple[str, ...] = ()
-    """Labels of right operands that add nothing to their accumulators. Tiles past the end of their K are zeros."""
+    """Labels of right operands that add nothing to their accumulators: tiles past the end of their K are loaded, not read."""
     starts: tuple[int, ...] = ()
     """Elements of each argument's tensor before its first one, in order; empty where all begin with their tensors."""
     runtime: tuple[str, ...] = ()

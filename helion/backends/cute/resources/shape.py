@@ -148,12 +148,16 @@ def _products(facts: KernelFacts) -> tuple[MatmulFact, ...]:
     return tuple(fact for fact in facts.matmuls if fact.region == first.region and not fact.chained)
 
 
+def _of_same_tiles(facts: KernelFacts) -> list[MatmulFact]:
+    """Return the matmuls of all loops over K."""
+    parents = {region.region: region.parent for region in facts.regions}
+    return [each for each in facts.matmuls if parents[each.region] == parents[facts.matmuls[0].region]]
+
+
 def _more_terms(facts: KernelFacts) -> tuple[MatmulFact, ...]:
     """Return the first matmul of each further term that is added to the same accumulators: of one left operand, or of as
     many right ones."""
-    parents = {region.region: region.parent for region in facts.regions}
-    products = _products(facts)
-    found = [each for each in facts.matmuls if parents[each.region] == parents[products[0].region]]
+    products, found = _products(facts), _of_same_tiles(facts)
     first: dict[tuple[int, int | None, bool], MatmulFact] = {}
     for each in found:
         load = load_of(facts, each.lhs_slot)
@@ -283,6 +287,7 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
         b_major=majors[1],
         epilogue=_epilogue(operands, facts, stores, axes, n),
         terms=tuple(_terms(facts, sides, (m, n), majors)),
+        absent=_absent(facts, sides, ("b", *(each.label for each in products))),
         scales=None if copied and not packed else block_scales(fact, facts, axes, k),
         copied=copied,
         summed=tuple(summed for _, summed in sums),
@@ -309,6 +314,21 @@ def _terms(facts: KernelFacts, sides: _Sides, extents: tuple[int, int], majors: 
         if k is not None:
             a, b = (_pitch(major, extent, k) for major, extent in zip(majors, extents, strict=True))
             yield Term(k=k, a_pitch=a, b_pitches=(b,) * (1 + len(sides.others)))
+
+
+def _absent(facts: KernelFacts, sides: _Sides, bases: Sequence[str]) -> tuple[str, ...]:
+    """Return as many labels of right operands as terms add nothing to. Facts do not say which accumulators those are."""
+    terms = 1 + len(sides.terms)
+    cells = {(term, at) for term in range(terms) for at in range(len(bases))} if terms > 1 else set()
+    more, gone = len(cells) - len(_of_same_tiles(facts)), list[str]()
+    for term, at in sorted(cells, key=lambda cell: (cell[1] % terms == cell[0], cell)):
+        covered = any(cell[0] == term and cell[1] != at for cell in cells) and any(
+            cell[1] == at and cell[0] != term for cell in cells
+        )
+        if len(gone) < more and covered:
+            cells.remove((term, at))
+            gone.append(f"{bases[at]}_of_{term}" if term else bases[at])
+    return tuple(gone)
 
 
 def _batch_axes(facts: KernelFacts, sides: _Sides, blocks: Sequence[int]) -> list[AxisFact]:

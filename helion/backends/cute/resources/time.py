@@ -293,8 +293,10 @@ def resident_clusters(ctas: int, target: Target) -> int:
 
 
 def _flops(plan: GemmPlan) -> int:
-    rows, columns = plan.cta_tile
-    return 2 * rows * columns * plan.tile[2] * plan.products
+    """Return the operations of a K tile: the average of those of terms that add to a part of the accumulators."""
+    (rows, columns), terms = plan.cta_tile, 1 + len(plan.problem.terms)
+    matmuls = plan.products * terms - len(plan.problem.absent)
+    return 2 * rows * columns * plan.tile[2] * matmuls // terms
 
 
 def _rate(plan: GemmPlan, target: Target, rates: Rates, matrix: float) -> float:

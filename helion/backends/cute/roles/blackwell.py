@@ -39,6 +39,7 @@ from .grammar import (
     TileLoop,
     Wait,
 )
+from .partial import PieceViews, issued_loops
 
 STORING_WARPS = 4
 ISSUING_WARP = 4
@@ -88,12 +89,15 @@ def program(plan: GemmPlan) -> KernelProgram:
 
 
 def _multiply(plan: GemmPlan) -> tuple[Step, ...]:
-    issue: tuple[Step, ...] = (*ISSUE, Advance("sums_fill"))
+    acquire, select, loop, commit = ISSUE
+    loops = issued_loops(plan) if plan.problem.absent else (loop,)
+    issue: tuple[Step, ...] = (acquire, select, *loops, commit, Advance("sums_fill"))
     if plan.problem.scales is not None:
         issue = (KGroups(issue, size=plan.promote_k_tiles),)
     return (
         FindSums(),
         SetUp("umma_fragments"),
+        *((PieceViews(),) if plan.problem.absent else ()),
         Cursor("ab_read", "ab", "consumer"),
         Cursor("sums_fill", "accumulator", "producer"),
         TileLoop(issue),

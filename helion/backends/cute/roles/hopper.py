@@ -33,6 +33,7 @@ from .grammar import (
     WgmmaWait,
 )
 from .halves import converting_mainloop, promoting_mainloop
+from .partial import PieceViews, wgmma_mainloop
 from .registers import register_limit
 
 LOADING_REGISTERS = 40
@@ -85,6 +86,8 @@ PROMOTED_MAINLOOP: tuple[Step, ...] = (
 def _mainloop(plan: GemmPlan) -> tuple[Step, ...]:
     if plan.converts:
         return promoting_mainloop(plan.problem.scales is not None) if plan.promote else converting_mainloop()
+    if plan.problem.absent:
+        return wgmma_mainloop(plan)
     if not plan.promote:
         return MAINLOOP
     if plan.promote_k_tiles == 1:
@@ -120,6 +123,7 @@ def program(plan: GemmPlan) -> KernelProgram:
         warps=warps,
         program=(
             SetUp("wgmma_sums"),
+            *((PieceViews(),) if plan.problem.absent else ()),
             *((SetUp("scales"),) if plan.problem.scales is not None else ()),
             *cursors,
             TileLoop(

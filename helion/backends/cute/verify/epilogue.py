@@ -13,6 +13,7 @@ from ..plan.shared import staged_as
 from ..roles import grammar as g
 from .cluster import Cluster, Ready, rule
 from .messages import land
+from .partial import check_partial
 from .rules import EVERY_TILE, check_views, multiplied_tiles
 from .state import Barrier, Buffer, Fault, Slot, Store, Warp
 
@@ -25,12 +26,15 @@ def _(cluster: Cluster, step: g.ReadSums, warp: Warp) -> None:
     if step.cursor is None:
         if warp.groups or warp.open_group:
             raise Fault("an accumulator is read while the matrix unit still adds to it")
-        added = warp.total if cluster.plan.totals else warp.sums.added
+        sums = warp.sums
+        added = warp.total if cluster.plan.totals else sums.added
     else:
         _, index, _ = cluster.slot(warp, step.cursor)
-        added = warp.cta.stages[index].added
+        sums = warp.cta.stages[index]
+        added = sums.added
     if added != wanted:
         raise Fault(f"the accumulator of tile {warp.tile} consists of {added}")
+    check_partial(cluster, warp, sums)
     warp.held = (warp.tile, warp.subtile)
 
 

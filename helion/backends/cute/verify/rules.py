@@ -94,10 +94,14 @@ GUARDS: Mapping[g.Who, Callable[[Cluster, Warp], bool]] = {
 
 @rule(g.OfTerm)
 def _(cluster: Cluster, step: g.OfTerm, warp: Warp) -> Iterator[Leaf]:
-    """Divide the K tiles evenly among the terms: their numbers are not part of the protocol."""
-    terms = 1 + len(cluster.plan.problem.terms)
-    if warp.k_tile * terms // cluster.k_tiles == step.number:
+    if warp.k_tile in k_tiles_of(cluster, step.number):
         yield from cluster.steps(step.body, warp)
+
+
+def k_tiles_of(cluster: Cluster, term: int) -> range:
+    """Divide the K tiles evenly among the terms: their numbers are not part of the protocol."""
+    terms, tiles = 1 + len(cluster.plan.problem.terms), cluster.k_tiles
+    return range(-(-term * tiles // terms), -(-(term + 1) * tiles // terms))
 
 
 @rule(g.SetUp)
@@ -291,12 +295,22 @@ def _(cluster: Cluster, step: g.WgmmaFence, warp: Warp) -> None:
 
 @rule(g.Mma)
 def _(cluster: Cluster, step: g.Mma, warp: Warp) -> None:
-    ring, index, parity = cluster.slot(warp, step.cursor)
+    tag, overwrite = (warp.tile, warp.k_tile), step.first or warp.overwrite
+
+    def add(sums: Sums) -> None:
+        sums.added = [*([] if overwrite else sums.added), tag]
+
+    multiply(cluster, warp, step.cursor, add)
+
+
+def multiply(cluster: Cluster, warp: Warp, cursor: str, add: Callable[[Sums], None]) -> None:
+    """Multiply the current K tile, in the stage of ``cursor``, and add it to the accumulators. Raises ``Fault``."""
+    ring, index, parity = cluster.slot(warp, cursor)
     tag = (warp.tile, warp.k_tile)
     if ring.slots[index].copied and index in warp.copies.unordered:
         raise Fault(f"stage {index} is read by the matrix unit before a fence orders the copies that cp.async wrote")
     if ring.pipeline.kind == "tma_umma":
-        _issue_umma(cluster, warp, ring, index, tag)
+        _issue_umma(cluster, warp, ring, index, add)
     else:
         if not warp.fenced:
             raise Fault("wgmma uses registers without a fence before it")
@@ -305,31 +319,27 @@ def _(cluster: Cluster, step: g.Mma, warp: Warp) -> None:
             raise Fault(f"stale operands: K tile {tag[1]} of tile {tag[0]} is multiplied without a wait for its stage")
         cluster.expect(warp.cta, slot, tag)
         slot.readers += 1
-        if step.first:
-            warp.sums = Sums()
-        warp.sums.added.append(tag)
+        add(warp.sums)
         warp.open_group.append((slot, tag))
 
 
-def _issue_umma(cluster: Cluster, warp: Warp, ring: Ring, index: int, tag: Tag) -> None:
+def _issue_umma(cluster: Cluster, warp: Warp, ring: Ring, index: int, add: Callable[[Sums], None]) -> None:
+    tag, stage = (warp.tile, warp.k_tile), warp.stage
     pair = cluster.pair(warp.cta.rank)
     slots = [cta.rings[ring.pipeline.name].slots[index] for cta in pair]
-    overwrite, stage = warp.overwrite, warp.stage
     warp.overwrite = False
     for cta, slot in zip(pair, slots, strict=True):
         cluster.expect(cta, slot, tag)
         slot.readers += 1
 
-    def multiply() -> None:
+    def complete() -> None:
         for cta, slot in zip(pair, slots, strict=True):
             if not cta.allocated or cta.freed:
                 raise Fault("MMAs write to tensor memory that is not allocated")
             slot.readers -= 1
-            if overwrite:
-                cta.stages[stage].added = []
-            cta.stages[stage].added.append(tag)
+            add(cta.stages[stage])
 
-    cluster.queue(warp.cta).append(multiply)
+    cluster.queue(warp.cta).append(complete)
 
 
 @rule(g.WgmmaCommit)

@@ -70,6 +70,8 @@ class Sums:
     """The accumulator: a stage of tensor memory, or the registers of a warp."""
 
     added: list[Tag] = field(default_factory=list)
+    of_each: dict[int, list[Tag]] = field(default_factory=dict)
+    """The same of each accumulator, where terms add to a part of them."""
 
 
 @dataclass

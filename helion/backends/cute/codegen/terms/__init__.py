@@ -1,0 +1,1 @@
+"""Code of sums of matmuls."""
