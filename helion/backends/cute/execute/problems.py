@@ -84,8 +84,12 @@ def has_messages(kernel: GemmKernel) -> bool:
     return isinstance(problem, GemmProblem) and bool(problem.epilogue.words)
 
 
-def launched(kernel: GemmKernel, integers: Sequence[int]) -> Problem:
-    """Return the problem of a launch. Raises ``Refusal`` for sizes and strides that the kernel cannot take."""
+@functools.lru_cache(maxsize=1024)
+def launched(kernel: GemmKernel, integers: tuple[int, ...]) -> Problem:
+    """Return the problem of a launch. Raises ``Refusal`` for sizes and strides that the kernel cannot take.
+
+    It is kept, since filling in and checking a problem takes longer than a small kernel runs.
+    """
     problem = problem_of(kernel.problem)
     if problem.runtime and isinstance(problem, ScoreProblem):
         return _attention(problem, integers)
