@@ -11,7 +11,7 @@ PY := $(VENV)/bin/python
 SETUP := $(PYTHON) scripts/setup.py --venv $(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test prove replay lint docs test-versions test-wheel seeds seeds-check prove-seeds
+.PHONY: help demo test prove replay lint docs publish test-versions test-wheel seeds seeds-check prove-seeds
 .PHONY: bench-compile bench-dispatch bench-seeds calibrate time-model report fuzz-gpu clean
 
 help: ## list the targets
@@ -42,6 +42,9 @@ lint: ## ruff check, ruff format --check, mypy
 docs: ## the documentation as a site in build/site, warnings are errors
 	@$(SETUP) docs
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
+
+publish: docs ## the site next to those of other versions, in build/sites
+	@$(PY) scripts/publish.py build/sites
 
 test-versions: ## compile every example under the oldest and the newest supported Triton
 	@$(SETUP) run

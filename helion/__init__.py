@@ -20,4 +20,4 @@ from .settings import RefMode as RefMode
 from .settings import Settings as Settings
 
 jit = kernel
-__version__ = "0.1.0"
+__version__ = "1.0.0"

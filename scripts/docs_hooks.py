@@ -1,4 +1,4 @@
-"""Pages that the documentation's build adds to ``docs/``: the reference, the examples, and CONTRIBUTING.md."""
+"""Pages that the documentation's build adds to ``docs/``: the reference, the examples with pictures, and CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 import gallery  # noqa: E402  (a module of this folder)
+import pictures  # noqa: E402
 import reference  # noqa: E402
 
 
@@ -29,6 +30,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    for path, text in {**reference.pages(), "examples.md": gallery.page(), "contributing.md": contributing()}.items():
+    drawn = pictures.pictures()
+    images = {gallery.picture_path(name): image for name, image in drawn.items()}
+    pages = {**reference.pages(), "examples.md": gallery.page(drawn), "contributing.md": contributing()}
+    for path, text in {**pages, **images}.items():
         files.append(File.generated(config, path, content=text))
     return files

@@ -1,4 +1,4 @@
-"""The page of the examples: what each file computes, from its docstring, and its speed where it was measured."""
+"""The page of the examples: what each file computes, from its docstring, its picture, and its speed if it was measured."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +68,8 @@ def measured(results: Path, device: str) -> dict[str, list[float]]:
     return speeds(rows)
 
 
-def lines(folder: Path, known: Mapping[str, list[float]]) -> list[str]:
-    """Return the rows of a table: file, what it computes, and its speed."""
+def lines(folder: Path, known: Mapping[str, list[float]], drawn: Collection[str] = ()) -> list[str]:
+    """Return the rows of a table: file, what it computes, its speed, and its picture if it is one of ``drawn``."""
     found = []
     for path in sorted(folder.glob("*.py")):
         name = path.relative_to(EXAMPLES).as_posix() if path.is_relative_to(EXAMPLES) else path.name
@@ -79,8 +79,14 @@ def lines(folder: Path, known: Mapping[str, list[float]]) -> list[str]:
         ratios = [ratio for kernel in kernels(source) for ratio in known.get(kernel, ())]
         speed = f"{statistics.geometric_mean(ratios):.2f} ({len(ratios)})" if ratios else ""
         text = re.sub(r"\|", r"\\|", summary(source))
-        found.append(f"| `{name}` | {text} | {speed} |")
+        image = f"![Tiles of {name}]({picture_path(name)})" if name in drawn else ""
+        found.append(f"| `{name}` | {text} | {speed} | {image} |")
     return found
+
+
+def picture_path(name: str) -> str:
+    """Return the path of the picture of an example, as seen from the page."""
+    return f"gallery/{name.removesuffix('.py').replace('/', '-')}.svg"
 
 
 def operator_lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -130,21 +136,24 @@ def first_calls(rows: Iterable[Mapping[str, Any]]) -> str:
     )
 
 
-def page() -> str:
-    """Return the page in Markdown."""
+def page(drawn: Collection[str] = ()) -> str:
+    """Return the page in Markdown, with pictures of the examples that are ``drawn``."""
     known = measured(RESULTS, "nvidia-h200")
     parts = [
         "# Examples",
         "Each file of `examples/` is a program: `python examples/softmax.py` compares its kernels with PyTorch, on a GPU or "
         "without one, and prints times on a GPU. [Operators for models](guide/ops.md) are more kernels, of a page each.",
-        "The last column is the speed on an H200 where torch.compile is 1, without tuning: the geometric mean, and the "
+        "The speed is that on an H200 where torch.compile is 1, without tuning: the geometric mean, and the "
         "number of shapes. [Measurements](performance.md) has them all.",
+        "Pictures show the tensors that a kernel accesses, in the order of the program, and the tiles of the default config. "
+        "The first tile is filled: blue if it is loaded, green if it is stored, red if it is added to. Shaded is what "
+        "the program of this tile walks.",
     ]
     books = ", ".join(
         f"`{path.relative_to(EXAMPLES).as_posix()}`" for path in sorted(EXAMPLES.glob("notebooks/*.ipynb"))
     )
     parts.append(f"Two notebooks need no GPU: {books}.")
     for folder, title in FOLDERS.items():
-        rows = lines(EXAMPLES / folder, known)
-        parts.append(f"## {title}\n\n" + "\n".join(["| file | computes | speed |", "| :-- | :-- | --: |", *rows]))
+        head = ["| file | computes | speed | tiles |", "| :-- | :-- | --: | :-- |"]
+        parts.append(f"## {title}\n\n" + "\n".join([*head, *lines(EXAMPLES / folder, known, drawn)]))
     return "\n\n".join([*parts, operators()]) + "\n"

@@ -1,11 +1,12 @@
 """Build the wheel, and test it in a clean environment of each supported Python that this machine has.
 
-    python scripts/test_wheel.py [--python PATH ...] [--wheel FILE] [--torch VERSION] [--triton VERSION]
+    python scripts/test_wheel.py [--python PATH ...] [--wheel FILE] [--torch VERSION] [--triton VERSION] [--cuda]
 
 Without ``--python`` it takes the first of each version on the path and of pyenv. The environment of a Python with torch
 uses that torch. Otherwise pip installs ``--torch``; by default that is the CPU build of constraints-cpu.txt, if pip finds
-one for this Python. Where there is no torch, the wheel's modules are compiled to bytecode, and warnings are errors. The
-script prints a line per version, and exits with 1 if one fails.
+one for this Python. With ``--cuda`` it is PyPI's build, which has CUDA's libraries (some 5 GB) and runs without a GPU, too.
+Where there is no torch, the wheel's modules are compiled to bytecode, and warnings are errors. The script prints a line
+per version, and exits with 1 if one fails.
 """
 
 from __future__ import annotations
@@ -74,17 +75,24 @@ def has_torch(python: str) -> bool:
     return subprocess.run([python, "-c", "import torch, triton"], capture_output=True).returncode == 0
 
 
-def test(python: str, wheel: Path, folder: Path, torch: str | None, triton: str | None) -> str:
+def requirements(torch: str | None, triton: str | None, *, cuda: bool) -> list[str]:
+    """Return what pip installs before the wheel."""
+    if cuda:  # this build requires its own Triton
+        wanted = {"torch": torch, "triton": triton}
+        return [f"{name}=={version}" if version else name for name, version in wanted.items()]
+    return [f"torch=={torch or pinned('torch') + '+cpu'}", f"triton=={triton or pinned('triton')}"]
+
+
+def test(python: str, wheel: Path, folder: Path, torch: str | None, triton: str | None, *, cuda: bool = False) -> str:
     """Test a wheel with one Python; return what was tested, or raise ``Failed``."""
-    own = torch is None and has_torch(python)
+    own = torch is None and not cuda and has_torch(python)
     inside = environment(python, folder / "environment", sees_packages=own)
     pip: list[str | Path] = [inside, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    wanted = None if own else torch or f"{pinned('torch')}+cpu"
-    if wanted is not None:
+    if not own:
         try:
-            run([*pip, f"torch=={wanted}", f"triton=={triton or pinned('triton')}"])
+            run([*pip, *requirements(torch, triton, cuda=cuda)])
         except Failed:
-            if torch is not None:
+            if torch is not None or cuda:
                 raise
             run([*pip, "--no-deps", wheel])
             return compiled(inside)
@@ -107,13 +115,16 @@ def compiled(python: Path) -> str:
     )
 
 
-def report(pythons: Iterable[tuple[str, str]], wheel: Path, torch: str | None, triton: str | None) -> bool:
+def report(
+    pythons: Iterable[tuple[str, str]], wheel: Path, torch: str | None, triton: str | None, *, cuda: bool
+) -> bool:
     """Test a wheel with each Python and print a line per version; return whether all passed."""
     passed = True
     for version, python in pythons:
         with tempfile.TemporaryDirectory() as folder:
             try:
-                print(f"Python {version}: passed, {test(python, wheel, Path(folder), torch, triton)}", flush=True)
+                found = test(python, wheel, Path(folder), torch, triton, cuda=cuda)
+                print(f"Python {version}: passed, {found}", flush=True)
             except Failed as error:
                 passed = False
                 print(f"Python {version}: FAILED\n{error}", flush=True)
@@ -126,6 +137,7 @@ def main() -> int:
     parser.add_argument("--wheel", type=Path, metavar="FILE", help="a wheel that was built before")
     parser.add_argument("--torch", metavar="VERSION", help="version that pip installs")
     parser.add_argument("--triton", metavar="VERSION", help="version that pip installs")
+    parser.add_argument("--cuda", action="store_true", help="PyPI's build of torch, with CUDA's libraries")
     options = parser.parse_args()
     if options.python:
         pythons = [(version_of(python) or "?", python) for python in options.python]
@@ -139,7 +151,7 @@ def main() -> int:
         if wheel is None:
             run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder, ROOT])
             (wheel,) = Path(folder).glob("*.whl")
-        return 0 if report(pythons, wheel.resolve(), options.torch, options.triton) else 1
+        return 0 if report(pythons, wheel.resolve(), options.torch, options.triton, cuda=options.cuda) else 1
 
 
 if __name__ == "__main__":

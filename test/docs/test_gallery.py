@@ -6,6 +6,7 @@ import importlib
 import json
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -14,7 +15,9 @@ from helion._testing import EXAMPLES_DIR, import_path
 
 ROOT = Path(__file__).resolve().parents[2]
 gallery = import_path(ROOT / "scripts" / "gallery.py")
+pictures = import_path(ROOT / "scripts" / "pictures.py")
 
+SVG = "{http://www.w3.org/2000/svg}"
 SOURCE = '''"""Computes `a | b`,
 in one line.
 
@@ -51,7 +54,8 @@ def test_a_row_has_the_first_paragraph_and_the_mean_speed(tmp_path: Path) -> Non
     (tmp_path / "gpu-b.json").write_text(json.dumps({"rows": rows[2:]}))
     known = gallery.measured(tmp_path, "gpu")
     assert known == {"first": [pytest.approx(2)], "second": [pytest.approx(8)], "reference": [pytest.approx(8)]}
-    assert gallery.lines(tmp_path, known) == [r"| `one.py` | Computes `a \| b`, in one line. | 4.00 (2) |"]
+    assert gallery.lines(tmp_path, known) == [r"| `one.py` | Computes `a \| b`, in one line. | 4.00 (2) |  |"]
+    assert "![Tiles of one.py](gallery/one.svg)" in gallery.lines(tmp_path, known, ["one.py"])[0]
 
 
 def test_an_operator_is_compared_with_the_faster_one() -> None:
@@ -91,3 +95,22 @@ def test_first_calls_of_operators() -> None:
     later = {"caches": "filled", "processes": 1, "sum_s": 2.34, "calls_s": {"a": 2.0, "b": 0.34}}
     text = gallery.first_calls([row, later])
     assert "First calls of 2 operators take 21 s" in text and "2.3 s for all, and 2.0 s" in text
+
+
+def test_a_picture_has_the_tensors_and_the_tiles_of_the_default_config() -> None:
+    bound = pictures.largest_case(EXAMPLES_DIR / "bmm.py")
+    a, b, out = (op for op in bound.facts.memory_ops)
+    block_b, block_m, _, block_k = bound.default_config()["block_sizes"]
+    parsed = ElementTree.fromstring(pictures.picture(bound))
+    parts = parsed.findall(f"{SVG}g")
+    assert [part.find(f"{SVG}text").text for part in parts] == [a.name, b.name, out.name]
+    assert [part.findall(f"{SVG}rect")[-1].get("class") for part in parts] == ["load", "load", "store"]
+    assert f"tile {block_b} × {block_m} × {block_k};" in parts[0].find(f"{SVG}title").text
+    tensor, walked, tile = parts[0].findall(f"{SVG}rect")
+    assert walked.get("class") == "load walked"
+    share = float(tile.get("width")) / float(tensor.get("width"))
+    assert share == pytest.approx(min(1, block_k / a.extents[-1]), abs=0.01)
+
+
+def test_examples_without_cases_have_no_picture() -> None:
+    assert pictures.largest_case(EXAMPLES_DIR / "distributed" / "all_reduce.py") is None

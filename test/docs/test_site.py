@@ -1,4 +1,4 @@
-"""The documentation site in headless Chromium: all pages, at two widths, light and dark, and its search."""
+"""The documentation site in headless Chromium: all pages, at two widths, light and dark, its search and its versions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from typing import Any
 
 import pytest
 
+from helion._testing import import_path
+
 ROOT = Path(__file__).resolve().parents[2]
+publish = import_path(ROOT / "scripts" / "publish.py")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 #: A desktop's window and a phone's, in CSS pixels.
 WIDTHS = (1280, 390)
@@ -42,13 +45,19 @@ addEventListener("load", async () => {
     broken: [...document.images].filter(e => e.complete && !e.naturalWidth).map(e => e.src),
     fetched: performance.getEntriesByType("resource").map(e => e.name).filter(n => !n.startsWith("file:")),
     text: document.querySelector(".md-content").innerText.length, results: null,
+    versions: [...document.querySelectorAll(".helion-versions option")].map(e => [e.text, e.selected]),
   };
   if (location.search == "?search") {
     const query = document.querySelector("[data-md-component=search-query]");
     query.focus(); query.value = "softmax"; query.dispatchEvent(new InputEvent("input", {bubbles: true})); query.dispatchEvent(new KeyboardEvent("keyup", {bubbles: true}));
     for (let i = 0; i < 100 && !found.results; ++i) { await new Promise(r => setTimeout(r, 100)); found.results = document.querySelectorAll(".md-search-result__item").length; }
   }
-  parent.postMessage(JSON.stringify(found), "*");
+  if (location.search == "?former") {
+    const menu = document.querySelector(".helion-versions");
+    menu.value = "1.9"; menu.dispatchEvent(new Event("change"));
+    return;
+  }
+  parent.postMessage(JSON.stringify({...found, page: location.pathname}), "*");
 });
 </script></body>"""
 #: Shows pages in a frame, one after another, and replaces itself by what they sent.
@@ -132,3 +141,33 @@ def test_search(site: Path, width: int) -> None:
     for page in ("index.html", "guide/ops.html"):
         ((_, _, found),) = shown(site, "light", [(f"{page}?search", width)])
         assert found["results"] >= 3, page
+
+
+@pytest.mark.browser
+def test_menu_of_versions(site: Path, tmp_path: Path) -> None:
+    for version in ("1.9", "1.10"):
+        publish.publish(site, tmp_path, version)
+    for page in ("guide/gradients.html", "guide/ops.html"):
+        ((_, _, found),) = shown(tmp_path, "light", [(f"1.10/{page}", WIDTHS[1])])
+        assert found["versions"] == [["1.10", True], ["1.9", False]]
+        assert found["width"] <= WIDTHS[1]
+    (tmp_path / "versions.js").write_text((tmp_path / "versions.js").read_text().replace('"guide/ops.html", ', "", 2))
+    for page, expected in (("guide/gradients.html", "guide/gradients.html"), ("guide/ops.html", "index.html")):
+        ((_, _, found),) = shown(tmp_path, "light", [(f"1.10/{page}?former", WIDTHS[0])])
+        assert found["page"].endswith(f"/1.9/{expected}")
+
+
+def test_versions_in_order(tmp_path: Path) -> None:
+    built = tmp_path / "built"
+    built.mkdir()
+    with pytest.raises(SystemExit, match=r"has no index\.html; run `make docs`"):
+        publish.publish(built, tmp_path, "1.0")
+    (built / "index.html").touch()
+    (tmp_path / "notes").mkdir()
+    for version in ("1.9", "1.10", "1.10rc1"):
+        names = publish.publish(built, tmp_path, version)
+    assert names == ["1.10", "1.10rc1", "1.9"]
+    assert publish.publish(built, tmp_path, "1.9") == names
+    listed = json.loads((tmp_path / "versions.js").read_text().removeprefix("window.helionVersions = "))
+    assert listed == [{"version": name, "pages": ["index.html"]} for name in names]
+    assert "url=1.10/index.html" in (tmp_path / "index.html").read_text()

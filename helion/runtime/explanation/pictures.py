@@ -75,7 +75,7 @@ def access_picture(each: Sequence[Side]) -> str:
     The first tile is filled. An arrow marks consecutive elements, and a hatch the part that a loop inside of the
     program covers.
     """
-    rows, columns = _drawn(each)
+    rows, columns = drawn(each)
     width, height = _proportions(rows.extent, columns.extent)
     x_step = width * min((columns.tile or 1) / max(columns.extent, 1), 1.0)
     y_step = height * min((rows.tile or 1) / max(rows.extent, 1), 1.0)
@@ -95,7 +95,7 @@ def access_picture(each: Sequence[Side]) -> str:
     return f'<svg class="access" viewBox="{box}" width="{width + 150:.0f}" height="{height + 40:.0f}">{"".join(parts)}{labels}</svg>'
 
 
-def _drawn(each: Sequence[Side]) -> tuple[Side, Side]:
+def drawn(each: Sequence[Side]) -> tuple[Side, Side]:
     """Return the two dimensions with the most elements, in the order of the tensor; a row of one if there are fewer."""
     one = Side("", 1, 1, 0, False)
     largest = sorted(range(len(each)), key=lambda at: -each[at].extent)[:2]
