@@ -77,6 +77,17 @@ def residual_layer_norm(n: int) -> Epilogue:
     return e.done(("d", y, "exact", "bfloat16", n), ("hidden", x, "exact", "bfloat16", n))
 
 
+def layer_gradient(n: int) -> Epilogue:
+    """The gradient of a layer norm: sums of squares and of products with deviations from one mean."""
+    e = Chain(("slope", "exact", "float32", n))
+    d = e("sub", 0, e("mul", e("row_sum", 0), 1.0 / n))
+    inverse = e("rsqrt", e("add", e("mul", e("row_sum", e("mul", d, d)), 1.0 / n), 1e-5))
+    hat = e("mul", d, inverse)
+    along = e("mul", e("mul", e("row_sum", e("mul", 1, d)), inverse), 1.0 / n)
+    left = e("sub", 1, e("mul", e("row_sum", 1), 1.0 / n))
+    return e.done(("d", e("mul", inverse, e("sub", left, e("mul", hat, along))), "exact", "float32", n))
+
+
 def softmax(n: int) -> Epilogue:
     e = Chain()
     p = e("exp", e("sub", 0, e("row_maximum", 0)))
@@ -186,6 +197,7 @@ ROWS: dict[str, Callable[[int], Epilogue]] = {
     "rms_norm": rms_norm,
     "silu_rms_norm": silu_rms_norm,
     "layer_norm": layer_norm,
+    "layer_gradient": layer_gradient,
     "residual_layer_norm": residual_layer_norm,
     "softmax": softmax,
     "log_softmax": log_softmax,

@@ -15,6 +15,7 @@ import helion.language as hl
 from examples.layer_norm_backward import layer_norm_backward
 from examples.rms_norm_backward import rms_norm_backward
 from helion import exc
+from helion.backends.cute.plan.rowwise.passes import schedule_of
 from helion.backends.cute.plan.rowwise.records import RowChoice
 from helion.backends.cute.roles.rowwise import program as r
 from helion.backends.cute.verify.rowwise.simulate import RowCluster
@@ -85,6 +86,24 @@ def test_gradients_of_norms(choice: RowChoice, dtype: torch.dtype, m: int, n: in
     assert ((out.double() - want).abs() <= relative * (want.abs() + 0.1 * slope.abs().mean())).all()
     assert close(biases, _blocks(given))
     assert ((weights.double() - _blocks(given * hat)).abs() <= 1e-5 * _blocks((given * hat).abs())).all()
+
+
+def test_a_gradient_of_two_statistics_has_one_exchange() -> None:
+    """Its sums about the mean of a row follow from those about the means of its parts, also far from zero."""
+    m, n = 5, 1000
+    x, grad = numbers(m, n, dtype=torch.float32) + 300, numbers(m, n, dtype=torch.float32, seed=1)
+    w = numbers(n, dtype=torch.float32, seed=2)
+    given = (x, w, grad, torch.empty_like(x), torch.empty(2, n), torch.empty(2, n))
+    for choice in (RowChoice(cluster=2, warps=8), RowChoice(cluster=2, warps=8, keep="shared", ahead=True)):
+        _, plan = prepared(layer_gradients, given, choice, SPAN)
+        assert schedule_of(plan.problem).meetings == ((0, 1),)
+        run(layer_gradients, given, choice, SPAN)
+        wide, slope = x.double(), grad.double() * w.double()
+        hat = torch.nn.functional.layer_norm(wide, (n,), eps=EPS)
+        scale = torch.rsqrt(wide.var(-1, correction=0, keepdim=True) + EPS)
+        want = scale * (slope - slope.mean(-1, keepdim=True) - hat * (slope * hat).mean(-1, keepdim=True))
+        assert ((given[3].double() - want).abs() <= 1e-4 * slope.abs().mean()).all()
+        assert ((given[4].double() - _blocks(grad.double() * hat)).abs() <= 1e-4 * slope.abs().mean()).all()
 
 
 def test_rows_with_a_gap_after_each_and_an_end_within_a_granule() -> None:

@@ -64,6 +64,10 @@ def _reference(name: str, x: torch.Tensor, given: dict[str, torch.Tensor]) -> li
     if name == "residual_layer_norm":
         x = x + given["residual"]
         return [functional.layer_norm(x, (n,), eps=1e-5), x]
+    if name == "layer_gradient":
+        hat, slope = functional.layer_norm(x, (n,), eps=1e-5), given["slope"]
+        left = slope - slope.mean(1, keepdim=True) - hat * (slope * hat).mean(1, keepdim=True)
+        return [left * (x.var(1, correction=0, keepdim=True) + 1e-5).rsqrt()]
     if name == "argmax":
         x = x + given["bias"]
         return [x.argmax(1), x.amax(1)]
@@ -353,7 +357,7 @@ def columns(shape: tuple[int, int], strides: tuple[int, int]) -> list[int]:
     return [i * strides[0] + j * strides[1] for j in range(shape[1]) for i in range(shape[0])]
 
 
-JOINED = ("layer_norm", "softmax", "log_softmax", "logsumexp", "argmax")
+JOINED = ("layer_norm", "layer_gradient", "softmax", "log_softmax", "logsumexp", "argmax")
 
 
 @pytest.mark.parametrize("name", JOINED)
@@ -412,12 +416,20 @@ def test_what_is_no_part_of_a_row_is_exchanged_apart() -> None:
         d = e("sub", x, about)
         return e("row_sum", e("mul", d, d))
 
+    def products(e: Chain, summed: float) -> int:
+        """A sum of elements times a deviation, and the sum of a multiple of these elements."""
+        x = e("abs", 0)
+        e("row_sum", e("mul", x, summed) if summed != 1.0 else x)
+        return e("add", len(e.instructions) + len(e.operands), e("row_sum", e("mul", x, e("sub", 0, e("row_sum", 0)))))
+
     assert joins(lambda e: powers(e, e("row_maximum", 0), 0.5))
     assert not joins(lambda e: powers(e, e("row_maximum", 0), -0.5))
     assert not joins(lambda e: powers(e, e("row_maximum", 0), 1))
     assert not joins(lambda e: powers(e, e("row_minimum", 0), 0.5))
     assert not joins(lambda e: powers(e, e("row_sum", 0), 0.5))
     assert joins(lambda e: squares(e, 0, e("mul", e("row_sum", 0), 0.125)))
+    assert joins(lambda e: products(e, 1.0))
+    assert not joins(lambda e: products(e, 2.0))
     assert not joins(lambda e: squares(e, 0, e("row_maximum", 0)))
     assert not joins(lambda e: squares(e, e("abs", 0), e("row_sum", 0)))
     assert not joins(lambda e: e("row_sum", e("mul", 0, e("row_sum", 0))))

@@ -297,6 +297,8 @@ def gather(plan: GemmPlan, cursor: str, number: int) -> list[str]:
         body = [f"received = {_received(plan, cursor, number, value)}"]
         if value in known:
             body.append(f"about = {_received(plan, cursor, number, known[value].of)}")
+            weights = known[value].weights
+            body += [f"weights = {_received(plan, cursor, number, weights)}"] if weights else []
         for i in range(together):
             place = f"word * {together} + {i}"
             part, more = _to_the_row(plan, known[value], i, place) if value in known else (f"received[{i}]", [])
@@ -376,6 +378,8 @@ def _to_the_row(plan: GemmPlan, part: OwnPart, i: int, place: str) -> tuple[str,
     if part.kind == "powers":
         return f"{received} * {_power(part, _shift(about), to)}", []
     off = [f"off = {about} * {_inverse_columns(plan, 'peer')} - {to}"]
+    if part.kind == "products":
+        return f"({received} + weights[{i}] * off)", off
     return f"({received} + {_columns_of(plan, 'peer')} * off * off)", off
 
 

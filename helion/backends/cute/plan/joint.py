@@ -2,13 +2,13 @@
 are corrected to those of the row when all parts are there.
 
 The sum of squares about t is that about a part's mean c, plus its columns times (c - t) ** 2. The source is Chan, Golub
-and LeVeque 1983. A sum of exponentials about t is that about a part's maximum c, times exp(c - t).
+and LeVeque 1983. A sum of products w * (x - t) is that about c, plus the part's sum of w times c - t. A sum of exponentials about t is that about a part's maximum c, times exp(c - t).
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from .epilogue import Constant, Epilogue, Instruction
@@ -20,19 +20,25 @@ from .reductions import Evaluated, exchanges, reductions_of
 class OwnPart:
     """A dependent reduction ``value``, with the CTA-local statistic ``of`` that replaces the one of the row.
 
-    ``squares``: of ``difference`` from number ``about`` of the row; ``of`` is the sum of the minuend. ``powers``:
-    ``term`` is ``op`` (``difference`` * ``scale``), and ``of`` the maximum. ``first``: the position of ``of``, an
-    extreme.
+    ``squares``: of ``difference`` from number ``about`` of the row; ``of`` is the sum of the minuend. ``products``: of
+    ``difference`` with elements whose sum is ``weights``. ``powers``: ``term`` is ``op`` (``difference`` * ``scale``),
+    and ``of`` the maximum. ``first``: the position of ``of``, an extreme.
     """
 
     value: int
-    kind: Literal["squares", "powers", "first"]
+    kind: Literal["squares", "products", "powers", "first"]
     of: int
     term: int
     about: int = 0
     difference: int = 0
     op: str = ""
     scale: float = 1.0
+    weights: int = 0
+
+    @property
+    def counts(self) -> bool:
+        """True if the part's own statistic is the mean of its elements, whose number the correction needs."""
+        return self.kind in ("squares", "products")
 
 
 def joint(plan: GemmPlan) -> tuple[OwnPart, ...]:
@@ -48,8 +54,12 @@ def own_parts(problem: Evaluated) -> tuple[OwnPart, ...]:
         return ()
     parts = [_part(problem.epilogue, value, reductions[0]) for value in reductions[1]]
     known = [part for part in parts if part is not None]
-    differences = [part.difference for part in known if part.kind != "first"]
-    return tuple(known) if len(known) == len(parts) and len(set(differences)) == len(differences) else ()
+    owners: dict[int, set[tuple[int, str]]] = {}
+    for part in (part for part in known if part.kind != "first"):
+        owners.setdefault(part.difference, set()).add((part.of, "mean" if part.counts else part.op))
+    apart = all(len(found) == 1 for found in owners.values())
+    powers = [part.difference for part in known if part.kind == "powers"]
+    return tuple(known) if len(known) == len(parts) and apart and len({*powers}) == len(powers) else ()
 
 
 @functools.lru_cache(maxsize=1024)
@@ -95,9 +105,22 @@ def _part(epilogue: Epilogue, value: int, before: tuple[int, ...]) -> OwnPart | 
         return None
     if inner.op == "mul" and len({*inner.arguments}) == 1:
         return _about(epilogue, value, term, inner.arguments[0], "row_sum", before)
+    if inner.op == "mul":
+        return _product(epilogue, value, term, before)
     if inner.op in ("exp", "exp2"):
         scale, difference = _scaled(epilogue, inner.arguments[0])
         return _about(epilogue, value, term, difference, "row_maximum", before, inner.op, scale)
+    return None
+
+
+def _product(epilogue: Epilogue, value: int, term: int, before: tuple[int, ...]) -> OwnPart | None:
+    """Return the part for a sum of products of a difference and elements whose own sum is available."""
+    sums = {made.arguments: each for each in before if (made := epilogue.instruction(each)).op == "row_sum"}
+    first, second = epilogue.instruction(term).arguments
+    for difference, weight in ((first, second), (second, first)):
+        part = _about(epilogue, value, term, difference, "row_sum", before)
+        if part is not None and (weight,) in sums:
+            return replace(part, kind="products", weights=sums[weight,])
     return None
 
 

@@ -75,6 +75,7 @@ def _print_fold(out: Writer, plan: RowPlan, schedule: Schedule, number: int) -> 
                 dtype = packed_dtype(problem, value)
                 terms = f"unpack_{dtype}([joined(row.packed_{value}, {_op(problem, value)}_{dtype})])"
             out.line(f"{warp_name(problem, value)} = butterfly(joined({terms}, {join}), 32, {join})")
+        out.lines(["row.elements = count_elements(cta, row)"] if number == 0 and schedule.counts else [])
         for part in schedule.joint if number == 0 else ():
             out.lines(_own(plan, part))
         for part in fused_powers(problem, schedule):
@@ -95,12 +96,7 @@ def _own(plan: RowPlan, part: OwnPart) -> list[str]:
     if part.kind == "powers":
         finite = f"cute.math.abs({found}) < {INFINITY}"
         return [f"{own_name(problem, part)} = Float32(cutlass.select_({finite}, {found}, Float32(0.0)))"]
-    if part.kind == "squares":
-        return [
-            "row.elements = count_elements(cta, row)",
-            f"{own_name(problem, part)} = {found} * inverse(row.elements)",
-        ]
-    return []
+    return [f"{own_name(problem, part)} = {found} * inverse(row.elements)"] if part.counts else []
 
 
 def _print_count(out: Writer, plan: RowPlan) -> None:
@@ -191,10 +187,10 @@ def _corrected(problem: RowProblem, part: OwnPart, places: dict[int, int], count
             f"shift = Float32(cutlass.select_({about} == {INFINITY}, Float32(0.0), {about}))",
             f"found.append({received} * cute.math.{part.op}((shift - {to}){scaled}))",
         ]
-    return [
-        f"off = {about} * inverse(part[{count}]) - {to}",
-        f"found.append({received} + part[{count}] * off * off)",
-    ]
+    off = f"off = {about} * inverse(part[{count}]) - {to}"
+    if part.kind == "products":
+        return [off, f"found.append({received} + part[{places[part.weights]}] * off)"]
+    return [off, f"found.append({received} + part[{count}] * off * off)"]
 
 
 def _numbers(problem: RowProblem, schedule: Schedule, level: int, without: frozenset[int] = frozenset()) -> list[str]:

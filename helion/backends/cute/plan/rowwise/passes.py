@@ -64,7 +64,7 @@ class Schedule:
     @property
     def counts(self) -> bool:
         """True if each warp sends the number of its elements as well."""
-        return any(part.kind == "squares" for part in self.joint)
+        return any(part.counts for part in self.joint)
 
     def sent(self, meeting: tuple[int, ...]) -> tuple[int, ...]:
         """Return the reductions of an exchange, in the order of its numbers."""
