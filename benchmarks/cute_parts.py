@@ -48,6 +48,7 @@ from benchmarks.cute_parts_cases import (  # noqa: E402
     over_time,
     side_by_side,
     with_adapter,
+    with_dropout,
     with_gates,
     with_sums,
 )
@@ -118,6 +119,9 @@ CASES = {
     "complex": of_complex_numbers(203, 264, 200),
     "complex_odd": of_complex_numbers(203, 263, 201),
     "complex_large": of_complex_numbers(4096, 4096, 2048),
+    "dropped": with_dropout(203, 264, 200),
+    "dropped_odd": with_dropout(203, 263, 201),
+    "dropped_large": with_dropout(8192, 4096, 4096),
     "cells": of_cells(203, 200, 264),
     "cells_large": of_cells(4096, 1024, 1024),
     "mixtures": of_mixtures(203, 64, 136),

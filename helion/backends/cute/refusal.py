@@ -110,6 +110,7 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
         f"of several products whose operand {_first(in_memory)} is copied",
     )
     yield strided, f"whose matrix {''.join(strided[:1])} has strides that TMA cannot take"
+    yield problem.epilogue.of_kind("uniform"), "with random numbers in the epilogue"
 
 
 def _not_run_on_blackwell(problem: GemmProblem) -> Iterator[tuple[object, str]]:
@@ -130,6 +131,7 @@ def _not_run_on_blackwell(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     yield in_both_majors(problem), f"whose operand {_first(problem.copied)} of 8 bits is not contiguous along K"
     yield problem.copied, f"whose operand {_first(problem.copied)} is copied by warps"
     yield strided, f"whose matrix {''.join(strided[:1])} has strides that TMA cannot take"
+    yield problem.epilogue.of_kind("uniform"), "with random numbers in the epilogue"
 
 
 def _first(copied: Sequence[Copied]) -> str:

@@ -441,8 +441,8 @@ def _read_lines(plan: GemmPlan, output: EpilogueOutput) -> list[str]:
 
 
 def reads_strided(plan: GemmPlan, walk: Pass) -> bool:
-    """Return whether `walk` reads a strided matrix."""
-    return any(plan.problem.epilogue.operands[value - 1].kind == "strided" for value in walk.reads)
+    """Return whether `walk` reads a strided matrix, or draws one."""
+    return any(plan.problem.epilogue.operands[value - 1].kind in ("strided", "uniform") for value in walk.reads)
 
 
 def values_of(plan: GemmPlan, output: EpilogueOutput) -> str:
@@ -456,6 +456,13 @@ def suffixed(plan: GemmPlan, name: str, output: EpilogueOutput) -> str:
     return name if label == "d" else f"{label}_{name}"
 
 
+def _drawn(plan: GemmPlan, operand: EpilogueOperand) -> str:
+    """Return the random number of value ``i``, after ``first_row`` and ``first_column``."""
+    row, column = row_number(plan, fragment(plan).row_of), column_number(plan)
+    offset = f"cutlass.Int64({row}) * {operand.pitch} + cutlass.Int64({column}) * {operand.column_pitch}"
+    return f"uniform({operand.label}, {offset}, {operand.dtype == 'int64'})"
+
+
 def _operand_value(plan: GemmPlan, operand: EpilogueOperand) -> str:
     places = fragment(plan)
     if operand.kind == "exact":
@@ -466,6 +473,8 @@ def _operand_value(plan: GemmPlan, operand: EpilogueOperand) -> str:
         return f"{operand.label}_values[i]"
     if operand.kind == "number":
         return operand.label
+    if operand.kind == "uniform":
+        return _drawn(plan, operand)
     if operand.kind == "row":
         return f"{operand.label}_columns[{places.column_of}]"
     return f"{operand.label}_rows[{places.row_of}]"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..plan.dtypes import NUMBER, PITCH, SIZE
+from ..plan.dtypes import NUMBER, PITCH, SEED, SIZE
 from ..plan.epilogue import EpilogueOperand, EpilogueOutput
-from ..plan.records import WARP_THREADS, GemmPlan
+from ..plan.records import WARP_THREADS, GemmPlan, GemmProblem
 from ..plan.runtime import is_size, multiple_of
 from ..plan.shared import Allocation, shared_bytes, shared_memory
 from ..plan.workspace import workspace_bytes
@@ -56,7 +56,7 @@ def pointer_dtypes(plan: GemmPlan) -> tuple[str, ...]:
     outputs = (output.dtype for output in problem.outputs)
     sums = {each.operand: each.sources[0].dtype for each in problem.summed}
     extra = (
-        {"number": NUMBER, "product": problem.loaded_dtype(operand.label)}.get(
+        {"number": NUMBER, "uniform": SEED, "product": problem.loaded_dtype(operand.label)}.get(
             operand.kind, sums.get(operand.label, operand.dtype)
         )
         for operand in problem.epilogue.operands
@@ -135,8 +135,10 @@ def _parted(plan: GemmPlan) -> list[str]:
     return [output.label for output in plan.problem.outputs_of("tile")]
 
 
-def _numbers(plan: GemmPlan) -> list[str]:
-    return [operand.label for operand in plan.problem.epilogue.of_kind("number")]
+def _numbers(problem: GemmProblem) -> dict[str, str]:
+    """Return the types of the scalars of a launch that the epilogue reads, by label."""
+    floats, seeds = (problem.epilogue.of_kind(kind) for kind in ("number", "uniform"))
+    return {each.label: "cutlass.Float32" for each in floats} | {each.label: "cutlass.Int64" for each in seeds}
 
 
 def _kernel(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> None:
@@ -145,7 +147,7 @@ def _kernel(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> 
     parameters = [
         *(p for made in objects for p in made.parameters),
         *((name, "cute.Tensor") for name in (*_vectors(plan), *_strided(plan), *_parted(plan))),
-        *((name, "cutlass.Float32") for name in _numbers(plan)),
+        *_numbers(plan.problem).items(),
         *((name, "cutlass.Int32") for name in numbers.sizes(plan)),
         *((name, annotation) for name, annotation, _ in scales.parameters(plan)),
         *((name, "cute.Tensor") for name in (*groups.parameters(plan), *messages.parameters(plan))),
@@ -307,10 +309,10 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> No
     pointers = ["a", "b", *outputs, *(operand.label for operand in plan.whole.epilogue.operands)]
     out.lines(("", "", "@cute.jit"))
     out.line(f"def {ENTRY}(")
-    given = [operand.label for operand in plan.whole.epilogue.of_kind("number")]
+    given = _numbers(plan.whole)
     pointers += [*(name for name, _, _ in scales.parameters(plan)), *copied.pointer_names(plan)]
     pointers += [*plan.problem.term_labels, *groups.parameters(plan), *messages.parameters(plan)]
-    out.lines(f"    {name}: {'cutlass.Float32' if name in given else 'cute.Pointer'}," for name in pointers)
+    out.lines(f"    {name}: {given.get(name, 'cute.Pointer')}," for name in pointers)
     out.lines(f"    {name}: cutlass.{'Int32' if is_size(name) else 'Int64'}," for name in plan.problem.runtime)
     out.lines(["    workspace: cute.Pointer,"] if workspace_bytes(plan) else [])
     out.lines(("    clusters: cutlass.Int32,", "    stream: CUstream,"))
@@ -336,7 +338,7 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> No
         out.lines(f"factors_{name} = {tensor}" for name, _, tensor in scales.parameters(plan))
         out.lines(f"vector_{name} = {tensor}" for name, tensor in _strided(plan).items())
         arguments += [f"vector_{name}" for name in (*_vectors(plan), *_strided(plan), *_parted(plan))]
-        arguments += [*_numbers(plan), *numbers.sizes(plan)]
+        arguments += [*_numbers(plan.problem), *numbers.sizes(plan)]
         arguments += [f"factors_{name}" for name, _, _ in scales.parameters(plan)]
         for name, tensor in (*groups.tensors(plan), *messages.tensors(plan)):
             out.line(f"vector_{name} = {tensor}")

@@ -11,6 +11,7 @@ from ..plan.records import WARPGROUP_THREADS, GemmPlan
 from ..plan.shared import staged_as
 from ..roles.grammar import Role
 from . import copied, exchange, raw, rows, scales, workspace
+from .attention.formula import uniform_function
 from .epilogue import dealt_columns, fragment, suffixed, sum_dsl, values_of
 from .numbers import batch_modes
 
@@ -86,7 +87,8 @@ TF32_MMA = (
 def definitions(plan: GemmPlan) -> tuple[str, ...]:
     """Return the definitions that a module needs after its imports."""
     tf32 = plan.unit == "wgmma" and plan.problem.operand_dtype == "float32"
-    return (*(TF32_MMA if tf32 else ()), *copied.definitions(plan))
+    drawn = ("", "", *uniform_function()) if plan.problem.epilogue.of_kind("uniform") else ()
+    return (*(TF32_MMA if tf32 else ()), *drawn, *copied.definitions(plan))
 
 
 def major(name: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
+from ...._support.philox import WORD, philox, uniform
 from ..plan.copied import NIBBLE_GROUP, Copied, CopySource
 from ..plan.dtypes import per_byte
 from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, EpilogueOperand, EpilogueOutput, LineNumbers
@@ -72,7 +73,10 @@ def evaluate_gemm(kernel: GemmKernel, given: Sequence[Given]) -> None:
     passed, integers = split(kernel, given)
     problem = launched(kernel, integers)
     assert isinstance(problem, GemmProblem)
-    tensors = [each if isinstance(each, torch.Tensor) else torch.tensor(float(each)) for each in passed]
+    tensors = [
+        each if isinstance(each, torch.Tensor) else torch.tensor(each if isinstance(each, int) else float(each))
+        for each in passed
+    ]
     first_word = len(tensors) - len(problem.epilogue.words)
     tensors, words = tensors[:first_word], tensors[first_word:]
     if words:
@@ -321,6 +325,10 @@ def _matrix(tensor: torch.Tensor, lines: int, k: int, major: Major, pitch: int) 
 def _operand(described: EpilogueOperand, tensor: torch.Tensor, problem: GemmProblem) -> torch.Tensor:
     if described.kind == "number":
         return tensor
+    if described.kind == "uniform":
+        rows, columns = torch.arange(problem.m)[:, None], torch.arange(problem.n)
+        offsets = rows * described.pitch + columns * described.column_pitch
+        return uniform(philox(tensor, offsets if described.dtype == "int64" else offsets & WORD)[0])
     if described.kind in ("exact", "strided"):
         return torch.as_strided(tensor, (problem.m, problem.n), (described.pitch, described.column_pitch))
     if described.kind == "row":

@@ -41,6 +41,7 @@ from .known import known_number, known_of_positions
 from .names import name_of
 from .numbers import equal, example, known
 from .rewrites.picks import Pick
+from .rewrites.random import random_numbers
 
 ROUNDED = {torch.bfloat16: "round_bfloat16", torch.float16: "round_float16"}
 """Types to which eager rounds every result; arithmetic itself is in fp32."""
@@ -193,6 +194,8 @@ class Chain:
             return self.read(op.operands[0])
         if op.kind == "number":
             return self._number(op)
+        if op.kind == "random":
+            return self._random(op)
         if op.kind == "iota":
             return self._position(op)
         if op.kind == "full":
@@ -250,6 +253,13 @@ class Chain:
         if expr.kind is bool:
             raise Refusal("booleans of an epilogue that are known only at run time are not implemented")
         return self._loaded(EpilogueOperand(name=f"number_{op.result.number}", kind="number", dtype="float32"), expr)
+
+    def _random(self, op: Op) -> Reference:
+        """Read random numbers of a seed, which the threads draw."""
+        if self.tiles is not None:
+            raise Refusal("random numbers of rows that loops reduce are not implemented")
+        seed, operand = random_numbers(self.frame, op)
+        return self._loaded(operand, seed, operand.pitch)
 
     def _loaded(self, operand: EpilogueOperand, source: int | Expr, pitch: Number = 1) -> str:
         self.loads[operand.name] = (replace(operand, pitch=self._pitch(operand.label, pitch)), source)

@@ -31,6 +31,7 @@ from .runtime import (
     check_groups,
     check_outputs,
     check_pitch,
+    check_random,
     check_scales,
     check_strided,
     check_terms,
@@ -247,6 +248,9 @@ def check_problem(problem: GemmProblem) -> None:
     for operand in problem.epilogue.operands:
         if operand.kind == "product":
             _check_second(problem, operand)
+            continue
+        if operand.kind == "uniform":
+            check_random(problem, operand)
             continue
         known = COLUMN_DTYPES if operand.kind == "column" else EPILOGUE_DTYPES
         if operand.dtype not in known:

@@ -12,7 +12,7 @@ from .refusal import Refusal
 
 Awaiting = Literal["operands", "matrices"]
 """Loads after messages: those of A and B, in a CTA and in all that share them, or those of matrices of the epilogue."""
-OperandKind = Literal["exact", "strided", "row", "column", "product", "number"]
+OperandKind = Literal["exact", "strided", "row", "column", "product", "number", "uniform"]
 OutputKind = Literal["exact", "strided", "column", "tile", "sum", "group", "pair"]
 
 ARITY: Mapping[str, int] = {
@@ -94,6 +94,8 @@ class EpilogueOperand:
     It is a tensor, ``exact`` or ``strided`` (M, N), ``row`` (N,) or ``column`` (M,). TMA loads ``exact`` ones, and threads
     read ``strided`` ones, ``column_pitch`` from one column to the next, where they are. Or it is a ``number``, an fp32 scalar
     of each launch. A ``product`` is a second B, of the type, shape and major of the first: the value is A @ B of it.
+    ``uniform`` are random numbers in [0, 1) of a seed, as if they were a matrix of all of its numbers in order. Their offsets
+    have the type ``dtype``.
 
     ``pitch`` counts elements from one row to the next of an exact operand, or from one line to the next of a second B.
     For a vector it counts those from one element to the next: 0 for a column with one number for all rows.

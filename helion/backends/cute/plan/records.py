@@ -254,8 +254,8 @@ class GemmProblem:
 
     @property
     def strided(self) -> bool:
-        """True if threads store or read a matrix where it is."""
-        return bool(self.outputs_of("strided") or self.epilogue.of_kind("strided"))
+        """True if threads store or read a matrix where it is, or draw one."""
+        return bool(self.outputs_of("strided") or self.epilogue.of_kind("strided") or self.epilogue.of_kind("uniform"))
 
     @property
     def numbers(self) -> tuple[EpilogueOutput, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from .copied import check_lines
 from .dtypes import ADDED_DTYPES, COLUMN_OUTPUT_DTYPES, FLOAT_DTYPES, OUTPUT_DTYPES, itemsize
-from .epilogue import ROW_NUMBER, EpilogueOutput
+from .epilogue import ROW_NUMBER, EpilogueOperand, EpilogueOutput
 from .finish import ROWS
 from .records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, Batch, GemmProblem, Groups
 from .refusal import Refusal
@@ -270,7 +270,7 @@ def check_groups(problem: GemmProblem, groups: Groups) -> None:
         raise Refusal(
             f"{groups.name} of {groups.dtype} with a stride of {groups.pitch} for {groups.size} groups of rows"
         )
-    if problem.scales is not None or problem.epilogue.of_kind("strided"):
+    if problem.scales is not None or problem.epilogue.of_kind("strided") or problem.epilogue.of_kind("uniform"):
         raise Refusal(
             f"groups of rows by {groups.name} are implemented where TMA loads what the epilogue reads, without scales along K"
         )
@@ -280,6 +280,20 @@ def check_groups(problem: GemmProblem, groups: Groups) -> None:
     if problem.epilogue.reduces_rows or problem.numbers or problem.epilogue.numbers(ROW_NUMBER):
         raise Refusal(
             f"groups of rows by {groups.name} are implemented without reductions, numbers and indices of rows"
+        )
+
+
+def check_random(problem: GemmProblem, operand: EpilogueOperand) -> None:
+    """Check random numbers of the epilogue."""
+    if operand.dtype not in ("int32", "int64") or min(operand.pitch, operand.column_pitch) < 0:
+        raise Refusal(
+            f"random numbers at offsets of {operand.dtype} in steps of {operand.pitch} and {operand.column_pitch}; steps of 0"
+            " and more in int32 and int64 are implemented"
+        )
+    if problem.batch is not None or problem.runtime:
+        raise Refusal(
+            "random numbers in an epilogue are implemented without a batch, for sizes that are known when the kernel is"
+            " compiled; use hl.specialize"
         )
 
 

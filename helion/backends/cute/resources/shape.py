@@ -522,6 +522,8 @@ def _operands(facts: KernelFacts, axes: tuple[int, int]) -> Iterator[EpilogueOpe
     multiplied = {slot for each in facts.matmuls for slot in (each.lhs_slot, each.rhs_slot)}
     multiplied |= {op.slot for each in facts.matmuls for op in scale_loads(each, facts)}
     written: set[int] = set()
+    if facts.random_tiles:
+        yield EpilogueOperand(name="random", kind="uniform", dtype="int32", pitch=facts.axes[axes[1]].extent or 0)
     for op in facts.memory_ops:
         if op.kind == "store":
             written.add(op.storage)

@@ -94,6 +94,8 @@ class Rates:
     """Time of a cp.async of a warp along lines, of which an SM starts one at a time; not fitted."""
     spread_granules_us: float = 0.0052
     """The same across 8 lines, which touches four times as many rows of the tensor."""
+    drawn_us: float = 0.0003
+    """Time of a random number: about 70 instructions of a thread; not fitted."""
     workspace_us: float = 2.5
     """Two fences and a counter in global memory, about four times the latency of memory; not fitted."""
 
@@ -331,6 +333,7 @@ def _epilogue_us(plan: GemmPlan, share: float, l2: float, rates: Rates) -> float
     strided = sum(itemsize(each.dtype) for each in plan.problem.outputs_of("strided"))
     written = sum(itemsize(each.dtype) for each in plan.problem.matrices) + (STRIDED - 1) * strided
     time = plan.ctas_per_sm * rows * columns * (written + exact) / plan.splits / (rates.stored * share)
+    time += plan.ctas_per_sm * rows * columns * rates.drawn_us * len(plan.problem.epilogue.of_kind("uniform"))
     if plan.cluster[1] > 1:
         time += rates.exchange_us * plan.cluster[1] * max(plan.problem.epilogue.levels)
     time += rates.walk_us * plan.ctas_per_sm * max(plan.problem.epilogue.levels) * rows * columns / WALKED

@@ -93,12 +93,15 @@ def _uniform(plan: ScorePlan, source: RandomNumbers, axes: Sequence[str], query:
 
 
 def uniform_functions(problem: ScoreProblem) -> list[list[str]]:
-    """Return the function of random numbers, if a problem has any: Philox in one block of PTX, which is quick to trace.
+    """Return the function of random numbers, if a problem has any."""
+    return [uniform_function()] if problem.draws else []
+
+
+def uniform_function() -> list[str]:
+    """Return the function of a random number: Philox in one block of PTX, which is quick to trace.
 
     Offsets that are not ``wide`` wrap at 2**32.
     """
-    if not problem.draws:
-        return []
     lines = [".reg .b32 a, b, c, d, k, l, x, y, z, w;", ".reg .b64 p;", "mov.b32 a, {$r0};", "mov.b32 b, {$r1};"]
     lines += ["mov.b32 c, 0;", "mov.b32 d, 0;", "mov.b32 k, {$r2};", "mov.b32 l, {$r3};"]
     one, other = MULTIPLIERS
@@ -112,17 +115,15 @@ def uniform_functions(problem: ScoreProblem) -> list[list[str]]:
         lines += ["xor.b32 w, w, b;", "xor.b32 a, w, k;", "mov.b32 b, z;", "xor.b32 y, y, d;", "xor.b32 c, y, l;"]
         lines += ["mov.b32 d, x;", f"add.u32 k, k, {INCREMENTS[0]};", f"add.u32 l, l, {INCREMENTS[1]};"]
     return [
-        [
-            "def uniform(seed, offset, wide):",
-            "    high = cutlass.Int32(offset >> 32) if wide else cutlass.Int32(0)",
-            "    word = cute.arch.inline_ptx(",
-            *(f'        "{line} "' for line in ["{", *lines, "mov.b32 {$w0}, a;", "}"]),
-            "        ,",
-            "        write_only_types=[cutlass.Int32],",
-            "        read_only_args=[cutlass.Int32(offset), high, cutlass.Int32(seed), cutlass.Int32(seed >> 32)],",
-            "    )",
-            f"    return cutlass.Float32(word ^ (word >> 31)) * {UNIFORM!r}",
-        ]
+        "def uniform(seed, offset, wide):",
+        "    high = cutlass.Int32(offset >> 32) if wide else cutlass.Int32(0)",
+        "    word = cute.arch.inline_ptx(",
+        *(f'        "{line} "' for line in ["{", *lines, "mov.b32 {$w0}, a;", "}"]),
+        "        ,",
+        "        write_only_types=[cutlass.Int32],",
+        "        read_only_args=[cutlass.Int32(offset), high, cutlass.Int32(seed), cutlass.Int32(seed >> 32)],",
+        "    )",
+        f"    return cutlass.Float32(word ^ (word >> 31)) * {UNIFORM!r}",
     ]
 
 
