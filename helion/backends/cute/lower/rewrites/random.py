@@ -16,7 +16,7 @@ _Sum = dict[int | None, int]
 
 
 def random_numbers(frame: Frame, op: Op) -> tuple[Expr, EpilogueOperand]:
-    """Return the seed of random numbers, and the operand that stands for them. Raises ``Refusal``."""
+    """Return the seed of random numbers, and their operand in the epilogue. Raises ``Refusal``."""
     if op.attributes(RandomAttrs).name != "uniform":
         raise Refusal("random numbers in an epilogue that are not uniform are not implemented")
     offset = op.operands[1]
