@@ -15,6 +15,7 @@ import helion.language as hl
 from examples.layer_norm_backward import layer_norm_backward
 from examples.rms_norm_backward import rms_norm_backward
 from helion import exc
+from helion.backends.cute.codegen.rowwise.module import render
 from helion.backends.cute.plan.rowwise.passes import schedule_of
 from helion.backends.cute.plan.rowwise.records import RowChoice
 from helion.backends.cute.roles.rowwise import program as r
@@ -89,7 +90,10 @@ def test_gradients_of_norms(choice: RowChoice, dtype: torch.dtype, m: int, n: in
 
 
 def test_a_gradient_of_two_statistics_has_one_exchange() -> None:
-    """Its sums about the mean of a row follow from those about the means of its parts, also far from zero."""
+    """Its sums about the mean of a row follow from those about the means of its parts, also far from zero.
+
+    Each of its passes reads shared memory, since registers hold the sums over rows.
+    """
     m, n = 5, 1000
     x, grad = numbers(m, n, dtype=torch.float32) + 300, numbers(m, n, dtype=torch.float32, seed=1)
     w = numbers(n, dtype=torch.float32, seed=2)
@@ -97,6 +101,8 @@ def test_a_gradient_of_two_statistics_has_one_exchange() -> None:
     for choice in (RowChoice(cluster=2, warps=8), RowChoice(cluster=2, warps=8, keep="shared", ahead=True)):
         _, plan = prepared(layer_gradients, given, choice, SPAN)
         assert schedule_of(plan.problem).meetings == ((0, 1),)
+        walk = render(r.row_program(plan)).split("def walk_1(")[1].split("def ")[0]
+        assert ("renewed(row.thread" in walk) == (choice.keep == "shared")
         run(layer_gradients, given, choice, SPAN)
         wide, slope = x.double(), grad.double() * w.double()
         hat = torch.nn.functional.layer_norm(wide, (n,), eps=EPS)

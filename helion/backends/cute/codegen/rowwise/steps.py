@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from ...plan.dtypes import itemsize
-from ...plan.rowwise.passes import RowPass, gathers_late, schedule_of
+from ...plan.rowwise.passes import RowPass, Schedule, gathers_late, schedule_of
 from ...plan.rowwise.records import WORD_BYTES, RowLayout, RowPlan, RowProblem
 from ...roles import grammar as g
 from ...roles.rowwise import program as r
@@ -77,7 +77,7 @@ def _print_walk(out: Writer, plan: RowPlan, each: RowPass) -> None:
     out.lines(("", ""))
     with out.block(f"def walk_{each.number}(cta, row, done=None):"):
         out.line(f"granules = {layout.thread_granules}")
-        if numbers_columns(problem, each):
+        if numbers_columns(problem, each) or _reads_again(layout, schedule, each):
             out.line("row.thread = renewed(row.thread, cta.lane)")
         for name in divisors_again(problem, schedule, each) if layout.choice.keep == "registers" else ():
             out.line(f"{name} = (renewed({name}[0], cta.lane), *{name}[1:])")
@@ -103,6 +103,14 @@ def _print_walk(out: Writer, plan: RowPlan, each: RowPass) -> None:
         with out.block(f"def walk_{each.number}_and_release(cta, row):"):
             arrive = f"arrive(cta.barrier + ({layout.stages} + stage) * 8, cta.lane == 0)"
             out.line(f"walk_{each.number}(cta, row, lambda stage: {arrive})")
+
+
+def _reads_again(layout: RowLayout, schedule: Schedule, each: RowPass) -> bool:
+    """Return whether a pass reads shared memory again that the pass before it has read, with no exchange between.
+
+    ptxas would keep all that was read in the registers that sums over rows need.
+    """
+    return bool(layout.held_stages and layout.demand.sums and schedule.joint) and each.number == 1
 
 
 @functools.singledispatch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .....hardware import Target
 from ..build import MAX_ROW_CLUSTER, RESERVED_SHARED_BYTES
 from ..refusal import Refusal
-from .records import RowChoice, RowDemand, RowLayout
+from .records import WARP_LANES, RowChoice, RowDemand, RowLayout
 
 CLUSTERS = (1, 2, 4, 8, MAX_ROW_CLUSTER)
 WARPS = (1, 2, 4, 8, 16)
@@ -18,7 +18,6 @@ MOST_PACKED = 8
 """The most granules of a thread in a chunk that is a whole row, of all inputs."""
 MOST_HELD = 16
 """The most granules of a thread."""
-WARP_LANES = 32
 MAX_TRANSACTION_BYTES = 2**20 - 1
 """An mbarrier counts fewer than 2**20 bytes (PTX ISA, ``mbarrier`` objects)."""
 SPARE_REGISTERS = 8

@@ -17,6 +17,7 @@ GRANULE_BYTES = 16
 """The smallest unit of a bulk copy, and the largest vectorized access of a thread."""
 BARRIER_BYTES = 8
 WORD_BYTES = 4
+WARP_LANES = 32
 SIZE_M = "size_m"
 """The name of the number of rows, if only the launch knows it."""
 UNALIGNED_REGISTERS = 16
@@ -450,6 +451,7 @@ class RowLayout:
         if self.demand.sums:
             sums = self.demand.sums * self.lanes * self.thread_granules
             words += sums + SUM_REGISTERS + sums // SUMS_PER_REGISTER + MORE_SUMS_REGISTERS * (self.demand.sums - 1)
+            words += (self.partials - 1) // WARP_LANES * self.slot_words
         words += ANYWHERE_SUM_REGISTERS if self.by_columns and self.choice.keep == "shared" else 0
         return words + 40 + self.demand.temporaries + (0 if self.aligned else UNALIGNED_REGISTERS)
 
