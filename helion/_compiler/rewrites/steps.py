@@ -57,6 +57,8 @@ class StepInputs:
     """True if sums of conditions are computed in fp32."""
     early_operands: bool = False
     """True if operands of matmuls are loaded before earlier matmuls whose swizzle differs."""
+    filling_programs: int = 0
+    """Programs that fill the GPU, one on each SM; with fewer, loads precede reductions. 0 leaves loads in place."""
     float_reads: bool = False
     """True if float instructions are the first to read the accumulators of matmuls."""
     tunables: Mapping[str, Any] = field(default_factory=dict)

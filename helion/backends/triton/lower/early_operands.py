@@ -22,15 +22,15 @@ After::
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ...._compiler.ir.effects import Effect, effects_of
-from ...._compiler.ir.grammar import MemoryAttrs, Op, Operand, Program, Region, Value
+from ...._compiler.ir.grammar import MemoryAttrs, Op, Program, Region, Value
 from ...._compiler.ir.ops import OPS
 from ...._compiler.ir.rewrite import Makers, map_regions
 from ...._compiler.rewrites.steps import StepInputs
 from ...._shapes import Dim, hint_of
+from .moving import moved
 
 #: Swizzles of shared memory in bytes, in the order of their codes in a descriptor; the code of none is the smallest.
 _SWIZZLES = (128, 64, 32)
@@ -39,8 +39,6 @@ _STEP_BYTES = 32
 #: Steps along K of the operand with the smaller code, and of the other, from which they clash; matmuls from which the
 #: order of the two does not matter.
 _FEWER_STEPS, _MORE_STEPS, _MANY_MATMULS = 2, 3, 3
-#: Ops of a region between which loads may not move.
-_FIXED = ("barrier", "check", "print")
 
 
 def load_early(program: Program, inputs: StepInputs) -> Program:
@@ -71,7 +69,7 @@ class _Loader:
             clashing = (op for op in earlier if self.clash(op, later, many))
             if (first := next(clashing, None)) is not None:
                 for operand in list(later.values())[:2]:
-                    ops = self.moved(ops, operand, first)
+                    ops = moved(self.program, ops, operand, first)
         same = len(ops) == len(region.ops) and all(new is old for new, old in zip(ops, region.ops, strict=True))
         return region if same else replace(region, ops=tuple(ops))
 
@@ -111,38 +109,6 @@ class _Loader:
 
     def lanes(self, dim: Dim) -> int:
         return dim.lanes(self.sizes)
-
-    def moved(self, ops: Sequence[Op], operand: Operand, first: Op) -> list[Op]:
-        """Return ``ops`` with ``operand`` computed before ``first``, where nothing prevents that."""
-        at = next(i for i, op in enumerate(ops) if op is first)
-        after = Makers.among(ops[at:])
-        needed: dict[int, Op] = {}
-        ahead = [operand]
-        while ahead:
-            op = after.of(ahead.pop())
-            if op is not None and op.number not in needed:
-                needed[op.number] = op
-                ahead += op.reads()
-        moving = [op for op in ops[at:] if op.number in needed]
-        if not any(op.kind == "load" for op in moving) or not self.may_move(ops[at:], moving):
-            return list(ops)
-        kept = [op for op in ops[at:] if op.number not in needed]
-        return [*ops[:at], *moving, *kept]
-
-    def may_move(self, ops: Sequence[Op], moving: Sequence[Op]) -> bool:
-        """Return whether ops may move before all other ``ops``: they are pure, or read what no other one writes."""
-        if any(op.regions or not (op.kind == "load" or OPS[op.kind].mergeable) for op in moving):
-            return False
-        last = max(i for i, op in enumerate(ops) if op is moving[-1])
-        others = [op for op in ops[:last] if not any(op is each for each in moving)]
-        if any(inner.kind in _FIXED for op in others for inner in op.walk()):
-            return False
-        read = {effect.storage for effect in self.effects(moving)}
-        return not any(e.writes and (e.fence or e.storage is None or e.storage in read) for e in self.effects(others))
-
-    def effects(self, ops: Iterable[Op]) -> Iterator[Effect]:
-        for op in ops:
-            yield from effects_of(self.program, op)
 
 
 def _is_wrong(less: tuple[int, int], more: tuple[int, int]) -> bool:

@@ -28,6 +28,7 @@ from .align import align_rows
 from .backwards import turn_loops
 from .carries import share_variables
 from .count_reductions import count_reductions
+from .early_loads import load_first
 from .early_operands import load_early
 from .float_reads import read_as_floats
 from .pin_reductions import pin_reductions
@@ -125,6 +126,7 @@ STEPS: tuple[Step, ...] = (
     *rewrites.schedule("swap_ab", None),
     Step("triton.wide_counters", count_widely),
     Step("triton.early_operands", load_early),
+    Step("triton.early_loads", load_first),
     Step("triton.float_reads", read_as_floats),
     Step("triton.carries", share_variables),
 )

@@ -108,6 +108,7 @@ def _inputs(program: Program, decisions: Decisions, settings: Settings, target: 
         repeated=any(factor > 1 for factor in decisions.entries.get("range_unroll_factors", {}).values()),
         float_counts=target.kind == "cuda",
         early_operands=target.has("wgmma"),
+        filling_programs=target.num_sms,
         float_reads=target.has("wgmma"),
         tunables={name: decisions.values[name] for name, _ in program.tunables},
     )

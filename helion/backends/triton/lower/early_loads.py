@@ -1,0 +1,89 @@
+"""Loads before the first reduction of a program, in a launch whose programs do not fill the GPU.
+
+Such a launch takes as long as one program: the latency of its loads, reductions and stores, one after the other. A
+reduction between warps has barriers, and no compiler moves a load before one. With a cold cache a load after a reduction
+adds the latency of memory once more. Before::
+
+    %1 = load x[b0, b1]
+    %2 = reduce %1
+    %3 = load weight[b1]
+    store out[b0, b1] <- %1 * %2 * %3
+
+After::
+
+    %1 = load x[b0, b1]
+    %3 = load weight[b1]
+    %2 = reduce %1
+    store out[b0, b1] <- %1 * %2 * %3
+
+Larger launches hide that latency with other programs of an SM. Their loads stay where they need no registers, and so do
+those of programs with a matmul, whose accumulators need them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from ...._compiler.ir.grammar import OperandRef, Program, Region, Root
+from ...._compiler.rewrites.steps import StepInputs
+from ...._shapes import cdiv, hint_of
+from ....hardware import REGISTER_BYTES
+from .moving import moved
+
+#: Ops that combine elements of several threads.
+_COMBINING = ("reduce", "fold", "scan", "sort")
+#: Registers of a thread that loaded elements may take.
+_MOST_REGISTERS = 16
+
+
+def load_first(program: Program, inputs: StepInputs) -> Program:
+    """Return the program with loads moved before the first reduction of each small launch."""
+    if not inputs.filling_programs or not any(op.kind in _COMBINING for op in program.walk()):
+        return program
+    loader = _Loader(program=program, inputs=inputs)
+    roots = tuple(loader.root(root) for root in program.roots)
+    same = all(new is old for new, old in zip(roots, program.roots, strict=True))
+    return program if same else replace(program, roots=roots)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Loader:
+    """A program, and the inputs of its steps."""
+
+    program: Program
+    inputs: StepInputs
+
+    def root(self, root: Root) -> Root:
+        """Return a root with its loads moved, if its programs do not fill the GPU and have no matmul."""
+        if any(op.kind == "dot" for op in root.body.walk()):
+            return root
+        programs = self._programs(root)
+        if programs is None or programs > self.inputs.filling_programs:
+            return root
+        body = self._region(root.body)
+        return root if body is root.body else replace(root, body=body)
+
+    def _programs(self, root: Root) -> int | None:
+        """Return the programs of a root, as seen when binding; None if loads delimit its grid."""
+        sizes, found = self.inputs.sizes_in(self.program), 1
+        for axis in root.axes:
+            if isinstance(axis.begin, OperandRef) or isinstance(axis.end, OperandRef):
+                return None
+            step = hint_of(axis.step) if axis.scalar else sizes[axis.block]
+            found *= int(cdiv(hint_of(axis.end) - hint_of(axis.begin), max(1, int(step))))
+        return found
+
+    def _region(self, region: Region) -> Region:
+        """Return a region with loads before its first reduction, up to the registers that they may take."""
+        first = next((op for op in region.ops if op.kind in _COMBINING), None)
+        if first is None:
+            return region
+        ops, sizes = [*region.ops], self.inputs.sizes_in(self.program)
+        room = _MOST_REGISTERS * REGISTER_BYTES * self.inputs.threads
+        for load in [op for op in ops[ops.index(first) :] if op.kind == "load"]:
+            size = math.prod(dim.lanes(sizes) for dim in load.result.dims) * load.result.dtype.itemsize
+            found = moved(self.program, ops, load.result, first) if size <= room else ops
+            if found != ops:
+                ops, room = found, room - size
+        return region if ops == [*region.ops] else replace(region, ops=tuple(ops))
