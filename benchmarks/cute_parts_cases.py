@@ -33,7 +33,8 @@ from benchmarks.cute_parts_kernels import (
     turned_experts,
     weighted,
 )
-from examples import mamba2_chunk_state
+from benchmarks.unseen.products import grouped_int4_weights
+from examples import mamba2_chunk_state, nvfp4_gemm
 from helion._support.philox import philox, uniform
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
@@ -246,6 +247,51 @@ def begun_within(m: int, n: int, k: int) -> Case:
         arguments=lambda: (made(m, k + 1, scale=k**-0.25), made(k + 1, n + 3, seed=1, scale=k**-0.25)),
         exact=lambda x, y: x[:, 1:].double() @ y[1:, 3:].double(),
         library=library,
+    )
+
+
+def of_nibbles(m: int, n: int, k: int) -> Case:
+    """Return the case of 4-bit weights with scales of groups of 128 along K."""
+
+    def arguments() -> Arguments:
+        packed = torch.randint(-128, 128, (k // 2, n), generator=generator(1), dtype=torch.int8)
+        return made(m, k), packed, made(k // 128, n, seed=2, scale=k**-0.5)
+
+    def weights(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        numbers = torch.stack(((packed << 4) >> 4, packed >> 4), 1).flatten(0, 1).float()
+        return (numbers * scales.float().repeat_interleave(128, 0)).to(scales.dtype)
+
+    def library(x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor) -> Calls:
+        compiled = torch.compile(lambda x, packed, scales: x @ weights(packed, scales))
+        whole = weights(packed, scales)
+        return {"cublas": lambda: x @ whole, "compiled": lambda: compiled(x, packed, scales)}
+
+    return Case(
+        kernel=grouped_int4_weights.fn,
+        arguments=arguments,
+        exact=lambda x, packed, scales: x.double() @ weights(packed, scales).double(),
+        library=library,
+    )
+
+
+def of_nvfp4(m: int, n: int, k: int) -> Case:
+    """Return the case of two matrices of e2m1 with scales of 16 numbers."""
+
+    def codes(rows: int, seed: int) -> Arguments:
+        packed = torch.randint(0, 256, (rows, k // 2), generator=generator(seed), dtype=torch.uint8)
+        return packed, made(rows, k // 16, seed=seed, dtype=torch.float32).abs().to(E4M3)
+
+    def exact(
+        x: torch.Tensor, x_scale: torch.Tensor, w: torch.Tensor, w_scale: torch.Tensor, whole: torch.Tensor
+    ) -> Any:
+        left, right = nvfp4_gemm.widened(x, x_scale.double()), nvfp4_gemm.widened(w, w_scale.double())
+        return left @ right.t() * whole.double()
+
+    return Case(
+        kernel=nvfp4_gemm.nvfp4_gemm.fn,
+        arguments=lambda: (*codes(m, 1), *codes(n, 2), torch.ones(1)),
+        exact=exact,
+        library=lambda *_: {},
     )
 
 

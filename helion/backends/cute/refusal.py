@@ -96,6 +96,8 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     added = [each for each in problem.outputs if each.adds and not each.lines]
     yield begun and not problem.terms, f"of {''.join(begun[:1])}, which begins between multiples of 16 bytes,"
     yield groups and products > 1, of_groups
+    paired = [source.name for source in sources if source.is_interleaved or source.shared > 1]
+    yield paired, f"of {''.join(paired[:1])}, of which neighbors along K share bytes or numbers,"
     yield (
         groups and products and (in_memory or by_threads),
         f"{of_groups} with matrices that TMA does not move",

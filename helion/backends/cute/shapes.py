@@ -46,6 +46,7 @@ from .lower.peers.messages import plain
 from .lower.rewrites.partials import with_whole_k
 from .lower.rowwise import kernel as rows
 from .lower.weights.nibbles import with_nibbles
+from .lower.weights.pairs import with_pairs
 from .plan.attention.build import HALF_DTYPES
 from .plan.attention.plan import CuteAttentionPlan, CuteBackwardPlan
 from .plan.kernel import CutePlan
@@ -149,7 +150,7 @@ MATMUL = Shape(
     refusal=refusal,
     multiples=multiples,
     keys=own_keys,
-    described=lambda program: with_nibbles(with_whole_k(plain(program)).program).program,
+    described=lambda program: with_nibbles(with_pairs(with_whole_k(plain(program)).program).program).program,
     predict=predict,
     plan=build_plan,
     plan_type=CutePlan,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 from dataclasses import dataclass
 
 from ..plan.copied import CHUNK_BYTES, Copied, CopySource
-from ..plan.dtypes import DTYPES, itemsize
+from ..plan.dtypes import DTYPES, itemsize, per_byte
 from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant
 from ..plan.operands import extents_of, is_turned, present, steps_of, varying
 from ..plan.records import SUM_BYTES, WARP_THREADS, GemmPlan, GemmProblem, Prepared
@@ -88,7 +90,10 @@ class Shape:
 
     def vectors(self, source: CopySource) -> bool:
         """Return whether the columns of a source are contiguous and aligned vectors of a thread."""
-        step, pitch = (source.k_pitch, source.pitch) if self.prepared.major == "k" else (source.pitch, source.k_pitch)
+        across, along = source.stored_pitch, source.k_pitch
+        step, pitch = (along, across) if self.prepared.major == "k" else (across, along)
+        if self.prepared.major == "k" and (source.shared > 1 or source.is_interleaved):
+            return False
         return step == 1 and _is_aligned(self.prepared, self.problem, source, pitch, self.vector)
 
 
@@ -98,10 +103,12 @@ def shape_of(prepared: Prepared, problem: GemmProblem) -> Shape:
         return Shape(prepared=prepared, problem=problem, vector=1, rows=1, threads=THREADS, turned=False)
     source = prepared.copied.sources[0]
     whole = CHUNK_BYTES // itemsize(problem.operand_dtype)
-    pitch = source.pitch if prepared.major == "k" else source.k_pitch
+    pitch = source.stored_pitch if prepared.major == "k" else source.k_pitch
     turned = is_turned(prepared)
-    contiguous = (source.k_pitch if prepared.major == "k" else source.pitch) == 1
-    vector = whole if contiguous and _is_aligned(prepared, problem, source, pitch, whole) and not turned else 1
+    contiguous = (source.k_pitch if prepared.major == "k" else source.stored_pitch) == 1
+    aligned = source.is_interleaved and prepared.columns % whole == 0
+    aligned |= _is_aligned(prepared, problem, source, pitch, whole)
+    vector = whole if contiguous and aligned and not turned else 1
     columns = -(-prepared.columns // vector)
     return Shape(
         prepared=prepared,
@@ -138,8 +145,9 @@ def launches(plan: GemmPlan) -> list[str]:
         for at, (name, pointer) in enumerate(zip(names, pointers, strict=False)):
             source = prepared.copied.sources[at]
             matrices, steps = _matrices(plan.whole, prepared, at)
-            shape_of_source = f"({source.picked or lines}, {k}, {matrices})"
-            layout = f"{shape_of_source}, stride=({source.pitch}, {source.k_pitch}, {steps})"
+            along, pitches = _along_k(source, k)
+            shape_of_source = f"({source.picked or lines}, {along}, {matrices})"
+            layout = f"{shape_of_source}, stride=({source.stored_pitch}, {pitches}, {steps})"
             given = f"cute.recast_ptr({pointer}, dtype={shape.word})" if shape.moves else pointer
             found.append(f"{name} = cute.make_tensor({given}, cute.make_layout({layout}))")
         if (numbers := prepared.copied.lines) is not None:
@@ -166,6 +174,16 @@ def launches(plan: GemmPlan) -> list[str]:
         if each.absent and (label := present(plan.whole, each)) in made:
             found.append(f"{each.label} = {label}")
     return found
+
+
+def _along_k(source: CopySource, k: int) -> tuple[str, str]:
+    """Return the shape and the strides of the mode of a source along K."""
+    if per_byte(source.dtype) > 1:
+        half, pitch = source.apart, source.k_pitch
+        return f"({half}, 2, {-(-k // (2 * half))})", f"({pitch}, 0, {half * pitch})"
+    if source.shared > 1:
+        return f"({source.shared}, {-(-k // source.shared)})", f"(0, {source.k_pitch})"
+    return str(k), str(source.k_pitch)
 
 
 def _matrices(problem: GemmProblem, prepared: Prepared, at: int) -> tuple[str, str]:
@@ -366,12 +384,14 @@ def _computed(shape: Shape, row: str, column: str) -> list[str]:
         return [f"written = {names[0]}_loaded"]
     line, k = (row, column) if shape.prepared.major == "k" else (column, row)
     found: list[str] = []
-    for name in names:
+    packed = [per_byte(source.dtype) > 1 for source in copied.sources]
+    for name in itertools.compress(names, map(operator.not_, packed)):
         found.append(f"{name}_wide = cute.make_rmem_tensor({size}, cutlass.Float32)")
         found.append(f"{name}_wide.store({name}_loaded.load().to(cutlass.Float32))")
     found.append(f"computed = cute.make_rmem_tensor({size}, cutlass.Float32)")
     found.append(f"for e in cutlass.range_constexpr({size}):")
-    found += [f"    v{at} = {name}_wide[e]" for at, name in enumerate(names)]
+    for at, (name, source) in enumerate(zip(names, copied.sources, strict=True)):
+        found += _nibble(source, at, f"{name}_loaded[e]", k) if packed[at] else [f"    v{at} = {name}_wide[e]"]
     found += _instructions(copied, line, k)
     stored = f"cutlass.{DTYPES[shape.problem.operand_dtype].dsl}"
     return [
@@ -381,3 +401,19 @@ def _computed(shape: Shape, row: str, column: str) -> list[str]:
         f"rounded.store(computed.load().to({stored}))",
         f"written = cute.recast_tensor(rounded, {shape.word})",
     ]
+
+
+def _nibble(source: CopySource, at: int, byte: str, k: str) -> list[str]:
+    """Return the definition of value number ``at``: the 4-bit number of a byte at index ``k``."""
+    half = f"({k})" if source.apart == 1 else f"({k}) // {source.apart}"
+    high = f"(1 - {half} % 2)" if source.high_first else f"{half} % 2"
+    bits = f"    bits{at} = ({byte}.to(cutlass.Int32) >> ({high} * 4)) & 15"
+    if source.dtype == "float4_e2m1fn_x2":
+        # twice the absolute numbers, in four bits each
+        return [
+            bits,
+            f"    twice{at} = (cutlass.Uint32(0xC8643210) >> ((bits{at} & 7) * 4).to(cutlass.Uint32)) & cutlass.Uint32(15)",
+            f"    v{at} = twice{at}.to(cutlass.Float32) * (0.5 - (bits{at} >> 3).to(cutlass.Float32))",
+        ]
+    number = f"(bits{at} ^ 8) - 8" if source.dtype == "int4" else f"bits{at}"
+    return [bits, f"    v{at} = ({number}).to(cutlass.Float32)"]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 
 from ...._support.philox import WORD, philox, uniform
-from ..plan.copied import NIBBLE_GROUP, Copied, CopySource
+from ..plan.copied import E2M1, Copied, CopySource
 from ..plan.dtypes import per_byte
 from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, EpilogueOperand, EpilogueOutput, LineNumbers
 from ..plan.operands import steps_of
@@ -251,7 +251,8 @@ def _source(source: CopySource, tensor: torch.Tensor, lines: int, k: int, number
     """Return the elements of a source as (M or N, K) in fp32; ``numbers`` are those of picked lines."""
     if per_byte(source.dtype) > 1:
         return _nibbles(tensor, source, lines, k)
-    held = torch.as_strided(tensor, (source.picked or lines, k), (source.pitch, source.k_pitch))
+    held = torch.as_strided(tensor, (source.picked or lines, -(-k // source.shared)), (source.pitch, source.k_pitch))
+    held = held.repeat_interleave(source.shared, 1)[:, :k] if source.shared > 1 else held
     if source.picked and numbers is not None:
         held = held[numbers.clamp(0, source.picked - 1)]
     return held.float()
@@ -259,9 +260,13 @@ def _source(source: CopySource, tensor: torch.Tensor, lines: int, k: int, number
 
 def _nibbles(tensor: torch.Tensor, source: CopySource, lines: int, k: int) -> torch.Tensor:
     """Return the numbers of 4 bits of a tensor as (lines, K) in fp32."""
-    half = NIBBLE_GROUP // 2
-    held = torch.as_strided(tensor, (lines, k // NIBBLE_GROUP, half), (source.pitch // 2, half, 1)).int() & 255
-    bits = torch.cat((held & 15, held >> 4), dim=2).flatten(1)
+    half = source.apart
+    strides = (source.stored_pitch, half * source.k_pitch, source.k_pitch)
+    held = torch.as_strided(tensor, (lines, -(-k // (2 * half)), half), strides).int() & 255
+    halves = (held & 15, held >> 4)
+    bits = torch.cat(halves[::-1] if source.high_first else halves, dim=2).flatten(1)[:, :k]
+    if source.dtype == "float4_e2m1fn_x2":
+        return torch.tensor(E2M1)[bits & 7] * torch.where(bits < 8, 1.0, -1.0)
     return ((bits ^ 8) - 8 if source.dtype == "int4" else bits).float()
 
 

@@ -43,6 +43,8 @@ class Frame:
     """Vectors of sums along K, by id."""
     k_extent: int | None = None
     """Extent of K if its loop iterates over a part of K."""
+    pairs: Mapping[int, bool] = field(default_factory=dict)
+    """Tensors of 4-bit numbers of which neighbors along K share a byte, by id: True where the even one has the high bits."""
 
     def named(self, block: int) -> int:
         """Return M, N or K for a block that is the same dimension."""

@@ -32,6 +32,7 @@ from .rewrites.partials import with_whole_k
 from .rewrites.picks import Pick, with_picks
 from .terms import TermProgram, blocks_of_loops, of_two_majors, programs_of_terms, sum_of
 from .weights.nibbles import with_nibbles
+from .weights.pairs import with_pairs
 from .windows import Start, with_windows
 
 KEPT = 64
@@ -52,9 +53,11 @@ def known_product(program: Program) -> Product:
 def _product(program: Program) -> Product:
     apart = without_messages(program)
     whole = with_whole_k(apart.program)
-    unpacked = with_nibbles(whole.program)
+    paired = with_pairs(whole.program)
+    unpacked = with_nibbles(paired.program)
     windowed = with_windows(_at_multiples(unpacked.program))
-    product = _begun(_of_windows(windowed.program), windowed.starts)
+    product = _begun(_of_windows(windowed.program, paired.packed), windowed.starts)
+    product = _renamed(product, paired.tensors)
     product = dataclasses.replace(product, batch_blocks=(*product.batch_blocks, *whole.blocks))
     if unpacked.block is not None:
         product = _renamed(dataclasses.replace(product, depth=NIBBLE_GROUP), unpacked.tensors)
@@ -67,21 +70,21 @@ def _at_multiples(program: Program) -> Program:
     return dataclasses.replace(program, tensors=tensors)
 
 
-def _of_windows(program: Program) -> Product:
+def _of_windows(program: Program, pairs: Mapping[int, bool]) -> Product:
     """Return the product of a program whose accesses are of whole tensors, or windows."""
     joined = without_parts(program)
-    product = _of_groups_or_batch(joined.program)
+    product = _of_groups_or_batch(joined.program, pairs)
     if joined.block is None:
         return product
     return dataclasses.replace(product, batch_blocks=(*product.batch_blocks, joined.block))
 
 
-def _of_groups_or_batch(program: Program) -> Product:
+def _of_groups_or_batch(program: Program, pairs: Mapping[int, bool]) -> Product:
     grouped = without_groups(program)
     picked = with_picks(grouped.program)
     batched = without_batch(picked.program)
     looped = with_loop(batched.program)
-    product = _of_terms(looped.program, batched.strides, picked.picks)
+    product = _of_terms(looped.program, batched.strides, picked.picks, pairs)
     if looped.held:
         product = dataclasses.replace(product, depth=product.problem.line)
     if grouped.offsets is not None:
@@ -91,13 +94,15 @@ def _of_groups_or_batch(program: Program) -> Product:
     return _renamed(product, {each: pick.tensor.id for each, pick in picked.picks.items()})
 
 
-def _of_terms(program: Program, strides: Mapping[int, tuple[Number, ...]], picks: Mapping[int, Pick]) -> Product:
+def _of_terms(
+    program: Program, strides: Mapping[int, tuple[Number, ...]], picks: Mapping[int, Pick], pairs: Mapping[int, bool]
+) -> Product:
     """Return the sum of the terms of a program: those of one left operand each, or of one right operand where the result is
     transposed, and fewer are absent. Raises ``Refusal``."""
     found, reason = list[Product](), None
     sides = [programs_of_terms(program, side) for side in (0, 1)]
     if len(sides[0]) == len(sides[1]) == 1:
-        return product_of(program, strides, picks)
+        return product_of(program, strides, picks, pairs=pairs)
     for terms in sides:
         try:
             found.append(_sum(program, terms, strides, picks))

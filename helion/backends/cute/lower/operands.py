@@ -10,6 +10,7 @@ import torch
 from ...._compiler.ir.grammar import HostTensor, Op, Operand, PointwiseAttrs, Value, ViewAttrs
 from ...._shapes import Number, dtype_name
 from ..plan.copied import Copied, CopySource, granule_of, raw_major
+from ..plan.dtypes import per_byte
 from ..plan.epilogue import Constant, Instruction
 from ..plan.records import TMA_ALIGNMENT_BYTES, Major
 from ..plan.refusal import Refusal
@@ -18,6 +19,7 @@ from .frame import Frame, Place, blocks_of, major_of, numbers_of, picked_lines, 
 from .names import name_of
 from .numbers import equal, is_known, known
 from .rewrites.sums import LineSum
+from .weights.groups import numbers_of_k
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +209,8 @@ class _Elements(Chain):
         return tuple(instructions)
 
     def _load(self, op: Op) -> Reference:
-        place = place_of(self.frame, op, aligned=False)
+        shared = numbers_of_k(self.frame, op, self.frame.n)
+        place = place_of(self.frame, op, aligned=False) if shared is None else shared.place
         if len({*place.blocks}) < len(place.blocks) or not {*place.blocks} <= {self.frame.m, self.frame.n}:
             raise Refusal(f"{place.tensor.name} is not tiled by the dimensions of the dot")
         strides = dict(zip(place.blocks, place.strides, strict=True))
@@ -223,12 +226,15 @@ class _Elements(Chain):
             k_pitch=k_pitch,
             picked=self._picked(op, place),
             aligned=place.tensor.aligned,
+            shared=1 if shared is None else shared.shared,
         )
+        if per_byte(source.dtype) > 1 and place.tensor.id in self.frame.pairs:
+            source = replace(source, apart=1, high_first=self.frame.pairs[place.tensor.id])
         if name in self.sources and self.sources[name][0] != source:
             source = replace(source, name=f"{name}_{len(self.sources)}")
         self.sources[source.name] = (source, place.tensor)
         return source.name
 
 
-def _dimensions(source: CopySource) -> int:
-    return (source.pitch != 0) + (source.k_pitch != 0)
+def _dimensions(source: CopySource) -> tuple[int, bool]:
+    return (source.pitch != 0) + (source.k_pitch != 0), source.shared == 1

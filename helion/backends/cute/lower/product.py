@@ -95,16 +95,18 @@ def product_of(
     batch_strides: Mapping[int, tuple[Number, ...]] | None = None,
     picks: Mapping[int, Pick] | None = None,
     along_k: frozenset[str] = frozenset(),
+    pairs: Mapping[int, bool] | None = None,
 ) -> Product:
     """Return the GEMM that `program` computes, or the transposed one if that is faster. Raises ``Refusal``.
 
     ``batch_strides`` are those of tensors along each dimension of a batch, of which `program` is one matmul. ``picks`` are
     tensors of picked lines. Operands of the sides ``along_k``, of A or B, are copied unless they are contiguous along K.
+    ``pairs`` are tensors of 4-bit numbers, of which neighbors along K share a byte: True where the even one has the high bits.
     """
-    product = _traced(program, batch_strides or {}, picks or {}, along_k=along_k)
+    product = _traced(program, batch_strides or {}, picks or {}, along_k=along_k, pairs=pairs)
     if product.whole_rows or batch_strides or picks or not gains_by_turning(product.problem):
         return product
-    return _traced(program, {}, {}, turned=True, along_k=along_k)
+    return _traced(program, {}, {}, turned=True, along_k=along_k, pairs=pairs)
 
 
 def _traced(
@@ -114,6 +116,7 @@ def _traced(
     *,
     turned: bool = False,
     along_k: frozenset[str] = frozenset(),
+    pairs: Mapping[int, bool] | None = None,
 ) -> Product:
     """Return the GEMM of a program, whose N is the contiguous dimension of the output unless it is ``turned``."""
     summed = with_sums(program)
@@ -128,7 +131,7 @@ def _traced(
         check_axis(axis, program)
     stores = _stores(program, [root.body, *(each.regions[0] for each in outer)])
     frame = tiled_frame(program, root, outer, loop) if outer else _oriented(_frame(program, root, loop, nest), stores)
-    frame = replace(frame, batch_strides=batch_strides, picks=picks, sums=summed.sums)
+    frame = replace(frame, batch_strides=batch_strides, picks=picks, sums=summed.sums, pairs=pairs or {})
     frame = replace(frame, m=frame.n, n=frame.m) if turned else frame
     dots, scaled = _dots(frame, loop, nest)
     (a, b), *others = _pairs(frame, dots, along_k)

@@ -27,6 +27,8 @@ NOT_COPIED = (
 )
 NIBBLE_GROUP = 128
 """Elements of a line whose bytes are adjacent: the low four bits are the first half of them, the high ones the other."""
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Absolute numbers of e2m1, in the order of their codes."""
 RAW_BYTES, MAX_RAW_STAGES = 40960, 8
 """Bytes in flight that hide the latency of memory: raw tiles take at most so many, or two stages."""
 CONVERTED_BYTES = 98304
@@ -50,7 +52,10 @@ MAX_SPAN = 2**31 - 1
 class CopySource:
     """A tensor that elements of an operand are computed from.
 
-    That of line ``i`` at ``k`` is ``i * pitch + k * k_pitch`` elements after the first. A stride of 0 repeats a number.
+    That of line ``i`` at ``k`` is ``i * pitch + k * k_pitch`` elements after the first. A stride of 0 repeats a number, and
+    ``shared`` neighbors along K have one in common: that of ``k // shared``. Of 4-bit numbers a byte has those at ``k`` and
+    ``k + apart``, the former in its low bits unless it is ``high_first``. Bytes follow those of the ``2 * apart`` numbers
+    before.
     Line ``i`` of a source with ``picked`` lines is the one whose number ``Copied.lines`` has at ``i``.
     """
 
@@ -65,11 +70,32 @@ class CopySource:
     batch: tuple[int, ...] = ()
     """Elements from one matmul of a batch to the next along each of its dimensions, innermost first; empty where all read the
     same, and for the first source, whose strides are those of the operand."""
+    shared: int = 1
+    apart: int = NIBBLE_GROUP // 2
+    high_first: bool = False
+
+    @property
+    def is_interleaved(self) -> bool:
+        """True for 4-bit numbers of which neighbors along K share a byte."""
+        return per_byte(self.dtype) > 1 and self.apart == 1
+
+    @property
+    def stored_pitch(self) -> int:
+        """Elements in memory from one line to the next: bytes of 4-bit numbers."""
+        return self.pitch // per_byte(self.dtype)
+
+    @property
+    def lines_are_contiguous(self) -> bool:
+        """True if neighboring lines are adjacent in memory, and neighbors along K are not."""
+        return self.stored_pitch == 1 and (self.k_pitch != 1 or self.is_interleaved or self.shared > 1)
 
     def __repr__(self) -> str:
         more = f", picked={self.picked}" if self.picked else ""
         more += "" if self.aligned else ", aligned=False"
         more += f", batch={self.batch}" if self.batch else ""
+        more += f", shared={self.shared}" if self.shared > 1 else ""
+        more += f", apart={self.apart}" if self.apart != NIBBLE_GROUP // 2 else ""
+        more += ", high_first=True" if self.high_first else ""
         strides = f"pitch={self.pitch}, k_pitch={self.k_pitch}"
         return f"CopySource(name={self.name!r}, dtype={self.dtype!r}, {strides}{more})"
 
@@ -110,7 +136,12 @@ class Copied:
     @property
     def is_packed(self) -> bool:
         """True if its first source has 4-bit integers, which only the warps that multiply convert."""
-        return per_byte(self.sources[0].dtype) > 1
+        return per_byte(self.sources[0].dtype) > 1 and not self.sources[0].is_interleaved
+
+    @property
+    def is_gathered(self) -> bool:
+        """True if only a kernel before the matmul computes it: of picked lines, of 4-bit neighbors, or of shared numbers."""
+        return self.lines is not None or any(each.shared > 1 or each.is_interleaved for each in self.sources)
 
     @property
     def offset(self) -> int | None:
@@ -140,7 +171,7 @@ class Copied:
                 raise Refusal(
                     f"{source.name} has strides of {source.pitch} and {source.k_pitch}; none below 0 is implemented"
                 )
-            span = ((source.picked or lines) - 1) * source.pitch + (k - 1) * source.k_pitch
+            span = span_of(source, lines, k)
             if span > MAX_SPAN:
                 raise Refusal(f"{source.name} spans {span} elements; copies of up to {MAX_SPAN} are implemented")
         picked = any(source.picked for source in self.sources)
@@ -158,6 +189,11 @@ class Copied:
                 raise Refusal(f"instruction {number} of a computed operand, {made.op}, is not implemented")
 
 
+def span_of(source: CopySource, lines: int, k: int) -> int:
+    """Return the elements from the first one of a source to its last one."""
+    return ((source.picked or lines) - 1) * source.pitch + (k - 1) // source.shared * source.k_pitch
+
+
 def check_lines(lines: LineNumbers | None) -> None:
     """Check a vector of numbers of lines, if there is one. Raises ``Refusal``."""
     if lines is not None and (lines.dtype not in LINE_DTYPES or lines.pitch < 0):
@@ -167,6 +203,8 @@ def check_lines(lines: LineNumbers | None) -> None:
 def granule_of(source: CopySource, batch_pitch: int) -> int:
     """Return the bytes that cp.async can copy at a time, aligned and contiguous along K; 0 if they are fewer than 4."""
     size = itemsize(source.dtype)
+    if source.shared > 1 or source.is_interleaved:
+        return 0
     if source.k_pitch != 1 or not source.aligned:
         return size if size in GRANULES else 0
     steps = (source.pitch * size, batch_pitch * size)
@@ -176,7 +214,7 @@ def granule_of(source: CopySource, batch_pitch: int) -> int:
 def raw_major(source: CopySource, batch_pitches: Sequence[int]) -> Literal["k", "mn"] | None:
     """Return the contiguous dimension of a source that TMA can load; None if there is none."""
     size, packed = itemsize(source.dtype), per_byte(source.dtype)
-    if size > MAX_RAW_ITEM_BYTES or not source.aligned:
+    if size > MAX_RAW_ITEM_BYTES or not source.aligned or source.shared > 1 or source.is_interleaved:
         return None
     contiguous = {"k": (source.k_pitch, source.pitch), "mn": (source.pitch, source.k_pitch)}
     for major, (step, pitch) in contiguous.items():

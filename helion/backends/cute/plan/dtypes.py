@@ -30,8 +30,9 @@ DTYPES: dict[str, Dtype] = {
     "int64": Dtype(itemsize_bytes=8, dsl="Int64"),
     "int4": Dtype(itemsize_bytes=1, dsl="Uint8"),
     "uint4": Dtype(itemsize_bytes=1, dsl="Uint8"),
+    "float4_e2m1fn_x2": Dtype(itemsize_bytes=1, dsl="Uint8"),
 }
-"""Of 4-bit integers, ``per_byte`` are in the one byte of ``itemsize_bytes``."""
+"""Of 4-bit numbers, ``per_byte`` are in the one byte of ``itemsize_bytes``."""
 NUMBER = "number"
 """In place of a dtype: an fp32 scalar instead of a tensor."""
 SIZE, PITCH = "size", "pitch"
@@ -63,8 +64,8 @@ LARGEST_E4M3 = 464.0
 
 
 def per_byte(name: str) -> int:
-    """Return the elements of a byte: 2 of 4-bit integers."""
-    return 2 if name in ("int4", "uint4") else 1
+    """Return the elements of a byte: 2 of 4-bit numbers."""
+    return 2 if name in ("int4", "uint4", "float4_e2m1fn_x2") else 1
 
 
 def itemsize(name: str) -> int:

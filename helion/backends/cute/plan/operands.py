@@ -11,9 +11,9 @@ import functools
 import math
 from collections.abc import Sequence
 
-from .copied import MAX_LOADED_REGISTERS, MAX_SPAN, NIBBLE_GROUP, NOT_COPIED, Copied, raw_major
+from .copied import MAX_LOADED_REGISTERS, MAX_SPAN, NIBBLE_GROUP, NOT_COPIED, Copied, raw_major, span_of
 from .counts import copied_line_step, copied_lines, copied_registers
-from .dtypes import IMPRECISE_DTYPES, itemsize
+from .dtypes import IMPRECISE_DTYPES, itemsize, per_byte
 from .records import (
     SUM_BYTES,
     SWIZZLE_BYTES,
@@ -41,11 +41,11 @@ ALIGNMENT_BYTES = 128
 
 def check_copies(plan: GemmPlan) -> None:
     """Check the tile and the cluster for copied operands, if there are any. Raises ``Refusal``."""
-    in_memory = plan.problem.groups is not None or any(copied.lines is not None for copied in plan.problem.copied)
+    in_memory = plan.problem.groups is not None or any(copied.is_gathered for copied in plan.problem.copied)
     if plan.problem.copied and (in_memory or plan.problem.terms or has_steps(plan.problem)):
         raise Refusal(
-            "operands of groups of rows, of sums of matmuls, of several batched tensors or dimensions, and those of picked"
-            " lines, are copied in memory"
+            "operands of groups of rows, of sums of matmuls, of several batched tensors or dimensions, of picked lines, of 4-bit"
+            " neighbors, and of numbers that neighbors along K share, are copied in memory"
         )
     if plan.problem.copied and (plan.cluster[0] > 1 or (plan.ctas_per_sm > 1 and not plan.converts)):
         raise Refusal(
@@ -277,7 +277,7 @@ def _majors(problem: GemmProblem) -> dict[str, Major]:
     for copied in problem.copied:
         side = "a" if problem.multiplicand(copied.operand).base == "a" else "b"
         source = copied.sources[0]
-        turns = itemsize(problem.operand_dtype) == 2 and source.pitch == 1 != source.k_pitch and not source.picked
+        turns = itemsize(problem.operand_dtype) == 2 and source.lines_are_contiguous and not source.picked
         found[side] = "mn" if turns and found.get(side) != "k" else "k"
     for each in problem.multiplicands:
         side = "a" if each.base == "a" else "b"
@@ -337,6 +337,9 @@ def check_sums(problem: GemmProblem) -> None:
             " kernel is compiled; use hl.specialize"
         )
     for copied in problem.summed:
+        packed = [each.name for each in copied.sources if per_byte(each.dtype) > 1]
+        if packed:
+            raise Refusal(f"sums along K of {packed[0]}, which has 4-bit numbers, are not implemented")
         copied.check(lines_of_sums(problem, copied), problem.k)
 
 
@@ -354,7 +357,7 @@ def _check_span(problem: GemmProblem, prepared: Prepared) -> None:
     """Check that 32-bit offsets reach all elements of all batches. Raises ``Refusal``."""
     copied = prepared.copied
     lines, k = (prepared.rows, problem.k) if prepared.totals else extents_of(problem, copied)
-    spans = [((each.picked or lines) - 1) * each.pitch + (k - 1) * each.k_pitch for each in copied.sources]
+    spans = [span_of(each, lines, k) for each in copied.sources]
     for at in range(0 if prepared.totals or problem.batch is None else len(spans)):
         assert problem.batch is not None
         steps = zip(problem.batch.levels, steps_of(problem, copied, at), strict=True)
@@ -367,7 +370,7 @@ def _check_span(problem: GemmProblem, prepared: Prepared) -> None:
 def is_turned(prepared: Prepared) -> bool:
     """Return whether the first source is contiguous across the rows of the matrix."""
     source = prepared.copied.sources[0]
-    return prepared.major == "k" and source.pitch == 1 != source.k_pitch
+    return prepared.major == "k" and source.lines_are_contiguous
 
 
 def prepared_bytes(prepare: Prepare | None) -> int:
