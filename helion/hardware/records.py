@@ -118,6 +118,10 @@ class Target:
     def __str__(self) -> str:
         return f"{self.name} ({self.device})"
 
+    def __hash__(self) -> int:
+        # caches of predictions look targets up often, and few of them are equal in these
+        return hash((self.name, self.device, self.num_sms))
+
     @property
     def in_flight_bytes(self) -> float:
         """Bytes that each SM keeps in flight at the full bandwidth of memory: latency times bandwidth per SM."""

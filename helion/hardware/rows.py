@@ -10,7 +10,7 @@ from .records import Link, Target
 
 #: Measured on two H100s of a host. H200 has the same links.
 NVLINK4 = Link(name="NVLink 4", stores_gb_per_s=360.0, full_programs=96, copies_gb_per_s=381.0, trip_us=2.3)
-#: Those of an H200, which all GPUs with clusters are taken to have. Of clusters of 4, 8 and 16 CTAs, 30, 15 and 7 run at once:
+#: Those of an H200, for all GPUs with clusters. Of clusters of 4, 8 and 16 CTAs, 30, 15 and 7 run at once:
 #: the fewest that times of blocks with sums over rows show on several dies.
 GPC_SMS = (18, 18, 18, 18, 18, 16, 16, 10)
 _MIB = 2**20

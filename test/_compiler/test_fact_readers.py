@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import sys
 from collections.abc import Iterator
@@ -40,7 +41,8 @@ SHOWN = {"MemoryOpFact.name": "how its readers know the tensor"}
 
 def members(fact: type) -> list[str]:
     """Fields, properties and methods."""
-    own = [name for name, value in vars(fact).items() if inspect.isfunction(value) or isinstance(value, property)]
+    derived = property, functools.cached_property
+    own = [name for name, value in vars(fact).items() if inspect.isfunction(value) or isinstance(value, derived)]
     return [field.name for field in dataclasses.fields(fact)] + [name for name in own if not name.startswith("_")]
 
 

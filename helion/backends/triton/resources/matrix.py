@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Literal
 
@@ -51,10 +52,10 @@ def unit_of(fact: MatmulFact, sizes: Mapping[int, int], num_warps: int, target: 
     rows, _, depth = tile_shape(fact, sizes)
     if _is_small(rows, num_warps):
         return "mma"
-    batched = any(sizes[axis] > 1 for axis in fact.batch_axes)
+    batched = any([sizes[axis] > 1 for axis in fact.batch_axes])
     # a scaled dot without a unit of its own becomes a 16-bit one
-    scaled = bool(fact.lhs_format or fact.rhs_format)
-    dtypes = (torch.bfloat16,) * 2 if scaled else (fact.lhs_dtype, fact.rhs_dtype)
+    scaled = fact.lhs_format or fact.rhs_format
+    dtypes = (torch.bfloat16, torch.bfloat16) if scaled else (fact.lhs_dtype, fact.rhs_dtype)
     return unit_for(
         rows=rows,
         depth=depth,
@@ -69,7 +70,7 @@ def unit_of(fact: MatmulFact, sizes: Mapping[int, int], num_warps: int, target: 
 
 def is_k_major(fact: MatmulFact) -> bool:
     """Return whether both operands, as far as they come from memory, are K-major."""
-    return all(layout in (None, "k_major") for layout in (fact.lhs_layout, fact.rhs_layout))
+    return fact.lhs_layout in (None, "k_major") and fact.rhs_layout in (None, "k_major")
 
 
 def is_swapped(fact: MatmulFact) -> bool:
@@ -79,6 +80,7 @@ def is_swapped(fact: MatmulFact) -> bool:
     return tf32 and layouts and fact.lhs_prologue and not fact.rhs_prologue
 
 
+@functools.lru_cache(maxsize=1024)
 def unit_for(
     *,
     rows: int,

@@ -12,10 +12,12 @@ from ...._compiler.facts.records import KernelFacts, MemoryOpFact, ReductionFact
 from ...._shapes import cdiv
 from ....hardware import DESCRIPTOR_RANKS, GROUP_WARPS, Target
 from ..lower.align import is_long
+from . import known
+from .known import Alike
 from .layouts import fragment_held, moved_at_once, rounds, rows_held, spread
 from .matrix import is_k_major, is_swapped, is_transposed, keeps_rows, tile_shape, unit_of
 from .operands import Exchange, operand_bytes, prefetched_sources
-from .tiles import VECTOR_BYTES, beyond, by_nearness, inner_axis, tile_bytes, vector_elements
+from .tiles import VECTOR_BYTES, by_nearness, tile_bytes, vector_elements
 
 #: Rows of tensor memory.
 _LANES = 128
@@ -164,7 +166,7 @@ def _stored_rounds(
     stored = {
         vector_elements(op, sizes, threads)
         for op in facts.memory_ops
-        if op.kind == "store" and op.tile_axes == axes[1:] and inner_axis(op) == axes[1]
+        if op.kind == "store" and op.tile_axes == axes[1:] and op.inner_axis == axes[1]
     }
     least = [1] if not reduced or not stored else []
     for one, other in itertools.product(reduced, stored):
@@ -185,7 +187,7 @@ def _across(fact: ReductionFact, facts: KernelFacts, sizes: Mapping[int, int], t
     Threads are assigned from the contiguous axis on, where each has as many elements as some access moves.
     """
     ops = [op for op in facts.memory_ops if op.tile_axes]
-    if any(set(op.tile_axes) == set(fact.tile) and inner_axis(op) == fact.axis for op in ops):
+    if any(set(op.tile_axes) == set(fact.tile) and op.inner_axis == fact.axis for op in ops):
         return 1
     inner = [op for op in ops if op.tile_axes[-1] == fact.tile[-1]]
     least = VECTOR_BYTES // min((op.itemsize for op in ops), default=1)
@@ -219,7 +221,7 @@ def _warps_in_row(
 ) -> int:
     """Return the most warps along the reduced axis, over all accesses of such a tile."""
     ops = [op for op in facts.memory_ops if set(op.tile_axes) == set(fact.tile)]
-    rows = all(op.tile_axes == fact.tile and inner_axis(op) in (fact.axis, None) for op in ops)
+    rows = all(op.tile_axes == fact.tile and op.inner_axis in (fact.axis, None) for op in ops)
     if not rows or facts.matmuls:
         return num_warps
     threads = num_warps * target.warp_size
@@ -237,52 +239,48 @@ def _narrow_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, 
     if facts.matmuls:
         return 0
     threads = num_warps * target.warp_size
-    tiles: dict[tuple[int, ...], list[MemoryOpFact]] = {}
-    for op in facts.memory_ops:
-        tiles.setdefault(op.tile_axes, []).append(op)
     most = 0
-    for own, parts in tiles.items():
-        larger = [o for axes, ops in tiles.items() if own and beyond(axes, own) for o in ops]
-        if not larger:
-            continue
+    for own, parts, wider, lacking, across in known.narrow(facts):
         inner = own[-1]
-        wider = [o for o in larger if o.tile_axes[-1] == inner]
-        rows = max((math.prod(sizes[a] for a in beyond(axes, own)) for axes in {o.tile_axes for o in wider}), default=1)
-        widest = max((o.itemsize for o in wider), default=4)
+        rows = max([math.prod([sizes[axis] for axis in axes]) for axes in lacking], default=1)
+        widest = max([op.itemsize for op in wider], default=4)
         spread = rows > 1 and warps_along(sizes[inner], widest, num_warps, target) < num_warps
-        across = len(wider) < len(larger) and math.prod(sizes[a] for a in own) >= threads
+        whole = across and math.prod([sizes[axis] for axis in own]) >= threads
         widths = _widths(wider, sizes, threads)
         for op in parts:
             moved = wider and (spread or widths != {vector_elements(op, sizes, threads)})
+            if not whole and not moved:
+                continue
             # elements may be widened first
             widened = op.cast_itemsize if op.dtype == torch.bool else max(_FLOAT_BYTES, op.itemsize)
             for itemsize in {op.itemsize, widened}:
                 size = tile_bytes((op.tile_axes, itemsize), sizes)
-                if across:
-                    most = max(most, size)
-                elif moved:
-                    most = max(most, size // _narrow_rounds(op, wider, sizes, itemsize, threads, target))
+                # no number of rounds makes a smaller tile larger
+                if size > most and not whole:
+                    size //= _narrow_rounds(op, wider, widths, sizes, itemsize, threads, target)
+                most = max(most, size)
     return most
 
 
 def _narrow_rounds(
     op: MemoryOpFact,
     wider: Sequence[MemoryOpFact],
+    widths: Collection[int],
     sizes: Mapping[int, int],
     itemsize: int,
     threads: int,
     target: Target,
 ) -> int:
     """Return the rounds in which the load ``op`` converts to the layout of ``wider`` tiles."""
-    if any(inner_axis(o) not in (o.tile_axes[-1], None) or _repeats(o.tile_axes) for o in (op, *wider)):
+    if any(o.inner_axis not in (o.tile_axes[-1], None) or known.repeats(o.tile_axes) for o in (op, *wider)):
         return 1
     own = vector_elements(op, sizes, threads)
     held = rows_held(op.tile_axes, sizes, own, threads)
-    least, widths = [], _widths(wider, sizes, threads)
-    for other in wider:
+    least = []
+    for axes in {other.tile_axes for other in wider}:
         for width in widths:
             moved = moved_at_once(own * itemsize, width * itemsize, target)
-            least.append(rounds(held, rows_held(other.tile_axes, sizes, width, threads), itemsize, moved))
+            least.append(rounds(held, rows_held(axes, sizes, width, threads), itemsize, moved))
     return min(least)
 
 
@@ -300,27 +298,20 @@ def _expanded_bytes(facts: KernelFacts, sizes: Mapping[int, int], threads: int, 
     """
     if facts.matmuls:
         return 0
-    known = {tuple(sorted(op.tile_axes)) for op in facts.memory_ops}
-    found = {fact.tile for fact in facts.reductions} | {axes for tiles in facts.live_tiles for axes, _ in tiles}
     most = 0
-    for axes in (axes for axes in found if tuple(sorted(axes)) not in known):
+    for axes, loads in known.expanded(facts):
         spread_out = rows_held(axes, sizes, 1, threads)
-        for op in facts.memory_ops:
+        for op in loads:
             own = op.tile_axes
-            if op.kind != "load" or not own or not beyond(axes, own) or tile_bytes((own, 1), sizes) < threads:
+            if tile_bytes((own, 1), sizes) < threads:
                 continue
-            in_rows = inner_axis(op) in (own[-1], None)
+            in_rows = op.inner_axis in (own[-1], None)
             width = vector_elements(op, sizes, threads)
             held = rows_held(own if in_rows else own[::-1], sizes, width, threads)
             moved = moved_at_once(width * op.itemsize, op.itemsize, target) if in_rows else VECTOR_BYTES
-            apart = 1 if _repeats(axes) else rounds(held, spread_out, op.itemsize, moved)
+            apart = 1 if known.repeats(axes) else rounds(held, spread_out, op.itemsize, moved)
             most = max(most, tile_bytes((own, op.itemsize), sizes) // apart)
     return most
-
-
-def _repeats(axes: Sequence[int]) -> bool:
-    """Return whether several dimensions of a tile are one axis, as those of one constant length are."""
-    return len(set(axes)) < len(axes)
 
 
 def _transposed_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
@@ -330,44 +321,42 @@ def _transposed_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: i
     if facts.matmuls:
         return 0
     threads = num_warps * target.warp_size
-    groups: dict[tuple[int, ...], list[MemoryOpFact]] = {}
-    for op in (*facts.memory_ops, *facts.atomics):
-        if op.tile_axes:
-            groups.setdefault(tuple(sorted(op.tile_axes)), []).append(op)
     most = 0
-    for axes, ops in groups.items():
-        inner = {inner_axis(op) for op in ops} - {None}
+    for group in known.alike(facts):
+        axes, ops = group.axes, group.ops
         # halves of a pair are separated within a thread
-        pairs = any(sizes[op.tile_axes[-1]] == 2 and vector_elements(op, sizes, threads) < 2 for op in ops)
+        pairs = any([sizes[op.tile_axes[-1]] == 2 and vector_elements(op, sizes, threads) < 2 for op in ops])
         widths = _widths(ops, sizes, threads) | _aligned_widths(ops, facts, sizes, threads)
-        orders = {by_nearness(op, sizes) for op in ops}
-        if len(inner) > 1 or pairs or len(widths) > 1 or _are_permuted(ops, sizes, max(widths), threads):
-            least = _FLOAT_BYTES if pairs else 1  # pairs are widened before
-            rows = ops[0].tile_axes
-            in_rows = (
-                not pairs
-                and not _repeats(axes)
-                and all(op.tile_axes == rows and inner_axis(op) in (rows[-1], None) for op in ops)
-            )
-            for op in ops:
-                # for a gathered atomic, the addresses are converted
-                scattered = op.kind == "atomic" and op.gathered and target.kind == "cuda"
-                itemsize = _POINTER_BYTES if scattered else max(least, op.itemsize)
-                size = tile_bytes((op.tile_axes, itemsize), sizes)
-                if in_rows:
-                    size //= _width_rounds(op, widths, itemsize, sizes, threads)
-                elif len(orders) > 1 and not pairs and not _repeats(axes):
-                    size //= _order_rounds(ops, orders, itemsize, sizes, threads)
-                most = max(most, size)
-        if _is_summary(axes, ops, facts):
+        if group.turned or pairs or len(widths) > 1 or _are_permuted(ops, sizes, max(widths), threads):
+            most = max(most, _turned_bytes(group, pairs, widths, sizes, threads, target))
+        if group.summary:
             # it has the layout of the tile whose reductions it is computed from
             most = max(most, *(tile_bytes((axes, max(_FLOAT_BYTES, op.itemsize)), sizes) for op in ops))
-        numel = math.prod(sizes[axis] for axis in axes)
-        shared = any(not set(axes).isdisjoint(other) for other in groups if other != axes)
-        if shared and numel < threads and any(op.kind == "store" for op in ops):
+        numel = math.prod([sizes[axis] for axis in axes])
+        if group.shared and group.stored and numel < threads:
             # with fewer elements than threads it is computed in the layout of another tile
             most = max(most, *(numel * max(_FLOAT_BYTES, op.itemsize) for op in ops))
     return max(most, *(tile_bytes(tile, sizes) for tile in facts.transposed_squares), 0)
+
+
+def _turned_bytes(
+    group: Alike, pairs: bool, widths: set[int], sizes: Mapping[int, int], threads: int, target: Target
+) -> int:
+    """Return the bytes for accesses of ``group`` that have several layouts; ``pairs`` are widened before."""
+    most, orders = 0, {by_nearness(op, sizes) for op in group.ops}
+    for op in group.ops:
+        # for a gathered atomic, the addresses are converted
+        scattered = op.kind == "atomic" and op.gathered and target.kind == "cuda"
+        itemsize = _POINTER_BYTES if scattered else max(_FLOAT_BYTES if pairs else 1, op.itemsize)
+        size = tile_bytes((op.tile_axes, itemsize), sizes)
+        if pairs or group.repeats:
+            pass
+        elif group.in_rows:
+            size //= _width_rounds(op, widths, itemsize, sizes, threads)
+        elif len(orders) > 1:
+            size //= _order_rounds(group.ops, orders, itemsize, sizes, threads)
+        most = max(most, size)
+    return most
 
 
 def _aligned_widths(
@@ -384,7 +373,7 @@ def _aligned_widths(
         *others, axis = op.tile_axes
         extent = facts.axes[axis].extent if facts.axes[axis].static else None
         again = stored and op.kind == "load" and op.feeds_store and dict(op.looped).get(axis, 0) > 1
-        if not again or not op.static or op.gathered or inner_axis(op) != axis or any(sizes[o] > 1 for o in others):
+        if not again or not op.static or op.gathered or op.inner_axis != axis or any(sizes[o] > 1 for o in others):
             continue
         width = min(VECTOR_BYTES // op.itemsize, sizes[axis] // threads)
         if extent is not None and is_long(extent, sizes[axis]) and width > vector_elements(op, sizes, threads):
@@ -392,22 +381,16 @@ def _aligned_widths(
     return found
 
 
-def _is_summary(axes: Sequence[int], ops: Sequence[MemoryOpFact], facts: KernelFacts) -> bool:
-    """Return whether a stored tile is not loaded, is reduced itself, and shares axes with another reduced tile."""
-    own = set(axes)
-    tiles = [set(fact.tile) for fact in facts.reductions]
-    reduced = own in tiles and any(tile != own and not tile.isdisjoint(own) for tile in tiles)
-    return reduced and all(op.kind == "store" for op in ops)
-
-
 def _are_permuted(ops: Sequence[MemoryOpFact], sizes: Mapping[int, int], vector: int, threads: int) -> bool:
     """Return whether accesses of one tile order its axes so that threads have different elements.
 
     Threads lie along the contiguous axis first and then along the others, from the last to the first.
     """
+    if len(ops) == 1:
+        return False
     layouts: dict[tuple[int, ...], set[tuple[object, ...]]] = {}
     for op in ops:
-        inner = inner_axis(op)
+        inner = op.inner_axis
         axes = tuple(axis for axis in op.tile_axes if sizes[axis] > 1)
         order = axes
         if inner is not None and axes.count(inner) == 1:
@@ -485,7 +468,7 @@ def combined_bytes(
             if op.kind != "store" or op.region not in loops or not set(kept).issubset(op.tile_axes):
                 continue
             own = vector_elements(op, sizes, threads)
-            if inner_axis(op) != kept[-1] or op.tile_axes[-1] != kept[-1] or own == width:
+            if op.inner_axis != kept[-1] or op.tile_axes[-1] != kept[-1] or own == width:
                 continue
             size = tile_bytes((op.tile_axes, op.itemsize), sizes)
             most = max(most, size // _width_rounds(op, {own, width}, op.itemsize, sizes, threads))
@@ -501,7 +484,7 @@ def _scan_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, ta
     for fact in facts.scans:
         if fact.kind == "scan" and fact.axis is not None:
             ops = [op for op in facts.memory_ops if sorted(op.tile_axes) == sorted(fact.tile)]
-            orders = {op.tile_axes if inner_axis(op) in (op.tile_axes[-1], None) else op.tile_axes[::-1] for op in ops}
+            orders = {op.tile_axes if op.inner_axis in (op.tile_axes[-1], None) else op.tile_axes[::-1] for op in ops}
             vectors = {vector_elements(op, sizes, threads) for op in ops} or {1}
             for axes, vector in itertools.product(orders or {fact.tile}, vectors):
                 most = max(most, fact.itemsize * _passed_on(fact.axis, axes, sizes, vector, num_warps, target))
@@ -564,7 +547,7 @@ def _product_rounds(
     """Return the rounds in which a tile converts from fragments of the kernel's dots to rows, or back."""
     axes = op.tile_axes[-2:]
     others = op.tile_axes[:-2]
-    if len(axes) < 2 or inner_axis(op) != axes[1] or any(sizes[axis] > 1 for axis in others):
+    if len(axes) < 2 or op.inner_axis != axes[1] or any(sizes[axis] > 1 for axis in others):
         return 1
     row, column = axes
     threads = num_warps * target.warp_size

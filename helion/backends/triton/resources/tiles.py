@@ -9,9 +9,6 @@ from collections.abc import Iterable, Mapping
 from ...._compiler.facts.records import KernelFacts, LiveTile, MemoryOpFact
 from ....hardware import VECTOR_BYTES
 
-#: Of a stride passed at launch, Triton knows only whether it is a multiple of this.
-_KNOWN_MULTIPLE = 16
-
 
 def tile_bytes(tile: LiveTile, sizes: Mapping[int, int]) -> int:
     axes, size = tile
@@ -29,25 +26,7 @@ def vector_elements(op: MemoryOpFact, sizes: Mapping[int, int], threads: int) ->
     for axis in op.tile_axes:
         numel *= sizes[axis]
     width = min(VECTOR_BYTES // op.itemsize, numel // threads)
-    if width <= 1:
-        return 1
-    inner = inner_axis(op)
-    for at, stride, scale in zip(op.subscript_axes, op.strides, op.scales, strict=True):
-        if not op.static and stride > 1 and stride % _KNOWN_MULTIPLE:
-            return 1
-        if inner is None or (at == inner and stride == 1 and scale != 1):
-            return 1
-        if at != inner:
-            width = math.gcd(width, stride * scale)
-    return width
-
-
-def inner_axis(op: MemoryOpFact) -> int | None:
-    """Return the axis along which neighbours of the tile are neighbours in memory."""
-    for axis, stride in zip(op.subscript_axes, op.strides, strict=True):
-        if stride == 1 and axis in op.tile_axes:
-            return axis
-    return None
+    return math.gcd(width, op.aligned) if width > 1 else 1
 
 
 def by_nearness(op: MemoryOpFact, sizes: Mapping[int, int]) -> tuple[int, ...]:
@@ -57,7 +36,7 @@ def by_nearness(op: MemoryOpFact, sizes: Mapping[int, int]) -> tuple[int, ...]:
     """
     axes = list(op.tile_axes)
     strides = [stride for axis, stride in zip(op.subscript_axes, op.strides, strict=True) if axis in axes]
-    inner = inner_axis(op)
+    inner = op.inner_axis
     if inner is not None:
         # an axis may occur twice
         near = [at for at, axis in enumerate(axes) if axis == inner and (len(strides) < len(axes) or strides[at] == 1)]
@@ -81,12 +60,12 @@ def beside_turned(store: MemoryOpFact, facts: KernelFacts) -> tuple[int, ...] | 
 
     Such a tile goes through shared memory, in which its rows meet in the same banks.
     """
-    inner = inner_axis(store) if store.kind == "store" else None
+    inner = store.inner_axis if store.kind == "store" else None
     tile = Counter(store.tile_axes)
     for op in facts.memory_ops:
         if inner is None or op.kind != "load" or op.region != store.region or Counter(op.tile_axes) != tile:
             continue
-        other = inner_axis(op)
+        other = op.inner_axis
         if other is not None and other != inner:
             return tuple((tile - Counter((inner, other))).elements())
     return None

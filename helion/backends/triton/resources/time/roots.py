@@ -7,7 +7,7 @@ import math
 from typing import NamedTuple
 
 from ....._compiler.facts.records import AxisFact, KernelFacts, MatmulFact, MemoryOpFact, ReductionFact
-from ..predict import Same
+from ..known import Same
 from ..tiles import VECTOR_BYTES, beside_turned
 
 #: Elements from which on a stride no longer narrows the accesses of one thread.

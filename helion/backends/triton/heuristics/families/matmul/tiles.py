@@ -14,8 +14,9 @@ from ......_shapes import cdiv, next_power_of_2, previous_power_of_2
 from ......autotuner.proposal import Declined, Predicted
 from ......hardware import Target
 from ....proposal import TritonProposal
+from ....resources.known import Same
 from ....resources.matrix import ASYNC_ROWS, is_k_major, is_transposed, partial_sum
-from ....resources.predict import Same, predict
+from ....resources.predict import predict
 from ....resources.time.launch import Launch
 from ....resources.time.predict import timing
 from ...choose import Timed, fastest, trust, unless_faster

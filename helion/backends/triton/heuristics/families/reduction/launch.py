@@ -8,8 +8,9 @@ from typing import ClassVar
 from ......_compiler.facts.records import KernelFacts
 from ......autotuner.proposal import Predicted
 from ......hardware import Target
+from ....resources.predict import unstaged
 from ... import register_safety as safety
-from ...sizing import Chunks, Sizes, estimate, halve, has_wide_memory, warps_for_threads
+from ...sizing import Chunks, Sizes, all_sizes, estimate, halve, has_wide_memory, warps_for_threads
 from ...tuned import Tuned, tuned
 from .budget import Allocation
 
@@ -69,13 +70,10 @@ def launch(found: Allocation, facts: KernelFacts, target: Target, *, threads: in
     sizes, chunks = dict(found.sizes), dict(found.chunks)
 
     def wanted(sizes: Sizes, chunks: Chunks) -> tuple[float, ...]:
-        predicted = estimate(facts, target, sizes, most, 1, chunks)
-        return predicted.spill_risk, predicted.registers_per_thread, predicted.time_us
+        held = unstaged(facts, all_sizes(facts, sizes, chunks), most, target)
+        return held.spill_risk, held.registers_per_thread, held.time_us
 
-    while True:
-        predicted = estimate(facts, target, sizes, warps, 1, chunks)
-        if not predicted.spill_risk:
-            break
+    while unstaged(facts, all_sizes(facts, sizes, chunks), warps, target).spill_risk:
         if warps < most:
             warps *= 2
             continue
@@ -83,6 +81,7 @@ def launch(found: Allocation, facts: KernelFacts, target: Target, *, threads: in
         if smaller is None:
             break
         sizes, chunks = smaller
+    predicted = estimate(facts, target, sizes, warps, 1, chunks)
     shorter = _shorter_applied(found, facts, sizes)
     if shorter != sizes and not safety.within(predicted, safety.APPLIED):
         sizes = shorter

@@ -1,0 +1,101 @@
+"""Facts of one access of memory."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+#: Of a stride passed at launch, compilers know only whether it is a multiple of this.
+_KNOWN_MULTIPLE = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryOpFact:
+    """One load, store or atomic, in program order. ``slot`` is its number there; atomics have their own numbering.
+
+    - ``subscript_axes``: for each subscript, the axis whose indices it holds, possibly through affine arithmetic; None
+      for scalars and gathers.
+    - ``strides``, ``extents``: those of the host tensor, in elements.
+    - ``scales``: the factor of the index of each subscript, such as 2 for ``x[2 * tile.index]`` and ``x[2]``.
+    - ``tile_axes``: the axes of the accessed tile.
+    - ``accessed_numel``: the number of different elements that all programs access; dimensions of stride 0 count once.
+    - ``matmul_operand``: ``lhs`` or ``rhs`` when the load feeds a dot through at most casts, views and one-operand ops.
+    - ``reductions_fed``: per axis, the number of reductions that the value reaches without crossing another reduction.
+    - ``feeds_store``: true if the value reaches a store in that way.
+    - ``looped``: per axis that can be rolled, the number of times that a load of a row is repeated in chunks.
+    - ``cast_itemsize``: the bytes of an element in memory, or of its converted dtype if that is wider.
+    - ``static``: true if strides and extents are compile-time constants; otherwise they are those seen when binding.
+    - ``after``: the number of dots that precede the access.
+    """
+
+    slot: int
+    load_slot: int | None
+    kind: Literal["load", "store", "atomic"]
+    storage: int
+    name: str
+    dtype: torch.dtype
+    region: int
+    tile_axes: tuple[int, ...]
+    subscript_axes: tuple[int | None, ...]
+    strides: tuple[int, ...]
+    extents: tuple[int, ...]
+    scales: tuple[int, ...]
+    gathered: bool
+    accessed_numel: int
+    matmul_operand: Literal["lhs", "rhs"] | None
+    reductions_fed: tuple[tuple[int, int], ...]
+    feeds_store: bool
+    looped: tuple[tuple[int, int], ...] = ()
+    cast_itemsize: int = 0
+    static: bool = True
+    after: int = 0
+
+    @functools.cached_property
+    def itemsize(self) -> int:
+        """Bytes of one element in memory."""
+        return self.dtype.itemsize
+
+    @functools.cached_property
+    def inner_axis(self) -> int | None:
+        """Axis along which neighbours of the tile are neighbours in memory."""
+        for axis, stride in zip(self.subscript_axes, self.strides, strict=True):
+            if stride == 1 and axis in self.tile_axes:
+                return axis
+        return None
+
+    @functools.cached_property
+    def aligned(self) -> int:
+        """Elements of which rows along the inner axis begin at multiples, 0 for any number.
+
+        It is 1 without neighbours, and where strides that are passed at launch are odd for all that is known of them.
+        """
+        inner, aligned = self.inner_axis, 0
+        for axis, stride, scale in zip(self.subscript_axes, self.strides, self.scales, strict=True):
+            unknown = not self.static and stride > 1 and stride % _KNOWN_MULTIPLE != 0
+            if unknown or inner is None or (axis == inner and stride == 1 and scale != 1):
+                return 1
+            if axis != inner:
+                aligned = math.gcd(aligned, stride * scale)
+        return aligned
+
+    @property
+    def rank(self) -> int:
+        return len(self.strides)
+
+    def is_one_run(self, extents: Mapping[int, int | None]) -> bool:
+        """Return whether the accessed elements are contiguous in memory, in row-major order of ``extents``."""
+        following = 1
+        for axis, extent in tuple(extents.items())[::-1]:
+            places = [at for at, each in enumerate(self.subscript_axes) if each == axis]
+            if not self.static or self.gathered or extent is None or len(places) != 1:
+                return False
+            (at,) = places
+            if extent > 1 and (self.strides[at] != following or self.extents[at] != extent or self.scales[at] != 1):
+                return False
+            following *= extent
+        return following == self.accessed_numel

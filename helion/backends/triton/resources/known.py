@@ -1,0 +1,145 @@
+"""Groups of a kernel's tiles that no size changes, found once for each kernel."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+from ...._compiler.facts.records import KernelFacts, MemoryOpFact
+from .tiles import beyond
+
+Axes = tuple[int, ...]
+Ops = tuple[MemoryOpFact, ...]
+
+
+class Same:
+    """Facts, compared by identity: comparing all fields would take longer than the prediction."""
+
+    __slots__ = ("facts",)
+
+    def __init__(self, facts: KernelFacts) -> None:
+        self.facts = facts
+
+    def __hash__(self) -> int:
+        return id(self.facts)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and other.facts is self.facts
+
+
+class Narrow(NamedTuple):
+    """Accesses of a tile that spans some axes of larger ones.
+
+    ``wider`` are the accesses of those whose last axis is the same, ``rows`` the axes that the tile lacks of each.
+    """
+
+    axes: Axes
+    ops: Ops
+    wider: Ops
+    rows: tuple[Axes, ...]
+    across: bool
+    """Set where some larger tiles have another last axis."""
+
+
+class Alike(NamedTuple):
+    """Accesses of tiles over the same axes, in any order.
+
+    ``turned``: their contiguous axes differ. ``in_rows``: all have one order of axes and are contiguous along the last.
+    ``repeats``: several dimensions are one axis. ``summary``: a stored tile that is not loaded, is reduced itself, and
+    shares axes with another reduced tile. ``shared``: another tile has some of the axes. ``stored``: one is a store.
+    """
+
+    axes: Axes
+    ops: Ops
+    turned: bool
+    in_rows: bool
+    repeats: bool
+    summary: bool
+    shared: bool
+    stored: bool
+
+
+class Expanded(NamedTuple):
+    """A tile over more axes than any access has, and the loads of parts of it."""
+
+    axes: Axes
+    loads: Ops
+
+
+def narrow(facts: KernelFacts) -> tuple[Narrow, ...]:
+    """Return the accesses of tiles that are parts of larger ones."""
+    return _narrow(Same(facts))
+
+
+def alike(facts: KernelFacts) -> tuple[Alike, ...]:
+    """Return all accesses of tiles, atomics included, by the axes of the tile."""
+    return _alike(Same(facts))
+
+
+def expanded(facts: KernelFacts) -> tuple[Expanded, ...]:
+    """Return the tiles that no access has, and that some load has a part of."""
+    return _expanded(Same(facts))
+
+
+def repeats(axes: Axes) -> bool:
+    """Return whether several dimensions of a tile are one axis, as those of one constant length are."""
+    return len(set(axes)) < len(axes)
+
+
+@functools.lru_cache(maxsize=64)
+def _narrow(same: Same) -> tuple[Narrow, ...]:
+    tiles: dict[Axes, list[MemoryOpFact]] = {}
+    for op in same.facts.memory_ops:
+        tiles.setdefault(op.tile_axes, []).append(op)
+    found = []
+    for own, parts in tiles.items():
+        larger = [op for axes, ops in tiles.items() if own and beyond(axes, own) for op in ops]
+        if larger:
+            wider = tuple(op for op in larger if op.tile_axes[-1] == own[-1])
+            rows = tuple(beyond(axes, own) for axes in dict.fromkeys(op.tile_axes for op in wider))
+            across = len(wider) < len(larger)
+            found.append(Narrow(axes=own, ops=tuple(parts), wider=wider, rows=rows, across=across))
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=64)
+def _alike(same: Same) -> tuple[Alike, ...]:
+    facts = same.facts
+    groups: dict[Axes, list[MemoryOpFact]] = {}
+    for op in (*facts.memory_ops, *facts.atomics):
+        if op.tile_axes:
+            groups.setdefault(tuple(sorted(op.tile_axes)), []).append(op)
+    found = []
+    for axes, ops in groups.items():
+        rows = ops[0].tile_axes
+        found.append(
+            Alike(
+                axes=axes,
+                ops=tuple(ops),
+                turned=len({op.inner_axis for op in ops} - {None}) > 1,
+                in_rows=all(op.tile_axes == rows and op.inner_axis in (rows[-1], None) for op in ops),
+                repeats=repeats(axes),
+                summary=all(op.kind == "store" for op in ops) and _is_reduced_twice(axes, facts),
+                shared=any(not set(axes).isdisjoint(other) for other in groups if other != axes),
+                stored=any(op.kind == "store" for op in ops),
+            )
+        )
+    return tuple(found)
+
+
+def _is_reduced_twice(axes: Axes, facts: KernelFacts) -> bool:
+    """Return whether a tile is reduced, and so is another one with some of its axes."""
+    own = set(axes)
+    tiles = [set(fact.tile) for fact in facts.reductions]
+    return own in tiles and any(tile != own and not tile.isdisjoint(own) for tile in tiles)
+
+
+@functools.lru_cache(maxsize=64)
+def _expanded(same: Same) -> tuple[Expanded, ...]:
+    facts = same.facts
+    known = {tuple(sorted(op.tile_axes)) for op in facts.memory_ops}
+    tiles = {fact.tile for fact in facts.reductions} | {axes for tiles in facts.live_tiles for axes, _ in tiles}
+    loads = [op for op in facts.memory_ops if op.kind == "load" and op.tile_axes]
+    larger = (axes for axes in tiles if tuple(sorted(axes)) not in known)
+    parts = ((axes, tuple(op for op in loads if beyond(axes, op.tile_axes))) for axes in larger)
+    return tuple(Expanded(axes, ops) for axes, ops in parts if ops)
