@@ -80,6 +80,49 @@ class BackendCandidate:
     replaces_us: float | None = None
 
 
+class Others:
+    """The backends that ``auto`` considers for a kernel besides the one of an analysis, made on first use.
+
+    ``make`` gives the prediction or reason for each backend, and the analyses for those that accept the kernel.
+    ``count`` is the number of these analyses, where it is known before.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], tuple[tuple[BackendCandidate, ...], tuple[Analysis, ...]]],
+        count: Callable[[], int] | None = None,
+    ) -> None:
+        self._make = make
+        self._count = count
+
+    @functools.cached_property
+    def _made(self) -> tuple[tuple[BackendCandidate, ...], tuple[Analysis, ...]]:
+        return self._make()
+
+    @property
+    def candidates(self) -> tuple[BackendCandidate, ...]:
+        return self._made[0]
+
+    @property
+    def analyses(self) -> tuple[Analysis, ...]:
+        return self._made[1]
+
+    def __len__(self) -> int:
+        return len(self.analyses) if self._count is None else self._count()
+
+    def map(self, change: Callable[[Analysis], Analysis]) -> Others:
+        """Return these with changed analyses."""
+        return Others(lambda: (self.candidates, tuple(map(change, self.analyses))), self.__len__)
+
+    @staticmethod
+    def of(candidates: tuple[BackendCandidate, ...], analyses: tuple[Analysis, ...]) -> Others:
+        return Others(lambda: (candidates, analyses))
+
+
+#: There is no choice: a backend was named.
+ALONE = Others.of((), ())
+
+
 @dataclass
 class Analysis:
     """The analysis of one specialization. Each part is computed on first use."""
@@ -93,16 +136,28 @@ class Analysis:
     context: CompileContext | None = None
     #: Changes that the space made to the requested configs, by config.
     adjusted: dict[Config, tuple[Adjustment | Dropped, ...]] = field(default_factory=dict)
-    #: Predicted time or reason against every backend that ``auto`` considered.
-    backend_candidates: tuple[BackendCandidate, ...] = ()
-    #: The same kernel for the other backends that accept it, the fastest by prediction first.
-    alternatives: tuple[Analysis, ...] = ()
+    others: Others = ALONE
     _codes: dict[Config, Code] = field(default_factory=dict)
     _lock: Any = field(default_factory=new_lock)
 
     @property
     def program(self) -> Program:
         return self.traced.program
+
+    @property
+    def is_chosen(self) -> bool:
+        """True if ``auto`` has chosen the backend."""
+        return self.others is not ALONE
+
+    @property
+    def backend_candidates(self) -> tuple[BackendCandidate, ...]:
+        """Predicted time or reason against every backend that ``auto`` considered."""
+        return self.others.candidates
+
+    @property
+    def alternatives(self) -> tuple[Analysis, ...]:
+        """The same kernel for the other backends that accept it, the fastest by prediction first."""
+        return self.others.analyses
 
     @property
     def sizes(self) -> tuple[tuple[str, tuple[Any, ...]], ...]:
@@ -115,8 +170,8 @@ class Analysis:
         program = with_hints(self.program, hints)
         if program is self.program:
             return self
-        alternatives = tuple(each.with_size_hints(hints) for each in self.alternatives)
-        return replace(self, traced=replace(self.traced, program=program), alternatives=alternatives)
+        others = self.others.map(lambda each: each.with_size_hints(hints))
+        return replace(self, traced=replace(self.traced, program=program), others=others)
 
     def specialize_on(self, numbers: Mapping[str, Any]) -> Analysis:
         """Return the analysis specialized on these numbers.
@@ -125,9 +180,13 @@ class Analysis:
         """
         if not numbers:
             return self
-        alternatives = tuple(each.specialize_on(numbers) for each in self.alternatives)
+        others = self.others.map(lambda each: each.specialize_on(numbers))
         traced = replace(self.traced, specialized={**self.traced.specialized, **numbers})
-        return replace(self, traced=traced, alternatives=alternatives)
+        return replace(self, traced=traced, others=others)
+
+    def with_others(self, others: Others) -> Analysis:
+        """Return the analysis with other backends to choose from."""
+        return replace(self, others=others)
 
     def full_config(self, config: Config | Mapping[str, Any], *, printed: bool = False) -> Config:
         """Normalize a user's config. Values that the space changes are reported once per kernel and config.
@@ -169,8 +228,8 @@ class Analysis:
         if first is None:
             return self
         led = copy.copy(first)  # keeps its cached properties
-        led.backend_candidates = self.backend_candidates
-        led.alternatives = (self, *(each for each in self.alternatives if each is not first))
+        following = (self, *(each for each in self.alternatives if each is not first))
+        led.others = Others.of(self.backend_candidates, following)
         return led
 
     def drop_backend(self, reason: str) -> Analysis:
@@ -178,7 +237,7 @@ class Analysis:
         first, *others = self.alternatives
         failed = BackendCandidate(self.backend.name, reason=reason)
         backend_candidates = (*(each for each in self.backend_candidates if each.backend != failed.backend), failed)
-        return replace(first, backend_candidates=backend_candidates, alternatives=tuple(others))
+        return replace(first, others=Others.of(backend_candidates, tuple(others)))
 
     def predicted_us(self, configs: Sequence[Config]) -> float:
         """Predict the time of the fastest of the kernel's own ``configs``, or of the default config if it has none."""
@@ -329,7 +388,9 @@ def analyse(
         chosen = _fastest(found, configs)
     else:
         others_refused = {name: each for name, each in found.items() if name != last.name}
-        chosen = replace(_last_resort(analyse_for, last, others_refused), backend_candidates=_refusals(others_refused))
+        chosen = _last_resort(analyse_for, last, others_refused)
+        if others_refused:
+            chosen = replace(chosen, others=Others.of(_refusals(others_refused), ()))
     return chosen.specialize_on(divisibility)
 
 
@@ -405,7 +466,7 @@ def _fastest(found: Mapping[str, Analysis | str], configs: Sequence[Config]) -> 
     for candidate in backend_candidates:
         _LOG.debug("%s: %s", timed[0][1].name, candidate)
     first, *alternatives = (each for _, each in timed)
-    return replace(first, backend_candidates=backend_candidates, alternatives=tuple(alternatives))
+    return replace(first, others=Others.of(backend_candidates, tuple(alternatives)))
 
 
 def _candidate(analysis: Analysis, configs: Sequence[Config]) -> BackendCandidate:

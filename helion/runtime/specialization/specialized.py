@@ -20,6 +20,7 @@ from ..call.definition import Definition
 from ..call.signature import Key, pick, with_a_batch
 from ..call.size_buckets import Bucket, SizeBuckets, buckets_of
 from ..generated import codecache
+from . import remembered
 
 if TYPE_CHECKING:
     from ... import pipeline
@@ -66,11 +67,15 @@ class Specialized:
     def _analysed(self, values: tuple[Any, ...], backend: str | None = None) -> pipeline.Analysis:
         kernel = self.kernel
         arguments = dict(zip(kernel.signature.parameters, values, strict=True))
-        return pipeline.analyse(
-            *(kernel.fn, kernel.name, arguments, self.settings, self.target, kernel.constants),
-            configs=kernel.configs,
-            backend=backend,
-        )
+
+        def analyse(name: str | None) -> pipeline.Analysis:
+            return pipeline.analyse(
+                *(kernel.fn, kernel.name, arguments, self.settings, self.target, kernel.constants),
+                configs=kernel.configs,
+                backend=name,
+            )
+
+        return analyse(backend) if backend else remembered.analysed(self, values, analyse)
 
     def _for_any_batch_size(self, values: tuple[Any, ...]) -> pipeline.Analysis | None:
         """Return an analysis for arguments that are a batch of one which is right for any batch, if there is one."""
@@ -99,7 +104,7 @@ class Specialized:
 
         Tensors that are not on a GPU use the general backend for any target.
         """
-        if self.settings.backend is not None or self.analysis.backend_candidates:
+        if self.settings.backend is not None or self.analysis.is_chosen:
             return self.analysis
         return self._analysed(self.sample(), "auto")
 
@@ -134,7 +139,7 @@ class Specialized:
         """Return whether calls with tensors not aligned to 16 bytes run another config or backend."""
         executor = self.executor
         return executor.without_alignment(plan) is not None or (
-            executor.aligned_only and bool(self.analysis.alternatives)
+            executor.aligned_only and len(self.analysis.others) > 0
         )
 
     def with_analysis(self, analysis: pipeline.Analysis) -> Specialized:

@@ -1,0 +1,142 @@
+"""The backend that ``auto`` has chosen for such arguments in a former process, as far as this machine remembers.
+
+The choice follows from what the key names: the kernel's source, the arguments, the settings, the target, the versions
+and helion's own files. Remembering it saves the analyses for the other backends, which are made when they are asked
+for. A backend that refuses the kernel now, since globals or helper functions of it have changed, is forgotten.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import inspect
+import json
+import pathlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ... import knobs
+from ..._support import files as _files
+from ..._support import logs as _logging
+from ..._support.lazy import lazy
+from ..._support.nested import map_nested
+from ...backends import BACKENDS, stub
+from ..call.signature import any_device
+
+if TYPE_CHECKING:
+    from ... import pipeline
+    from ...pipeline import Analysis
+    from .specialized import Specialized
+else:
+    pipeline = lazy("helion.pipeline")
+
+_LOG = _logging.logger(__name__)
+#: Changes with the form of the files.
+_VERSION = 1
+#: Parts of an object's text that differ between processes.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A backend, the number of others that accept the kernel, and the numbers that any of them depends on."""
+
+    backend: str
+    others: int
+    numbers: Mapping[str, tuple[Any, ...]]
+
+
+def analysed(of: Specialized, values: Sequence[Any], analyse: Callable[[str | None], Analysis]) -> Analysis:
+    """Return the analysis that ``analyse(None)`` gives, with only its backend made if it is remembered.
+
+    ``analyse`` takes the name of a backend; None leaves the choice.
+    """
+    path = _path(of, values)
+    known = None if path is None else _read(path)
+    if known is not None:
+        try:
+            return _alone(known, analyse)
+        except Exception as error:  # whatever is wrong with the kernel, the whole analysis reports it
+            _LOG.debug("%s: the remembered backend %s: %s", of.kernel.name, known.backend, error)
+    found = analyse(None)
+    if path is not None:
+        _keep(path, found)
+    return found
+
+
+def _alone(known: Choice, analyse: Callable[[str | None], Analysis]) -> Analysis:
+    """Return the analysis for the remembered backend, with the others made on first use."""
+    found = analyse(known.backend).specialize_on(known.numbers)
+
+    def rest() -> tuple[tuple[pipeline.BackendCandidate, ...], tuple[Analysis, ...]]:
+        whole = analyse(None)
+        analyses = (whole, *whole.alternatives)
+        return whole.backend_candidates, tuple(each for each in analyses if each.backend is not found.backend)
+
+    return found.with_others(pipeline.Others(rest, lambda: known.others))
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def _read(path: pathlib.Path) -> Choice | None:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        found = Choice(content["backend"], int(content["others"]), ast.literal_eval(content["numbers"]))
+    except (OSError, ValueError, KeyError, TypeError, SyntaxError):  # there is none, or half of one
+        return None
+    return found if found.backend in BACKENDS and isinstance(found.numbers, dict) else None
+
+
+def _keep(path: pathlib.Path, found: Analysis) -> None:
+    """Keep a choice among several backends for other processes, if that is possible."""
+    numbers = dict(found.traced.specialized)
+    if not found.alternatives or _ADDRESS.search(repr(numbers)):
+        return
+    content = {"backend": found.backend.name, "others": len(found.alternatives), "numbers": repr(numbers)}
+    try:
+        _files.make_folder(path.parent, _files.cache_dir())
+        _files.write_whole(path, json.dumps(content), shared=True)
+    except OSError as error:
+        _LOG.debug("%s cannot be written: %s", path, error)
+
+
+def _path(of: Specialized, values: Sequence[Any]) -> pathlib.Path | None:
+    """Return the file of the choice; None where nothing is chosen or kept."""
+    settings = of.settings
+    if knobs.SKIP_CACHE.read() or settings.backend not in (None, "auto") or of.kernel.configs:
+        return None
+    if not any(map(stub.on_gpu, values)):
+        return None
+    described = repr((any_device(of.key), map_nested(tuple(values), torch.Tensor, _description), settings))
+    if _ADDRESS.search(described):  # objects that other processes cannot recognize
+        return None
+    try:
+        source = inspect.getsource(of.kernel.fn)
+    except OSError:
+        return None
+    parts = (str(_VERSION), source, described, repr(of.target), _versions())
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    return _files.cache_dir() / "backends" / digest[:2] / f"{of.kernel.name[:100]}_{digest}.json"
+
+
+def _description(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return str(tensor.dtype), tuple(tensor.shape), tensor.stride()
+
+
+@functools.cache
+def _versions() -> str:
+    """Return the versions of the installed backends, and a digest of the sizes and times of helion's own files."""
+    package = pathlib.Path(__file__).resolve().parents[2]
+    files = sorted((path, path.stat()) for path in package.rglob("*.*") if path.suffix != ".pyc")
+    stamps = "".join(f"{path} {stat.st_size} {stat.st_mtime_ns}\n" for path, stat in files)
+    versions = [(b.name, *b.toolchain.versions()) for b in BACKENDS.values() if b.is_installed]
+    return f"{versions} {hashlib.sha256(stamps.encode()).hexdigest()}"
+
+
+__all__ = ["analysed"]
