@@ -123,6 +123,12 @@ class Target:
         return hash((self.name, self.device, self.num_sms))
 
     @property
+    def text(self) -> str:
+        """All fields, as text that is the same in all processes: a set has no order of its own."""
+        each = ((f.name, getattr(self, f.name)) for f in dataclasses.fields(self))
+        return repr([(name, sorted(value) if isinstance(value, frozenset) else value) for name, value in each])
+
+    @property
     def in_flight_bytes(self) -> float:
         """Bytes that each SM keeps in flight at the full bandwidth of memory: latency times bandwidth per SM."""
         return MEMORY_LATENCY_US * 1e3 * self.bandwidth_gb_per_s / self.num_sms

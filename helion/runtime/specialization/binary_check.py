@@ -313,7 +313,7 @@ def _key(of: Specialized) -> str:
         str(_VERSION),
         analysis.code(analysis.default_config).text,
         repr(extents),
-        repr(target),
+        target.text,
         analysis.backend.toolchain.compiler(target),
         *([] if limit.read() == limit.default else [str(limit.read())]),
     )

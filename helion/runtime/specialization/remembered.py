@@ -94,9 +94,9 @@ def _read(path: pathlib.Path) -> Choice | None:
 
 
 def _keep(path: pathlib.Path, found: Analysis) -> None:
-    """Keep a choice among several backends for other processes, if that is possible."""
+    """Keep a choice for other processes, if that is possible."""
     numbers = dict(found.traced.specialized)
-    if not found.alternatives or _ADDRESS.search(repr(numbers)):
+    if not found.is_chosen or _ADDRESS.search(repr(numbers)):
         return
     content = {"backend": found.backend.name, "others": len(found.alternatives), "numbers": repr(numbers)}
     try:
@@ -120,7 +120,7 @@ def _path(of: Specialized, values: Sequence[Any]) -> pathlib.Path | None:
         source = inspect.getsource(of.kernel.fn)
     except OSError:
         return None
-    parts = (str(_VERSION), source, described, repr(of.target), _versions())
+    parts = (str(_VERSION), source, described, of.target.text, _versions())
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     return _files.cache_dir() / "backends" / digest[:2] / f"{of.kernel.name[:100]}_{digest}.json"
 

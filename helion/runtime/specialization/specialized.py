@@ -138,9 +138,7 @@ class Specialized:
     def depends_on_alignment(self, plan: Any) -> bool:
         """Return whether calls with tensors not aligned to 16 bytes run another config or backend."""
         executor = self.executor
-        return executor.without_alignment(plan) is not None or (
-            executor.aligned_only and len(self.analysis.others) > 0
-        )
+        return executor.without_alignment(plan) is not None or (executor.aligned_only and len(self.analysis.others) > 0)
 
     def with_analysis(self, analysis: pipeline.Analysis) -> Specialized:
         """Return a copy for another analysis, whose configs may be others."""
