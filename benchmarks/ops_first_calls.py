@@ -111,6 +111,8 @@ def main() -> int:
     for workers in options.workers:
         with tempfile.TemporaryDirectory() as folder:
             os.environ["HELION_CACHE_DIR"], os.environ["TRITON_CACHE_DIR"] = f"{folder}/helion", f"{folder}/triton"
+            os.environ["PYTHONPYCACHEPREFIX"] = f"{folder}/bytecode"  # an installed package has it from the start
+            os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
             for caches, count in (("empty", workers), ("filled", 1)):
                 watched = options.profile if caches == "filled" else None
                 row = {"caches": caches, "processes": count, **run(names, count, watched)}
