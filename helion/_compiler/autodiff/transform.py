@@ -26,13 +26,20 @@ from .transpose import Transposition, behind
 class Parameter:
     """A parameter of a backward kernel, by ``name``.
 
-    Its ``kind`` is ``gradient`` or ``tensor`` (of a tensor of the forward program), ``result`` (a tensor that it wrote), or
-    ``number`` of the host code.
+    Its ``kind`` is ``gradient`` or ``tensor`` (of a tensor of the forward program), or ``result`` (a tensor that it wrote). A
+    ``number`` of the host code is called ``symbol`` there, or as the parameter. A ``StagedForward`` returns ``kept`` tensors,
+    and has parameters for those that are to be ``written``.
     """
 
     name: str
     kind: str
     tensor: int = -1
+    symbol: str = ""
+
+    @property
+    def number(self) -> str:
+        """The name of a number in the host code."""
+        return self.symbol or self.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +52,26 @@ class Backward:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StagedForward:
+    """A kernel called ``name`` that runs in place of a program's: it writes the program's results, and returns what its
+    backward reads as well, under the names ``kept``."""
+
+    name: str
+    lines: tuple[str, ...]
+    parameters: tuple[Parameter, ...]
+    kept: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class StagedBackward:
     """A backward of several kernels: the source of each, and ``lines`` of a function that calls them. Its parameters and
-    results are those of ``Backward``."""
+    results are those of ``Backward``. ``forward`` has to have run in place of the program's kernel, if it is not None."""
 
     kernels: tuple[tuple[str, ...], ...]
     lines: tuple[str, ...]
     parameters: tuple[Parameter, ...]
     results: tuple[int, ...]
+    forward: StagedForward | None = None
 
 
 def differentiate(
@@ -272,6 +291,7 @@ __all__ = [
     "Backward",
     "Parameter",
     "StagedBackward",
+    "StagedForward",
     "check_accesses",
     "differentiate",
     "read_tensors",

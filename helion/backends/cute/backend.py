@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from ...hardware import Target
     from ...settings import Settings
     from ..execution import Executor, Toolchain
-    from . import derivative, limits, remote, shapes
+    from . import limits, remote, shapes
     from .codegen import whole
+    from .derivative import derive
     from .execute import executor
     from .heuristics import registry
     from .lower import host
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from .toolchain import chain, library, offline
 else:
     # `import helion` needs none of these
-    derivative = lazy("helion.backends.cute.derivative")
+    derive = lazy("helion.backends.cute.derivative.derive")
     limits = lazy("helion.backends.cute.limits")
     remote = lazy("helion.backends.cute.remote")
     shapes = lazy("helion.backends.cute.shapes")
@@ -91,9 +92,9 @@ class Cute:
         return shapes.shape_of_program(program).lead(program, facts)
 
     def derivative(
-        self, program: Program, wanted: Iterable[int], name: str, target: Target | None
+        self, program: Program, wanted: Iterable[int], name: str, target: Target | None, ahead: bool
     ) -> StagedBackward | None:
-        return derivative.derivative(program, wanted, name, target)
+        return derive.derivative(program, wanted, name, target, ahead)
 
     def with_less_smem(self, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return None: legalizing a config has already shrunk its tiles' memory as far as possible."""

@@ -116,7 +116,7 @@ class Triton:
         return margins.NO_LEAD
 
     def derivative(
-        self, program: Program, wanted: Iterable[int], name: str, target: Target | None
+        self, program: Program, wanted: Iterable[int], name: str, target: Target | None, ahead: bool
     ) -> StagedBackward | None:
         """Return None: programs are differentiated op by op."""
         return None

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ... import exc
+from ..._compiler.autodiff.transform import Parameter, StagedBackward
 from ..._support.lazy import lazy
 from ..._support.nested import tensors_in
 from ..._support.tracebacks import short_errors
 from ..call.argument_checks import is_recorded
 from .gradients import (
+    Ahead,
     Differentiation,
     Direct,
     Kernel,
@@ -75,10 +78,15 @@ class _Function(torch.autograd.Function):
         ctx.recording = ctx.direct = None
         direct = call.of.direct.get(wanted)
         if direct is not None:
-            call.result = call.of.kernel(*with_tensors(call.values, (t.detach() for t in tensors)))
-            outputs = tuple(tensors_in((call.result,)))
+            kept: dict[str, torch.Tensor] = {}
+            if direct.ahead is None:
+                call.result = call.of.kernel(*with_tensors(call.values, (t.detach() for t in tensors)))
+                outputs = tuple(tensors_in((call.result,)))
+            else:
+                made, kept = direct.ahead(call.values, tensors)
+                call.result, outputs = direct.ahead.result, tuple(made)
             ctx.direct = direct
-            _save(ctx, direct, call, tensors, outputs)
+            _save(ctx, direct, call, {"tensor": tensors, "result": outputs, "kept": [*kept.values()]}, outputs)
         else:
             outputs = _recorded(ctx, call, wanted)
             ctx.save_for_backward(*tensors)
@@ -100,7 +108,7 @@ def _recorded(ctx: Any, call: _Call, wanted: tuple[bool, ...]) -> tuple[torch.Te
     """Run a call, record its host code, and return the results."""
     of = call.of
     given, made = leaves(call.values, wanted)
-    recording = ctx.recording = of.recorder(given)
+    recording = ctx.recording = of.recorder(given, of.ahead)
     for step in recording.steps:
         of.backward(step)  # an operation without derivative is refused here, at the call
     outputs = list(tensors_in((recording.result,)))
@@ -149,33 +157,45 @@ def _direct(
     if sorted(written.values()) != [i for i, o in enumerate(outputs) if o.is_floating_point()]:
         return None
     parameters = list(of.kernel.signature.parameters)
-    sources: list[tuple[str, int]] = []
-    for parameter in kernel.of.parameters:
-        if parameter.kind == "gradient":
-            sources.append(("gradient", written[parameter.tensor]))
-        elif parameter.kind == "tensor":
+
+    def source(parameter: Parameter) -> tuple[str, int] | None:
+        """Return the source of a parameter; None if it is no argument, result or kept tensor."""
+        if parameter.kind in ("gradient", "result", "written"):
+            return parameter.kind, written[parameter.tensor]
+        if parameter.kind == "kept":
+            return parameter.kind, list(step.kept).index(parameter.name)
+        if parameter.kind == "tensor":
             place = places.get(id(step.reads[parameter.tensor]))
-            if place is None:
-                return None
-            sources.append(("tensor", place))
-        elif parameter.kind == "result":
-            sources.append(("result", written[parameter.tensor]))
-        else:
-            symbol = of.program.host.symbols.get(parameter.name)
-            if symbol != parameter.name or parameter.name not in parameters:
-                return None
-            sources.append(("number", parameters.index(parameter.name)))
+            return None if place is None else (parameter.kind, place)
+        symbol = of.program.host.symbols.get(parameter.number)
+        known = symbol == parameter.number and parameter.number in parameters
+        return (parameter.kind, parameters.index(parameter.number)) if known else None
+
+    sources = [source(each) for each in kernel.of.parameters]
     targets = [places.get(id(step.reads[at])) for at in kernel.of.results]
-    if any(at is None for at in targets):
+    if None in sources or None in targets:
         return None
-    return Direct(kernel, tuple(sources), tuple(at for at in targets if at is not None))
+    direct = Direct(kernel, tuple(filter(None, sources)), tuple(at for at in targets if at is not None))
+    if kernel.forward is None:
+        return direct
+    assert isinstance(kernel.of, StagedBackward) and kernel.of.forward is not None
+    before = [source(each) for each in kernel.of.forward.parameters]
+    if None in before or len(written) < len(outputs):
+        return None
+    shown = (torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta") for x in outputs)
+    result = with_tensors(recording.result, shown)
+    ahead = Ahead(kernel.forward, tuple(filter(None, before)), result, kernel.of.forward.kept)
+    return replace(direct, ahead=ahead)
 
 
 def _save(
-    ctx: Any, direct: Direct, call: _Call, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+    ctx: Any,
+    direct: Direct,
+    call: _Call,
+    kept: Mapping[str, Sequence[torch.Tensor]],
+    outputs: Sequence[torch.Tensor],
 ) -> None:
-    """Keep the arguments and results that the backward kernel needs, and no more."""
-    kept = {"tensor": tensors, "result": outputs}
+    """Keep the arguments, results and others that the backward kernel needs, and no more."""
     ctx.save_for_backward(*(kept[kind][at] for kind, at in direct.sources if kind in kept))
     ctx.numbers = [call.values[at] for kind, at in direct.sources if kind == "number"]
     ctx.kinds = [(o.shape, o.dtype, o.device) for o in outputs]
@@ -186,7 +206,7 @@ def _called(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> tuple[torch.T
     saved, numbers = iter(ctx.saved_tensors), iter(ctx.numbers)
 
     def argument(kind: str, at: int) -> Any:
-        if kind in ("tensor", "result"):
+        if kind in ("tensor", "result", "kept"):
             return next(saved).detach()
         if kind == "number":
             return next(numbers)

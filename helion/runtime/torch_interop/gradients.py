@@ -10,7 +10,7 @@ import types
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -29,6 +29,7 @@ from .recording import Bound, Recorder, Recording, Step
 
 #: First lines of a module with backward kernels.
 _IMPORTS = ("import torch", "", "import helion", "import helion.language as hl")
+_NAME = "backward_kernel"
 _NAMES = itertools.count()
 _MADE = new_lock()
 
@@ -64,6 +65,17 @@ class BackwardKernel:
     kernel: Kernel
     """A kernel, or with a ``StagedBackward`` a function of several."""
     text: str
+    forward: Kernel | None = None
+    """A kernel that runs in place of the program's."""
+
+    def run_forward(self, named: Mapping[int, torch.Tensor], numbers: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Run the forward on the tensors and numbers of a launch, and return what it keeps by name."""
+        assert isinstance(self.of, StagedBackward) and self.of.forward is not None and self.forward is not None
+        given = (
+            numbers[each.number] if each.kind == "number" else named[each.tensor].detach()
+            for each in self.of.forward.parameters
+        )
+        return named_results(self.of.forward.kept, self.forward(*given))
 
     def arguments(self, step: Step, gradients: Mapping[int, torch.Tensor]) -> tuple[Any, ...]:
         """Return the arguments for a recorded grid loop and the gradients of its outputs."""
@@ -80,20 +92,28 @@ class BackwardKernel:
                         " inplace operation; clone it before"
                     )
                 found.append(step.written[parameter.tensor].detach())
-            elif parameter.name in step.numbers:
-                found.append(step.numbers[parameter.name])
+            elif parameter.kind == "kept":
+                found.append(step.kept[parameter.name])
+            elif parameter.number in step.numbers:
+                found.append(step.numbers[parameter.number])
             else:
                 raise exc.AutodiffNotSupported(
-                    what=f"a kernel that depends on {parameter.name!r}, a number of its host code that no launch takes",
+                    what=f"a kernel that depends on {parameter.number!r}, a number of its host code that no launch takes",
                     remedy="pass it as an argument",
                 )
         return tuple(found)
 
     def __call__(self, step: Step, gradients: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         """Compute the gradients of the grid loop's inputs, by number of the tensor."""
-        made = self.kernel(*self.arguments(step, gradients))
-        results = made if isinstance(made, tuple) else (made,)
-        return dict(zip(self.of.results, results, strict=True))
+        return named_results(self.of.results, self.kernel(*self.arguments(step, gradients)))
+
+
+Name = TypeVar("Name", int, str)
+
+
+def named_results(names: Sequence[Name], made: Any) -> dict[Name, torch.Tensor]:
+    """Return the results of a function by name."""
+    return dict(zip(names, made if isinstance(made, tuple) else (made,), strict=True))
 
 
 def _decorator(settings: Settings) -> str:
@@ -112,7 +132,8 @@ def _load(kernel: Kernel, backward: Backward | StagedBackward, name: str, root: 
     decorator = _decorator(kernel.settings)
     lines = [decorator, *backward.lines]
     if isinstance(backward, StagedBackward):
-        kernels = ([decorator, *each, "", ""] for each in backward.kernels)
+        before = backward.kernels if backward.forward is None else (backward.forward.lines, *backward.kernels)
+        kernels = ([decorator, *each, "", ""] for each in before)
         lines = [*itertools.chain.from_iterable(kernels), *backward.lines]
     text = "\n".join([*_IMPORTS, "", "", *lines, ""])
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -125,7 +146,10 @@ def _load(kernel: Kernel, backward: Backward | StagedBackward, name: str, root: 
     for each in namespace.values():
         if getattr(each, "_is_helion_kernel", False):
             each.default_printed = True
-    loaded = BackwardKernel(root, backward, made, "\n".join(lines) + "\n")
+    forward = backward.forward if isinstance(backward, StagedBackward) else None
+    loaded = BackwardKernel(
+        root, backward, made, "\n".join(lines) + "\n", None if forward is None else namespace[forward.name]
+    )
     weakref.finalize(loaded, _release, namespace["__name__"], file)
     return loaded
 
@@ -140,16 +164,42 @@ def _release(module: str, file: str) -> None:
 
 
 @dataclass(frozen=True)
+class Ahead:
+    """A forward kernel that a call runs in place of its own, by the sources ``(kind, position)`` of its parameters.
+
+    ``result`` is what the call returns, with tensors without memory, and ``kept`` the names of what the kernel returns.
+    """
+
+    kernel: Kernel
+    sources: tuple[tuple[str, int], ...]
+    result: Any
+    kept: tuple[str, ...]
+
+    def __call__(
+        self, values: Sequence[Any], tensors: Sequence[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+        """Return new results, and what is kept with them."""
+        shown = tensors_in((self.result,))
+        device = tensors[0].device
+        results = [torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=device) for x in shown]
+        of_kinds: dict[str, Sequence[Any]] = {"tensor": tensors, "written": results, "number": values}
+        given = (of_kinds[kind][at] for kind, at in self.sources)
+        made = self.kernel(*(each.detach() if isinstance(each, torch.Tensor) else each for each in given))
+        return results, named_results(self.kept, made)
+
+
+@dataclass(frozen=True)
 class Direct:
     """A call whose launch reads arguments and writes results, with no other host code.
 
     Each parameter of the backward kernel has a source ``(kind, position)``. Each of its results has the argument that
-    it is the gradient of.
+    it is the gradient of. ``ahead`` is what runs in place of the call, if the backward needs more than results.
     """
 
     kernel: BackwardKernel
     sources: tuple[tuple[str, int], ...]
     targets: tuple[int, ...]
+    ahead: Ahead | None = None
 
 
 @dataclass
@@ -160,6 +210,7 @@ class Differentiation:
     variant: Variant
     recorder: Recorder
     kernels: dict[tuple[Any, ...], BackwardKernel] = field(default_factory=dict)
+    forwards: dict[tuple[int, ...], BackwardKernel | None] = field(default_factory=dict)
     direct: dict[tuple[bool, ...], Direct | None] = field(default_factory=dict)
 
     @property
@@ -169,11 +220,11 @@ class Differentiation:
     def backward(self, step: Step, alone: bool = False) -> BackwardKernel | None:
         """Return the backward of a recorded grid loop; None if no tensor that it read requires a gradient. With ``alone`` it
         is one kernel."""
-        wanted = tuple(
-            at for at, tensor in step.reads.items() if tensor.requires_grad and tensor.dtype in DIFFERENTIABLE
-        )
+        wanted = _wanted(step.reads)
         if not wanted or not step.written:
             return None
+        if step.kept and not alone:
+            return self.forwards[wanted]
         key = (step.root, wanted, alone)
         found = self.kernels.get(key)
         if found is None:
@@ -185,15 +236,42 @@ class Differentiation:
     def _derived(self, key: tuple[int, tuple[int, ...], bool], step: Step) -> BackwardKernel:
         root, wanted, alone = key
         order = tuple(self.kernel.signature.parameters)
-        name = "backward_kernel" if root == 0 else f"backward_kernel_{root}"
-        known = not alone and len(self.program.roots) == 1 and step.keeps_results
-        for backend in BACKENDS.values() if known else ():
-            target = None if self.kernel.settings.backend == GENERAL else self.variant.analysis.target
-            staged = backend.derivative(self.program, wanted, name, target)
+        name = _NAME if root == 0 else f"{_NAME}_{root}"
+        if not alone and len(self.program.roots) == 1 and step.keeps_results:
+            staged = self._staged(wanted)
             if staged is not None:
                 return _load(self.kernel, staged, name, root)
         backward = differentiate(self.program, root, wanted, step.written, name, order)
         return _load(self.kernel, backward, name, root)
+
+    def _staged(self, wanted: tuple[int, ...], ahead: bool = False) -> StagedBackward | None:
+        """Return the backward that a backend derives from the program as a whole."""
+        target = None if self.kernel.settings.backend == GENERAL else self.variant.analysis.target
+        found = (each.derivative(self.program, wanted, _NAME, target, ahead) for each in BACKENDS.values())
+        return next((each for each in found if each is not None), None)
+
+    def ahead(self, named: Mapping[int, torch.Tensor], numbers: Mapping[str, Any]) -> dict[str, torch.Tensor] | None:
+        """Run a forward in place of a launch, and return what it keeps for gradients; None if the program's own is to run.
+
+        ``named`` are the tensors of the launch by number. Configs of the user's are those of the program's kernel.
+        """
+        wanted = _wanted({at: named[at] for at in self.recorder.reads[0]})
+        if wanted not in self.forwards:
+            with _MADE:
+                if wanted not in self.forwards:
+                    self.forwards[wanted] = self._forward(wanted)
+        kernel = self.forwards[wanted]
+        return None if kernel is None else kernel.run_forward(named, numbers)
+
+    def _forward(self, wanted: tuple[int, ...]) -> BackwardKernel | None:
+        tuned = self.kernel.configs or self.kernel.settings.autotune_effort not in (None, "none")
+        staged = None if tuned or not wanted or len(self.program.roots) > 1 else self._staged(wanted, ahead=True)
+        return None if staged is None or staged.forward is None else _load(self.kernel, staged, _NAME, 0)
+
+
+def _wanted(reads: Mapping[int, torch.Tensor]) -> tuple[int, ...]:
+    """Return the numbers of the tensors that have gradients."""
+    return tuple(at for at, each in reads.items() if each.requires_grad and each.dtype in DIFFERENTIABLE)
 
 
 def differentiation(kernel: Kernel, values: tuple[Any, ...]) -> Differentiation:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import ast
 import contextlib
 import types
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +27,11 @@ from ..generated import codecache
 from ..variants.variant import Variant
 
 _BEFORE, _AFTER = "_before_launch", "_after_launch"
+
+
+Instead = Callable[[Mapping[int, torch.Tensor], Mapping[str, Any]], Mapping[str, torch.Tensor] | None]
+"""A function that may run in place of a launch, with its tensors by number and its numbers by name. It returns what it
+keeps, or None if the launch is to run."""
 
 
 class Bound(Protocol):
@@ -54,6 +59,8 @@ class Step:
     nodes: Mapping[int, Any]
     #: The versions of the written tensors right after the launch.
     written_versions: Mapping[int, int]
+    #: Tensors that a forward in place of the launch keeps for its backward, by name.
+    kept: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def keeps_results(self) -> bool:
@@ -126,10 +133,11 @@ class Recorder:
                         remedy="give each its own output",
                     ).at(self.program.roots[root].location)
 
-    def __call__(self, values: Sequence[Any]) -> Recording:
-        """Run on arguments, some of which require a gradient."""
+    def __call__(self, values: Sequence[Any], instead: Instead | None = None) -> Recording:
+        """Run on arguments, some of which require a gradient. ``instead`` may run in place of the one launch of a program."""
         recording = Recording()
         before: dict[int, torch.Tensor] = {}
+        kept: dict[str, torch.Tensor] = {}
 
         def before_launch(number: int, tensors: tuple[torch.Tensor, ...], variables: Mapping[str, Any]) -> None:
             before.clear()
@@ -140,25 +148,32 @@ class Recorder:
                     before[at] = named[at].clone()
                 for at in self.writes[root]:
                     self._check_written(at, named[at], values)
+            if instead is not None and len(self.places) == 1:
+                with torch.no_grad():
+                    kept.update(instead(named, self._numbers(variables)) or {})
 
         def after_launch(number: int, tensors: tuple[torch.Tensor, ...], variables: Mapping[str, Any]) -> None:
             place = self.places[number]
             named = dict(zip(place.tensors, tensors, strict=True))
-            given = {
-                name: value
-                for name, value in variables.items()
-                if name in self.numbers and isinstance(value, (int, float))
-            }
             for root in place.roots:
-                recording.steps.append(self._step(root, named, given, before))
+                step = self._step(root, named, self._numbers(variables), before)
+                recording.steps.append(replace(step, kept=dict(kept)))
 
         def launch(*args: Any, **options: Any) -> Any:
+            if kept:
+                return None
             with torch.no_grad():
                 return self._launch(*(a.detach() if isinstance(a, torch.Tensor) else a for a in args), **options)
 
         with _autograd():
             recording.result = self._run(*values, **{LAUNCHER: launch, _BEFORE: before_launch, _AFTER: after_launch})
         return recording
+
+    def _numbers(self, variables: Mapping[str, Any]) -> dict[str, int | float]:
+        """Return the numbers of a launch among the variables of host code."""
+        return {
+            name: value for name, value in variables.items() if name in self.numbers and isinstance(value, (int, float))
+        }
 
     def _check_written(self, at: int, tensor: torch.Tensor, values: Sequence[Any]) -> None:
         storages = {v.untyped_storage()._cdata for v in values if isinstance(v, torch.Tensor)}

@@ -324,7 +324,7 @@ def flex(dims: int, causal: bool, name: str) -> None:
 
 
 def child(name: str) -> None:
-    from backends.cute import fp8_on_gpu, gradients_on_gpu, latent_on_gpu, rounded_on_gpu, sizes_on_gpu
+    from backends.cute import derived_on_gpu, fp8_on_gpu, gradients_on_gpu, latent_on_gpu, rounded_on_gpu, sizes_on_gpu
 
     what, *rest = name.split(":")
     if what == "check":
@@ -368,6 +368,10 @@ def child(name: str) -> None:
         decode()
     elif what == "derived":
         gradients_on_gpu.derived(int(rest[0]), rest[1] == "causal", say, on_gpu, timer)
+    elif what == "bias":
+        derived_on_gpu.check(rest[0], say, on_gpu)
+    elif what == "bias_times":
+        derived_on_gpu.measured(rest[0], say, on_gpu, timer)
     elif what == "dropout":
         gradients_on_gpu.check(int(rest[0]), say, on_gpu, static=rest[1] == "static", module="dropped_kernels")
     elif what == "sequences":
@@ -397,6 +401,7 @@ def jobs() -> list[str]:
     from backends.cute import attention_kernels as kernels
     from backends.cute import gradients_on_gpu, latent_on_gpu, rounded_on_gpu, sizes_on_gpu
     from backends.cute.test_backward import NAMES
+    from backends.cute.test_derived_inputs import KINDS as DERIVED_KINDS
     from backends.cute.test_dropout import NAMES as DROPPED_NAMES
     from backends.cute.test_fp8_attention import NAMES as NARROW_NAMES
     from backends.cute.test_sequence_gradients import NAMES as SEQUENCE_NAMES
@@ -443,6 +448,7 @@ def jobs() -> list[str]:
         *checks[3:],
         "decode",
         *(f"gradients:{at}" for at in range(len(NAMES))),
+        *(f"{job}:{kind}" for job in ("bias", "bias_times") for kind in DERIVED_KINDS),
         *(f"derived:{dims}:{mask}" for dims in (64, 128, 256) for mask in ("causal", "full")),
         *(f"sequences:{at}:{sizes}" for at in range(len(SEQUENCE_NAMES)) for sizes in ("static", "any")),
         *(f"dropout_times:{dims}" for dims in (64, 128)),

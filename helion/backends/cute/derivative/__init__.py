@@ -1,0 +1,1 @@
+"""The gradients of an attention, derived from its problem as kernels of the language."""

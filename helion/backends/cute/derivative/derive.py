@@ -1,0 +1,207 @@
+"""The gradients of an attention, derived from its problem as kernels of the language: for any backend, and in the form that
+this one takes as gradients of attention.
+
+The derivative of a softmax needs no value of the loop over keys but the logarithm of the sums: with the sums of gradient *
+output, a row's weights and their gradients follow from the scores alone. One kernel computes these sums, one the gradient of
+queries, and one those of keys and values. Results are the same in every run. For some sizes one kernel computes all, and adds
+the gradient of queries to memory in any order, unless torch is asked for deterministic algorithms. Where the program stores no
+logarithms, a kernel that stores them runs in its place, or computes them and the output again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from ...._compiler.autodiff.transform import StagedBackward
+from ...._compiler.ir.grammar import HostTensor, Program
+from ...._shapes import NeedsValue
+from ....hardware import Target
+from ..lower.attention.kernel import known_attention
+from ..lower.attention.loops import has_attention
+from ..lower.attention.recognise import Attention
+from ..plan.attention.build import HALF_DTYPES
+from ..plan.attention.operands import Matrix, Place
+from ..plan.attention.records import ACCUMULATOR, MAXIMUM, TOTAL, AttentionProblem
+from ..plan.epilogue import Constant
+from ..plan.refusal import Refusal
+from .indexed import indexed_matrix
+from .scores import Input, Sink, inputs_of, made_by, score_of, sink_of
+from .text import Derived, Known, Saved
+
+TOGETHER = 128
+"""Dimensions of heads for which one kernel of all gradients is faster than two: it computes five products of each block, and not
+seven (gradients named ``all`` in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
+
+
+def derivative(
+    program: Program, wanted: Iterable[int], name: str, target: Target | None = None, ahead: bool = False
+) -> StagedBackward | None:
+    """Return the kernels that compute the gradients of an attention, or None for other programs.
+
+    Attention is left to the general derivation if weights are dropped, or keys are bounded by loaded integers. So it is if a
+    query may see no key, or if formulas select elements or read tables. Tensors have dimensions of heads, rows and columns
+    alone.
+
+    ``target`` is that of the kernels, if this backend may compile them. With ``ahead`` a kernel may run in place of the
+    program's, so that it stores what gradients need.
+    """
+    if not has_attention(program):
+        return None
+    try:
+        found = known_attention(program)
+    except (Refusal, NeedsValue):
+        return None
+    known = _known(program, found)
+    if known is None:
+        return None
+    ids = known.ids
+    results = tuple(at for at in sorted(ids.values()) if at in {*wanted})
+    if not results or set(wanted) - set(ids.values()):
+        return None
+    compiled = target is not None and target.has("wgmma")
+    q, k, v = (ids[each] for each in "qkv")
+    same = known.problem.q.columns == known.problem.v.columns == TOGETHER
+    text = Derived(
+        known=known,
+        name=name,
+        results=results,
+        together=compiled and {q, k, v} <= {*results} and same,
+        ahead=ahead and compiled and known.saved is None and not known.indexed["grad"].is_turned,
+    )
+    return text.staged() if text.has_all_slopes else None
+
+
+def _known(program: Program, found: Attention) -> Known | None:
+    """Return what the kernels are derived from, or None for other forms than are derived."""
+    problem, tensors = found.problem, [program.tensors[at] for at in found.tensors]
+    given = [each if not isinstance(each, int) else program.tensors[each] for each in found.sources]
+    read = [each for each in given if isinstance(each, HostTensor)]
+    if not _is_plain(problem) or len({each.storage for each in (*tensors, *read)}) < len(tensors) + len(read):
+        return None
+    stored = tensors[3 + problem.outputs.index(problem.matrix)]
+    matrices = problem.q, problem.k, problem.v, problem.matrix.matrix
+    indexed = {
+        name: indexed_matrix(tensor, matrix, problem)
+        for name, tensor, matrix in zip(("q", "k", "v", "grad"), (*tensors[:3], stored), matrices, strict=True)
+    }
+    of_scores = len(problem.score.sources)
+    inputs = inputs_of(problem.score, given[:of_scores], problem, "input")
+    of_sums = inputs_of(problem.finish, given[of_scores:], problem, "sink")
+    shared = _shared(problem)
+    whole = {name: each for name, each in indexed.items() if each is not None}
+    if inputs is None or of_sums is None or shared is None or len(whole) < len(indexed):
+        return None
+    score, sums = score_of(problem, inputs), _sums(problem)
+    sink = None if sums in (None, TOTAL) else _added(problem, sums, of_sums)
+    saved = _saved(problem, tensors[3:], sums)
+    if (
+        score is None
+        or sums is None
+        or (sums != TOTAL and sink is None)
+        or (saved is None and len(problem.outputs) > 1)
+    ):
+        return None
+    named = [each for each in (*inputs, *((sink.input,) if sink else ())) if each.indexed is not None]
+    ids = {"q": found.tensors[0], "k": found.tensors[1], "v": found.tensors[2]}
+    ids |= {each.name: each.indexed.tensor.id for each in named if each.indexed is not None}
+    outputs: dict[str, int] = {each.kind: at for each, at in zip(problem.outputs, found.tensors[3:], strict=True)}
+    return Known(
+        problem=problem, score=score, sink=sink, shared=shared, indexed=whole, saved=saved, ids=ids, outputs=outputs
+    )
+
+
+def _is_plain(problem: AttentionProblem) -> bool:
+    plain = problem.softmax and problem.dropped is None and not problem.query.instructions and not problem.runtime
+    bounded = bool(problem.loaded) or problem.key_range is not None or problem.k.pages is not None
+    whole = not problem.rests and not problem.query.sources and not problem.lift
+    rounded = problem.q.dtype in HALF_DTYPES
+    return plain and not bounded and whole and rounded and _sees(problem) and problem.score.starts == 1
+
+
+def _sees(problem: AttentionProblem) -> bool:
+    """Return whether every query sees a key."""
+    band = problem.band
+    first = band.last is None or band.last >= 0
+    return first and (band.first is None or problem.queries - 1 + band.first < problem.keys)
+
+
+def _sums(problem: AttentionProblem) -> int | None:
+    """Return the value that the accumulator is divided by, or None for other outputs."""
+    made = made_by(problem.finish, problem.matrix.value)
+    if made is None or made.op != "div" or made.arguments[0] != ACCUMULATOR or isinstance(made.arguments[1], Constant):
+        return None
+    return made.arguments[1]
+
+
+def _added(problem: AttentionProblem, sums: int | None, inputs: tuple[Input, ...]) -> Sink | None:
+    """Return the score without a value whose exponential is added to the sums."""
+    made = None if sums is None else made_by(problem.finish, sums)
+    if made is None or made.op != "add" or TOTAL not in made.arguments:
+        return None
+    others = [each for each in made.arguments if each != TOTAL]
+    return sink_of(problem, others[0], inputs) if len(others) == 1 and isinstance(others[0], int) else None
+
+
+def _saved(problem: AttentionProblem, tensors: Sequence[HostTensor], sums: int | None) -> Saved | None:
+    """Return the logarithms of sums, if they are the one other output, in fp32."""
+    pairs = [(each, tensor) for each, tensor in zip(problem.outputs, tensors, strict=True) if each.kind == "query"]
+    if len(pairs) != 1 or pairs[0][0].dtype != "float32" or sums is None:
+        return None
+    ((output, tensor),) = pairs
+    unit = _logarithm(problem, output.value, sums)
+    indexed = indexed_matrix(tensor, output.matrix, problem, vector=True)
+    return None if unit is None or indexed is None else Saved(indexed=indexed, unit=unit)
+
+
+def _logarithm(problem: AttentionProblem, value: int, sums: int) -> float | None:
+    """Return n if a value is n times the natural logarithm of the sums: maximum * unit + log(sums), in base 2 or e."""
+    made = made_by(problem.finish, value)
+    if made is None or made.op != "add":
+        return None
+    for one, other in (made.arguments, made.arguments[::-1]):
+        log = made_by(problem.finish, other)
+        if log is None or log.op not in ("log", "log2") or log.arguments != (sums,):
+            continue
+        base = 1.0 if log.op == "log2" else math.log(2)
+        factor = 1.0 if one == MAXIMUM else _factor(problem, one)
+        if factor is not None and math.isclose(factor, problem.unit * base, rel_tol=1e-6):
+            return base * math.log2(math.e)
+    return None
+
+
+def _factor(problem: AttentionProblem, value: int | Constant) -> float | None:
+    """Return the number that the maximum is multiplied by, or None for other values."""
+    made = made_by(problem.finish, value)
+    if made is None or made.op != "mul" or MAXIMUM not in made.arguments:
+        return None
+    (number,) = (each for each in made.arguments if each != MAXIMUM)
+    return float(number.text) if isinstance(number, Constant) else None
+
+
+def _shared(problem: AttentionProblem) -> tuple[int, ...] | None:
+    """Return the heads that share a matrix of keys and values, by coordinate: 1 but for one of them."""
+    found = []
+    for axis, size in enumerate(problem.heads):
+        numbers = {_divisor(matrix, axis, size) for matrix in (problem.k, problem.v)}
+        number = numbers.pop()
+        if numbers or number is None or size % number:
+            return None
+        found.append(number)
+    of_query = [mode.at for mode in problem.q.modes]
+    if any(size > 1 and Place("axis", (axis,)) not in of_query for axis, size in enumerate(problem.heads)):
+        return None
+    return tuple(found) if sum(number > 1 for number in found) < 2 else None
+
+
+def _divisor(matrix: Matrix, axis: int, size: int) -> int | None:
+    """Return the number of heads of a coordinate that share a matrix."""
+    own = Place("axis", (axis,))
+    for mode in matrix.modes:
+        if mode.at == own:
+            return 1
+        if mode.at.op == "floordiv" and mode.at.arguments[0] == own:
+            divisor = mode.at.arguments[1]
+            number = divisor.arguments[0] if isinstance(divisor, Place) and divisor.op == "number" else None
+            return number if isinstance(number, int) else None
+    return size

@@ -1,0 +1,91 @@
+"""Tensors whose dimensions are those of heads, rows and columns, as kernels of the language index them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...._compiler.ir.grammar import HostTensor
+from ..plan.attention.operands import Matrix, Mode, Place, Source
+from ..plan.attention.records import AttentionProblem
+
+Known = tuple[int, int, Place | str]
+"""The size and the stride of a dimension, and what it is."""
+FIRST = Place("number", (0,))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Indexed:
+    """A tensor whose dimensions are those of heads, rows and columns: ``dims`` has a place, ``rows`` or ``columns`` for
+    each."""
+
+    tensor: HostTensor
+    dims: tuple[Place | str, ...]
+
+    @property
+    def columns(self) -> int:
+        """Number of the dimension of columns."""
+        return self.dims.index("columns")
+
+    @property
+    def is_turned(self) -> bool:
+        """True if columns come before rows."""
+        return {"rows", "columns"} <= {*self.dims} and self.columns < self.dims.index("rows")
+
+    @property
+    def ordered(self) -> Indexed:
+        """Return it with the columns last, as gradients are stored."""
+        others = [at for at in range(len(self.dims)) if at != self.columns]
+        return Indexed(tensor=self.tensor, dims=(*(self.dims[at] for at in others), "columns"))
+
+    def shape(self) -> list[int]:
+        """Return the shape with the columns last."""
+        sizes = [int(size) for size in self.tensor.shape]
+        return [*(size for at, size in enumerate(sizes) if at != self.columns), sizes[self.columns]]
+
+    def text(self, name: str, axes: tuple[str, ...], rows: str, columns: str = ":") -> str:
+        """Return the rows of a head as a matrix."""
+        return f"{name}[{self.places(axes, rows, columns)}]{'.T' if self.is_turned else ''}"
+
+    def places(self, axes: tuple[str, ...], rows: str = "tile_m", columns: str = "tile_n") -> str:
+        """Return the indices of the rows of a head."""
+        named = {"rows": rows, "columns": columns}
+        return ", ".join(named[each] if isinstance(each, str) else each.text(axes) for each in self.dims)
+
+
+def indexed_matrix(
+    tensor: HostTensor, matrix: Matrix, problem: AttentionProblem, vector: bool = False
+) -> Indexed | None:
+    """Return how the tensor of a matrix is indexed. A ``vector`` has no columns."""
+    rows = problem.keys if matrix in (problem.k, problem.v) else problem.queries
+    of_rows, of_columns = matrix.strides
+    known: list[Known] = [(rows, of_rows, "rows")]
+    known += [] if vector else [(matrix.columns, of_columns, "columns")]
+    return _indexed(tensor, [*known, *_known(matrix.modes)]) if matrix.offset == 0 else None
+
+
+def indexed_source(tensor: HostTensor, source: Source, problem: AttentionProblem) -> Indexed | None:
+    """Return how the tensor of a formula's source is indexed, with queries as rows and keys as columns."""
+    sizes = (problem.queries, problem.keys)
+    along = zip(sizes, source.pitches, ("rows", "columns"), strict=True)
+    known: list[Known] = [each for each in along if each[1] != 0]
+    return _indexed(tensor, [*known, *_known(source.modes)]) if source.offset == 0 else None
+
+
+def _known(modes: Sequence[Mode]) -> list[Known]:
+    return [(mode.size, mode.stride, mode.at) for mode in modes]
+
+
+def _indexed(tensor: HostTensor, known: Sequence[Known]) -> Indexed | None:
+    """Return how a tensor is indexed, if each of its dimensions is known by its stride and covered."""
+    dims: list[Place | str] = []
+    for size, stride in zip(tensor.shape, tensor.strides, strict=True):
+        fitting = [what for n, step, what in known if (n, step) == (size, stride)]
+        if size == 1:
+            dims.append(FIRST)
+        elif len(fitting) == 1:
+            dims.append(fitting[0])
+        else:
+            return None
+    whole = len([each for each in dims if each != FIRST]) == len(known)
+    return Indexed(tensor=tensor, dims=tuple(dims)) if whole else None

@@ -1,0 +1,75 @@
+"""Derived gradients of attention with biases and sinks on a Hopper GPU: against fp64, and their times beside torch's. See
+``attention_on_gpu.py``, which runs each kind in its own process."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+from backends.cute.gradients_on_gpu import Lock, Say, Timer
+
+BATCH, HEADS, QUERIES, KEYS, DIMS = 2, 8, 1000, 1500, 64
+TIMED = (4, 16, 2048, 2048, 64)
+
+
+def check(kind: str, say: Say, on_gpu: Lock) -> None:
+    """Compare the gradients of two calls with fp64: the first is recorded, the second is direct."""
+    import torch
+    from backends.cute import test_derived_inputs as cases
+
+    import helion
+
+    lock = on_gpu()
+    torch.manual_seed(5)
+    sizes = [(BATCH, HEADS, rows, DIMS) for rows in (QUERIES, KEYS, KEYS)]
+    shape = cases.shape_of(kind, BATCH, HEADS, QUERIES, KEYS)
+    tensors = [(torch.randn(size, device="cuda") + 0.2).bfloat16().requires_grad_() for size in sizes]
+    tensors.append((torch.randn(shape, device="cuda") * (2e-3 if kind == "slopes" else 0.5)).requires_grad_())
+    exact = [x.detach().double().requires_grad_() for x in tensors]
+    given = torch.randn(sizes[0], device="cuda").bfloat16()
+    result = cases.biased_reference(*exact, 0.2, kind)
+    wanted = torch.autograd.grad(result, exact, given.double())
+    function = helion.kernel(backend="auto")(cases.biased).differentiable()
+    for call in ("recorded", "direct"):
+        out = function(*tensors, 0.2, kind)
+        found = (out, *torch.autograd.grad(out, tensors, given))
+        torch.cuda.synchronize()
+        for name, one, other in zip(("out", "q", "k", "v", "bias"), found, (result.detach(), *wanted), strict=True):
+            error = ((one.double() - other).norm() / other.norm()).item()
+            limit = 3e-2 if (kind, name) == ("slopes", "bias") else 8e-3
+            say(kind="check", name=f"derived bias {kind}, {name}", seed=call, ok=error < limit, error=float(f"{error:.3g}"), same=True)  # fmt: skip
+    lock.close()
+
+
+def measured(kind: str, say: Say, on_gpu: Lock, timer: Timer) -> None:
+    """Time forward and backward with a bias that has a gradient, and torch's with it as a mask."""
+    import torch
+    from backends.cute import test_derived_inputs as cases
+
+    import helion
+
+    lock = on_gpu()
+    batch, heads, m, n, dims = TIMED
+    sizes = [(batch, heads, rows, dims) for rows in (m, n, n)]
+    tensors = [torch.randn(size, device="cuda").bfloat16().requires_grad_() for size in sizes]
+    bias = torch.randn(cases.shape_of(kind, batch, heads, m, n), device="cuda").bfloat16().requires_grad_()
+    given = torch.randn(sizes[0], device="cuda").bfloat16()
+    more = {"d": dims, "causal": False, "shape": (batch, heads, heads, m, n), "right": True}
+    ours = helion.kernel(cases.biased).differentiable()
+    calls: dict[str, Any] = {"helion": functools.partial(ours, *tensors, bias, 1 / math.sqrt(dims), kind)}
+    attend = torch.nn.functional.scaled_dot_product_attention
+    calls["torch"] = lambda: attend(*tensors, attn_mask=bias.expand(batch, heads, m, n))
+    for name, call in calls.items():
+        both = functools.partial(_both, call, (*tensors, bias), given)
+        both()
+        say(
+            kind="gradients", name=f"bias {kind}, forward and backward, {name}", us=round(timer(torch)(both), 1), **more
+        )
+    lock.close()
+
+
+def _both(call: Any, leaves: Any, given: Any) -> Any:
+    import torch
+
+    return torch.autograd.grad(call(), leaves, given)
