@@ -166,8 +166,12 @@ class Analysis:
         return tuple((name, origins[name]) for name in sizes_of_blocks(self.program) if name in origins)
 
     def with_size_hints(self, hints: Mapping[str, int]) -> Analysis:
-        """Return the analysis with facts, space and seeds for these values of its run-time numbers."""
-        program = with_hints(self.program, hints)
+        """Return the analysis with facts, space and seeds for these values of its run-time numbers.
+
+        Numbers whose range the code depends on keep their values.
+        """
+        fixed = self.backend.required_ranges(self.program)
+        program = with_hints(self.program, {name: hint for name, hint in hints.items() if name not in fixed})
         if program is self.program:
             return self
         others = self.others.map(lambda each: each.with_size_hints(hints))
@@ -391,7 +395,17 @@ def analyse(
         chosen = _last_resort(analyse_for, last, others_refused)
         if others_refused:
             chosen = replace(chosen, others=Others.of(_refusals(others_refused), ()))
-    return chosen.specialize_on(divisibility)
+    return chosen.specialize_on({**divisibility, **_ranges(chosen)})
+
+
+def _ranges(analysis: Analysis) -> dict[str, Any]:
+    """Return the paths of comparisons of arguments with the ends of the ranges that an analysis is right for."""
+    found: dict[str, Any] = {}
+    for number, values in analysis.backend.required_ranges(analysis.program).items():
+        path = analysis.traced.origins[number]
+        found[f"{number} >= {values.start}"] = (*path, ("__ge__", values.start))
+        found[f"{number} < {values.stop}"] = (*path, ("__lt__", values.stop))
+    return found
 
 
 #: Errors that a backend raises for a kernel or config that it does not support.
@@ -466,6 +480,8 @@ def _fastest(found: Mapping[str, Analysis | str], configs: Sequence[Config]) -> 
     for candidate in backend_candidates:
         _LOG.debug("%s: %s", timed[0][1].name, candidate)
     first, *alternatives = (each for _, each in timed)
+    if not _ranges(first):  # what replaces it serves the same calls
+        alternatives = [each for each in alternatives if not _ranges(each)]
     return replace(first, others=Others.of(backend_candidates, tuple(alternatives)))
 
 

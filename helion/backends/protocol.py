@@ -93,6 +93,13 @@ class Backend(Protocol[P]):
         """
         ...
 
+    def required_ranges(self, program: Program) -> Mapping[str, range]:
+        """Return the values of numbers known only at launch that its code is right for, by their names on the host.
+
+        Each is a number among the arguments. Other arguments need another bind.
+        """
+        ...
+
     def keys(self, shape: ProgramShape, program: Program, target: Target, settings: Settings) -> OwnKeys:
         """Return its own config keys for ``program``, and the rules that legalize a config.
 

@@ -150,6 +150,9 @@ class Toy:
     def required_divisibility(self, program: Program) -> Mapping[str, int]:
         return {}
 
+    def required_ranges(self, program: Program) -> Mapping[str, range]:
+        return {}
+
     def refusal(self, program: Program, target: Target) -> exc.Base | None:
         op = next((op for op in program.walk() if not _is_known(op)), None)
         if op is None:

@@ -76,6 +76,9 @@ class Cute:
     def required_divisibility(self, program: Program) -> Mapping[str, int]:
         return shapes.shape_of_program(program).multiples(program)
 
+    def required_ranges(self, program: Program) -> Mapping[str, range]:
+        return shapes.shape_of_program(program).ranges(program)
+
     def keys(self, shape: ProgramShape, program: Program, target: Target, settings: Settings) -> OwnKeys:
         return shapes.shape_of_program(program).keys(shape, program, target, settings)
 

@@ -76,7 +76,7 @@ class Shape:
 
     - ``claims``: returns whether a program has this shape; ``describes``: the same from facts.
     - ``refusal``: returns why the backend cannot run a program of this shape on a target, or None.
-    - ``multiples``, ``keys``, ``described``, ``predict``, ``plan``: those of ``backends.protocol.Backend``.
+    - ``multiples``, ``ranges``, ``keys``, ``described``, ``predict``, ``plan``: those of ``backends.protocol.Backend``.
     - ``plan_type``: the class of its plans, which no other shape has.
     - ``pieces``: returns the work items of a launch in host code, of which each cluster takes several.
     - ``kernel``: returns the kernel of a plan; ``verify`` raises ``verify.Fault`` for a plan with a broken protocol.
@@ -89,6 +89,7 @@ class Shape:
     describes: Callable[[KernelFacts], bool]
     refusal: Callable[[Program, Target], exc.Base | None]
     multiples: Callable[[Program], Mapping[str, int]]
+    ranges: Callable[[Program], Mapping[str, range]] = lambda program: {}
     keys: Callable[[ProgramShape, Program, Target, Settings], OwnKeys]
     described: Callable[[Program], Program] = lambda program: program
     predict: Callable[[KernelFacts, Decisions, Target], Predicted]
@@ -173,6 +174,7 @@ ROWS = Shape(
     describes=describes_rows,
     refusal=rows.refusal,
     multiples=rows.multiples,
+    ranges=rows.ranges,
     keys=row_keys,
     described=rows.with_tiles,
     predict=predict_rows,

@@ -101,6 +101,10 @@ class Triton:
         """Return no multiples: Triton's launches specialize on divisibility by themselves."""
         return {}
 
+    def required_ranges(self, program: Program) -> Mapping[str, range]:
+        """Return no ranges: a kernel is right for all values."""
+        return {}
+
     def keys(self, shape: ProgramShape, program: Program, target: Target, settings: Settings) -> OwnKeys:
         return space.own_keys(shape, program, target, settings)
 

@@ -20,7 +20,7 @@ import torch
 from backends.cute.ptx import rounded_to
 
 from helion.backends.cute.codegen.rowwise.module import render
-from helion.backends.cute.plan.rowwise.records import RowPlan
+from helion.backends.cute.plan.rowwise.records import SIZE_M, SIZE_N, RowPlan
 from helion.backends.cute.roles.rowwise.program import row_program
 
 SECONDS = 200
@@ -420,6 +420,8 @@ def run_rows(
 ) -> None:
     """Run a launch over `m` rows, with other numbers of the launch; outputs are written in place, each byte of a row once."""
     memory, arguments = Memory(), []
+    names = [name for name in plan.problem.runtime if name != SIZE_M]
+    n = dict(zip(names, launched, strict=True)).get(SIZE_N, plan.problem.n)
     for tensor in outputs:
         flat = torch.as_strided(tensor, (_extent(tensor),), (1,)).view(torch.uint8).numpy()
         arguments.append(Int64(memory.add(flat, True)))
@@ -430,7 +432,7 @@ def run_rows(
         else:
             arguments.append(Float32(given))
     arguments += [m] if plan.problem.counted_at_launch else []
-    arguments += [Int64(number) for number in launched]
+    arguments += [(Int32 if name == SIZE_N else Int64)(number) for name, number in zip(names, launched, strict=True)]
     text = render(row_program(plan))
     count = min(clusters, -(-m // (plan.layout.choice.rows * max(1, plan.problem.span))))
     for number in range(count):
@@ -439,7 +441,7 @@ def run_rows(
         assert written is not None
         rows = -(-m // plan.problem.span) if output.kind == "sum" else m
         groups = {"group": plan.problem.epilogue.grouped[output.value], "pair": 2}.get(output.kind, 1)
-        size = rows * (1 if output.kind == "column" else plan.problem.n // groups) * tensor.element_size()
+        size = rows * (1 if output.kind == "column" else n // groups) * tensor.element_size()
         assert int(written.sum()) == size, f"{output.name}: {int(written.sum())} of {size} bytes are written"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .... import exc
-from ...._shapes import Expr, Number
+from ...._shapes import Expr, Number, number_key
 from ..state import TraceState
 from ..values import HostTensorValue, describe
 from .data import deferred
@@ -56,6 +56,12 @@ def contiguous_strides(shape: Shape) -> Shape:
     return tuple(reversed(strides))
 
 
+def is_row_major(value: HostTensorValue) -> bool:
+    """Return whether the form of a tensor's strides shows that it is contiguous in every launch."""
+    pairs = zip(value.strides, contiguous_strides(value.shape), strict=True)
+    return all(number_key(stride) == number_key(plain) for stride, plain in pairs)
+
+
 def allocate(
     t: TraceState, shape: Any, dtype: torch.dtype | None, device: Any, strides: Shape | None = None
 ) -> HostTensorValue:
@@ -88,7 +94,7 @@ def symbolic(
     made = allocate(t, shape, example.dtype, device)
     if "strided" in name:
         made.strides = tuple(_given(args[len(inputs) :], kwargs, "size", "stride")["stride"])
-    elif name in _LIKE or kwargs.get("memory_format") is not None:
+    elif kwargs.get("memory_format") is not None or (name in _LIKE and not (inputs and is_row_major(inputs[0]))):
         made.strides = tuple(deferred(t, made, "stride", i, int(s)) for i, s in enumerate(example.stride()))
     return made
 

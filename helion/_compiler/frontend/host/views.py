@@ -17,7 +17,7 @@ from ...._shapes import Expr, Number, hint_of, number_key
 from ..state import TraceState
 from ..values import HostTensorValue, describe
 from .data import deferred
-from .factories import contiguous_strides
+from .factories import contiguous_strides, is_row_major
 
 Shape = tuple[Number, ...]
 Rule = Callable[..., Any]
@@ -112,7 +112,9 @@ def _view(t: TraceState, value: HostTensorValue, *sizes: Any) -> HostTensorValue
 
 
 def _viewed(t: TraceState, value: HostTensorValue, shape: Shape) -> HostTensorValue:
-    """Return a view whose strides are read at run time."""
+    """Return a view of another shape. Unless the tensor is known to be contiguous, its strides are read at run time."""
+    if is_row_major(value):
+        return make(t, value, shape, contiguous_strides(shape))
     try:
         seen = value.meta.reshape([hint_of(size) for size in shape]).stride()
     except RuntimeError:  # sizes of other arguments, which do not fit at bind time
@@ -249,7 +251,9 @@ def _clone(t: TraceState, value: HostTensorValue, **_: Any) -> HostTensorValue:
 
 
 def _copied(t: TraceState, value: HostTensorValue, dtype: torch.dtype) -> HostTensorValue:
-    """Return a copy whose strides are read at run time."""
+    """Return a copy. Unless the tensor is known to be contiguous, its strides are read at run time."""
+    if is_row_major(value):
+        return make(t, value, value.shape, value.strides, dtype=dtype, own=True)
     return make(t, value, value.shape, None, dtype=dtype, own=True, seen=torch.empty_like(value.meta).stride())
 
 

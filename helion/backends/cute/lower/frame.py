@@ -45,6 +45,8 @@ class Frame:
     """Extent of K if its loop iterates over a part of K."""
     pairs: Mapping[int, bool] = field(default_factory=dict)
     """Tensors of 4-bit numbers of which neighbors along K share a byte, by id: True where the even one has the high bits."""
+    bucket: range | None = None
+    """Numbers of columns that the kernel is for, if only the launch knows their number."""
 
     def named(self, block: int) -> int:
         """Return M, N or K for a block that is the same dimension."""
@@ -69,20 +71,25 @@ class Frame:
 
     @property
     def columns(self) -> int:
-        """Columns of a row. Raises ``Refusal`` if it is known only at launch."""
-        found = self.extent(self.n)
+        """Columns of a row, the most of its bucket. Raises ``Refusal`` if only the launch knows them, without a bucket."""
+        found = self.extent(self.n) if self.bucket is None else self.bucket[-1]
         if not isinstance(found, int):
             raise Refusal(
                 "whole rows have a number of columns that is known when the kernel is compiled; use hl.specialize"
             )
         return found
 
+    def is_columns(self, number: object) -> bool:
+        """Return whether a number is that of columns, which only the launch knows."""
+        return self.bucket is not None and equal(number, self.extent(self.n))
+
     def tile_columns(self, block: int) -> int:
         """Return the columns of each tile of ``block``, if their number is fixed, and a part of those of a row; else 0.
 
         Rows of a matmul have none: its tiles are those of the accumulator.
         """
-        size = self.program.blocks[block].size if self.k < 0 and self.named(block) == self.n else None
+        whole = self.k < 0 and self.named(block) == self.n and self.bucket is None
+        size = self.program.blocks[block].size if whole else None
         return size if isinstance(size, int) and 1 < size < self.columns and self.columns % size == 0 else 0
 
     def tiles_in(self, extent: Number) -> int | None:

@@ -21,7 +21,7 @@ from ...plan.rowwise.extremes import IDENTITIES, packed_dtype, packed_extremes
 from ...plan.rowwise.logs import short_logs
 from ...plan.rowwise.passes import RowPass, Schedule, kept_bytes, schedule_of
 from ...plan.rowwise.powers import fused_powers, fused_quotients, minuend
-from ...plan.rowwise.records import RowPlan, RowProblem, pitch_name
+from ...plan.rowwise.records import SIZE_N, RowLayout, RowPlan, RowProblem, pitch_name
 from ...plan.rowwise.shorts import short_quotients, short_values
 from ..epilogue import SHORT, expression
 from ..rows import REDUCTIONS
@@ -57,8 +57,21 @@ def first_term(schedule: Schedule, value: int) -> int:
 
 
 def pitch_of(problem: RowProblem, tensor: EpilogueOperand | EpilogueOutput) -> str:
-    """Return the stride of a matrix's rows, in elements."""
-    return f"cta.{pitch_name(tensor.label)}" if problem.has_launch_pitch(tensor) else str(tensor.pitch)
+    """Return the stride of a tensor's rows, in elements."""
+    if problem.has_launch_pitch(tensor):
+        return f"cta.{pitch_name(tensor.label)}"
+    follows = problem.columns_at_launch and tensor.pitch == problem.n
+    return columns_of(problem) if follows else str(tensor.pitch)
+
+
+def columns_of(problem: RowProblem) -> str:
+    """Return the number of columns."""
+    return f"cta.{SIZE_N}" if problem.columns_at_launch else str(problem.n)
+
+
+def slice_of(layout: RowLayout) -> str:
+    """Return the granules of a row in each CTA but the last."""
+    return "cta.slice" if layout.slices_at_launch else str(layout.slice_granules)
 
 
 def row_expression(problem: RowProblem, value: int, names: Callable[[int], str], position: Callable[[str], str]) -> str:
@@ -388,7 +401,7 @@ def _in_range(output: EpilogueOutput, value: str) -> str:
 def print_places(out: Writer, plan: RowPlan) -> None:
     """Print the functions that find and check the elements of a granule."""
     layout = plan.layout
-    lanes, threads, n = layout.lanes, layout.threads, layout.demand.n
+    lanes, threads, n = layout.lanes, layout.threads, columns_of(plan.problem)
     out.lines(("", ""))
     with out.block("def is_inside(cta, row, granule):"):
         out.line(f"return (row.thread + granule * {threads}) < row.granules")
@@ -404,10 +417,10 @@ def print_places(out: Writer, plan: RowPlan) -> None:
         out.line('if kind == "some":')
         out.line(f"    return [inside] * {lanes}")
         out.line("first = column_of(cta, row, granule)")
-        begin, end = "0", str(n)
+        begin, end = "0", n
         if layout.by_columns and layout.choice.cluster > 1:
             begin, end = f"cta.base * {lanes}", "end"
-            out.line(f"end = cutlass.min(Int32({n}), (cta.base + {layout.slice_granules}) * {lanes})")
+            out.line(f"end = cutlass.min(Int32({n}), (cta.base + {slice_of(layout)}) * {lanes})")
         low = "" if layout.aligned else f" & (first + i >= {begin})"
         out.line(f"return [inside{low} & (first + i < {end}) for i in range({lanes})]")
 

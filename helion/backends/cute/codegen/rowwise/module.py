@@ -6,20 +6,31 @@ from ...plan.dtypes import NUMBER, PITCH, SIZE, itemsize
 from ...plan.epilogue import EpilogueOperand
 from ...plan.rowwise.kernel import RowsPlan
 from ...plan.rowwise.passes import schedule_of
-from ...plan.rowwise.records import SIZE_M, WORD_BYTES, RowPlan, RowProblem
+from ...plan.rowwise.records import SIZE_M, SIZE_N, WORD_BYTES, RowLayout, RowPlan, RowProblem
 from ...roles.rowwise.program import RowProgram
 from ...toolchain.kernel import GemmKernel
 from ..writer import Writer
 from . import prelude
-from .elements import CHAINS, first_sum, pitch_of, print_pass, print_places, print_stores, print_vectors
+from .elements import (
+    CHAINS,
+    columns_of,
+    first_sum,
+    pitch_of,
+    print_pass,
+    print_places,
+    print_stores,
+    print_vectors,
+    slice_of,
+)
 from .groups import print_groups
 from .planes import print_planes
 from .statistics import print_statistics
 from .steps import print_functions, print_role
 
 ENTRY = "gemm"
-"""The host function. It takes pointers of the outputs and the operands (or scalars), the number of rows if only the
-launch knows it, the maximum of co-resident clusters, and a stream."""
+"""The host function. It takes pointers of the outputs and the operands (or scalars), the numbers that only the launch
+knows, the maximum of co-resident clusters, and a stream."""
+SIZES = (SIZE_M, SIZE_N)
 IMPORTS = (
     "import types",
     "",
@@ -34,7 +45,7 @@ def pointer_dtypes(problem: RowProblem) -> tuple[str, ...]:
     """Return the types of the arguments of ``ENTRY``: outputs, operands or scalars, and launch-time numbers."""
     outputs = (output.dtype for output in problem.outputs)
     operands = (NUMBER if operand.kind == "number" else operand.dtype for operand in problem.epilogue.operands)
-    return (*outputs, *operands, *(SIZE if name == SIZE_M else PITCH for name in problem.runtime))
+    return (*outputs, *operands, *(SIZE if name in SIZES else PITCH for name in problem.runtime))
 
 
 def row_kernel_of(plan: RowsPlan) -> GemmKernel:
@@ -84,21 +95,8 @@ def _constants(out: Writer, plan: RowPlan) -> None:
 
 def _rows(out: Writer, plan: RowPlan) -> None:
     """Print the function that finds a thread's part of a row."""
-    problem, layout = plan.problem, plan.layout
-    out.lines(("", ""))
-    with out.block("def span(cta, index, rows):"):
-        lanes, n = layout.lanes, layout.demand.n
-        if layout.aligned:
-            out.line("shift = Int32(0)")
-            granules = f"(rows * {n} + {lanes - 1}) // {lanes}"
-        else:
-            out.line(f"shift = (index * {layout.demand.pitches[0] % lanes}) & {lanes - 1}")
-            granules = f"cutlass.select_(rows > 0, (shift + rows * {n} + {lanes - 1}) // {lanes}, Int32(0))"
-        out.line(f"granules = {granules}")
-        if layout.choice.cluster > 1:
-            most = layout.slice_granules + layout.by_columns
-            out.line(f"granules = cutlass.max(cutlass.min(granules - cta.base, Int32({most})), Int32(0))")
-        out.line("return shift, granules")
+    problem, layout, lanes = plan.problem, plan.layout, plan.layout.lanes
+    _span(out, plan)
     out.lines(("", ""))
     with out.block("def first_granule(cta, index, pitch):"):
         if layout.aligned:
@@ -116,7 +114,7 @@ def _rows(out: Writer, plan: RowPlan) -> None:
         out.line(f"row.shift, row.granules = span(cta, row.index, {live})")
         out.line("row.skip = Int32(0)")
         if layout.packed and rows > 1:
-            pitch = layout.demand.n
+            pitch = columns_of(problem)
             out.line(f"tile_first = first_granule(cta, tile * {rows}, {pitch})")
             out.line(f"row.skip = (first_granule(cta, row.index, {pitch}) - tile_first).to(Int32)")
         for output in problem.matrices:
@@ -143,6 +141,28 @@ def _rows(out: Writer, plan: RowPlan) -> None:
         out.line("return row")
 
 
+def _span(out: Writer, plan: RowPlan) -> None:
+    """Print the function that finds the place of a row, or of some, in its first granule, and its granules in a CTA."""
+    problem, layout = plan.problem, plan.layout
+    out.lines(("", ""))
+    with out.block("def span(cta, index, rows):"):
+        lanes, n = layout.lanes, columns_of(problem)
+        if layout.aligned:
+            out.line("shift = Int32(0)")
+            granules = f"(rows * {n} + {lanes - 1}) // {lanes}"
+        else:
+            step = f"({n} & {lanes - 1})" if problem.columns_at_launch else str(layout.demand.pitches[0] % lanes)
+            out.line(f"shift = (index * {step}) & {lanes - 1}")
+            granules = f"cutlass.select_(rows > 0, (shift + rows * {n} + {lanes - 1}) // {lanes}, Int32(0))"
+        out.line(f"granules = {granules}")
+        if layout.choice.cluster > 1:
+            most = str(layout.slice_granules + layout.by_columns)
+            if layout.slices_at_launch:
+                most = f"{slice_of(layout)}{' + 1' if layout.by_columns else ''}"
+            out.line(f"granules = cutlass.max(cutlass.min(granules - cta.base, Int32({most})), Int32(0))")
+        out.line("return shift, granules")
+
+
 def _sums(out: Writer, plan: RowPlan) -> None:
     """Print the functions that clear and store a thread's sums over the rows of a block."""
     problem, layout = plan.problem, plan.layout
@@ -159,7 +179,7 @@ def _sums(out: Writer, plan: RowPlan) -> None:
         out.line("row.shift, row.granules = span(cta, block, Int32(1))")
         for output in problem.sums:
             step = layout.granule_bytes(itemsize(output.dtype))
-            out.line(f"granule = first_granule(cta, block, {output.pitch}) + row.thread")
+            out.line(f"granule = first_granule(cta, block, {pitch_of(problem, output)}) + row.thread")
             out.line(f"row.{output.label}_address = cta.{output.label} + granule * {step}")
         with out.block(f"for granule in range({layout.thread_granules}):"):
             out.line("kind = KINDS[granule]")
@@ -178,7 +198,7 @@ def parameters(problem: RowProblem) -> list[tuple[str, str]]:
     """Return the parameters of the kernel: (name, annotation)."""
     found = [(output.label, "Int64") for output in problem.outputs]
     found += [(operand.label, _annotation(operand)) for operand in problem.epilogue.operands]
-    return found + [(name, "Int32" if name == SIZE_M else "cutlass.Int64") for name in problem.runtime]
+    return found + [(name, "Int32" if name in SIZES else "cutlass.Int64") for name in problem.runtime]
 
 
 def _annotation(operand: EpilogueOperand) -> str:
@@ -201,7 +221,8 @@ def _kernel(out: Writer, program: RowProgram) -> None:
         out.line("    barrier=barriers.toint().to(Int32),")
         out.line("    lane=lane,")
         out.line("    rank=rank,")
-        out.line(f"    base=rank * {layout.slice_granules},")
+        out.line(f"    base=rank * {'slice' if layout.slices_at_launch else layout.slice_granules},")
+        out.lines(["    slice=slice,"] if layout.slices_at_launch else [])
         out.line("    row_thread=row_thread,")
         out.line("    group=group,")
         out.line("    row_warp=row_warp,")
@@ -253,6 +274,7 @@ def _prologue(plan: RowPlan) -> list[str]:
     lines += (
         ["cute.arch.cluster_arrive_relaxed()", "cute.arch.cluster_wait()"] if cluster else ["cute.arch.sync_threads()"]
     )
+    lines += _slices(layout)
     rows = "size_m" if plan.problem.counted_at_launch else str(plan.problem.m)
     lines.append(f"tiles = ({rows} + {choice.rows - 1}) // {choice.rows}" if choice.rows > 1 else f"tiles = {rows}")
     if plan.problem.sums:
@@ -263,6 +285,15 @@ def _prologue(plan: RowPlan) -> list[str]:
         count = max(1, CHAINS * sum(map(len, schedule_of(plan.problem).reductions)))
         lines.append(f"terms = cute.make_rmem_tensor({count}, Float32)")
     return lines
+
+
+def _slices(layout: RowLayout) -> list[str]:
+    """Return the division of a row among the CTAs of a cluster, if only the launch knows its columns."""
+    if not layout.slices_at_launch:
+        return []
+    more = layout.lanes - 1 + (0 if layout.aligned or layout.by_columns else layout.lanes - 1)
+    granules = f"(({SIZE_N} + {more}) // {layout.lanes})"
+    return [f"slice = ({granules} + {layout.choice.cluster - 1}) // {layout.choice.cluster}"]
 
 
 def _host(out: Writer, plan: RowPlan) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...plan.rowwise.records import WORD_BYTES, RowPlan
 from ..writer import Writer
-from .elements import first_sum
+from .elements import columns_of, first_sum, pitch_of, slice_of
 
 
 def print_planes(out: Writer, plan: RowPlan) -> None:
@@ -45,9 +45,11 @@ def print_stored_planes(out: Writer, plan: RowPlan) -> None:
     """Print the loop that stores the sums of a block."""
     problem, layout = plan.problem, plan.layout
     columns = layout.slice_granules * layout.lanes
+    mine = f" & (column < {slice_of(layout)} * {layout.lanes})" if layout.slices_at_launch else ""
     with out.block(f"for column in cutlass.range(row_thread, {columns}, {layout.threads}, unroll=4):"):
         out.line(f"place = cta.base * {layout.lanes} + column")
         for at, output in enumerate(problem.sums):
             out.line(f"word = load_shared(place_of_sum(cta, column), {at * layout.plane_bytes}, {WORD_BYTES})[0]")
-            out.line(f"address = {output.label} + (Int64(block) * {output.pitch} + place) * {WORD_BYTES}")
-            out.line(f"store_element(address, 0, word, 0, {WORD_BYTES}, place < {layout.demand.n})")
+            out.line(f"address = {output.label} + (Int64(block) * {pitch_of(problem, output)} + place) * {WORD_BYTES}")
+            inside = f"(place < {columns_of(problem)}){mine}"
+            out.line(f"store_element(address, 0, word, 0, {WORD_BYTES}, {inside if mine else inside[1:-1]})")

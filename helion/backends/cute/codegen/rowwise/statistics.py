@@ -17,6 +17,7 @@ from .elements import (
     divisors,
     first_term,
     own_name,
+    pitch_of,
     position,
     row_expression,
     stored_word,
@@ -224,7 +225,7 @@ def _print_numbers(out: Writer, problem: RowProblem, schedule: Schedule, level: 
     with out.block("def begin(cta, row):"):
         for operand in problem.epilogue.of_kind("column"):
             if operand.label not in indices:
-                out.lines(_load_number(operand, "", repeats.get(operand.label)))
+                out.lines(_load_number(problem, operand, "", repeats.get(operand.label)))
         out.lines(_numbers(problem, schedule, level, without=after))
         for value in divisors(problem, schedule):
             if _is_launch_number(problem, value):
@@ -237,7 +238,7 @@ def _print_numbers(out: Writer, problem: RowProblem, schedule: Schedule, level: 
     with out.block("def gather(cta, row):"):
         for operand in problem.epilogue.of_kind("column"):
             if operand.label in indices:
-                out.lines(_load_number(operand, f" + {_column(indices[operand.label])}"))
+                out.lines(_load_number(problem, operand, f" + {_column(indices[operand.label])}"))
         early = frozenset(numbers_at(problem, level)) - after
         out.lines(_numbers(problem, schedule, level, without=early))
 
@@ -252,12 +253,12 @@ def _column(gather: Gather) -> str:
     return f"cutlass.select_({holds} != 0.0, {column}, Int64({gather.otherwise}))"
 
 
-def _load_number(operand: EpilogueOperand, place: str, repeat: Repeat | None = None) -> list[str]:
+def _load_number(problem: RowProblem, operand: EpilogueOperand, place: str, repeat: Repeat | None = None) -> list[str]:
     size = itemsize(operand.dtype)
     word = f"row.{operand.label}_word"
     index = "row.index" if repeat is None else f"row.index // {repeat.divisor} % {repeat.modulus}"
     return [
-        f"address = cta.{operand.label} + (Int64({index}) * {operand.pitch}{place}) * {size}",
+        f"address = cta.{operand.label} + (Int64({index}) * {pitch_of(problem, operand)}{place}) * {size}",
         f"{word} = load_global(address, {size}, row.live)",
         f"row.{operand.label} = {_number(operand.dtype, word)}",
     ]

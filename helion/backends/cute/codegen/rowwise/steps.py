@@ -10,7 +10,7 @@ from ...plan.rowwise.records import WORD_BYTES, RowLayout, RowPlan, RowProblem
 from ...roles import grammar as g
 from ...roles.rowwise import program as r
 from ..writer import Writer
-from .elements import divisors_again, numbers_columns, pitch_of
+from .elements import columns_of, divisors_again, numbers_columns, pitch_of, slice_of
 from .planes import print_stored_planes
 
 
@@ -227,7 +227,7 @@ def _begin_load(out: Writer, plan: RowPlan) -> None:
     count = f"cutlass.min(Int32({rows}), {size} - {first})" if rows > 1 else "Int32(1)"
     out.line(f"shift, granules = span(cta, {first}, {count})")
     if _counts_elements(layout):
-        out.line(f"ends = shift + {count} * {layout.demand.n} - cta.base * {layout.lanes}")
+        out.line(f"ends = shift + {count} * {columns_of(plan.problem)} - cta.base * {layout.lanes}")
     repeats = {repeat.operand: repeat for repeat in plan.problem.repeats}
     for operand in plan.problem.inputs:
         step = layout.granule_bytes(itemsize(operand.dtype))
@@ -336,7 +336,9 @@ def _(step: g.BarrierSync, out: Writer, program: r.RowProgram) -> None:
 @_print.register
 def _(step: r.LoadVectors, out: Writer, program: r.RowProgram) -> None:
     plan, layout = program.plan, program.plan.layout
-    n, most = layout.demand.n, layout.slice_granules * layout.lanes
+    n, most = columns_of(plan.problem), str(layout.slice_granules * layout.lanes)
+    if layout.slices_at_launch:
+        most = f"{slice_of(layout)} * {layout.lanes}"
     count = f"Int32({n})"
     if layout.choice.cluster > 1:
         count = f"cutlass.max(cutlass.min({n} - cta.base * {layout.lanes}, Int32({most})), Int32(0))"
@@ -368,7 +370,7 @@ def _(step: r.ShareVectors, out: Writer, program: r.RowProgram) -> None:
         with out.block(f"for element in cutlass.range(thread - 32, {length * lanes}, {threads}, unroll=8):"):
             first = "cta.base" if layout.aligned else "(cta.base - 1)"
             out.line(f"column = {first} * {lanes} + element")
-            out.line(f"inside = (column >= 0) & (column < {layout.demand.n})")
+            out.line(f"inside = (column >= 0) & (column < {columns_of(plan.problem)})")
             source = f"{operand.label} + Int64(column) * {operand.pitch * size}"
             out.line(f"word = load_global({source}, {size}, inside)")
             at = "element" if layout.aligned else f"(element % {lanes} * {length} + element // {lanes})"

@@ -7,8 +7,16 @@ from dataclasses import replace
 
 import torch
 
-from ...plan.epilogue import COLUMN_NUMBER, GROUP_REDUCTIONS, PARTNER, ROW_NUMBER, Constant, EpilogueOperand
-from ...plan.rowwise.records import SIZE_M, Gather, RowProblem, pitch_name
+from ...plan.epilogue import (
+    COLUMN_NUMBER,
+    GROUP_REDUCTIONS,
+    PARTNER,
+    ROW_NUMBER,
+    Constant,
+    EpilogueOperand,
+    EpilogueOutput,
+)
+from ...plan.rowwise.records import SIZE_M, SIZE_N, Gather, RowProblem, pitch_name
 from ...toolchain.kernel import GemmKernel
 from ..evaluate import OPERATIONS, REDUCTIONS
 from ..problems import Given, problem_of, split
@@ -20,30 +28,34 @@ def evaluate_rows(kernel: GemmKernel, given: Sequence[Given]) -> None:
     assert isinstance(problem, RowProblem)
     passed, integers = split(kernel, given)
     launched = dict(zip(problem.runtime, integers, strict=True))
-    m = launched.get(SIZE_M, problem.m)
+    m, n = launched.get(SIZE_M, problem.m), launched.get(SIZE_N, problem.n)
+
+    def pitch_of(tensor: EpilogueOperand | EpilogueOutput) -> int:
+        known = n if problem.columns_at_launch and tensor.pitch == problem.n else tensor.pitch
+        return launched.get(pitch_name(tensor.label), known)
+
     tensors = [each if isinstance(each, torch.Tensor) else torch.tensor(float(each)) for each in passed]
     outputs, operands = tensors[: len(problem.outputs)], tensors[len(problem.outputs) :]
     values, repeats = [torch.zeros(())], {each.operand: each for each in problem.repeats}
     for described, tensor in zip(problem.epilogue.operands, operands, strict=True):
         repeat = repeats.get(described.label)
         rows = m if repeat is None else repeat.modulus
-        pitch = launched.get(pitch_name(described.label), described.pitch)
-        value = _operand(replace(described, pitch=pitch), tensor, rows, problem.n).float()
+        value = _operand(replace(described, pitch=pitch_of(described)), tensor, rows, n).float()
         values.append(value if repeat is None else value[torch.arange(m) // repeat.divisor % repeat.modulus])
     labels = [described.label for described in problem.epilogue.operands]
     for gather in problem.gathers:
         at, tensor = labels.index(gather.operand), operands[labels.index(gather.operand)]
         columns = _columns(gather, lambda label: values[1 + labels.index(label)])
-        pitch = problem.epilogue.operands[at].pitch
+        pitch = pitch_of(problem.epilogue.operands[at])
         places = torch.arange(m)[:, None] * pitch + columns
-        values[1 + at] = torch.as_strided(tensor, (max(0, m - 1) * pitch + problem.n,), (1,))[places].float()
+        values[1 + at] = torch.as_strided(tensor, (max(0, m - 1) * pitch + n,), (1,))[places].float()
     for instruction in problem.epilogue.instructions:
         arguments = [
             torch.tensor(float(x.text)) if isinstance(x, Constant) else values[x] for x in instruction.arguments
         ]
-        values.append(_apply(instruction.op, arguments, m, problem.n))
+        values.append(_apply(instruction.op, arguments, m, n))
     for output, out in zip(problem.outputs, outputs, strict=True):
-        value, shape = values[output.value], (m, 1 if output.kind == "column" else problem.n)
+        value, shape = values[output.value], (m, 1 if output.kind == "column" else n)
         value = value.expand(shape)
         if output.kind == "group":
             value = value[:, :: problem.epilogue.grouped[output.value]]
@@ -51,8 +63,7 @@ def evaluate_rows(kernel: GemmKernel, given: Sequence[Given]) -> None:
             value = value[:, ::2]
         if output.kind == "sum":
             value = torch.stack([rows.sum(0) for rows in value.split(problem.span)]) if m else value
-        pitch = launched.get(pitch_name(output.label), output.pitch)
-        torch.as_strided(out, value.shape, (pitch, 1)).copy_(value)
+        torch.as_strided(out, value.shape, (pitch_of(output), 1)).copy_(value)
 
 
 def _columns(gather: Gather, value: Callable[[str], torch.Tensor]) -> torch.Tensor:

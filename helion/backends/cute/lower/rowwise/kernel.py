@@ -74,6 +74,14 @@ def multiples(program: Program) -> dict[str, int]:
         return {}
 
 
+def ranges(program: Program) -> dict[str, range]:
+    """Return the values of host numbers that a kernel is for; none for refused programs."""
+    try:
+        return dict(known_rows(program).ranges)
+    except (Refusal, NeedsValue):
+        return {}
+
+
 def choice_of(decisions: Decisions, tile: int | None) -> RowChoice:
     """Return the decisions about a row kernel as a choice; ``tile`` is the tunable block of rows, if it is one.
 

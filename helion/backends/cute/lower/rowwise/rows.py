@@ -18,6 +18,7 @@ from ....._compiler.ir.grammar import (
     HostTensor,
     IotaAttrs,
     MemoryAttrs,
+    NumberAttrs,
     Op,
     Operand,
     PointwiseAttrs,
@@ -45,7 +46,7 @@ from ...plan.epilogue import (
     constant,
 )
 from ...plan.refusal import Refusal
-from ...plan.rowwise.records import SIZE_M, Gather, Repeat, RowProblem, interned
+from ...plan.rowwise.records import SIZE_M, SIZE_N, Gather, Repeat, RowProblem, interned
 from ...plan.runtime import MAX_EXTENT
 from ..chain import COMPARISONS, EXACT_INTEGERS, Chain, Reference, Written, is_integer
 from ..frame import Frame, Place, blocks_of, one_per_tile, place_of
@@ -58,6 +59,7 @@ from .factors import without_factors
 from .flat import Repeated, with_flat_rows
 from .grids import with_row_tiles
 from .integers import INTEGERS, Ranges, whole_number
+from .lengths import bucket_of_rows
 from .strides import launch_strides
 from .sums import RowSum, with_single_rows
 
@@ -81,6 +83,8 @@ class RowKernel:
     others: tuple[int, ...] = ()
     multiples: tuple[tuple[str, int], ...] = ()
     """Host numbers, and what they are multiples of, so that rows begin at multiples of 16 bytes."""
+    ranges: tuple[tuple[str, range], ...] = ()
+    """The number of columns that only the launch knows, and the values that the kernel is for."""
     blocks: int | None = None
     """The block of the grid whose tiles have sums over their rows; None without sums."""
     is_empty: bool = False
@@ -153,10 +157,8 @@ class RowChain(Chain):
         plain = attrs.mask is None and attrs.indices[0].shift == 0 and tuple(tensor.strides) == (1,)
         if len(known) != 1 or not plain:
             raise Refusal(f"a gather from {tensor.name} other than one element of each row is not implemented")
-        (pitch, place), size = known[0], tensor.shape[0]
-        if not isinstance(size, int):
-            raise Refusal(f"a gather from {tensor.name}, of which the size is known only at launch, is not implemented")
-        if self.frame.columns != pitch:
+        pitch, place = known[0]
+        if not equal(pitch, self.frame.extent(self.frame.n)):
             raise Refusal(f"a gather from {tensor.name} in steps of {pitch} elements, not of the row's columns")
         return self._gathered(tensor, place, pitch)
 
@@ -166,11 +168,12 @@ class RowChain(Chain):
         rows = attrs.indices[0].block == self.frame.m and equal(tensor.shape[0], self.frame.extent(self.frame.m))
         if not rows or attrs.mask is not None or not equal(tensor.strides[1], 1):
             raise Refusal(f"a gather from {tensor.name} other than one element of each row is not implemented")
-        if not equal(tensor.shape[1], self.frame.extent(self.frame.n)) or not isinstance(tensor.strides[0], int):
+        known = isinstance(tensor.strides[0], int) or self.frame.is_columns(tensor.strides[0])
+        if not equal(tensor.shape[1], self.frame.extent(self.frame.n)) or not known:
             raise Refusal(f"a gather from {tensor.name}, which is {tuple(tensor.shape)}, and not of these rows")
         return self._gathered(tensor, op.operands[0], tensor.strides[0])
 
-    def _gathered(self, tensor: HostTensor, place: Operand, pitch: int) -> Reference:
+    def _gathered(self, tensor: HostTensor, place: Operand, pitch: Number) -> Reference:
         """Read the element of each row at a column that is loaded. Raises ``Refusal``."""
         column = self._column(place)
         if column is None or self.frame.columns > EXACT_INTEGERS:
@@ -239,12 +242,27 @@ class RowChain(Chain):
             if gather is None or (gather.comparison and gather.other != number):
                 raise Refusal("comparisons of two integers, which fp32 may not hold, are not implemented")
 
-    def _pitch_of_row(self, value: Operand) -> int | None:
+    def _pitch(self, label: str, number: Number) -> int:
+        """Return a stride: the most columns of a row for the number of columns. Raises ``Refusal`` for others that are
+        known next to it."""
+        if self.frame.is_columns(number):
+            return self.frame.columns
+        if self.frame.bucket is not None and isinstance(number, int) and number > 1:
+            raise Refusal(f"a known stride of {number} elements, of rows whose columns only the launch knows")
+        return super()._pitch(label, number)
+
+    def _launch_number(self, value: Operand) -> Expr | None:
+        """Return the number of the host that a value is; None for other values."""
+        made = self._uncast(value)
+        return made.attributes(NumberAttrs).expr if made is not None and made.kind == "number" else None
+
+    def _pitch_of_row(self, value: Operand) -> Number | None:
         """Return the factor of the index of a row; None for other values."""
         made = self._uncast(value)
         factors = made.operands if made is not None and made.attrs == PointwiseAttrs("mul") else ()
-        numbers = [factor for factor in factors if isinstance(factor, int)]
-        indices = [self._uncast(factor) for factor in factors if not isinstance(factor, int)]
+        numbers: list[Number] = [factor for factor in factors if isinstance(factor, int)]
+        numbers += [number for factor in factors if (number := self._launch_number(factor)) is not None]
+        indices = [self._uncast(x) for x in factors if not isinstance(x, int) and self._launch_number(x) is None]
         if len(numbers) != 1 or len(indices) != 1 or indices[0] is None or indices[0].kind != "iota":
             return None
         attrs = indices[0].attributes(IotaAttrs)
@@ -494,6 +512,7 @@ def _frame(program: Program, root: Root, loops: list[Op]) -> Frame:
         m=rows,
         n=first,
         k=-1,
+        bucket=bucket_of_rows(program, extent),
         whole_rows=True,
         by_tiles=bool(loops),
         same={other: first for other in others},
@@ -527,11 +546,14 @@ def _kernel(frame: Frame, chain: RowChain) -> RowKernel:
     operands = tuple(source for _, source in chain.loads.values())
     read = [each for each in operands if isinstance(each, int)]
     check_memory(frame, read, outputs, chain.updated())
-    strides, multiples = launch_strides(chain, epilogue)
-    runtime = (*(((SIZE_M, rows),) if isinstance(rows, Expr) else ()), *strides)
+    columns, bucket = frame.extent(frame.n), frame.bucket
+    strides, multiples = launch_strides(chain, epilogue, columns)
+    runtime = tuple((name, each) for name, each in ((SIZE_M, rows), (SIZE_N, columns)) if isinstance(each, Expr))
+    runtime = (*runtime, *strides)
     problem = RowProblem(
         m=max(1, example(rows)),
         n=frame.columns,
+        least=bucket[0] if bucket is not None else 0,
         epilogue=epilogue,
         runtime=tuple(name for name, _ in runtime),
         gathers=tuple(chain.gathers.values()),
@@ -545,6 +567,7 @@ def _kernel(frame: Frame, chain: RowChain) -> RowKernel:
         operands=operands,
         runtime=runtime,
         multiples=multiples,
+        ranges=((columns.args[0], bucket),) if isinstance(columns, Expr) and bucket is not None else (),
         rows=frame.m,
         columns=frame.column_blocks,
         is_empty=equal(rows, 0),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ....._shapes import Expr
+from ....._shapes import Expr, Number
 from ...plan.dtypes import itemsize
 from ...plan.epilogue import Epilogue
 from ...plan.refusal import Refusal
@@ -20,9 +20,10 @@ class Chain(Protocol):
     runtime: dict[str, Expr]
 
 
-def launch_strides(chain: Chain, epilogue: Epilogue) -> tuple[Strides, tuple[tuple[str, int], ...]]:
+def launch_strides(chain: Chain, epilogue: Epilogue, columns: Number) -> tuple[Strides, tuple[tuple[str, int], ...]]:
     """Return the strides by name, and the divisors of host numbers so that rows begin at multiples of 16 bytes.
 
+    A kernel is for ``columns`` of which only the launch knows the number if all are multiples of 16 bytes, or none is.
     Raises ``Refusal`` for strides of others than matrices, and for rows that begin elsewhere.
     """
     inputs = epilogue.of_kind("exact")
@@ -31,11 +32,17 @@ def launch_strides(chain: Chain, epilogue: Epilogue) -> tuple[Strides, tuple[tup
     labels = [*(operand.label for operand in inputs), *(output.label for output in matrices)]
     names = {pitch_name(label) for label in labels}
     strides: list[tuple[str, Expr]] = []
-    divisors: dict[str, int] = {}
+    divisors: dict[str, int] = {columns.args[0]: lanes} if isinstance(columns, Expr) else {}
+    anywhere = isinstance(columns, Expr) and columns.hint % lanes != 0
     for given, number in chain.runtime.items():
         name = pitch_name(matrices[0].label) if given == FIRST_OUTPUT and matrices else given
         if name not in names:
             raise Refusal(f"strides that are known only at launch are implemented for matrices, not for {name}")
+        if anywhere:
+            raise Refusal(
+                f"rows whose columns only the launch knows are contiguous, unless they are multiples of {lanes} elements;"
+                f" {name} is another stride"
+            )
         found = dividing(lanes, number)
         if found is None:
             raise Refusal(

@@ -31,8 +31,9 @@ class RowsPlan(LaunchPlan):
     def __str__(self) -> str:
         problem, layout, schedule = self.rows.problem, self.rows.layout, schedule_of(self.rows.problem)
         rows = "size_m" if problem.counted_at_launch else str(problem.m)
+        columns = f"size_n, {problem.least} to {problem.n}," if problem.columns_at_launch else str(problem.n)
         lines = [
-            f"{self.kernel_names[0]}: {rows} rows of {problem.n} columns",
+            f"{self.kernel_names[0]}: {rows} rows of {columns} columns",
             f"  {described(layout)}",
             f"  inputs: {_listed(problem.inputs)}; outputs: {_listed(problem.outputs)}",
         ]

@@ -111,12 +111,13 @@ def demand_of(problem: RowProblem) -> RowDemand:
     sent = [len(schedule.sent(meeting)) + schedule.counts for meeting in schedule.meetings]
     return RowDemand(
         n=problem.n,
+        least=problem.least,
         inputs=tuple(itemsize(each.dtype) for each in problem.inputs),
         outputs=tuple(itemsize(each.dtype) for each in problem.matrices),
         pitches=(
             *(_known_pitch(problem, each) for each in problem.inputs),
             *(_known_pitch(problem, each) for each in problem.matrices),
-            *(each.pitch for each in problem.sums),
+            *(_known_pitch(problem, each) for each in problem.sums),
             *(2 * each.pitch for each in problem.pairs),
         ),
         vectors=tuple(itemsize(each.dtype) for each in problem.vectors),

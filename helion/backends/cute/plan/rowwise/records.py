@@ -18,8 +18,8 @@ GRANULE_BYTES = 16
 BARRIER_BYTES = 8
 WORD_BYTES = 4
 WARP_LANES = 32
-SIZE_M = "size_m"
-"""The name of the number of rows, if only the launch knows it."""
+SIZE_M, SIZE_N = "size_m", "size_n"
+"""The names of the numbers of rows and of columns, if only the launch knows them."""
 UNALIGNED_REGISTERS = 16
 """Registers for the places and masks of rows that begin anywhere."""
 
@@ -30,6 +30,10 @@ MORE_SUMS_REGISTERS = 4
 
 ANYWHERE_SUM_REGISTERS = 56
 """Registers in addition where rows with sums begin anywhere, and stay in shared memory: compiled kernels need up to 58."""
+
+ANYWHERE_BUCKET_REGISTERS = 3
+"""Registers in addition for each granule of a thread, where such rows have a number of columns that only the launch knows:
+softmax of 14 granules spills with 96 registers."""
 
 
 def pitch_name(label: str) -> str:
@@ -72,8 +76,10 @@ class RowProblem:
     m: int
     n: int
     epilogue: Epilogue
+    least: int = 0
+    """The fewest columns of a row, if only the launch knows their number, which is up to ``n``; else 0."""
     runtime: tuple[str, ...] = ()
-    """Names of numbers that each launch passes, in order: ``size_m``, then strides of rows."""
+    """Names of numbers that each launch passes, in order: ``size_m``, ``size_n``, then strides of rows."""
     gathers: tuple[Gather, ...] = ()
     repeats: tuple[Repeat, ...] = ()
     span: int = 0
@@ -144,6 +150,11 @@ class RowProblem:
         """True if only the launch knows the number of rows."""
         return SIZE_M in self.runtime
 
+    @property
+    def columns_at_launch(self) -> bool:
+        """True if only the launch knows the number of columns. A stride of ``n`` elements is that number then."""
+        return SIZE_N in self.runtime
+
     def has_launch_pitch(self, tensor: EpilogueOperand | EpilogueOutput) -> bool:
         """Return whether only the launch knows the stride of the rows of a tensor: a multiple of 16 bytes."""
         return pitch_name(tensor.label) in self.runtime
@@ -187,10 +198,17 @@ class RowDemand:
     sums: int = 0
     group: int = 0
     pairs: tuple[int, ...] = ()
+    least: int = 0
+    """The fewest columns, if only the launch knows their number, which is up to ``n``; else 0."""
     temporaries: int = 0
     """Registers of a pass that takes more than usual."""
     work: int = 8
     """Instructions per element, approximately."""
+
+    @property
+    def fewest(self) -> int:
+        """The fewest columns of a row."""
+        return self.least or self.n
 
     @property
     def column_bytes(self) -> float:
@@ -330,11 +348,17 @@ class RowLayout:
         return self.chunks * self.held_rows if self.choice.keep == "shared" and self.demand.held_bytes else 0
 
     @property
+    def slices_at_launch(self) -> bool:
+        """True if the CTAs of a cluster divide a number of columns that only the launch knows."""
+        return bool(self.demand.least) and self.choice.cluster > 1
+
+    @property
     def bulk_vectors(self) -> bool:
         """True if bulk copies load the vectors."""
         if not self.demand.vectors or not self.aligned or self.demand.strided_vectors:
             return False
-        steps = (self.slice_granules * self.granule_bytes(size) for size in self.demand.vectors)
+        granules = 1 if self.slices_at_launch else self.slice_granules
+        steps = (granules * self.granule_bytes(size) for size in self.demand.vectors)
         return self.choice.cluster == 1 or all(step % GRANULE_BYTES == 0 for step in steps)
 
     @property
@@ -453,6 +477,8 @@ class RowLayout:
             words += sums + SUM_REGISTERS + sums // SUMS_PER_REGISTER + MORE_SUMS_REGISTERS * (self.demand.sums - 1)
             words += (self.partials - 1) // WARP_LANES * self.slot_words
         words += ANYWHERE_SUM_REGISTERS if self.by_columns and self.choice.keep == "shared" else 0
+        if self.demand.least and not self.aligned and not self.rolled:
+            words += ANYWHERE_BUCKET_REGISTERS * self.thread_granules
         return words + 40 + self.demand.temporaries + (0 if self.aligned else UNALIGNED_REGISTERS)
 
     @property
@@ -461,13 +487,22 @@ class RowLayout:
         held = self.demand.held_bytes or self.demand.sums
         return not held and self.demand.passes == 1 and self.chunks > 1
 
+    def _sure_granules(self) -> int:
+        """Return the granules that every CTA certainly has, and that are certainly whole if they are not the first.
+
+        Slices of a number of granules that only the launch knows are a part of them, rounded up.
+        """
+        cluster, fewest = self.choice.cluster, self.demand.fewest
+        known = fewest // self.lanes if self.aligned and not self.whole else -(-fewest // self.lanes)
+        sure = known - (cluster - 1) * self.slice_granules
+        if self.slices_at_launch:
+            sure = known // cluster - (cluster - 1)
+        return sure if self.aligned else sure - 1
+
     def kind(self, granule: int) -> Kind:
         """Return if granule number ``granule`` of a thread is certainly whole, is whole or outside of its row, or may
         have elements of other rows."""
-        last = (self.choice.cluster - 1) * self.slice_granules
-        sure = -(-self.demand.n // self.lanes) - last
-        if not self.whole:
-            sure = self.demand.n // self.lanes - last if self.aligned else sure - 1
+        sure = self._sure_granules()
         if self.by_columns:
             sure = min(sure, self.slice_granules)
         certain = (granule + 1) * self.threads <= sure and self.choice.rows == 1

@@ -10,8 +10,9 @@ import torch
 
 from ....._compiler.facts.records import KernelFacts, MemoryOpFact
 from ....._shapes import dtype_name
+from ...plan.rowwise.buckets import bucket_of
 from ...plan.rowwise.passes import POSITION_REGISTERS, held_bytes
-from ...plan.rowwise.records import RowDemand
+from ...plan.rowwise.records import GRANULE_BYTES, RowDemand
 
 SFU_WORK, POLYNOMIAL_WORK, FP8_WORK = 2, 20, 8
 """Instructions of an operation on the special function unit, of one that is a polynomial, and of a conversion to e4m3 with
@@ -75,11 +76,13 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
         op for op in facts.memory_ops if op.kind == "store" and len(op.tile_axes) == 1 and op.tile_axes[0] in columns
     ]
     pairs = [op for op in _accesses(facts, "store", rows, parts) if facts.axes[op.tile_axes[-1]].extent == n // 2]
+    least, n, pitches = _bucket(facts, columns, loads, (*loads, *stores, *(sums if inner is not None else ())))
     demand = RowDemand(
         n=n,
+        least=least,
         inputs=tuple(op.itemsize for op in loads),
         outputs=tuple(op.itemsize for op in stores),
-        pitches=tuple(op.strides[-2] for op in (*loads, *stores, *(sums if inner is not None else ()))),
+        pitches=pitches,
         vectors=tuple({op.storage: op.itemsize for op in vectors}.values()),
         repeated=bool(repeated),
         held_bytes=sum(held_bytes(dtype_name(op.dtype)) for op in again) if stores or pairs or stages > 1 else 0,
@@ -95,6 +98,18 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
     blocks = None if inner is None else grid[0]
     fixed = {axis.block_id: axis.size for axis in facts.axes if axis.kind == "fixed" and axis.size is not None}
     return RowShape(demand=demand, m=m, rows=rows[-1], blocks=blocks, fixed=fixed)
+
+
+def _bucket(
+    facts: KernelFacts, columns: set[int], loads: Sequence[MemoryOpFact], accesses: Sequence[MemoryOpFact]
+) -> tuple[int, int, tuple[int, ...]]:
+    """Return the fewest columns if only the launch knows their number, else 0; the most columns; and strides of rows."""
+    n = max(facts.axes[axis].extent or 0 for axis in columns)
+    strides = tuple(op.strides[-2] for op in accesses)
+    if all(facts.axes[axis].static for axis in columns):
+        return 0, n, strides
+    bucket = bucket_of(n, n % (GRANULE_BYTES // min(op.itemsize for op in loads)) == 0)
+    return bucket[0], bucket[-1], tuple(bucket[-1] if stride == n else 0 for stride in strides)
 
 
 def _parts(facts: KernelFacts, columns: set[int]) -> set[int]:

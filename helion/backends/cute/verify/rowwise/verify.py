@@ -50,9 +50,10 @@ def smaller(plan: RowPlan) -> RowPlan:
     n -= 2 * choice.cluster * layout.lanes + 1 if layout.by_columns else 0
     held = chunks * layout.held_rows if layout.held_stages else 0
     stages = held + min(layout.stages - layout.held_stages, FEW_STAGES)
-    demand = dataclasses.replace(layout.demand, n=n, pitches=(n,) * len(layout.demand.pitches))
+    demand = dataclasses.replace(layout.demand, n=n, least=0, pitches=(n,) * len(layout.demand.pitches))
     few = dataclasses.replace(layout, demand=demand, choice=choice, chunk_granules=1, stages=stages)
-    return dataclasses.replace(plan, problem=dataclasses.replace(plan.problem, m=1, n=n, runtime=()), layout=few)
+    problem = dataclasses.replace(plan.problem, m=1, n=n, least=0, runtime=())
+    return dataclasses.replace(plan, problem=problem, layout=few)
 
 
 def check_structure(program: RowProgram, limit_bytes: int) -> None:
