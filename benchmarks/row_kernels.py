@@ -257,7 +257,7 @@ def copied(size: int, timer: Timer, copies: dict[int, float]) -> float:
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """The work of one step: ``kind`` is ``cute``, ``seed``, ``sweep``, ``ahead``, ``check``, ``triton``, ``compile``, ``suite``,
-    ``few``, ``odd`` or ``repeated``.
+    ``few``, ``odd``, ``lengths``, ``buckets`` or ``repeated``.
 
     ``at`` is the number of the seed that it times, or of the layout for ``sweep`` and ``ahead``.
     """
@@ -380,6 +380,38 @@ class Worker:
             synchronize()
             say(kind="odd", **job.facts, ok=check())
 
+    def _of_any_length(self, job: Job) -> tuple[Case, Callable[..., Any]]:
+        """Compile a kernel for the lengths of a bucket."""
+        import helion
+
+        with Gpu():
+            case = self._case(job)
+        fn, dynamic = case.work.kernel, dict(static_shapes=False)
+        seed = helion.kernel(fn, backend="cute", **dynamic).bind(tuple(case.arguments)).seeds[0]
+        return case, compiled_config(fn, case.arguments, seed.config, **dynamic)
+
+    def _lengths(self, job: Job) -> None:
+        """Check a kernel on the lengths of a bucket."""
+        import row_lengths
+        import torch
+
+        case, kernel = self._of_any_length(job)
+        dtype, lanes = getattr(torch, job.type), 16 // min(each.element_size() for each in case.inputs)
+        with Gpu():
+            found = row_lengths.checked(lambda m, n: Case(job.name, dtype, m, n, n), kernel, job.n, lanes)
+            say(kind="lengths", **job.facts, **found)
+
+    def _buckets(self, job: Job) -> None:
+        """Time the kernel of a bucket and that of one length."""
+        import helion
+
+        case, kernel = self._of_any_length(job)
+        seed = helion.kernel(case.work.kernel, backend="cute").bind(tuple(case.arguments)).seeds[0]
+        known = compiled_config(case.work.kernel, case.arguments, seed.config)
+        with Gpu():
+            found = timed(case, kernel, self.timer, self.copies)
+            say(kind="buckets", **job.facts, **found, known_us=round(self.timer(lambda: known(*case.arguments)), 2))
+
     def _repeated(self, job: Job) -> None:
         """Launch a kernel back to back, often; every result is that of the first launch."""
         import torch
@@ -461,6 +493,11 @@ def jobs(names: Sequence[str], kinds: Sequence[str], shapes: Shapes = (), layout
         wanted = {*names} - {*WORKLOADS}
         cells = [each for each in row_suites.shapes() if (not DRY or each[3] == 1000) and each[0] in (wanted or each)]
         turns.append([Job(kind="suite", name=name, type=dtype, m=m, n=n) for name, dtype, m, n in cells])
+    if {"lengths", "buckets"} & {*kinds}:
+        import row_lengths
+
+        found = row_lengths.jobs(names)
+        turns.append([Job(kind=kind, name=name, type=dtype, **small(m, n)) for kind, name, dtype, m, n in found])
     if "few" in kinds:
         import row_suites
 
@@ -588,6 +625,9 @@ def summarize(folder: Path) -> None:
         )
         cell = f"{line['name']:22s} {line['type']:8s} {line['m']:6d} {line['n']:6d}"
         print(f"{cell} {line['backend']:6s} {line['auto_us']:8.1f} us {line['share']:.3f} of copy{others}")
+    for line in (line for line in lines if line["kind"] == "buckets"):
+        cell = f"{line['name']:22s} {line['type']:8s} {line['m']:6d} {line['n']:6d}"
+        print(f"{cell} {line['us']:8.1f} us {line['share']:.3f} of copy  of one length {line['known_us']:8.1f} us")
     for line in (*bad, *(line for line in lines if line["kind"] in ("failed", "repeated"))):
         print(json.dumps(line)[:700])
 
