@@ -506,3 +506,27 @@ def test_a_config_that_does_not_fit_is_refused() -> None:
     config = helion.Config(cute_row_cluster=1, cute_row_warps=8)
     with pytest.raises(exc.InvalidConfig, match="cute_row_cluster must be one of 2, 4, 8, 16"):
         helion.kernel(softmax, backend="cute", config=config).bind(arguments, target="h100").to_cute_code()
+
+
+@pytest.mark.parametrize(
+    ("choice", "dtype", "n", "pitches", "line"),
+    [
+        (RowChoice(cluster=2, warps=8), torch.bfloat16, 1003, (1003, 1003), 8),
+        (RowChoice(cluster=2, warps=8), torch.float32, 1003, (1067, 1131), 8),
+        (RowChoice(cluster=1, warps=1, keep="shared"), torch.bfloat16, 2563, (2563, 2563), 8),
+        (RowChoice(cluster=2, warps=8), torch.bfloat16, 1003, (1003, 1011), 1),
+        (RowChoice(cluster=2, warps=8), torch.bfloat16, 1008, (1008, 1016), 1),
+    ],
+    ids=str,
+)
+def test_parts_of_rows_begin_at_lines(
+    choice: RowChoice, dtype: torch.dtype, n: int, pitches: tuple[int, int], line: int
+) -> None:
+    """Stores of a warp begin at multiples of 128 bytes, where strides of all tensors allow that."""
+    x, out, w = numbers(19, pitches[0], dtype=dtype)[:, :n], torch.zeros(19, pitches[1], dtype=dtype), numbers(n)
+    layout = prepared(rms_norm, (x, w, out[:, :n]), choice)[1].layout
+    assert layout.line_granules == line and layout.slice_granules % line == 0
+    run(rms_norm, (x, w, out[:, :n]), choice)
+    wide = x.double()
+    assert close(out[:, :n], wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS) * w.double())
+    assert (out[:, n:] == 0).all()

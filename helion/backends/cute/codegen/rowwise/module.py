@@ -95,14 +95,15 @@ def _constants(out: Writer, plan: RowPlan) -> None:
 
 def _rows(out: Writer, plan: RowPlan) -> None:
     """Print the function that finds a thread's part of a row."""
-    problem, layout, lanes = plan.problem, plan.layout, plan.layout.lanes
+    problem, layout, lanes, unit = plan.problem, plan.layout, plan.layout.lanes, plan.layout.unit
     _span(out, plan)
     out.lines(("", ""))
     with out.block("def first_granule(cta, index, pitch):"):
         if layout.aligned:
             out.line(f"return Int64(index) * (pitch // {lanes}) + cta.base")
         else:
-            out.line(f"return ((Int64(index) * pitch) >> {lanes.bit_length() - 1}) + cta.base")
+            line = "" if layout.line_granules == 1 else f" * {layout.line_granules}"
+            out.line(f"return ((Int64(index) * pitch) >> {unit.bit_length() - 1}){line} + cta.base")
     out.lines(("", ""))
     with out.block("def row_of(cta, tile):"):
         rows = layout.choice.rows
@@ -133,7 +134,8 @@ def _rows(out: Writer, plan: RowPlan) -> None:
             with out.block(f"for i in range({lanes}):"):
                 out.line("place = i - row.shift")
                 plane = f"(place & {lanes - 1}) * {layout.vector_granules}"
-                out.line(f"row.places.append({plane} + row.thread + 1 + (place >> {lanes.bit_length() - 1}))")
+                ahead = f"row.thread + {layout.line_granules}"
+                out.line(f"row.places.append({plane} + {ahead} + (place >> {lanes.bit_length() - 1}))")
         count = CHAINS * sum(map(len, schedule_of(problem).reductions))
         out.line("row.terms = cta.terms" if layout.rolled else f"row.terms = [None] * {count}")
         out.line("row.held = []")
@@ -146,13 +148,13 @@ def _span(out: Writer, plan: RowPlan) -> None:
     problem, layout = plan.problem, plan.layout
     out.lines(("", ""))
     with out.block("def span(cta, index, rows):"):
-        lanes, n = layout.lanes, columns_of(problem)
+        lanes, unit, n = layout.lanes, layout.unit, columns_of(problem)
         if layout.aligned:
             out.line("shift = Int32(0)")
             granules = f"(rows * {n} + {lanes - 1}) // {lanes}"
         else:
-            step = f"({n} & {lanes - 1})" if problem.columns_at_launch else str(layout.demand.pitches[0] % lanes)
-            out.line(f"shift = (index * {step}) & {lanes - 1}")
+            step = f"({n} & {unit - 1})" if problem.columns_at_launch else str(layout.demand.pitches[0] % unit)
+            out.line(f"shift = (index * {step}) & {unit - 1}")
             granules = f"cutlass.select_(rows > 0, (shift + rows * {n} + {lanes - 1}) // {lanes}, Int32(0))"
         out.line(f"granules = {granules}")
         if layout.choice.cluster > 1:

@@ -368,7 +368,7 @@ def _(step: r.ShareVectors, out: Writer, program: r.RowProgram) -> None:
     for operand, place in zip(plan.problem.vectors, layout.vector_offsets, strict=False):
         size = itemsize(operand.dtype)
         with out.block(f"for element in cutlass.range(thread - 32, {length * lanes}, {threads}, unroll=8):"):
-            first = "cta.base" if layout.aligned else "(cta.base - 1)"
+            first = "cta.base" if layout.aligned else f"(cta.base - {layout.line_granules})"
             out.line(f"column = {first} * {lanes} + element")
             out.line(f"inside = (column >= 0) & (column < {columns_of(plan.problem)})")
             source = f"{operand.label} + Int64(column) * {operand.pitch * size}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .....hardware import Target
 from ..build import MAX_ROW_CLUSTER, RESERVED_SHARED_BYTES
 from ..refusal import Refusal
-from .records import WARP_LANES, RowChoice, RowDemand, RowLayout
+from .records import MOST_PACKED, WARP_LANES, RowChoice, RowDemand, RowLayout
 
 CLUSTERS = (1, 2, 4, 8, MAX_ROW_CLUSTER)
 WARPS = (1, 2, 4, 8, 16)
@@ -14,8 +14,6 @@ MAX_ROWS = 14
 """Rows of a CTA at a time: each has a named barrier of its own."""
 CHUNK_GRANULES = 4
 """Granules of a thread in a chunk, of all inputs, where a slice has several chunks."""
-MOST_PACKED = 8
-"""The most granules of a thread in a chunk that is a whole row, of all inputs."""
 MOST_HELD = 16
 """The most granules of a thread."""
 MAX_TRANSACTION_BYTES = 2**20 - 1

@@ -18,6 +18,9 @@ GRANULE_BYTES = 16
 BARRIER_BYTES = 8
 WORD_BYTES = 4
 WARP_LANES = 32
+LINE_GRANULES = 8
+MOST_PACKED = 8
+"""The most granules of a thread in a chunk that is a whole row, of all inputs."""
 SIZE_M, SIZE_N = "size_m", "size_n"
 """The names of the numbers of rows and of columns, if only the launch knows them."""
 UNALIGNED_REGISTERS = 16
@@ -275,6 +278,23 @@ class RowLayout:
         """
         return bool(self.demand.sums) and not self.aligned
 
+    @functools.cached_property
+    def line_granules(self) -> int:
+        """Granules at a multiple of which a CTA's part of a row begins, if rows begin anywhere.
+
+        Those of a line of 128 bytes, where warps store: a store that begins within a line writes parts of two sectors.
+        Rows that may be packed begin at any granule.
+        """
+        demand, unit = self.demand, LINE_GRANULES * self.lanes
+        apart = self.by_columns or demand.least or len({pitch % unit for pitch in demand.pitches}) > 1
+        long = self.choice.cluster > 1 or demand.n // self.lanes > MOST_PACKED * self.threads
+        return LINE_GRANULES if long and demand.outputs and not self.aligned and not apart else 1
+
+    @property
+    def unit(self) -> int:
+        """Elements of these granules."""
+        return self.line_granules * self.lanes
+
     @property
     def period(self) -> int:
         """Rows after which a row begins at the same place of a granule again."""
@@ -288,12 +308,12 @@ class RowLayout:
     @functools.cached_property
     def row_granules(self) -> int:
         """The most granules of a row."""
-        return -(-(self.demand.n + (0 if self.aligned or self.by_columns else self.lanes - 1)) // self.lanes)
+        return -(-(self.demand.n + (0 if self.aligned or self.by_columns else self.unit - 1)) // self.lanes)
 
     @functools.cached_property
     def slice_granules(self) -> int:
-        """The most granules of a row in one CTA: whole groups of columns."""
-        each = max(1, self.demand.group // self.lanes)
+        """The most granules of a row in one CTA: whole groups of columns, and whole lines."""
+        each = max(self.line_granules, self.demand.group // self.lanes)
         return -(-self.row_granules // (self.choice.cluster * each)) * each
 
     @functools.cached_property
@@ -364,7 +384,7 @@ class RowLayout:
     @property
     def vector_granules(self) -> int:
         """Granules of one vector in shared memory; with rows that begin anywhere, the length of each plane."""
-        return self.slice_granules + (0 if self.aligned else 1)
+        return self.slice_granules + (0 if self.aligned else self.line_granules)
 
     @functools.cached_property
     def vector_offsets(self) -> tuple[int, ...]:
@@ -431,7 +451,7 @@ class RowLayout:
         """
         end = self.thread_granules * self.threads
         after = self.partial_bytes + self.barrier_words * BARRIER_BYTES
-        over = end + 1 - self.vector_granules
+        over = end + self.line_granules - self.vector_granules
         widths = (self.lanes * size if self.aligned else size for size in self.demand.vectors)
         vectors = max(0, over) * max(widths, default=0) - after
         ring = 0
