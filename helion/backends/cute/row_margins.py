@@ -22,6 +22,13 @@ ROWS_LEAD = Lead(ratio=0.85, saved_us=20.0)
 """The general backend's times of row kernels are over-predicted by up to a quarter. A short launch does not repay the
 compilation, which takes the DSL seconds longer."""
 
+FEW_ROWS = 128
+"""Rows up to which each has an SM of its own in the general backend. A cluster gives a row several SMs."""
+
+FEW_ROWS_SAVED_US = 3.0
+"""The lead in time of few rows: a quarter of a launch of 32768 columns, which a model repeats in each step. Both backends
+predict it within 2 us (the cells of few rows in nvidia-h200-row-kernels.jsonl)."""
+
 READS_LEAD = replace(ROWS_LEAD, corrected=0.82)
 """The same for exponentials of rows of which no element is stored. Their times are over-predicted by up to two fifths,
 because the general backend reads such a row once."""
@@ -65,4 +72,6 @@ def rows_lead(program: Program) -> Lead:
         return LOGS_LEAD
     powers = any(made.op in ("exp", "exp2") for made in problem.epilogue.instructions)
     stores = problem.elements or problem.sums or problem.groups
-    return READS_LEAD if powers and not stores else ROWS_LEAD
+    lead = READS_LEAD if powers and not stores else ROWS_LEAD
+    few = problem.m <= FEW_ROWS and problem.n >= LEAST_AUTO_COLUMNS
+    return replace(lead, saved_us=FEW_ROWS_SAVED_US) if few else lead
