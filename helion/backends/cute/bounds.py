@@ -14,7 +14,7 @@ from .plan.dtypes import IMPRECISE_DTYPES, itemsize
 from .plan.operands import can_convert, has_steps, in_both_majors, needs_registers, split
 from .plan.records import SWIZZLE_BYTES, WARP_THREADS, WGMMA_ROWS, Choice, CopiesIn, GemmProblem, Major
 from .plan.refusal import Refusal
-from .plan.scales import BlockScales
+from .plan.scales import ATOM_LINES, BlockScales, promoted
 from .subtiles import STORE_STAGES, buffers_of, subtile_of
 
 MOST_COLUMNS = 256
@@ -31,7 +31,7 @@ def tile_bounds(problem: GemmProblem, target: Target) -> Sides:
     most, depth = MOST_COLUMNS // products // least * least, 2 * line if products == 1 else line
     rows = 2 * TCGEN05_ROWS if target.has("tcgen05") else 4 * WGMMA_ROWS
     promotes = target.has("wgmma") and problem.operand_dtype in IMPRECISE_DTYPES and target.fp8_partial_sum > 0
-    if promotes or problem.scales is not None:  # two accumulators are live
+    if promotes or promoted(problem.scales) is not None:  # two accumulators are live
         most = min(most, MAX_SUM_REGISTERS // products // least * least)
     if products > 2 or (products == 2 and target.has("tcgen05")):
         rows //= 2
@@ -46,6 +46,8 @@ def tile_bounds(problem: GemmProblem, target: Target) -> Sides:
         )
     fewest = WGMMA_ROWS if a_major == "k" else max(WGMMA_ROWS, line)
     sides = (fewest, max(fewest, rows)), (least, most), (line, depth)
+    if problem.scales is not None and problem.scales.micro:
+        return (ATOM_LINES, ATOM_LINES), (least, most), (line, line)
     return sides if problem.scales is None else _with_factors(problem.scales, sides)
 
 

@@ -121,6 +121,7 @@ def _not_run_on_blackwell(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     picked += [each.name for each in problem.outputs if each.lines is not None]
     strided = [each.name for each in problem.epilogue.of_kind("strided")]
     strided += [each.name for each in problem.outputs_of("strided")]
+    yield problem.scales is not None and problem.scales.micro, "in a microscaling format"
     yield problem.summed, "next to sums along K"
     yield picked, f"with lines of {''.join(picked[:1])} that an index picks"
     yield problem.groups, f"over groups of rows by {'' if problem.groups is None else problem.groups.name}"

@@ -9,7 +9,7 @@ from ..plan.counts import counts, raw_operands
 from ..plan.records import GemmPlan, Multiplicand
 from . import copied, groups, raw
 from .numbers import batch_modes, extent, number
-from .setups import by_tma, dsl, hopper_mma, is_a, mma_arguments, operand_dsl, second_b
+from .setups import blackwell_mma, by_tma, dsl, hopper_mma, is_a, mma_arguments, operand_dsl, second_b
 
 LARGEST_SIDE = 256
 """The largest tile extent along M and N."""
@@ -132,7 +132,7 @@ def _umma(plan: GemmPlan) -> HostObjects:
     group = "TWO" if plan.ctas_per_mma == 2 else "ONE"
     lines = [
         *_operands(plan),
-        f"tiled_mma = blackwell.make_trivial_tiled_mma({mma_arguments(plan, plan.sum_columns)})",
+        f"tiled_mma = {blackwell_mma(plan)}",
         f"cluster_shape = ({plan.ctas_per_mma}, {plan.cluster_tiles[0]}, {plan.cluster_tiles[1]}, 1)",
         f"layout_a = blackwell.make_smem_layout_a(tiled_mma, ({m}, {n}, {k}), {operand}, {plan.ab_stages})",
         f"layout_b = blackwell.make_smem_layout_b(tiled_mma, ({m}, {plan.sum_columns}, {k}), {operand}, {plan.ab_stages})",

@@ -12,6 +12,7 @@ from ..roles.grammar import KernelProgram, Pipeline, Role
 from ..roles.programs import kernel_program
 from ..verify.verify import verify
 from . import copied, exchange, finish, groups, numbers, prepare, raw, rows, scales, workspace
+from .blackwell import micro
 from .epilogue import numbers_name
 from .host import HOST, HostObjects
 from .peers import messages
@@ -87,6 +88,7 @@ def render(program: KernelProgram) -> str:
     objects = [HOST[name](program.plan) for name in program.host]
     out = Writer()
     out.lines(IMPORTS[program.plan.unit])
+    out.lines(micro.imports(program.plan))
     out.lines(definitions(program.plan))
     _kernel(out, program, objects)
     prepare.print_kernels(out, program.plan)
@@ -229,6 +231,8 @@ def _allocation(plan: GemmPlan, allocation: Allocation) -> str:
             f"layout_{held}.outer, {alignment}, layout_{held}.inner" if plan.converts else f"layout_{held}, {alignment}"
         )
         return f"{name} = memory.allocate_tensor({raw.dtype(copied_operand)}, {layout})"
+    if held.startswith("scales_"):
+        return f"{name} = memory.allocate_tensor(cutlass.Uint8, cute.make_layout({allocation.size_bytes}), {alignment})"
     operands = {operand.label: operand for operand in plan.problem.epilogue.operands}
     if held in operands and operands[held].kind == "row":
         return f"{name} = memory.allocate_tensor(cutlass.Float32, cute.make_layout({plan.teams * plan.tile[1]}), {alignment})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..plan.counts import block_count
 from ..plan.records import WARP_THREADS, GemmPlan
-from ..plan.scales import Scale, Side
+from ..plan.scales import MICRO_BLOCK, Scale, Side
 from .epilogue import converted, fragment
 
 
@@ -13,7 +13,8 @@ def parameters(plan: GemmPlan) -> list[tuple[str, str, str]]:
     found = []
     for scale in plan.problem.scales.factors if plan.problem.scales is not None else ():
         extent = plan.problem.m if scale.side == "row" else plan.problem.n
-        layout = f"({-(-extent // scale.lines)}, {block_count(plan)}), stride=({scale.pitch}, {scale.k_pitch})"
+        blocks = -(-plan.problem.k // MICRO_BLOCK) if plan.factor(scale.side) is None else block_count(plan)
+        layout = f"({-(-extent // scale.lines)}, {blocks}), stride=({scale.pitch}, {scale.k_pitch})"
         found.append((scale.label, "cute.Tensor", f"cute.make_tensor({scale.label}, cute.make_layout({layout}))"))
     return found
 

@@ -8,6 +8,7 @@ from ..plan.counts import counts
 from ..plan.dtypes import DTYPES
 from ..plan.epilogue import EpilogueOutput
 from ..plan.records import WARPGROUP_THREADS, GemmPlan
+from ..plan.scales import SCALE_DTYPE
 from ..plan.shared import staged_as
 from ..roles.grammar import Role
 from . import copied, exchange, raw, rows, scales, workspace
@@ -65,6 +66,19 @@ def hopper_mma(plan: GemmPlan, columns: int) -> str:
         return f"tf32_mma({plan.warpgroups}, {columns})"
     source = ", warpgroup.OperandSource.RMEM" if plan.converts else ""
     return f"hopper.make_trivial_tiled_mma({mma_arguments(plan, columns)}{source})"
+
+
+def blackwell_mma(plan: GemmPlan) -> str:
+    """Return the construction of the tiled MMA of tcgen05, of all accumulators."""
+    scales = plan.problem.scales
+    if scales is None or not scales.micro:
+        return f"blackwell.make_trivial_tiled_mma({mma_arguments(plan, plan.sum_columns)})"
+    operand, majors = operand_dsl(plan), f"{major(plan.problem.a_major)}, {major(plan.problem.b_major)}"
+    shape = f"({plan.tile[0]}, {plan.sum_columns})"
+    return (
+        f"blackwell.make_blockscaled_trivial_tiled_mma({operand}, {operand}, {majors}, {SCALE_DTYPE}, {scales.k},"
+        f" tcgen05.CtaGroup.ONE, {shape})"
+    )
 
 
 TF32_MMA = (

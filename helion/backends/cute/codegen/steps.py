@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ..plan.counts import counts, turns
 from ..plan.epilogue import ROW_NUMBER
@@ -13,8 +13,10 @@ from ..plan.shared import staged_as
 from ..roles import grammar as g
 from ..roles.halves import HalfStep, OfKTile
 from ..roles.messages import MessageStep
+from ..roles.micro import MicroMma, MicroStep
 from ..roles.partial import PieceViews, TermMma
 from . import copied, exchange, groups, numbers, raw, rows, scales, vectors, workspace
+from .blackwell import micro
 from .epilogue import (
     accumulated,
     converted,
@@ -73,10 +75,22 @@ _LINES: Mapping[type[g.Step], str] = {
     g.WorkspaceAcquire: "cute.arch.fence_acq_rel_gpu()",
 }
 """Steps that are one line of code, the same in every kernel."""
+_OF_PLAN: Mapping[type[g.Step], Callable[[GemmPlan], list[str]]] = {
+    g.AddPartials: exchange.add,
+    g.StorePartials: workspace.put,
+    g.IncrementTileCounter: workspace.count,
+    g.ReducePartials: workspace.take,
+    g.ResetTileCounter: workspace.reset,
+    g.OwnRows: rows.own,
+}
+"""Steps whose code depends on the plan alone."""
 
 
 @functools.singledispatch
 def _print(step: g.Step, out: Writer, names: Names) -> None:
+    if type(step) in _OF_PLAN:
+        out.lines(_OF_PLAN[type(step)](names.plan))
+        return
     if type(step) not in _LINES:
         raise NotImplementedError(f"no rule prints {type(step).__name__}")
     out.line(_LINES[type(step)])
@@ -315,6 +329,12 @@ def _(step: TermMma | PieceViews, out: Writer, names: Names) -> None:
     out.lines(partial.lines(names.plan, step))
 
 
+@_print.register(MicroStep)
+@_print.register(MicroMma)
+def _(step: MicroStep, out: Writer, names: Names) -> None:
+    out.lines(micro.lines(step, names.plan))
+
+
 @_print.register
 def _(step: g.WgmmaWait, out: Writer, names: Names) -> None:
     out.line(f"warpgroup.wait_group({step.pending})")
@@ -371,31 +391,6 @@ def _(step: g.SendPartials, out: Writer, names: Names) -> None:
 
 
 @_print.register
-def _(step: g.AddPartials, out: Writer, names: Names) -> None:
-    out.lines(exchange.add(names.plan))
-
-
-@_print.register
-def _(step: g.StorePartials, out: Writer, names: Names) -> None:
-    out.lines(workspace.put(names.plan))
-
-
-@_print.register
-def _(step: g.IncrementTileCounter, out: Writer, names: Names) -> None:
-    out.lines(workspace.count(names.plan))
-
-
-@_print.register
-def _(step: g.ReducePartials, out: Writer, names: Names) -> None:
-    out.lines(workspace.take(names.plan))
-
-
-@_print.register
-def _(step: g.ResetTileCounter, out: Writer, names: Names) -> None:
-    out.lines(workspace.reset(names.plan))
-
-
-@_print.register
 def _(step: g.BarrierArrive, out: Writer, names: Names) -> None:
     out.line(f"{step.barrier}_barrier.arrive()")
 
@@ -437,11 +432,6 @@ def _(step: g.AddTerms, out: Writer, names: Names) -> None:
 @_print.register
 def _(step: g.JoinLanes, out: Writer, names: Names) -> None:
     out.lines(rows.join(names.plan, step.number))
-
-
-@_print.register
-def _(step: g.OwnRows, out: Writer, names: Names) -> None:
-    out.lines(rows.own(names.plan))
 
 
 @_print.register

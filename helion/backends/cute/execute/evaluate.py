@@ -280,10 +280,16 @@ def _scaled(
         for scale, tensor in zip(scales.factors, factors, strict=True):
             lines = torch.arange(part.shape[0 if scale.side == "row" else 1]) // scale.lines
             start = tensor.storage_offset() + block * scale.k_pitch
-            found = torch.as_strided(tensor, (int(lines[-1]) + 1,), (scale.pitch,), start)[lines].float()
+            found = torch.as_strided(tensor, (int(lines[-1]) + 1,), (scale.pitch,), start)[lines]
+            found = _exponents(found) if scales.micro else found.float()
             part = part * (found[:, None] if scale.side == "row" else found)
         sums += part
     return sums
+
+
+def _exponents(scales: torch.Tensor) -> torch.Tensor:
+    """Return powers of two from e8m0 exponents; 255 is NaN."""
+    return torch.where(scales == 255, torch.nan, torch.exp2(scales.float() - 127))
 
 
 def _apply(op: str, given: Sequence[torch.Tensor], problem: GemmProblem) -> torch.Tensor:

@@ -28,6 +28,7 @@ from .numbers import dividing, equal, example, known
 from .parts import without_parts
 from .peers.messages import with_messages, without_messages
 from .product import Product, product_of
+from .rewrites.micro import with_micro_scales, without_micro_scales
 from .rewrites.partials import with_whole_k
 from .rewrites.picks import Pick, with_picks
 from .terms import TermProgram, blocks_of_loops, of_two_majors, programs_of_terms, sum_of
@@ -55,8 +56,9 @@ def _product(program: Program) -> Product:
     whole = with_whole_k(apart.program)
     paired = with_pairs(whole.program)
     unpacked = with_nibbles(paired.program)
-    windowed = with_windows(_at_multiples(unpacked.program))
-    product = _begun(_of_windows(windowed.program, paired.packed), windowed.starts)
+    micro = without_micro_scales(unpacked.program)
+    windowed = with_windows(_at_multiples(micro.program))
+    product = with_micro_scales(_begun(_of_windows(windowed.program, paired.packed), windowed.starts), micro)
     product = _renamed(product, paired.tensors)
     product = dataclasses.replace(product, batch_blocks=(*product.batch_blocks, *whole.blocks))
     if unpacked.block is not None:

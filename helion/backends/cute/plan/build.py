@@ -7,7 +7,7 @@ import dataclasses
 from ....hardware import RESERVED_SHARED_BYTES, Target
 from . import workspace
 from .copied import MAX_COPIED_SUMS
-from .counts import counts, loads_while_copying, through_registers
+from .counts import counts, loads_while_copying, micro_bytes, micro_columns, through_registers
 from .dtypes import (
     COLUMN_DTYPES,
     EPILOGUE_DTYPES,
@@ -36,7 +36,7 @@ from .runtime import (
     check_strided,
     check_terms,
 )
-from .scales import BlockScales
+from .scales import ATOM_LINES, BlockScales, promoted
 from .shared import WORD_BYTES, shared_bytes
 
 MAX_STAGES = 8
@@ -282,7 +282,7 @@ def _promotes(problem: GemmProblem, choice: Choice, target: Target) -> bool:
     """Return whether accumulators are promoted: where the unit adds 8-bit operands imprecisely, or blocks have scales."""
     if choice.promote is not None:
         return choice.promote
-    if problem.scales is not None:
+    if promoted(problem.scales) is not None:
         return target.has("wgmma")
     return problem.operand_dtype in IMPRECISE_DTYPES and target.fp8_partial_sum > 0
 
@@ -294,7 +294,7 @@ def _promote_k_tiles(problem: GemmProblem, choice: Choice) -> int:
     2**-10 of the accumulator after two K tiles of 128 elements. This is a quarter of the rounding error of bfloat16.
     After four K tiles it is 2**-8 (test_precision.py).
     """
-    if problem.scales is not None:
+    if problem.scales is not None and not problem.scales.micro:
         return max(1, problem.scales.k // max(1, choice.tile[2]))
     coarse = problem.output_dtype in ("bfloat16", "float8_e4m3fn")
     return max(1, IMPRECISE_K // max(1, choice.tile[2])) if coarse else 1
@@ -343,8 +343,21 @@ def _check_tile(plan: GemmPlan) -> None:
         _check_rows(plan)
     if plan.products > 1:
         _check_products(plan)
-    if plan.problem.scales is not None:
+    if plan.problem.scales is not None and plan.problem.scales.micro:
+        check_micro(plan)
+    elif plan.problem.scales is not None:
         _check_scaled(plan, plan.problem.scales)
+
+
+def check_micro(plan: GemmPlan) -> None:
+    """Check the tiles of a matmul whose scales the matrix unit takes."""
+    if plan.unit != "tcgen05":
+        raise Refusal("microscaling formats are implemented for tcgen05")
+    if plan.tile[0] != ATOM_LINES or plan.ctas > 1 or plan.tile[2] * plan.operand_bytes != SWIZZLE_BYTES:
+        raise Refusal(
+            f"tiles of {plan.tile} in clusters of {plan.cluster} in a microscaling format; {ATOM_LINES} rows by K tiles of"
+            f" {SWIZZLE_BYTES} bytes are implemented, without clusters"
+        )
 
 
 def _check_scaled(plan: GemmPlan, scales: BlockScales) -> None:
@@ -534,7 +547,7 @@ def _check_tcgen05(plan: GemmPlan) -> None:
     if plan.promote:
         raise Refusal("tcgen05 accumulates in fp32; there is nothing to promote")
     kept = n // 2 if plan.paired else n
-    if plan.problem.scales is not None and kept > MAX_SCALED_SUMS:
+    if promoted(plan.problem.scales) is not None and kept > MAX_SCALED_SUMS:
         raise Refusal(
             f"a tile of {m}×{n} with scales keeps {kept} accumulator registers per thread; up to {MAX_SCALED_SUMS} leave room"
         )
@@ -555,8 +568,9 @@ def _accumulator_stages(plan: GemmPlan, choice: Choice) -> int:
                 f"{choice.accumulator_stages} accumulator stages; 1 to {MAX_ACCUMULATOR_STAGES} are implemented"
             )
         return choice.accumulator_stages
-    most = MAX_ACCUMULATOR_STAGES if plan.problem.scales is not None else 2
-    return max(1, min(most, plan.tensor_memory_limit_columns // plan.sum_columns))
+    most = MAX_ACCUMULATOR_STAGES if promoted(plan.problem.scales) is not None else 2
+    columns = plan.tensor_memory_limit_columns - MAX_STAGES * micro_columns(plan)
+    return max(1, min(most, columns // plan.sum_columns))
 
 
 def _most_stages(plan: GemmPlan) -> int:
@@ -564,7 +578,7 @@ def _most_stages(plan: GemmPlan) -> int:
     change."""
     numbers = counts(plan)
     least = dataclasses.replace(plan, ab_stages=2)
-    one = numbers.a_stage_bytes + numbers.b_stage_bytes + 2 * WORD_BYTES
+    one = numbers.a_stage_bytes + numbers.b_stage_bytes + micro_bytes(plan) + 2 * WORD_BYTES
     stages = min(MAX_STAGES, 2 + max(0, plan.shared_limit_bytes - shared_bytes(least)) // one)
     fits = shared_bytes(dataclasses.replace(plan, ab_stages=stages)) <= plan.shared_limit_bytes
     return stages if fits else max(2, stages - 1)

@@ -18,6 +18,7 @@ from .copied import (
 from .dtypes import itemsize, per_byte
 from .records import LOADING_WARPS, SUM_BYTES, SWIZZLE_BYTES, WARP_THREADS, GemmPlan
 from .reductions import exchanges
+from .scales import ATOM_BLOCKS, ATOM_BYTES, ATOM_COLUMNS, ATOM_LINES
 
 SWIZZLED_LINES = 8
 """Lines of the pattern of a swizzle, which repeats after them."""
@@ -129,8 +130,33 @@ def counts(plan: GemmPlan) -> Counts:
         b_multicast=b_multicast,
         consumer_threads=plan.consumer_warps * WARP_THREADS,
         tensor_memory_threads=(plan.consumer_warps + 1) * WARP_THREADS if tcgen05 else 0,
-        tensor_memory_columns=_columns(plan.accumulator_stages * plan.sum_columns) if tcgen05 else 0,
+        tensor_memory_columns=_columns(scale_columns(plan) + plan.ab_stages * micro_columns(plan)) if tcgen05 else 0,
     )
+
+
+def scale_columns(plan: GemmPlan) -> int:
+    """Return the first column of tensor memory after the accumulators."""
+    return plan.accumulator_stages * plan.sum_columns
+
+
+def micro_atoms(plan: GemmPlan) -> tuple[int, int]:
+    """Return the atoms of scales of a stage that the matrix unit takes: of rows and of columns."""
+    scales = plan.problem.scales
+    if scales is None or not scales.micro:
+        return 0, 0
+    along_k = -(-plan.tile[2] // (scales.k * ATOM_BLOCKS))
+    rows, columns = (-(-side // ATOM_LINES) * along_k for side in plan.cta_tile)
+    return rows, columns
+
+
+def micro_bytes(plan: GemmPlan) -> int:
+    """Return the bytes of these scales in shared memory, for a stage."""
+    return sum(micro_atoms(plan)) * ATOM_BYTES
+
+
+def micro_columns(plan: GemmPlan) -> int:
+    """Return their columns in tensor memory."""
+    return sum(micro_atoms(plan)) * ATOM_COLUMNS
 
 
 def copied_lines(plan: GemmPlan, copied: Copied) -> int:
@@ -269,7 +295,7 @@ def copying_threads(plan: GemmPlan) -> int:
 def full_arrivals(plan: GemmPlan, copying_warps: int) -> int:
     """Return the arrivals that fill a stage of A and B: one of TMA, one of each warp that copies operands through
     registers, and one of each thread that copies by cp.async."""
-    by_tma = len(plan.problem.copied) < 1 + plan.products
+    by_tma = (len(plan.problem.copied) < 1 + plan.products) + (WARP_THREADS if micro_bytes(plan) else 0)
     by_warps = copying_warps if through_registers(plan) else 0
     return by_tma + by_warps + (copying_warps * WARP_THREADS if past_registers(plan) else 0)
 

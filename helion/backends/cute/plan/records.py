@@ -15,7 +15,7 @@ from ....hardware import WARP_THREADS as WARP_THREADS
 from .copied import Copied, CopySource
 from .dtypes import DTYPES, itemsize
 from .epilogue import Epilogue, EpilogueOutput, LineNumbers, OutputKind
-from .scales import BlockScales, Scale, Side
+from .scales import BlockScales, Scale, Side, promoted
 
 Major = Literal["k", "mn"]
 Unit = Literal["wgmma", "tcgen05"]
@@ -571,11 +571,11 @@ class GemmPlan:
     @functools.cached_property
     def totals(self) -> bool:
         """True if accumulators are added up in fp32 registers outside of the matrix unit."""
-        return self.promote or self.problem.scales is not None
+        return self.promote or promoted(self.problem.scales) is not None
 
     def factor(self, side: Side) -> Scale | None:
         """Return the scales of blocks of K per row, or per column."""
-        return self.problem.scales.of(side) if self.problem.scales is not None else None
+        return scales.of(side) if (scales := promoted(self.problem.scales)) is not None else None
 
     @property
     def one_column_factor(self) -> bool:

@@ -15,7 +15,7 @@ from .epilogue import ROW_NUMBER, EpilogueOperand, EpilogueOutput
 from .finish import ROWS
 from .records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, Batch, GemmProblem, Groups
 from .refusal import Refusal
-from .scales import BlockScales
+from .scales import ATOM_BLOCKS, MICRO_FORMATS, BlockScales
 
 MAX_EXTENT = 2**31 - 1
 """Tile coordinates are 32-bit."""
@@ -240,7 +240,32 @@ def check_row_ends(problem: GemmProblem, output: EpilogueOutput) -> None:
 # Checks of parts of a problem -------------------------------------------------------------------------------------------
 
 
+def check_micro_scales(problem: GemmProblem, scales: BlockScales) -> None:
+    """Check scales that the matrix unit multiplies by."""
+    if problem.operand_dtype not in MICRO_FORMATS.values():
+        raise Refusal(f"microscaling formats of {problem.operand_dtype}; {', '.join(MICRO_FORMATS)} are implemented")
+    if problem.batch or problem.terms or problem.copied or problem.runtime or problem.epilogue.of_kind("product"):
+        raise Refusal(
+            "microscaling formats are implemented for one matmul that TMA loads, of sizes that are known when the kernel is"
+            " compiled"
+        )
+    if [factor.side for factor in scales.factors] != ["row", "column"]:
+        raise Refusal("microscaling formats are implemented with scales of rows and of columns")
+    blocks = scales.k * ATOM_BLOCKS
+    if problem.k % blocks:
+        raise Refusal(f"K = {problem.k} in a microscaling format; multiples of {blocks} are implemented")
+    for factor in scales.factors:
+        if factor.dtype != "uint8" or factor.k_pitch != 1 or factor.pitch < 1 or factor.pitch % ATOM_BLOCKS:
+            raise Refusal(
+                f"{factor.name} is of {factor.dtype} with strides of {factor.pitch} and {factor.k_pitch}; scales in uint8 are"
+                f" implemented, contiguous along K, in rows that are multiples of {ATOM_BLOCKS} apart"
+            )
+
+
 def check_scales(problem: GemmProblem, scales: BlockScales) -> None:
+    if scales.micro:
+        check_micro_scales(problem, scales)
+        return
     if problem.batch is not None or problem.epilogue.of_kind("product"):
         raise Refusal("scales of blocks of K are implemented for one matmul, without a batch")
     if problem.runtime and not (problem.copied and all(factor.side == "row" for factor in scales.factors)):

@@ -6,6 +6,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 Side = Literal["row", "column"]
+MICRO_BLOCK = 32
+"""Elements of K with one scale in microscaling formats, which the matrix unit multiplies itself (OCP MX specification)."""
+MICRO_FORMATS = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
+"""Types of operands in microscaling formats, by the format."""
+ATOM_LINES, ATOM_BLOCKS, ATOM_BYTES = 128, 4, 512
+"""Rows or columns, and blocks of K, of an atom of scales in shared memory, and its bytes (PTX ISA, scale factors of
+``tcgen05.mma``): line number 32 i + j is word i of row j of 16 bytes."""
+SCALE_DTYPE = "cutlass.Float8E8M0FNU"
+"""The DSL's type of these scales."""
+ATOM_COLUMNS = 4
+"""Columns of tensor memory of an atom."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,5 +49,15 @@ class BlockScales:
     k: int
     factors: tuple[Scale, ...]
 
+    @property
+    def micro(self) -> bool:
+        """True if the matrix unit multiplies by scales."""
+        return self.k == MICRO_BLOCK
+
     def of(self, side: Side) -> Scale | None:
         return next((factor for factor in self.factors if factor.side == side), None)
+
+
+def promoted(scales: BlockScales | None) -> BlockScales | None:
+    """Return the scales that partial sums are multiplied by outside of the matrix unit."""
+    return None if scales is None or scales.micro else scales

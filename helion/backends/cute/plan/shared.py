@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from .counts import counts, raw_bytes, raw_operands, subtile_bytes
+from .counts import counts, micro_atoms, raw_bytes, raw_operands, subtile_bytes
 from .epilogue import EpilogueOutput
 from .records import SUM_BYTES, GemmPlan, GemmProblem
+from .scales import ATOM_BYTES
 
 RING_ALIGNMENT_BYTES = 1024
 """A swizzle atom is 8 rows of 128 bytes; TMA and the matrix units compute its pattern from address bits."""
 VECTOR_ALIGNMENT_BYTES = 16
+ATOM_ALIGNMENT_BYTES = 128
+"""Alignment of scales that tcgen05 copies to tensor memory."""
 WORD_BYTES = 8
 
 
@@ -43,6 +46,10 @@ def shared_memory(plan: GemmPlan) -> tuple[Allocation, ...]:
     """Return every allocation of `plan`, by offset."""
     stages = {"shared_a": counts(plan).a_stage_bytes, "shared_b": counts(plan).b_stage_bytes}
     wanted = [(name, plan.ab_stages * size, RING_ALIGNMENT_BYTES) for name, size in stages.items() if size]
+    for side, atoms in zip("ab", micro_atoms(plan), strict=True):
+        wanted += (
+            [(f"shared_scales_{side}", plan.ab_stages * atoms * ATOM_BYTES, ATOM_ALIGNMENT_BYTES)] if atoms else []
+        )
     for output in staged(plan.problem):
         size = plan.teams * plan.store_stages * subtile_bytes(plan, output.dtype)
         wanted.append((f"shared_{plan.problem.label_of(output)}", size, RING_ALIGNMENT_BYTES))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from ...._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact, RegionFact
 from ...._shapes import dtype_name
 from ..plan.records import SWIZZLE_BYTES
 from ..plan.runtime import MAX_PROMOTE_K_TILES
-from ..plan.scales import BlockScales, Scale, Side
+from ..plan.scales import ATOM_BLOCKS, MICRO_BLOCK, BlockScales, Scale, Side
 
 
 def fixed_size(facts: KernelFacts, block: int) -> int | None:
@@ -47,6 +49,8 @@ def depth_of(fact: MatmulFact, facts: KernelFacts) -> int | None:
 
 def scale_loads(fact: MatmulFact, facts: KernelFacts) -> list[MemoryOpFact]:
     """Return the loads other than operands in the loops over K, if there are such loops."""
+    if fact.lhs_format:
+        return [op for op in facts.memory_ops if op.kind == "load" and _has_micro_scales(op, fact)]
     if fact.k_axis is not None and facts.axes[fact.k_axis].kind == "full":
         return []
     regions = {region.region for region in _loops(fact, facts)}
@@ -59,6 +63,8 @@ def block_scales(fact: MatmulFact, facts: KernelFacts, axes: tuple[int, int], k:
     found = scale_loads(fact, facts)
     if not found:
         return None
+    if fact.lhs_format:
+        return BlockScales(k=MICRO_BLOCK, factors=tuple(_micro_scale(found, axes, side) for side in ("row", "column")))
     line = SWIZZLE_BYTES // fact.lhs_dtype.itemsize
     factors: dict[Side, Scale] = {}
     for op in sorted(found, key=lambda op: len(op.tile_axes), reverse=True):
@@ -76,6 +82,20 @@ def block_scales(fact: MatmulFact, facts: KernelFacts, axes: tuple[int, int], k:
         )
     size = max(line, min(_shared_along_k(fact, facts, found, k), MAX_PROMOTE_K_TILES * line))
     return BlockScales(k=size // line * line, factors=tuple(factors.values()))
+
+
+def _has_micro_scales(op: MemoryOpFact, fact: MatmulFact) -> bool:
+    """Return whether a load is of scales in a microscaling format: of all blocks of K of rows, or of columns."""
+    sides = [axis for axis in op.subscript_axes if axis in (fact.m_axis, fact.n_axis)]
+    multiplied = op.slot in (fact.lhs_slot, fact.rhs_slot)
+    return not multiplied and op.dtype == torch.uint8 and len(op.subscript_axes) == 2 and len(sides) == 1
+
+
+def _micro_scale(found: Sequence[MemoryOpFact], axes: tuple[int, int], side: Side) -> Scale:
+    """Return scales of rows or columns, in rows that TMA could load."""
+    axis = axes[side == "column"]
+    names = [f"factor_{op.slot}" for op in found if axis in op.subscript_axes]
+    return Scale(name="".join(names[:1]) or side, side=side, dtype="uint8", pitch=ATOM_BLOCKS, k_pitch=1)
 
 
 def _shared_along_k(fact: MatmulFact, facts: KernelFacts, found: Sequence[MemoryOpFact], k: int) -> int:

@@ -336,6 +336,8 @@ def _batch_axes(facts: KernelFacts, sides: _Sides, blocks: Sequence[int]) -> lis
     over = {*blocks, *(facts.axes[at].block_id for at in blocks_of_k(sides.fact, facts))}
     over |= {facts.axes[each.k_axis].block_id for each in sides.terms if each.k_axis is not None}
     over |= {facts.axes[at].block_id for at in (sides.parts,) if at is not None}
+    scales = scale_loads(sides.fact, facts) if sides.fact.lhs_format else ()
+    over |= {facts.axes[at].block_id for op in scales for at in op.subscript_axes if at is not None}
     rest = [(at, axis) for at, axis in enumerate(facts.axes) if axis.block_id not in over]
     looped = {at for region in facts.regions for at in region.axes}
     looped |= {

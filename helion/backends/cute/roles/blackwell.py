@@ -6,6 +6,7 @@ import dataclasses
 
 from ..plan.counts import counts
 from ..plan.records import GemmPlan
+from ..plan.scales import promoted
 from .common import load_role, store_subtile
 from .edits import edit_role
 from .grammar import (
@@ -92,7 +93,7 @@ def _multiply(plan: GemmPlan) -> tuple[Step, ...]:
     acquire, select, loop, commit = ISSUE
     loops = issued_loops(plan) if plan.problem.absent else (loop,)
     issue: tuple[Step, ...] = (acquire, select, *loops, commit, Advance("sums_fill"))
-    if plan.problem.scales is not None:
+    if promoted(plan.problem.scales) is not None:
         issue = (KGroups(issue, size=plan.promote_k_tiles),)
     return (
         FindSums(),
@@ -118,13 +119,13 @@ def _store(plan: GemmPlan) -> tuple[Step, ...]:
         SubtileLoop((ReadSums("sums_read"), give_back, *store_subtile(plan)), rolled=True),
         Advance("sums_read"),
     )
-    if plan.problem.scales is not None:
+    if promoted(plan.problem.scales) is not None:
         tile = (ClearSums(), KGroups(DRAIN, size=plan.promote_k_tiles), SubtileLoop((ReadSums(), *store_subtile(plan))))
     return (
         AllocateSums(),
         FindSums(),
         SetUp("umma_sums"),
-        *((SetUp("scales"),) if plan.problem.scales is not None else ()),
+        *((SetUp("scales"),) if promoted(plan.problem.scales) is not None else ()),
         Cursor("sums_read", "accumulator", "consumer"),
         TileLoop(tile),
         Gate("first_warp", (StoreWait(0),)),

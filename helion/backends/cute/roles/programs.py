@@ -42,6 +42,7 @@ from .grammar import (
 )
 from .grid_splits import with_grid_splits
 from .messages import with_messages
+from .micro import with_micro_scales
 from .rows import with_rows
 from .splits import with_splits
 from .teams import with_teams
@@ -60,6 +61,8 @@ def kernel_program(plan: GemmPlan) -> KernelProgram:
         program = with_messages(program)
     if plan.problem.copied:
         program = with_copies(program)
+    if plan.problem.scales is not None and plan.problem.scales.micro:
+        program = with_micro_scales(program)
     if plan.problem.groups is not None:
         program = with_groups(program)
     if plan.splits > 1:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ..plan.counts import counts, multicast_masks, owner, part_of, place, rank_at
 from ..plan.passes import passes, reads_matrices
 from ..roles import grammar as g
-from .elements import parts_of, turns_of
+from .elements import SCALES, copied_by, parts_of, turns_of
 from .state import Barrier, Buffer, Cta, Fault, Ring, Slot, Sums, Tag, Warp, Workspace
 
 Ready = Callable[[], bool]
@@ -410,6 +410,8 @@ class Cluster:
         if found is None:
             found = self._parts[rank] = set()
             of_b = ("b", *(operand.label for operand in self.plan.problem.epilogue.of_kind("product")))
+            scales = self.plan.problem.scales
+            found |= {(copied_by(SCALES, 0), rank)} if scales is not None and scales.micro else set()
             for cta in self.ctas:
                 a, b = multicast_masks(self.plan, cta.rank)
                 names = (*(("a",) if a >> rank & 1 else ()), *(of_b if b >> rank & 1 else ()))

@@ -29,6 +29,8 @@ class Elements:
     """Copies by cp.async since it last arrived after them."""
     unordered: set[int] = field(default_factory=set)
     """Stages that a consumer has waited for, and whose copies no fence orders yet."""
+    moved: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By stage: the K tile whose scales are in tensor memory."""
     synced: bool = True
     """False if the lanes have not synchronized since the last writes and the fence after them."""
 
@@ -40,6 +42,10 @@ class Elements:
     def sync(self) -> None:
         """Synchronize the lanes, whose fences have to be before."""
         self.synced = not self.unfenced
+
+
+SCALES = "scales"
+"""The name of the scales of a stage that the matrix unit multiplies by, which one warp copies."""
 
 
 def copied_by(operand: str, warp: int) -> str:

@@ -1,0 +1,1 @@
+"""Code of parts that tcgen05 alone has."""

@@ -1,0 +1,198 @@
+"""``hl.dot_scaled`` on Blackwell: scales that the matrix unit multiplies by, in tensor memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+import torch
+from backends.cute import products
+
+import helion
+import helion.language as hl
+from helion import exc
+from helion.backends.cute.codegen.module import build
+from helion.backends.cute.plan.build import plan_gemm
+from helion.backends.cute.plan.counts import counts
+from helion.backends.cute.plan.records import Choice
+from helion.backends.cute.plan.refusal import Refusal
+from helion.backends.cute.plan.scales import BlockScales
+from helion.backends.cute.resources.shape import shape_of
+from helion.backends.cute.roles.edits import edit_role
+from helion.backends.cute.roles.grammar import ArriveAfterCopies, CopyAcquire, KernelProgram, OrderCopies, Step, Wait
+from helion.backends.cute.roles.micro import MoveScales, StartScales
+from helion.backends.cute.roles.programs import kernel_program
+from helion.backends.cute.shapes import MATMUL
+from helion.backends.cute.toolchain.offline import compile_text
+from helion.backends.cute.verify.state import Fault
+from helion.backends.cute.verify.verify import verify
+from helion.hardware import target as target_of
+
+E4M3, E5M2, BF16 = torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16
+FORMATS = {E4M3: "e4m3", E5M2: "e5m2"}
+M, N, K = 203, 264, 384
+
+
+@helion.kernel(backend="cute")
+def scaled(
+    x: torch.Tensor, x_scale: torch.Tensor, y: torch.Tensor, y_scale: torch.Tensor, name: hl.constexpr
+) -> torch.Tensor:
+    out = torch.empty([x.size(0), y.size(1)], dtype=torch.bfloat16, device=x.device)
+    for i, j in hl.tile(out.size()):
+        out[i, j] = hl.dot_scaled(x[i, :], x_scale[i, :], name, y[:, j], y_scale[j, :], name).to(out.dtype)
+    return out
+
+
+@helion.kernel(backend="cute")
+def scaled_with_bias(
+    x: torch.Tensor, x_scale: torch.Tensor, y: torch.Tensor, y_scale: torch.Tensor, bias: torch.Tensor
+) -> torch.Tensor:
+    """The transposed result, whose columns are the rows of the left operand."""
+    out = torch.empty([y.size(1), x.size(0)], dtype=torch.bfloat16, device=x.device)
+    for i, j in hl.tile([x.size(0), y.size(1)]):
+        sums = hl.dot_scaled(x[i, :], x_scale[i, :], "e4m3", y[:, j], y_scale[j, :], "e4m3")
+        out[j, i] = torch.relu(sums + bias[i][:, None]).T.to(out.dtype)
+    return out
+
+
+@helion.kernel(backend="cute")
+def of_groups(x: torch.Tensor, x_scale: torch.Tensor, y: torch.Tensor, y_scale: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0), y.size(1)], dtype=torch.bfloat16, device=x.device)
+    for i, j in hl.tile(out.size()):
+        acc = hl.zeros([i, j])
+        for d in hl.tile(x.size(1), block_size=128):
+            group = d.begin // 32 + hl.arange(4)
+            acc = hl.dot_scaled(
+                x[i, d],
+                hl.load(x_scale, [i, group]),
+                "e4m3",
+                y[d, j],
+                hl.load(y_scale, [j, group]),
+                "e4m3",
+                acc=acc,
+            )
+        out[i, j] = acc.to(out.dtype)
+    return out
+
+
+Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def given(m: int = M, n: int = N, k: int = K, dtype: torch.dtype = E4M3) -> Given:
+    x, y = (products.values(size, k, dtype=dtype, device="cpu", seed=at) for at, size in enumerate((m, n)))
+    scales = (
+        torch.randint(118, 134, (size, k // 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(at))
+        for at, size in enumerate((m, n))
+    )
+    x_scale, y_scale = scales
+    return x, x_scale, y.t(), y_scale
+
+
+def exact(x: torch.Tensor, x_scale: torch.Tensor, y: torch.Tensor, y_scale: torch.Tensor) -> torch.Tensor:
+    left, right = (
+        each.double() * torch.exp2(scale.double() - 127).repeat_interleave(32, 1)
+        for each, scale in ((x, x_scale), (y.t(), y_scale))
+    )
+    return left @ right.t()
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_scales_multiply_blocks_of_k(dtype: torch.dtype) -> None:
+    args = given(dtype=dtype)
+    found = scaled.bind((*args, FORMATS[dtype]), target="sm_100")(*args, FORMATS[dtype])
+    assert products.row_error(found, exact(*args)) < products.BOUNDS[BF16]
+
+
+def test_a_transposed_result_has_scales_of_the_other_side() -> None:
+    args, bias = given(), products.values(M, dtype=BF16, device="cpu")
+    bound = scaled_with_bias.bind((*args, bias), target="sm_100")
+    wanted = torch.relu(exact(*args) + bias.double()[:, None]).t()
+    assert products.row_error(bound(*args, bias), wanted) < products.BOUNDS[BF16]
+    scales = bound.plan().gemm.problem.scales
+    assert scales is not None and [each.side for each in scales.factors] == ["row", "column"]
+    assert scales.factors[0].name.startswith("y_scale")
+
+
+def test_scales_have_places_in_shared_and_tensor_memory() -> None:
+    """A stage has an atom of 512 bytes for each 128 rows or columns, and four columns of tensor memory."""
+    bound = scaled.bind((*given(), "e4m3"), target="sm_100")
+    shape, program = shape_of(bound.facts), bound._analysis.program
+    assert not isinstance(shape, str) and shape.problem.scales is not None and shape.problem.scales.micro
+    assert bound.seeds and all(seed.config["block_sizes"][0] == 128 for seed in bound.seeds)
+    gemm = plan_gemm(bound.plan().gemm.problem, Choice(tile=(128, 192, 128), ab_stages=3), target_of("sm_100"))
+    numbers = counts(gemm)
+    assert numbers.ab.full_arrivals == 33 and numbers.tensor_memory_columns == 512
+    text = build(gemm)
+    assert "shared_scales_a = memory.allocate_tensor(cutlass.Uint8, cute.make_layout(1536), 128)" in text
+    assert "shared_scales_b = memory.allocate_tensor(cutlass.Uint8, cute.make_layout(3072), 128)" in text
+    assert f"ab_read.index * 12 + {gemm.accumulator_stages * 192})" in text
+    asked = MATMUL.on_request(program, bound.facts, bound.env.target)
+    assert asked.startswith("matmuls in a microscaling format")
+
+
+def _without(kind: type[Step], role: str, program: KernelProgram) -> KernelProgram:
+    return edit_role(program, role, lambda step: () if isinstance(step, kind) else (step,))
+
+
+@pytest.mark.parametrize(
+    ("kind", "role", "fault"),
+    [
+        (MoveScales, "multiply", "is multiplied by the scales of"),
+        (OrderCopies, "multiply", "before a fence orders the copies"),
+        (Wait, "multiply", "stale scales"),
+        (StartScales, "scale", "stale scales"),
+        (CopyAcquire, "scale", "arrivals in one phase"),
+        (ArriveAfterCopies, "scale", "deadlock"),
+    ],
+)
+def test_steps_that_are_missing_are_faults(kind: type[Step], role: str, fault: str) -> None:
+    gemm = scaled.bind((*given(k=1024), "e4m3"), target="sm_100").plan().gemm
+    program = kernel_program(dataclasses.replace(gemm, ab_stages=3))
+    verify(program)
+    with pytest.raises(Fault, match=fault):
+        verify(_without(kind, role, program))
+
+
+def test_other_scales_are_refused() -> None:
+    args = given()
+    for kernel, values, target, reason in (
+        (scaled, (*args, "e4m3"), "sm_90", "implemented for tcgen05"),
+        (of_groups, args, "sm_100", r"with all of K is implemented"),
+        (scaled, (*given(k=320), "e4m3"), "sm_100", "K = 320 in a microscaling format"),
+    ):
+        with pytest.raises(exc.CuteUnsupported, match=reason):
+            kernel.bind(values, target=target)
+    packed = torch.zeros(M, K // 2, dtype=torch.uint8), torch.zeros(K // 2, N, dtype=torch.uint8)
+    with pytest.raises(exc.CuteUnsupported, match="of e2m1 and e2m1; e4m3 or e5m2"):
+        scaled.bind((packed[0], args[1], packed[1], args[3], "e2m1"), target="sm_100")
+    problem = scaled.bind((*args, "e4m3"), target="sm_100").plan().gemm.problem
+    scales = problem.scales
+    assert scales is not None
+    rows, columns = scales.factors
+    for changed, reason in (
+        ((columns,), "scales of rows and of columns"),
+        ((dataclasses.replace(rows, pitch=13), columns), "rows that are multiples of 4 apart"),
+    ):
+        wrong = dataclasses.replace(problem, scales=BlockScales(k=32, factors=changed))
+        with pytest.raises(Refusal, match=reason):
+            plan_gemm(wrong, Choice(tile=(128, 128, 128)), target_of("sm_100"))
+    for tile, cluster in (((64, 128, 128), (1, 1)), ((128, 128, 128), (2, 1))):
+        with pytest.raises(Refusal, match="128 rows by K tiles of 128 bytes"):
+            plan_gemm(problem, Choice(tile=tile, cluster=cluster), target_of("sm_100"))
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("target", ["sm_100", "sm_103"])
+@pytest.mark.parametrize(("dtype", "columns"), [(E4M3, 256), (E4M3, 64), (E5M2, 144)])
+def test_kernels_compile_without_spills(dtype: torch.dtype, columns: int, target: str) -> None:
+    bound = scaled.bind((*given(dtype=dtype), FORMATS[dtype]), target=target)
+    gemm = plan_gemm(
+        bound.plan().gemm.problem,
+        Choice(tile=(128, columns, 128), epilogue_n=16, store_stages=columns // 16),
+        target_of(target),
+    )
+    ptx = compile_text(build(gemm), gemm).ptx
+    assert ".local" not in ptx
+    assert len(re.findall(r"tcgen05\.cp\.cta_group::1\.32x128b\.warpx4", ptx)) == 1 + -(-columns // 128)
+    assert len(re.findall(r"tcgen05\.mma\.cta_group::1\.kind::mxf8f6f4\.block_scale", ptx)) == 4
