@@ -119,6 +119,7 @@ KEYS: dict[str, str] = {
     "advanced_controls_file": "Path of a file with options for NVIDIA's assembler.",
     "waves_per_eu": "On AMD GPUs: waves per execution unit that the compiler makes room for; 0 leaves it to Triton.",
     "matrix_instr_nonkdim": "On AMD GPUs: rows and columns of the matrix instruction; 0 leaves it to Triton.",
+    "xcd_remap": "On AMD GPUs of several dies: number programs so that neighbors run on one die and share its L2 cache.",
 }  # fmt: skip
 #: Keys beyond those of the public API, which ``declare`` adds. A kernel may have a tunable of the same name: then the
 #: name is the user's, and the kernel lacks the key.

@@ -113,6 +113,7 @@ def from_driver(properties: object) -> Target:
         row,
         device=device or row.device,
         num_sms=num_sms,
+        xcds=max(1, round(row.xcds * speed)),
         warp_size=warp_size,
         l2_bytes=number("L2_cache_size", row.l2_bytes),
         fp32_tflops=row.fp32_tflops * speed,

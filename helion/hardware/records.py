@@ -112,6 +112,8 @@ class Target:
     gpc_sms: tuple[int, ...] = ()
     """SMs of each graphics processing cluster (GPC), the part of the GPU that a cluster of blocks does not cross; empty
     without clusters. They differ from die to die, and their sum may differ from ``num_sms``."""
+    xcds: int = 1
+    """Dies with an L2 cache each, to which consecutive programs of a launch go in turn (AMD's accelerator complex dies)."""
     max_tensor_numel: int = 2**20
     """Elements that one tile may have (``triton.language.core.TRITON_MAX_TENSOR_NUMEL``)."""
 

@@ -119,6 +119,7 @@ def _cdna(
         matrix_tflops=matrix_tflops,
         features=features,
         min_dot_mn=(16, 16),
+        xcds=8,
     )
 
 

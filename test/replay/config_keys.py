@@ -285,6 +285,7 @@ ENTRIES = (
     entry("num_ctas", "matmul", 2),
     entry("occupancy", "matmul", 2),
     entry("xcd_remap", "matmul", True),
+    entry("xcd_remap", "add", True, **_PERSISTENT),
 )
 KEYS = tuple(dict.fromkeys(each.key for each in ENTRIES))
 

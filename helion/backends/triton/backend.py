@@ -63,8 +63,8 @@ else:
 
 _KEY_PREFIXES = (
     "range_", "static_range", "num_warps", "num_stages", "pid_type", "num_sm_multiplier", "cooperative_launch", "maxnreg", "indexing",
-    "atomic_indexing", "load_", "store_", "waves_per_eu", "matrix_instr_nonkdim", "kpack", "advanced_controls_file",
-    "_triton_config_",
+    "atomic_indexing", "load_", "store_", "waves_per_eu", "matrix_instr_nonkdim", "kpack", "xcd_remap",
+    "advanced_controls_file", "_triton_config_",
 )  # fmt: skip
 
 

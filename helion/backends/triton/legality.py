@@ -11,10 +11,10 @@ from ..._compiler.decisions import Decisions, Place
 from ..._compiler.ir.grammar import Bound, Op, OperandRef, Program, Root
 from ..._compiler.ir.loops import loops_of
 from ..._compiler.passes.always.order_memory import rewrites
-from ..._compiler.rewrites import LEGALIZED, between
+from ..._compiler.rewrites import LEGALIZED, between, rewrite_of
 from ..._compiler.rewrites.epilogue_subtile import largest_count
 from ..._compiler.rewrites.legality import LOOP_OPTIONS, legalize
-from ..._compiler.rewrites.record import Rewrite, RuleContext
+from ..._compiler.rewrites.record import RuleContext
 from ..._compiler.rewrites.unfuse_matmul import matmul_tile
 from ..._shapes import cdiv, hint_of
 from ...autotuner.space.own import Rule
@@ -166,6 +166,13 @@ def bound_seen(bound: Bound) -> int:
     return int(hint_of(bound))
 
 
+def _numbered_programs(context: LaunchContext, decisions: Decisions, repair: bool) -> Decisions:
+    """Keep the numbers of programs where the grid has several dimensions."""
+    if decisions.values["pid_type"] != "xyz" or not decisions.values.get("xcd_remap"):
+        return decisions
+    return decisions.with_values(xcd_remap=False)
+
+
 # --- loops -----------------------------------------------------------------------------------------------------------
 
 
@@ -273,14 +280,14 @@ def _rewritten(program: Program, target: Target, settings: Settings, decisions: 
     return lower(program, decisions, target, settings, STEPS).program
 
 
-def _rewrite(rewrite: Rewrite, context: LaunchContext, decisions: Decisions, repair: bool) -> Decisions:
-    return legalize(rewrite, context, decisions)
+def _rewrite(key: str, context: LaunchContext, decisions: Decisions, repair: bool) -> Decisions:
+    return legalize(rewrite_of(key), context, decisions)
 
 
 def _of_rewrites(first: str | None, until: str | None) -> tuple[tuple[str, _Step], ...]:
     """Return the rules of rewrites, derived from their records, in the order of their legality."""
     return tuple(
-        (each.needs, functools.partial(_rewrite, each)) for each in between(LEGALIZED, first, until) if each.needs
+        (each.needs, functools.partial(_rewrite, each.key)) for each in between(LEGALIZED, first, until) if each.needs
     )
 
 
@@ -382,6 +389,7 @@ _RULES: tuple[tuple[str, _Step], ...] = (
     ("a block with this many registers per thread does not fit an SM", _registers),
     ("no epilogue tile has enough columns", _subtiles),
     ("a dimension of the grid is too long for the launch", _long_axes),
+    ("dies take the programs of a grid of one dimension in turn", _numbered_programs),
     ("this access cannot use it on this target, or with these tile sizes", functools.partial(_until_legal, _boxes)),
     ("the loop has a barrier in each iteration", functools.partial(_until_legal, _loops_in_order)),
     ("the access has another cache option, or a descriptor, which takes none", _access_options),

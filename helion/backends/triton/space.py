@@ -41,7 +41,6 @@ _STEP_STAGES = 8
 PID_TYPES = ("flat", "xyz", "persistent_blocked", "persistent_interleaved")
 #: Keys that other implementations have, and why they are refused here.
 _NOT_GENERATED = {
-    "xcd_remap": "no code is generated for it",
     "num_ctas": "it is a key of the tileir backend, which is not here",
     "occupancy": "it is a key of the tileir backend, which is not here",
 }
@@ -55,7 +54,9 @@ _MISSING: dict[str, Missing] = {
     TOGETHER: Missing(fragment=BooleanFragment(), initial=False, structural=True),
 }
 #: Keys that no arguments of a kernel have on this target, with the values that request nothing.
-_NEUTRAL: dict[str, Any] = {"waves_per_eu": 0, "matrix_instr_nonkdim": 0, "kpack": None, "num_ctas": 1, "occupancy": 1}
+_NEUTRAL: dict[str, Any] = {
+    "waves_per_eu": 0, "matrix_instr_nonkdim": 0, "kpack": None, "xcd_remap": False, "num_ctas": 1, "occupancy": 1
+}  # fmt: skip
 
 
 def _missing(program: Program, settings: Settings) -> dict[str, Missing]:
@@ -193,6 +194,10 @@ def _launch_fields(shape: ProgramShape, target: Target, absent: dict[str, str]) 
         fields.append(Scalar(key="kpack", fragment=EnumFragment((None, 1, 2)), initial=None))
     else:
         absent["kpack"] = f"it is an option of AMD's CDNA 3, and the target is {target}"
+    if target.xcds > 1:
+        fields.append(Scalar(key="xcd_remap", fragment=BooleanFragment(), initial=False))
+    else:
+        absent["xcd_remap"] = f"it is an option of GPUs with several dies, and the target is {target}"
     if target.kind == "cuda":
         fields.append(OptionsFile(key="advanced_controls_file", fragment=EnumFragment((None,))))
     else:

@@ -23,7 +23,7 @@ def emit_roots(e: Emission) -> None:
         pid = _persistent_loop(e, e.kernel.roots[0].range, " + ".join(totals))
     else:
         pid = e.names.fresh("pid")
-        e.lines.add(f"{pid} = {_program_id(e, 0)}")
+        e.lines.add(f"{pid} = {_own_number(e)}")
     depth = e.lines.depth
     _branches(e, pid, totals, roots, grids)
     e.lines.depth = depth
@@ -52,6 +52,20 @@ def _branches(e: Emission, pid: str, totals: list[str], roots: list[Root], grids
 
 def _program_id(e: Emission, axis: int) -> str:
     return f"tl.program_id({axis})" + (".to(tl.int64)" if e.wide else "")
+
+
+def _own_number(e: Emission) -> str:
+    """Return the number of a program among those of a grid of one dimension.
+
+    With several dies, to which consecutive programs go in turn, the first die has the first numbers, and so on.
+    """
+    own, dies = _program_id(e, 0), e.plan.launch.dies
+    if dies == 1:
+        return own
+    die = e.names.fresh("pid_die")
+    e.lines.add(f"{die} = {own} % {dies}")
+    before = f"{die} * (tl.num_programs(0) // {dies}) + tl.minimum({die}, tl.num_programs(0) % {dies})"
+    return f"{before} + {own} // {dies}"
 
 
 def _named(e: Emission, texts: list[str]) -> list[str]:
@@ -85,12 +99,13 @@ def _persistent_loop(e: Emission, options: RangePlan, total: str) -> str:
     total_name = e.names.fresh("total_pids")
     e.lines.add(f"{total_name} = {total}")
     if launch.pid_type == "persistent_interleaved":
-        bounds = [_program_id(e, 0), total_name, programs]
+        bounds = [_own_number(e), total_name, programs]
     else:
         share = e.names.fresh("pids_per_program")
         start = e.names.fresh("start_pid")
         e.lines.add(f"{share} = tl.cdiv({total_name}, {programs})")
-        e.lines.add(f"{start} = {_program_id(e, 0)} * {share}")
+        number = _own_number(e)
+        e.lines.add(f"{start} = {number if e.plan.launch.dies == 1 else f'({number})'} * {share}")
         bounds = [start, f"tl.minimum({start} + {share}, {total_name})", "1"]
     e.lines.add(f"for {pid} in {range_text(options, bounds)}:")
     e.lines.depth += 1

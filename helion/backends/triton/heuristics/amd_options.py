@@ -11,6 +11,7 @@ from dataclasses import replace
 from ...._compiler.facts.records import KernelFacts
 from ....hardware import Target
 from ..proposal import TritonProposal
+from ..resources.time.demand import rereads_depend_on_groups
 from .sizing import estimate
 
 #: Sides of the small matrix instruction, and of tiles for which Triton takes the large one.
@@ -35,12 +36,15 @@ def with_amd_options(
 
 
 def _alternates(first: TritonProposal, facts: KernelFacts, target: Target) -> Iterator[TritonProposal]:
-    """Yield proposals with small matrix instructions, wide accesses to operands, and room for one more wave on each unit.
+    """Yield proposals with neighbors on one die, small matrix instructions, wide accesses to operands, and room for one
+    more wave on each unit.
 
-    Small instructions hold operands and results of fewer rows (measurement ``amd_fragments``). An access for two steps
+    Programs that share a tensor which the cache of a die cannot keep read it less often if they run on one die. Small instructions hold operands and results of fewer rows (measurement ``amd_fragments``). An access for two steps
     along K reads 16 bytes of an operand in place of twice 8, with fewer registers (measurement ``amd_kpack``). Room for a
     wave is worth a few spilled registers where shared memory has room as well, since waves hide each other's waits.
     """
+    if target.xcds > 1 and rereads_depend_on_groups(facts, target):
+        yield _with(first, "xcd_remap", True, "neighbors on one die")
     sides = (
         first.block_sizes.get(axis, _LARGE)
         for fact in facts.matmuls
@@ -63,5 +67,5 @@ def _alternates(first: TritonProposal, facts: KernelFacts, target: Target) -> It
         yield _with(first, "waves_per_eu", waves, f"room for {waves} waves on each unit")
 
 
-def _with(proposal: TritonProposal, key: str, value: int, reason: str) -> TritonProposal:
+def _with(proposal: TritonProposal, key: str, value: object, reason: str) -> TritonProposal:
     return replace(proposal, launch={**proposal.launch, key: value}, reason=f"{proposal.reason}, {reason}")

@@ -367,6 +367,7 @@ class _Planner:
             persistent=chosen["num_sm_multiplier"] if pid_type.startswith("persistent") else 0,
             reserved_sms=self.settings.persistent_reserved_sms,
             together=are_together(self.decisions),
+            dies=self.target.xcds if chosen.get("xcd_remap") else 1,
         )
 
     def own_options(self, options: list[tuple[str, Any]]) -> dict[int, tuple[tuple[str, Any], ...]]:

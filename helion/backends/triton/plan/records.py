@@ -113,6 +113,7 @@ class LaunchPlan:
     different ones.
 
     ``persistent`` is programs per SM, 0 for other grids. ``together``: phases of one place share a cooperative launch.
+    ``dies`` > 1: consecutive programs go to so many dies in turn, and those of one die get consecutive numbers.
     """
 
     pid_type: PidType
@@ -121,6 +122,7 @@ class LaunchPlan:
     persistent: int = 0
     reserved_sms: int = 0
     together: bool = False
+    dies: int = 1
 
     def options_of(self, phase: int) -> tuple[tuple[str, Any], ...]:
         return self.own.get(phase, self.options)
