@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .heuristics import registry
     from .lower import host
     from .plan.launch import LaunchPlan
-    from .toolchain import chain, library, offline
+    from .toolchain import chain, installed, library
 else:
     # `import helion` needs none of these
     derive = lazy("helion.backends.cute.derivative.derive")
@@ -44,7 +44,7 @@ else:
     host = lazy("helion.backends.cute.lower.host")
     chain = lazy("helion.backends.cute.toolchain.chain")
     library = lazy("helion.backends.cute.toolchain.library")
-    offline = lazy("helion.backends.cute.toolchain.offline")
+    installed = lazy("helion.backends.cute.toolchain.installed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class Cute:
 
     @property
     def is_installed(self) -> bool:
-        return bool(offline.installed_version())
+        return bool(installed.installed_version())
 
     @property
     def heuristics(self) -> tuple[Heuristic, ...]:

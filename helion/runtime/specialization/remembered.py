@@ -1,7 +1,7 @@
 """The backend that ``auto`` has chosen for such arguments in a former process, as far as this machine remembers.
 
-The choice follows from what the key names: the kernel's source, the arguments, the settings, the target, the versions
-and helion's own files. Remembering it saves the analyses for the other backends, which are made when they are asked
+The choice follows from what the key names: the kernel's source, the arguments, the settings, the target and helion's own
+files. Remembering it saves the analyses for the other backends, which are made when they are asked
 for. A backend that refuses the kernel now, since globals or helper functions of it have changed, is forgotten.
 """
 
@@ -12,6 +12,7 @@ import functools
 import hashlib
 import inspect
 import json
+import os
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -88,9 +89,10 @@ def _read(path: pathlib.Path) -> Choice | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         found = Choice(content["backend"], int(content["others"]), ast.literal_eval(content["numbers"]))
+        is_current = content["versions"] == _version_of(found.backend)
     except (OSError, ValueError, KeyError, TypeError, SyntaxError):  # there is none, or half of one
         return None
-    return found if found.backend in BACKENDS and isinstance(found.numbers, dict) else None
+    return found if is_current and isinstance(found.numbers, dict) else None
 
 
 def _keep(path: pathlib.Path, found: Analysis) -> None:
@@ -98,7 +100,13 @@ def _keep(path: pathlib.Path, found: Analysis) -> None:
     numbers = dict(found.traced.specialized)
     if not found.is_chosen or _ADDRESS.search(repr(numbers)):
         return
-    content = {"backend": found.backend.name, "others": len(found.alternatives), "numbers": repr(numbers)}
+    name = found.backend.name
+    content = {
+        "backend": name,
+        "versions": _version_of(name),
+        "others": len(found.alternatives),
+        "numbers": repr(numbers),
+    }
     try:
         _files.make_folder(path.parent, _files.cache_dir())
         _files.write_whole(path, json.dumps(content), shared=True)
@@ -120,7 +128,7 @@ def _path(of: Specialized, values: Sequence[Any]) -> pathlib.Path | None:
         source = inspect.getsource(of.kernel.fn)
     except OSError:
         return None
-    parts = (str(_VERSION), source, described, of.target.text, _versions())
+    parts = (str(_VERSION), source, described, of.target.text, _files_of_package())
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     return _files.cache_dir() / "backends" / digest[:2] / f"{of.kernel.name[:100]}_{digest}.json"
 
@@ -130,13 +138,21 @@ def _description(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 @functools.cache
-def _versions() -> str:
-    """Return the versions of the installed backends, and a digest of the sizes and times of helion's own files."""
-    package = pathlib.Path(__file__).resolve().parents[2]
-    files = sorted((path, path.stat()) for path in package.rglob("*.*") if path.suffix != ".pyc")
-    stamps = "".join(f"{path} {stat.st_size} {stat.st_mtime_ns}\n" for path, stat in files)
-    versions = [(b.name, *b.toolchain.versions()) for b in BACKENDS.values() if b.is_installed]
-    return f"{versions} {hashlib.sha256(stamps.encode()).hexdigest()}"
+def _files_of_package() -> str:
+    """Return the names of the installed backends, and a digest of the sizes and times of helion's own files."""
+    found = hashlib.sha256()
+    for folder, folders, names in os.walk(pathlib.Path(__file__).resolve().parents[2]):
+        folders[:] = sorted(each for each in folders if each != "__pycache__")
+        for name in sorted(names):
+            stat = os.stat(f"{folder}/{name}")
+            found.update(f"{folder}/{name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+    installed = [backend.name for backend in BACKENDS.values() if backend.is_installed]
+    return f"{installed} {found.hexdigest()}"
+
+
+def _version_of(backend: str) -> str:
+    """Return the versions of what a backend compiles with; those of other backends would have to be imported."""
+    return repr(BACKENDS[backend].toolchain.versions())
 
 
 __all__ = ["analysed"]

@@ -10,8 +10,8 @@ from ...binaries import tool
 from ...execution import Resources
 from ..plan.launch import LaunchPlan
 from .audit import audit
+from .installed import installed_version
 from .library import CUBIN, SHARED_OBJECT, folder
-from .offline import installed_version
 
 
 class CuteToolchain:

@@ -12,8 +12,8 @@ from typing import Any
 from ...._support import files, logs
 from ...._support.locks import new_lock
 from ..plan.dtypes import NUMBER, PITCH, SEED, SIZE
+from .installed import installed_version
 from .kernel import GemmKernel
-from .offline import installed_version
 from .shared_object import NAME, build_shared_object
 
 _LOG = logs.logger(__name__)

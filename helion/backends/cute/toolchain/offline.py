@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.metadata
 import importlib.util
 import tempfile
@@ -21,7 +20,6 @@ from ..plan.records import GemmPlan
 
 ARCHITECTURES = {"wgmma": "sm_90a", "tcgen05": "sm_100a"}
 """The architecture-specific targets of each matrix unit."""
-DISTRIBUTION = "nvidia-cutlass-dsl"
 ALIGNMENT_BYTES = 16
 """Alignment of every pointer, which launches check."""
 MISSING = (
@@ -76,15 +74,6 @@ def runtime_libraries() -> list[str]:
     from cutlass import runtime
 
     return list(runtime.find_runtime_libraries(enable_tvm_ffi=False))
-
-
-@functools.cache
-def installed_version() -> str:
-    """Return the DSL's version from pip's metadata, in a millisecond; "" if it is not installed."""
-    try:
-        return importlib.metadata.version(DISTRIBUTION)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def dsl_version() -> str:
