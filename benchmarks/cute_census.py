@@ -80,12 +80,12 @@ def answers(
 def refusal(kernel: Any, args: tuple[Any, ...], target: str, attention: bool = False) -> str | None:
     """Return the reason why the CuTe backend refuses a kernel, or ""; None for one that does not count."""
     from helion import exc
-    from helion.backends.cute.shapes import MATMUL, shape_of_program
+    from helion.backends.cute.shapes import CHAINED, MATMUL, shape_of_program
 
     general = _with_backend(kernel, "triton")
     try:
         bound = general.bind(args, target=target)
-        counted = attention or shape_of_program(bound._analysis.program) is MATMUL
+        counted = attention or shape_of_program(bound._analysis.program) in (MATMUL, CHAINED)
         if not bound.facts.matmuls or not counted:
             return None
     except exc.Base:

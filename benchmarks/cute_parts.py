@@ -69,6 +69,7 @@ from benchmarks.cute_parts_kernels import (  # noqa: E402
     weight_gradients,
     weighted,
 )
+from benchmarks.cute_parts_sequences import through_few_columns, with_low_rank  # noqa: E402
 from benchmarks.turns import in_turn, turn  # noqa: E402
 
 EVEN, SKEWED, FEW = (512,) * 8, (0, 1, 3000, 0, 64, 129, 1, 901), (70, 0, 1, 229)
@@ -108,6 +109,12 @@ CASES = {
     "nibbles_few_rows": of_nibbles(16, 4096, 4096),
     "nvfp4": of_nvfp4(203, 264, 512),
     "nvfp4_large": of_nvfp4(4096, 4096, 4096),
+    "low_rank": with_low_rank(203, 264, 320, 16),
+    "low_rank_odd": with_low_rank(203, 263, 320, 20),
+    "low_rank_large": with_low_rank(4096, 4096, 4096, 16),
+    "low_rank_few_rows": with_low_rank(32, 11008, 4096, 64),
+    "few_columns": through_few_columns(203, 264, 320, 40),
+    "few_columns_large": through_few_columns(2048, 32000, 2048, 64),
     "held": side_by_side(held, 1, 203, 264, 200),
     "added": into_memory(203, 264, 2000),
     "added_split": into_memory(203, 264, 2000, split=4),

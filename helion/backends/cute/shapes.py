@@ -23,8 +23,10 @@ from ...hardware import Target
 from ...settings import Settings
 from .attention_space import attention_keys, attention_refusal
 from .backward_space import backward_keys, backward_refusal
+from .chained import build_chained, chained_keys, chained_multiples, chained_refusal, is_chained, main_of
 from .codegen.attention.backward_kernel import backward_kernel
 from .codegen.attention.kernel import attention_kernel
+from .codegen.chained.module import chained_kernel_of
 from .codegen.rowwise.module import row_kernel_of
 from .codegen.whole import gemm_kernel_of
 from .lower.attention.backward import has_backward
@@ -49,6 +51,7 @@ from .lower.weights.nibbles import with_nibbles
 from .lower.weights.pairs import with_pairs
 from .plan.attention.build import HALF_DTYPES
 from .plan.attention.plan import CuteAttentionPlan, CuteBackwardPlan
+from .plan.chained.records import ChainedPlan
 from .plan.kernel import CutePlan
 from .plan.launch import LaunchPlan
 from .plan.operands import FEW_ROWS, can_convert
@@ -162,6 +165,35 @@ MATMUL = Shape(
     lead=_matmul_lead,
 )
 """One matmul with an epilogue. It claims every program, since its refusals say what is missing."""
+
+
+def _verify_chained(plan: ChainedPlan) -> None:
+    verify(plan.roles_before)
+    verify(plan.roles)
+
+
+def _chained_on_request(program: Program, facts: KernelFacts, target: Target) -> str:
+    return f"products in sequence, of a middle in the workspace, run on request, {_REQUEST}"
+
+
+CHAINED = Shape(
+    name="products in sequence",
+    claims=is_chained,
+    describes=lambda facts: False,
+    refusal=chained_refusal,
+    multiples=chained_multiples,
+    keys=chained_keys,
+    described=lambda program: MATMUL.described(main_of(program)),
+    predict=predict,
+    plan=build_chained,
+    plan_type=ChainedPlan,
+    pieces=gemm_pieces,
+    kernel=chained_kernel_of,
+    verify=_verify_chained,
+    on_request=_chained_on_request,
+    lead=lambda program, facts: COPIES_LEAD,
+)
+"""Two matmuls, of which the last one multiplies the result of the first. Facts are those of the last one."""
 
 
 def _rows_on_request(program: Program, facts: KernelFacts, target: Target) -> str:
@@ -278,7 +310,7 @@ BACKWARD = Shape(
 )
 """Gradients of attention: two products of a tile with a block, and sums of what is computed from them @ the block."""
 
-SHAPES: tuple[Shape, ...] = (BACKWARD, ATTENTION, ROWS, MATMUL)
+SHAPES: tuple[Shape, ...] = (BACKWARD, ATTENTION, ROWS, CHAINED, MATMUL)
 """Most specific first; the last one claims every program."""
 
 

@@ -83,18 +83,18 @@ def build(plan: GemmPlan) -> str:
     return render(program)
 
 
-def render(program: KernelProgram) -> str:
-    """Print the module of `program` without verification."""
+def render(program: KernelProgram, part: str = "") -> str:
+    """Print the module of `program` without verification. The names of its kernel and host function end with ``part``."""
     objects = [HOST[name](program.plan) for name in program.host]
     out = Writer()
     out.lines(IMPORTS[program.plan.unit])
     out.lines(micro.imports(program.plan))
     out.lines(definitions(program.plan))
-    _kernel(out, program, objects)
-    prepare.print_kernels(out, program.plan)
+    _kernel(out, program, objects, part)
+    prepare.print_kernels(out, program.plan, part)
     if program.plan.finish is not None:
         finish.print_kernel(out, program.plan.finish)
-    _host(out, program, objects)
+    _host(out, program, objects, part)
     return out.text()
 
 
@@ -143,7 +143,7 @@ def _numbers(problem: GemmProblem) -> dict[str, str]:
     return {each.label: "cutlass.Float32" for each in floats} | {each.label: "cutlass.Int64" for each in seeds}
 
 
-def _kernel(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> None:
+def _kernel(out: Writer, program: KernelProgram, objects: list[HostObjects], part: str) -> None:
     plan = program.plan
     out.lines(("", "", "@cute.kernel"))
     parameters = [
@@ -155,7 +155,7 @@ def _kernel(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> 
         *((name, "cute.Tensor") for name in (*groups.parameters(plan), *messages.parameters(plan))),
         *(workspace.PARAMETERS if plan.grid_splits > 1 else ()),
     ]
-    out.line("def kernel(")
+    out.line(f"def kernel{part}(")
     out.lines(f"    {name}: {annotation}," for name, annotation in parameters)
     with out.block(") -> None:"):
         _prologue(out, program, [name for name, _ in parameters if name.startswith("tma_")])
@@ -305,14 +305,14 @@ def warps_text(first: int, number: int, total: int) -> str:
     return f"warp < {number}" if first == 0 else f"warp >= {first} and warp < {first + number}"
 
 
-def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> None:
+def _host(out: Writer, program: KernelProgram, objects: list[HostObjects], part: str) -> None:
     plan = program.plan
     outputs = [output.label for output in plan.whole.outputs]
     if plan.finish is None:
         outputs = [plan.problem.label_of(output) for output in plan.problem.outputs]
     pointers = ["a", "b", *outputs, *(operand.label for operand in plan.whole.epilogue.operands)]
     out.lines(("", "", "@cute.jit"))
-    out.line(f"def {ENTRY}(")
+    out.line(f"def {ENTRY}{part}(")
     given = _numbers(plan.whole)
     pointers += [*(name for name, _, _ in scales.parameters(plan)), *copied.pointer_names(plan)]
     pointers += [*plan.problem.term_labels, *groups.parameters(plan), *messages.parameters(plan)]
@@ -323,7 +323,7 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> No
     with out.block(") -> None:"):
         begun = zip(pointers, plan.whole.starts, strict=False)
         out.lines(f"{name} = {name} + {elements}" for name, elements in begun if elements)
-        out.lines([*prepare.launches(plan), *finish.stored(plan)])
+        out.lines([*prepare.launches(plan, part), *finish.stored(plan)])
         for name in plan.problem.runtime:
             if (multiple := multiple_of(plan.problem, name)) > 1:
                 out.line(f"{name} = cute.assume({name}, divby={multiple})")
@@ -351,7 +351,7 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> No
             out.lines(workspace.tensors(plan))
             arguments += [name for name, _ in workspace.PARAMETERS]
         out.lines(numbers.definitions(plan) if numbers.pieces(plan) == "pieces" else [])
-        out.line("kernel(")
+        out.line(f"kernel{part}(")
         out.lines(f"    {name}," for name in arguments)
         with out.block(").launch("):
             out.line(f"grid=({plan.ctas}, cutlass.min(clusters, {numbers.pieces(plan)}), 1),")

@@ -134,7 +134,7 @@ def _is_aligned(prepared: Prepared, problem: GemmProblem, source: CopySource, pi
 # The host function -------------------------------------------------------------------------------------------------------
 
 
-def launches(plan: GemmPlan) -> list[str]:
+def launches(plan: GemmPlan, part: str) -> list[str]:
     """Return the lines of the host function before the matmul: launches, after which operands are those in memory."""
     found: list[str] = []
     for prepared in plan.prepare.operands if plan.prepare is not None else ():
@@ -161,7 +161,7 @@ def launches(plan: GemmPlan) -> list[str]:
             f"to_{label} = cute.make_tensor(",
             f"    cute.recast_ptr({place}, dtype={shape.stored}), cute.make_layout({layout})",
             ")",
-            f"prepare_{label}({', '.join([*names, f'to_{label}'])}).launch(",
+            f"prepare_{label}{part}({', '.join([*names, f'to_{label}'])}).launch(",
             f"    grid=({shape.ctas}, {prepared.batches}, 1),",
             f"    block=({shape.threads}, 1, 1),",
             *([f"    smem={shape.shared_bytes},"] if shape.shared_bytes else []),
@@ -202,11 +202,11 @@ def _matrices(problem: GemmProblem, prepared: Prepared, at: int) -> tuple[str, s
 # The kernels -------------------------------------------------------------------------------------------------------------
 
 
-def print_kernels(out: Writer, plan: GemmPlan) -> None:
+def print_kernels(out: Writer, plan: GemmPlan, part: str) -> None:
     """Print a kernel for each operand in memory. Its parameters are the sources and the matrix."""
     for prepared in plan.prepare.operands if plan.prepare is not None else ():
         label = prepared.copied.operand
-        out.lines(("", "", "@cute.kernel", f"def prepare_{label}("))
+        out.lines(("", "", "@cute.kernel", f"def prepare_{label}{part}("))
         lines = [] if prepared.copied.lines is None else [lines_name(prepared.copied)]
         out.lines(f"    {name}: cute.Tensor," for name in (*source_names(prepared.copied), *lines, f"to_{label}"))
         with out.block(") -> None:"):

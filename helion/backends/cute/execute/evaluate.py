@@ -81,12 +81,12 @@ def evaluate_gemm(kernel: GemmKernel, given: Sequence[Given]) -> None:
     tensors, words = tensors[:first_word], tensors[first_word:]
     if words:
         await_messages(problem, words)
-    _evaluate_all(problem, tensors)
+    evaluate_problem(problem, tensors)
     if words:
         signal_peers(problem, words)
 
 
-def _evaluate_all(problem: GemmProblem, tensors: list[torch.Tensor]) -> None:
+def evaluate_problem(problem: GemmProblem, tensors: list[torch.Tensor]) -> None:
     """Evaluate a GEMM, or all of a batch or of groups of rows."""
     if problem.starts:
         tensors = [

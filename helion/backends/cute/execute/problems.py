@@ -19,6 +19,7 @@ from ..plan.attention.launch import check_launch
 from ..plan.attention.numbers import filled as filled_attention
 from ..plan.attention.records import AttentionProblem, ScoreProblem
 from ..plan.build import check_problem
+from ..plan.chained import records as chained
 from ..plan.records import GemmProblem
 from ..plan.refusal import Refusal
 from ..plan.rowwise import records as row_records
@@ -48,7 +49,7 @@ class Problem(Protocol):
 #: Names in the text of a problem.
 _RECORDS: dict[str, object] = {"inf": math.inf} | {
     name: value
-    for module in (records, epilogue, copied, operands, attention, backward, launch_numbers, row_records)
+    for module in (chained, records, epilogue, copied, operands, attention, backward, launch_numbers, row_records)
     for name, value in vars(module).items()
     if isinstance(value, type)
 }

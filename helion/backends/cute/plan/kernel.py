@@ -108,7 +108,7 @@ def _prepared(prepared: Prepared) -> str:
     if prepared.totals:
         return f"  a kernel before sums {prepared.rows} lines along K as {copied.operand}: of {sources}{computed}"
     return (
-        f"  a kernel before writes {_OPERANDS[copied.operand]}, {matrices}{prepared.rows} rows of {prepared.pitch}"
+        f"  a kernel before writes {_OPERANDS.get(copied.operand, copied.operand)}, {matrices}{prepared.rows} rows of {prepared.pitch}"
         f" elements, to the workspace: from {sources}{computed}"
     )
 

@@ -11,6 +11,7 @@ import torch
 
 from ...._compiler.facts.records import AxisFact, KernelFacts, MatmulFact, MemoryOpFact
 from ...._shapes import dtype_name
+from ..plan.chained.choice import MIDDLE_SLOT
 from ..plan.copied import NIBBLE_GROUP, raw_major
 from ..plan.dtypes import itemsize, per_byte
 from ..plan.epilogue import (
@@ -66,6 +67,11 @@ class ProductShape:
     def bytes_moved(self) -> int:
         """Bytes from and to global memory, each tensor once."""
         return bytes_moved(self.problem)
+
+
+def _by_columns(fact: MatmulFact) -> bool:
+    """Return whether a matmul multiplies a middle in a loop over columns, which is no dimension of the program's own grid."""
+    return MIDDLE_SLOT in (fact.lhs_slot, fact.rhs_slot)
 
 
 def bytes_moved(problem: GemmProblem) -> int:
@@ -130,7 +136,7 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
     return ProductShape(
         problem=problem,
         blocks=blocks,
-        root=number if dimensions > 1 and sides.whole is None else None,
+        root=number if dimensions > 1 and sides.whole is None and not _by_columns(sides.fact) else None,
         whole_rows=sides.whole is not None,
         batch_blocks=tuple(axis.block_id for axis in batch if axis.kind == "tile")
         + _tiles(facts, sides.parts, *(each.k_axis for each in sides.terms if each.k_axis != sides.fact.k_axis)),

@@ -1,0 +1,1 @@
+"""The module of products in sequence."""
