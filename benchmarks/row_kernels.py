@@ -257,9 +257,9 @@ def copied(size: int, timer: Timer, copies: dict[int, float]) -> float:
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """The work of one step: ``kind`` is ``cute``, ``seed``, ``sweep``, ``ahead``, ``check``, ``triton``, ``compile``, ``suite``,
-    ``few``, ``odd``, ``lengths``, ``buckets`` or ``repeated``.
+    ``few``, ``odd``, ``users``, ``lengths``, ``buckets`` or ``repeated``.
 
-    ``at`` is the number of the seed that it times, or of the layout for ``sweep`` and ``ahead``.
+    ``at`` is the number of the seed that it times, or of the layout for ``sweep`` and ``ahead``, or 1 for dynamic shapes.
     """
 
     kind: str
@@ -380,6 +380,20 @@ class Worker:
             synchronize()
             say(kind="odd", **job.facts, ok=check())
 
+    def _users(self, job: Job) -> None:
+        """Check a kernel of a user with other arguments."""
+        import row_users
+        import torch
+
+        with Gpu():
+            cases = row_users.cases(DEVICE, job.m, job.n, getattr(torch, job.type))
+        if (case := cases.get(job.name)) is None:
+            return
+        kernel = compiled_config(case.fn, case.arguments, None, static_shapes=not job.at)
+        with Gpu():
+            error = row_users.error(case, kernel(*case.arguments))
+            say(kind="users", **job.facts, error=float(f"{error:.3g}"), ok=error <= 1)
+
     def _of_any_length(self, job: Job) -> tuple[Case, Callable[..., Any]]:
         """Compile a kernel for the lengths of a bucket."""
         import helion
@@ -493,6 +507,11 @@ def jobs(names: Sequence[str], kinds: Sequence[str], shapes: Shapes = (), layout
         wanted = {*names} - {*WORKLOADS}
         cells = [each for each in row_suites.shapes() if (not DRY or each[3] == 1000) and each[0] in (wanted or each)]
         turns.append([Job(kind="suite", name=name, type=dtype, m=m, n=n) for name, dtype, m, n in cells])
+    if "users" in kinds:
+        import row_users
+
+        users = [(name, *size) for size in row_users.SIZES for name in row_users.names()]
+        turns.append([Job(kind="users", name=name, type=dtype, m=m, n=n, at=at) for name, dtype, m, n, at in users])
     if {"lengths", "buckets"} & {*kinds}:
         import row_lengths
 

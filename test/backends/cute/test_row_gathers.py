@@ -114,13 +114,22 @@ def compared_alone(x, labels, loss, ignored: int):
         loss[tile] = torch.where(labels[tile] != ignored, total, 0.0)
 
 
-def negative_of_any_size(x, labels, loss, ignored: int):
-    flat = x.view(-1)
+def computed_number(x, labels, loss, ignored: int):
     for tile in hl.tile(x.size(0)):
-        label = labels[tile]
-        picked = hl.load(flat, [tile.index * x.size(1) + torch.clamp(label, min=0)]).to(torch.float32)
         total = torch.logsumexp(x[tile, :].to(torch.float32), -1)
-        loss[tile] = torch.where(label != ignored, total - picked, 0.0)
+        loss[tile] = torch.where(labels[tile] != ignored + 1, total, 0.0)
+
+
+@pytest.mark.parametrize("ignored", [-100, 17, 2**24 - 1])
+def test_labels_are_compared_with_a_number_that_fp32_holds(ignored: int) -> None:
+    """Labels of any size, whose neighbors fp32 does not tell apart, are then equal to it or not."""
+    x, loss = numbers(M, 1003), torch.full((M,), 7.0)
+    labels = torch.tensor([ignored, ignored + 1, 2**40, -(2**62), 2**24, 0, ignored, 3, 2**24 + 1, 5, 2, 1])[:M]
+    kernel = helion.kernel(compared_alone, backend="cute")
+    kernel(x, labels, loss, ignored)
+    assert close(loss, torch.where(labels != ignored, torch.logsumexp(x.double(), -1), 0.0))
+    with pytest.raises(exc.CuteUnsupported, match="which is 16777217; less than 16777216 is exact"):
+        kernel(x, labels, loss, 2**24 + 1)
 
 
 def from_a_number(x, labels, loss, least: int):
@@ -136,8 +145,8 @@ def from_a_number(x, labels, loss, least: int):
     [
         (other_bound, (tensor(8, dtype=torch.int64), tensor(8)), "a gather from .* needs an integer per row"),
         (outside, (tensor(8),), "a gather from .* needs an integer per row"),
-        (compared_alone, (tensor(8), 5), "comparisons of two integers"),
-        (negative_of_any_size, (tensor(8), 5), "comparisons of two integers"),
+        (compared_alone, (tensor(8), 2**24), "integers are compared with ignored, which is 16777216"),
+        (computed_number, (tensor(8), 5), "comparisons of two integers"),
         (from_a_number, (tensor(8), 5), "a gather from .* needs an integer per row"),
     ],
 )

@@ -191,6 +191,8 @@ def _loop(body: Region) -> Op:
     if others:
         raise Refusal(f"{others[0]} in an epilogue is not implemented")
     loops = [op for op in body.ops if op.kind == "for"]
+    if not any(op.kind == "dot" for op in body.walk()):
+        raise Refusal("it has no matmul, and reduces no rows of several columns")
     if len(loops) != 1:
         raise Refusal(
             "one loop over K between the grid and the store is implemented, or several that go on with all accumulators"

@@ -31,14 +31,10 @@ from ....._compiler.ir.grammar import (
 )
 from ....._compiler.ir.ops import OPS
 from ....._shapes import Expr, dtype_name
-from ...plan.dtypes import COLUMN_DTYPES, EPILOGUE_DTYPES, ROW_DTYPES, ROW_NUMBER_DTYPES, ROW_OUTPUT_DTYPES
 from ...plan.epilogue import (
-    COLUMN_NUMBER,
     GROUP_REDUCTIONS,
-    MAX_NUMBERED,
     PARTNER,
     ROUND_E4M3,
-    ROW_NUMBER,
     Constant,
     Epilogue,
     EpilogueOperand,
@@ -47,7 +43,6 @@ from ...plan.epilogue import (
 )
 from ...plan.refusal import Refusal
 from ...plan.rowwise.records import SIZE_M, SIZE_N, Gather, Repeat, RowProblem, interned
-from ...plan.runtime import MAX_EXTENT
 from ..chain import COMPARISONS, EXACT_INTEGERS, Chain, Reference, Written, is_integer
 from ..frame import Frame, Place, blocks_of, one_per_tile, place_of
 from ..names import name_of
@@ -55,11 +50,12 @@ from ..numbers import Number, equal, example, size
 from ..product import check_axis, check_memory
 from ..stored import stores_after_loop
 from ..tiled import TiledRows
+from .checks import check_problem
 from .factors import without_factors
 from .flat import Repeated, with_flat_rows
 from .grids import with_row_tiles
 from .integers import INTEGERS, Ranges, whole_number
-from .lengths import bucket_of_rows
+from .lengths import bucket_of_rows, exact_in_fp32
 from .strides import launch_strides
 from .sums import RowSum, with_single_rows
 
@@ -223,7 +219,7 @@ class RowChain(Chain):
         return replace(column, comparison="ge", other=constant(least), otherwise=least)
 
     def _check_integers(self, op: Op, name: str, arguments: Sequence[Reference]) -> None:
-        """Allow a comparison of a loaded integer with a number of the launch, which ``check_compared`` checks later."""
+        """Allow a comparison of a loaded integer with a number of the launch, which ``exact_numbers`` checks later."""
         operands = [self.loads[x][0] for x in arguments if isinstance(x, str)]
         kinds = [operand.kind for operand in operands]
         if name in COMPARISONS and kinds == ["column", "number"] and all(map(is_integer, op.operands)):
@@ -231,16 +227,21 @@ class RowChain(Chain):
             return
         super()._check_integers(op, name, arguments)
 
-    def check_compared(self) -> None:
-        """Check that integers are columns if they are compared with a number of the launch, or are that number itself.
+    def exact_numbers(self) -> tuple[tuple[str, range], ...]:
+        """Return the numbers of the launch that integers are compared with, and values for which fp32 does not matter.
 
-        fp32 rounds the number to none of a row's columns unless it is one. Raises ``Refusal``.
+        An integer that is a column of the row, or that number itself, may be compared with any: fp32 rounds the number to
+        no column unless it is one. Raises ``Refusal`` for numbers that are not exact in fp32.
         """
         columns = {gather.index: gather for gather in self.gathers.values()}
+        found: dict[str, range] = {}
         for index, number in self.compared:
             gather = columns.get(index)
-            if gather is None or (gather.comparison and gather.other != number):
-                raise Refusal("comparisons of two integers, which fp32 may not hold, are not implemented")
+            if gather is not None and not (gather.comparison and gather.other != number):
+                continue
+            source = next(source for operand, source in self.loads.values() if operand.label == number)
+            found |= exact_in_fp32(self.frame.program, source)
+        return tuple(found.items())
 
     def _pitch(self, label: str, number: Number) -> int:
         """Return a stride: the most columns of a row for the number of columns. Raises ``Refusal`` for others that are
@@ -547,6 +548,7 @@ def _kernel(frame: Frame, chain: RowChain) -> RowKernel:
     read = [each for each in operands if isinstance(each, int)]
     check_memory(frame, read, outputs, chain.updated())
     columns, bucket = frame.extent(frame.n), frame.bucket
+    bounds = ((columns.args[0], bucket),) if isinstance(columns, Expr) and bucket is not None else ()
     strides, multiples = launch_strides(chain, epilogue, columns)
     runtime = tuple((name, each) for name, each in ((SIZE_M, rows), (SIZE_N, columns)) if isinstance(each, Expr))
     runtime = (*runtime, *strides)
@@ -559,41 +561,15 @@ def _kernel(frame: Frame, chain: RowChain) -> RowKernel:
         gathers=tuple(chain.gathers.values()),
         repeats=tuple(chain.repeats.values()),
     )
-    _check(problem := interned(problem))
-    chain.check_compared()
+    check_problem(problem := interned(problem))
     return RowKernel(
         problem=problem,
         outputs=outputs,
         operands=operands,
         runtime=runtime,
         multiples=multiples,
-        ranges=((columns.args[0], bucket),) if isinstance(columns, Expr) and bucket is not None else (),
+        ranges=(*bounds, *chain.exact_numbers()),
         rows=frame.m,
         columns=frame.column_blocks,
         is_empty=equal(rows, 0),
     )
-
-
-def _check(problem: RowProblem) -> None:
-    """Check types, extents and reductions. Raises ``Refusal``."""
-    problem.epilogue.check()
-    if not 0 < problem.n <= MAX_EXTENT or problem.m > MAX_EXTENT:
-        raise Refusal(f"{problem.m} rows of {problem.n} columns; extents of 1 to {MAX_EXTENT} are implemented")
-    if not problem.inputs:
-        raise Refusal("the kernel reads no tensor of rows")
-    if not problem.epilogue.reduces_rows and not any(problem.epilogue.grouped):
-        raise Refusal("the kernel reduces no row")
-    for output in problem.sums:
-        if problem.epilogue.per_row[output.value]:
-            raise Refusal(f"{output.name} sums one number of each row for all columns")
-    for what, op, extent in (("rows", ROW_NUMBER, problem.m), ("columns", COLUMN_NUMBER, problem.n)):
-        if extent > MAX_NUMBERED and problem.epilogue.numbers(op):
-            raise Refusal(f"indices of {extent} {what}; up to {MAX_NUMBERED} are exact in float32")
-    for operand in problem.epilogue.operands:
-        known = {"column": COLUMN_DTYPES, "exact": ROW_DTYPES}.get(operand.kind, EPILOGUE_DTYPES)
-        if operand.dtype not in known:
-            raise Refusal(f"{operand.name} is of {operand.dtype}; {', '.join(known)} are implemented")
-    for output in problem.outputs:
-        allowed = ROW_NUMBER_DTYPES if output.kind in ("column", "group", "sum") else ROW_OUTPUT_DTYPES
-        if output.dtype not in allowed:
-            raise Refusal(f"output {output.name} is of {output.dtype}; {', '.join(allowed)} are implemented")
