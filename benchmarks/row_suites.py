@@ -16,8 +16,8 @@ sys.path[:0] = [str(ROOT)]
 
 LARGE_BYTES = 64_000_000
 """Bytes of a cell from which its share of a copy is counted."""
-FEWER_ROWS = 128
-"""Rows that do not fill a GPU: there the default of each backend is timed."""
+FEWER_ROWS, LONG_COLUMNS = 128, 32768
+"""Rows that do not fill a GPU, and the columns of long ones: there the default of each backend is timed."""
 
 
 def shapes() -> Iterator[tuple[str, str, int, int]]:
@@ -74,7 +74,7 @@ def timed(
 ) -> dict[str, Any]:
     """Check a cell against fp64 and time it. ``gpu`` enters the GPU, ``copies`` times a copy of a number of bytes.
 
-    With few rows, the cute backend's default is timed as well where ``auto`` does not take it.
+    With few rows and long rows, the cute backend's default is timed as well where ``auto`` does not take it.
     """
     import torch
 
@@ -91,7 +91,7 @@ def timed(
     if auto.backend != "triton":
         general = helion.kernel(cell.function.fn, backend="triton").bind(args)
         calls["triton"] = functools.partial(general.compile_config(general.default_config()), *args)
-    elif shape[2] < FEWER_ROWS:
+    elif shape[2] < FEWER_ROWS or shape[3] >= LONG_COLUMNS:
         calls |= _of_cute(cell.function.fn, args)
     torch._dynamo.reset()
     calls["compile"] = functools.partial(torch.compile(cell.baseline, dynamic=False), *args)
