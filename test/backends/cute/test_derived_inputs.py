@@ -189,8 +189,101 @@ def test_results_that_gradients_read_may_not_change() -> None:
             torch.autograd.grad(total, tensors)
 
 
-def selected(q, k, v, seen):
-    """Scores of elements that are selected by a tensor, which no rule of the derivation has."""
+def documents(q, k, v, own, kept, safe: hl.constexpr):
+    """Causal in documents, without the keys that are not ``kept``. Queries without keys give 0, or no numbers unless ``safe``."""
+    heads, m, dims = q.size()
+    dims = hl.specialize(dims)
+    out = torch.empty_like(q)
+    for h, tile_m in hl.tile([heads, m], block_size=[1, None]):
+        highest = hl.full([tile_m], float("-inf"), dtype=torch.float32)
+        total = hl.zeros([tile_m], dtype=torch.float32)
+        acc = hl.zeros([tile_m, dims], dtype=torch.float32)
+        query = (q[h.begin, tile_m, :] * 0.2).to(q.dtype)
+        for tile_n in hl.tile(0, tile_m.end):
+            scores = hl.dot(query, k[h.begin, tile_n, :].T)
+            seen = tile_n.index[None, :] <= tile_m.index[:, None]
+            seen = seen & (own[tile_n][None, :] == own[tile_m][:, None]) & kept[tile_n][None, :]
+            scores = torch.where(seen, scores, float("-inf"))
+            raised = torch.maximum(highest, torch.amax(scores, -1))
+            less = torch.where(raised == float("-inf"), 0.0, raised)
+            weights = torch.exp(scores - less[:, None])
+            shrink = torch.exp(highest - less)
+            total = total * shrink + weights.sum(-1)
+            acc = hl.dot(weights.to(v.dtype), v[h.begin, tile_n, :], acc=acc * shrink[:, None])
+            highest = raised
+        if safe:
+            total = torch.where(total > 0, total, 1.0)
+        out[h.begin, tile_m, :] = (acc / total[:, None]).to(out.dtype)
+    return out
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_masks_of_documents(monkeypatch: pytest.MonkeyPatch, safe: bool) -> None:
+    """A mask that is a band in part, which bounds the loop, and exponents less a maximum that may be minus infinity."""
+    made = derived(monkeypatch)
+    torch.manual_seed(6)
+    tensors = [(torch.randn(3, 140, 32) + 0.2).bfloat16().requires_grad_() for _ in range(3)]
+    own, kept = torch.arange(140, dtype=torch.int32) // 48, torch.arange(140) % 7 != 3
+    if safe:
+        kept[:5] = False  # queries without keys
+    seen = (torch.ones(140, 140).tril() > 0) & (own[:, None] == own) & kept
+    some = seen.any(-1)
+    exact = [x.detach().double().requires_grad_() for x in tensors]
+    scores = (exact[0] @ exact[1].mT * 0.2).masked_fill(~seen, -math.inf).masked_fill(~some[:, None], 0.0)
+    result = (torch.softmax(scores, -1) @ exact[2]) * some[:, None]
+    kernel = helion.kernel(documents, backend="cute")
+    bound = kernel.bind((*(x.detach() for x in tensors), own, kept, safe))
+    assert bound.plan(helion.Config(block_sizes=[64, 64])).attention.problem.band.last == 0
+    given = torch.randn(3, 140, 32).bfloat16()
+    wanted = torch.autograd.grad(result, exact, given.double())
+    close([kernel(*(x.detach() for x in tensors), own, kept, safe)], [result.detach()])
+    for _ in range(2):
+        out = kernel.differentiable()(*tensors, own, kept, safe)
+        close([out], [result.detach()])
+        close(torch.autograd.grad(out, tensors, given), wanted)
+    assert [type(each.of) for each in made] == [StagedBackward]
+
+
+def beginning_with_sinks(qkv, sinks, scale: float):
+    """`[S, 3, H, D]`, whose parts are views, with the sinks as initial maxima, and queries that are scaled in their type."""
+    m, _, heads, dims = qkv.size()
+    dims = hl.specialize(dims)
+    q, k, v = qkv[:, 0], qkv[:, 1], qkv[:, 2]
+    out = torch.empty([m, heads, dims], dtype=qkv.dtype, device=qkv.device)
+    for h, tile_m in hl.tile([heads, m], block_size=[1, None]):
+        highest = hl.zeros([tile_m], dtype=torch.float32) + sinks[h.begin]
+        total = hl.full([tile_m], 1.0, dtype=torch.float32)
+        acc = hl.zeros([tile_m, dims], dtype=torch.float32)
+        query = (q[tile_m, h.begin, :] * scale).to(q.dtype)
+        for tile_n in hl.tile(m):
+            scores = hl.dot(query, k[tile_n, h.begin, :].T)
+            raised = torch.maximum(highest, torch.amax(scores, -1))
+            weights = torch.exp(scores - raised[:, None])
+            shrink = torch.exp(highest - raised)
+            total = total * shrink + weights.sum(-1)
+            acc = hl.dot(weights.to(v.dtype), v[tile_n, h.begin, :], acc=acc * shrink[:, None])
+            highest = raised
+        out[tile_m, h.begin, :] = (acc / total[:, None]).to(out.dtype)
+    return out
+
+
+def test_views_and_initial_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = derived(monkeypatch)
+    torch.manual_seed(7)
+    tensors = [(torch.randn(90, 3, 2, 32) + 0.2).bfloat16().requires_grad_(), torch.randn(2).requires_grad_()]
+    exact = [x.detach().double().requires_grad_() for x in tensors]
+    q, k, v = (exact[0][:, at].transpose(0, 1) for at in range(3))
+    joined = torch.cat((q @ k.mT * 0.3, exact[1][:, None, None].expand(2, 90, 1)), -1)
+    result = (torch.softmax(joined, -1)[..., :-1] @ v).transpose(0, 1)
+    out = helion.kernel(backend="cute")(beginning_with_sinks).differentiable()(*tensors, 0.3)
+    given = torch.randn_like(out)
+    close([out], [result.detach()])
+    close(torch.autograd.grad(out, tensors, given), torch.autograd.grad(result, exact, given.double()))
+    assert [type(each.of) for each in made] == [StagedBackward]
+
+
+def rectified(q, k, v):
+    """Scores with an operation that no rule of the derivation has."""
     m, dims = q.size(0), hl.specialize(q.size(1))
     out = torch.empty_like(q)
     for tile_m in hl.tile(m):
@@ -199,7 +292,7 @@ def selected(q, k, v, seen):
         acc = hl.zeros([tile_m, dims], dtype=torch.float32)
         for tile_n in hl.tile(k.size(0)):
             scores = hl.dot(q[tile_m, :], k[tile_n, :].T)
-            scores = torch.where(seen[tile_m, tile_n] > 0, scores, float("-inf"))
+            scores = torch.relu(scores)
             raised = torch.maximum(highest, torch.amax(scores, -1))
             weights = torch.exp(scores - raised[:, None])
             shrink = torch.exp(highest - raised)
@@ -213,5 +306,5 @@ def selected(q, k, v, seen):
 def test_other_scores_are_differentiated_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
     made = derived(monkeypatch)
     q, k, v = (torch.randn(40, 32).bfloat16().requires_grad_() for _ in range(3))
-    helion.kernel(backend="cute")(selected).differentiable()(q, k, v, torch.rand(40, 40))
+    helion.kernel(backend="cute")(rectified).differentiable()(q, k, v)
     assert [type(each.of) for each in made] == [Backward]

@@ -10,6 +10,7 @@ logarithms, a kernel that stores them runs in its place, or computes them and th
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -26,7 +27,7 @@ from ..plan.attention.records import ACCUMULATOR, MAXIMUM, TOTAL, AttentionProbl
 from ..plan.epilogue import Constant
 from ..plan.refusal import Refusal
 from .indexed import indexed_matrix
-from .scores import Input, Sink, inputs_of, made_by, score_of, sink_of
+from .scores import Input, Sink, factor_of, held_sink_of, inputs_of, made_by, score_of, sink_of
 from .text import Derived, Known, Saved
 
 TOGETHER = 128
@@ -77,7 +78,7 @@ def _known(program: Program, found: Attention) -> Known | None:
     problem, tensors = found.problem, [program.tensors[at] for at in found.tensors]
     given = [each if not isinstance(each, int) else program.tensors[each] for each in found.sources]
     read = [each for each in given if isinstance(each, HostTensor)]
-    if not _is_plain(problem) or len({each.storage for each in (*tensors, *read)}) < len(tensors) + len(read):
+    if not _is_plain(problem) or not _are_apart(tensors[:3], tensors[3:], read):
         return None
     stored = tensors[3 + problem.outputs.index(problem.matrix)]
     matrices = problem.q, problem.k, problem.v, problem.matrix.matrix
@@ -85,36 +86,56 @@ def _known(program: Program, found: Attention) -> Known | None:
         name: indexed_matrix(tensor, matrix, problem)
         for name, tensor, matrix in zip(("q", "k", "v", "grad"), (*tensors[:3], stored), matrices, strict=True)
     }
-    of_scores = len(problem.score.sources)
-    inputs = inputs_of(problem.score, given[:of_scores], problem, "input")
-    of_sums = inputs_of(problem.finish, given[of_scores:], problem, "sink")
+    formulas = {"factor": problem.query, "input": problem.score, "sink": problem.finish}
+    ends = [*itertools.accumulate((len(each.sources) for each in formulas.values()), initial=0)]
+    factors, inputs, of_sums = (
+        inputs_of(formula, given[begin:end], problem, name)
+        for (name, formula), begin, end in zip(formulas.items(), ends[:-1], ends[1:], strict=True)
+    )
     shared = _shared(problem)
     whole = {name: each for name, each in indexed.items() if each is not None}
-    if inputs is None or of_sums is None or shared is None or len(whole) < len(indexed):
+    if factors is None or inputs is None or of_sums is None or shared is None or len(whole) < len(indexed):
         return None
-    score, sums = score_of(problem, inputs), _sums(problem)
-    sink = None if sums in (None, TOTAL) else _added(problem, sums, of_sums)
+    factor, divisor = factor_of(problem.query, factors), _sums(problem)
+    score = None if factor is None else score_of(problem, inputs, factor, factors)
+    sums = _unguarded(problem, divisor)
+    sink = held_sink_of(problem, of_sums)
+    if sums is not None and sums != TOTAL:
+        sink = _added(problem, sums, of_sums)
     saved = _saved(problem, tensors[3:], sums)
-    if (
-        score is None
-        or sums is None
-        or (sums != TOTAL and sink is None)
-        or (saved is None and len(problem.outputs) > 1)
-    ):
+    known = sums == TOTAL or sink is not None
+    exact = saved is None or not problem.query.instructions  # else weights are those of rounded queries
+    if score is None or not known or not exact or (saved is None and len(problem.outputs) > 1):
         return None
     named = [each for each in (*inputs, *((sink.input,) if sink else ())) if each.indexed is not None]
     ids = {"q": found.tensors[0], "k": found.tensors[1], "v": found.tensors[2]}
     ids |= {each.name: each.indexed.tensor.id for each in named if each.indexed is not None}
     outputs: dict[str, int] = {each.kind: at for each, at in zip(problem.outputs, found.tensors[3:], strict=True)}
     return Known(
-        problem=problem, score=score, sink=sink, shared=shared, indexed=whole, saved=saved, ids=ids, outputs=outputs
+        problem=problem,
+        score=score,
+        sink=sink,
+        guarded=sums != divisor,
+        shared=shared,
+        indexed=whole,
+        saved=saved,
+        ids=ids,
+        outputs=outputs,
     )
 
 
+def _are_apart(inputs: Sequence[HostTensor], outputs: Sequence[HostTensor], others: Sequence[HostTensor]) -> bool:
+    """Return whether inputs are different tensors, and outputs share memory with none. Views of one tensor are different."""
+    storages = {each.storage for each in outputs}
+    apart = len(storages) == len(outputs) and storages.isdisjoint(each.storage for each in (*inputs, *others))
+    numbers = [each.id for each in (*inputs, *others) if each.dtype.is_floating_point]
+    return apart and len({*numbers}) == len(numbers)
+
+
 def _is_plain(problem: AttentionProblem) -> bool:
-    plain = problem.softmax and problem.dropped is None and not problem.query.instructions and not problem.runtime
+    plain = problem.softmax and problem.dropped is None and not problem.runtime
     bounded = bool(problem.loaded) or problem.key_range is not None or problem.k.pages is not None
-    whole = not problem.rests and not problem.query.sources and not problem.lift
+    whole = not problem.rests and not problem.lift
     rounded = problem.q.dtype in HALF_DTYPES
     return plain and not bounded and whole and rounded and _sees(problem) and problem.score.starts == 1
 
@@ -132,6 +153,21 @@ def _sums(problem: AttentionProblem) -> int | None:
     if made is None or made.op != "div" or made.arguments[0] != ACCUMULATOR or isinstance(made.arguments[1], Constant):
         return None
     return made.arguments[1]
+
+
+def _unguarded(problem: AttentionProblem, sums: int | None) -> int | None:
+    """Return the sum of a value that is another number where the sum is 0, or the value itself."""
+    made = None if sums is None else made_by(problem.finish, sums)
+    if made is None or made.op != "where":
+        return sums
+    condition, *chosen = made.arguments
+    tested = made_by(problem.finish, condition)
+    zero = None if tested is None or tested.op not in ("gt", "ne", "eq") else tested.arguments[1]
+    if tested is None or not isinstance(zero, Constant) or float(zero.text) != 0:
+        return sums
+    whole, other = chosen[::-1] if tested.op == "eq" else chosen
+    kept = whole == tested.arguments[0] and isinstance(whole, int) and isinstance(other, Constant)
+    return whole if kept and isinstance(whole, int) else sums
 
 
 def _added(problem: AttentionProblem, sums: int | None, inputs: tuple[Input, ...]) -> Sink | None:

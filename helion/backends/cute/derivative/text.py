@@ -35,12 +35,14 @@ class Known:
     """An attention in the form that gradients are derived from.
 
     ``shared`` has the heads that share a matrix of keys and values, by coordinate. ``indexed`` are q, k, v and the gradient of
-    the output. ``ids`` are the tensors by their names in the kernels, ``outputs`` those of outputs by kind.
+    the output. ``ids`` are the tensors by their names in the kernels, ``outputs`` those of outputs by kind. A ``guarded`` output
+    is 0 for a query without keys.
     """
 
     problem: AttentionProblem
     score: Score
     sink: Sink | None
+    guarded: bool
     shared: tuple[int, ...]
     indexed: dict[str, Indexed]
     saved: Saved | None
@@ -254,6 +256,8 @@ class Derived:
         """Return the line that loads logarithms in powers of two, and sums."""
         place, saved = ", ".join(axes), self.known.saved
         logsum = f"logsum[{place}, tile_m]" if saved is None else saved.text(axes)
+        if saved is not None and self.known.score.selects:
+            logsum = f'torch.where({logsum} > float("-inf"), {logsum}, float("inf"))'
         return f"logsum_rows, delta_rows = {logsum}, delta[{place}, tile_m]"
 
     def header(self, name: str) -> str:
@@ -301,6 +305,10 @@ class Derived:
             f"acc = hl.dot(p.to(v.dtype), {self.load('v', 'tile_n')}, acc=acc * shrink[:, None])",
             "highest = raised",
         ]
+        logsum = "highest + torch.log2(total)"
+        if self.known.score.selects:  # else weights of a query without keys are no numbers
+            logsum = f'torch.where(total > 0, {logsum}, float("inf"))'
+        guarded = "torch.where(total > 0, total, 1.0)" if self.known.guarded else "total"
         added = [] if sink is None else [f"        total = total + torch.exp2({sink.text(self.axes)} - highest)"]
         return [
             f"    logsum = torch.empty({self.row}, dtype=torch.float32, device=q.device)",
@@ -312,8 +320,8 @@ class Derived:
             f"        for tile_n in hl.tile({problem.keys}):",
             *(f"            {line}" for line in body),
             *added,
-            f"        {output} = acc / total[:, None]",
-            f"        logsum[{self.place}] = highest + torch.log2(total)",
+            f"        {output} = acc / {guarded}[:, None]",
+            f"        logsum[{self.place}] = {logsum}",
         ]
 
     def sums(self) -> list[str]:

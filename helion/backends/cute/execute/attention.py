@@ -69,7 +69,8 @@ def _evaluate(problem: AttentionProblem, head: tuple[int, ...], tensors: Sequenc
     values = _read_rows(problem, values, seen)
     scores = scores.expand(rows, keys).masked_fill(~seen, -math.inf if problem.softmax else 0.0)
     highest = scores.amax(1, keepdim=True).clamp(min=problem.start)
-    weights = torch.exp2(problem.unit * (scores - highest) + problem.lift) if problem.softmax else scores
+    less = highest.masked_fill(highest == -math.inf, 0.0)  # as the kernel does for a query without keys
+    weights = torch.exp2(problem.unit * (scores - less) + problem.lift) if problem.softmax else scores
     total = weights.sum(1, keepdim=True)
     if problem.dropped is not None:
         drawn, sources = sources[: len(problem.dropped.sources)], sources[len(problem.dropped.sources) :]

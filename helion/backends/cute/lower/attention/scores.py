@@ -69,7 +69,7 @@ class Scores:
             one, other = other, one
         found = self._visible(condition, seen) if is_lowest(self.loops, other) else None
         if found is None:
-            return None
+            return self._bounded(condition, seen, one) if is_minus_infinity(self.loops, other) else None
         band, loaded = found
         if not is_minus_infinity(self.loops, other):
             if not self._is_shown(band, loaded):
@@ -78,6 +78,16 @@ class Scores:
         self.band, self.range = band, loaded
         self.hidden[made.result.number] = one
         return one
+
+    def _bounded(self, condition: Operand, seen: bool, scores: Operand) -> Operand | None:
+        """Return the scores that a mask hides, if a part of its condition is a band, and add that. The mask stays in the
+        formula."""
+        bands = [band_of(self.loops, *term) for term in needed_terms(self.loops, condition, seen)]
+        known = [band for band in bands if band is not None]
+        if not known:
+            return None
+        self.band = joined(self.loops, self.band, *known)
+        return scores
 
     def _visible(self, condition: Operand, seen: bool) -> tuple[Band, LoadedRange] | None:
         """Return the band and the range of what is visible so far and by a condition, or None if it is neither of both."""

@@ -160,7 +160,28 @@ def _exponent(loops: Loops, power: Op) -> tuple[tuple[Value, Value], float, floa
         raise Refusal(f"exponents in units of {unit} are not implemented; units are positive")
     one, other = made.operands
     assert isinstance(one, Value) and isinstance(other, Value)
-    return (one, other), unit, lift
+    return (one, _unguarded(loops, other)), unit, lift
+
+
+def _unguarded(loops: Loops, value: Value) -> Value:
+    """Return the maximum of a selection of another number where it is minus infinity, or the value itself.
+
+    Exponents less that number are minus infinity there, and the kernel does not subtract such a maximum.
+    """
+    made = loops.stripped(value)
+    if made is None or name_of_op(made) != "where":
+        return value
+    condition, *chosen = made.operands
+    tested = loops.stripped(condition)
+    name = name_of_op(tested)
+    if tested is None or name not in ("eq", "isinf", "ne", "gt", "isfinite"):
+        return value
+    maximum, other = chosen[::-1] if name in ("eq", "isinf") else chosen
+    number = as_number(loops, other)
+    same = isinstance(maximum, Value) and same_value(loops, tested.operands[0], maximum)
+    infinite = len(tested.operands) == 1 or as_number(loops, tested.operands[1]) == -math.inf
+    finite = isinstance(number, float) and math.isfinite(number)
+    return maximum if same and infinite and finite and isinstance(maximum, Value) else value
 
 
 def _carried(loops: Loops, raised: Value) -> int:
@@ -303,7 +324,11 @@ def start_of(loops: Loops, softmax: Softmax, sees: bool) -> Start:
 
 def initial(loops: Loops, at: int) -> Operand:
     """Return what carried value ``at`` begins with, as a float if it is a number in all of its elements."""
-    value = loops.loop.operands[at]
+    return as_number(loops, loops.loop.operands[at])
+
+
+def as_number(loops: Loops, value: Operand) -> Operand:
+    """Return a value as a float, if it is a number in all of its elements."""
     made = loops.stripped(value)
     number = made.operands[0] if made is not None and made.kind == "full" else value
     return number if isinstance(number, Value) else float(number)
