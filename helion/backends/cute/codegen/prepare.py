@@ -22,6 +22,9 @@ VECTOR_ROWS, ELEMENT_ROWS = 4, 8
 """Rows of which a thread has loads in flight, with vectors and with single elements."""
 SUMMED_LINES = 16
 """Contiguous lines of which the 16-bit elements are a sector of 32 bytes."""
+SHIFTED: tuple[int, ...] = ()
+"""Bytes of elements of which threads load whole granules of 16 bytes, whose rows begin anywhere, and shift them in registers.
+It is for those that have run on a GPU."""
 SQUARE = WARP_THREADS
 """Sides of a square that a CTA transposes in shared memory."""
 
@@ -88,6 +91,10 @@ class Shape:
         """Return the type of the registers of a source."""
         return self.word if self.moves else f"cutlass.{DTYPES[source.dtype].dsl}"
 
+    def shifts(self, source: CopySource) -> bool:
+        """Return whether threads shift the columns of a source, which are adjacent and begin anywhere."""
+        return _shifts(self.prepared, self.problem, source) and not self.turned
+
     def vectors(self, source: CopySource) -> bool:
         """Return whether the columns of a source are contiguous and aligned vectors of a thread."""
         across, along = source.stored_pitch, source.k_pitch
@@ -107,7 +114,7 @@ def shape_of(prepared: Prepared, problem: GemmProblem) -> Shape:
     turned = is_turned(prepared)
     contiguous = (source.k_pitch if prepared.major == "k" else source.stored_pitch) == 1
     aligned = source.is_interleaved and prepared.columns % whole == 0
-    aligned |= _is_aligned(prepared, problem, source, pitch, whole)
+    aligned |= _is_aligned(prepared, problem, source, pitch, whole) or _shifts(prepared, problem, source)
     vector = whole if contiguous and aligned and not turned else 1
     columns = -(-prepared.columns // vector)
     return Shape(
@@ -118,6 +125,16 @@ def shape_of(prepared: Prepared, problem: GemmProblem) -> Shape:
         threads=THREADS if turned else min(THREADS, -(-columns // WARP_THREADS) * WARP_THREADS),
         turned=turned,
     )
+
+
+def _shifts(prepared: Prepared, problem: GemmProblem, source: CopySource) -> bool:
+    """Return whether the columns of the only source are adjacent, but begin between multiples of 16 bytes."""
+    step, pitch = (source.k_pitch, source.pitch) if prepared.major == "k" else (source.pitch, source.k_pitch)
+    size = itemsize(source.dtype)
+    plain = source.shared == 1 and per_byte(source.dtype) == 1 and len(prepared.copied.sources) == 1
+    if not plain or prepared.totals or step != 1 or size not in SHIFTED or size != itemsize(problem.operand_dtype):
+        return False
+    return not _is_aligned(prepared, problem, source, pitch, CHUNK_BYTES // size)
 
 
 def _is_aligned(prepared: Prepared, problem: GemmProblem, source: CopySource, pitch: int, vector: int) -> bool:
@@ -347,11 +364,17 @@ def _line(source: CopySource) -> str:
 
 
 def _registers(shape: Shape) -> list[str]:
-    size = shape.rows * shape.vector
-    return [
-        f"{name}_loaded = cute.make_rmem_tensor({size}, {shape.dtype(source)})"
-        for source, name in zip(shape.prepared.copied.sources, source_names(shape.prepared.copied), strict=True)
-    ]
+    size, found = shape.rows * shape.vector, list[str]()
+    for source, name in zip(shape.prepared.copied.sources, source_names(shape.prepared.copied), strict=True):
+        if shape.shifts(source):
+            found += [
+                f"{name}_words = cute.make_rmem_tensor({size * itemsize(source.dtype) // 4}, cutlass.Uint32)",
+                f"{name}_loaded = cute.recast_tensor({name}_words, {shape.dtype(source)})",
+                "words = cute.make_rmem_tensor(8, cutlass.Uint32)",
+            ]
+        else:
+            found.append(f"{name}_loaded = cute.make_rmem_tensor({size}, {shape.dtype(source)})")
+    return found
 
 
 def _loaded(shape: Shape, source: CopySource, name: str) -> list[str]:
@@ -361,6 +384,8 @@ def _loaded(shape: Shape, source: CopySource, name: str) -> list[str]:
     def place(column: str) -> str:
         return f"{_line(source)}, {column}, batch" if along_k else f"{column}, row, batch"
 
+    if shape.shifts(source):
+        return _shifted(shape, name, place("column"), place(str(shape.prepared.columns - 1)))
     if shape.vector == 1:
         return [f"{name}_loaded[i] = {name}[{place('column')}]"]
     if not shape.vectors(source):
@@ -373,6 +398,38 @@ def _loaded(shape: Shape, source: CopySource, name: str) -> list[str]:
         f"vector = ({name}.iterator + cute.crd2idx(({place('column')}), {name}.layout)).align({bytes_})",
         f"to_vector = cute.make_tensor({name}_loaded.iterator + i * {shape.vector}, {whole})",
         f"cute.autovec_copy(cute.make_tensor(vector, {whole}), to_vector)",
+    ]
+
+
+def _shifted(shape: Shape, name: str, first: str, last: str) -> list[str]:
+    """Return the loads of the 16 bytes from an element on: of both granules of 16 bytes that have some of them, from which they
+    are shifted. The second one ends with the row at the latest."""
+
+    def address(place: str) -> str:
+        return f"({name}.iterator + cute.crd2idx(({place}), {name}.layout)).toint()"
+
+    def granule(at: str) -> str:
+        pointer = f"cute.make_ptr(cutlass.Uint32, {at}, cute.AddressSpace.gmem, assumed_align={CHUNK_BYTES})"
+        return f"cute.make_tensor({pointer}, cute.make_layout(4))"
+
+    to = "cute.make_tensor(words.iterator{}, cute.make_layout(4))"
+    return [
+        f"begin = {address(first)}",
+        f"end = {address(last)} & cutlass.Int64(-{CHUNK_BYTES})",
+        f"granule = begin & cutlass.Int64(-{CHUNK_BYTES})",
+        f"cute.autovec_copy({granule('granule')}, {to.format('')})",
+        f"cute.autovec_copy({granule(f'cutlass.min(granule + {CHUNK_BYTES}, end)')}, {to.format(' + 4')})",
+        f"over = (begin & cutlass.Int64({CHUNK_BYTES - 1})).to(cutlass.Int32)",
+        "for j in cutlass.range_constexpr(6):",
+        "    words[j] = cutlass.Uint32(cutlass.select_((over & 8) != 0, words[j + 2], words[j]))",
+        "for j in cutlass.range_constexpr(5):",
+        "    words[j] = cutlass.Uint32(cutlass.select_((over & 4) != 0, words[j + 1], words[j]))",
+        "for j in cutlass.range_constexpr(4):",
+        f"    {name}_words[i * 4 + j] = cute.arch.inline_ptx(",
+        '        "shf.r.wrap.b32 {$w0}, {$r0}, {$r1}, {$r2};",',
+        "        write_only_types=[cutlass.Uint32],",
+        "        read_only_args=[words[j], words[j + 1], ((over & 3) * 8).to(cutlass.Uint32)],",
+        "    )",
     ]
 
 
