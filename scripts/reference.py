@@ -327,7 +327,8 @@ def product_fields() -> dict[str, Field]:
     odd = torch.empty([256, 257], dtype=torch.bfloat16, device="meta")[:, :256]
     subjects = ((_residual, (x, x, x)), (_residual, (odd, x, x)), (_softmax, (x, x)), (_row_softmax, (x,)))
     of_matmuls = ((kernel, args, target) for target in ("sm_90", "sm_100") for kernel, args in subjects)
-    return _fields((*of_matmuls, (_attention, (x, x, x), "sm_90")))
+    of_attention = ((_attention, (x, x, x), target) for target in ("sm_90", "sm_100"))
+    return _fields((*of_matmuls, *of_attention))
 
 
 def _fields(subjects: Iterable[tuple[helion.Kernel, tuple[torch.Tensor, ...], str]]) -> dict[str, Field]:

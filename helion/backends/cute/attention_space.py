@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from ... import exc
@@ -11,7 +9,7 @@ from ..._compiler.decisions import Decisions
 from ..._compiler.ir.grammar import Program
 from ..._shapes import NeedsValue
 from ...autotuner.space.fields import Scalar
-from ...autotuner.space.own import OwnKeys, Rule
+from ...autotuner.space.own import OwnKeys
 from ...autotuner.space.program_shape import ProgramShape
 from ...fields import BooleanFragment, EnumFragment
 from ...hardware import Target
@@ -32,7 +30,9 @@ from .plan.attention.records import AttentionChoice, AttentionProblem
 from .plan.records import WGMMA_ROWS
 from .plan.refusal import Refusal
 from .resources.attention import choice_of
+from .score_rules import ScoreRules
 from .space import DOCS, ELSEWHERE, VERBATIM_PREFIX
+from .umma_attention_space import UMMA_DOCS, smallest_umma, umma_keys
 
 KEY_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 FIRST_KEYS = 64
@@ -42,6 +42,7 @@ ATTENTION_DOCS: dict[str, str] = {
     "lazy_rescale": "Whether the accumulator of attention is rescaled only where a row maximum grows by more than 2**8.",
     "key_splits": "CTAs that share the keys of a tile of queries; the last one to arrive combines their results.",
     "tile_scheduler": "Order of attention's tiles: `static`, a fixed stride, or `dynamic`, a counter in global memory.",
+    **UMMA_DOCS,
 }  # fmt: skip
 """Config keys of attention without the unit's name in front, and their meaning."""
 
@@ -64,7 +65,7 @@ def attention_refusal(program: Program, target: Target) -> exc.Base | None:
         if program.tunables:
             raise Refusal(f"it has tunables of its own: {', '.join(name for name, _ in program.tunables)}")
         found = known_attention(program)
-        reason = _smallest(found, target)
+        reason = smallest_umma(found, target) if target.has("tcgen05") else _smallest(found, target)
     except Refusal as error:
         reason = error
     except NeedsValue as error:
@@ -105,6 +106,8 @@ def _first_choice(problem: AttentionProblem, most_keys: int, target: Target) -> 
 
 def attention_keys(shape: ProgramShape, program: Program, target: Target, settings: Settings) -> OwnKeys:
     """Return the keys of attention, the bounds of its tiles, and the rules that legalize a config."""
+    if target.has("tcgen05"):
+        return umma_keys(program, target)
     found = known_attention(program)
     loops = found.loops
     pages, step = found.problem.k.pages, key_step(found.problem)
@@ -149,51 +152,3 @@ def absent_keys() -> dict[str, str]:
     of_matmul = {f"{unit}_{name}": f"it {why}" for unit in ("wgmma", "tcgen05") for name in DOCS if name != "pingpong"}
     elsewhere = {name: reason.format(unit="wgmma") for name, reason in ELSEWHERE.items()}
     return {**of_matmul, "tcgen05_pingpong": f"it {why}", **elsewhere}
-
-
-@dataclass(frozen=True)
-class ScoreRules:
-    """The rules of one attention, or of its gradients, on one target.
-
-    ``planned`` returns the values of keys that a plan has filled in, or raises ``Refusal``. ``simpler`` are changes that
-    make a config legal, in order.
-    """
-
-    kernel: str
-    target: Target
-    planned: Callable[[Decisions], dict[str, Any]]
-    simpler: tuple[dict[str, Any], ...]
-
-    def rules(self) -> tuple[Rule, ...]:
-        return (
-            Rule(why="the plan of attention visits its tiles in an order of its own", legalize=self._order),
-            Rule(why="the plan is limited by what fits and what is implemented", legalize=self._plan),
-        )
-
-    def _order(self, decisions: Decisions, repair: bool) -> Decisions:
-        entries = decisions.entries.get("loop_orders", {})
-        decisions = decisions.with_entries("loop_orders", {place: sorted(order) for place, order in entries.items()})
-        groups = decisions.entries.get("l2_groupings", {})
-        decisions = decisions.with_entries("l2_groupings", dict.fromkeys(groups, 1))
-        return decisions.with_values(epilogue_subtile=None)
-
-    def _plan(self, decisions: Decisions, repair: bool) -> Decisions:
-        """Fill in the stages that were left open. A refused plan is an error, or, with ``repair``, becomes a simpler
-        one."""
-        refusal: Refusal | None = None
-        for tried in self._simpler(decisions) if repair else [decisions]:
-            try:
-                values = self.planned(tried)
-            except Refusal as error:
-                refusal = refusal or error
-                continue
-            return tried.with_values(**values)
-        if repair:  # the tile is too large; the caller checks the needed resources
-            return tried
-        raise exc.InvalidConfig(f"{self.kernel} on {self.target}: {refusal}.")
-
-    def _simpler(self, decisions: Decisions) -> Iterator[Decisions]:
-        yield decisions
-        for changes in self.simpler:
-            decisions = decisions.with_values(**changes)
-            yield decisions

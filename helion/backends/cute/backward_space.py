@@ -15,7 +15,7 @@ from ...autotuner.space.program_shape import ProgramShape
 from ...fields import EnumFragment
 from ...hardware import Target
 from ...settings import Settings
-from .attention_space import FIRST_KEYS, ScoreRules, absent_keys
+from .attention_space import FIRST_KEYS, absent_keys
 from .lower.attention.kernel import known_backward
 from .lower.names import as_written
 from .plan.attention.backward import BackwardChoice, BackwardProblem, least_choice, plan_backward
@@ -23,6 +23,7 @@ from .plan.attention.build import KEY_STEP, LEAST_STAGES, MOST_GROUPS, MOST_KEYS
 from .plan.records import WGMMA_ROWS
 from .plan.refusal import Refusal
 from .resources.backward import backward_choice
+from .score_rules import ScoreRules
 from .space import VERBATIM_PREFIX
 
 _SIMPLER: tuple[dict[str, Any], ...] = ({"wgmma_kv_stages": None}, {"wgmma_tile_scheduler": "static"})

@@ -26,6 +26,7 @@ from .backward_space import backward_keys, backward_refusal
 from .chained import build_chained, chained_keys, chained_multiples, chained_refusal, is_chained, main_of
 from .codegen.attention.backward_kernel import backward_kernel
 from .codegen.attention.kernel import attention_kernel
+from .codegen.attention.umma.kernel import umma_kernel
 from .codegen.chained.module import chained_kernel_of
 from .codegen.rowwise.module import row_kernel_of
 from .codegen.whole import gemm_kernel_of
@@ -62,6 +63,8 @@ from .resources.backward import describes_backward, predict_backward
 from .resources.predict import predict
 from .resources.rowwise.predict import describes_rows, predict_rows
 from .resources.shape import shape_of
+from .resources.umma_attention import predict_umma
+from .roles.attention.umma import UmmaProgram
 from .row_margins import rows_lead, rows_on_request
 from .row_space import own_keys as row_keys
 from .space import own_keys
@@ -222,7 +225,13 @@ ROWS = Shape(
 
 
 def _attention_kernel(plan: CuteAttentionPlan) -> GemmKernel:
-    return attention_kernel(plan.kernel_names[0], plan.roles)
+    name, program = plan.kernel_names[0], plan.roles
+    return umma_kernel(name, program) if isinstance(program, UmmaProgram) else attention_kernel(name, program)
+
+
+def _predict_attention(facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
+    of_unit = predict_umma if target.has("tcgen05") else predict_attention
+    return of_unit(facts, decisions, target)
 
 
 def _verify_attention(plan: CuteAttentionPlan) -> None:
@@ -233,6 +242,8 @@ def _attention_on_request(program: Program, facts: KernelFacts, target: Target) 
     """Return a reason for attention that has not run on a GPU, or is slower there (``dropout_times`` in
     benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
     problem = known_attention(program).problem
+    if target.has("tcgen05"):
+        return f"attention on tcgen05 runs on request, {_REQUEST}"
     if problem.draws:
         return f"attention with random numbers runs on request, {_REQUEST}"
     if problem.v.turned and problem.runtime and problem.q.dtype in HALF_DTYPES:
@@ -257,7 +268,7 @@ ATTENTION = Shape(
     multiples=attention_multiples,
     keys=attention_keys,
     described=with_joined_loops,
-    predict=predict_attention,
+    predict=_predict_attention,
     plan=build_attention,
     plan_type=CuteAttentionPlan,
     pieces=attention_pieces,

@@ -8,11 +8,13 @@ from .attention_backward import CuteAttentionBackwardHeuristic
 from .cluster_epilogue import CuteClusterEpilogueHeuristic
 from .row_kernels import CuteRowKernelHeuristic
 from .tcgen05_matmul import CuteTcgen05MatmulHeuristic
+from .umma_attention import CuteTcgen05AttentionHeuristic
 from .wgmma_matmul import CuteWgmmaMatmulHeuristic
 
 HEURISTICS: tuple[Heuristic, ...] = (
     CuteAttentionBackwardHeuristic(),
     CuteAttentionHeuristic(),
+    CuteTcgen05AttentionHeuristic(),
     CuteRowKernelHeuristic(),
     CuteClusterEpilogueHeuristic(),
     CuteTcgen05MatmulHeuristic(),

@@ -9,7 +9,7 @@ from ..plan.counts import PipelineCounts
 from ..plan.records import GemmPlan
 
 PipelineKind = Literal[
-    "tma_wgmma", "tma_umma", "umma_epilogue", "tma_epilogue", "exchange", "rows", "tma_rows", "mailbox"
+    "tma_wgmma", "tma_umma", "umma_epilogue", "tma_epilogue", "exchange", "rows", "tma_rows", "mailbox", "of_groups"
 ]
 """``tma_rows``: each consumer group has a stage of its own. ``mailbox``: tile numbers from a dynamic scheduler."""
 Side = Literal["producer", "consumer"]

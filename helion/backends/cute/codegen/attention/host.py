@@ -26,7 +26,7 @@ def matrices(plan: AttentionPlan) -> list[str]:
     """
     problem = plan.problem
     output, dtype = problem.matrix, dsl(problem.q.dtype)
-    rows, keys, qk, columns = WGMMA_ROWS, plan.keys, problem.q.columns, plan.output_columns
+    rows, keys, qk, columns = plan.group_rows, plan.keys, problem.q.columns, plan.output_columns
     major = "ROW" if problem.v.turned else "COL"
     matrix_of_v, layout_of_v, descriptor_of_v = [], [], []
     if not problem.latent:

@@ -25,6 +25,8 @@ from .queries import queries_functions
 from .softmax import softmax_functions
 from .steps import print_steps
 
+OF_BLOCKS = ("tma_wgmma", "tma_umma")
+"""Kinds of pipelines that are objects of the DSL."""
 ENTRY = "attention"
 """The host function. It takes pointers of Q, K, V, the outputs and the sources of both formulas (or scalars). Then
 follow the workspace, if any, the maximum of co-resident CTAs, and a stream."""
@@ -64,12 +66,15 @@ class Pieces:
     """Names of vectors of fp32 with a TMA descriptor."""
     ctas_per_sm: int = 0
     """CTAs that the assembler is told to fit on an SM; 0 leaves that to it."""
+    imports: tuple[str, ...] = IMPORTS
+    objects_of_kernel: tuple[str, ...] = ()
+    """Lines of the kernel, before its roles, that make objects of all of them."""
 
 
 def render(program: ScoreProgram, pieces: Pieces) -> str:
     """Print the module of ``program`` without verification."""
     out = Writer()
-    out.lines(IMPORTS)
+    out.lines(pieces.imports)
     for function in pieces.functions:
         out.lines(("", "", *function))
     _kernel(out, program, pieces)
@@ -180,7 +185,7 @@ def _prologue(out: Writer, program: ScoreProgram, pieces: Pieces) -> None:
     with out.block("if warp == 0:"), out.block("with cute.arch.elect_one():"):
         for pipeline in program.pipelines:
             out.lines(_barriers(pipeline))
-    out.lines(("cute.arch.mbarrier_init_fence()", "cute.arch.sync_threads()"))
+    out.lines((*pieces.objects_of_kernel, "cute.arch.mbarrier_init_fence()", "cute.arch.sync_threads()"))
 
 
 def _output_in_queries(plan: ScorePlan) -> str:
@@ -196,6 +201,10 @@ def _allocation(dtypes: Mapping[str, str], allocation: Allocation) -> str:
         return (
             f"{name} = memory.allocate_array(cutlass.Int64, {allocation.size_bytes // 8}, byte_alignment={alignment})"
         )
+    if name == "tensor_memory_address":
+        return f"{name} = memory.allocate_array(cutlass.Int32, 1, byte_alignment={alignment})"
+    if name == "shared_message":
+        return f"{name} = memory.allocate_tensor(cutlass.Float32, cute.make_layout({allocation.size_bytes // 4}), {alignment})"
     if name in ("tile_slots", "shared_counts"):
         return f"{name} = memory.allocate_tensor(cutlass.Int32, cute.make_layout({allocation.size_bytes // 4}), {alignment})"
     held = name.removeprefix("shared_")
@@ -207,7 +216,7 @@ def _allocation(dtypes: Mapping[str, str], allocation: Allocation) -> str:
 
 
 def _pipeline(out: Writer, pipeline: Pipeline) -> None:
-    if pipeline.kind != "tma_wgmma":
+    if pipeline.kind not in OF_BLOCKS:
         return
     numbers = pipeline.counts
     with out.block(f"{pipeline.name} = pipeline.{CLASSES[pipeline.kind]}.create("):
@@ -222,7 +231,7 @@ def _pipeline(out: Writer, pipeline: Pipeline) -> None:
 
 def _barriers(pipeline: Pipeline) -> list[str]:
     """Print the barriers that no pipeline object of the DSL initializes."""
-    if pipeline.kind == "tma_wgmma":
+    if pipeline.kind in OF_BLOCKS:
         return []
     numbers, name = pipeline.counts, pipeline.barriers
     counts = [numbers.full_arrivals] * numbers.stages

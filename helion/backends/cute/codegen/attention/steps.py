@@ -10,7 +10,6 @@ from ...plan.attention.numbers import text_of
 from ...plan.attention.operands import SPAN_DIMENSIONS, Matrix
 from ...plan.attention.records import AttentionPlan, ScorePlan, without_rest
 from ...plan.dtypes import DTYPES
-from ...plan.records import WGMMA_ROWS
 from ...roles import grammar as g
 from ...roles.attention import grammar as a
 from ...roles.attention.grammar import AttentionProgram, ScoreProgram
@@ -55,6 +54,9 @@ OWN_RULES: dict[type[ScoreProgram], dict[type[g.Step], Rule]] = {}
 """Rules that a kind of programs has instead."""
 OWN_BLOCKS: dict[type[ScoreProgram], Callable[[Any, str], list[str]]] = {}
 """The partitions of blocks that a kind of programs has instead, given the index of a span's first row."""
+
+OWN_QUERIES: dict[type[ScoreProgram], Callable[[Any], str]] = {}
+"""The definition of a thread's first query that a kind of programs has instead."""
 
 
 def _rule(kind: type[g.Step]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -154,7 +156,7 @@ def _load_rows(plan: AttentionPlan) -> list[str]:
 
 
 def _rows(plan: AttentionPlan, first_row: str = "") -> list[str]:
-    return _parts(plan, "q", WGMMA_ROWS, plan.problem.q, plan.problem.q_rest, plan.groups, first_row)
+    return _parts(plan, "q", plan.group_rows, plan.problem.q, plan.problem.q_rest, plan.groups, first_row)
 
 
 def _spanned_rows(plan: AttentionPlan) -> list[str]:
@@ -166,7 +168,7 @@ def _spanned_rows(plan: AttentionPlan) -> list[str]:
     ]
 
 
-def _stored_rows(plan: AttentionPlan, first_row: str = "") -> list[str]:
+def stored_rows(plan: AttentionPlan, first_row: str = "") -> list[str]:
     """Return the partition of the output for its TMA stores."""
     output, tensor = plan.problem.matrix.matrix, "tensor_o"
     columns = "None" if plan.problem.latent else "0"
@@ -174,7 +176,7 @@ def _stored_rows(plan: AttentionPlan, first_row: str = "") -> list[str]:
     if first_row:
         tensor = f"cute.domain_offset(({', '.join([first_row, '0', *('0' for _ in others)])}), {tensor})"
     return [
-        f"tiles_o = cute.local_tile({tensor}, (64, {plan.output_columns}), ({', '.join(['None', columns, *others])}))",
+        f"tiles_o = cute.local_tile({tensor}, ({plan.group_rows}, {plan.output_columns}), ({', '.join(['None', columns, *others])}))",
         "from_o, to_o = cpasync.tma_partition(",
         "    tma_o, 0, cute.make_layout(1), cute.group_modes(shared_o, 0, 2), cute.group_modes(tiles_o, 0, 2)",
         ")",
@@ -223,7 +225,7 @@ def _attend(plan: AttentionPlan) -> list[str]:
         f"rounded_output = cute.make_rmem_tensor(output.shape, {stored})",
         "stage_part = stage_copy.get_slice(group_thread).partition_D(shared_o)",
         "stage_registers = stage_copy.retile(rounded_output)",
-        *([] if problem.spans_queries else _stored_rows(plan)),
+        *([] if problem.spans_queries else stored_rows(plan)),
     ]
 
 
@@ -255,11 +257,10 @@ def _(out: Writer, program: ScoreProgram, step: a.WorkLoop) -> None:
             out.lines(splits.part_of_keys(plan) if isinstance(plan, AttentionPlan) and plan.splits > 1 else ())
         if computes:
             out.lines(part_lengths(plan))
-            of_group = "" if plan.column_groups > 1 else "group * 64 + "
-            out.line(f"first_query = tile_m * {plan.rows} + {of_group}group_warp * 16 + lane // 4")
+            out.line(OWN_QUERIES.get(type(program), _first_query)(plan))
             out.lines(spans.of_rows(plan))
             if isinstance(plan, AttentionPlan) and plan.problem.spans_queries:
-                out.lines(_stored_rows(plan, spans.first_row("query_limit")))
+                out.lines(stored_rows(plan, spans.first_row("query_limit")))
         elif not loads and isinstance(plan, AttentionPlan) and plan.problem.spans_queries:
             out.lines(_spanned_rows(plan))
         if loads:
@@ -269,6 +270,11 @@ def _(out: Writer, program: ScoreProgram, step: a.WorkLoop) -> None:
             out.line("block = end - 1")
         print_steps(out, program, step.body)
         out.line("visited += 1")
+
+
+def _first_query(plan: ScorePlan) -> str:
+    of_group = "" if plan.column_groups > 1 else "group * 64 + "
+    return f"first_query = tile_m * {plan.rows} + {of_group}group_warp * 16 + lane // 4"
 
 
 def _has(steps: Sequence[g.Step], kind: type[g.Step]) -> bool:

@@ -19,11 +19,13 @@ from ...plan.attention.build import plan_attention
 from ...plan.attention.launch import launch_multiples
 from ...plan.attention.numbers import LaunchInt
 from ...plan.attention.plan import CuteAttentionPlan, CuteBackwardPlan
-from ...plan.attention.records import ScorePlan
+from ...plan.attention.records import AttentionPlan, ScorePlan
+from ...plan.attention.umma import plan_umma_attention
 from ...plan.launch import LaunchPlan
 from ...plan.refusal import Refusal
 from ...resources.attention import choice_of
 from ...resources.backward import backward_choice
+from ...resources.umma_attention import umma_choice
 from ..names import as_written
 from ..numbers import dividing
 from .backward import Backward, backward_of
@@ -60,7 +62,10 @@ def build_attention(program: Program, decisions: Decisions, target: Target, sett
     found = known_attention(program)
     blocks = found.loops.queries, found.loops.keys
     try:
-        plan = plan_attention(found.problem, choice_of(decisions, blocks), target)
+        if target.has("tcgen05"):
+            plan: AttentionPlan = plan_umma_attention(found.problem, umma_choice(decisions, blocks), target)
+        else:
+            plan = plan_attention(found.problem, choice_of(decisions, blocks), target)
     except Refusal as refusal:
         raise exc.InvalidConfig(f"{program.host.name} on {target}: {as_written(program, refusal)}.") from refusal
     return CuteAttentionPlan(attention=plan, **_launch(program, decisions, settings, found))

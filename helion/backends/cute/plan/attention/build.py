@@ -77,11 +77,11 @@ def plan_attention(problem: AttentionProblem, choice: AttentionChoice, target: T
         raise Refusal(f"attention is implemented for wgmma, which {target} does not have")
     _check_choice(problem, choice)
     found: AttentionPlan | None = None
-    cached = _cached_rows(problem, target)
+    cached = cached_rows(problem, target)
     stages = range(MOST_STAGES, LEAST_STAGES - 1, -1) if choice.stages is None else (choice.stages,)
     for number in stages:
         for own in (True, False):
-            if problem.latent if own else (choice.splits > 1 and not problem.latent) or not _may_share(problem):
+            if problem.latent if own else (choice.splits > 1 and not problem.latent) or not may_share(problem):
                 continue
             found = AttentionPlan(
                 problem=problem,
@@ -93,7 +93,7 @@ def plan_attention(problem: AttentionProblem, choice: AttentionChoice, target: T
                 scheduler=choice.scheduler,
                 splits=choice.splits,
                 own_output=own,
-                heads_per_band=_heads_per_band(problem, cached),
+                heads_per_band=heads_per_band(problem, cached),
                 cached_rows=cached,
                 shared_limit_bytes=target.smem_per_block_bytes,
                 registers_per_sm=target.registers_per_sm,
@@ -261,7 +261,7 @@ def _check_latent(problem: AttentionProblem) -> None:
             f"keys of {pair[0]} dimensions whose first {pair[1]} are values; multiples of {LATENT_STEP} and {step} up to"
             f" {LATENT_COLUMNS[0]} and {LATENT_COLUMNS[1]} are implemented"
         )
-    if not _may_share(problem):
+    if not may_share(problem):
         raise Refusal(
             f"values of {pair[1]} dimensions whose output in {problem.matrix.dtype} is larger than the queries are not implemented"
         )
@@ -314,7 +314,7 @@ def check_matrix(matrix: Matrix, spanned: bool = False) -> None:
         raise Refusal(f"{matrix.name} has {dimensions} dimensions{more}; TMA takes {MOST_MODES}")
 
 
-def _may_share(problem: AttentionProblem) -> bool:
+def may_share(problem: AttentionProblem) -> bool:
     """Return whether the output can take the shared memory of Q: it has the same shape and element size, or a layout of
     its own in latent attention."""
     output, q = problem.matrix, problem.q
@@ -323,12 +323,12 @@ def _may_share(problem: AttentionProblem) -> bool:
     return output.matrix.columns == q.columns and itemsize(output.dtype) == itemsize(q.dtype)
 
 
-def _cached_rows(problem: AttentionProblem, target: Target) -> int:
+def cached_rows(problem: AttentionProblem, target: Target) -> int:
     row = (problem.k.columns + problem.v.columns) * itemsize(problem.k.dtype)
     return int(L2_FOR_KEYS * target.l2_bytes) // row
 
 
-def _heads_per_band(problem: AttentionProblem, cached_rows: int) -> int:
+def heads_per_band(problem: AttentionProblem, cached_rows: int) -> int:
     readers = max(1, problem.batches // max(1, math.prod(mode.size for mode in problem.k.modes)))
     return max(1, min(problem.batches, cached_rows // max(1, problem.keys) * readers))
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ...roles.attention.backward import backward_program
 from ...roles.attention.grammar import AttentionProgram, BackwardProgram, ScoreProgram
 from ...roles.attention.programs import attention_program
+from ...roles.attention.umma import UmmaProgram, umma_program
 from ..launch import LaunchPlan
 from ..report import memory_lines, pipeline_lines, role_lines
 from ..shared import Allocation
@@ -15,6 +16,7 @@ from .backward import BackwardPlan, backward_bytes, backward_memory
 from .build import shared_bytes, shared_memory
 from .numbers import text_of
 from .records import AttentionPlan, ScorePlan
+from .umma import EXPONENTIALS, UmmaPlan, allocated_columns, umma_bytes, umma_memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,18 +26,27 @@ class CuteAttentionPlan(LaunchPlan):
     attention: AttentionPlan
 
     @functools.cached_property
-    def roles(self) -> AttentionProgram:
+    def roles(self) -> AttentionProgram | UmmaProgram:
         """The programs of the warps, the pipelines between them and their barriers."""
-        return attention_program(self.attention)
+        plan = self.attention
+        return umma_program(plan) if isinstance(plan, UmmaPlan) else attention_program(plan)
 
     @property
     def shared_bytes(self) -> int:
         """Shared memory of one CTA."""
-        return shared_bytes(self.attention)
+        plan = self.attention
+        return umma_bytes(plan) if isinstance(plan, UmmaPlan) else shared_bytes(plan)
+
+    @property
+    def tensor_memory_columns(self) -> int:
+        """Columns of tensor memory of one CTA."""
+        return allocated_columns(self.attention) if isinstance(self.attention, UmmaPlan) else 0
 
     def __str__(self) -> str:
-        lines = _attention_lines(self.kernel_names[0], self.attention)
-        return "\n".join([*lines, *_program_lines(self.roles, shared_memory(self.attention))])
+        plan = self.attention
+        lines = _attention_lines(self.kernel_names[0], plan)
+        memory = umma_memory(plan) if isinstance(plan, UmmaPlan) else shared_memory(plan)
+        return "\n".join([*lines, *_program_lines(self.roles, memory), *_tensor_memory_lines(plan)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +68,16 @@ class CuteBackwardPlan(LaunchPlan):
     def __str__(self) -> str:
         lines = _backward_lines(self.kernel_names[0], self.backward)
         return "\n".join([*lines, *_program_lines(self.roles, backward_memory(self.backward))])
+
+
+def _tensor_memory_lines(plan: AttentionPlan) -> list[str]:
+    if not isinstance(plan, UmmaPlan):
+        return []
+    return [
+        f"tensor memory: {plan.memory_columns} of {plan.tensor_memory_limit_columns} columns",
+        f"  scores and weights: {plan.score_columns} columns at 0",
+        f"  outputs: {plan.memory_columns - plan.score_columns} columns at {plan.score_columns}",
+    ]
 
 
 def _program_lines(program: ScoreProgram, memory: tuple[Allocation, ...]) -> list[str]:
@@ -101,15 +122,21 @@ def _backward_lines(name: str, plan: BackwardPlan) -> list[str]:
 def _attention_lines(name: str, plan: AttentionPlan) -> list[str]:
     problem = plan.problem
     heads = " x ".join(map(text_of, problem.heads))
+    on_umma = isinstance(plan, UmmaPlan)
     chosen = [name for name, on in (("ping-pong", plan.pingpong), ("lazy rescaling", plan.lazy)) if on]
     chosen += [f"keys split among {plan.splits} CTAs"] * (plan.splits > 1)
     chosen.append(f"{plan.scheduler} tile scheduler")
     lines = [
         f"{name}: {heads} heads, {text_of(problem.queries)} queries x {text_of(problem.keys)} keys, dimensions {problem.q.columns} and"
         f" {problem.v.columns}, {problem.q.dtype}",
-        f"  wgmma, {_tiles(plan)} of {plan.rows} queries, blocks of {plan.keys} keys, {plan.stages} stages of K and V;"
-        f" {', '.join(chosen)}",
+        f"  {'tcgen05' if on_umma else 'wgmma'}, {_tiles(plan)} of {plan.rows} queries, blocks of {plan.keys} keys,"
+        f" {plan.stages} stages of K and V; {', '.join(chosen)}",
     ]
+    if isinstance(plan, UmmaPlan):
+        lines.append(
+            f"  of {EXPONENTIALS} exponentials {plan.polynomial} by a polynomial; predicted share of the tensor pipe in a block:"
+            f" {plan.tensor_share:.2f}"
+        )
     lines += _band_lines(plan, "query", "key")
     for name, span in (("keys", problem.key_span), ("queries", problem.query_span)):
         if span is not None:

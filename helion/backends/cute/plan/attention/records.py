@@ -364,9 +364,14 @@ class ScorePlan:
         return hash(tuple(getattr(self, each.name) for each in dataclasses.fields(self)))  # type: ignore[arg-type]
 
     @property
+    def group_rows(self) -> int:
+        """Rows of a consumer group."""
+        return WGMMA_ROWS
+
+    @property
     def rows(self) -> int:
         """Rows of a tile."""
-        return WGMMA_ROWS * self.groups
+        return self.group_rows * self.groups
 
     @property
     def column_groups(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ...plan.attention.backward import BackwardProblem
@@ -204,6 +204,8 @@ class Machine:
         self.buffers = {place: Buffer() for place in places}
         """By group and output."""
         self.messages: list[Callable[[], None]] = []
+        self.rules: Mapping[type[g.Step], Callable[..., Running | None]] = {}
+        """Rules of steps that a kind of programs has instead of those of wgmma."""
         self.counter = 0
         self.finished: dict[tuple[int, int, int], int] = {}
         """By tile, group and output: the warps that have computed it."""

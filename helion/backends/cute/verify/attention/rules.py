@@ -30,7 +30,7 @@ def execute(machine: Machine, warp: Warp) -> Running:
 
 def run_steps(machine: Machine, warp: Warp, steps: Sequence[g.Step]) -> Running:
     for step in steps:
-        simulated = RULES.get(type(step))
+        simulated = machine.rules.get(type(step)) or RULES.get(type(step))
         if simulated is None:
             raise NotImplementedError(f"no rule simulates {type(step).__name__}")
         waits = simulated(machine, step, warp)

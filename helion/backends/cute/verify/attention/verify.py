@@ -8,14 +8,17 @@ from collections.abc import Sequence
 
 from ...plan.attention.backward import backward_memory
 from ...plan.attention.build import shared_memory
+from ...plan.attention.umma import umma_memory
 from ...plan.records import TMA_ALIGNMENT_BYTES, WARP_THREADS
 from ...plan.shared import WORD_BYTES, Allocation
 from ...roles.attention.grammar import AttentionProgram, BackwardProgram, ScoreProgram
+from ...roles.attention.umma import UmmaProgram
 from ..state import Fault
 from ..structure import MAX_BOX_BYTES, MAX_NAMED_BARRIERS, check_register_pool
 from . import backward
 from .machine import Machine
 from .rules import RULES, execute
+from .umma import check_tensor_memory, simulate
 
 RULES.update(backward.RULES)
 
@@ -27,13 +30,18 @@ OF_SHARED_ROWS = ((3, 0),)
 """Those of programs whose groups share queries besides (test_latent.py)."""
 
 
-def verify_attention(program: AttentionProgram) -> None:
+def verify_attention(program: AttentionProgram | UmmaProgram) -> None:
     """Check that the roles of ``program`` cannot deadlock, overrun or read stale data, and that they fit. Raises
     ``Fault``.
 
     The result is cached by everything that the protocol depends on, which excludes the tensors.
     """
     small = dataclasses.replace(program.plan.problem, heads=(1,), queries=1, keys=1, names=("q", "k", "v"))
+    if isinstance(program, UmmaProgram):
+        _check_structure(program, umma_memory(program.plan))
+        check_tensor_memory(program.plan)
+        _simulate(dataclasses.replace(program, plan=dataclasses.replace(program.plan, problem=small)))
+        return
     _check_structure(program, shared_memory(program.plan))
     _simulate(dataclasses.replace(program, plan=dataclasses.replace(program.plan, problem=small)))
 
@@ -53,6 +61,9 @@ def _check_structure(program: ScoreProgram, memory: Sequence[Allocation]) -> Non
 
 @functools.lru_cache(maxsize=256)
 def _simulate(program: ScoreProgram) -> None:
+    if isinstance(program, UmmaProgram):
+        simulate(program)
+        return
     exchanges = any(pipeline.kind == "exchange" for pipeline in program.pipelines)
     more = (*(OF_EXCHANGES if exchanges else ()), *(OF_SHARED_ROWS if program.plan.column_groups > 1 else ()))
     for tiles, seed in (*SCHEDULES, *more):

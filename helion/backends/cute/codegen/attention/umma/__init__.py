@@ -1,0 +1,1 @@
+"""Printed code of attention on tcgen05."""

@@ -1,0 +1,268 @@
+"""The weights of a block of scores, of which a thread has those of one query: formula, masks, maximum, exponentials, sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ....plan.attention.numbers import text_of
+from ....plan.attention.operands import Table
+from ....plan.attention.records import LAZY, PRODUCT
+from ....plan.attention.umma import EXPONENTIALS, UmmaPlan
+from .. import numbers, spans
+from ..formula import arguments_of, computed, gathers, head_axes, read
+from ..softmax import NEGATIVE_INFINITY, exp2_function, has_formula, has_masks
+
+LEAST_EXPONENT = -127.0
+"""The exponent of fp32 below which the polynomial gives 0."""
+ROUNDER = 12582912.0 + 127.0
+"""Added to a number, it leaves floor(x) + 127 in the low bits of fp32: 1.5 * 2**23, and the bias of exponents."""
+COEFFICIENTS = {
+    "short": (1.0, 0.695116824527816, 0.2276448219148019, 0.07706719743373823),
+    "long": (
+        1.0,
+        0.6931513118593031,
+        0.2401644494864753,
+        0.05579991554711194,
+        0.009017026901374563,
+        0.00186713168631942,
+    ),
+}
+"""Coefficients of polynomials for 2**x on [0, 1], from the constant on: those with the least relative errors, 9e-5 and 8e-8
+(test_umma_softmax.py)."""
+
+
+def softmax_functions(plan: UmmaPlan) -> list[list[str]]:
+    """Return the functions of a block, as the DSL traces them: loops over elements are unrolled."""
+    functions = [exp2_function(), _maxima(plan), _exponentials(plan), _add(plan)]
+    if plan.polynomial:
+        functions.insert(1, _polynomial(plan))
+    if plan.restores_maxima:
+        functions.append(_restore(plan))
+    if has_masks(plan):
+        functions.insert(0, _mask(plan))
+    if has_formula(plan):
+        functions.insert(0, _formula(plan))
+    return functions
+
+
+def maxima_call(plan: UmmaPlan, masked: bool, first: bool, axes: Sequence[str]) -> list[str]:
+    """Return the calls of the kernel from scores to the row maximum."""
+    lines, masks = [], masked and has_masks(plan)
+    if has_formula(plan) or masks:
+        lines.append(f"first_key = {spans.plus_origin(plan)}({'end - 1' if first else 'block'}) * {plan.keys}")
+    if has_formula(plan):
+        lines.append(f"apply_formula({', '.join(_formula_arguments(plan, axes))})")
+    if masks:
+        lines.append(f"mask({', '.join(_mask_arguments(plan))})")
+    guarded = plan.problem.guarded or masks
+    lines.append(f"raise_maximum({', '.join(_registers(plan))}, first={first}, guarded={guarded})")
+    return lines
+
+
+def exponentials_call(plan: UmmaPlan, masked: bool) -> str:
+    """Return the call from scores to rounded weights. Blocks with masks, which are few, take no polynomials: the registers
+    hold either."""
+    return f"weigh(scores, packed, shifts, polynomial={bool(plan.polynomial) and not (masked and has_masks(plan))})"
+
+
+def _registers(plan: UmmaPlan) -> list[str]:
+    return ["scores", "highest", "factors", "shifts", *(["peaks"] if plan.restores_maxima else [])]
+
+
+def _formula_arguments(plan: UmmaPlan, axes: Sequence[str]) -> list[str]:
+    return ["scores", "query", "first_key", *axes, *arguments_of(plan.problem.score), *numbers.parameters(plan)]
+
+
+def _mask_arguments(plan: UmmaPlan) -> list[str]:
+    limits = [*spans.span_names(plan), *spans.row_names(plan)]
+    return ["scores", "query", "first_key", *limits, *numbers.parameters(plan)]
+
+
+def _formula(plan: UmmaPlan) -> list[str]:
+    """Return the function that applies the formula of scores to a row."""
+    problem, formula = plan.problem, plan.problem.score
+    axes = head_axes(problem)
+
+    def names(value: int) -> str:
+        if value == PRODUCT:
+            return "x0"
+        if value < formula.computed:
+            source = formula.sources[value - formula.starts]
+            return source.label if isinstance(source, Table) else f"{source.label}_value"
+        return f"x{value - formula.computed + 1}"
+
+    once: list[str] = []
+    of_keys: list[str] = []
+    for source in formula.sources:
+        if isinstance(source, Table):  # read where an index of it is known
+            continue
+        text = f"{source.label}_value = {read(plan, source, axes, 'query', 'key', problem.keys)}"
+        (of_keys if source.kind in ("key", "exact") else once).append(text)
+    lines = [
+        f"def apply_formula({', '.join(_formula_arguments(plan, axes))}):",
+        *(f"    {line}" for line in once),
+        f"    for column in range({plan.keys}):",
+        "        key = first_key + column",
+        *(f"        {line}" for line in of_keys),
+        "        x0 = scores[column]",
+    ]
+    for at in range(len(formula.instructions)):
+        value = formula.computed + at
+        text = computed(formula, value, names, ("query", "key"), gathers(plan, formula, axes))
+        lines.append(f"        {names(value)} = {text}")
+    return [*lines, f"        scores[column] = {names(formula.value)}"]
+
+
+def _mask(plan: UmmaPlan) -> list[str]:
+    """Return the function that hides the keys out of range, and those that the query does not see."""
+    band = plan.problem.band
+    shift = " + shift" if band.shift else ""
+    lines = [
+        f"def mask({', '.join(_mask_arguments(plan))}):",
+        f"    last = {numbers.less(text_of(plan.problem.keys), 1)} - first_key",
+    ]
+    if band.last is not None:
+        lines.append(f"    last = cutlass.min(last, query + {text_of(band.last)}{shift} - first_key)")
+    if band.first is not None:
+        lines.append(f"    first = query + {text_of(band.first)}{shift} - first_key")
+    lines += [
+        f"    for column in range({plan.keys}):",
+        f"        scores[column] = cutlass.select_(last >= column, scores[column], {NEGATIVE_INFINITY})",
+    ]
+    if band.first is not None:
+        lines.append(f"        scores[column] = cutlass.select_(first <= column, scores[column], {NEGATIVE_INFINITY})")
+    return lines
+
+
+def _maxima(plan: UmmaPlan) -> list[str]:
+    """Return the function that raises the row maximum, in four chains, and gives the factor of what was summed before.
+
+    A row that has seen no key has a maximum of minus infinity, for which exponents are not subtracted (``guarded``).
+    """
+    problem = plan.problem
+    unit = problem.unit * problem.scale
+    peaks = ["    peaks[0] = raised if first else cute.arch.fmax(peaks[0], raised)"] if plan.restores_maxima else []
+    return [
+        f"def raise_maximum({', '.join(_registers(plan))}, first, guarded):",
+        "    chains = [scores[e] for e in range(4)]",
+        f"    for e in range(4, {plan.keys}):",
+        "        chains[e % 4] = cute.arch.fmax(chains[e % 4], scores[e])",
+        "    raised = cute.arch.fmax(cute.arch.fmax(chains[0], chains[1]), cute.arch.fmax(chains[2], chains[3]))",
+        *peaks,
+        "    if not first:",
+        "        former = highest[0]",
+        *_raised(plan, unit),
+        "    base = raised",
+        "    if guarded:",
+        f"        base = cutlass.select_(raised == {NEGATIVE_INFINITY}, cutlass.Float32(0.0), raised)",
+        "    if not first:",
+        f"        factors[0] = exp2((former - base) * {unit!r})",
+        "    highest[0] = raised",
+        f"    shifts[0] = {f'{problem.lift!r} - ' if problem.lift else '-'}base * {unit!r}",
+    ]
+
+
+def _raised(plan: UmmaPlan, unit: float) -> list[str]:
+    """Return the lines that raise the maximum: always, or where it grows by more than ``LAZY``."""
+    if not plan.lazy:
+        return ["        raised = cute.arch.fmax(raised, former)"]
+    return [
+        f"        far = (raised - former) * {unit!r} > {LAZY!r}",
+        "        if guarded:",
+        f"            far = far | (former == {NEGATIVE_INFINITY})",
+        "        raised = cutlass.select_(far, cute.arch.fmax(raised, former), former)",
+    ]
+
+
+def _exponentials(plan: UmmaPlan) -> list[str]:
+    """Return the function of rounded weights. Conversions name their instruction, as on wgmma."""
+    problem = plan.problem
+    unit = problem.unit * problem.scale
+    name = "bf16x2" if problem.q.dtype == "bfloat16" else "f16x2"
+    pairs, chosen = EXPONENTIALS // 2, plan.polynomial // 2
+    lines = [
+        "def weigh(scores, packed, shifts, polynomial):",
+        f"    for pair in range({plan.keys // 2}):",
+        "        pair_of_scores = (scores[2 * pair], scores[2 * pair + 1])",
+        f"        one, other = cute.arch.fma_packed_f32x2(pair_of_scores, ({unit!r}, {unit!r}), (shifts[0], shifts[0]))",
+    ]
+    if chosen:
+        lines += [
+            f"        if polynomial and pair % {pairs} * {chosen} % {pairs} < {chosen}:",
+            "            one, other = exp2_of_pair(one, other)",
+            "        else:",
+            "            one, other = exp2(one), exp2(other)",
+        ]
+    else:
+        lines.append("        one, other = exp2(one), exp2(other)")
+    return [
+        *lines,
+        "        scores[2 * pair], scores[2 * pair + 1] = one, other",
+        "        packed[pair] = cute.arch.inline_ptx(",
+        f'            "cvt.rn.{name}.f32 {{$w0}}, {{$r0}}, {{$r1}};",',
+        "            write_only_types=[cutlass.Int32],",
+        "            read_only_args=[other, one],",
+        "        )",
+    ]
+
+
+def _polynomial(plan: UmmaPlan) -> list[str]:
+    """Return the function of powers of two on the fp32 pipe, for numbers up to 127; NaN stays NaN.
+
+    A power is that of the floor, whose bits are an exponent, times the polynomial of the rest.
+    """
+    constant, *coefficients = COEFFICIENTS["long" if _needs_digits(plan) else "short"]
+    twice = "({0!r}, {0!r})"
+    first = coefficients.pop()
+    lines = [
+        "def exp2_of_pair(one, other):",
+        f"    x = tuple(cute.arch.fmax(each, {LEAST_EXPONENT!r}, nan=True) for each in (one, other))",
+        f'    moved = cute.arch.add_packed_f32x2(x, {twice.format(ROUNDER)}, rnd="rm")',
+        f"    floor = cute.arch.add_packed_f32x2(moved, {twice.format(-ROUNDER)})",
+        "    rest = cute.arch.sub_packed_f32x2(x, floor)",
+        f"    value = {twice.format(first)}",
+    ]
+    for each in (*reversed(coefficients), constant):
+        lines.append(f"    value = cute.arch.fma_packed_f32x2(value, rest, {twice.format(each)})")
+    return [
+        *lines,
+        "    powers = []",
+        "    for each in moved:",
+        "        power = cute.arch.inline_ptx(",
+        '            "shl.b32 {$w0}, {$r0}, 23;",',
+        "            write_only_types=[cutlass.Float32],",
+        "            read_only_args=[each],",
+        "        )",
+        "        powers.append(power)",
+        "    return cute.arch.mul_packed_f32x2(value, tuple(powers))",
+    ]
+
+
+def _needs_digits(plan: UmmaPlan) -> bool:
+    """Return whether an output in fp32 shows errors of more than 1e-6."""
+    return any(output.dtype == "float32" for output in plan.problem.outputs)
+
+
+def _add(plan: UmmaPlan) -> list[str]:
+    """Return the function that adds weights to the row sum, in two chains of pairs."""
+    return [
+        "def add_weights(scores, total, factors, first):",
+        "    chains = [(scores[0], scores[1]), (scores[2], scores[3])]",
+        f"    for pair in range(2, {plan.keys // 2}):",
+        "        added = (scores[2 * pair], scores[2 * pair + 1])",
+        "        chains[pair % 2] = cute.arch.add_packed_f32x2(chains[pair % 2], added)",
+        "    one, other = cute.arch.add_packed_f32x2(*chains)",
+        "    total[0] = one + other if first else cute.math.fma(total[0], factors[0], one + other)",
+    ]
+
+
+def _restore(plan: UmmaPlan) -> list[str]:
+    unit = plan.problem.unit * plan.problem.scale
+    return [
+        "def restore_maximum(highest, total, peaks, factors):",
+        f"    scale = exp2((highest[0] - peaks[0]) * {unit!r})",
+        f"    scale = cutlass.select_(peaks[0] == {NEGATIVE_INFINITY}, cutlass.Float32(1.0), scale)",
+        "    total[0] = total[0] * scale",
+        "    highest[0] = peaks[0]",
+        "    factors[0] = scale",
+    ]

@@ -1,0 +1,91 @@
+"""Attention on tcgen05: the tile with the least predicted time.
+
+A tile has two groups of 128 queries, which take turns in softmax and MMAs, or one where there are few queries. Blocks have
+128 keys, or as many as shared and tensor memory hold. No Blackwell GPU has run these kernels: the prediction is that of
+their units (``plan.attention.umma``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from ...._compiler.facts.records import KernelFacts
+from ....autotuner.proposal import Declined, Heuristic, Proposal
+from ....hardware import Target
+from ..plan.attention.build import LEAST_STAGES
+from ..plan.attention.umma import UMMA_GROUPS, UMMA_KEYS, UMMA_ROWS, UmmaChoice
+from ..proposal import CuteProposal
+from ..resources.attention import AttentionShape, describes, shape_of
+from ..resources.umma_attention import umma_us
+
+SHORTER_KEYS = (UMMA_KEYS, 96, 64, 32)
+"""Keys of blocks, the longest first."""
+ALTERNATES = 3
+SMALL_BYTES = 8192
+"""Shared memory of messages and barriers, at most."""
+
+
+class CuteTcgen05AttentionHeuristic(Heuristic):
+    name: ClassVar[str] = "CuteTcgen05AttentionHeuristic"
+    promote_seed_to_default: ClassVar[bool] = True
+
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
+        if not describes(facts):
+            return Declined("the kernel is no attention")
+        if not target.has("tcgen05"):
+            return Declined(f"{target} has no tcgen05")
+        shape = shape_of(facts)
+        if isinstance(shape, str):
+            return Declined(shape)
+        if shape.latent or shape.operand_bytes != 2 or not shape.softmax:
+            return Declined(
+                "attention on tcgen05 is that of a softmax, with operands of 16 bits and values of their own"
+            )
+        longest = UMMA_KEYS // 2 if _reads_pairs(facts, shape) else UMMA_KEYS
+        found = sorted(_choices(shape, target, longest), key=lambda choice: umma_us(shape, choice, target))
+        if not found:
+            return Declined("no tile of the attention fits")
+        return tuple(_proposal(shape, choice, target) for choice in found[:ALTERNATES])
+
+
+def _reads_pairs(facts: KernelFacts, shape: AttentionShape) -> bool:
+    """Return whether scores read a number for each query and key, as of a bias. Many loads are in flight then: blocks of 128
+    keys spill 80 bytes (sm_100a, 2026-11-29)."""
+    return any(op.kind == "load" and {*shape.blocks} <= {*op.tile_axes} for op in facts.memory_ops)
+
+
+def _choices(shape: AttentionShape, target: Target, longest: int) -> Iterator[UmmaChoice]:
+    """Yield choices that fit; among equally fast ones the first wins."""
+    most = min(UMMA_GROUPS, -(-shape.queries // UMMA_ROWS))
+    for groups in range(most, 0, -1):
+        for keys in (each for each in SHORTER_KEYS if each <= longest):
+            sizes = zip(shape.blocks, (UMMA_ROWS * groups, keys), strict=True)
+            if any(shape.fixed.get(block, size) != size for block, size in sizes):
+                continue
+            if groups * (keys + shape.v_columns) <= target.tensor_memory_columns and _fits(shape, groups, keys, target):
+                yield UmmaChoice(groups=groups, keys=keys, lazy=True)
+
+
+def _fits(shape: AttentionShape, groups: int, keys: int, target: Target) -> bool:
+    rows = UMMA_ROWS * groups
+    own = shape.output_bytes * shape.v_columns if shape.qk_columns != shape.v_columns or shape.output_bytes != 2 else 0
+    of_rows = rows * (shape.operand_bytes * shape.qk_columns + own)
+    of_blocks = LEAST_STAGES * shape.operand_bytes * keys * shape.columns_in_memory
+    return of_rows + of_blocks + SMALL_BYTES <= target.smem_per_block_bytes
+
+
+def _proposal(shape: AttentionShape, choice: UmmaChoice, target: Target) -> CuteProposal:
+    rows = UMMA_ROWS * choice.groups
+    blocks = dict(zip(shape.blocks, (rows, choice.keys), strict=True))
+    of_config = shape.blocks[1:] if shape.whole else shape.blocks
+    sizes = {block: size for block, size in blocks.items() if block in of_config and block not in shape.fixed}
+    tiles = -(-shape.queries // rows) * shape.heads
+    return CuteProposal(
+        reason=(
+            f"{tiles} tiles of {rows} queries and blocks of {choice.keys} keys on {target.num_sms} SMs:"
+            f" {umma_us(shape, choice, target):.0f} us"
+        ),
+        block_sizes={**sizes, **dict.fromkeys(shape.head_blocks, 1)},
+        unit={"tcgen05_lazy_rescale": choice.lazy},
+    )

@@ -1,0 +1,176 @@
+"""Attention on tcgen05: the values of the printed text, its polynomial, binaries, keys and refusals."""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any
+
+import pytest
+import torch
+from backends.cute import attention_kernels as kernels
+from backends.cute.printed_registers import unwritten_registers
+from backends.cute.test_umma_verify import plan
+from backends.cute.umma_lanes import evaluate_as, objects
+
+import helion
+from helion import exc
+from helion.backends.cute.codegen.attention.umma.softmax import softmax_functions
+from helion.backends.cute.execute import evaluators
+from helion.backends.cute.plan.attention.records import AttentionProblem
+from helion.backends.cute.plan.attention.umma import UmmaChoice, UmmaPlan
+from helion.backends.cute.shapes import shape_of_plan
+
+REFUSED = ("scaled queries", "documents", "gated", "summed", "decayed")
+CASES = [each for each in kernels.cases() if not each[0].name.startswith(REFUSED)]
+CHOICES = (
+    UmmaChoice(groups=2, keys=128, lazy=True, polynomial=6),
+    UmmaChoice(groups=1, keys=48, lazy=False, polynomial=0),
+    UmmaChoice(groups=2, keys=32, lazy=True, polynomial=4),
+)
+
+
+def values(
+    monkeypatch: pytest.MonkeyPatch, case: kernels.Case, arguments: tuple[Any, ...], choice: UmmaChoice
+) -> tuple[UmmaPlan, list[float]]:
+    """Return the plan, and the error of each output of the printed text against fp64."""
+    plans: list[UmmaPlan] = []
+    monkeypatch.setitem(evaluators.EVALUATORS, AttentionProblem, evaluate_as(choice, plans))  # type: ignore[arg-type]
+    found, wanted = helion.kernel(backend="cute")(case.kernel)(*arguments), case.reference(*arguments)
+    pairs = zip(*((x,) if torch.is_tensor(x) else x for x in (found, wanted)), strict=True)
+    return plans[-1], [float((one.double() - other).norm() / other.norm()) for one, other in pairs]
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("choice", CHOICES, ids=[f"{each.groups}x{each.keys}" for each in CHOICES])
+@pytest.mark.parametrize(("case", "arguments"), CASES, ids=[case.name for case, _ in CASES])
+def test_values_of_the_text(
+    monkeypatch: pytest.MonkeyPatch, case: kernels.Case, arguments: tuple[Any, ...], choice: UmmaChoice
+) -> None:
+    torch.manual_seed(0)
+    _, errors = values(monkeypatch, case, arguments, choice)
+    assert max(errors) < 5e-3
+    assert all(error < 1e-6 for error in errors[1:]), "numbers per query are in fp32"
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_values_of_a_few_tiles(monkeypatch: pytest.MonkeyPatch, lazy: bool) -> None:
+    """Causal rows of heads that share keys, with the logarithm of the sums; scores grow along the keys."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, rows, heads, 32) + 0.3 for rows, heads in ((70, 2), (150, 1), (150, 1)))
+    k = k * torch.linspace(0.2, 6, 150)[:, None, None]
+    arguments = (*(x.bfloat16() for x in (q, k, v)), True)
+    case = kernels.Case(name="few", kernel=kernels.rows_of_heads, arguments=lambda: arguments, reference=kernels._rows)
+    choice = UmmaChoice(groups=1, keys=48, lazy=lazy, polynomial=6)
+    made, errors = values(monkeypatch, case, arguments, choice)
+    assert made.restores_maxima == lazy
+    assert errors[0] < 5e-3 and errors[1] < 1e-6
+
+
+# The polynomial --------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def power(long: bool) -> Any:
+    """Return the printed polynomial, of 16-bit outputs or of those in fp32."""
+    made = plan(polynomial=6)
+    if long:
+        output = made.problem.outputs[0]
+        numbered = types.SimpleNamespace(dtype="float32")
+        made = types.SimpleNamespace(polynomial=6, problem=types.SimpleNamespace(outputs=(output, numbered)))  # type: ignore[assignment]
+    from helion.backends.cute.codegen.attention.umma import softmax
+
+    names: dict[str, Any] = objects()
+    exec("\n".join(softmax._polynomial(made)), names)
+    return names["exp2_of_pair"]
+
+
+@pytest.mark.parametrize(("long", "most"), [(False, 1e-4), (True, 3e-7)])
+def test_polynomial(long: bool, most: float) -> None:
+    x = torch.cat([torch.linspace(-126, 9, 20011), torch.arange(-126.0, 10.0)])
+    one, other = power(long)(x, x.flip(0))
+    for found, at in ((one, x), (other, x.flip(0))):
+        wanted = torch.exp2(at.double())
+        assert ((found.held.double() - wanted).abs() / wanted).max() < most
+    assert torch.equal(
+        power(long)(torch.arange(-20.0, 1.0), torch.zeros(21))[0].held, torch.exp2(torch.arange(-20.0, 1.0))
+    )
+
+
+def test_polynomial_of_numbers_out_of_range() -> None:
+    x = torch.tensor([float("-inf"), -1e30, -127.0, -200.5, float("nan")])
+    found = power(False)(x, x)[0].held
+    assert torch.equal(found[:4], torch.zeros(4)) and found[4].isnan()
+
+
+def test_texts_differ_in_what_they_need() -> None:
+    text = {each: "\n".join(map("\n".join, softmax_functions(plan(polynomial=each)))) for each in (0, 6)}
+    assert "exp2_of_pair" not in text[0] and "exp2_of_pair" in text[6]
+
+
+# Programs --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("case", "arguments"), CASES, ids=[case.name for case, _ in CASES])
+def test_every_register_is_written(case: kernels.Case, arguments: tuple[Any, ...]) -> None:
+    meta = tuple(each.to("meta") if torch.is_tensor(each) else each for each in arguments)
+    made = helion.kernel(backend="cute")(case.kernel).bind(meta, target="b200").plan()
+    assert not unwritten_registers(shape_of_plan(made).kernel(made).source)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(
+    ("case", "arguments"), kernels.cases(device="meta", large=True), ids=lambda each: getattr(each, "name", "")
+)
+def test_binaries_do_not_spill(case: kernels.Case, arguments: tuple[Any, ...]) -> None:
+    """Compile each seed for sm_100a; MMAs are those of the first block, of the loop, and of the last one."""
+    kernel = helion.kernel(backend="cute")(case.kernel)
+    if case.name.startswith(REFUSED):
+        with pytest.raises(exc.CuteUnsupported, match="is implemented for wgmma, and not for tcgen05"):
+            kernel.bind(arguments, target="b200")
+        return
+    bound = kernel.bind(arguments, target="b200")
+    for seed in bound.seeds:
+        found, made = bound.resources(seed.config), bound.plan(seed.config).attention
+        assert found.spill_bytes == 0
+        assert found.tensor_memory_columns >= made.memory_columns
+        assert found.sass_counts["UTCHMMA"] == 2 * (made.problem.q.columns + made.keys) // 16
+
+
+TENSORS = tuple(torch.empty(2, 4, 1000, 128, dtype=torch.bfloat16, device="meta") for _ in range(3))
+
+
+def test_auto_takes_triton() -> None:
+    """No Blackwell GPU has run these kernels."""
+    bound = helion.kernel(backend="auto")(kernels.attention.fn).bind((*TENSORS, True), target="b200")
+    assert bound.backend_on_gpu == "triton"
+
+
+def test_keys_of_configs() -> None:
+    bound = helion.kernel(backend="cute")(kernels.attention.fn).bind((*TENSORS, True), target="b200")
+    keys = {"tcgen05_kv_stages": 2, "tcgen05_lazy_rescale": False, "tcgen05_polynomial": 0}
+    config = {**bound.default_config(), "block_sizes": [1, 256, 64], **keys}
+    made = bound.plan(config).attention
+    assert (made.groups, made.keys, made.stages, made.lazy, made.polynomial) == (2, 64, 2, False, 0)
+    with pytest.raises(exc.InvalidConfig, match="tcgen05_cluster_m.*it is for matmuls; attention on tcgen05 has"):
+        bound.plan({**bound.default_config(), "tcgen05_cluster_m": 2})
+    text = str(bound.plan({**config, "block_sizes": [1, 256, 128]}))
+    assert "tensor memory: 512 of 512 columns" in text and "predicted share of the tensor pipe in a block: 0." in text
+
+
+def test_sizes_that_only_launches_know() -> None:
+    """One binary serves all sizes: the text has their names."""
+    bound = helion.kernel(kernels.attention.fn, backend="cute", static_shapes=False).bind(
+        (*TENSORS, True), target="b200"
+    )
+    made = bound.plan()
+    assert made.attention.problem.runtime
+    source = shape_of_plan(made).kernel(made).source
+    assert "while work < pieces:" in source and not unwritten_registers(source)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_parts_without_tcgen05_are_refused_by_name(name: str) -> None:
+    case, arguments = next(each for each in kernels.cases(device="meta", large=True) if each[0].name.startswith(name))
+    with pytest.raises(exc.CuteUnsupported, match="is implemented for wgmma, and not for tcgen05.*backend='triton'"):
+        helion.kernel(backend="cute")(case.kernel).bind(arguments, target="b200")
