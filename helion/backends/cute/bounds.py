@@ -11,6 +11,7 @@ from .limits import COLUMN_STEP, LEAST_COLUMNS, LEAST_FEW, TCGEN05_ROWS
 from .plan.build import MAX_CLUSTER, MAX_ROW_CLUSTER, MAX_SUM_REGISTERS
 from .plan.copied import COPY_WARPS, MAX_COPIED_SUMS, MAX_LOADED_REGISTERS
 from .plan.dtypes import IMPRECISE_DTYPES, itemsize
+from .plan.finish import finishes
 from .plan.operands import can_convert, has_steps, in_both_majors, needs_registers, split
 from .plan.records import SWIZZLE_BYTES, WARP_THREADS, WGMMA_ROWS, Choice, CopiesIn, GemmProblem, Major
 from .plan.refusal import Refusal
@@ -165,7 +166,7 @@ def held_by_cluster(problem: GemmProblem, target: Target) -> bool:
 
 def lies_in_memory(problem: GemmProblem) -> bool:
     """Return whether rows can stay in global memory for a second kernel."""
-    return problem.epilogue.reduces_rows and problem.batch is None and not problem.runtime and not problem.strided
+    return problem.epilogue.reduces_rows and problem.batch is None and finishes(problem) and not problem.strided
 
 
 def smallest(

@@ -11,9 +11,11 @@ from ...hardware import Target
 from .bounds import smallest
 from .lower.kernel import check_strides, known_product
 from .lower.kernel import multiples as of_strides
+from .lower.kernel import ranges as of_rows
 from .lower.names import as_written
 from .plan.build import plan_gemm, unit_of
 from .plan.copied import Copied
+from .plan.finish import counts_rows
 from .plan.operands import in_both_majors
 from .plan.records import Choice, GemmProblem
 from .plan.refusal import Refusal
@@ -94,6 +96,7 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     begun = [source.name for source in sources if not source.aligned]
     strided = [each.name for each in problem.epilogue.of_kind("strided")]
     added = [each for each in problem.outputs if each.adds and not each.lines]
+    yield counts_rows(problem), "of rows in memory that the launch counts"
     yield begun and not problem.terms, f"of {''.join(begun[:1])}, which begins between multiples of 16 bytes,"
     yield groups and products > 1, of_groups
     paired = [source.name for source in sources if source.is_interleaved or source.shared > 1]
@@ -122,6 +125,7 @@ def _not_run_on_blackwell(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     strided = [each.name for each in problem.epilogue.of_kind("strided")]
     strided += [each.name for each in problem.outputs_of("strided")]
     yield problem.scales is not None and problem.scales.micro, "in a microscaling format"
+    yield counts_rows(problem), "of rows in memory that the launch counts"
     yield problem.summed, "next to sums along K"
     yield picked, f"with lines of {''.join(picked[:1])} that an index picks"
     yield problem.groups, f"over groups of rows by {'' if problem.groups is None else problem.groups.name}"
@@ -154,6 +158,14 @@ def multiples(program: Program) -> dict[str, int]:
     """Return divisibility assumptions about host numbers that generated code depends on; none for refused programs."""
     try:
         return of_strides(known_product(program))
+    except (Refusal, NeedsValue):
+        return {}
+
+
+def ranges(program: Program) -> dict[str, range]:
+    """Return the values of host numbers that generated code is for; none for refused programs."""
+    try:
+        return of_rows(known_product(program))
     except (Refusal, NeedsValue):
         return {}
 

@@ -57,7 +57,7 @@ from .plan.kernel import CutePlan
 from .plan.launch import LaunchPlan
 from .plan.operands import FEW_ROWS, can_convert
 from .plan.rowwise.kernel import RowsPlan
-from .refusal import multiples, refusal, unproven
+from .refusal import multiples, ranges, refusal, unproven
 from .resources.attention import describes, predict_attention
 from .resources.backward import describes_backward, predict_backward
 from .resources.predict import predict
@@ -156,6 +156,7 @@ MATMUL = Shape(
     describes=lambda facts: True,
     refusal=refusal,
     multiples=multiples,
+    ranges=ranges,
     keys=own_keys,
     described=lambda program: with_nibbles(with_pairs(with_whole_k(plain(program)).program).program).program,
     predict=predict,

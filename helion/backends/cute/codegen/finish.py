@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from ..plan.epilogue import EpilogueOutput
 from ..plan.finish import (
     ROWS_PER_CTA,
-    ctas_of,
+    SIZE_M,
+    counts_rows,
     joined,
     loaded_early,
     operands_read,
     part_slot,
     row_walks,
+    rows_of_cta,
     shared_words,
     stored_last,
     threads_of,
@@ -39,7 +41,13 @@ def parameters(finish: Finish) -> tuple[tuple[str, str], ...]:
     return (
         *((name, "cute.Tensor") for name in layouts(finish)),
         *((each.label, "cutlass.Float32") for each in finish.problem.epilogue.of_kind("number")),
+        *(((SIZE_M, "cutlass.Int32"),) if counts_rows(finish.problem) else ()),
     )
+
+
+def _rows(finish: Finish) -> str:
+    """Return the number of rows."""
+    return SIZE_M if counts_rows(finish.problem) else str(finish.problem.m)
 
 
 def layouts(finish: Finish) -> dict[str, str]:
@@ -116,7 +124,7 @@ def launch(plan: GemmPlan) -> list[str]:
         f"{NAME}(",
         *(f"    {name}," for name in given),
         ").launch(",
-        f"    grid=({ctas_of(finish)}, 1, 1),",
+        f"    grid=({_ctas(finish)}, 1, 1),",
         f"    block=({threads_of(finish)}, 1, 1),",
         *([f"    smem={SUM_BYTES * shared_words(finish)},"] if shared_words(finish) else []),
         "    use_pdl=True,",
@@ -124,6 +132,12 @@ def launch(plan: GemmPlan) -> list[str]:
         "    stream=stream,",
         ")",
     ]
+
+
+def _ctas(finish: Finish) -> str:
+    """Return the CTAs of the kernel."""
+    rows, each = _rows(finish), rows_of_cta(finish)
+    return str(-(-int(rows) // each)) if rows.isdigit() else f"({rows} + {each - 1}) // {each}"
 
 
 # The kernel --------------------------------------------------------------------------------------------------------------
@@ -147,7 +161,13 @@ def _row(finish: Finish) -> list[str]:
     """Return the row of the CTA, or of the warp. Warps after the last row repeat the last one, and store nothing."""
     if isinstance(finish, RowFinish):
         return ["row = cutlass.Int64(cta)" if _is_far(finish) else "row = cta"]
-    return [f"row = cta * {ROWS_PER_CTA} + warp", f"source = cutlass.min(row, {finish.problem.m - 1})"]
+    return [f"row = cta * {ROWS_PER_CTA} + warp", f"source = cutlass.min(row, {_last(finish)})"]
+
+
+def _last(finish: Finish) -> str:
+    """Return the last row."""
+    rows = _rows(finish)
+    return str(int(rows) - 1) if rows.isdigit() else f"{rows} - 1"
 
 
 @functools.singledispatch
@@ -167,7 +187,7 @@ def _(step: g.AwaitProduct, out: Writer, finish: Finish) -> None:
 
 @_print.register
 def _(step: g.StoreNumbers, out: Writer, finish: Finish) -> None:
-    one = "thread == 0" if isinstance(finish, RowFinish) else f"row < {finish.problem.m} and lane == 0"
+    one = "thread == 0" if isinstance(finish, RowFinish) else f"row < {_rows(finish)} and lane == 0"
     with out.block(f"if {one}:"):
         for each in finish.problem.outputs_of("column"):
             out.line(f"{each.label}[row] = {_name(finish.problem, each.value)}.to({dsl(each.dtype)})")

@@ -336,7 +336,7 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects], part:
                 shape = f"({', '.join([extent, *(size for size, _, _ in modes)])})"
             out.line(f"vector_{name} = cute.make_tensor({name}, cute.make_layout({shape}{step}))")
         for output in plan.problem.outputs_of("tile"):
-            layout = f"({plan.problem.m}, {plan.work[1]}), stride=({output.pitch}, 1)"
+            layout = f"({numbers.extent(plan, 'm')}, {plan.work[1]}), stride=({output.pitch}, 1)"
             out.line(f"vector_{output.label} = cute.make_tensor({output.label}, cute.make_layout({layout}))")
         arguments = [name for made in objects for name, _ in made.parameters]
         out.lines(f"factors_{name} = {tensor}" for name, _, tensor in scales.parameters(plan))

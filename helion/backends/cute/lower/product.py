@@ -27,6 +27,7 @@ from ...._compiler.ir.grammar import (
 from ...._compiler.ir.ops import OPS
 from ...._shapes import Expr, Number, dtype_name
 from ..plan.epilogue import MAX_PRODUCTS
+from ..plan.finish import counts_rows, with_most_rows
 from ..plan.operands import gains_by_turning
 from ..plan.records import SWIZZLE_BYTES, GemmProblem
 from ..plan.refusal import Refusal
@@ -456,6 +457,12 @@ def _oriented(frame: Frame, stores: Sequence[Op]) -> Frame:
     return replace(frame, m=first[0], n=first[1])
 
 
+def _argument(program: Program, number: Number) -> str | None:
+    """Return the name of a number that the arguments have; None for others."""
+    known = isinstance(number, Expr) and number.op == "host" and number.args[0] in program.host.symbols
+    return number.args[0] if isinstance(number, Expr) and known else None
+
+
 # The whole -----------------------------------------------------------------------------------------------------------------
 
 
@@ -490,8 +497,10 @@ def _product(
         runtime=tuple(name for name, _ in runtime),
         names=(a.tensor.name, b.tensor.name, chain.outputs[0].place.tensor.name),
     )
+    if counts_rows(problem) and _argument(frame.program, sizes["size_m"]) is None:
+        raise Refusal(f"{sizes['size_m']!r} rows in memory, a number that the host computes; use hl.specialize")
     return Product(
-        problem=problem,
+        problem=with_most_rows(problem),
         a=a.tensor.id,
         b=b.tensor.id,
         outputs=outputs,

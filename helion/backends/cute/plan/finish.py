@@ -12,6 +12,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 
+from ...._shapes import next_power_of_2
 from ....hardware import REGISTER_BYTES, VECTOR_BYTES
 from .dtypes import itemsize
 from .epilogue import Constant, Epilogue, EpilogueOperand, EpilogueOutput, Instruction, constant
@@ -32,6 +33,11 @@ ROWS_PER_CTA = 4
 """Rows per CTA of the kernel that combines tiles, one warp each."""
 ROWS = "rows"
 """The name of the output that the matmul stores."""
+SIZE_M, LAUNCHED = "size_m", ("size_m", "size_k", "pitch_a", "pitch_b")
+"""The number of rows, and all numbers of a launch that a second kernel allows: it depends on none of the others.
+"""
+MOST_HELD_COLUMNS = 4096
+"""Columns that 16 CTAs with tiles of 256 hold. Longer rows lie in memory."""
 MAX_ROWS_BYTES = 2**33
 """Limit of rows in the workspace: as much as a large activation, which a library's matmul would also leave in memory.
 """
@@ -42,13 +48,28 @@ def split(problem: GemmProblem, tile_columns: int) -> tuple[GemmProblem, RowFini
     """Split a problem into the matmul, in tiles of ``tile_columns``, and the finish after it. Raises ``Refusal``."""
     if problem.batch is not None or not problem.epilogue.reduces_rows:
         raise Refusal("rows in memory are implemented for one matmul whose rows are reduced")
-    if problem.runtime:
+    if not finishes(problem):
         raise Refusal(
-            "rows in memory are implemented for sizes that are known when the kernel is compiled; use static_shapes=True or"
-            " hl.specialize"
+            f"rows in memory are implemented for sizes that are known when the kernel is compiled, or of more than"
+            f" {MOST_HELD_COLUMNS} columns if only the launch knows their number; use static_shapes=True or hl.specialize"
         )
     parts = _parts(problem)
     return _with_tiles(problem, parts, tile_columns) if parts else _with_rows(problem)
+
+
+def finishes(problem: GemmProblem) -> bool:
+    """Return whether a second kernel may finish rows, given the numbers that only the launch knows."""
+    return {*problem.runtime} <= {*LAUNCHED} and (SIZE_M not in problem.runtime or problem.n > MOST_HELD_COLUMNS)
+
+
+def counts_rows(problem: GemmProblem) -> bool:
+    """Return whether rows lie in memory, and only the launch knows their number: ``m`` is then the most of them."""
+    return SIZE_M in problem.runtime and problem.epilogue.reduces_rows and finishes(problem)
+
+
+def with_most_rows(problem: GemmProblem) -> GemmProblem:
+    """Return a problem with the most rows of its bucket, which ends at a power of two, if only the launch counts them."""
+    return dataclasses.replace(problem, m=next_power_of_2(problem.m)) if counts_rows(problem) else problem
 
 
 # Whole rows ------------------------------------------------------------------------------------------------------------
@@ -318,7 +339,7 @@ def levels(problem: GemmProblem) -> range:
 
 
 def rows_bytes(finish: RowFinish | TileFinish | None) -> int:
-    """Return the workspace bytes of the rows that the matmul stores."""
+    """Return the workspace bytes of the rows that the matmul stores, the most of any launch."""
     if finish is None or (isinstance(finish, RowFinish) and finish.home):
         return 0
     if isinstance(finish, RowFinish):
@@ -331,9 +352,14 @@ def threads_of(finish: RowFinish | TileFinish) -> int:
     return finish.threads if isinstance(finish, RowFinish) else ROWS_PER_CTA * WARP_THREADS
 
 
+def rows_of_cta(finish: RowFinish | TileFinish) -> int:
+    """Return the rows of each CTA of the second kernel."""
+    return 1 if isinstance(finish, RowFinish) else ROWS_PER_CTA
+
+
 def ctas_of(finish: RowFinish | TileFinish) -> int:
-    """Return the CTAs of the second kernel."""
-    return finish.problem.m if isinstance(finish, RowFinish) else -(-finish.problem.m // ROWS_PER_CTA)
+    """Return the CTAs of the second kernel, the most of any launch."""
+    return -(-finish.problem.m // rows_of_cta(finish))
 
 
 def part_slot(finish: RowFinish, value: int) -> int:

@@ -9,7 +9,7 @@ from ..roles.grammar import KernelProgram
 from ..roles.programs import kernel_program
 from .copied import Copied
 from .counts import counts, is_raw
-from .finish import ctas_of, threads_of
+from .finish import counts_rows, ctas_of, threads_of
 from .launch import LaunchPlan
 from .records import Finish, GemmPlan, Prepared, RowFinish, TileFinish
 from .reductions import exchanges
@@ -131,7 +131,7 @@ def _shared_by(scale: Scale) -> str:
 
 def _finish_lines(gemm: GemmPlan, finish: Finish) -> list[str]:
     """Describe the kernel after the matmul, and its inputs."""
-    ctas, threads = ctas_of(finish), threads_of(finish)
+    ctas, threads = f"{'up to ' if counts_rows(finish.problem) else ''}{ctas_of(finish)}", threads_of(finish)
     if isinstance(finish, TileFinish):
         stored = f"{len(finish.parts)} numbers of each row of {finish.tiles} tiles"
         joins = f"{ctas} CTAs of {threads} threads join them, a warp for each row"

@@ -23,6 +23,7 @@ from ..plan.epilogue import (
     OperandKind,
     OutputKind,
 )
+from ..plan.finish import with_most_rows
 from ..plan.operands import gains_by_turning
 from ..plan.records import TMA_ALIGNMENT_BYTES, Batch, GemmProblem, Groups, Major, Term
 from .picks import LINES, is_picked, with_picks
@@ -280,7 +281,7 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
     sums = tuple(sums_along_k(facts, fact, axes))
     products = _second(sides.others, _pitch(majors[1], n, k))
     operands = (*products, *_operands(loads, axes), *(operand for operand, _ in sums))
-    return GemmProblem(
+    problem = GemmProblem(
         m=m,
         n=n,
         k=k,
@@ -299,6 +300,7 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
         summed=tuple(summed for _, summed in sums),
         runtime=_runtime(facts, zip(("size_m", "size_n", "size_k"), walked, strict=True)),
     )
+    return with_most_rows(problem)
 
 
 def _stored_by_threads(problem: GemmProblem) -> GemmProblem:
