@@ -71,9 +71,9 @@ def unproven(program: Program, target: Target) -> str:
     """Return the first part of a GEMM that has not run on a GPU, which needs a request; or an empty string.
 
     Hopper has run copies of A and B, strided outputs, TF32, int8, windows, batches of several dimensions and tensors, and
-    additions to fp32. It has run up to four products, sums of products with copies of their operands, and sums along K. Up
-    to two products of groups of rows have run, of picked rows as well, one with matrices that TMA does not move
-    (cute/nvidia-h200-parts.jsonl, cute/nvidia-h200-products.jsonl).
+    additions to fp32. It has run up to four products and sums of products, with copies of their operands, strided matrices of
+    the epilogue, and sums along K. Up to two products of groups of rows have run, of picked rows as well, one with matrices
+    that TMA does not move (cute/nvidia-h200-parts.jsonl, cute/nvidia-h200-products.jsonl).
     """
     product = known_product(program)
     given = [program.tensors[at] for at in product.arguments if isinstance(at, int)]
@@ -94,7 +94,6 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     by_threads = [each for each in problem.outputs_of("strided") if each.lines is None]
     sources = [source for each in problem.copied for source in each.sources]
     begun = [source.name for source in sources if not source.aligned]
-    strided = [each.name for each in problem.epilogue.of_kind("strided")]
     added = [each for each in problem.outputs if each.adds and not each.lines]
     yield counts_rows(problem), "of rows in memory that the launch counts"
     yield begun and not problem.terms, f"of {''.join(begun[:1])}, which begins between multiples of 16 bytes,"
@@ -110,11 +109,6 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
         any(each.kind != "exact" or each.dtype != "float32" for each in added),
         "that are added to memory in 16 bits, or by threads,",
     )
-    yield (
-        products and in_memory and not problem.terms,
-        f"of several products whose operand {_first(in_memory)} is copied",
-    )
-    yield strided, f"whose matrix {''.join(strided[:1])} has strides that TMA cannot take"
     yield problem.epilogue.of_kind("uniform"), "with random numbers in the epilogue"
 
 
