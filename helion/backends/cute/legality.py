@@ -179,7 +179,8 @@ class Legalizer:
         whole = self.product.whole_rows and decisions.values.get(self._key("rows_in")) != "memory"
         least = row_clusters(self.product.problem, self.target)[0] if whole else 1
         for changes in (
-            {"ab_stages": None, "acc_stages": None, "residual_stages": 2},
+            {"ab_stages": None, "residual_stages": 2},
+            {"acc_stages": None},
             {"copies_in": "memory"} if "memory" in places_of_copies(self.product.problem, self.target) else {},
             {"pingpong": False, "k_splits": 1, "grid_splits": 1, "ctas_per_sm": 1},
             {"cluster_m": pair},

@@ -25,6 +25,7 @@ from .legality import TILE_COLUMNS, Asked, Legalizer, key
 from .limits import COLUMN_STEP, LEAST_COLUMNS
 from .lower.kernel import known_product
 from .plan.build import MAX_CLUSTER, MAX_RESIDUAL_STAGES, MAX_ROW_CLUSTER, MAX_SPLITS, MAX_STAGES, unit_of
+from .plan.dtypes import IMPRECISE_DTYPES
 from .plan.operands import can_convert
 from .plan.records import WGMMA_ROWS, GemmProblem, Unit
 from .subtiles import ODD_STORE_STAGES, STORE_STAGES
@@ -70,7 +71,7 @@ DOCS: dict[str, str] = {
     "ab_stages": "Pipeline stages of A and B in shared memory; None is as many as fit.",
     "c_stages": "Store buffers of the epilogue in shared memory, one sub-tile each.",
     "epilogue_columns": "Columns of an epilogue sub-tile.",
-    "acc_stages": "Accumulator stages in tensor memory: one is stored while the next is computed; None is as many as fit.",
+    "acc_stages": "Accumulators of a CTA. In tensor memory one is stored while the next is computed; None is as many as fit. Of wgmma 2 take turns where they are promoted: one is added to fp32 registers while the unit multiplies the next K tile.",
     "pingpong": "Whether two consumer warpgroups alternate (ping-pong): one runs the mainloop while the other runs the epilogue.",
     "k_splits": "Split K within a cluster: number of CTAs that each accumulate a part of K.",
     "grid_splits": "Split K across clusters: number of clusters per tile. The last one adds the partials in the order of K.",
@@ -139,12 +140,19 @@ def _fields(product: Asked, unit: Unit, target: Target) -> list[Field]:
     else:
         if problem.epilogue.reduces_rows or can_convert(problem):
             fields.append(Scalar(key=key("ctas_per_sm", target), fragment=EnumFragment((1, 2)), initial=1))
+        if promotes(problem):
+            fields.append(Scalar(key=key("acc_stages", target), fragment=EnumFragment((1, 2)), initial=1))
         fields.append(Scalar(key=key("pingpong", target), fragment=BooleanFragment(), initial=False))
         fields.append(Scalar(key=key("k_splits", target), fragment=EnumFragment(SPLITS), initial=1))
     if problem.epilogue.of_kind("exact"):
         ahead = EnumFragment(tuple(range(2, MAX_RESIDUAL_STAGES + 1)))
         fields.append(Scalar(key=key("residual_stages", target), fragment=ahead, initial=2))
     return fields
+
+
+def promotes(problem: GemmProblem) -> bool:
+    """Return whether wgmma may need its accumulators promoted."""
+    return problem.operand_dtype in IMPRECISE_DTYPES or problem.scales is not None
 
 
 def _stores_field(product: Asked, target: Target) -> Field:
@@ -197,7 +205,14 @@ def _absent(problem: GemmProblem, unit: Unit) -> dict[str, str]:
                 "two CTAs share an SM only where the epilogue reduces whole rows, or warps that multiply convert A"
             )
     if unit == "wgmma":
+        if not promotes(problem):
+            absent["wgmma_acc_stages"] = "accumulators are not promoted, and wgmma has one in registers"
         return {**absent, "tcgen05_acc_stages": "accumulators of wgmma stay in registers"}
     why = "is for wgmma, whose accumulators are in registers"
-    others = {"pingpong": "ping-pong", "k_splits": "splitting K", "ctas_per_sm": "sharing an SM"}
+    others = {
+        "acc_stages": "promotion",
+        "pingpong": "ping-pong",
+        "k_splits": "splitting K",
+        "ctas_per_sm": "sharing an SM",
+    }
     return {**absent, **{f"wgmma_{name}": f"{what} {why}" for name, what in others.items()}}

@@ -13,6 +13,7 @@ from backends.cute import gemms, lockstep, rows, scaled_kernels
 import helion
 import helion.language as hl
 from helion import exc, hardware
+from helion.backends.cute.codegen.module import build
 from helion.backends.cute.lower.product import product_of
 from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.records import Choice, GemmPlan
@@ -20,6 +21,7 @@ from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.plan.scales import BlockScales, Scale
 from helion.backends.cute.roles import grammar as g
 from helion.backends.cute.roles.edits import edit_role, rewrite
+from helion.backends.cute.roles.overlapped import TurnMma, TurnPromote, TurnScales
 from helion.backends.cute.roles.programs import kernel_program
 from helion.backends.cute.verify.cluster import Cluster
 from helion.backends.cute.verify.state import Fault
@@ -429,3 +431,56 @@ def test_sizes_and_tiles_that_factors_need_are_named() -> None:
         exc.CuteUnsupported, match="the size of the dimension that sa has factors for is known only at run"
     ):
         helion.kernel(case.kernel.fn, backend="cute", static_shapes=False).bind(given)
+
+
+OVERLAPPED = {"wgmma_acc_stages": 2, "block_sizes": [128, 128, 128], "wgmma_k_splits": 1, "wgmma_grid_splits": 1}
+
+
+@pytest.mark.parametrize("k", [1024, 1152])
+def test_two_accumulators_take_turns(k: int) -> None:
+    """One K tile is promoted while the unit multiplies the next; an odd last one has the first accumulator."""
+    case = scaled_kernels.CASES["by_begin"]
+    bound = case.kernel.bind(scaled_kernels.arguments(case, 300, 264, k), target="sm_90")
+    gemm = bound.plan({**bound.default_config().to_dict(), **OVERLAPPED}).gemm
+    assert gemm.accumulator_stages == 2
+    text, tiles = build(gemm), k // 128
+    assert f"for k_tile in cutlass.range(0, {tiles // 2 * 2}, 2, unroll=1):" in text
+    assert "math.fma(other_sums[i], other_row_factors[" in text and text.count("sums_shape, cutlass.Float32)") == 3
+    assert text.count("warpgroup.wait_group(") == 2 + tiles % 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "fault"),
+    [
+        (g.WgmmaWait, {"pending": 1}, "promoted while the matrix unit still adds"),
+        (TurnMma, {"turn": 0}, "is overwritten before it is promoted"),
+        (TurnScales, {"turn": 0}, "multiplied by the scales of"),
+        (TurnPromote, {"turn": 0}, "by the scales of|the accumulator of block"),
+    ],
+)
+def test_wrong_turns_are_faults(kind: type[g.Step], change: dict[str, int], fault: str) -> None:
+    """Plant a wait for too few MMAs, and steps of the wrong accumulator."""
+    case = scaled_kernels.CASES["by_begin"]
+    bound = case.kernel.bind(scaled_kernels.arguments(case, 300, 264, 1024), target="sm_90")
+    program = kernel_program(bound.plan({**bound.default_config().to_dict(), **OVERLAPPED}).gemm)
+    verify(program)
+
+    def plant(step: g.Step) -> tuple[g.Step, ...]:
+        return (dataclasses.replace(step, **change) if isinstance(step, kind) else step,)  # type: ignore[arg-type]
+
+    with pytest.raises(Fault, match=fault):
+        verify(edit_role(program, "store", plant))
+
+
+def test_turns_need_promotion_after_each_k_tile() -> None:
+    case = scaled_kernels.CASES["by_begin"]
+    problem = case.kernel.bind(scaled_kernels.arguments(case, 300, 264, 1024), target="sm_90").plan().gemm.problem
+    plain = dataclasses.replace(problem, scales=None)
+    for given, choice in (
+        (problem, Choice(tile=(64, 128, 128), accumulator_stages=2, pingpong=True)),
+        (problem, Choice(tile=(64, 128, 128), accumulator_stages=2, splits=2)),
+        (plain, Choice(tile=(128, 128, 128), accumulator_stages=2, promote_k_tiles=2)),
+        (dataclasses.replace(plain, operand_dtype="bfloat16"), Choice(tile=(128, 128, 64), accumulator_stages=2)),
+    ):
+        with pytest.raises(Refusal, match="2 accumulators of wgmma"):
+            plan_gemm(given, choice, hardware.target("sm_90"))

@@ -6,6 +6,7 @@ from ..plan.records import GemmPlan, Multiplicand
 from ..plan.runtime import is_size
 from ..roles.grammar import KLoop
 from ..roles.halves import Which
+from ..roles.overlapped import PairLoop
 from ..roles.partial import TermLoop
 
 
@@ -90,6 +91,8 @@ def loop_bounds(plan: GemmPlan, loop: KLoop, group: int) -> tuple[str, str]:
         start, after_term = plan.first_k_tiles[loop.term : loop.term + 2]
         return str(start + loop.first), str(after_term if loop.stop is None else start + loop.stop)
     first, end = k_bounds(plan)
+    if isinstance(loop, PairLoop):
+        return "0", f"{plan.k_tiles // 2 * 2}, 2"
     if group:
         whole = end.isdigit() and int(end) % group == 0
         first, after = "group", f"group + {group}"
@@ -101,7 +104,7 @@ def other_k_tile(plan: GemmPlan, which: Which) -> str:
     """Return the number of a K tile that is not that of a loop's iteration."""
     first, end = k_bounds(plan)
     last = str(int(end) - 1) if end.isdigit() else f"({end} - 1)"
-    return {"first": first, "previous": "(k_tile - 1)", "last": last}[which]
+    return {"first": first, "previous": "(k_tile - 1)", "next": "(k_tile + 1)", "last": last}[which]
 
 
 def tile_of(plan: GemmPlan, operand: Multiplicand) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from ..plan.counts import block_count
 from ..plan.records import WARP_THREADS, GemmPlan
 from ..plan.scales import MICRO_BLOCK, Scale, Side
+from ..roles.overlapped import Turn
 from .epilogue import converted, fragment
 
 
@@ -24,11 +27,13 @@ def set_up(plan: GemmPlan) -> list[str]:
     lines = []
     if plan.unit == "tcgen05":
         lines.append(f"total = cute.make_rmem_tensor({fragment(plan).values * plan.subtiles}, cutlass.Float32)")
+    factors = []
     if plan.factor("row"):
-        lines.append(f"row_factors = cute.make_rmem_tensor({fragment(plan).rows}, cutlass.Float32)")
+        factors.append(f"row_factors = cute.make_rmem_tensor({fragment(plan).rows}, cutlass.Float32)")
     if plan.factor("column"):
-        lines.append(f"column_factors = cute.make_rmem_tensor({_columns(plan)}, cutlass.Float32)")
-    return lines
+        factors.append(f"column_factors = cute.make_rmem_tensor({_columns(plan)}, cutlass.Float32)")
+    turns: tuple[Turn, ...] = (0, 1) if plan.unit == "wgmma" and plan.accumulator_stages > 1 else (0,)
+    return [*lines, *(of_turn(line, turn) for turn in turns for line in factors)]
 
 
 def _columns(plan: GemmPlan) -> int:
@@ -42,7 +47,7 @@ def _columns(plan: GemmPlan) -> int:
     return plan.tile[1] // 4 if plan.unit == "wgmma" else -(-plan.tile[1] // WARP_THREADS)
 
 
-def load(plan: GemmPlan, rows: str, block: str) -> list[str]:
+def load(plan: GemmPlan, rows: str, block: str, turn: Turn = 0) -> list[str]:
     """Load the scales of block number `block`; `rows` is the CTA's index among tiles along M."""
     lines = []
     if row := plan.factor("row"):
@@ -62,7 +67,7 @@ def load(plan: GemmPlan, rows: str, block: str) -> list[str]:
             f"for i in cutlass.range_constexpr({_columns(plan)}):",
             f"    column_factors[i] = {_factor(plan, column, place, block)}",
         ]
-    return lines
+    return [of_turn(line, turn) for line in lines]
 
 
 def _factor(plan: GemmPlan, scale: Scale, line: str, block: str) -> str:
@@ -84,7 +89,12 @@ def _extents(plan: GemmPlan, side: Side) -> tuple[int, int]:
     return (plan.problem.m, plan.problem.n)[at], plan.tile[at] * plan.cluster_tiles[at] * lanes
 
 
-def promote(plan: GemmPlan, cursor: str | None) -> list[str]:
+def of_turn(text: str, turn: Turn) -> str:
+    """Return code with the registers of the other one of two accumulators that take turns, and of its scales."""
+    return re.sub(r"\b(sums|row_factors|column_factors)\b", r"other_\1", text) if turn else text
+
+
+def promote(plan: GemmPlan, cursor: str | None, turn: Turn = 0) -> list[str]:
     """Add the partial sums of a block times its scales to the totals.
 
     The scales of a row and of a tile of columns are multiplied first, so that each accumulator takes one instruction.
@@ -96,7 +106,8 @@ def promote(plan: GemmPlan, cursor: str | None) -> list[str]:
             "    row_factors[i] = row_factors[i] * column_factors[0]",
         ]
     if plan.unit == "wgmma":
-        return [*lines, *_add(plan, "sums", "total[i]", plan.tile[1] // 2 * plan.row_atoms)]
+        lines += _add(plan, "sums", "total[i]", plan.tile[1] // 2 * plan.row_atoms)
+        return [of_turn(line, turn) for line in lines]
     values = fragment(plan).values
     drained = [
         f"cute.copy(sums_copy, sums_part[None, None, None, 0, subtile, {cursor}.index], values)",

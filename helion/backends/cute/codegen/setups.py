@@ -249,6 +249,7 @@ def _wgmma_sums(plan: GemmPlan, role: Role) -> list[str]:
         "fragment_b = tiled_mma.make_fragment_B(group_slice.partition_B(shared_b))",
         f"sums_shape = tiled_mma.partition_shape_C(({plan.tile[0]}, {plan.sum_columns}))",
         f"sums = cute.make_rmem_tensor(sums_shape, {sum_dsl(plan)})",
+        *([f"other_sums = cute.make_rmem_tensor(sums_shape, {sum_dsl(plan)})"] if plan.accumulator_stages > 1 else []),
         *(["total = cute.make_rmem_tensor(sums_shape, cutlass.Float32)"] if plan.promote else []),
         f"subtile_mma = {hopper_mma(plan, plan.epilogue_n)}",
         f"subtile_shape = subtile_mma.partition_shape_C(({plan.cta_tile[0]}, {plan.epilogue_n}))",

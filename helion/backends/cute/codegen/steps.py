@@ -14,6 +14,7 @@ from ..roles import grammar as g
 from ..roles.halves import HalfStep, OfKTile
 from ..roles.messages import MessageStep
 from ..roles.micro import MicroMma, MicroStep
+from ..roles.overlapped import OddTile, TurnMma, TurnPromote, TurnScales
 from ..roles.partial import PieceViews, TermMma
 from . import copied, exchange, groups, numbers, raw, rows, scales, vectors, workspace
 from .blackwell import micro
@@ -156,9 +157,15 @@ def _(step: g.KLoop, out: Writer, names: Names) -> None:
 
 @_print.register
 def _(step: OfKTile, out: Writer, names: Names) -> None:
-    names.k_tile = numbers.other_k_tile(names.plan, step.which)
+    before, names.k_tile = names.k_tile, numbers.other_k_tile(names.plan, step.which)
     _body(step.body, out, names)
-    names.k_tile = "k_tile"
+    names.k_tile = before
+
+
+@_print.register
+def _(step: OddTile, out: Writer, names: Names) -> None:
+    if names.plan.k_tiles % 2:
+        _print(OfKTile("last", step.body), out, names)
 
 
 @_print.register
@@ -316,9 +323,10 @@ def _(step: g.Mma, out: Writer, names: Names) -> None:
     wgmma = names.plan.unit == "wgmma"
     if step.first:
         out.line("tiled_mma.set(warpgroup.Field.ACCUMULATE, False)")
+    sums = scales.of_turn("sums", step.turn) if isinstance(step, TurnMma) else "sums"
     with out.block(f"for step in cutlass.range_constexpr({names.plan.mma_steps}):"):
         place = f"[None, None, step, {step.cursor}.index]"
-        out.line(f"cute.gemm(tiled_mma, sums, fragment_a{place}, fragment_b{place}, sums)")
+        out.line(f"cute.gemm(tiled_mma, {sums}, fragment_a{place}, fragment_b{place}, {sums})")
         if step.first or not wgmma:
             out.line(f"tiled_mma.set({'warpgroup' if wgmma else 'tcgen05'}.Field.ACCUMULATE, True)")
 
@@ -347,7 +355,8 @@ def _(step: HalfStep, out: Writer, names: Names) -> None:
 
 @_print.register
 def _(step: g.LoadScales, out: Writer, names: Names) -> None:
-    out.lines(scales.load(names.plan, rows_of(names.plan), _block(names)))
+    turn = step.turn if isinstance(step, TurnScales) else 0
+    out.lines(scales.load(names.plan, rows_of(names.plan), _block(names), turn))
 
 
 def _block(names: Names) -> str:
@@ -358,10 +367,11 @@ def _block(names: Names) -> str:
 
 @_print.register
 def _(step: g.Promote, out: Writer, names: Names) -> None:
+    turn = step.turn if isinstance(step, TurnPromote) else 0
     if names.plan.problem.scales is not None:
-        out.lines(scales.promote(names.plan, step.cursor))
+        out.lines(scales.promote(names.plan, step.cursor, turn))
         return
-    out.line("total.store(total.load() + sums.load())")
+    out.line(f"total.store(total.load() + {scales.of_turn('sums', turn)}.load())")
 
 
 @_print.register

@@ -27,8 +27,10 @@ from .runtime import (
     MAX_EXTENT,
     MAX_PROMOTE_K_TILES,
     SIZES,
+    accumulators_in_turn,
     check_batch,
     check_groups,
+    check_micro,
     check_outputs,
     check_pitch,
     check_random,
@@ -36,7 +38,7 @@ from .runtime import (
     check_strided,
     check_terms,
 )
-from .scales import ATOM_LINES, BlockScales, promoted
+from .scales import BlockScales, promoted
 from .shared import WORD_BYTES, shared_bytes
 
 MAX_STAGES = 8
@@ -349,17 +351,6 @@ def _check_tile(plan: GemmPlan) -> None:
         _check_scaled(plan, plan.problem.scales)
 
 
-def check_micro(plan: GemmPlan) -> None:
-    """Check the tiles of a matmul whose scales the matrix unit takes."""
-    if plan.unit != "tcgen05":
-        raise Refusal("microscaling formats are implemented for tcgen05")
-    if plan.tile[0] != ATOM_LINES or plan.ctas > 1 or plan.tile[2] * plan.operand_bytes != SWIZZLE_BYTES:
-        raise Refusal(
-            f"tiles of {plan.tile} in clusters of {plan.cluster} in a microscaling format; {ATOM_LINES} rows by K tiles of"
-            f" {SWIZZLE_BYTES} bytes are implemented, without clusters"
-        )
-
-
 def _check_scaled(plan: GemmPlan, scales: BlockScales) -> None:
     """Check that blocks of K with one scale are whole K tiles, and that tiles match the blocks of the program."""
     if scales.k != plan.tile[2] * plan.promote_k_tiles:
@@ -559,9 +550,7 @@ def _accumulator_stages(plan: GemmPlan, choice: Choice) -> int:
     """Return the accumulator stages. Two let the mainloop of the next tile overlap the epilogue; each block of K with
     scales takes one."""
     if plan.unit == "wgmma":
-        if choice.accumulator_stages not in (None, 1):
-            raise Refusal("accumulators of wgmma stay in registers: there is one stage")
-        return 1
+        return accumulators_in_turn(plan, choice.accumulator_stages or 1)
     if choice.accumulator_stages is not None:
         if not 1 <= choice.accumulator_stages <= MAX_ACCUMULATOR_STAGES:
             raise Refusal(

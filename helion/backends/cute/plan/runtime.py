@@ -13,9 +13,9 @@ from .copied import check_lines
 from .dtypes import ADDED_DTYPES, COLUMN_OUTPUT_DTYPES, FLOAT_DTYPES, OUTPUT_DTYPES, itemsize
 from .epilogue import ROW_NUMBER, EpilogueOperand, EpilogueOutput
 from .finish import ROWS
-from .records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, Batch, GemmProblem, Groups
+from .records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, Batch, GemmPlan, GemmProblem, Groups
 from .refusal import Refusal
-from .scales import ATOM_BLOCKS, MICRO_FORMATS, BlockScales
+from .scales import ATOM_BLOCKS, ATOM_LINES, MICRO_FORMATS, BlockScales
 
 MAX_EXTENT = 2**31 - 1
 """Tile coordinates are 32-bit."""
@@ -385,3 +385,27 @@ def check_terms(problem: GemmProblem) -> None:
             if problem.loads(each.label):
                 major, lines = (problem.a_major, problem.m) if each.base == "a" else (problem.b_major, problem.n)
                 check_pitch(problem, name, problem.operand_dtype, each.pitch, term.k if major == "k" else lines)
+
+
+def check_micro(plan: GemmPlan) -> None:
+    """Check the tiles of a matmul whose scales the matrix unit takes."""
+    if plan.unit != "tcgen05":
+        raise Refusal("microscaling formats are implemented for tcgen05")
+    if plan.tile[0] != ATOM_LINES or plan.ctas > 1 or plan.tile[2] * plan.operand_bytes != SWIZZLE_BYTES:
+        raise Refusal(
+            f"tiles of {plan.tile} in clusters of {plan.cluster} in a microscaling format; {ATOM_LINES} rows by K tiles of"
+            f" {SWIZZLE_BYTES} bytes are implemented, without clusters"
+        )
+
+
+def accumulators_in_turn(plan: GemmPlan, stages: int) -> int:
+    """Return the accumulators of wgmma that take turns, one of which is promoted while the unit adds to the other."""
+    if stages == 1:
+        return 1
+    plain = not plan.converts and plan.teams == plan.parts == 1 and plan.ctas_per_sm == 1 and plan.promote_k_tiles == 1
+    if stages != 2 or not plan.promote or not plain or plan.problem.absent or "size_k" in plan.problem.runtime:
+        raise Refusal(
+            f"{stages} accumulators of wgmma; 1 is implemented, and 2 that are promoted after each K tile, where K is known"
+            " and not split, without ping-pong"
+        )
+    return stages

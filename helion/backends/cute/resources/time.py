@@ -220,7 +220,7 @@ def _at_rate(plan: GemmPlan, bytes_moved: int, target: Target, rates: Rates, mat
     )
     epilogue_us = _epilogue_us(plan, share, l2, rates)
     tile_us = -(-plan.k_tiles // plan.parts) * k_tile_us
-    if plan.teams > 1 or plan.accumulator_stages > 1:
+    if plan.teams > 1 or (plan.unit == "tcgen05" and plan.accumulator_stages > 1):
         body = rates.fill_us + waves * max(tile_us, epilogue_us) + epilogue_us
     else:
         body = rates.fill_us + waves * (tile_us + epilogue_us + rates.tile_us)

@@ -33,6 +33,7 @@ from .grammar import (
     WgmmaWait,
 )
 from .halves import converting_mainloop, promoting_mainloop
+from .overlapped import overlapped_mainloop
 from .partial import PieceViews, wgmma_mainloop
 from .registers import register_limit
 
@@ -90,6 +91,8 @@ def _mainloop(plan: GemmPlan) -> tuple[Step, ...]:
         return wgmma_mainloop(plan)
     if not plan.promote:
         return MAINLOOP
+    if plan.accumulator_stages > 1:
+        return overlapped_mainloop(plan.problem.scales is not None)
     if plan.promote_k_tiles == 1:
         loop = PROMOTED_MAINLOOP
     else:
@@ -115,7 +118,7 @@ def program(plan: GemmPlan) -> KernelProgram:
     cursors = [Cursor("ab_read", "ab", "consumer")]
     if plan.converts:
         cursors.append(Cursor("raw_read", "raw", "consumer"))
-    if not plan.promote or plan.promote_k_tiles > 1 or plan.converts:
+    if not plan.promote or plan.promote_k_tiles > 1 or plan.converts or plan.accumulator_stages > 1:
         cursors.append(Cursor("ab_free", "ab", "consumer"))
     store = Role(
         name="store",

@@ -47,7 +47,7 @@ def _(cluster: Cluster, step: g.KLoop, warp: Warp) -> Iterator[Leaf]:
 @rule(OfKTile)
 def _(cluster: Cluster, step: OfKTile, warp: Warp) -> Iterator[Leaf]:
     k_tiles, current = multiplied_tiles(cluster, warp), warp.k_tile
-    warp.k_tile = {"first": k_tiles[0], "previous": current - 1, "last": k_tiles[-1]}[step.which]
+    warp.k_tile = {"first": k_tiles[0], "previous": current - 1, "next": current + 1, "last": k_tiles[-1]}[step.which]
     yield from cluster.steps(step.body, warp)
     warp.k_tile = current
 
@@ -363,10 +363,10 @@ def _(cluster: Cluster, step: g.ClearSums, warp: Warp) -> None:
 
 @rule(g.LoadScales)
 def _(cluster: Cluster, step: g.LoadScales, warp: Warp) -> None:
-    warp.scales = _block(cluster, warp)
+    warp.scales = block_of(cluster, warp)
 
 
-def _block(cluster: Cluster, warp: Warp) -> Tag:
+def block_of(cluster: Cluster, warp: Warp) -> Tag:
     """Return the current tile and block of K."""
     return warp.tile, warp.k_tile // cluster.plan.promote_k_tiles
 
@@ -380,13 +380,13 @@ def _(cluster: Cluster, step: g.Promote, warp: Warp) -> None:
         _, index, _ = cluster.slot(warp, step.cursor)
         added = list(warp.cta.stages[index].added)
     if cluster.plan.problem.scales is not None:
-        _check_block(cluster, warp, added)
+        check_block(cluster, warp, added)
     warp.total += added
 
 
-def _check_block(cluster: Cluster, warp: Warp, added: list[Tag]) -> None:
+def check_block(cluster: Cluster, warp: Warp, added: list[Tag]) -> None:
     """Check that an accumulator has all of the block of K whose scales are in registers, and nothing else."""
-    block = _block(cluster, warp)
+    block = block_of(cluster, warp)
     if warp.scales != block:
         raise Fault(f"the accumulator of block {block} is multiplied by the scales of {warp.scales}")
     size = cluster.plan.promote_k_tiles

@@ -153,6 +153,8 @@ class Warp:
     total: list[Tag] = field(default_factory=list)
     scales: Tag | None = None
     """(tile, block of K) of the scales in registers."""
+    turn_scales: dict[int, Tag] = field(default_factory=dict)
+    """The same for each of two accumulators that take turns."""
     stage: int = 0
     overwrite: bool = False
     fenced: bool = False

@@ -9,7 +9,7 @@ from ..plan.counts import counts
 from ..plan.records import GemmPlan
 from ..roles.finish import finish_steps
 from ..roles.grammar import KernelProgram
-from . import copied, epilogue, micro, rules, workspace  # noqa: F401  (fill the table of rules)
+from . import copied, epilogue, micro, overlapped, rules, workspace  # noqa: F401  (fill the table of rules)
 from .cluster import Cluster
 from .finish import verify_finish
 from .smaller import smaller
