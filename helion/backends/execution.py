@@ -213,6 +213,10 @@ class Toolchain(Protocol):
         """Load what every compilation for ``target`` needs, so that processes forked later share it."""
         ...
 
+    def begin(self) -> None:
+        """Begin in a thread to load what the first launch of a process needs, whatever its kernel is."""
+        ...
+
     def together(self) -> AbstractContextManager[Callable[[Callable[[], T]], T]] | None:
         """Enter a context whose value calls a function in any thread; compilations inside run at the same time.
 

@@ -112,6 +112,9 @@ class ToyToolchain:
     def prepare(self, target: Target) -> None:
         pass
 
+    def begin(self) -> None:
+        pass
+
     def compiler(self, target: Target) -> str:
         return "toy 1"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ import helion
 import helion.language as hl
 from helion import hardware, pipeline
 from helion.backends import BACKENDS
+from helion.backends.triton.toolchain import digest
 from helion.runtime.specialization import remembered
 
 Asked = list[str]
@@ -132,3 +134,27 @@ def test_the_text_of_a_target_has_its_sets_in_order() -> None:
     target = hardware.target("h200")
     assert repr(sorted(target.features)) in target.text and "frozenset" not in target.text
     assert len({hardware.target(name).text for name in hardware.known_targets()}) == len(hardware.known_targets())
+
+
+def test_a_remembered_backend_begins_what_its_launch_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    for name, backend in BACKENDS.items():
+        monkeypatch.setattr(type(backend.toolchain), "begin", lambda self, name=name: begun.append(name))
+    first = bound(row_sums, meta(300, 520))
+    assert begun == []
+    bound(row_sums, meta(300, 520))
+    assert begun == [first.backend]
+
+
+def test_the_digest_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(digest, "_READERS", [])
+    monkeypatch.setattr(digest, "_read", lambda: read.append(threading.current_thread().name))
+    digest.wait()
+    assert read == []
+    for _ in range(2):
+        digest.begin()
+    digest.wait()
+    assert read == ["helion-digest"]
+    digest.read()
+    assert read == ["helion-digest", threading.current_thread().name]

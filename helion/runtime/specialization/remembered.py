@@ -60,6 +60,7 @@ def analysed(of: Specialized, values: Sequence[Any], analyse: Callable[[str | No
     path = _path(of, values)
     known = None if path is None else _read(path)
     if known is not None:
+        BACKENDS[known.backend].toolchain.begin()
         try:
             return _alone(known, analyse)
         except Exception as error:  # whatever is wrong with the kernel, the whole analysis reports it

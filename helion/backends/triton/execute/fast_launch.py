@@ -27,8 +27,9 @@ from ... import stub
 from . import c_launchers, native
 
 if TYPE_CHECKING:
-    from ..toolchain import offline
+    from ..toolchain import digest, offline
 else:
+    digest = lazy("helion.backends.triton.toolchain.digest")
     offline = lazy("helion.backends.triton.toolchain.offline")
 
 Key = tuple[Any, ...]
@@ -207,6 +208,7 @@ class FastLauncher:
         if entry is None:
             if c_launchers.are_needed():
                 c_launchers.begin(offline.argument_types(kernel, _signature(site, args), self.target))
+            digest.wait()
             with TRITON_LOCK, offline.said_when_slow(kernel, options):
                 if self.target.has("wgmma"):  # checked before it is launched
                     offline.check(_compiled(kernel.run(*args, grid=grid, warmup=True, **options)), self.target)

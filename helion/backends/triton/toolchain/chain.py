@@ -12,6 +12,7 @@ from .... import exc
 from ....hardware import Target
 from ...execution import Resources
 from ..plan.records import Plan
+from . import digest
 from .offline import compile_offline, compiler_of, prepare, ptxas_version, together
 from .report import measure
 from .signature import offline_signature
@@ -47,6 +48,9 @@ class TritonToolchain:
 
     def prepare(self, target: Target) -> None:
         prepare(target)
+
+    def begin(self) -> None:
+        digest.begin()
 
     def together(self) -> AbstractContextManager[Callable[[Callable[[], T]], T]]:
         return together()

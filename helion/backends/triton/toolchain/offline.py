@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .... import knobs
 from ...._support import files as _files
 from ...._support import logs
+from ...._support.lazy import lazy
 from ...._support.locks import TRITON_LOCK, is_held_elsewhere, new_lock, recover
 from ....hardware import Target
 from ...execution import CompileError
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
     import triton
     from triton.backends.compiler import BaseBackend, GPUTarget
     from triton.compiler import CompiledKernel
+
+    from . import digest
+else:
+    digest = lazy("helion.backends.triton.toolchain.digest")
 
 _DETAIL_LINES = 10
 
@@ -110,6 +115,7 @@ def compile_offline(
     gpu = _gpu_target(target)
     _check_options(fn.__name__, options, gpu)
     source = _ast_source(fn, signature, gpu)
+    digest.wait()
     # Only the exceptions of this one call into third-party code are translated. For kernels that it cannot handle,
     # Triton raises its own TritonError, but also ValueError, AssertionError, KeyError and RuntimeError (a failed pass).
     use_writable_cache()
@@ -254,17 +260,9 @@ def compiler_of(target: Target) -> str:
 def prepare(target: Target) -> None:
     """Read once the data that compilations for ``target`` need: the versions of ``ptxas`` and the digest of Triton's
     own files.
-
-    The digest takes 0.25 s.
     """
-    import triton.compiler.compiler
-    import triton.runtime.cache
-
     _no_compiler(target)
-    for module in (triton.runtime.cache, triton.compiler.compiler):  # the module differs between versions
-        digest = getattr(module, "triton_key", None)
-        if digest is not None:
-            digest()
+    digest.read()
 
 
 def ptxas_version(target: Target | None = None) -> str:
