@@ -353,3 +353,20 @@ def test_a_compiled_graph_with_open_sizes_looks_for_its_bucket() -> None:
         x = torch.randn(30, n, device="cuda")
         torch.testing.assert_close(compiled(x), torch.softmax(x, -1) * 2)
     assert len({kernel.bind((torch.randn(30, n, device="cuda"),)) for n in (40, 200, 1000)}) == 3
+
+
+def shifted_rows(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile_m, tile_n in hl.tile([y.size(0), y.size(1)]):
+        out[tile_m, tile_n] = x[tile_m, tile_n] + y[tile_m, tile_n]
+    return out
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+def test_guards_on_sizes_that_are_fixed_or_of_one_tensor_given_twice(rows: int) -> None:
+    kernel = helion.kernel(shifted_rows, static_shapes=False, size_hints=HINTS)
+    with stub_driver():
+        for _ in range(2):
+            for columns in (24, 40, 33, 300):
+                x, y = torch.zeros(rows, columns), torch.zeros(rows, columns)
+                assert kernel(x, x).shape == kernel(x, y).shape == kernel(y, y).shape == (rows, columns)

@@ -132,7 +132,8 @@ class Guards:
         read = of_classes is None
         if of_classes is None:
             of_classes = " and ".join([self.tensor_checks(shapes, exactly=False), *self.extents(list(shapes.values()))])
-        of_classes = " and ".join([of_classes, *(each.text(read) for each in ranges)])
+        named = {(name, dim) for name, shape in shapes.items() if read for dim, n in enumerate(shape.sizes) if n is None}
+        of_classes = " and ".join([of_classes, *(each.text((each.name, each.dim) in named) for each in ranges)])
         self.first.append(f"({self.tensor_checks(shapes, exactly=True)} or {of_classes})")
         for name, shape in shapes.items():
             if name in self.captured:
@@ -271,7 +272,7 @@ class _Range:
     bucket: Bucket
 
     def text(self, read: bool) -> str:
-        """Return a condition; ``read`` if ``_Shape.reads`` precedes it."""
+        """Return a condition; ``read`` if ``_Shape.reads`` has given the size a name."""
         return self.bucket.condition(f"{PREFIX}{self.name}_n{self.dim}" if read else f"{self.name}.size({self.dim})")
 
 
