@@ -637,13 +637,13 @@ def wrong(table: Any, case: Any) -> str | None:
 def work(channel: Connection, share: Sequence[int], checked: Sequence[int], until: float) -> None:
     """Check the cases at ``checked``, compile the cells at ``share``, and time them in the turn of this process.
 
-    Sends pairs of a kind and its content: ``("wrong", (case, what))``, ``("row", (cell, row))``, ``("ready", None)``
+    Sends pairs of a kind and its content: ``("wrong", (case, what))``, ``("late", case)``, ``("row", (cell, row))``, ``("ready", None)``
     before its turn, and ``("done", None)``.
     """
     table, known = cases() if checked else (None, [])
     for at in checked:
         late = time.time() > until
-        channel.send(("wrong", (known[at].name, "not reached in time" if late else wrong(table, known[at]))))
+        channel.send(("late", known[at].name) if late else ("wrong", (known[at].name, wrong(table, known[at]))))
     every = list(cells())
     compiled = {}
     for at in share:
@@ -727,10 +727,13 @@ def main() -> int:
     ]
     rows = {at: {"name": cell.name, "shape": cell.shape, "failed": {}} for at, cell in wanted.items()}
     found: dict[str, str] = {}
+    late: list[str] = []
 
     def take(kind: str, content: Any) -> None:
         """Put a message of a worker into the results."""
-        if kind == "wrong" and content[1] is not None:
+        if kind == "late":
+            late.append(content)
+        elif kind == "wrong" and content[1] is not None:
             found[content[0]] = content[1]
         elif kind == "row":
             at, row = content
@@ -753,11 +756,11 @@ def main() -> int:
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(
-        json.dumps({"environment": environment, "wrong": found, "rows": list(rows.values())}, indent=1) + "\n"
+        json.dumps({"environment": environment, "wrong": found, "late": late, "rows": list(rows.values())}, indent=1) + "\n"
     )
     print(*(f"WRONG {name}: {what}" for name, what in found.items()), sep="\n")
     print(
-        f"{len(found)} of {len(checked)} cases wrong or not reached, {sum(bool(r['failed']) for r in rows.values())} of {len(rows)} cells incomplete, in {environment['seconds']} s"
+        f"{len(found)} of {len(checked)} cases wrong, {len(late)} not reached in time, {sum(bool(r['failed']) for r in rows.values())} of {len(rows)} cells incomplete, in {environment['seconds']} s"
     )
     return 1 if found else 0
 

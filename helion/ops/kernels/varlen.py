@@ -168,6 +168,9 @@ def _rows_of_keys(begins: torch.Tensor, ends: torch.Tensor, keys: int) -> tuple[
 
     Both are among the rows that see keys, so that no tile of keys reads rows before or after all sequences.
     """
+    if begins.size(0) == 0:
+        none = torch.zeros(keys, dtype=torch.int32, device=begins.device)
+        return none, none
     key = torch.arange(keys, dtype=begins.dtype, device=begins.device)
     row = torch.arange(begins.size(0), dtype=torch.int32, device=begins.device)
     seeing = ends > begins

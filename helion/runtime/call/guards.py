@@ -132,7 +132,9 @@ class Guards:
         read = of_classes is None
         if of_classes is None:
             of_classes = " and ".join([self.tensor_checks(shapes, exactly=False), *self.extents(list(shapes.values()))])
-        named = {(name, dim) for name, shape in shapes.items() if read for dim, n in enumerate(shape.sizes) if n is None}
+        named = {
+            (name, dim) for name, shape in shapes.items() if read for dim, n in enumerate(shape.sizes) if n is None
+        }
         of_classes = " and ".join([of_classes, *(each.text((each.name, each.dim) in named) for each in ranges)])
         self.first.append(f"({self.tensor_checks(shapes, exactly=True)} or {of_classes})")
         for name, shape in shapes.items():
