@@ -756,7 +756,8 @@ def main() -> int:
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(
-        json.dumps({"environment": environment, "wrong": found, "late": late, "rows": list(rows.values())}, indent=1) + "\n"
+        json.dumps({"environment": environment, "wrong": found, "late": late, "rows": list(rows.values())}, indent=1)
+        + "\n"
     )
     print(*(f"WRONG {name}: {what}" for name, what in found.items()), sep="\n")
     print(

@@ -113,12 +113,14 @@ _OPS: dict[str, Any] = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    known = _OPS | _OTHERS
-    if name not in known:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(known)}")
-    value = globals()[name] = getattr(known[name], name)
-    return value
+if not TYPE_CHECKING:  # type checkers report names that are not above
+
+    def __getattr__(name: str) -> Any:
+        known = _OPS | _OTHERS
+        if name not in known:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(known)}")
+        value = globals()[name] = getattr(known[name], name)
+        return value
 
 
 def __dir__() -> list[str]:
@@ -127,5 +129,5 @@ def __dir__() -> list[str]:
 
 def register_all() -> None:
     """Register all operators with torch, as a process needs that loads an exported graph."""
-    for name in _OPS:
-        __getattr__(name)
+    for name, file in _OPS.items():
+        globals()[name] = getattr(file, name)

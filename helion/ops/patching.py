@@ -50,6 +50,12 @@ class Patches:
         while self._undo:
             self._undo.pop()()
 
+    def __enter__(self) -> Patches:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.undo()
+
 
 def patch(model: torch.nn.Module, *, kinds: Collection[str] = KINDS) -> Patches:
     """Let norms, gated layers, losses and attention of a model call operators. Parameters stay as they are.
@@ -68,7 +74,8 @@ def patch(model: torch.nn.Module, *, kinds: Collection[str] = KINDS) -> Patches:
         kinds: those to replace, of `"norms"`, `"gated"`, `"losses"` and `"attention"`.
 
     Returns:
-        The names of modules that were replaced and that were not. Its `undo` puts everything back.
+        The names of modules that were replaced and that were not. Its `undo`, or the end of a `with` block, puts
+        everything back.
 
     Raises:
         exc.WrongOpArgument: `kinds` has another name.

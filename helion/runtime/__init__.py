@@ -39,7 +39,9 @@ _OF_BACKENDS = (
 _modules = lazy("helion.backends.modules")
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _OF_BACKENDS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return globals().setdefault(name, getattr(_modules, name))
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _OF_BACKENDS:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return globals().setdefault(name, getattr(_modules, name))

@@ -7,6 +7,7 @@ from typing_extensions import assert_type
 
 import helion
 import helion.language as hl
+from helion import ops
 
 
 @helion.kernel
@@ -35,3 +36,10 @@ every: list[helion.Kernel] = [bare, with_options]
 bare("x")  # type: ignore[arg-type]
 bare(x, m=2)  # type: ignore[call-arg]
 hl.zeros(3.5)  # type: ignore[arg-type]
+assert_type(ops.rms_norm(x, x[0]), torch.Tensor)
+assert_type(ops.add_rms_norm(x, x, x[0]), tuple[torch.Tensor, torch.Tensor])
+ops.softmax("x")  # type: ignore[arg-type]
+ops.attention(x, x, x, casual=True)  # type: ignore[call-arg]
+ops.no_such_op(x)  # type: ignore[attr-defined]
+with ops.patch(torch.nn.Linear(3, 3)) as patches:
+    assert_type(patches.replaced, dict[str, str])

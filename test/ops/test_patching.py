@@ -135,6 +135,11 @@ def test_undone() -> None:
     assert not any("forward" in vars(module) for module in patched.modules())
     tokens = torch.randint(41, [2, 5])
     assert torch.equal(patched(tokens), plain(tokens))
+    with pytest.raises(KeyError), ops.patch(patched, kinds=("norms",)) as again:
+        assert again.replaced == patches.replaced
+        assert "forward" in vars(patched.norms[0])
+        raise KeyError
+    assert not any("forward" in vars(module) for module in patched.modules())
 
 
 @pytest.mark.prove
