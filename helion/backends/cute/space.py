@@ -26,7 +26,7 @@ from .limits import COLUMN_STEP, LEAST_COLUMNS
 from .lower.kernel import known_product
 from .plan.build import MAX_CLUSTER, MAX_RESIDUAL_STAGES, MAX_ROW_CLUSTER, MAX_SPLITS, MAX_STAGES, unit_of
 from .plan.dtypes import IMPRECISE_DTYPES
-from .plan.operands import can_convert
+from .plan.operands import can_convert, residents_of
 from .plan.records import WGMMA_ROWS, GemmProblem, Unit
 from .subtiles import ODD_STORE_STAGES, STORE_STAGES
 
@@ -139,7 +139,8 @@ def _fields(product: Asked, unit: Unit, target: Target) -> list[Field]:
         fields.append(Scalar(key=key("acc_stages", target), fragment=sums, initial=None))
     else:
         if problem.epilogue.reduces_rows or can_convert(problem):
-            fields.append(Scalar(key=key("ctas_per_sm", target), fragment=EnumFragment((1, 2)), initial=1))
+            residents = tuple(range(1, 1 + (residents_of(problem) if can_convert(problem) else 2)))
+            fields.append(Scalar(key=key("ctas_per_sm", target), fragment=EnumFragment(residents), initial=1))
         if promotes(problem):
             fields.append(Scalar(key=key("acc_stages", target), fragment=EnumFragment((1, 2)), initial=1))
         fields.append(Scalar(key=key("pingpong", target), fragment=BooleanFragment(), initial=False))

@@ -87,6 +87,10 @@ def test_what_cannot_be_in_registers_is_refused() -> None:
             of(copied, **changes)
     of(copied, tile=(64, 64, 128), splits=2, epilogue_n=16, ctas_per_sm=2)
     of(copied, tile=(128, 32, 128), epilogue_n=16, ctas_per_sm=2)
+    of(copied, tile=(64, 16, 128), epilogue_n=8, ctas_per_sm=3)
+    for tile, ctas in (((64, 16, 128), 4), ((128, 16, 128), 3), ((64, 128, 128), 3)):
+        with pytest.raises(Refusal, match=f"{ctas} CTAs on an SM"):
+            of(copied, tile=tile, epilogue_n=8, ctas_per_sm=ctas)
     tall = {"tile": (128, 32, 128), "epilogue_n": 16, "splits": 2}
     for changes in (tall, {"tile": (128, 64, 128)}):
         with pytest.raises(Refusal, match="two CTAs on an SM with a tile of .* and A in registers"):

@@ -18,7 +18,7 @@ from .dtypes import (
 from .epilogue import COLUMN_NUMBER, MAX_NUMBERED, ROW_NUMBER, EpilogueOperand
 from .finish import split
 from .joint import own_parts
-from .operands import can_convert, check_copies, check_known, check_sums, extents_of, in_both_majors
+from .operands import can_convert, check_copies, check_known, check_sums, extents_of, in_both_majors, residents_of
 from .operands import split as split_operands
 from .passes import check_passes
 from .records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, WGMMA_ROWS, Choice, GemmPlan, GemmProblem, Major, Unit
@@ -477,18 +477,18 @@ def _stores_by_warps(plan: GemmPlan) -> bool:
 
 
 def _check_residents(plan: GemmPlan) -> None:
-    if plan.ctas_per_sm not in (1, 2):
-        raise Refusal(f"{plan.ctas_per_sm} CTAs on an SM; 1 and 2 are implemented")
+    most = residents_of(plan.problem) if plan.converts and plan.tile[0] == WGMMA_ROWS else 2
+    if not 1 <= plan.ctas_per_sm <= most:
+        raise Refusal(f"{plan.ctas_per_sm} CTAs on an SM; up to {most} are implemented with a tile of {plan.tile}")
     if plan.ctas_per_sm == 1:
         return
     if plan.unit != "wgmma" or plan.teams > 1 or (plan.splits > 1 and not plan.converts):
-        raise Refusal(
-            "two CTAs on an SM are implemented on wgmma, without ping-pong, and without splitting K unless A is in registers"
-        )
+        raise Refusal("CTAs share an SM on wgmma, without ping-pong, and without splitting K unless A is in registers")
     sums = plan.sum_columns // 2 * plan.row_atoms * (2 if plan.promote else 1)
-    if sums > MAX_RESIDENT_SUM_REGISTERS:
+    if sums > MAX_RESIDENT_SUM_REGISTERS // (plan.ctas_per_sm - 1):
         raise Refusal(
-            f"two CTAs on an SM with {sums} accumulator registers per thread; up to {MAX_RESIDENT_SUM_REGISTERS} leave room for both"
+            f"{plan.ctas_per_sm} CTAs on an SM with {sums} accumulator registers per thread; up to"
+            f" {MAX_RESIDENT_SUM_REGISTERS // (plan.ctas_per_sm - 1)} leave room for all"
         )
 
 

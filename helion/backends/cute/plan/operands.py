@@ -35,6 +35,8 @@ FEW_ROWS = 64
 """Rows of an output, of which one instruction has as many columns."""
 RESIDENT_COLUMNS = 32
 """Columns of a tile of two warpgroups that convert A, of which two CTAs share the registers of an SM without spills."""
+MOST_RESIDENTS = (3, 4)
+"""CTAs on an SM whose warps convert A of 8 bits, and of 4 bits, in tiles of 64 rows and few columns."""
 ALIGNMENT_BYTES = 128
 """Alignment of a matrix: sectors of its first line are whole."""
 
@@ -106,6 +108,11 @@ def can_convert(problem: GemmProblem) -> bool:
     along_k = copied.raw and source.k_pitch == 1 and itemsize(source.dtype) == 1 and problem.a_major == "k"
     one = copied.operand == "a" and not others and not problem.epilogue.of_kind("product")
     return along_k and one and itemsize(problem.operand_dtype) == 2
+
+
+def residents_of(problem: GemmProblem) -> int:
+    """Return the most CTAs on an SM whose warps convert A."""
+    return MOST_RESIDENTS[any(each.is_packed for each in problem.copied)]
 
 
 def gains_by_turning(problem: GemmProblem) -> bool:
