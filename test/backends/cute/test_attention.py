@@ -12,6 +12,7 @@ from backends.cute.printed_registers import unwritten_registers
 
 import helion
 import helion.language as hl
+from benchmarks.unseen.attention import flash_forward
 from helion.backends.cute.shapes import shape_of_plan
 
 CASES = kernels.cases()
@@ -157,3 +158,15 @@ def test_random_configs_have_a_plan(causal: bool) -> None:
             plan = bound.plan(config).attention
             seen.add((plan.groups, plan.keys, plan.splits, plan.scheduler))
     assert len(seen) >= 6
+
+
+def test_scores_with_a_formula_have_shorter_blocks() -> None:
+    """Roundings of scores take registers, so that 176 keys of 128 dimensions are slower than 128; plain scores take 176."""
+    sizes = [(1, 16, rows, 128) for rows in (1000, 4097, 4097)]
+    tensors = [torch.empty(size, dtype=torch.bfloat16, device="meta") for size in sizes]
+    found = {}
+    for name, kernel, more in (("rounded", flash_forward.fn, ()), ("plain", kernels.attention.fn, (False,))):
+        bound = helion.kernel(kernel, backend="cute").bind((*tensors, *more), target="h200")
+        found[name] = [seed.config["block_sizes"][-1] for seed in bound.seeds]
+    assert max(found["rounded"]) == 128
+    assert found["plain"][0] == 176

@@ -308,3 +308,39 @@ def test_other_scores_are_differentiated_op_by_op(monkeypatch: pytest.MonkeyPatc
     q, k, v = (torch.randn(40, 32).bfloat16().requires_grad_() for _ in range(3))
     helion.kernel(backend="cute")(rectified).differentiable()(q, k, v)
     assert [type(each.of) for each in made] == [Backward]
+
+
+def packed(qkv, dims: hl.constexpr):
+    """`[B, S, 3, H, D]`, all in one tensor."""
+    batch, m, heads = qkv.size(0), qkv.size(1), qkv.size(3)
+    out = torch.empty([batch, m, heads, dims], dtype=qkv.dtype, device=qkv.device)
+    for b, h, tile_m in hl.tile([batch, heads, m], block_size=[1, 1, None]):
+        highest = hl.full([tile_m], float("-inf"), dtype=torch.float32)
+        total = hl.zeros([tile_m], dtype=torch.float32)
+        acc = hl.zeros([tile_m, dims], dtype=torch.float32)
+        for tile_n in hl.tile(m):
+            scores = hl.dot(qkv[b.begin, tile_m, 0, h.begin, :], qkv[b.begin, tile_n, 1, h.begin, :].T) * 0.2
+            raised = torch.maximum(highest, torch.amax(scores, -1))
+            weights = torch.exp(scores - raised[:, None])
+            shrink = torch.exp(highest - raised)
+            total = total * shrink + weights.sum(-1)
+            acc = hl.dot(weights.to(qkv.dtype), qkv[b.begin, tile_n, 2, h.begin, :], acc=acc * shrink[:, None])
+            highest = raised
+        out[b.begin, tile_m, h.begin, :] = (acc / total[:, None]).to(out.dtype)
+    return out
+
+
+def test_one_tensor_of_queries_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = derived(monkeypatch)
+    torch.manual_seed(8)
+    qkv = (torch.randn(2, 70, 3, 2, 64) + 0.2).bfloat16().requires_grad_()
+    exact = qkv.detach().double().requires_grad_()
+    q, k, v = (exact[:, :, at].transpose(1, 2) for at in range(3))
+    result = (torch.softmax(q @ k.mT * 0.2, -1) @ v).transpose(1, 2)
+    function = helion.kernel(backend="cute")(packed).differentiable()
+    for _ in range(2):
+        out = function(qkv, 64)
+        given = torch.randn_like(out)
+        wanted = torch.autograd.grad(result, [exact], given.double(), retain_graph=True)
+        close(torch.autograd.grad(out, [qkv], given), wanted)
+    assert [type(each.of) for each in made] == [StagedBackward]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ...._compiler.autodiff.transform import StagedBackward
 from ...._compiler.ir.grammar import HostTensor, Program
@@ -26,7 +26,7 @@ from ..plan.attention.operands import Matrix, Place
 from ..plan.attention.records import ACCUMULATOR, MAXIMUM, TOTAL, AttentionProblem
 from ..plan.epilogue import Constant
 from ..plan.refusal import Refusal
-from .indexed import indexed_matrix
+from .indexed import Indexed, indexed_matrix
 from .scores import Input, Sink, factor_of, held_sink_of, inputs_of, made_by, score_of, sink_of
 from .text import Derived, Known, Saved
 
@@ -57,7 +57,7 @@ def derivative(
     if known is None:
         return None
     ids = known.ids
-    results = tuple(at for at in sorted(ids.values()) if at in {*wanted})
+    results = tuple(at for at in sorted({*ids.values()}) if at in {*wanted})
     if not results or set(wanted) - set(ids.values()):
         return None
     compiled = target is not None and target.has("wgmma")
@@ -86,15 +86,17 @@ def _known(program: Program, found: Attention) -> Known | None:
         name: indexed_matrix(tensor, matrix, problem)
         for name, tensor, matrix in zip(("q", "k", "v", "grad"), (*tensors[:3], stored), matrices, strict=True)
     }
+    whole = {name: each for name, each in indexed.items() if each is not None}
     formulas = {"factor": problem.query, "input": problem.score, "sink": problem.finish}
     ends = [*itertools.accumulate((len(each.sources) for each in formulas.values()), initial=0)]
+    if not _is_complete(whole):
+        return None
     factors, inputs, of_sums = (
         inputs_of(formula, given[begin:end], problem, name)
         for (name, formula), begin, end in zip(formulas.items(), ends[:-1], ends[1:], strict=True)
     )
     shared = _shared(problem)
-    whole = {name: each for name, each in indexed.items() if each is not None}
-    if factors is None or inputs is None or of_sums is None or shared is None or len(whole) < len(indexed):
+    if factors is None or inputs is None or of_sums is None or shared is None:
         return None
     factor, divisor = factor_of(problem.query, factors), _sums(problem)
     score = None if factor is None else score_of(problem, inputs, factor, factors)
@@ -125,11 +127,25 @@ def _known(program: Program, found: Attention) -> Known | None:
 
 
 def _are_apart(inputs: Sequence[HostTensor], outputs: Sequence[HostTensor], others: Sequence[HostTensor]) -> bool:
-    """Return whether inputs are different tensors, and outputs share memory with none. Views of one tensor are different."""
+    """Return whether inputs are different tensors, or one that has all, and outputs share memory with none. Views of one tensor
+    are different."""
     storages = {each.storage for each in outputs}
     apart = len(storages) == len(outputs) and storages.isdisjoint(each.storage for each in (*inputs, *others))
-    numbers = [each.id for each in (*inputs, *others) if each.dtype.is_floating_point]
-    return apart and len({*numbers}) == len(numbers)
+    first = {each.id for each in inputs}
+    numbers = [*first, *(each.id for each in others if each.dtype.is_floating_point)]
+    return apart and len(first) in (1, len(inputs)) and len({*numbers}) == len(numbers)
+
+
+def _is_complete(indexed: Mapping[str, Indexed]) -> bool:
+    """Return whether all tensors are known: each whole, or q, k and v the three elements of a dimension of one tensor."""
+    if len(indexed) < 4 or indexed["grad"].chosen:
+        return False
+    packed = [indexed[name] for name in "qkv"]
+    if len({each.tensor.id for each in packed}) == 3:
+        return not any(each.chosen for each in packed)
+    ((dim, *_), *others) = [each.chosen or [-1] for each in packed]
+    places = {each.dims[dim] for each in packed}
+    return dim >= 0 and all(each == [dim] for each in others) and len(places) == packed[0].sizes[dim] == 3
 
 
 def _is_plain(problem: AttentionProblem) -> bool:

@@ -17,10 +17,12 @@ FIRST = Place("number", (0,))
 @dataclass(frozen=True, kw_only=True)
 class Indexed:
     """A tensor whose dimensions are those of heads, rows and columns: ``dims`` has a place, ``rows`` or ``columns`` for
-    each."""
+    each, and ``sizes`` the elements. A dimension of several elements may be at one of them, as that of q, k and v in one
+    tensor."""
 
     tensor: HostTensor
     dims: tuple[Place | str, ...]
+    sizes: tuple[int, ...]
 
     @property
     def columns(self) -> int:
@@ -35,13 +37,29 @@ class Indexed:
     @property
     def ordered(self) -> Indexed:
         """Return it with the columns last, as gradients are stored."""
-        others = [at for at in range(len(self.dims)) if at != self.columns]
-        return Indexed(tensor=self.tensor, dims=(*(self.dims[at] for at in others), "columns"))
+        return self._of([*(at for at in range(len(self.dims)) if at != self.columns), self.columns])
+
+    @property
+    def chosen(self) -> list[int]:
+        """Numbers of the dimensions of several elements of which the tensor is at one."""
+        return [
+            at for at, (dim, size) in enumerate(zip(self.dims, self.sizes, strict=True)) if _is_number(dim) and size > 1
+        ]
+
+    @property
+    def own(self) -> Indexed:
+        """Return it without these dimensions."""
+        chosen = self.chosen
+        return self._of([at for at in range(len(self.dims)) if at not in chosen])
+
+    def _of(self, dims: Sequence[int]) -> Indexed:
+        return Indexed(
+            tensor=self.tensor, dims=tuple(self.dims[at] for at in dims), sizes=tuple(self.sizes[at] for at in dims)
+        )
 
     def shape(self) -> list[int]:
         """Return the shape with the columns last."""
-        sizes = [int(size) for size in self.tensor.shape]
-        return [*(size for at, size in enumerate(sizes) if at != self.columns), sizes[self.columns]]
+        return [*self.ordered.sizes]
 
     def text(self, name: str, axes: tuple[str, ...], rows: str, columns: str = ":") -> str:
         """Return the rows of a head as a matrix."""
@@ -61,7 +79,7 @@ def indexed_matrix(
     of_rows, of_columns = matrix.strides
     known: list[Known] = [(rows, of_rows, "rows")]
     known += [] if vector else [(matrix.columns, of_columns, "columns")]
-    return _indexed(tensor, [*known, *_known(matrix.modes)]) if matrix.offset == 0 else None
+    return _indexed(tensor, [*known, *_known(matrix.modes)], matrix.offset)
 
 
 def indexed_source(tensor: HostTensor, source: Source, problem: AttentionProblem) -> Indexed | None:
@@ -69,23 +87,34 @@ def indexed_source(tensor: HostTensor, source: Source, problem: AttentionProblem
     sizes = (problem.queries, problem.keys)
     along = zip(sizes, source.pitches, ("rows", "columns"), strict=True)
     known: list[Known] = [each for each in along if each[1] != 0]
-    return _indexed(tensor, [*known, *_known(source.modes)]) if source.offset == 0 else None
+    found = _indexed(tensor, [*known, *_known(source.modes)], source.offset)
+    return None if found is None or found.chosen else found
 
 
 def _known(modes: Sequence[Mode]) -> list[Known]:
     return [(mode.size, mode.stride, mode.at) for mode in modes]
 
 
-def _indexed(tensor: HostTensor, known: Sequence[Known]) -> Indexed | None:
-    """Return how a tensor is indexed, if each of its dimensions is known by its stride and covered."""
+def _is_number(dim: Place | str) -> bool:
+    return isinstance(dim, Place) and dim.op == "number"
+
+
+def _indexed(tensor: HostTensor, known: Sequence[Known], offset: int) -> Indexed | None:
+    """Return how a tensor is indexed, if each of its dimensions is known by its stride and covered, but for one at most. That is
+    indexed by a number, which gives the ``offset``."""
     dims: list[Place | str] = []
-    for size, stride in zip(tensor.shape, tensor.strides, strict=True):
+    sizes, strides = (tuple(int(each) for each in numbers) for numbers in (tensor.shape, tensor.strides))
+    for size, stride in zip(sizes, strides, strict=True):
         fitting = [what for n, step, what in known if (n, step) == (size, stride)]
         if size == 1:
             dims.append(FIRST)
         elif len(fitting) == 1:
             dims.append(fitting[0])
+        elif not fitting and stride and 0 <= offset < size * stride and offset % stride == 0:
+            dims.append(Place("number", (offset // stride,)))
+            offset = 0
         else:
             return None
-    whole = len([each for each in dims if each != FIRST]) == len(known)
-    return Indexed(tensor=tensor, dims=tuple(dims)) if whole else None
+    found = Indexed(tensor=tensor, dims=tuple(dims), sizes=sizes)
+    whole = offset == 0 and len([each for each in dims if not _is_number(each)]) == len(known)
+    return found if whole and len(found.chosen) < 2 else None

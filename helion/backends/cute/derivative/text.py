@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...._compiler.autodiff.transform import Parameter, StagedBackward, StagedForward
 from ...._shapes import dtype_name
@@ -138,7 +138,7 @@ class Derived:
             kernels.append(self.of_input(each))
             lines.append(f"grad_{each.name} = {self._summed(each, f'gradient_of_{each.name}({given})')}")
         order = {at: name for name, at in self.known.ids.items()}
-        lines.append(f"return {', '.join(self.returned(order[at]) for at in self.results)}")
+        lines.append(f"return {', '.join(self.returned(at) for at in self.results)}")
         return StagedBackward(
             kernels=tuple(tuple(each) for each in kernels),
             lines=(
@@ -209,12 +209,26 @@ class Derived:
         found += f".permute({tuple(order)})" if order != sorted(order) else ""
         return f"{found}.reshape({shape}).to({of.name}.dtype)"
 
-    def returned(self, of: str) -> str:
-        """Return the gradient of a tensor in its shape."""
-        found = self.known.indexed.get(of)
+    def returned(self, tensor: int) -> str:
+        """Return the gradient of a tensor in its shape. Those of q, k and v are stacked if they are in one tensor."""
+        names = [name for name, at in self.known.ids.items() if at == tensor]
+        if len(names) == 1:
+            return self._in_shape(names[0])
+        ordered = sorted(names, key=self._number_in_tensor)
+        (dim,) = self.known.indexed["q"].chosen
+        return f"torch.stack(({', '.join(map(self._in_shape, ordered))}), {dim})"
+
+    def _in_shape(self, of: str) -> str:
+        found = self.known.indexed[of].own if of in self.known.indexed else None
         if found is None or found.columns == len(found.dims) - 1:
             return f"grad_{of}"
         return f"grad_{of}.movedim(-1, {found.columns})"
+
+    def _number_in_tensor(self, of: str) -> int:
+        indexed = self.known.indexed[of]
+        place = indexed.dims[indexed.chosen[0]]
+        assert isinstance(place, Place) and isinstance(place.arguments[0], int)
+        return place.arguments[0]
 
     # Parts of kernels ------------------------------------------------------------------------------------------------------
 
@@ -227,7 +241,7 @@ class Derived:
         return f"    for {', '.join([*names, tile])} in hl.tile([{sizes}], block_size=[{ones}, None]):"
 
     def allocated(self, name: str, of: str) -> str:
-        found = self.known.indexed[of]
+        found = self.known.indexed[of].own
         dtype = dtype_name(found.tensor.dtype)
         return f"    {name} = torch.empty({found.shape()}, dtype=torch.{dtype}, device=q.device)"
 
@@ -378,7 +392,7 @@ class Derived:
             f"        acc = hl.zeros([tile_m, {problem.q.columns}], dtype=torch.float32)",
             f"        for tile_n in hl.tile({problem.keys}):",
             *(f"            {line}" for line in body),
-            f"        {self.known.indexed['q'].ordered.text('grad_q', self.axes, 'tile_m')} = acc * {self.unit!r}",
+            f"        {self.known.indexed['q'].own.ordered.text('grad_q', self.axes, 'tile_m')} = acc * {self.unit!r}",
             "    return grad_q",
         ]
 
@@ -392,7 +406,7 @@ class Derived:
 
     def of_all(self) -> list[str]:
         """Return the same kernel with the gradient of queries, which tiles of keys add to memory in fp32."""
-        query = self.known.indexed["q"].ordered
+        query = self.known.indexed["q"].own.ordered
         places = [
             {"rows": "tile_m", "columns": "slice(None)"}[each] if isinstance(each, str) else each.text(self.members)
             for each in query.dims
@@ -404,7 +418,7 @@ class Derived:
         ]
         return [
             self.header("all_gradients"),
-            f"    sum_q = torch.zeros({self.known.indexed['q'].shape()}, dtype=torch.float32, device=q.device)",
+            f"    sum_q = torch.zeros({self.known.indexed['q'].own.shape()}, dtype=torch.float32, device=q.device)",
             *self.tiles_of_keys(differences),
             "    return sum_q, grad_k, grad_v",
         ]
@@ -448,9 +462,9 @@ class Derived:
 
     def owned(self, of: str, name: str = "") -> str:
         """Return the rows of a tile of keys, whose coordinates are those of groups of heads."""
-        found = self.known.indexed[of].ordered if name else self.known.indexed[of]
+        found = self.known.indexed[of].own.ordered if name else self.known.indexed[of]
         plain = tuple(_of_group(each) if isinstance(each, Place) else each for each in found.dims)
-        return Indexed(tensor=found.tensor, dims=plain).text(name or of, self.axes, "tile_n")
+        return replace(found, dims=plain).text(name or of, self.axes, "tile_n")
 
     def of_input(self, of: Input) -> list[str]:
         """Return the kernel of the gradient of an input of scores: of an ``exact`` one, or else its sums for each head and

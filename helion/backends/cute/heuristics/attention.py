@@ -30,8 +30,9 @@ NARROW = 64
 GROUPS = (3, 2, 1)
 SHORTEST_KEYS = 32
 """The shortest blocks of tiles of several groups, which have room for longer ones with fewer queries."""
-WIDE_KEYS = 176
-"""The longest blocks that were measured: longer ones leave more of the last block empty."""
+WIDE_KEYS, FORMULA_KEYS = 176, 128
+"""The longest blocks that were measured: longer ones leave more of the last block empty. Masks and formulas of scores take
+registers, so that shorter blocks are faster there (``rounded`` in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
 NARROW_STEP = 64
 """Multiple of the keys of blocks of 8 bits: rows of V are contiguous keys, and swizzled by 64 bytes at least."""
 ALTERNATES, WITHIN = 3, 1.3
@@ -116,7 +117,8 @@ def longest_keys(shape: AttentionShape, groups: int, target: Target) -> int:
     sharing = LATENT_GROUPS if shape.latent else 1
     most = consumer_registers(groups, shape.latent) - (MASKED_REGISTERS if masked and groups < 3 else 0)
     most -= GATHERED_REGISTERS if shape.gathers else 0
-    limit = 128 if groups == 3 or shape.bounded or shape.loaded else WIDE_KEYS
+    computed = shape.operations > 0 and shape.v_columns > NARROW
+    limit = FORMULA_KEYS if groups == 3 or shape.bounded or shape.loaded or computed else WIDE_KEYS
     own_output = shape.qk_columns != shape.v_columns or shape.operand_bytes != shape.output_bytes
     step = KEY_STEP if shape.operand_bytes > 1 else NARROW_STEP
     for keys in range(min(limit, MOST_KEYS) // step * step, 0, -step):
