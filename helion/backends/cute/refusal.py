@@ -11,7 +11,6 @@ from ...hardware import Target
 from .bounds import smallest
 from .lower.kernel import check_strides, known_product
 from .lower.kernel import multiples as of_strides
-from .lower.kernel import ranges as of_rows
 from .lower.names import as_written
 from .plan.build import plan_gemm, unit_of
 from .plan.copied import Copied
@@ -159,7 +158,7 @@ def multiples(program: Program) -> dict[str, int]:
 def ranges(program: Program) -> dict[str, range]:
     """Return the values of host numbers that generated code is for; none for refused programs."""
     try:
-        return of_rows(known_product(program))
+        return known_product(program).ranges
     except (Refusal, NeedsValue):
         return {}
 

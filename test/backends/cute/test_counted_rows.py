@@ -93,6 +93,35 @@ def test_one_binary_serves_a_bucket() -> None:
     assert [*bound.values()] == [[70, 128, 65], [3], [200]]
 
 
+def head_loss(x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, ignored: int) -> torch.Tensor:
+    m, k = x.size()
+    n = hl.specialize(w.size(0))
+    loss = torch.empty([m], dtype=torch.float32, device=x.device)
+    for tile_m in hl.tile(m):
+        acc = hl.zeros([tile_m, n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], w[:, tile_k].T)
+        hit = hl.arange(n)[None, :] == labels[tile_m][:, None]
+        picked = torch.where(hit, acc, 0.0).sum(-1)
+        loss[tile_m] = torch.where(ignored == labels[tile_m], 0.0, torch.logsumexp(acc, -1) - picked)
+    return loss
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_the_loss_of_a_head_without_labels_to_ignore(static: bool) -> None:
+    """The number to ignore is one of the call: fp32 has to hold it."""
+    kernel = helion.kernel(head_loss, backend="cute", static_shapes=static)
+    for m, ignored in ((70, -100), (66, -1)):
+        x, w = given(m)
+        labels = torch.randint(N, (m,), generator=torch.Generator().manual_seed(m))
+        labels[::5] = ignored
+        scores = x.double() @ w.double().T
+        lost = torch.logsumexp(scores, -1) - scores.gather(1, labels.clamp(min=0)[:, None])[:, 0]
+        assert (kernel(x, w, labels, ignored) - torch.where(labels == ignored, 0.0, lost)).abs().max() < 1e-4
+    with pytest.raises(exc.CuteUnsupported, match="ignored, which is 16777216; less than 16777216 is exact in fp32"):
+        kernel(x, w, labels, 2**24)
+
+
 @helion.kernel(backend="cute", static_shapes=False)
 def of_halves(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     n, k = hl.specialize(w.size(0)), hl.specialize(w.size(1))

@@ -15,7 +15,6 @@ from ....settings import Settings
 from ..legality import choice_of
 from ..plan.build import plan_gemm
 from ..plan.copied import NIBBLE_GROUP, Copied
-from ..plan.finish import SIZE_M, counts_rows
 from ..plan.kernel import CutePlan
 from ..plan.records import TMA_ALIGNMENT_BYTES, Batch, Groups
 from ..plan.refusal import Refusal
@@ -287,14 +286,6 @@ def multiples(product: Product) -> dict[str, int]:
             names = frozenset(leaf.args[0] for leaf in number.leaves() if leaf.op == "host" and leaf.kind is int)
         found |= {each: max(multiple, found.get(each, 1)) for each in names if multiple > 1}
     return found
-
-
-def ranges(product: Product) -> dict[str, range]:
-    """Return the numbers of rows that a workspace has room for, by name, where rows lie in memory."""
-    if not counts_rows(product.problem):
-        return {}
-    rows = dict(product.runtime)[SIZE_M]
-    return {rows.args[0]: range(1, product.problem.m + 1)}
 
 
 def check_strides(product: Product) -> None:

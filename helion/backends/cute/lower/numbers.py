@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, TypeGuard
 
+from ...._compiler.ir.grammar import Program
 from ...._shapes import Expr, Number, hint_of, number_key
+from ..plan.epilogue import MAX_NUMBERED
 from ..plan.refusal import Refusal
 
 
@@ -92,3 +94,16 @@ def at_most(one: Number, other: Number) -> bool:
         return True
     terms, difference = linear(other - one)
     return not terms and difference >= 0
+
+
+def exact_in_fp32(program: Program, number: int | Expr) -> dict[str, range]:
+    """Return the integers that are exact in fp32, by the name of a number that is one of them now. Raises ``Refusal`` for
+    others, and for numbers that the arguments do not have."""
+    if not isinstance(number, Expr) or number.op != "host" or number.args[0] not in program.host.symbols:
+        raise Refusal("comparisons of two integers, which fp32 may not hold, are not implemented")
+    values = range(1 - MAX_NUMBERED, MAX_NUMBERED)
+    if number.hint not in values:
+        raise Refusal(
+            f"integers are compared with {number!r}, which is {number.hint}; less than {MAX_NUMBERED} is exact in fp32"
+        )
+    return {number.args[0]: values}

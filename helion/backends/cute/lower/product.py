@@ -27,13 +27,13 @@ from ...._compiler.ir.grammar import (
 from ...._compiler.ir.ops import OPS
 from ...._shapes import Expr, Number, dtype_name
 from ..plan.epilogue import MAX_PRODUCTS
-from ..plan.finish import counts_rows, with_most_rows
+from ..plan.finish import SIZE_M, counts_rows, with_most_rows
 from ..plan.operands import gains_by_turning
 from ..plan.records import SWIZZLE_BYTES, GemmProblem
 from ..plan.refusal import Refusal
-from .chain import EXAMPLE_MULTIPLE, Chain, starts_from_zero
+from .chain import COMPARISONS, EXAMPLE_MULTIPLE, Chain, Reference, is_integer, starts_from_zero
 from .frame import Frame, blocks_of, place_of
-from .numbers import equal, example, size
+from .numbers import equal, exact_in_fp32, example, size
 from .operands import Multiplied, common_dtype, multiplied, sum_along_k
 from .rewrites.picks import Pick
 from .rewrites.sums import with_sums
@@ -81,6 +81,14 @@ class Product:
     """K of a tile, if the program has all of K at once."""
     words: tuple[int, ...] = ()
     """Ids of the tensors of words that count messages, in the order of the epilogue."""
+    exact: tuple[tuple[str, range], ...] = ()
+    """Numbers of the launch that integers are compared with, and their values that fp32 holds."""
+
+    @property
+    def ranges(self) -> dict[str, range]:
+        """The values of numbers of the launch that a kernel is for, by name: a workspace has room for ``m`` rows."""
+        rows = dict(self.runtime)[SIZE_M].args[0] if counts_rows(self.problem) else None
+        return dict(self.exact) | ({} if rows is None else {rows: range(1, self.problem.m + 1)})
 
     @property
     def arguments(self) -> tuple[int | Expr, ...]:
@@ -139,7 +147,7 @@ def _traced(
     if any(other != a for other, _ in others):
         raise Refusal("matmuls that share an epilogue need the same first operand")
     second = [right for _, right in others]
-    chain = Chain(frame, loop.results[0])
+    chain = ProductChain(frame, loop.results[0])
     copied = {label: each.copied for label, each in (("a", a), ("b", b))}
     for other, sums in zip(second, loop.results[1:], strict=True):
         label = chain.add_product(sums, other.tensor, other.dtype, _second_pitch(b, other))
@@ -182,6 +190,22 @@ def _with_sums(frame: Frame, product: Product, chain: Chain, copies: int) -> Pro
     sources = (*product.sources[:copies], *more, *product.sources[copies:])
     problem = replace(product.problem, summed=tuple(summed))
     return replace(product, operands=tuple(operands), sources=sources, problem=problem)
+
+
+class ProductChain(Chain):
+    """A trace of the epilogue. Loaded integers may be compared with numbers of the launch that fp32 holds, ``exact``."""
+
+    def __init__(self, frame: Frame, sums: Value) -> None:
+        super().__init__(frame, sums)
+        self.exact: dict[str, range] = {}
+
+    def _check_integers(self, op: Op, name: str, arguments: Sequence[Reference]) -> None:
+        loaded = [self.loads[x] for x in arguments if isinstance(x, str) and x in self.loads]
+        sources = {operand.kind: source for operand, source in loaded}
+        if name in COMPARISONS and {*sources} == {"column", "number"} and all(map(is_integer, op.operands)):
+            self.exact |= exact_in_fp32(self.frame.program, sources["number"])
+        else:
+            super()._check_integers(op, name, arguments)
 
 
 # Loops -----------------------------------------------------------------------------------------------------------------
@@ -467,7 +491,7 @@ def _argument(program: Program, number: Number) -> str | None:
 
 
 def _product(
-    frame: Frame, a: Multiplied, b: Multiplied, chain: Chain, scaled: Scaled, sources: Sequence[int]
+    frame: Frame, a: Multiplied, b: Multiplied, chain: ProductChain, scaled: Scaled, sources: Sequence[int]
 ) -> Product:
     operands = tuple(source for _, source in chain.loads.values())
     outputs = tuple(output.place.tensor.id for output in chain.outputs)
@@ -501,6 +525,7 @@ def _product(
         raise Refusal(f"{sizes['size_m']!r} rows in memory, a number that the host computes; use hl.specialize")
     return Product(
         problem=with_most_rows(problem),
+        exact=tuple(chain.exact.items()),
         a=a.tensor.id,
         b=b.tensor.id,
         outputs=outputs,

@@ -46,7 +46,7 @@ from ...plan.rowwise.records import SIZE_M, SIZE_N, Gather, Repeat, RowProblem, 
 from ..chain import COMPARISONS, EXACT_INTEGERS, Chain, Reference, Written, is_integer
 from ..frame import Frame, Place, blocks_of, one_per_tile, place_of
 from ..names import name_of
-from ..numbers import Number, equal, example, size
+from ..numbers import Number, equal, exact_in_fp32, example, size
 from ..product import check_axis, check_memory
 from ..stored import stores_after_loop
 from ..tiled import TiledRows
@@ -55,7 +55,7 @@ from .factors import without_factors
 from .flat import Repeated, with_flat_rows
 from .grids import with_row_tiles
 from .integers import INTEGERS, Ranges, whole_number
-from .lengths import bucket_of_rows, exact_in_fp32
+from .lengths import bucket_of_rows
 from .strides import launch_strides
 from .sums import RowSum, with_single_rows
 
@@ -221,9 +221,9 @@ class RowChain(Chain):
     def _check_integers(self, op: Op, name: str, arguments: Sequence[Reference]) -> None:
         """Allow a comparison of a loaded integer with a number of the launch, which ``exact_numbers`` checks later."""
         operands = [self.loads[x][0] for x in arguments if isinstance(x, str)]
-        kinds = [operand.kind for operand in operands]
-        if name in COMPARISONS and kinds == ["column", "number"] and all(map(is_integer, op.operands)):
-            self.compared.add((operands[0].label, operands[1].label))
+        labels = {operand.kind: operand.label for operand in operands}
+        if name in COMPARISONS and {*labels} == {"column", "number"} and all(map(is_integer, op.operands)):
+            self.compared.add((labels["column"], labels["number"]))
             return
         super()._check_integers(op, name, arguments)
 
