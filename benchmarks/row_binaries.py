@@ -34,6 +34,8 @@ PACKED: dict[str, tuple[Callable[..., None], int, torch.dtype]] = {
     "mxfp4": (of_powers, 32, UINT8),
     "int4_of_rows": (int4, 0, torch.float32),
 }
+OF_ANY_LENGTH = " of any length"
+"""The end of the names of kernels whose number of columns only the launch knows, in one bucket."""
 BLOCK = 32
 """Columns that rows of these are a multiple of."""
 REPEATS = 7
@@ -61,8 +63,9 @@ def packed(name: str, m: int, n: int) -> tuple[torch.Tensor, ...]:
 
 
 def kernel_of(name: str) -> Any:
-    fn = PACKED[name][0] if name in PACKED else WORKLOADS[name].kernel
-    return helion.kernel(fn, backend="cute", ignore_warnings=[helion.exc.TensorOperationInWrapper])
+    fn = PACKED[name][0] if name in PACKED else WORKLOADS[name.removesuffix(OF_ANY_LENGTH)].kernel
+    ignored, static = [helion.exc.TensorOperationInWrapper], not name.endswith(OF_ANY_LENGTH)
+    return helion.kernel(fn, backend="cute", static_shapes=static, ignore_warnings=ignored)
 
 
 def planned_ms(name: str, arguments: tuple[torch.Tensor, ...], target: str) -> float:
@@ -81,7 +84,8 @@ def measured(name: str, m: int, n: int, target: str) -> dict[str, Any]:
 
     Times are of the processor.
     """
-    arguments = packed(name, m, n) if name in PACKED else tensors(WORKLOADS[name], m, n)
+    work = WORKLOADS.get(name.removesuffix(OF_ANY_LENGTH))
+    arguments = packed(name, m, n) if work is None else tensors(work, m, n)
     plan_ms = min(planned_ms(name, arguments, target) for _ in range(REPEATS))
     bound = kernel_of(name).bind(arguments, target=target)
     for seed in bound.seeds:
@@ -120,7 +124,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
     with open(options.out, "w") as out:
-        for line in lines(options.names or [*WORKLOADS, *PACKED]):
+        # sums over rows have vectors of a constant length
+        any_length = [f"{name}{OF_ANY_LENGTH}" for name in WORKLOADS if not name.endswith("norm_backward")]
+        for line in lines(options.names or [*WORKLOADS, *PACKED, *any_length]):
             print(json.dumps(line), file=out, flush=True)
 
 

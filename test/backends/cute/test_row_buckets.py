@@ -33,7 +33,9 @@ from helion.backends.cute.lower.rowwise.rows import rows_of
 from helion.backends.cute.plan.rowwise.buckets import bucket_of
 from helion.backends.cute.plan.rowwise.layout import layout_of
 from helion.backends.cute.plan.rowwise.passes import demand_of
-from helion.backends.cute.plan.rowwise.records import SIZE_M, SIZE_N, RowChoice, RowPlan
+from helion.backends.cute.plan.rowwise.records import SIZE_M, SIZE_N, RowChoice, RowLayout, RowPlan
+from helion.backends.cute.verify.rowwise.lengths import check_lengths
+from helion.backends.cute.verify.state import Fault
 
 Launch = Callable[..., None]
 
@@ -177,6 +179,34 @@ def test_numbers_of_rows(n: int) -> None:
         assert torch.equal(place, x.float().argmax(-1)) and torch.equal(out, x.float().amax(-1))
         added(x, out := torch.full((m,), 7.0))
         assert close(out, wide.sum(-1))
+
+
+def layouts() -> list[RowLayout]:
+    """Return layouts of buckets, in one CTA and in eight."""
+    choices = RowChoice(warps=16, ctas_per_sm=1, keep="shared"), RowChoice(cluster=8, warps=8, ctas_per_sm=1)
+    programs = [program_of(softmax, *(tensor(7, n) for _ in range(2)), static_shapes=False) for n in (12008, 20011)]
+    return [layout_of(demand_of(rows_of(each).problem), choice, H100) for each in programs for choice in choices]
+
+
+def test_planted_faults_of_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks that are left out where a shorter row ends, slices that leave granules, and too few granules of threads."""
+    for layout in layouts():
+        check_lengths(layout)
+        longest = dataclasses.replace(layout, demand=dataclasses.replace(layout.demand, least=layout.demand.n))
+        sure = longest._sure_granules() + layout.threads
+        with monkeypatch.context() as planted, pytest.raises(Fault, match="is not masked, and a row of"):
+            planted.setattr(RowLayout, "_sure_granules", lambda self, sure=sure: sure)
+            check_lengths(layout)
+        with monkeypatch.context() as planted, pytest.raises(Fault, match="leave some of a row"):
+            planted.setattr(RowLayout, "slice_at", lambda self, n: n // self.lanes // self.choice.cluster - 1)
+            check_lengths(layout)
+        with monkeypatch.context() as planted, pytest.raises(Fault, match="with room for"):
+            planted.setattr(RowLayout, "slice_at", lambda self, n: n // self.lanes + 3)
+            check_lengths(layout)
+        fewer = dataclasses.replace(layout)
+        vars(fewer)["thread_granules"] = layout.thread_granules - 1
+        with pytest.raises(Fault, match="threads leave some granules"):
+            check_lengths(fewer)
 
 
 def test_buckets_follow_each_other() -> None:

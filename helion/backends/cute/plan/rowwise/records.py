@@ -372,6 +372,14 @@ class RowLayout:
         """True if the CTAs of a cluster divide a number of columns that only the launch knows."""
         return bool(self.demand.least) and self.choice.cluster > 1
 
+    def slice_at(self, n: int) -> int:
+        """Return the granules in each CTA but the last of a row of ``n`` columns."""
+        if not self.slices_at_launch:
+            return self.slice_granules
+        more = 0 if self.aligned or self.by_columns else self.lanes - 1
+        granules = -(-(n + more) // self.lanes)
+        return -(-granules // self.choice.cluster)
+
     @property
     def bulk_vectors(self) -> bool:
         """True if bulk copies load the vectors."""

@@ -10,6 +10,7 @@ from ...plan.rowwise.records import BARRIER_BYTES, WORD_BYTES, RowPlan
 from ...roles.rowwise.program import RowProgram, row_program
 from ..state import Fault
 from ..structure import MAX_BOX_BYTES, MAX_NAMED_BARRIERS
+from .lengths import check_lengths
 from .simulate import BLOCK_ROWS, RowCluster
 
 FEW = 2
@@ -24,6 +25,7 @@ TILES = (0, 1, 5)
 def verify_rows(plan: RowsPlan) -> None:
     """Check that the roles of a plan fit, and agree on counts of arrivals and bytes. Raises ``Fault``."""
     check_structure(plan.roles, plan.rows.shared_limit_bytes)
+    check_lengths(plan.rows.layout)
     simulate(smaller(plan.rows))
 
 
