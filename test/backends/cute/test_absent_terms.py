@@ -286,7 +286,9 @@ def test_eight_bits_that_are_promoted_have_whole_terms() -> None:
 
 
 def test_auto_takes_partial_terms_on_hopper() -> None:
-    given = tuple(torch.empty(*shape, dtype=BF16, device="meta") for shape in ((4096, 1024),) * 2 + ((2, 1024, 1024),) * 2)
+    given = tuple(
+        torch.empty(*shape, dtype=BF16, device="meta") for shape in ((4096, 1024),) * 2 + ((2, 1024, 1024),) * 2
+    )
     bound = cell.bind(given, target="b200")
     asked = MATMUL.on_request(bound._analysis.program, bound.facts, bound.env.target)
     assert asked.startswith("matmuls of several products that are stored separately")

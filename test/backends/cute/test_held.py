@@ -64,6 +64,39 @@ def normalized(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return out
 
 
+@helion.kernel(backend="cute")
+def nearest(x: torch.Tensor, centres: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
+    """Dots of all of K in a loop over tiles of columns, whose rows are loaded before it."""
+    m, d = x.size()
+    d = hl.specialize(d)
+    out = torch.empty([m], dtype=torch.int64, device=x.device)
+    for i in hl.tile(m):
+        rows = x[i, :]
+        best = hl.full([i], float("inf"), dtype=torch.float32)
+        number = hl.zeros([i], dtype=torch.int64)
+        for j in hl.tile(centres.size(0)):
+            apart = squares[j][None, :] - 2.0 * hl.dot(rows, centres[j, :].T)
+            least = apart.amin(-1)
+            number = torch.where(least < best, torch.argmin(apart, dim=-1) + j.begin, number)
+            best = torch.minimum(least, best)
+        out[i] = number
+    return out
+
+
+@helion.kernel(backend="cute")
+def nearest_and_norm(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The same rows are reduced over K as well, which needs all of it."""
+    m, d = x.size()
+    d, out = hl.specialize(d), torch.empty([x.size(0)], dtype=torch.float32, device=x.device)
+    for i in hl.tile(m):
+        rows = x[i, :]
+        top = hl.full([i], float("-inf"), dtype=torch.float32)
+        for j in hl.tile(y.size(0)):
+            top = torch.maximum(top, hl.dot(rows, y[j, :].T).amax(-1))
+        out[i] = top - rows.to(torch.float32).sum(-1)
+    return out
+
+
 def tensor(*shape: int, seed: int = 0) -> torch.Tensor:
     return products.values(*shape, dtype=BF16, device="cpu", seed=seed) * K**-0.25
 
@@ -109,3 +142,18 @@ def test_tiles_of_k_are_no_part_of_a_config(name: str, target: str) -> None:
 def test_an_operand_that_needs_all_of_k_is_refused() -> None:
     with pytest.raises(exc.CuteUnsupported, match="one loop over K between the grid and the store"):
         normalized.bind((tensor(M, K), tensor(K, N)), target="sm_90")
+
+
+@pytest.mark.parametrize("k", [72, 200])
+def test_loops_over_columns_have_dots_of_all_of_k(k: int) -> None:
+    x, centres = tensor(M, k), tensor(N, k, seed=1)
+    squares = centres.float().square().sum(1)
+    apart = squares.double() - 2 * x.double() @ centres.double().t()
+    assert torch.equal(nearest(x, centres, squares), apart.argmin(-1))
+    bound = nearest.bind((x, centres, squares), target="sm_90")
+    assert bound.seeds and bound.plan().gemm.whole.k == k
+
+
+def test_rows_that_other_values_need_stay_before_the_loop() -> None:
+    with pytest.raises(exc.CuteUnsupported):
+        nearest_and_norm.bind((tensor(M, K), tensor(N, K, seed=1)), target="sm_90")

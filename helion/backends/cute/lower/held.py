@@ -29,23 +29,53 @@ class Looped:
 
 
 def with_loop(program: Program) -> Looped:
-    """Return the program with a loop over K in place of dots over all of K."""
+    """Return the program with a loop over K in place of dots over all of K, also in a loop over columns."""
     unchanged = Looped(program=program)
-    body = program.roots[0].body
+    if len(program.roots) != 1:
+        return unchanged
+    whole = program.roots[0].body
+    outer = _loop_with_dots(whole)
+    body = whole if outer is None else outer.regions[0]
     dots = [op for op in body.ops if op.kind == "dot"]
     block = _depth(program, dots)
-    if len(program.roots) != 1 or block is None or any(op.regions for op in body.ops):
+    if block is None or any(op.regions and op is not outer for op in (*whole.ops, *body.ops)):
         return unchanged
-    inside = _operands(body, dots)
+    before = () if outer is None else whole.ops
+    inside = _operands((*before, *body.ops), dots)
     first = body.ops.index(dots[0])
-    known = {result.number for op in body.ops[:first] for result in op.results}
+    known = {result.number for op in (*before, *body.ops[:first]) for result in op.results}
     if inside is None or any(isinstance(start, Value) and start.number not in known for start in _starts(dots)):
         return unchanged
-    ops = [op for op in body.ops if op not in dots]
-    ops[first:first] = _loop(program, dots, inside, block)
+    moved = [] if outer is None else inside
+    if _others(program, moved, dots):
+        return unchanged
+    ops = [op for op in body.ops if op not in dots and op not in moved]
+    at = first - sum(op in moved for op in body.ops[:first])
+    ops[at:at] = _loop(program, dots, inside, block)
+    changed = dataclasses.replace(body, ops=tuple(ops))
+    if outer is not None:
+        nested = dataclasses.replace(outer, regions=(changed,))
+        rest = tuple(nested if op is outer else op for op in whole.ops if op not in moved)
+        changed = dataclasses.replace(whole, ops=rest)
     blocks = tuple(dataclasses.replace(each, kind="tile") if each.id == block else each for each in program.blocks)
-    root = dataclasses.replace(program.roots[0], body=dataclasses.replace(body, ops=tuple(ops)))
+    root = dataclasses.replace(program.roots[0], body=changed)
     return Looped(program=dataclasses.replace(program, blocks=blocks, roots=(root,)), held=True)
+
+
+def _loop_with_dots(body: Region) -> Op | None:
+    """Return the only loop of a grid, if it has dots and no loop inside."""
+    loops = [op for op in body.ops if op.kind == "for"]
+    if len(loops) != 1 or any(op.kind == "dot" for op in body.ops):
+        return None
+    ops = loops[0].regions[0].ops
+    return loops[0] if any(op.kind == "dot" for op in ops) and not any(op.regions for op in ops) else None
+
+
+def _others(program: Program, moved: Sequence[Op], dots: Sequence[Op]) -> bool:
+    """Return whether anything but dots, and operands of dots that move, reads what moves into the loop over K."""
+    results = {result.number for op in moved for result in op.results}
+    own = {op.number for op in (*moved, *dots)}
+    return any(op.number not in own and any(value.number in results for value in op.reads()) for op in program.walk())
 
 
 def _depth(program: Program, dots: Sequence[Op]) -> int | None:
@@ -58,9 +88,9 @@ def _depth(program: Program, dots: Sequence[Op]) -> int | None:
     return block if not others and block is not None and program.blocks[block].kind == "full" else None
 
 
-def _operands(body: Region, dots: Sequence[Op]) -> list[Op] | None:
+def _operands(ops: Sequence[Op], dots: Sequence[Op]) -> list[Op] | None:
     """Return the ops that compute the operands of dots, in order; None if a tile of K is not enough for one of them."""
-    makers = {result.number: op for op in body.ops for result in op.results}
+    makers = {result.number: op for op in ops for result in op.results}
     waiting, found = [value for dot in dots for value in dot.operands[:2]], set[int]()
     while waiting:
         value = waiting.pop()
@@ -70,7 +100,7 @@ def _operands(body: Region, dots: Sequence[Op]) -> list[Op] | None:
                 return None
             found.add(op.number)
             waiting += op.operands
-    return [op for op in body.ops if op.number in found]
+    return [op for op in ops if op.number in found]
 
 
 def _starts(dots: Sequence[Op]) -> list[Operand]:
