@@ -44,7 +44,7 @@ from .lower.attention.kernel import (
 )
 from .lower.attention.loops import has_attention
 from .lower.host import gemm_pieces
-from .lower.kernel import build_plan, known_product
+from .lower.kernel import build_plan
 from .lower.peers.messages import plain
 from .lower.rewrites.partials import with_whole_k
 from .lower.rowwise import kernel as rows
