@@ -90,10 +90,7 @@ def test_gradients_of_norms(choice: RowChoice, dtype: torch.dtype, m: int, n: in
 
 
 def test_a_gradient_of_two_statistics_has_one_exchange() -> None:
-    """Its sums about the mean of a row follow from those about the means of its parts, also far from zero.
-
-    Each of its passes reads shared memory, since registers hold the sums over rows.
-    """
+    """Its sums about the mean of a row follow from those about elements of its threads, also far from zero."""
     m, n = 5, 1000
     x, grad = numbers(m, n, dtype=torch.float32) + 300, numbers(m, n, dtype=torch.float32, seed=1)
     w = numbers(n, dtype=torch.float32, seed=2)
@@ -101,8 +98,7 @@ def test_a_gradient_of_two_statistics_has_one_exchange() -> None:
     for choice in (RowChoice(cluster=2, warps=8), RowChoice(cluster=2, warps=8, keep="shared", ahead=True)):
         _, plan = prepared(layer_gradients, given, choice, SPAN)
         assert schedule_of(plan.problem).meetings == ((0, 1),)
-        walk = render(r.row_program(plan)).split("def walk_1(")[1].split("def ")[0]
-        assert ("renewed(row.thread" in walk) == (choice.keep == "shared")
+        assert [each.number for each in schedule_of(plan.problem).passes] == [0, 2]
         run(layer_gradients, given, choice, SPAN)
         wide, slope = x.double(), grad.double() * w.double()
         hat = torch.nn.functional.layer_norm(wide, (n,), eps=EPS)
@@ -110,6 +106,16 @@ def test_a_gradient_of_two_statistics_has_one_exchange() -> None:
         want = scale * (slope - slope.mean(-1, keepdim=True) - hat * (slope * hat).mean(-1, keepdim=True))
         assert ((given[3].double() - want).abs() <= 1e-4 * slope.abs().mean()).all()
         assert ((given[4].double() - _blocks(grad.double() * hat)).abs() <= 1e-4 * slope.abs().mean()).all()
+
+
+def test_rows_of_one_warp_are_read_again() -> None:
+    """Between passes registers hold the sums over rows; a row of several warps has a barrier there."""
+    x, w = numbers(8, 1000), numbers(1000)
+    for warps in (1, 2):
+        choice = RowChoice(cluster=1, warps=warps, keep="shared")
+        _, plan = prepared(layer_gradients, (x, w, x, x, torch.empty(2, 1000), torch.empty(2, 1000)), choice, SPAN)
+        walk = render(r.row_program(plan)).split("def walk_2(")[1].split("def ")[0]
+        assert ("renewed(row.thread" in walk) == (warps == 1)
 
 
 def test_rows_with_a_gap_after_each_and_an_end_within_a_granule() -> None:

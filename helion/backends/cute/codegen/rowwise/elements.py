@@ -19,7 +19,7 @@ from ...plan.epilogue import (
 from ...plan.joint import OwnPart
 from ...plan.rowwise.extremes import IDENTITIES, packed_dtype, packed_extremes
 from ...plan.rowwise.logs import short_logs
-from ...plan.rowwise.passes import RowPass, Schedule, kept_bytes, schedule_of
+from ...plan.rowwise.passes import RowPass, Schedule, elements, kept_bytes, schedule_of
 from ...plan.rowwise.powers import fused_powers, fused_quotients, minuend
 from ...plan.rowwise.records import SIZE_N, RowLayout, RowPlan, RowProblem, pitch_name
 from ...plan.rowwise.shorts import short_quotients, short_values
@@ -120,6 +120,8 @@ def print_pass(out: Writer, plan: RowPlan, each: RowPass) -> None:
         out.lines(f"{output.label}_values = []" for output in each.outputs)
         places = [value for value in each.reduces if problem.epilogue.instruction(value).op == "row_first"]
         out.lines(f"candidates_{value} = []" for value in places)
+        if each.number == 0:
+            print_centres(out, plan, schedule, each)
         if numbers_columns(problem, each):
             out.line("first_column = column_of(cta, row, granule)")
             out.line("first_number = Float32(first_column)")
@@ -223,7 +225,9 @@ def _ends(plan: RowPlan, schedule: Schedule, each: RowPass) -> list[str]:
     packed = packed_extremes(problem, plan.layout) if each.number == 0 else ()
     for value in (value for value in each.reduces if value not in packed):
         made = problem.epilogue.instruction(value)
-        reduction, term = REDUCTIONS[made.op], value_name(problem, _reduced(made))
+        centre = schedule.centres.get(value) if each.number == 0 else None
+        term = value_name(problem, centre.difference if centre else _reduced(made))
+        reduction = REDUCTIONS[made.op]
         if made.op == "row_first":
             lines.append(f"candidates_{value}.append({term})")
             continue
@@ -279,6 +283,8 @@ def _value(plan: RowPlan, schedule: Schedule, each: RowPass, value: int) -> str:
     own = {}
     if schedule.joint and each.number == 1:
         own = {part.about: own_name(problem, part) for part in schedule.joint if part.difference == value}
+    if schedule.centres and each.number == 0:
+        own = {part.about: centre_name(problem, part.of) for part in schedule.joint if part.difference == value}
 
     def names(x: int) -> str:
         return own.get(x) or value_name(problem, x)
@@ -341,6 +347,28 @@ def divisors_again(problem: RowProblem, schedule: Schedule, each: RowPass) -> li
     over = {made.arguments[1] for made in again if made.op == "div"}
     names = [value_name(problem, x) for x in over if isinstance(x, int) and problem.epilogue.per_row[x]]
     return [f"{name}_inverse" for name in sorted(names)]
+
+
+def print_centres(out: Writer, plan: RowPlan, schedule: Schedule, each: RowPass) -> None:
+    """Print the choice of the element that a thread's differences are from: one in its first granule, or in its warp's."""
+    problem = plan.problem
+    for value in schedule.centres:
+        x = _reduced(problem.epilogue.instruction(value))
+        with out.block("if granule == 0:"):
+            out.line("candidates = []")
+            with out.block(f"for i in range({plan.layout.lanes}):"):
+                for read in each.reads:
+                    operand = problem.epilogue.operands[read - 1]
+                    out.line(f"{value_name(problem, read)} = {operand.label}_values[i]")
+                for made in (made for made in elements(problem.epilogue, [x]) if made in each.computes):
+                    out.line(f"{value_name(problem, made)} = {_value(plan, schedule, each, made)}")
+                out.line(f"candidates.append({value_name(problem, x)})")
+            out.line(f"{centre_name(problem, value)} = centre(candidates, inside)")
+
+
+def centre_name(problem: RowProblem, value: int) -> str:
+    """Return the name of the element from which a thread sums differences, in place of a sum of elements."""
+    return f"{value_name(problem, value)}_centre"
 
 
 def own_name(problem: RowProblem, part: OwnPart) -> str:

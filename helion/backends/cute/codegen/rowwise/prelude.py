@@ -212,6 +212,17 @@ def masked(value, inside, i, identity):
         return value
     return Float32(cutlass.select_(inside[i], value, Float32(identity)))
 """
+_CENTRE = """
+def centre(candidates, inside):
+    # An element of the row in this thread, else one in the last lane of its warp, else 0.
+    found = candidates[0]
+    if inside is not None:
+        last = cutlass.select_(inside[-1], candidates[-1], Float32(0.0))
+        found = Float32(cutlass.select_(inside[0], found, last))
+        there = cute.arch.shuffle_sync(found, 31)
+        found = Float32(cutlass.select_(inside[0] | inside[-1], found, there))
+    return Float32(cutlass.select_(cute.math.abs(found) < float("inf"), found, Float32(0.0)))
+"""
 _MOVED = """
 def moved(address, granule, step):
     if isinstance(granule, int):
@@ -309,7 +320,7 @@ FUNCTIONS: Mapping[str, str] = {
         *(_BULK_LOAD, _SEND, _PUT, _EXPECT, _ARRIVE, _AWAIT_CLUSTER, _UNPACK_BFLOAT16, _UNPACK_FLOAT16),
         *(_UNPACK_FLOAT32, _UNPACK_INT8, _UNPACK_UINT8, _UNPACK_FLOAT8),
         *(_PACK_BFLOAT16, _PACK_FLOAT16, _PACK_FLOAT32, _PACK_FLOAT8, _ROUNDED_FLOAT8, _PACK_INT8, _PACK_UINT8),
-        *(_JOINED, _BUTTERFLY, _RENEWED, _MASKED, _MOVED, _SHIFTED, _RECIPROCAL, _DIVIDED, _DIVIDED_SHORT),
+        *(_JOINED, _BUTTERFLY, _RENEWED, _MASKED, _CENTRE, _MOVED, _SHIFTED, _RECIPROCAL, _DIVIDED, _DIVIDED_SHORT),
         _FIRST_MATCH,
         *(_ROW_MAXIMUM_BFLOAT16, _ROW_MINIMUM_BFLOAT16, _ROW_MAXIMUM_FLOAT16, _ROW_MINIMUM_FLOAT16),
         *(_POWER_BASE, _LOG2_APPROXIMATE, _LOG_NEAR_ONE, _SHORT_LOG, _SHORT_LOG1P),

@@ -14,6 +14,7 @@ from ..rows import REDUCTIONS, found_at
 from ..writer import Writer
 from .elements import (
     CHAINS,
+    centre_name,
     divisors,
     first_term,
     own_name,
@@ -69,20 +70,44 @@ def _print_fold(out: Writer, plan: RowPlan, schedule: Schedule, number: int) -> 
     out.lines(("", ""))
     with out.block(f"def reduce_{number}(cta, row):"):
         out.lines(["gather(cta, row)"] if number == 0 and gathers_late(problem) else [])
+        out.lines(["row.count, row.elements = count_elements(cta, row)"] if number == 0 and schedule.counts else [])
         for value in schedule.reductions[number]:
             join, first = f"join_{_op(problem, value)}", first_term(schedule, value)
             terms = f"[row.terms[i] for i in range({first}, {first + CHAINS})]"
             if number == 0 and value in packed_extremes(problem, plan.layout):
                 dtype = packed_dtype(problem, value)
                 terms = f"unpack_{dtype}([joined(row.packed_{value}, {_op(problem, value)}_{dtype})])"
+            if schedule.centres:
+                out.lines(_thread(problem, schedule, value, f"joined({terms}, {join})"))
+                terms = f"[{thread_name(problem, value)}]"
             out.line(f"{warp_name(problem, value)} = butterfly(joined({terms}, {join}), 32, {join})")
-        out.lines(["row.elements = count_elements(cta, row)"] if number == 0 and schedule.counts else [])
         for part in schedule.joint if number == 0 else ():
             out.lines(_own(plan, part))
         for part in fused_powers(problem, schedule):
             own, result = own_name(problem, part), warp_name(problem, part.value)
             scaled = f"{result} = {result} * {own}_factor"
             out.line(_slope(own) if number == 0 else scaled)
+
+
+def _thread(problem: RowProblem, schedule: Schedule, value: int, terms: str) -> list[str]:
+    """Return the code of a thread's sum: from that of differences from its centre, or about the warp's own mean."""
+    name = thread_name(problem, value)
+    part = next((part for part in schedule.joint if part.value == value), None)
+    if value in schedule.centres:
+        differences, centre = f"{name}_differences", centre_name(problem, value)
+        return [f"{differences} = {terms}", f"{name} = {differences} + row.count * {centre}"]
+    if part is None:
+        return [f"{name} = {terms}"]
+    off = f"off = {centre_name(problem, part.of)} - {own_name(problem, part)}"
+    if part.kind == "products":
+        return [off, f"{name} = {terms} + off * {thread_name(problem, part.weights)}"]
+    differences = f"{thread_name(problem, part.of)}_differences"
+    return [off, f"{name} = {terms} + off * (2.0 * {differences} + row.count * off)"]
+
+
+def thread_name(problem: RowProblem, value: int) -> str:
+    """Return the name of a thread's result of a reduction."""
+    return f"{value_name(problem, value)}_thread"
 
 
 def _slope(about: str) -> str:
@@ -101,7 +126,7 @@ def _own(plan: RowPlan, part: OwnPart) -> list[str]:
 
 
 def _print_count(out: Writer, plan: RowPlan) -> None:
-    """Print the number of a row's elements in a warp."""
+    """Print the number of a row's elements in a thread and in its warp."""
     layout = plan.layout
     granules = [layout.kind(granule) for granule in range(layout.thread_granules)]
     sure = granules.count("all") * layout.lanes
@@ -111,7 +136,7 @@ def _print_count(out: Writer, plan: RowPlan) -> None:
     out.lines(("", ""))
     with out.block("def count_elements(cta, row):"):
         if len(set(granules)) == 1 and granules[0] == "all":
-            out.line(f"return Float32({float(32 * sure)})")
+            out.line(f"return Float32({float(sure)}), Float32({float(32 * sure)})")
             return
         out.line(f"count = Float32({float(sure)})")
         with out.block(f"for granule, kind in enumerate({tuple(granules)!r}):"):
@@ -123,7 +148,7 @@ def _print_count(out: Writer, plan: RowPlan) -> None:
             out.line('if kind == "edge":')
             out.line("    for each in inside:")
             out.line("        count = count + Float32(cutlass.select_(each, Float32(1.0), Float32(0.0)))")
-        out.line("return butterfly(count, 32, add_counts)")
+        out.line("return count, butterfly(count, 32, add_counts)")
     out.lines(("", "", "def add_counts(x, y):", "    return x + y"))
 
 

@@ -106,11 +106,12 @@ def _print_walk(out: Writer, plan: RowPlan, each: RowPass) -> None:
 
 
 def _reads_again(layout: RowLayout, schedule: Schedule, each: RowPass) -> bool:
-    """Return whether a pass reads shared memory again that the pass before it has read, with no exchange between.
+    """Return whether a pass reads shared memory again that a pass before it has read, with no exchange between.
 
     ptxas would keep all that was read in the registers that sums over rows need.
     """
-    return bool(layout.held_stages and layout.demand.sums and schedule.joint) and each.number == 1
+    apart = layout.exchanges and not (schedule.joint and each.number == 1)
+    return bool(layout.held_stages and layout.demand.sums) and not apart
 
 
 @functools.singledispatch

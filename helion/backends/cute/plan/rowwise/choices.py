@@ -23,6 +23,9 @@ SINGLE_ROW_CTAS = (8, 6, 4)
 """The same, in addition, where a CTA has one row at a time: more of them hide the waits of short rows."""
 SHORT_ROW_BYTES = 2048
 """Bytes of a row of an input, for each sum, below which that is so (rms_norm_backward in nvidia-h200-row-kernels.jsonl)."""
+MANY_ROWS = 8
+"""Rows for each SM from which the smallest cluster is the fastest with several sums (layer_norm_backward in
+nvidia-h200-row-kernels.jsonl: clusters of twice the CTAs take 1.2 to 1.4 times as long)."""
 SINGLE_ROW_WARPS = 16
 """The most warps of rows that these have together."""
 
@@ -66,17 +69,20 @@ def _choices(demand: RowDemand) -> Iterator[RowChoice]:
 def ranked(demand: RowDemand, m: int, target: Target, tiled: bool = True) -> tuple[RowLayout, ...]:
     """Return the layouts by predicted time; of nearly equal ones, those with fewer CTAs, warps and registers first.
 
-    With several sums over rows those that reduce rows ahead come last: they are slower on an H200 than predicted.
+    With several sums over many rows the smallest cluster comes first: instructions bound such kernels, and each CTA of a
+    cluster has those of its own wait for messages.
 
     If rows are not ``tiled``, a CTA works on one at a time.
     """
+
+    bound = demand.sums > 1 and m > MANY_ROWS * target.num_sms
 
     def order(layout: RowLayout) -> tuple[float, ...]:
         choice = layout.choice
         _, share = fastest_span(layout, m, target)
         spare = layout.registers_needed + 16 <= layout.register_limit
         return (
-            choice.ahead and demand.sums > 1,
+            choice.cluster if bound else 0,
             float(f"{share:.2g}"),
             choice.ahead,
             choice.cluster,

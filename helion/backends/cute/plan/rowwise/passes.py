@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..dtypes import itemsize
-from ..epilogue import REDUCTIONS, Constant, Epilogue, EpilogueOperand, EpilogueOutput
+from ..epilogue import GROUP_REDUCTIONS, PARTNER, REDUCTIONS, Constant, Epilogue, EpilogueOperand, EpilogueOutput
 from ..joint import OwnPart, own_parts
 from ..reductions import reductions_of
 from .records import RowDemand, RowProblem
@@ -45,7 +45,8 @@ class Schedule:
     """The passes of a problem. ``held`` are inputs, by number of value, that passes after the first read again; or
     ``kept`` is one value that they read in their place.
 
-    ``joint`` are reductions of the second pass that are exchanged with those of the first (``plan.joint``).
+    ``joint`` are reductions of the second pass that are exchanged with those of the first (``plan.joint``). Their terms
+    may be accumulated in the first pass, relative to an element of the thread (``centres``).
     """
 
     passes: tuple[RowPass, ...]
@@ -60,6 +61,16 @@ class Schedule:
         if self.joint:
             return ((0, 1),)
         return tuple((number,) for number in range(len(self.reductions)))
+
+    @functools.cached_property
+    def centres(self) -> dict[int, OwnPart]:
+        """The sums of a row, by value, of which a thread sums differences from one of its elements, with such a part.
+
+        The element is one of those n that are summed. A sum of squares about it is at most n + 1 times that about their
+        mean. So the correction loses few bits.
+        """
+        walked = any(each.number == 1 for each in self.passes)
+        return {} if walked else {part.of: part for part in self.joint}
 
     @property
     def counts(self) -> bool:
@@ -79,11 +90,16 @@ def schedule_of(problem: RowProblem) -> Schedule:
     found = (*problem.elements, *problem.sums, *problem.groups)
     count = max([len(reductions), *(1 + _pass_of(epilogue, each, bool(joint)) for each in found)])
     targets = [_targets(problem, reductions, bool(joint), number) for number in range(count)]
-    later = [value for target in targets[1:] for value in target]
+    once = _has_centres(problem, joint)
+    later = [value for target in targets[1 + once :] for value in target]
     held = tuple(value for value in elements(epilogue, later) if _is_input(epilogue, value))
     kept = _kept(epilogue, targets, later, held)
     passes = []
+    if once:
+        targets[:2] = [[*targets[0], *targets[1]], []]
     for number, wanted in enumerate(targets):
+        if once and number == 1:
+            continue
         values = elements(epilogue, wanted, kept if number else 0)
         passes.append(
             RowPass(
@@ -92,7 +108,7 @@ def schedule_of(problem: RowProblem) -> Schedule:
                     value for value in values if value > len(epilogue.operands) and not (number and value == kept)
                 ),
                 reads=tuple(value for value in values if 0 < value <= len(epilogue.operands)),
-                reduces=reductions[number] if number < len(reductions) else (),
+                reduces=_reduced_by(reductions, number, once),
                 outputs=tuple(each for each in problem.elements if _pass_of(epilogue, each, bool(joint)) == number),
                 sums=tuple(each for each in problem.sums if _pass_of(epilogue, each, bool(joint)) == number),
                 groups=tuple(each for each in problem.groups if _pass_of(epilogue, each, bool(joint)) == number),
@@ -126,14 +142,29 @@ def demand_of(problem: RowProblem) -> RowDemand:
         held_bytes=held,
         keeps_computed=bool(schedule.kept),
         exchanges=tuple(sent),
-        passes=len(schedule.passes),
-        later=len(schedule.passes) > len(schedule.reductions),
+        passes=max(len(schedule.passes), len(schedule.reductions)),
+        later=any(each.number >= len(schedule.reductions) for each in schedule.passes),
         sums=len(problem.sums),
         group=max(epilogue.grouped),
         pairs=tuple(itemsize(each.dtype) for each in problem.pairs),
         temporaries=POSITION_REGISTERS if any(each.op == "row_first" for each in epilogue.instructions) else 0,
         work=_work(epilogue, schedule),
     )
+
+
+def _reduced_by(reductions: tuple[tuple[int, ...], ...], number: int, once: bool) -> tuple[int, ...]:
+    """Return the reductions whose terms a pass accumulates."""
+    if once and number == 0:
+        return (*reductions[0], *reductions[1])
+    return reductions[number] if number < len(reductions) else ()
+
+
+def _has_centres(problem: RowProblem, joint: tuple[OwnPart, ...]) -> bool:
+    """Return whether the terms of ``joint`` are differences from a mean, of elements of their own column alone."""
+    epilogue = problem.epilogue
+    terms = elements(epilogue, [part.term for part in joint])
+    alone = all(made.op not in (*GROUP_REDUCTIONS, PARTNER) for value in terms if (made := epilogue.made(value)))
+    return bool(joint) and all(part.counts for part in joint) and alone
 
 
 def _known_pitch(problem: RowProblem, tensor: EpilogueOperand | EpilogueOutput) -> int:

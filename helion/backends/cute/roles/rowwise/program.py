@@ -276,7 +276,7 @@ def _one_row(plan: RowPlan, schedule: Schedule) -> tuple[Step, ...]:
     """Return the steps of a row, one exchange after the other."""
     steps, done = _taken(plan), 0
     for at, meeting in enumerate(schedule.meetings):
-        steps += _reduced(meeting)
+        steps += _reduced(schedule, meeting)
         done = meeting[-1]
         steps += _exchange(plan, at)
     steps += [WalkRow(each.number) for each in schedule.passes if each.number > done]
@@ -287,7 +287,7 @@ def _ahead(plan: RowPlan, schedule: Schedule) -> tuple[Step, ...]:
     """Return the steps of a row up to its messages, and those of the row before from there on."""
     ((*first, last),) = schedule.meetings
     later = [WalkRow(each.number) for each in schedule.passes if each.number > last]
-    reduced = [*_taken(plan), *_reduced((*first, last))]
+    reduced = [*_taken(plan), *_reduced(schedule, (*first, last))]
     reduced = reduced if later else _released(plan, reduced, READ)
     sent = (ArmExchange(SENT), SendMessage(SENT, 0), Advance(SENT))
     held: list[Step] = [BeginRow(again=True)]
@@ -304,9 +304,12 @@ def _taken(plan: RowPlan) -> list[Step]:
     return [BeginRow(), ChunkLoop((Wait(READ), TakeChunk(READ), *release, Advance(READ)))]
 
 
-def _reduced(meeting: tuple[int, ...]) -> list[Step]:
+def _reduced(schedule: Schedule, meeting: tuple[int, ...]) -> list[Step]:
     """Return the passes whose reductions share an exchange, without the walk of the first pass."""
-    return [step for number in meeting for step in (*([WalkRow(number)] if number else []), ReduceWarp(number))]
+    walks = {each.number for each in schedule.passes if each.number}
+    return [
+        step for number in meeting for step in (*([WalkRow(number)] if number in walks else []), ReduceWarp(number))
+    ]
 
 
 def _released(plan: RowPlan, steps: list[Step], cursor: str) -> list[Step]:
