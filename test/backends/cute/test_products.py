@@ -170,6 +170,16 @@ def test_times_are_predicted_in_microseconds() -> None:
         assert 0.8 * measured < predicted < 1.2 * measured
 
 
+def test_memory_moves_again_what_several_ctas_read_together() -> None:
+    """Tiles of 128 x 128 in 24 parts of K take 37.8 us, and one tile that reads each operand once moves nothing again."""
+    config = helion.Config(block_sizes=[128, 128, 64], wgmma_ab_stages=4, wgmma_grid_splits=6, wgmma_k_splits=4)
+    times = []
+    for m in (128, 256):
+        bound = bound_of("h200", m, m, 65536)
+        times.append(bound.variant.analysis.predict(bound.config_spec.normalize(config)).time_us)
+    assert 0.85 * 37.8 < times[1] < 1.15 * 37.8 and times[1] > 1.5 * times[0]
+
+
 def test_stages_that_are_left_open_are_the_most_that_fit() -> None:
     bound = bound_of(HOPPER, 4096, 4096, 4096)
     config = bound.config_spec.normalize(helion.Config(block_sizes=[128, 256, 64]))

@@ -50,6 +50,9 @@ class Rates:
     """Fraction of the memory bandwidth for a kernel's first reads of its operands."""
     memory_of_few: float = 3.17
     """Limit of the memory reads of one SM."""
+    read_together: float = 0.4
+    """Part of an operand that memory transfers again where all CTAs that read it run at the same time: none finds it in
+    the cache yet. Long K with few tiles shows it."""
     multicast: float = 0.818
     """Fraction of the bytes saved by multicast that shows in the time."""
     stored: float = 1.21
@@ -224,7 +227,8 @@ def _at_rate(plan: GemmPlan, bytes_moved: int, target: Target, rates: Rates, mat
         body = rates.fill_us + waves * max(tile_us, epilogue_us) + epilogue_us
     else:
         body = rates.fill_us + waves * (tile_us + epilogue_us + rates.tile_us)
-    memory_us = bytes_moved / (share * min(rates.memory * target.num_sms, rates.memory_of_few * busy))
+    moved = bytes_moved + (_read_together(plan) * rates.read_together if waves == 1 else 0.0)
+    memory_us = moved / (share * min(rates.memory * target.num_sms, rates.memory_of_few * busy))
     return Timing(
         k_tile_us=k_tile_us,
         epilogue_us=epilogue_us,
@@ -232,6 +236,16 @@ def _at_rate(plan: GemmPlan, bytes_moved: int, target: Target, rates: Rates, mat
         tiles=plan.tiles * plan.cluster_tiles[0] * plan.cluster_tiles[1],
         total_us=rates.launch_us + _together(body, rates.fill_us + memory_us, rates.overlap),
     )
+
+
+def _read_together(plan: GemmPlan) -> int:
+    """Return the bytes of the operands that several clusters read; 0 for groups of rows."""
+    problem = plan.problem
+    if problem.groups is not None:
+        return 0
+    along_m, along_n = plan.work
+    lines = problem.m * (along_n > 1) + problem.n * (along_m > 1)
+    return problem.repeats * lines * problem.k * itemsize(problem.operand_dtype)
 
 
 def expected_pieces(plan: GemmPlan) -> int:

@@ -54,6 +54,8 @@ class _Numbers(Tuned):
     #: the largest size.
     parts: tuple[int, int, int]
     most_rounds: int
+    #: Tiles whose programs leave more than all but one of so many SMs idle are not compared.
+    idle: int
     more: int
     #: Most rows of a chunk that are multiplied by one another.
     chunk: int
@@ -150,7 +152,7 @@ def _fastest(facts: KernelFacts, target: Target) -> TritonProposal | None:
     usual = [
         (each, _deepest(facts, dict(sizes), target))
         for sizes, each in sides.items()
-        if target.num_sms <= 2 * counts[sizes] and counts[sizes] <= most
+        if target.num_sms <= _TUNED.idle * counts[sizes] and counts[sizes] <= most
     ]
     timed = [(proposal_us(facts, found, target), each, found) for each, found in usual if found is not None]
     timed.sort(key=lambda option: option[0])
