@@ -254,3 +254,10 @@ def test_programs_without_pairs_are_unchanged() -> None:
     general = helion.kernel(of_groups.fn, backend="triton", static_shapes=True)
     program = general.bind((x, w, made(K // GROUP, N, seed=2)), target="sm_90")._analysis.program
     assert with_pairs(program).program is program
+
+
+def test_conversions_are_evaluated_on_the_cpu_under_another_default_device() -> None:
+    x, packed = (torch.empty_like(each, device="meta") for each in (made(M, K, seed=1, dtype=BF16), codes(K // 2, N)))
+    kernel = helion.kernel(halves.fn, backend="cute", static_shapes=True)
+    with torch.device("meta"):
+        assert kernel.bind((x, packed), target="h100").plan().gemm.whole.k == K

@@ -35,7 +35,9 @@ def known_number(op: Op, read: Read) -> Constant | None:
 def _given(operand: Operand, value: Constant) -> torch.Tensor | bool | int | float:
     number = float(value.text)
     if isinstance(operand, Value):
-        return torch.tensor(number if operand.dtype.is_floating_point else int(number), dtype=operand.dtype)
+        return torch.tensor(
+            number if operand.dtype.is_floating_point else int(number), dtype=operand.dtype, device="cpu"
+        )
     return type(operand)(number)
 
 

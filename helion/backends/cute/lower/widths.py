@@ -57,19 +57,21 @@ class _Numbers:
     def sums(self, at: int) -> torch.Tensor:
         """Return the accumulator of matmul number ``at``."""
         if ("sums", at) not in self.known:
-            along = torch.linspace(-1, 1, self.columns, dtype=torch.float64)
-            trend = torch.tensor(SLOPES, dtype=torch.float64)[:, None] * along
+            along = torch.linspace(-1, 1, self.columns, dtype=torch.float64, device="cpu")
+            trend = torch.tensor(SLOPES, dtype=torch.float64, device="cpu")[:, None] * along
             drawn = self._drawn((ROWS, self.columns), torch.float32, self.signed[0])
             self.known["sums", at] = drawn + trend if self.signed[0] else drawn * trend.exp()
         return self.known["sums", at]
 
     def _drawn(self, shape: tuple[int, ...], dtype: torch.dtype, signed: bool) -> torch.Tensor:
         if dtype == torch.bool:
-            return torch.rand(shape, generator=self.generator) < 0.5
+            return torch.rand(shape, generator=self.generator, device="cpu") < 0.5
         if not dtype.is_floating_point:
-            return torch.randint(1, 100, shape, generator=self.generator)
-        values = torch.rand(shape, generator=self.generator, dtype=torch.float64) * 1.5 + 0.25
-        return values * (1 - 2 * torch.randint(0, 2, shape, generator=self.generator)) if signed else values
+            return torch.randint(1, 100, shape, generator=self.generator, device="cpu")
+        values = torch.rand(shape, generator=self.generator, dtype=torch.float64, device="cpu") * 1.5 + 0.25
+        return (
+            values * (1 - 2 * torch.randint(0, 2, shape, generator=self.generator, device="cpu")) if signed else values
+        )
 
 
 class _Run:
@@ -113,7 +115,7 @@ class _Run:
     def _read(self, value: Operand) -> torch.Tensor:
         if isinstance(value, Value):
             return self.values[value.number]
-        return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+        return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None, device="cpu")
 
     def _shape(self, dims: Dims) -> tuple[int, ...]:
         known = {None: 1, self.frame.m: ROWS, self.frame.n: self.end - self.begin}
@@ -146,7 +148,7 @@ class _Run:
         if op.kind == "number":
             return self.numbers.of(("number", op.result.number), (), op.result.dtype)
         if op.kind == "tile":
-            return torch.tensor(self._field(op.attributes(TileAttrs)))
+            return torch.tensor(self._field(op.attributes(TileAttrs)), device="cpu")
         if op.kind == "iota":
             return self._lanes(op)
         operand = self._read(op.operands[0]) if op.operands else None
@@ -163,7 +165,7 @@ class _Run:
     def _lanes(self, op: Op) -> torch.Tensor:
         attrs, (size,) = op.attributes(IotaAttrs), self._shape(op.result.dims)
         begin = self.begin if self.frame.named(attrs.block) == self.frame.n else 0
-        lanes = torch.arange(size)
+        lanes = torch.arange(size, device="cpu")
         return attrs.start + attrs.step * lanes if attrs.relative else begin + lanes
 
     def _field(self, attrs: TileAttrs) -> int:
@@ -235,7 +237,7 @@ class _Run:
     def _store(self, op: Op) -> None:
         name, blocks = self._place(op)
         if name not in self.memory:
-            self.memory[name] = torch.full(self._sizes(blocks), torch.nan, dtype=torch.float64)
+            self.memory[name] = torch.full(self._sizes(blocks), torch.nan, dtype=torch.float64, device="cpu")
         part = self._part(self.memory[name], blocks)
         part.copy_(self._read(op.operands[0]).expand(self._shape_stored(op)).reshape(part.shape))
 

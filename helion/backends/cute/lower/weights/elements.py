@@ -249,7 +249,7 @@ def evaluated(element: Element, given: torch.Tensor) -> torch.Tensor | None:
     """Return the results of the operations on the only load, by eager torch."""
     op = element.op
     if op is None:
-        return torch.tensor(element.number)
+        return torch.tensor(element.number, device="cpu")
     if op.kind == "load":
         return given
     parts = [evaluated(each, given) for each in element.parts]

@@ -134,7 +134,7 @@ class _Unpacker:
 
     def _nibble(self, value: Operand) -> _Nibble | None:
         """Return the nibble of loaded bytes that a value is; None for others."""
-        every = torch.arange(256, dtype=torch.int16).to(torch.uint8)
+        every = torch.arange(256, dtype=torch.int16, device="cpu").to(torch.uint8)
         load = self._source(value)
         dtype = self.program.tensors[load.attrs.tensor].dtype if load is not None else None
         if load is None or dtype not in _BYTES:

@@ -249,13 +249,13 @@ class _Writer:
         tensor = self.program.tensors[source.op.attrs.tensor]
         if tensor.dtype not in _BYTES or not tensor.aligned or Position(pair=1) not in source.indices:
             return None
-        every = torch.arange(256, dtype=torch.int16).to(torch.uint8)
+        every = torch.arange(256, dtype=torch.int16, device="cpu").to(torch.uint8)
         found = [evaluated(each, every.view(tensor.dtype)) for each in (low, high)]
         codes = [(every & 15).long(), (every >> 4).long()]
         if any(each is None for each in found) or low.op is None:
             return None
         for name, turned in itertools.product(_NUMBERS, (False, True)):
-            numbers, dtype = torch.tensor(_NUMBERS[name], dtype=torch.float64), getattr(torch, name, None)
+            numbers, dtype = torch.tensor(_NUMBERS[name], dtype=torch.float64, device="cpu"), getattr(torch, name, None)
             exact = [numbers[code] for code in (codes[::-1] if turned else codes)]
             differences = torch.stack([x.double() - y for x, y in zip(found, exact, strict=True) if x is not None])
             offset = float(differences[0, 0])
