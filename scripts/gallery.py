@@ -90,11 +90,14 @@ def picture_path(name: str) -> str:
 
 
 def operator_lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the rows of a table: operator, shape, microseconds, and the best of PyTorch's times divided by them."""
+    """Return the rows of a table: operator, shape, microseconds, and the best of PyTorch's times divided by them.
+
+    They are those of the forward pass, of both passes, and with few rows of a call on the host.
+    """
     found = []
     for row in rows:
         cells = []
-        for label in ("forward", "both"):
+        for label in ("forward", "both", "host"):
             times = dict(row.get(label, {}))
             own = times.pop("helion", None)
             cells += [f"{own:.1f}", f"{min(times.values()) / own:.2f}"] if own and times else ["", ""]
@@ -106,22 +109,50 @@ def operators() -> str:
     """Return the section on the operators of ``helion.ops``."""
     content = json.loads((RESULTS / "ops" / "nvidia-h200.json").read_text())
     head = [
-        "| operator | shape | forward, µs | speed | with gradients, µs | speed |",
-        "| :-- | :-- | --: | --: | --: | --: |",
+        "| operator | shape | forward, µs | speed | with gradients, µs | speed | host, µs | speed |",
+        "| :-- | :-- | --: | --: | --: | --: | --: | --: |",
     ]
     return "\n".join(
         [
             "## Operators for models",
             "",
             "`python benchmarks/ops.py` measures these on an H200, with a cold L2 and without tuning. The speed is 1 for the "
-            "faster one of torch.compile and eager PyTorch.",
+            "faster one of torch.compile and eager PyTorch. For up to 64 rows the last columns have the time of a call on the "
+            "host, or of the GPU where that takes longer. Torch's own operators stay in C++ there, while a kernel's call "
+            "checks its arguments in Python.",
             "",
             *head,
             *operator_lines(content["rows"]),
             "",
             first_calls(json.loads((RESULTS / "ops" / "nvidia-h200-first-calls.json").read_text())["rows"]),
+            "",
+            *pairs("Elementwise operations in kernels", FUSION, "pattern", "us", "unfused", "fused"),
+            "",
+            *pairs("Several grid loops in one launch", TOGETHER, "case", "loop_us", "apart", "together"),
         ]
     )
+
+
+#: Introductions of tables of two variants.
+FUSION = (
+    "nvidia-h200-fusion.jsonl",
+    "`python benchmarks/fusion.py` compares kernels under torch.compile with `torch_compile_fusion` and without it.",
+)
+TOGETHER = (
+    "nvidia-h200-cooperative.jsonl",
+    "`python benchmarks/cooperative.py` compares `cooperative_launch` with a launch for each grid loop, in a loop of calls.",
+)
+
+
+def pairs(title: str, source: tuple[str, str], name: str, times: str, without: str, used: str) -> list[str]:
+    """Return a section with the times of two variants, one of each line of a file of results."""
+    file, text = source
+    rows = [json.loads(line) for line in (RESULTS / "ops" / file).read_text().splitlines()]
+    lines = ["| case | without, µs | with, µs | speed |", "| :-- | --: | --: | --: |"]
+    for row in rows:
+        before, after = row[times][without], row[times][used]
+        lines.append(f"| {row[name]} | {before:.1f} | {after:.1f} | {before / after:.2f} |")
+    return [f"## {title}", "", f"{text} These times are of an H200.", "", *lines]
 
 
 def first_calls(rows: Iterable[Mapping[str, Any]]) -> str:

@@ -60,7 +60,11 @@ def test_a_row_has_the_first_paragraph_and_the_mean_speed(tmp_path: Path) -> Non
 
 def test_an_operator_is_compared_with_the_faster_one() -> None:
     row = {"name": "softmax", "shape": "8x4", "forward": {"helion": 2.0, "compile": 3.0, "eager": 5.0}}
-    assert gallery.operator_lines([row]) == ["| `softmax` | 8x4 | 2.0 | 1.50 |  |  |"]
+    assert gallery.operator_lines([row]) == ["| `softmax` | 8x4 | 2.0 | 1.50 |  |  |  |  |"]
+    few = {**row, "host": {"helion": 4.0, "compile": 9.0, "eager": 3.0}}
+    assert gallery.operator_lines([few]) == ["| `softmax` | 8x4 | 2.0 | 1.50 |  |  | 4.0 | 0.75 |"]
+    assert "| norm, relu | 72.2 | 38.9 | 1.85 |" in gallery.page()
+    assert "| layer 1 4096 32 8 128 14336 4096 | 363.6 | 284.1 | 1.28 |" in gallery.page()
     assert "| `softmax` | 8192x4096 | " in gallery.page()
 
 
