@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional as F
 
 import helion.ops as ops
+from helion.ops.kernels.recurrences import SCAN_POSITIONS
 from helion.testing import outputs
 
 #: Relative errors of sums of values that were rounded to a dtype.
@@ -554,6 +555,8 @@ def recurrences() -> list[Case]:
     x, dt, a = _normal(2, 7, 13), torch.rand(2, 7, 13), -torch.rand(13, 5)
     b, c, skip = _normal(2, 7, 5), _normal(2, 7, 5), _normal(13)
     half = q.bfloat16(), k.bfloat16(), v.bfloat16(), decay
+    long = 2 * SCAN_POSITIONS
+    in_parts = _normal(1, long, 6), torch.rand(1, long, 6), a[:6], _normal(1, long, 5), _normal(1, long, 5), skip[:6]
     every = (0, 1, 2, 3, 4, 5)
     mixed = x.bfloat16(), dt.bfloat16(), a, b.bfloat16(), c.bfloat16(), skip
     return [
@@ -561,6 +564,7 @@ def recurrences() -> list[Case]:
         Case("linear_attention, bf16", ops.linear_attention, _attended_linearly, half, (0, 1, 2, 3), 4),
         Case("selective_scan, fp32", ops.selective_scan, _scanned, (x, dt, a, b, c, skip), every),
         Case("selective_scan, bf16", ops.selective_scan, _scanned, mixed, every),
+        Case("selective_scan, in parts", ops.selective_scan, _scanned, in_parts),
         Case("selective_scan, no batch", ops.selective_scan, _scanned, (x[:0], dt[:0], a, b[:0], c[:0], skip)),
     ]
 

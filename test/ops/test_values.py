@@ -8,6 +8,7 @@ import pytest
 import torch
 from ops.table import ROUNDED, Case, cases, gradients
 
+from helion.ops.kernels import recurrences
 from helion.testing import check
 
 NAMES = [case.name for case in cases()]
@@ -39,3 +40,21 @@ def test_gradients(name: str) -> None:
     check(name, op, reference, case.args, rtol=rounded, slack=case.slack)
     for found, at in zip(op(*case.args), case.differentiated, strict=True):
         assert found.dtype == case.args[at].dtype
+
+
+def test_parts_of_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are equal, as many as give all SMs programs, and begin with the state of the parts before."""
+    parts = recurrences._scan_parts
+    assert [parts(*sizes) for sizes in ((1, 4096, 4096), (4, 2048, 1536), (64, 4096, 4096), (1, 200, 64))] == [
+        8,
+        4,
+        1,
+        1,
+    ]
+    assert parts(1, 4099, 64) == 1 and parts(1, 4100, 64) == 25 and parts(0, 4096, 64) == 32
+    monkeypatch.setattr(recurrences, "SCAN_POSITIONS", 4)
+    case = _cases()["selective_scan, fp32"]
+    x, dt, a, b, c, skip = case.args
+    longer = tuple(torch.cat((t, t + 0.1, t[:, :1]), 1) for t in (x, dt, b, c))
+    x, dt, b, c = (t[:, :15] for t in longer)
+    check("selective_scan", case.op, case.reference, (x, dt, a, b, c, skip))

@@ -1,7 +1,8 @@
 """Linear recurrences over a sequence: linear attention with decay, the gated delta rule, and the selective scan.
 
 The state of a recurrence stays in registers. Linear attention and the delta rule advance it by a chunk of the sequence
-at a time, with matmuls. The selective scan of state-space models advances it by one position at a time.
+at a time, with matmuls. The selective scan of state-space models advances it by one position at a time. With few channels, parts of
+a sequence keep all SMs busy: kernels find the state at the end of each part, and with which state it begins.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from .._operators import Operator, check, check_tensor, rows
 
 #: Positions of a chunk of the delta rule.
 CHUNK = 64
+#: Channels of a program of the scan, and programs of a call, by which the number of parts is chosen; positions of a part.
+SCAN_CHANNELS, SCAN_PROGRAMS, SCAN_POSITIONS = 32, 1024, 128
 
 
 @helion.kernel(static_shapes=False)
@@ -149,6 +152,98 @@ def selective_scan_kernel(
     return out
 
 
+@helion.kernel(static_shapes=False)
+def scan_ends_kernel(
+    x: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, b: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the last states `[B, C, N]` of scans that begin with 0, and the sums `[B, C]` of their steps."""
+    batch, length, channels = x.size()
+    states = hl.specialize(a.size(1))
+    ends = torch.empty([batch, channels, states], dtype=torch.float32, device=x.device)
+    sums = torch.empty([batch, channels], dtype=torch.float32, device=x.device)
+    for tile_b, tile_c in hl.tile([batch, channels], block_size=[1, None]):
+        sequence = tile_b.begin
+        rate = a[tile_c, :states].to(torch.float32)
+        state = hl.zeros([tile_c, states], dtype=torch.float32)
+        total = hl.zeros([tile_c], dtype=torch.float32)
+        for t in hl.grid(length):
+            step = dt[sequence, t, tile_c].to(torch.float32)
+            entering = step * x[sequence, t, tile_c].to(torch.float32)
+            state = state * torch.exp(step[:, None] * rate)
+            state = state + entering[:, None] * b[sequence, t, :states].to(torch.float32)[None, :]
+            total = total + step
+        ends[sequence, tile_c, :] = state
+        sums[sequence, tile_c] = total
+    return ends, sums
+
+
+@helion.kernel(static_shapes=False)
+def scan_starts_kernel(ends: torch.Tensor, sums: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    """Compute the state that each part of a sequence begins with, from `ends[B, P, C, N]` and `sums[B, P, C]`."""
+    batch, parts, channels = sums.size()
+    states = hl.specialize(a.size(1))
+    starts = torch.empty_like(ends)
+    for tile_b, tile_c in hl.tile([batch, channels], block_size=[1, None]):
+        sequence = tile_b.begin
+        rate = a[tile_c, :states].to(torch.float32)
+        state = hl.zeros([tile_c, states], dtype=torch.float32)
+        for part in hl.grid(parts):
+            starts[sequence, part, tile_c, :] = state
+            state = state * torch.exp(sums[sequence, part, tile_c][:, None] * rate) + ends[sequence, part, tile_c, :]
+    return starts
+
+
+@helion.kernel(static_shapes=False)
+def scan_parts_kernel(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    skip: torch.Tensor,
+    starts: torch.Tensor,
+) -> torch.Tensor:
+    """Compute what `selective_scan_kernel` does, with a first state `starts[B, C, N]`."""
+    batch, length, channels = x.size()
+    states = hl.specialize(a.size(1))
+    out = torch.empty([batch, length, channels], dtype=x.dtype, device=x.device)
+    for tile_b, tile_c in hl.tile([batch, channels], block_size=[1, None]):
+        sequence = tile_b.begin
+        rate = a[tile_c, :states].to(torch.float32)
+        through = skip[tile_c].to(torch.float32)
+        state = starts[sequence, tile_c, :states]
+        for t in hl.grid(length):
+            value = x[sequence, t, tile_c].to(torch.float32)
+            step = dt[sequence, t, tile_c].to(torch.float32)
+            entering = (step * value)[:, None] * b[sequence, t, :states].to(torch.float32)[None, :]
+            state = state * torch.exp(step[:, None] * rate) + entering
+            read = torch.sum(state * c[sequence, t, :states].to(torch.float32)[None, :], dim=-1)
+            out[sequence, t, tile_c] = read + through * value
+    return out
+
+
+def _scan_parts(batch: int, length: int, channels: int) -> int:
+    """Return the number of equal parts of a sequence that gives all SMs programs."""
+    programs = batch * -(-channels // SCAN_CHANNELS)
+    most = min(SCAN_PROGRAMS // max(programs, 1), length // SCAN_POSITIONS)
+    return next((parts for parts in range(most, 1, -1) if length % parts == 0), 1)
+
+
+def _run_scan(
+    x: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, skip: torch.Tensor
+) -> torch.Tensor:
+    batch, length, channels = x.shape
+    parts = _scan_parts(batch, length, channels)
+    if parts == 1:
+        whole: torch.Tensor = selective_scan_kernel(x, dt, a, b, c, skip)
+        return whole
+    x, dt, b, c = (t.reshape(batch * parts, length // parts, t.size(2)) for t in (x, dt, b, c))
+    ends, sums = scan_ends_kernel(x, dt, a, b)
+    starts = scan_starts_kernel(ends.unflatten(0, (batch, parts)), sums.unflatten(0, (batch, parts)), a)
+    out: torch.Tensor = scan_parts_kernel(x, dt, a, b, c, skip, starts.flatten(0, 1))
+    return out.view(batch, length, channels)
+
+
 def _derived(
     kernel: helion.Kernel, grad: torch.Tensor, inputs: tuple[torch.Tensor, ...], *numbers: float
 ) -> tuple[torch.Tensor, ...]:
@@ -181,6 +276,10 @@ _attention = Operator(
 _scan = Operator(
     "selective_scan(Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor skip) -> Tensor",
     selective_scan_kernel,
+    scan_ends_kernel,
+    scan_starts_kernel,
+    scan_parts_kernel,
+    run=_run_scan,
     fake=lambda x, *others: x.new_empty(x.shape),
 )
 
