@@ -324,7 +324,15 @@ def flex(dims: int, causal: bool, name: str) -> None:
 
 
 def child(name: str) -> None:
-    from backends.cute import derived_on_gpu, fp8_on_gpu, gradients_on_gpu, latent_on_gpu, rounded_on_gpu, sizes_on_gpu
+    from backends.cute import (
+        derived_on_gpu,
+        fp8_on_gpu,
+        gradients_on_gpu,
+        latent_on_gpu,
+        rounded_on_gpu,
+        sizes_on_gpu,
+        stress_on_gpu,
+    )
 
     what, *rest = name.split(":")
     if what == "check":
@@ -368,6 +376,8 @@ def child(name: str) -> None:
         decode()
     elif what == "derived":
         gradients_on_gpu.derived(int(rest[0]), rest[1] == "causal", say, on_gpu, timer)
+    elif what in ("stress", "repeats"):
+        getattr(stress_on_gpu, what)(int(rest[0]), rest[1], say, on_gpu)
     elif what == "bias":
         derived_on_gpu.check(rest[0], say, on_gpu)
     elif what == "bias_times":
@@ -448,6 +458,8 @@ def jobs() -> list[str]:
         *checks[3:],
         "decode",
         *(f"gradients:{at}" for at in range(len(NAMES))),
+        *(f"stress:{dims}:{mask}" for dims in (64, 128) for mask in sizes_on_gpu.MASKS),
+        *(f"repeats:{at}:backward_kernels" for at in range(len(NAMES)) if "all" not in NAMES[at]),
         *(f"{job}:{kind}" for job in ("bias", "bias_times") for kind in DERIVED_KINDS),
         *(f"derived:{dims}:{mask}" for dims in (64, 128, 256) for mask in ("causal", "full")),
         *(f"sequences:{at}:{sizes}" for at in range(len(SEQUENCE_NAMES)) for sizes in ("static", "any")),

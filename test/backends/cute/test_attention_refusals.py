@@ -60,7 +60,7 @@ CHANGES = {
     "weights plus one": ("weights.to(v.dtype)", "(weights + 1).to(v.dtype)", "may not be 0 where these are"),
     "weights in another type": ("weights.to(v.dtype)", "weights.to(torch.float16).to(v.dtype)", None),
     "rounded outputs": ("hl.dot(weights.to(v.dtype), v[tile_h, tile_n, :], acc=acc * shrink[:, :, None])",
-                        "acc * shrink[:, :, None] + torch.bmm(weights.to(v.dtype), v[tile_h, tile_n, :])", r"acc \* c"),
+                        "acc * shrink[:, :, None] + torch.bmm(weights.to(v.dtype), v[tile_h, tile_n, :])", "rounded to bfloat16"),
     "an initial sum": ("hl.zeros([tile_h, tile_m], dtype", "hl.full([tile_h, tile_m], 2.0, dtype", None),
     "an initial accumulator": ("hl.zeros([tile_h, tile_m, dims], dtype", "hl.full([tile_h, tile_m, dims], 2.0, dtype", "initial"),
     "an initial maximum": ('float("-inf"), dtype', "0.0, dtype", None),

@@ -236,18 +236,26 @@ def exact_sum(loops: Loops, value: Operand, carried: Value) -> bool:
         return same_value(loops, dot.operands[2], carried)
     terms = terms_of(loops, value, "add")
     for one, other in (terms, terms[::-1]) if terms else ():
-        if same_value(loops, one, carried) and same_value(loops, other, dot.result):
-            _check_unrounded(dot)
+        if same_value(loops, one, carried) and _is_product(loops, other):
             return len(dot.operands) == 2
     return False
 
 
-def _check_unrounded(dot: Op) -> None:
-    if dot.result.dtype != torch.float32:
+def _is_product(loops: Loops, value: Operand) -> bool:
+    """Return whether a value is the second dot as it is. Raises ``Refusal`` if it is that dot, rounded."""
+    narrowest, made = loops.second.result.dtype, loops.stripped(value)
+    while made is not None and name_of_op(made) == "cast":
+        narrowest = min(narrowest, made.result.dtype, key=lambda dtype: dtype.itemsize)
+        value = made.operands[0]
+        made = loops.stripped(value)
+    if not same_value(loops, value, loops.second.result):
+        return False
+    if narrowest != torch.float32:
         raise Refusal(
-            f"p @ v is rounded to {dtype_name(dot.result.dtype)} before it is added;"
+            f"p @ v is rounded to {dtype_name(narrowest)} before it is added;"
             " hl.dot(p, v, acc=acc) and torch.baddbmm(acc, p, v) add it as it is"
         )
+    return True
 
 
 def _is_accumulated(loops: Loops, at: int, maximum: int, unit: float) -> bool:
@@ -257,8 +265,7 @@ def _is_accumulated(loops: Loops, at: int, maximum: int, unit: float) -> bool:
         return _is_shrunk(loops, dot.operands[2], at, maximum, unit)
     terms = terms_of(loops, loops.loop.regions[0].results[at], "add")
     for one, other in (terms, terms[::-1]) if terms else ():
-        if _is_shrunk(loops, one, at, maximum, unit) and same_value(loops, other, dot.result):
-            _check_unrounded(dot)
+        if _is_shrunk(loops, one, at, maximum, unit) and _is_product(loops, other):
             return len(dot.operands) == 2
     return False
 
