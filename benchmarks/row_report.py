@@ -62,6 +62,7 @@ def sections(by_device: Mapping[str, Sequence[Line]]) -> Iterator[str]:
             yield from _device(device, cells, _sums(lines))
             yield from _misses(misses(lines), [line for line in by_device.get(MISSES, ()) if line["device"] == device])
             yield from _few(_last(line for line in lines if line.get("kind") == "few"))
+            yield from _any_length(lines)
 
 
 def _last(lines: Iterator[Line] | Sequence[Line]) -> list[Line]:
@@ -228,6 +229,31 @@ def _device(device: str, cells: Sequence[Line], sums: Sequence[Line]) -> Iterato
             ratio = f"{cell['compile_us'] / cell['us']:.2f}" if cell["compile_us"] else "-"
             size = f"{cell['m']} x {cell['n']}"
             yield f"| {cell['name']} | {cell['type']} | {size} | {cell['us']:.1f} | {cell['share']:.3f} | {ratio} |"
+    yield ""
+
+
+def _any_length(lines: Sequence[Line]) -> Iterator[str]:
+    """Yield the table of kernels whose number of columns only the launch knows, beside those of one length."""
+    checked = _last(line for line in lines if line.get("kind") == "lengths")
+    timed = _last(line for line in lines if line.get("kind") == "buckets")
+    if not timed:
+        return
+    right = [line for line in checked if line["ok"]]
+    yield from (
+        "### Rows of any length",
+        "",
+        "With dynamic shapes one binary is for all rows of a bucket. It ran the first, the last and random lengths of buckets",
+        f"between guards, then {sum(line['launches'] for line in checked)} launches in random order:"
+        f" {len(right)} of {len(checked)} kernels and types are right.",
+        "",
+        "| kernel | dtype | size | us | of one length, us | share of copy |",
+        "| :-- | :-- | :-- | --: | --: | --: |",
+    )
+    for cell in sorted(timed, key=lambda cell: (cell["name"], cell["type"], cell["n"])):
+        size = f"{cell['m']} x {cell['n']}"
+        yield (
+            f"| {cell['name']} | {cell['type']} | {size} | {cell['us']:.1f} | {cell['known_us']:.1f} | {cell['share']:.3f} |"
+        )
     yield ""
 
 

@@ -15,7 +15,10 @@ import helion.language as hl
 from helion import exc
 from helion._testing import EXAMPLES_DIR
 from helion.backends.cute.codegen.finish import launch, layouts
+from helion.backends.cute.codegen.whole import gemm_kernel_of
+from helion.backends.cute.execute.problems import launched, problem_of
 from helion.backends.cute.plan.records import GemmPlan, RowFinish, TileFinish
+from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.plan.workspace import workspace_bytes
 from helion.backends.cute.roles.programs import kernel_program
 from helion.backends.cute.verify.verify import verify
@@ -46,6 +49,16 @@ def test_each_launch_has_the_rows_that_it_counts() -> None:
     assert workspace_bytes(plan) >= 512 * len(finish.parts) * finish.tiles * 4
     assert "grid=((size_m + 3) // 4, 1, 1)," in "\n".join(launch(plan))
     verify(kernel_program(plan))
+
+
+def test_a_launch_of_more_rows_is_refused() -> None:
+    bound = normalizers.bind(tuple(each.to("meta") for each in given(300)), target="h200")
+    kernel = gemm_kernel_of(bound.plan(bound.seeds[0].config))
+    numbers = {"size_m": 512, "size_k": K, "pitch_a": K, "pitch_b": K}
+    names = problem_of(kernel.problem).runtime
+    launched(kernel, tuple(numbers[name] for name in names))
+    with pytest.raises(Refusal, match="513 rows in memory, of which the workspace of this kernel has room for 512"):
+        launched(kernel, tuple((numbers | {"size_m": 513})[name] for name in names))
 
 
 @pytest.mark.parametrize("m", [1, 6, 509])

@@ -29,7 +29,9 @@ from harness import program_of, tensor
 import helion
 import helion.language as hl
 from helion import exc
+from helion.backends.cute.execute.problems import check_columns
 from helion.backends.cute.lower.rowwise.rows import rows_of
+from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.plan.rowwise.buckets import bucket_of
 from helion.backends.cute.plan.rowwise.layout import layout_of
 from helion.backends.cute.plan.rowwise.passes import demand_of
@@ -236,6 +238,21 @@ def test_calls_of_any_length() -> None:
         assert close(kernel(x), torch.softmax(x.double(), -1)), n
         bound.setdefault(id(kernel.bind((x,))), []).append(n)
     assert [*bound.values()] == [[1003, 1017], [1008, 1024, 1000], [2049], [131], [2], [99]]
+
+
+def test_other_lengths_are_not_launched() -> None:
+    """A bound kernel that is called directly is for the lengths of its bucket, and so is its launch."""
+    of_bucket = helion.kernel(softmax_like, backend="cute", static_shapes=False).bind((numbers(7, 1008),))
+    for n, number in ((2049, "x_size_1 % 8 == 0 is False"), (2048, "x_size_1 < 1025 is False")):
+        with pytest.raises(exc.BoundToOtherArguments, match=number):
+            of_bucket(numbers(5, n))
+    problem = of_bucket.plan().rows.problem
+    check_columns(problem, {SIZE_M: 7, SIZE_N: 904})
+    for n in (888, 896, 1025, 1003, 0):
+        with pytest.raises(
+            Refusal, match=f"rows of {n} columns, and this kernel is for 897 to 1024, in multiples of 8"
+        ):
+            check_columns(problem, {SIZE_M: 7, SIZE_N: n})
 
 
 def test_auto_leaves_rows_of_any_length_to_the_general_backend() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -20,9 +20,11 @@ from ..plan.attention.numbers import filled as filled_attention
 from ..plan.attention.records import AttentionProblem, ScoreProblem
 from ..plan.build import check_problem
 from ..plan.chained import records as chained
+from ..plan.finish import counts_rows
 from ..plan.records import GemmProblem
 from ..plan.refusal import Refusal
 from ..plan.rowwise import records as row_records
+from ..plan.rowwise.records import SIZE_N, RowProblem
 from ..plan.runtime import check_row_ends, filled
 from ..toolchain.kernel import GemmKernel
 
@@ -94,9 +96,13 @@ def launched(kernel: GemmKernel, integers: tuple[int, ...]) -> Problem:
     problem = problem_of(kernel.problem)
     if problem.runtime and isinstance(problem, ScoreProblem):
         return _attention(problem, integers)
+    if isinstance(problem, RowProblem):
+        check_columns(problem, dict(zip(problem.runtime, integers, strict=True)))
     if not problem.runtime or not isinstance(problem, GemmProblem):
         return problem
     found = filled(problem, dict(zip(problem.runtime, integers, strict=True)))
+    if counts_rows(problem) and found.m > problem.m:
+        raise Refusal(f"{found.m} rows in memory, of which the workspace of this kernel has room for {problem.m}")
     check_problem(found)
     for output in found.outputs_of("exact"):
         check_row_ends(found, output)
@@ -107,6 +113,16 @@ def launched(kernel: GemmKernel, integers: tuple[int, ...]) -> Problem:
                 "matmuls of the batch share operands that the kernel was compiled to read separately for each"
             )
     return found
+
+
+def check_columns(problem: RowProblem, numbers: Mapping[str, int]) -> None:
+    """Check that a kernel is for the columns of a launch. Raises ``Refusal``."""
+    n = numbers.get(SIZE_N, problem.n)
+    each = problem.lanes if problem.n % problem.lanes == 0 else 1
+    if problem.columns_at_launch and not (problem.least <= n <= problem.n and n % each == 0):
+        raise Refusal(
+            f"rows of {n} columns, and this kernel is for {problem.least} to {problem.n}, in multiples of {each}"
+        )
 
 
 def _attention(problem: ScoreProblem, integers: Sequence[int]) -> ScoreProblem:

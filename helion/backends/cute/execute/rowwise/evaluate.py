@@ -19,7 +19,7 @@ from ...plan.epilogue import (
 from ...plan.rowwise.records import SIZE_M, SIZE_N, Gather, RowProblem, pitch_name
 from ...toolchain.kernel import GemmKernel
 from ..evaluate import OPERATIONS, REDUCTIONS
-from ..problems import Given, problem_of, split
+from ..problems import Given, check_columns, problem_of, split
 
 
 def evaluate_rows(kernel: GemmKernel, given: Sequence[Given]) -> None:
@@ -28,6 +28,7 @@ def evaluate_rows(kernel: GemmKernel, given: Sequence[Given]) -> None:
     assert isinstance(problem, RowProblem)
     passed, integers = split(kernel, given)
     launched = dict(zip(problem.runtime, integers, strict=True))
+    check_columns(problem, launched)
     m, n = launched.get(SIZE_M, problem.m), launched.get(SIZE_N, problem.n)
 
     def pitch_of(tensor: EpilogueOperand | EpilogueOutput) -> int:

@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from ..dtypes import itemsize
 from ..epilogue import Constant, Epilogue, EpilogueOperand, EpilogueOutput
 
 Keep = Literal["registers", "shared"]
@@ -157,6 +158,11 @@ class RowProblem:
     def columns_at_launch(self) -> bool:
         """True if only the launch knows the number of columns. A stride of ``n`` elements is that number then."""
         return SIZE_N in self.runtime
+
+    @property
+    def lanes(self) -> int:
+        """Elements of one granule."""
+        return GRANULE_BYTES // min(itemsize(operand.dtype) for operand in self.inputs)
 
     def has_launch_pitch(self, tensor: EpilogueOperand | EpilogueOutput) -> bool:
         """Return whether only the launch knows the stride of the rows of a tensor: a multiple of 16 bytes."""
