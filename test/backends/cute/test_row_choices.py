@@ -66,6 +66,16 @@ def test_predictions_of_softmax_are_near_the_times_of_an_h200(m: int, n: int) ->
         assert abs(seed.predicted.time_us / measured[kernel.__name__] - 1) < 0.12, seed.reason
 
 
+@pytest.mark.parametrize(("m", "n"), [(65536, 2048), (16384, 8192), (4096, 32768)])
+def test_predictions_of_gradients_are_near_the_times_of_an_h200(m: int, n: int) -> None:
+    cell = ("result", "rms_norm_backward", "bfloat16", m, n)
+    names = ("kind", "name", "type", "m", "n")
+    lines = [each for each in map(json.loads, MEASURED.read_text().splitlines()) if each.get("at", 0) == 0]
+    times = [each["us"] for each in lines if "us" in each and tuple(each.get(name) for name in names) == cell]
+    seed = _of_workload("rms_norm_backward", "bfloat16", m, n).seeds[0]
+    assert abs(seed.predicted.time_us / min(times) - 1) < 0.12, seed.reason
+
+
 def test_auto_leaves_what_has_not_run_to_triton() -> None:
     bound = _for_auto(4096, 131072, target="b200")
     assert bound.backend == "triton"
