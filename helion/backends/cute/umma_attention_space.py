@@ -67,7 +67,9 @@ def _first_choice(problem: AttentionProblem, target: Target) -> UmmaChoice:
 def umma_keys(program: Program, target: Target) -> OwnKeys:
     """Return the keys of attention on tcgen05, the bounds of its tiles, and the rules that legalize a config."""
     found = known_attention(program)
-    loops, lazy = found.loops, takes_lazy(found.problem)
+    loops, pages = found.loops, found.problem.k.pages
+    lazy = found.problem.softmax and takes_lazy(found.problem)
+    most = UMMA_KEYS if pages is None else min(UMMA_KEYS, pages.size & -pages.size)  # a power of two that divides it
     first = _first_choice(found.problem, target)
 
     def planned(decisions: Decisions) -> dict[str, Any]:
@@ -75,6 +77,8 @@ def umma_keys(program: Program, target: Target) -> OwnKeys:
         return {"tcgen05_kv_stages": plan.stages, "tcgen05_polynomial": plan.polynomial}
 
     simpler: tuple[dict[str, Any], ...] = ({"tcgen05_kv_stages": None},)
+    if not found.problem.softmax:
+        simpler = ({"tcgen05_polynomial": None}, *simpler)
     return OwnKeys(
         fields=(
             Scalar(
@@ -96,7 +100,7 @@ def umma_keys(program: Program, target: Target) -> OwnKeys:
         ).rules(),
         sizes={
             loops.queries: (UMMA_ROWS, UMMA_GROUPS * UMMA_ROWS),
-            loops.keys: (KEY_STEP, UMMA_KEYS),
+            loops.keys: (KEY_STEP, most),
             **{block: (1, 1) for block in loops.heads if program.blocks[block].kind == "tile"},
         },
         initial={loops.queries: first.groups * UMMA_ROWS, loops.keys: first.keys},

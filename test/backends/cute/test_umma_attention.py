@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import types
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 import pytest
 import torch
 from backends.cute import attention_kernels as kernels
+from backends.cute import attention_spans as spans
+from backends.cute import dropped_kernels, fp8_kernels, latent_kernels
+from backends.cute import test_attention_spans as sequences
 from backends.cute.printed_registers import unwritten_registers
 from backends.cute.test_umma_verify import plan
 from backends.cute.umma_lanes import evaluate_as, objects
@@ -21,8 +25,7 @@ from helion.backends.cute.plan.attention.records import AttentionProblem
 from helion.backends.cute.plan.attention.umma import UmmaChoice, UmmaPlan
 from helion.backends.cute.shapes import shape_of_plan
 
-REFUSED = ("scaled queries", "documents", "gated", "summed", "decayed")
-CASES = [each for each in kernels.cases() if not each[0].name.startswith(REFUSED)]
+CASES = kernels.cases()
 CHOICES = (
     UmmaChoice(groups=2, keys=128, lazy=True, polynomial=6),
     UmmaChoice(groups=1, keys=48, lazy=False, polynomial=0),
@@ -65,6 +68,31 @@ def test_values_of_a_few_tiles(monkeypatch: pytest.MonkeyPatch, lazy: bool) -> N
     made, errors = values(monkeypatch, case, arguments, choice)
     assert made.restores_maxima == lazy
     assert errors[0] < 5e-3 and errors[1] < 1e-6
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("choice", CHOICES[1:], ids=[f"{each.groups}x{each.keys}" for each in CHOICES[1:]])
+@pytest.mark.parametrize("static", [True, False])
+def test_values_of_sequences(monkeypatch: pytest.MonkeyPatch, static: bool, choice: UmmaChoice) -> None:
+    """Rows of sequences, loaded bounds, slots and pages, by the tests of them on wgmma."""
+    blocks = dataclasses.replace(choice, keys=32)  # a divisor of the pages
+    monkeypatch.setitem(evaluators.EVALUATORS, AttentionProblem, evaluate_as(blocks))  # type: ignore[arg-type]
+    for name in spans.SEQUENCES:
+        sequences.test_sequences_one_after_another(name, static)
+    for name in sequences.PACKED:
+        sequences.test_rows_of_a_sequence(name, static)
+    sequences.test_bounds_in_masks_alone()
+    sequences.test_a_prefix_of_keys_for_each_query()
+    sequences.test_a_loop_over_the_rows_of_a_sequence()
+    sequences.test_slots_of_caches()
+    sequences.test_keys_in_pages(static, 64, torch.int32)
+
+
+def test_values_of_computed_queries_in_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(5)
+    blocks = UmmaChoice(groups=1, keys=32, lazy=True, polynomial=2)
+    monkeypatch.setitem(evaluators.EVALUATORS, AttentionProblem, evaluate_as(blocks))  # type: ignore[arg-type]
+    sequences.test_a_loop_over_the_rows_of_a_sequence()
 
 
 # The polynomial --------------------------------------------------------------------------------------------------------
@@ -125,10 +153,6 @@ def test_every_register_is_written(case: kernels.Case, arguments: tuple[Any, ...
 def test_binaries_do_not_spill(case: kernels.Case, arguments: tuple[Any, ...]) -> None:
     """Compile each seed for sm_100a; MMAs are those of the first block, of the loop, and of the last one."""
     kernel = helion.kernel(backend="cute")(case.kernel)
-    if case.name.startswith(REFUSED):
-        with pytest.raises(exc.CuteUnsupported, match="is implemented for wgmma, and not for tcgen05"):
-            kernel.bind(arguments, target="b200")
-        return
     bound = kernel.bind(arguments, target="b200")
     for seed in bound.seeds:
         found, made = bound.resources(seed.config), bound.plan(seed.config).attention
@@ -169,8 +193,43 @@ def test_sizes_that_only_launches_know() -> None:
     assert "while work < pieces:" in source and not unwritten_registers(source)
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_parts_without_tcgen05_are_refused_by_name(name: str) -> None:
-    case, arguments = next(each for each in kernels.cases(device="meta", large=True) if each[0].name.startswith(name))
-    with pytest.raises(exc.CuteUnsupported, match="is implemented for wgmma, and not for tcgen05.*backend='triton'"):
-        helion.kernel(backend="cute")(case.kernel).bind(arguments, target="b200")
+def refused() -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """Return kernels and arguments by the part that is refused."""
+    meta = functools.partial(torch.empty, device="meta", dtype=torch.bfloat16)
+    lengths = torch.empty(2, device="meta", dtype=torch.int32)
+    narrow, dropped = fp8_kernels.cases(device="meta")[0], dropped_kernels.cases(device="meta")[0]
+    return {
+        "whose values are columns of its keys": (
+            latent_kernels.decoded,
+            (meta(2, 16, 576), meta(2, 300, 576), lengths, 512, False),
+        ),
+        "in float8_e4m3fn": (narrow.kernel, narrow.arguments),
+        "with weights that are changed after they were summed": (dropped.kernel, dropped.arguments),
+    }
+
+
+@pytest.mark.parametrize("part", refused())
+def test_parts_without_tcgen05_are_refused_by_name(part: str) -> None:
+    kernel, arguments = refused()[part]
+    message = f"attention {part} is implemented for wgmma, and not for tcgen05.*backend='triton'"
+    with pytest.raises(exc.CuteUnsupported, match=message):
+        helion.kernel(backend="cute")(kernel).bind(arguments, target="b200")
+
+
+def test_keys_of_configs_of_weights_without_a_softmax() -> None:
+    case, arguments = next(
+        each for each in kernels.cases(device="meta", large=True) if each[0].name.startswith("gated")
+    )
+    bound = helion.kernel(backend="cute")(case.kernel).bind(arguments, target="b200")
+    made = bound.plan().attention
+    assert (made.lazy, made.polynomial) == (False, 0)
+    with pytest.raises(exc.InvalidConfig, match="tcgen05_polynomial are implemented for weights of a softmax"):
+        bound.plan({**bound.default_config(), "tcgen05_lazy_rescale": True})
+
+
+def test_blocks_are_within_pages() -> None:
+    given = tuple(
+        each.to("meta") if torch.is_tensor(each) else each for each in spans.paged_of([200, 64], 96, 8, 2, 4, 64)
+    )
+    bound = helion.kernel(spans.paged, backend="cute").bind(given, target="b200")
+    assert all(96 % bound.plan(seed.config).attention.keys == 0 for seed in bound.seeds)

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 from backends.cute.edited_roles import edited, without
-from backends.cute.test_attention_verify import CAUSAL, WINDOW, problem
+from backends.cute.test_attention_verify import CAUSAL, WINDOW, flat, problem
 
 from helion.backends.cute.plan.attention import records as r
 from helion.backends.cute.plan.attention.umma import UmmaChoice, UmmaPlan, plan_umma_attention
+from helion.backends.cute.plan.epilogue import Constant, Instruction
 from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.roles import grammar as g
 from helion.backends.cute.roles.attention import grammar as a
@@ -25,9 +26,20 @@ from helion.hardware import target
 BLACKWELL = target("sm_100")
 
 
-def plan(band: r.Band | None = None, dims: int = 64, own: bool | None = None, **changes: Any) -> UmmaPlan:
+SCALED = r.Formula(instructions=(Instruction("mul", (0, Constant("0.125"))),), value=1)
+"""A formula of queries."""
+SUMMED = r.Formula(starts=r.STARTS, instructions=(Instruction("mul", (0, 1)),), value=3)
+
+
+def plan(
+    band: r.Band | None = None,
+    dims: int = 64,
+    own: bool | None = None,
+    of: dict[str, Any] | None = None,
+    **changes: Any,
+) -> UmmaPlan:
     choice = dataclasses.replace(UmmaChoice(groups=2, keys=64, lazy=True), **changes)
-    made = plan_umma_attention(problem(dims, band=band), choice, BLACKWELL)
+    made = plan_umma_attention(dataclasses.replace(problem(dims, band=band), **(of or {})), choice, BLACKWELL)
     return made if own is None else dataclasses.replace(made, own_output=own)
 
 
@@ -36,6 +48,55 @@ def plan(band: r.Band | None = None, dims: int = 64, own: bool | None = None, **
 def test_programs_are_right(groups: int, band: r.Band | None) -> None:
     for stages, own in itertools.product((2, 3), (False, True)):
         verify_attention(u.umma_program(plan(band, groups=groups, stages=stages, own=own)))
+
+
+@pytest.mark.parametrize("total", [False, True])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_programs_without_a_softmax_are_right(groups: int, total: bool) -> None:
+    of: dict[str, Any] = {"softmax": False, "finish": SUMMED if total else r.Formula(starts=r.STARTS)}
+    if not total:
+        of["outputs"] = (dataclasses.replace(problem().outputs[0], value=0),)
+    for own in (False, True):
+        made = plan(CAUSAL, own=own, groups=groups, lazy=False, of=of)
+        program = u.umma_program(made)
+        assert made.problem.needs_total == total
+        assert a.Rescale() not in flat(program.role("correct").program)
+        verify_attention(program)
+        early = edited(program, "multiply", without(g.Acquire("output_fill")))
+        if own:  # else the queries of the next tile wait for the output of this one
+            with pytest.raises(Fault, match="was not stored"):
+                verify_attention(early)
+        with pytest.raises(Fault, match="is multiplied while"):
+            verify_attention(edited(program, "multiply", without(g.Wait("weights_read"))))
+
+
+QUERY_FAULTS = {
+    "queries are not computed": ("correct", without(a.TransformQueries()), "before all warps have computed"),
+    "queries are not fenced": (
+        "correct",
+        lambda each: (
+            (dataclasses.replace(each, body=tuple(x for x in each.body if x != g.FenceShared())),)
+            if isinstance(each, a.GroupLoop) and a.TransformQueries() in each.body
+            else (each,)
+        ),
+        "before all warps have computed",
+    ),
+    "computed queries are not awaited": ("multiply", without(g.Wait("queries_read")), "before all warps|stale"),
+    "queries are computed early": ("correct", without(g.Wait("q_read")), "are computed as those"),
+    "queries are not committed": ("correct", without(g.Commit("queries_fill")), "deadlock"),
+}
+
+
+@pytest.mark.parametrize("name", QUERY_FAULTS)
+@pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
+def test_planted_faults_of_computed_queries_are_found(name: str, own: bool) -> None:
+    role, edit, message = QUERY_FAULTS[name]
+    program = u.umma_program(plan(CAUSAL, own=own, stages=2, of={"query": SCALED}))
+    verify_attention(program)
+    changed = edited(program, role, edit)
+    assert changed != program, "the fault changes nothing"
+    with pytest.raises(Fault, match=message):
+        verify_attention(changed)
 
 
 @pytest.mark.prove

@@ -7,6 +7,7 @@ Waiting, fences and partitions are left out; what crosses the roles goes through
 from __future__ import annotations
 
 import collections
+import dataclasses
 import math
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -16,11 +17,12 @@ import torch
 from backends.cute.edited_roles import edited
 from backends.cute.lockstep import CONVERSIONS, FUNCTIONS, Lanes, lifted
 
+from helion.backends.cute.codegen.attention import spans
 from helion.backends.cute.codegen.attention.umma.finish import chunk_of
 from helion.backends.cute.codegen.attention.umma.kernel import umma_kernel
 from helion.backends.cute.codegen.attention.umma.steps import print_steps
 from helion.backends.cute.codegen.writer import Writer
-from helion.backends.cute.execute.attention import place_at
+from helion.backends.cute.execute.attention import _matrix, _rows, _source, place_at
 from helion.backends.cute.execute.problems import launched, split
 from helion.backends.cute.plan.attention.operands import Matrix, Source, Table
 from helion.backends.cute.plan.attention.records import AttentionProblem
@@ -106,6 +108,8 @@ def objects(**of_warps: Any) -> dict[str, Any]:
         sub_packed_f32x2=_pairs(torch.sub),
         mul_packed_f32x2=_pairs(torch.mul),
         inline_ptx=_ptx,
+        shuffle_sync_bfly=lambda value, offset: Lanes(_plain(value)[torch.arange(UMMA_ROWS) ^ offset]),
+        make_warp_uniform=lambda value: int(value.held[0]) if isinstance(value, Lanes) else value,
         fence_view_async_tmem_load=lambda: None,
         fence_view_async_tmem_store=lambda: None,
         **of_warps,
@@ -120,13 +124,19 @@ def objects(**of_warps: Any) -> dict[str, Any]:
     )
     cutlass = types.SimpleNamespace(
         **{name: _scalars(function) for name, function in CONVERSIONS.items()},
-        select_=lifted(lambda c, x, y: torch.where(torch.as_tensor(c), *map(_fp32, (x, y)))),
+        select_=_select,
         min=_extreme(min, torch.minimum),
         max=_extreme(max, torch.maximum),
         range=lambda *bounds, unroll=1: range(*map(int, bounds)),
         range_constexpr=range,
     )
     return {"cutlass": cutlass, "cute": cute}
+
+
+def _select(condition: Any, one: Any, other: Any) -> Any:
+    if isinstance(condition, bool):
+        return one if condition else other
+    return lifted(lambda c, x, y: torch.where(torch.as_tensor(c), *map(_fp32, (x, y))))(condition, one, other)
 
 
 def _ptx(text: str, write_only_types: Sequence[Any], read_only_args: Sequence[Any]) -> Any:
@@ -152,18 +162,26 @@ class Execution:
         self.messages: dict[int, collections.deque[dict[int, Any]]] = collections.defaultdict(collections.deque)
         self.outputs = torch.full((plan.groups, UMMA_ROWS, plan.problem.v.columns), float("nan"))
         self.names: dict[str, Any] = {}
-        self.added: dict[int, int] = {}
+        self.added: dict[tuple[Any, ...], int] = {}
         self.rescaled = 0
+        self.queries: dict[tuple[int, int], torch.Tensor] = {}
+        """By tile and group: those that threads have computed."""
 
     def run(self) -> None:
         """Execute all tiles; the outputs are in their tensors then."""
+        if self.plan.computes_queries:
+            self._role("correct", None, (*LEFT_OUT, a.LoadLoop, u.ReadMessage, u.FinishRow, a.Rescale))
         for group in range(self.plan.groups):
             self._role("softmax", group)
-        self._role("correct", None)
+        self._role("correct", None, (*LEFT_OUT, a.TransformQueries))
         assert not any(self.weights.values()) and not any(self.messages.values()), "something was not read"
 
-    def _role(self, name: str, group: int | None) -> None:
-        kept = edited(self.program, name, lambda step: () if isinstance(step, LEFT_OUT) else (step,))
+    def _role(self, name: str, group: int | None, left_out: tuple[type[g.Step], ...] = LEFT_OUT) -> None:
+        kept = edited(
+            self.program,
+            name,
+            lambda step: () if isinstance(step, left_out) or getattr(step, "body", None) == () else (step,),
+        )
         out = Writer()
         print_steps(out, self.program, kept.role(name).program)
         threads = Lanes(torch.arange(UMMA_ROWS))
@@ -173,7 +191,9 @@ class Execution:
         self.names = {
             **self._objects(),
             **{each: Row(size) for each, size in {**registers, **names}.items()},
-            **dict.fromkeys(("group_thread", "correction_thread", "lane"), threads),
+            **dict.fromkeys(("group_thread", "correction_thread"), threads),
+            "lane": Lanes(threads.held % 32),
+            "shared_q": types.SimpleNamespace(iterator=0),
             **({} if group is None else {"group": group}),
             "packed": {},
             **dict.fromkeys(("score_reads", "weight_writes", "output_reads", "output_writes")),
@@ -196,6 +216,8 @@ class Execution:
         """Return what the text takes from the DSL, and the tensors."""
         named = objects(vote_any_sync=self._vote)
         named["cute"].copy, named["cute"].autovec_copy = self._copy, self._store
+        named["cute"].assume, named["cute"].make_tensor = (lambda at, divby: at), (lambda at, layout: ("queries", at))
+        named["cute"].make_layout = lambda size: size
         problem = self.plan.problem
         sources: dict[str, Any] = {f"vector_{source.label}": _Vector(self, source) for source in problem.sources}
         sources |= {each.label: float(self.tensors[each.label]) for each in problem.sources if each.kind == "number"}
@@ -209,7 +231,8 @@ class Execution:
             self._load_scores(target)
         elif target == "weights":
             pairs = [self.names["packed"][at] for at in range(self.plan.keys // 2)]
-            self.weights[self.names["group"]].append(torch.stack([each for pair in pairs for each in pair], 1))
+            rows = [each.expand(UMMA_ROWS) for pair in pairs for each in pair]
+            self.weights[self.names["group"]].append(torch.stack(rows, 1))
         elif isinstance(source, tuple):
             target.values = [Lanes(each) for each in self._chunk(source).unbind(1)]
         else:
@@ -221,33 +244,47 @@ class Execution:
         return self.outputs[group][:, chunk * at : chunk * (at + 1)]
 
     def _head(self) -> tuple[int, ...]:
-        return tuple(int(self.names[f"head_{at}"]) for at in range(len(self.plan.problem.heads)))
+        """Return the coordinates of the head; those that are loaded follow the others, and are 0 before."""
+        return tuple(int(self.names.get(f"head_{at}", 0)) for at in range(len(self.plan.problem.coordinates)))
 
-    def _rows(self, name: str, matrix: Matrix, first: int, count: int, rows: int) -> torch.Tensor:
-        """Return rows of a matrix for the current head, zeros where there are none, as TMA reads them."""
-        found = torch.zeros(count, matrix.columns)
-        held = view(matrix, self.tensors[name], self._head(), rows)[first : first + count]
-        found[: held.size(0)] = held.float()
-        return found
+    def _rows(self, name: str, matrix: Matrix, first: int, count: int, end: int) -> torch.Tensor:
+        """Return rows of a matrix for the current head, zeros from ``end`` on, as TMA reads them."""
+        stop, pages, table = min(first + count, end), matrix.pages, None
+        if pages is not None:
+            table = _source(self.plan.problem, pages.table, self.tensors[pages.table.label], self._head(), pages.most)
+        span = slice(min(first, stop), stop)
+        return _rows(matrix, self.tensors[name], self._head(), span, first + count, table)[first:].float()
+
+    def _block(self, name: str, matrix: Matrix, block: int) -> torch.Tensor:
+        """Return a block of streamed rows, of those that the tile's keys are."""
+        names, problem = self.names, self.plan.problem
+        origin = int(names["origin"]) if spans.has_origin(self.plan) else 0
+        end = origin + int(names["limit"]) if self.plan.is_limited else problem.keys
+        return self._rows(name, matrix, origin + block * self.plan.keys, self.plan.keys, end)
+
+    def _first_row(self) -> int:
+        return int(self.names["tile_m"]) * self.plan.rows + int(self.names["group"]) * UMMA_ROWS
+
+    def _query_end(self) -> int:
+        problem = self.plan.problem
+        return int(self.names["query_limit"]) if problem.spans_queries else problem.queries
 
     def _load_scores(self, registers: Row) -> None:
-        problem, plan, names = self.plan.problem, self.plan, self.names
-        # the registers of the first block of a tile were not read before
+        problem, names = self.plan.problem, self.names
         tile = (names["work"], names["group"])
         at = self.added[tile] = self.added.get(tile, -1) + 1
-        block = names["end"] - 1 - at
-        q = self._rows(
-            "q", problem.q, names["tile_m"] * plan.rows + names["group"] * UMMA_ROWS, UMMA_ROWS, problem.queries
-        )
-        k = self._rows("k", problem.k, block * plan.keys, plan.keys, problem.keys)
+        k = self._block("k", problem.k, names["end"] - 1 - at)
+        q = self.queries.get(tile)
+        if q is None:
+            q = self._rows("q", problem.q, self._first_row(), UMMA_ROWS, self._query_end())
         registers.values = [Lanes(each) for each in (q @ k.T).unbind(1)]
 
     def multiply(self, group: int) -> None:
         """Add the product of the next weights, those of the current block or of the one before."""
-        problem, plan, names = self.plan.problem, self.plan, self.names
+        problem, names = self.plan.problem, self.names
         tile = (names["work"], group, "output")
         at = self.added[tile] = self.added.get(tile, -1) + 1
-        v = self._rows("v", problem.v, (names["end"] - 1 - at) * plan.keys, plan.keys, problem.keys)
+        v = self._block("v", problem.v, names["end"] - 1 - at)
         product = self.weights[group].popleft().float() @ v
         self.outputs[group] = product if at == 0 else self.outputs[group] + product
 
@@ -256,20 +293,36 @@ class Execution:
         return bool(torch.as_tensor(_plain(condition)).any())
 
     def _store_number(self, output: Any, place: tuple[Any, ...], value: Lanes, inside: Lanes) -> None:
-        row, rows = place[0].held, self.plan.problem.queries
         kept = torch.as_tensor(inside.held).expand(UMMA_ROWS)
-        view(output.matrix, self.tensors[output.label], self._head(), rows)[row[kept], 0] = value.held.to(
-            self.tensors[output.label].dtype
-        )[kept]
+        row, tensor = place[0].held[kept], self.tensors[output.label]
+        if len(row):
+            numbers = view(output.matrix, tensor, self._head(), int(row.max()) + 1)
+            numbers[row, 0] = value.held.to(tensor.dtype)[kept]
 
-    def _store(self, rounded: Row, target: tuple[Any, ...]) -> None:
+    def _store(self, rounded: Any, target: Any) -> None:
+        if isinstance(rounded, tuple) or target[0] == "queries":
+            self._move_queries(rounded, target)
+            return
         _, (_, width), (thread, vector) = target
-        output, group, rows = self.plan.problem.matrix, self.names["group"], self.plan.problem.queries
-        held = view(output.matrix, self.tensors[output.label], self._head(), rows)
-        first = self.names["tile_m"] * self.plan.rows + group * UMMA_ROWS
-        count = max(0, min(UMMA_ROWS, rows - first))
+        output, end, first = self.plan.problem.matrix, self._query_end(), self._first_row()
+        held = _matrix(output.matrix, self.tensors[output.label], self._head(), end)
+        count = max(0, min(UMMA_ROWS, end - first))
         assert torch.equal(thread.held, torch.arange(UMMA_ROWS))
         held[first : first + count, width * vector : width * (vector + 1)] = rounded.matrix[:count].to(held.dtype)
+
+    def _move_queries(self, source: Any, target: Any) -> None:
+        """Copy a vector of each thread from a stage of queries to registers, or back."""
+        problem = self.plan.problem
+        tile = (self.names["work"], self.names["group"])
+        if tile not in self.queries:
+            self.queries[tile] = self._rows("q", problem.q, self._first_row(), UMMA_ROWS, self._query_end())
+        first = (source if isinstance(source, tuple) else target)[1].held - tile[1] * UMMA_ROWS * problem.q.columns
+        flat = self.queries[tile].view(-1)
+        if isinstance(source, tuple):
+            target.values = [Lanes(flat[first + i]) for i in range(len(target.values))]
+        else:
+            for i, value in enumerate(source.values):
+                flat[first + i] = value.held
 
 
 class _Parts:
@@ -318,7 +371,9 @@ class _Messages:
         group, number = self._place(at)
         if number == 0:
             self.open[group] = self.execution.messages[group].popleft()
-            self.execution.multiply(group)
+            names, softmax = self.execution.names, self.execution.plan.problem.softmax
+            for _ in range(1 if softmax else names["end"] - names["begin"]):
+                self.execution.multiply(group)
         return self.open[group].pop(number)
 
 
@@ -330,12 +385,12 @@ class _Vector:
 
     def __getitem__(self, at: Any) -> Lanes:
         source, tensor = self.source, self.execution.tensors[self.source.label]
-        assert not isinstance(source, Table)
         head, (row, column) = self.execution._head(), at[:2]
         first = int(tensor.storage_offset()) + source.offset
         first += sum(mode.stride * place_at(mode.at, head) for mode in source.modes)
         flat = torch.as_strided(tensor, (tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0)
-        steps = dict(zip(("exact", "query", "key"), ((0, 1), (0,), (1,)), strict=True)).get(source.kind, ())
+        steps = {"exact": (0, 1), "query": (0,), "key": (1,)}.get(source.kind, ())
+        steps = (1,) if isinstance(source, Table) else steps
         place: Any = torch.as_tensor(first)
         for which in steps:
             place = place + torch.as_tensor(_plain((row, column)[which])) * source.pitches[which]
@@ -376,7 +431,8 @@ def evaluate_as(choice: UmmaChoice, found: list[UmmaPlan] | None = None) -> Call
         given, integers = split(kernel, given)
         problem = launched(kernel, integers)
         assert isinstance(problem, AttentionProblem)
-        plan = plan_umma_attention(problem, choice, target("sm_100"))
+        of_softmax = choice if problem.softmax else dataclasses.replace(choice, lazy=False, polynomial=None)
+        plan = plan_umma_attention(problem, of_softmax, target("sm_100"))
         labels = ["q", "k", "v", *(each.label for each in (*problem.outputs, *problem.sources))]
         tensors = (each if isinstance(each, torch.Tensor) else torch.tensor(each) for each in given)
         Execution(plan, dict(zip(labels, tensors, strict=True))).run()

@@ -38,10 +38,8 @@ class CuteTcgen05AttentionHeuristic(Heuristic):
         shape = shape_of(facts)
         if isinstance(shape, str):
             return Declined(shape)
-        if shape.latent or shape.operand_bytes != 2 or not shape.softmax:
-            return Declined(
-                "attention on tcgen05 is that of a softmax, with operands of 16 bits and values of their own"
-            )
+        if shape.latent or shape.operand_bytes != 2:
+            return Declined("attention on tcgen05 has operands of 16 bits, and values of their own")
         longest = UMMA_KEYS // 2 if _reads_pairs(facts, shape) else UMMA_KEYS
         found = sorted(_choices(shape, target, longest), key=lambda choice: umma_us(shape, choice, target))
         if not found:
@@ -60,11 +58,13 @@ def _choices(shape: AttentionShape, target: Target, longest: int) -> Iterator[Um
     most = min(UMMA_GROUPS, -(-shape.queries // UMMA_ROWS))
     for groups in range(most, 0, -1):
         for keys in (each for each in SHORTER_KEYS if each <= longest):
+            if shape.loaded and keys & (keys - 1):
+                continue  # pages are multiples of powers of two
             sizes = zip(shape.blocks, (UMMA_ROWS * groups, keys), strict=True)
             if any(shape.fixed.get(block, size) != size for block, size in sizes):
                 continue
             if groups * (keys + shape.v_columns) <= target.tensor_memory_columns and _fits(shape, groups, keys, target):
-                yield UmmaChoice(groups=groups, keys=keys, lazy=True)
+                yield UmmaChoice(groups=groups, keys=keys, lazy=shape.softmax)
 
 
 def _fits(shape: AttentionShape, groups: int, keys: int, target: Target) -> bool:

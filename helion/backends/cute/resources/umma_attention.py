@@ -27,11 +27,12 @@ def umma_us(shape: AttentionShape, choice: UmmaChoice, target: Target) -> float:
         blocks = min(blocks, (blocks + -(-rows // choice.keys)) / 2 + 0.5)
     if shape.window:
         blocks = min(blocks, -(-rows // choice.keys) - (1 - shape.window) // choice.keys)
-    columns, operations = shape.qk_columns + shape.v_columns, shape.operations + 8 * shape.special
+    columns, operations = (shape.qk_columns, shape.v_columns), shape.operations + 8 * shape.special
     polynomial = choice.polynomial
     if polynomial is None:
-        polynomial = best_polynomial(columns, choice.keys, operations, DTYPE, target)
-    of_block = block_time(columns, choice.keys, operations, polynomial, DTYPE, target).of_groups(choice.groups)
+        polynomial = best_polynomial(columns, choice.keys, operations, DTYPE, target) if shape.softmax else 0
+    time = block_time(columns, choice.keys, operations, polynomial, DTYPE, target)
+    of_block = (time if shape.softmax else replace(time, special=0.0)).of_groups(choice.groups)
     longest = 1.2 if shape.bounded and not shape.window and tiles <= target.num_sms else 1.0
     tile_us = blocks * of_block * longest + RATES.tile_us
     memory_us = shape.bytes_moved / (RATES.memory * target.bandwidth_gb_per_s * 1e3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...plan.attention.records import AttentionPlan
-from ...plan.records import WARPGROUP_THREADS, WGMMA_ROWS
+from ...plan.records import WARPGROUP_THREADS
 from ..setups import dsl
 from .formula import arguments_of, computed
 
@@ -19,7 +19,7 @@ def queries_functions(plan: AttentionPlan) -> list[list[str]]:
     formula, problem = plan.problem.query, plan.problem
     if not formula.instructions:
         return []
-    elements = WGMMA_ROWS * problem.q.columns
+    elements = plan.group_rows * problem.q.columns
     step = WARPGROUP_THREADS * plan.column_groups * VECTOR
 
     def names(value: int) -> str:

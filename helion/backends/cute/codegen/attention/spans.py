@@ -198,6 +198,14 @@ def of_rows(plan: ScorePlan) -> list[str]:
     return lines
 
 
+def of_row(plan: ScorePlan, query: str) -> list[str]:
+    """Return the loads of the bounds of one query."""
+    return [
+        f"{name} = {_bound(plan, source, shift, query)}"
+        for name, (source, shift) in zip(row_names(plan), bounds_of(plan).values(), strict=True)
+    ]
+
+
 def registers(plan: ScorePlan) -> list[str]:
     """Return the definitions of the registers of a thread's rows."""
     return [f"{name} = cute.make_rmem_tensor(2, cutlass.Int32)" for name in row_names(plan)]

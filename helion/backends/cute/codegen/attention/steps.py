@@ -55,8 +55,8 @@ OWN_RULES: dict[type[ScoreProgram], dict[type[g.Step], Rule]] = {}
 OWN_BLOCKS: dict[type[ScoreProgram], Callable[[Any, str], list[str]]] = {}
 """The partitions of blocks that a kind of programs has instead, given the index of a span's first row."""
 
-OWN_QUERIES: dict[type[ScoreProgram], Callable[[Any], str]] = {}
-"""The definition of a thread's first query that a kind of programs has instead."""
+OWN_QUERIES: dict[type[ScoreProgram], Callable[[Any], list[str]]] = {}
+"""The definitions of a thread's first query, and of its bounds, that a kind of programs has instead."""
 
 
 def _rule(kind: type[g.Step]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -251,18 +251,20 @@ def _(out: Writer, program: ScoreProgram, step: a.WorkLoop) -> None:
         item = "work" if plan.splits == 1 else f"work // {plan.splits}"
         out.lines((f"tile_m, head = place({', '.join([item, *sizes])})", *coordinates(plan)))
         loads, computes = _has(step.body, a.LoadBlock), _has(step.body, a.BlockLoop)
-        if loads or computes or not plan.is_limited:  # other roles need no blocks, nor the loads of their bounds
+        if (
+            loads or computes or _has(step.body, a.LoadLoop) or not plan.is_limited
+        ):  # other roles need no blocks, nor the loads of their bounds
             out.lines(spans.of_tile(plan))
             out.line(f"begin, end, whole, edge = blocks_of({', '.join(['tile_m', *spans.names(plan), *sizes])})")
             out.lines(splits.part_of_keys(plan) if isinstance(plan, AttentionPlan) and plan.splits > 1 else ())
         if computes:
             out.lines(part_lengths(plan))
-            out.line(OWN_QUERIES.get(type(program), _first_query)(plan))
-            out.lines(spans.of_rows(plan))
-            if isinstance(plan, AttentionPlan) and plan.problem.spans_queries:
+            out.lines(OWN_QUERIES.get(type(program), _first_query)(plan))
+        if isinstance(plan, AttentionPlan) and plan.problem.spans_queries:
+            if _has(step.body, a.StoreOutput):
                 out.lines(stored_rows(plan, spans.first_row("query_limit")))
-        elif not loads and isinstance(plan, AttentionPlan) and plan.problem.spans_queries:
-            out.lines(_spanned_rows(plan))
+            elif _has(step.body, a.LoadRows):
+                out.lines(_spanned_rows(plan))
         if loads:
             blocks = OWN_BLOCKS.get(type(program), _blocks)
             out.lines(_spanned_blocks(plan, blocks) if plan.problem.spans_keys else ())
@@ -272,9 +274,10 @@ def _(out: Writer, program: ScoreProgram, step: a.WorkLoop) -> None:
         out.line("visited += 1")
 
 
-def _first_query(plan: ScorePlan) -> str:
+def _first_query(plan: ScorePlan) -> list[str]:
     of_group = "" if plan.column_groups > 1 else "group * 64 + "
-    return f"first_query = tile_m * {plan.rows} + {of_group}group_warp * 16 + lane // 4"
+    first = f"first_query = tile_m * {plan.rows} + {of_group}group_warp * 16 + lane // 4"
+    return [first, *spans.of_rows(plan)]
 
 
 def _has(steps: Sequence[g.Step], kind: type[g.Step]) -> bool:

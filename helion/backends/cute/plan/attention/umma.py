@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .....hardware import Target
 from ..counts import PipelineCounts
@@ -81,6 +81,11 @@ class UmmaPlan(AttentionPlan):
         return UMMA_ROWS
 
     @property
+    def computes_queries(self) -> bool:
+        """True if threads replace the queries in shared memory by their formula."""
+        return bool(self.problem.query.instructions)
+
+    @property
     def softmax_warps(self) -> int:
         return SOFTMAX_WARPS * self.groups
 
@@ -102,6 +107,8 @@ class UmmaCounts:
     q: PipelineCounts
     k: PipelineCounts
     v: PipelineCounts
+    queries: PipelineCounts
+    """Queries that threads have computed."""
     scores: PipelineCounts
     weights: PipelineCounts
     message: PipelineCounts
@@ -114,11 +121,14 @@ def plan_umma_attention(problem: AttentionProblem, choice: UmmaChoice, target: T
     _check_parts(problem)
     _check_choice(problem, choice, target)
     cached = cached_rows(problem, target)
-    columns, operations = problem.q.columns + problem.v.columns, len(problem.score.instructions)
+    columns, operations = (problem.q.columns, problem.v.columns), len(problem.score.instructions)
     polynomial = choice.polynomial
     if polynomial is None:
-        polynomial = best_polynomial(columns, choice.keys, operations, problem.q.dtype, target)
+        polynomial = (
+            best_polynomial(columns, choice.keys, operations, problem.q.dtype, target) if problem.softmax else 0
+        )
     time = block_time(columns, choice.keys, operations, polynomial, problem.q.dtype, target)
+    time = time if problem.softmax else replace(time, special=0.0)
     found: UmmaPlan | None = None
     stages = range(UMMA_STAGES, LEAST_STAGES - 1, -1) if choice.stages is None else (choice.stages,)
     for own, number in ((own, number) for own in (True, False) for number in stages):
@@ -164,14 +174,8 @@ def _parts(problem: AttentionProblem) -> Iterator[tuple[object, str]]:
     yield problem.latent, "whose values are columns of its keys"
     yield problem.rests, "whose scores are of dimensions in two tensors"
     yield problem.q.dtype not in HALF_DTYPES, f"in {problem.q.dtype}"
-    yield problem.query.instructions, "of queries that the kernel computes"
-    yield not problem.softmax, "with weights other than those of a softmax"
     yield problem.dropped is not None, "with weights that are changed after they were summed"
     yield problem.draws, "with random numbers"
-    yield problem.loaded, f"of heads at the integers of {problem.loaded[0].name if problem.loaded else ''}"
-    yield problem.key_span or problem.query_span, "of keys or queries that are bounded by loaded integers"
-    yield problem.key_range, "of keys that loaded integers bound for each query"
-    yield problem.k.pages, "of keys in pages"
 
 
 def _check_choice(problem: AttentionProblem, choice: UmmaChoice, target: Target) -> None:
@@ -183,6 +187,9 @@ def _check_choice(problem: AttentionProblem, choice: UmmaChoice, target: Target)
         )
     if choice.stages is not None and not LEAST_STAGES <= choice.stages <= UMMA_STAGES:
         raise Refusal(f"{choice.stages} stages of K and V; {LEAST_STAGES} to {UMMA_STAGES} are implemented on tcgen05")
+    pages = problem.k.pages
+    if pages is not None and pages.size % choice.keys:
+        raise Refusal(f"blocks of {choice.keys} keys in pages of {pages.size}; a block is implemented within a page")
     if choice.splits > 1:
         raise Refusal("keys are split among CTAs on wgmma, and not on tcgen05")
     if choice.polynomial is not None and (choice.polynomial % 2 or not 0 <= choice.polynomial <= MOST_POLYNOMIAL):
@@ -190,6 +197,8 @@ def _check_choice(problem: AttentionProblem, choice: UmmaChoice, target: Target)
             f"{choice.polynomial} of {EXPONENTIALS} exponentials by a polynomial; even numbers up to {MOST_POLYNOMIAL} are"
             " implemented"
         )
+    if not problem.softmax and (choice.lazy or choice.polynomial):
+        raise Refusal("tcgen05_lazy_rescale and tcgen05_polynomial are implemented for weights of a softmax")
     if choice.lazy and not takes_lazy(problem):
         raise Refusal(
             f"tcgen05_lazy_rescale with weights in {problem.q.dtype} of up to 2**{problem.lift:g} is out of range"
@@ -210,6 +219,7 @@ class BlockTime:
     """The microseconds of a group's block on the units of an SM. They overlap, since groups take turns."""
 
     tensor: float
+    """The tensor pipe: its rate, or that of its operands in shared memory."""
     special: float
     issue: float
 
@@ -223,21 +233,25 @@ class BlockTime:
         return HAND_OVER_US + (groups * self.all if groups > 1 else self.tensor + max(self.special, self.issue))
 
 
-def block_time(columns: int, keys: int, operations: int, polynomial: int, dtype: str, target: Target) -> BlockTime:
+def block_time(
+    columns: tuple[int, int], keys: int, operations: int, polynomial: int, dtype: str, target: Target
+) -> BlockTime:
     """Return the times of a block of ``keys``, with ``columns`` of q and of v and a formula of ``operations``.
 
-    Instructions are issued for one thread per lane of fp32 and clock.
+    For each lane of fp32 and clock, one instruction is issued, and one byte of shared memory is read.
     """
     lanes_per_us = target.fp32_tflops * 1e6 / 2 / target.num_sms
     share, scores = polynomial / EXPONENTIALS, UMMA_ROWS * keys
+    multiplied = 2 * scores * sum(columns) * target.num_sms / (target.matrix_tflops_for(dtype) * 1e6)
+    read = itemsize(dtype) * (UMMA_ROWS * columns[0] + keys * sum(columns)) / lanes_per_us
     return BlockTime(
-        tensor=2 * scores * columns * target.num_sms / (target.matrix_tflops_for(dtype) * 1e6),
+        tensor=max(multiplied, read),
         special=scores * (1 - share) * FP32_PER_SPECIAL / lanes_per_us,
         issue=scores * (ISSUED + ISSUED_MORE * share + operations) / lanes_per_us,
     )
 
 
-def best_polynomial(columns: int, keys: int, operations: int, dtype: str, target: Target) -> int:
+def best_polynomial(columns: tuple[int, int], keys: int, operations: int, dtype: str, target: Target) -> int:
     """Return the number of exponentials by a polynomial with the least predicted time."""
     return min(
         range(0, MOST_POLYNOMIAL + 1, 2),
@@ -260,6 +274,7 @@ def umma_counts(plan: UmmaPlan) -> UmmaCounts:
         ),
         k=_blocks_counts(plan, plan.problem.k.columns),
         v=_blocks_counts(plan, plan.problem.v.columns),
+        queries=PipelineCounts(stages=plan.groups, full_arrivals=CORRECTION_WARPS, empty_arrivals=0),
         scores=PipelineCounts(stages=plan.groups, full_arrivals=1, empty_arrivals=0),
         weights=PipelineCounts(stages=plan.groups, full_arrivals=SOFTMAX_WARPS, empty_arrivals=0),
         message=PipelineCounts(stages=plan.groups, full_arrivals=SOFTMAX_WARPS, empty_arrivals=CORRECTION_WARPS),
@@ -290,7 +305,8 @@ def umma_memory(plan: UmmaPlan) -> tuple[Allocation, ...]:
         (f"shared_{name}", plan.stages * ring.transaction_bytes, RING_ALIGNMENT_BYTES) for name, ring in rings.items()
     ]
     wanted.append(("shared_message", 4 * MESSAGE_VALUES * plan.rows, MESSAGE_ALIGNMENT_BYTES))
-    for name in ("q", "k", "v", "scores", "weights", "message", "output"):
+    computed = ["queries"] if plan.computes_queries else []
+    for name in ("q", "k", "v", *computed, "scores", "weights", "message", "output"):
         ring = getattr(numbers, name)
         wanted.append((f"{name}_barriers", ring.barrier_words * WORD_BYTES, WORD_BYTES))
     wanted.append(("tensor_memory_address", 4, 4))

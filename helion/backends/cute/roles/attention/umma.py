@@ -44,9 +44,12 @@ from .grammar import (
     ScoreMma,
     ScoreProgram,
     StoreOutput,
+    TransformQueries,
     WorkLoop,
 )
 
+OF_GROUPS = ("scores", "weights", "message", "output")
+"""Pipelines with a stage for each group, other than that of Q."""
 OTHER_WARPS = 4
 """The last warpgroup: its first warps issue MMAs, load K and V, and load Q."""
 
@@ -90,8 +93,8 @@ class ReadScores(Step):
 
 @dataclass(frozen=True)
 class Maxima(Step):
-    """Apply the formula of scores, and with ``masked`` the masks of the block, and raise the row maximum. The ``first``
-    block of a tile sets it."""
+    """Apply the formula of scores, and with ``masked`` the masks of the block, and raise the row maximum, if there is a
+    softmax. The ``first`` block of a tile sets it."""
 
     masked: bool
     first: bool = False
@@ -104,7 +107,8 @@ class WriteFactors(Step):
 
 @dataclass(frozen=True)
 class Exponentials(Step):
-    """Compute the weights of the block, with or without masks, and round them to the operand type."""
+    """Compute the weights of the block, with or without masks, and round them to the operand type. Without a softmax they are
+    the scores."""
 
     masked: bool
 
@@ -159,7 +163,7 @@ def umma_program(plan: UmmaPlan) -> UmmaProgram:
             Pipeline(name="q", kind="tma_rows", counts=numbers.q, barriers="q_barriers"),
             *(
                 Pipeline(name=name, kind="of_groups", counts=getattr(numbers, name), barriers=f"{name}_barriers")
-                for name in ("scores", "weights", "message", "output")
+                for name in (*(["queries"] if plan.computes_queries else []), *OF_GROUPS)
             ),
         ),
         barriers=(
@@ -226,14 +230,20 @@ def _load_rows(warp: int) -> Role:
     )
 
 
-def _output(behind: bool = False) -> tuple[Step, ...]:
-    """Return the steps that add a block to the output of a group, the last of which frees the block's values."""
+def _output(plan: UmmaPlan, behind: bool = False) -> tuple[Step, ...]:
+    """Return the steps that add a block to the output of a group, the last of which frees the block's values.
+
+    Weights of a softmax are added after the correction of the output. Without a softmax, the output is handed over with
+    its last block alone.
+    """
+    corrected: tuple[Step, ...] = (Acquire("output_fill"),) if plan.problem.softmax else ()
+    committed: tuple[Step, ...] = (CommitMma("output_fill"),) if plan.problem.softmax or not behind else ()
     return (
         Wait("weights_read"),
-        Acquire("output_fill"),
+        *corrected,
         TensorFence(after=True),
         OutputOfBlock("v_read", behind),
-        CommitMma("output_fill"),
+        *committed,
         LastGroup((Release("v_read"),)),
     )
 
@@ -246,9 +256,14 @@ def _multiply(plan: UmmaPlan, warp: int) -> Role:
     before.
     """
     scores = (ScoreMma("k_read"), CommitMma("scores_fill"))
+    queries = "queries_read" if plan.computes_queries else "q_read"
+    computed: tuple[Step, ...] = (Cursor(queries, "queries", "consumer"),) if plan.computes_queries else ()
+    read: tuple[Step, ...] = (Advance(queries),) if plan.computes_queries else ()
     free_q: tuple[Step, ...] = (GroupLoop((CommitMma("q_read"),)),) if plan.own_output else ()
-    ends = (Advance("v_read"), Advance("weights_read"), Advance("output_fill"))
-    both = GroupLoop((*_output(behind=True), *scores))
+    softmax = plan.problem.softmax
+    ends = (Advance("v_read"), Advance("weights_read"), *((Advance("output_fill"),) if softmax else ()))
+    begun = () if softmax else (GroupLoop((Acquire("output_fill"),)), Advance("output_fill"))
+    both = GroupLoop((*_output(plan, behind=True), *scores))
     block = (Wait("v_read"), Wait("k_read"), both, Release("k_read"), Advance("k_read"), *ends)
     return Role(
         name="multiply",
@@ -261,16 +276,19 @@ def _multiply(plan: UmmaPlan, warp: int) -> Role:
             Cursor("v_read", "v", "consumer"),
             Cursor("weights_read", "weights", "consumer"),
             Cursor("output_fill", "output", "producer"),
+            *computed,
             WorkLoop(
                 (
                     Wait("k_read"),
-                    GroupLoop((Wait("q_read"), *scores)),
+                    GroupLoop((Wait(queries), *scores)),
+                    *read,
                     Release("k_read"),
                     Advance("k_read"),
+                    *begun,
                     LoadLoop(block),
                     *free_q,
                     Wait("v_read"),
-                    GroupLoop(_output()),
+                    GroupLoop(_output(plan)),
                     *ends,
                     NextTile(),
                 )
@@ -279,7 +297,7 @@ def _multiply(plan: UmmaPlan, warp: int) -> Role:
     )
 
 
-def _block(masked: bool, first: bool = False) -> tuple[Step, ...]:
+def _block(plan: UmmaPlan, masked: bool, first: bool = False) -> tuple[Step, ...]:
     """Return the steps of a block's softmax. The correction starts before the exponentials, the next MMA before the sum."""
     message: tuple[Step, ...] = (
         Acquire("message_fill"),
@@ -293,17 +311,17 @@ def _block(masked: bool, first: bool = False) -> tuple[Step, ...]:
         ReadScores(),
         Advance("scores_read"),
         Maxima(masked, first),
-        *(() if first else message),
+        *(() if first or not plan.problem.softmax else message),
         Exponentials(masked),
         WriteWeights(),
         TensorFence(after=False),
         Commit("weights_fill"),
-        AddWeights(first),
+        *((AddWeights(first),) if plan.problem.needs_total else ()),
     )
 
 
 def _softmax(plan: UmmaPlan) -> Role:
-    parts = tuple(BlockLoop(part, _block(masked=part != "free")) for part in plan.parts)
+    parts = tuple(BlockLoop(part, _block(plan, masked=part != "free")) for part in plan.parts)
     totals = (Acquire("message_fill"), WriteTotals(), Commit("message_fill"), Advance("message_fill"))
     return Role(
         name="softmax",
@@ -316,7 +334,7 @@ def _softmax(plan: UmmaPlan) -> Role:
             Cursor("scores_read", "scores", "consumer"),
             Cursor("weights_fill", "weights", "producer"),
             Cursor("message_fill", "message", "producer"),
-            WorkLoop((*_block(masked=True, first=True), *parts, *totals, NextTile())),
+            WorkLoop((*_block(plan, masked=True, first=True), *parts, *totals, NextTile())),
             BarrierSync("end"),
             FreeSums(),
         ),
@@ -325,6 +343,8 @@ def _softmax(plan: UmmaPlan) -> Role:
 
 def _correct(plan: UmmaPlan) -> Role:
     """Build the role that rescales the output of a block by the factors of the next one, and stores that of the last.
+
+    It computes the queries of a tile first, where they have a formula.
 
     Outputs are in shared memory of their own, or in that of the queries, which no MMA reads after the last output.
     """
@@ -339,6 +359,15 @@ def _correct(plan: UmmaPlan) -> Role:
     before: tuple[Step, ...] = (FirstWarp((StoreWait(plan.groups - 1),)), BarrierSync("correction")) if own else ()
     stored = (FenceShared(), BarrierSync("correction"), FirstWarp((StoreOutput(), *handed)))
     advance = (Advance("message_read"), Advance("output_read"))
+    rescale: tuple[Step, ...] = ()
+    if plan.problem.softmax:
+        rescale = (LoadLoop((GroupLoop((*message(last=False), Rescale(), *given_back)), *advance)),)
+    begin: tuple[Step, ...] = ()
+    transform: tuple[Step, ...] = ()
+    if plan.computes_queries:
+        begin = (Cursor("queries_fill", "queries", "producer"),)
+        computed = (Wait("q_read"), TransformQueries(), FenceShared(), Commit("queries_fill"))
+        transform = (GroupLoop(computed), Advance("queries_fill"))
     return Role(
         name="correct",
         first_warp=plan.softmax_warps,
@@ -348,9 +377,11 @@ def _correct(plan: UmmaPlan) -> Role:
             SetUp("correct"),
             Cursor("message_read", "message", "consumer"),
             Cursor("output_read", "output", "consumer"),
+            *begin,
             WorkLoop(
                 (
-                    LoadLoop((GroupLoop((*message(last=False), Rescale(), *given_back)), *advance)),
+                    *transform,
+                    *rescale,
                     GroupLoop((*message(last=True), *before, FinishRow(), *given_back, *stored)),
                     *advance,
                     NextTile(),

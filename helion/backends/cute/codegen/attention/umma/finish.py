@@ -29,8 +29,9 @@ def finish_lines(plan: UmmaPlan, axes: Sequence[str]) -> list[str]:
     chunks = plan.problem.v.columns // chunk_of(plan.problem.v.columns)
     of_rows, of_chunk = (", ".join(each) for each in (_of_row_arguments(plan, axes), _chunk_arguments(plan, axes)))
     made = "".join(f"{name}, " for name in _row_names(plan))
+    call = f"{made.removesuffix(' ')} = finish_row({of_rows})" if made else f"finish_row({of_rows})"
     return [
-        f"{made.removesuffix(' ')} = finish_row({of_rows})" if made else f"finish_row({of_rows})",
+        *([call] if _row_lines(plan, axes) else []),
         f"for part in cutlass.range({chunks}, unroll=1):",
         "    cute.copy(output_reads, from_parts[None, None, part, group], values)",
         "    cute.arch.fence_view_async_tmem_load()",
@@ -40,7 +41,9 @@ def finish_lines(plan: UmmaPlan, axes: Sequence[str]) -> list[str]:
 
 def _of_row_arguments(plan: UmmaPlan, axes: Sequence[str]) -> list[str]:
     vectors = [f"vector_{output.label}" for output in plan.problem.outputs if output.kind == "query"]
-    return ["message", "query", *axes, *vectors, *arguments_of(plan.problem.finish), *numbers.parameters(plan)]
+    limits = ["query_limit"] if plan.problem.spans_queries else []
+    given = ["message", "query", *axes, *vectors, *arguments_of(plan.problem.finish)]
+    return [*given, *limits, *numbers.parameters(plan)]
 
 
 def _chunk_arguments(plan: UmmaPlan, axes: Sequence[str]) -> list[str]:
@@ -66,7 +69,9 @@ def _row_names(plan: UmmaPlan) -> list[str]:
 
 def correction_functions(plan: UmmaPlan) -> list[list[str]]:
     """Return the functions that rescale the output of a row, finish it, and store numbers per query."""
-    functions = [_rescale(plan), _finish_row(plan), _finish_chunk(plan)]
+    rescale = [_rescale(plan)] if plan.problem.softmax else []
+    of_rows = [_finish_row(plan)] if _row_lines(plan, head_axes(plan.problem)) else []
+    functions = [*rescale, *of_rows, _finish_chunk(plan)]
     if any(output.kind == "query" for output in plan.problem.outputs):
         functions.insert(
             0,
@@ -102,12 +107,18 @@ def _rescale(plan: UmmaPlan) -> list[str]:
 
 def _finish_row(plan: UmmaPlan) -> list[str]:
     """Return the function of the values of a query, which stores those that are outputs."""
-    problem = plan.problem
-    axes, names = head_axes(problem), _row_names(plan)
-    lines = [f"def finish_row({', '.join(_of_row_arguments(plan, axes))}):", *_of_rows(plan, axes)]
-    for each in (output for output in problem.outputs if output.kind == "query"):
-        lines.append(f"    {_stored(plan, each, axes)}")
-    return [*lines, *([f"    return {', '.join(names)}{',' * (len(names) == 1)}"] if names else [])]
+    axes, names = head_axes(plan.problem), _row_names(plan)
+    return [
+        f"def finish_row({', '.join(_of_row_arguments(plan, axes))}):",
+        *_row_lines(plan, axes),
+        *([f"    return {', '.join(names)}{',' * (len(names) == 1)}"] if names else []),
+    ]
+
+
+def _row_lines(plan: UmmaPlan, axes: Sequence[str]) -> list[str]:
+    """Return what is computed and stored for a query, or nothing."""
+    stored = [output for output in plan.problem.outputs if output.kind == "query"]
+    return [*_of_rows(plan, axes), *(f"    {_stored(plan, each, axes)}" for each in stored)]
 
 
 def _finish_chunk(plan: UmmaPlan) -> list[str]:
@@ -165,6 +176,8 @@ def _maximum_and_total(plan: UmmaPlan) -> list[str]:
     infinity less itself, and its sum is NaN.
     """
     problem = plan.problem
+    if not problem.softmax:
+        return ["    total = message[0]"] * problem.needs_total
     scale = f" * {problem.scale!r}" if problem.scale != 1.0 else ""
     start = 'float("-inf")' if math.isinf(problem.start) else repr(problem.start)
     unseen = f"message[1] == {NEGATIVE_INFINITY}"
@@ -191,7 +204,8 @@ def _stored(plan: UmmaPlan, output: AttentionOutput, axes: Sequence[str]) -> str
     places = ", ".join([f"{first}query", *(mode.at.text(tuple(axes)) for mode in output.matrix.modes)])
     comma = "" if output.matrix.modes else ","
     value = f"{_name(plan, output.value)}.to({dsl(output.dtype)})"
-    return f"store_number(vector_{output.label}, ({places}{comma}), {value}, query < {text_of(plan.problem.queries)})"
+    queries = "query_limit" if plan.problem.spans_queries else text_of(plan.problem.queries)
+    return f"store_number(vector_{output.label}, ({places}{comma}), {value}, query < {queries})"
 
 
 def _of_elements(plan: UmmaPlan, axes: Sequence[str], chunk: int) -> list[str]:

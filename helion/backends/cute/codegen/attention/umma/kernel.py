@@ -8,10 +8,12 @@ from ....plan.records import WARP_THREADS
 from ....roles.attention.umma import UmmaProgram
 from ....toolchain.kernel import GemmKernel
 from ...setups import dsl
+from .. import spans
 from ..bounds import bounds_function, place_function
 from ..host import matrices, tensors
 from ..kernel import pointer_dtypes
 from ..module import ENTRY, Pieces, render
+from ..queries import queries_functions
 from . import steps as steps
 from .finish import correction_functions
 from .softmax import softmax_functions
@@ -54,7 +56,9 @@ def umma_pieces(program: UmmaProgram) -> Pieces:
             *_fences(),
             *_matmul_functions(plan),
             place_function(plan),
+            *spans.functions(plan),
             bounds_function(plan),
+            *queries_functions(plan),
             *softmax_functions(plan),
             *correction_functions(plan),
         ),

@@ -33,7 +33,9 @@ COEFFICIENTS = {
 
 def softmax_functions(plan: UmmaPlan) -> list[list[str]]:
     """Return the functions of a block, as the DSL traces them: loops over elements are unrolled."""
-    functions = [exp2_function(), _maxima(plan), _exponentials(plan), _add(plan)]
+    functions = [exp2_function(), _maxima(plan), _exponentials(plan)] if plan.problem.softmax else [_rounded(plan)]
+    if plan.problem.needs_total:
+        functions.append(_add(plan))
     if plan.polynomial:
         functions.insert(1, _polynomial(plan))
     if plan.restores_maxima:
@@ -55,13 +57,16 @@ def maxima_call(plan: UmmaPlan, masked: bool, first: bool, axes: Sequence[str]) 
     if masks:
         lines.append(f"mask({', '.join(_mask_arguments(plan))})")
     guarded = plan.problem.guarded or masks
-    lines.append(f"raise_maximum({', '.join(_registers(plan))}, first={first}, guarded={guarded})")
+    if plan.problem.softmax:
+        lines.append(f"raise_maximum({', '.join(_registers(plan))}, first={first}, guarded={guarded})")
     return lines
 
 
 def exponentials_call(plan: UmmaPlan, masked: bool) -> str:
     """Return the call from scores to rounded weights. Blocks with masks, which are few, take no polynomials: the registers
     hold either."""
+    if not plan.problem.softmax:
+        return "round_weights(scores, packed)"
     return f"weigh(scores, packed, shifts, polynomial={bool(plan.polynomial) and not (masked and has_masks(plan))})"
 
 
@@ -115,22 +120,29 @@ def _formula(plan: UmmaPlan) -> list[str]:
 
 def _mask(plan: UmmaPlan) -> list[str]:
     """Return the function that hides the keys out of range, and those that the query does not see."""
-    band = plan.problem.band
+    band, loaded = plan.problem.band, spans.bounds_of(plan)
+    hidden = NEGATIVE_INFINITY if plan.problem.softmax else "cutlass.Float32(0.0)"
     shift = " + shift" if band.shift else ""
+    keys = f"{spans.plus_origin(plan)}limit" if plan.is_limited else text_of(plan.problem.keys)
     lines = [
         f"def mask({', '.join(_mask_arguments(plan))}):",
-        f"    last = {numbers.less(text_of(plan.problem.keys), 1)} - first_key",
+        f"    last = {numbers.less(keys, 1)} - first_key",
     ]
     if band.last is not None:
         lines.append(f"    last = cutlass.min(last, query + {text_of(band.last)}{shift} - first_key)")
+    if "ends" in loaded:
+        lines.append("    last = cutlass.min(last, row_ends - 1 - first_key)")
     if band.first is not None:
         lines.append(f"    first = query + {text_of(band.first)}{shift} - first_key")
+    if "begins" in loaded:
+        first = "row_begins - first_key"
+        lines.append(f"    first = {first if band.first is None else f'cutlass.max(first, {first})'}")
     lines += [
         f"    for column in range({plan.keys}):",
-        f"        scores[column] = cutlass.select_(last >= column, scores[column], {NEGATIVE_INFINITY})",
+        f"        scores[column] = cutlass.select_(last >= column, scores[column], {hidden})",
     ]
-    if band.first is not None:
-        lines.append(f"        scores[column] = cutlass.select_(first <= column, scores[column], {NEGATIVE_INFINITY})")
+    if plan.problem.has_first:
+        lines.append(f"        scores[column] = cutlass.select_(first <= column, scores[column], {hidden})")
     return lines
 
 
@@ -174,11 +186,31 @@ def _raised(plan: UmmaPlan, unit: float) -> list[str]:
     ]
 
 
+def _packed(plan: UmmaPlan, one: str, other: str) -> list[str]:
+    """Return the lines that round a pair of weights. They name their instruction, as on wgmma."""
+    name = "bf16x2" if plan.problem.q.dtype == "bfloat16" else "f16x2"
+    return [
+        "        packed[pair] = cute.arch.inline_ptx(",
+        f'            "cvt.rn.{name}.f32 {{$w0}}, {{$r0}}, {{$r1}};",',
+        "            write_only_types=[cutlass.Int32],",
+        f"            read_only_args=[{other}, {one}],",
+        "        )",
+    ]
+
+
+def _rounded(plan: UmmaPlan) -> list[str]:
+    """Return the function of rounded weights without a softmax."""
+    return [
+        "def round_weights(scores, packed):",
+        f"    for pair in range({plan.keys // 2}):",
+        *_packed(plan, "scores[2 * pair]", "scores[2 * pair + 1]"),
+    ]
+
+
 def _exponentials(plan: UmmaPlan) -> list[str]:
-    """Return the function of rounded weights. Conversions name their instruction, as on wgmma."""
+    """Return the function of rounded weights of a softmax."""
     problem = plan.problem
     unit = problem.unit * problem.scale
-    name = "bf16x2" if problem.q.dtype == "bfloat16" else "f16x2"
     pairs, chosen = EXPONENTIALS // 2, plan.polynomial // 2
     lines = [
         "def weigh(scores, packed, shifts, polynomial):",
@@ -198,11 +230,7 @@ def _exponentials(plan: UmmaPlan) -> list[str]:
     return [
         *lines,
         "        scores[2 * pair], scores[2 * pair + 1] = one, other",
-        "        packed[pair] = cute.arch.inline_ptx(",
-        f'            "cvt.rn.{name}.f32 {{$w0}}, {{$r0}}, {{$r1}};",',
-        "            write_only_types=[cutlass.Int32],",
-        "            read_only_args=[other, one],",
-        "        )",
+        *_packed(plan, "one", "other"),
     ]
 
 
@@ -245,14 +273,17 @@ def _needs_digits(plan: UmmaPlan) -> bool:
 
 def _add(plan: UmmaPlan) -> list[str]:
     """Return the function that adds weights to the row sum, in two chains of pairs."""
+    rescaled = (
+        "cute.math.fma(total[0], factors[0], one + other)" if plan.problem.softmax else "total[0] + (one + other)"
+    )
     return [
-        "def add_weights(scores, total, factors, first):",
+        f"def add_weights(scores, total{', factors' if plan.problem.softmax else ''}, first):",
         "    chains = [(scores[0], scores[1]), (scores[2], scores[3])]",
         f"    for pair in range(2, {plan.keys // 2}):",
         "        added = (scores[2 * pair], scores[2 * pair + 1])",
         "        chains[pair % 2] = cute.arch.add_packed_f32x2(chains[pair % 2], added)",
         "    one, other = cute.arch.add_packed_f32x2(*chains)",
-        "    total[0] = one + other if first else cute.math.fma(total[0], factors[0], one + other)",
+        f"    total[0] = one + other if first else {rescaled}",
     ]
 
 

@@ -11,8 +11,8 @@ from ....roles.attention import umma as u
 from ....roles.attention.umma import UmmaProgram
 from ...setups import dsl
 from ...writer import Writer
-from .. import steps
-from ..formula import head_axes
+from .. import spans, steps
+from ..formula import arguments_of, head_axes
 from ..steps import print_steps, stored_rows
 from .finish import chunk_of, finish_lines
 from .softmax import exponentials_call, maxima_call
@@ -107,6 +107,8 @@ def _softmax(plan: UmmaPlan) -> list[str]:
     """Return the registers and views of a thread: its row of scores, which it loads, and of weights, which it stores."""
     packed = plan.keys * _bits(plan) // 32
     names = ["highest", "total", "factors", "shifts", *(["peaks"] if plan.restores_maxima else [])]
+    if not plan.problem.softmax:
+        names = ["total"] if plan.problem.needs_total else []
     return [
         "group = cute.arch.make_warp_uniform(thread // 128)",
         "group_thread = thread % 128",
@@ -143,7 +145,7 @@ def _correct(plan: UmmaPlan) -> list[str]:
         "to_parts = output_writes.get_slice(correction_thread).partition_D(outputs)",
         f"values = cute.make_rmem_tensor((({chunk}, 1), 1), cutlass.Float32)",
         f"message = cute.make_rmem_tensor({MESSAGE_VALUES}, cutlass.Float32)",
-        *stored_rows(plan),
+        *([] if plan.problem.spans_queries else stored_rows(plan)),
     ]
 
 
@@ -270,6 +272,12 @@ RULES[u.WriteWeights] = _text(
 )
 
 
+@_rule(a.TransformQueries)
+def _(out: Writer, program: UmmaProgram, step: a.TransformQueries) -> None:
+    given = ["shared_q", "group", "correction_thread", *arguments_of(program.plan.problem.query)]
+    out.line(f"transform_queries({', '.join(given)})")
+
+
 @_rule(u.Maxima)
 def _(out: Writer, program: UmmaProgram, step: u.Maxima) -> None:
     out.lines(maxima_call(program.plan, step.masked, step.first, head_axes(program.plan.problem)))
@@ -282,7 +290,8 @@ def _(out: Writer, program: UmmaProgram, step: u.Exponentials) -> None:
 
 @_rule(u.AddWeights)
 def _(out: Writer, program: UmmaProgram, step: u.AddWeights) -> None:
-    out.line(f"add_weights(scores, total, factors, first={step.first})")
+    factors = ", factors" if program.plan.problem.softmax else ""
+    out.line(f"add_weights(scores, total{factors}, first={step.first})")
 
 
 def _message(number: int, thread: str) -> str:
@@ -294,7 +303,11 @@ RULES[u.WriteFactors] = _text(f"{_message(0, 'group_thread')} = factors[0]")
 
 @_rule(u.WriteTotals)
 def _(out: Writer, program: UmmaProgram, step: u.WriteTotals) -> None:
-    values = ["total[0]", "highest[0]"]
+    problem = program.plan.problem
+    values = [
+        "total[0]" if problem.needs_total else "cutlass.Float32(0.0)",
+        *(["highest[0]"] if problem.softmax else []),
+    ]
     if program.plan.restores_maxima:
         out.line("restore_maximum(highest, total, peaks, factors)")
         values.append("factors[0]")
@@ -303,7 +316,8 @@ def _(out: Writer, program: UmmaProgram, step: u.WriteTotals) -> None:
 
 @_rule(u.ReadMessage)
 def _(out: Writer, program: UmmaProgram, step: u.ReadMessage) -> None:
-    values = (3 if program.plan.restores_maxima else 2) if step.last else 1
+    softmax, restores = program.plan.problem.softmax, program.plan.restores_maxima
+    values = 1 + (step.last and softmax) + (step.last and restores)
     out.lines(f"message[{at}] = {_message(at, 'correction_thread')}" for at in range(values))
 
 
@@ -320,8 +334,8 @@ def _(out: Writer, program: UmmaProgram, step: u.FinishRow) -> None:
     out.lines(finish_lines(plan, head_axes(plan.problem)))
 
 
-def _query(plan: UmmaPlan) -> str:
-    return f"query = tile_m * {plan.rows} + group * {UMMA_ROWS} + group_thread"
+def _query(plan: UmmaPlan) -> list[str]:
+    return [f"query = tile_m * {plan.rows} + group * {UMMA_ROWS} + group_thread", *spans.of_row(plan, "query")]
 
 
 steps.OWN_RULES[UmmaProgram] = RULES
