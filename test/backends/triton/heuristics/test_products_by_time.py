@@ -7,7 +7,7 @@ import torch
 from harness import facts_of, tensor
 
 import helion.language as hl
-from benchmarks.unseen.products import two_layers
+from benchmarks.unseen.products import adapter, two_layers
 from helion.backends.triton.heuristics.families.matmul.several import TritonProductsHeuristic
 from helion.hardware import Target, target
 
@@ -42,6 +42,33 @@ def test_tiles_that_leave_half_of_the_sms_idle_may_be_the_fastest() -> None:
     args = tensor(4096, 256, dtype=torch.float16), tensor(256, 1024, dtype=torch.float16)
     bound = two_layers.bind((*args, tensor(1024, 256, dtype=torch.float16)), target="h200")
     assert bound.seeds[0].heuristic == "TritonProductsHeuristic" and bound.seeds[0].config["block_sizes"][0] == 64
+
+
+def ways(name: str, *sizes: int) -> list[set[str]]:
+    """The ways to access memory of each seed of an adapter: a matmul and one of low rank with K-major operands."""
+    m, k, n, rank = sizes
+    args = tensor(m, k), tensor(n, k), tensor(rank, k), tensor(n, rank)
+    return [set(seed.config["indexing"]) for seed in adapter.bind(args, target=name).seeds]
+
+
+def test_k_major_operands_of_several_matmuls_have_descriptors() -> None:
+    first, second, *_ = ways("h200", 4096, 4096, 4096, 16)
+    assert first == {"tensor_descriptor", "pointer"} and second == {"pointer"}
+    bound = adapter.bind((tensor(1000, 3000), tensor(1000, 3000), tensor(8, 3000), tensor(1000, 8)), target="h200")
+    assert bound.default_config()["indexing"] == ["tensor_descriptor"] * 2 + ["pointer"] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("h200", (4096, 4097, 4096, 16)),  # rows begin at odd addresses
+        ("h200", (32, 4096, 11008, 64)),  # too few rows for the asynchronous unit
+        ("a100", (4096, 4096, 4096, 16)),
+        ("mi300x", (4096, 4096, 4096, 16)),
+    ],
+)
+def test_other_operands_have_pointers(name: str, sizes: tuple[int, int, int, int]) -> None:
+    assert all(way == {"pointer"} for way in ways(name, *sizes))
 
 
 def test_the_rule_stands_where_time_tells_little_apart() -> None:

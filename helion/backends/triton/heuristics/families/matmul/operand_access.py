@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ......_compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact
 from ......hardware import Target
-from ....resources.matrix import is_swapped
+from ....resources.matrix import ASYNC_ROWS, is_swapped, tile_shape
 from ...tuned import tuned
 from .tile_numbers import TileNumbers
 
@@ -64,6 +64,26 @@ def operand_access(
         slots=slots if use_descriptors or masked else frozenset(),
         wide_slots=slots if tf32 else frozenset(),
     )
+
+
+def boxed_operands(facts: KernelFacts, sizes: Mapping[int, int], target: Target) -> frozenset[int]:
+    """Return the slots of operands of several matmuls that are faster with descriptors, with ``sizes`` of all axes.
+
+    They are those of matmuls in loops along K whose right operand is K-major and whose tile the asynchronous unit takes.
+    """
+    if not (tuned(TileNumbers, target).descriptors_along_k and target.has("tensor_descriptor")):
+        return frozenset()
+    found: set[int] = set()
+    for fact in facts.matmuls:
+        operands = [op for op in facts.memory_ops if op.kind == "load" and op.slot in (fact.lhs_slot, fact.rhs_slot)]
+        tiled = None not in (fact.m_block_id, fact.n_block_id, fact.k_block_id) and fact.accumulator_loop is not None
+        wide = max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize) >= WIDE_ITEMSIZE
+        computed = fact.lhs_prologue or fact.rhs_prologue or fact.lhs_layout == "strided" or len(operands) < 2
+        if not tiled or wide or computed or fact.rhs_layout != "k_major" or tile_shape(fact, sizes)[0] < ASYNC_ROWS:
+            continue
+        if all(op.static and not op.gathered and not _is_unaligned(op) for op in operands):
+            found.update(op.slot for op in operands)
+    return frozenset(found)
 
 
 def are_k_major(fact: MatmulFact) -> bool:

@@ -28,6 +28,7 @@ from ...predicted_time import proposal_us
 from ...sizing import all_sizes, estimate, most_warps, programs_of, wave_efficiency
 from ...tuned import Tuned, tuned
 from .grid_order import ordered
+from .operand_access import boxed_operands
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,14 @@ class TritonProductsHeuristic(Heuristic):
         timed = _fastest(facts, target)
         first = ruled[0], proposal_us(facts, ruled[0], target)
         best = unless_faster(first, () if timed is None else ((timed, proposal_us(facts, timed, target)),), worth)
-        return ruled if best is ruled[0] else (best, *ruled)
+        chosen = ruled if best is ruled[0] else (best, *ruled)
+        boxed = boxed_operands(facts, all_sizes(facts, chosen[0].block_sizes), target)
+        return (_with_descriptors(chosen[0], boxed), *chosen) if boxed else chosen
+
+
+def _with_descriptors(proposal: TritonProposal, slots: frozenset[int]) -> TritonProposal:
+    reason = f"{proposal.reason}, descriptors for K-major operands"
+    return replace(proposal, indexing=dict.fromkeys(slots, "tensor_descriptor"), reason=reason)
 
 
 def _one_group(facts: KernelFacts, target: Target) -> TritonProposal | None:
