@@ -49,9 +49,7 @@ def rows_on_request(program: Program, target: Target, request: str) -> str:
         return f"row kernels with several sums over rows that begin anywhere run on request, {request}"
     if demand.repeated:
         return f"row kernels with a matrix whose rows repeat run on request, {request}"
-    if problem.columns_at_launch:
-        return f"row kernels whose number of columns only the launch knows run on request, {request}"
-    if problem.n < LEAST_AUTO_COLUMNS and not _saves_instructions(problem):
+    if demand.fewest < LEAST_AUTO_COLUMNS and not _saves_instructions(problem):
         return f"row kernels of fewer than {LEAST_AUTO_COLUMNS} columns run on request, {request}"
     if any(made.op == COLUMN_NUMBER for made in problem.epilogue.instructions):
         # their times are under-predicted by more than half: smoothed_loss_and_gradient in nvidia-h200-first-call.json

@@ -255,13 +255,17 @@ def test_other_lengths_are_not_launched() -> None:
             check_columns(problem, {SIZE_M: 7, SIZE_N: n})
 
 
-def test_auto_leaves_rows_of_any_length_to_the_general_backend() -> None:
-    """Its one binary is for all lengths, so that the ends of a bucket are no condition."""
-    meta = torch.empty(7, 50257, device="meta", dtype=torch.bfloat16)
-    bound = helion.kernel(softmax_like, backend="auto", static_shapes=False).bind((meta,), target="h200")
-    assert bound.variant.analysis.backend.name == "triton"
-    assert [name for name, _, _ in bound.variant.specialized.numbers] == ["x_size_1 % 8 == 0"]
-    assert not any(each.backend.name == "cute" for each in bound.variant.analysis.alternatives)
+def test_auto_takes_long_rows_of_any_length() -> None:
+    """The general backend's one binary is for all lengths: then the ends of a bucket are no condition."""
+    auto = helion.kernel(softmax_like, backend="auto", static_shapes=False)
+    short, long = (
+        auto.bind((torch.empty(4096, n, device="meta", dtype=torch.bfloat16),), target="h200") for n in (1003, 131071)
+    )
+    of_short, of_long = (tuple(name for name, _, _ in each.variant.specialized.numbers) for each in (short, long))
+    assert short.variant.analysis.backend.name == "triton" and of_short == ("x_size_1 % 8 == 0",)
+    assert not any(each.backend.name == "cute" for each in short.variant.analysis.alternatives)
+    assert long.variant.analysis.backend.name == "cute"
+    assert of_long == ("x_size_1 % 8 == 0", "x_size_1 >= 114689", "x_size_1 < 131072")
 
 
 def padded(x, out):

@@ -36,8 +36,8 @@ ANYWHERE_SUM_REGISTERS = 56
 """Registers in addition where rows with sums begin anywhere, and stay in shared memory: compiled kernels need up to 58."""
 
 ANYWHERE_BUCKET_REGISTERS = 3
-"""Registers in addition for each granule of a thread, where such rows have a number of columns that only the launch knows:
-softmax of 14 granules spills with 96 registers."""
+"""Registers in addition for each granule of a thread, where such rows have a number of columns that only the launch knows,
+and a pass reads them again from shared memory to store: softmax of 14 granules spills with 96 registers."""
 
 
 def pitch_name(label: str) -> str:
@@ -511,7 +511,7 @@ class RowLayout:
             words += sums + SUM_REGISTERS + sums // SUMS_PER_REGISTER + MORE_SUMS_REGISTERS * (self.demand.sums - 1)
             words += (self.partials - 1) // WARP_LANES * self.slot_words
         words += ANYWHERE_SUM_REGISTERS if self.by_columns and self.choice.keep == "shared" else 0
-        if self.demand.least and not self.aligned and not self.rolled:
+        if self.demand.least and not self.aligned and self.demand.later and self.choice.keep == "shared":
             words += ANYWHERE_BUCKET_REGISTERS * self.thread_granules
         return words + 40 + self.demand.temporaries + (0 if self.aligned else UNALIGNED_REGISTERS)
 
