@@ -42,6 +42,12 @@ def main_of(program: Program) -> Program:
     return _known(program).main
 
 
+def programs_of(program: Program) -> tuple[Program, Program]:
+    """Return the programs of both matmuls."""
+    found = _known(program)
+    return found.first, found.main
+
+
 def chained_refusal(program: Program, target: Target) -> exc.Base | None:
     """Return why the backend cannot run products in sequence on a target, or None."""
     found = _known(program)

@@ -72,7 +72,8 @@ def unproven(program: Program, target: Target) -> str:
     Hopper has run copies of A and B, strided outputs, TF32, int8, windows, batches of several dimensions and tensors, and
     additions to fp32. It has run up to four products and sums of products, with copies of their operands, strided matrices of
     the epilogue, and sums along K. Up to two products of groups of rows have run, of picked rows as well, one with matrices
-    that TMA does not move (cute/nvidia-h200-parts.jsonl, cute/nvidia-h200-products.jsonl).
+    that TMA does not move. So have 4-bit numbers of which neighbors share a byte, and numbers that neighbors share
+    (cute/nvidia-h200-parts.jsonl, cute/nvidia-h200-products.jsonl).
     """
     product = known_product(program)
     given = [program.tensors[at] for at in product.arguments if isinstance(at, int)]
@@ -97,8 +98,6 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     yield counts_rows(problem), "of rows in memory that the launch counts"
     yield begun and not problem.terms, f"of {''.join(begun[:1])}, which begins between multiples of 16 bytes,"
     yield groups and products > 1, of_groups
-    paired = [source.name for source in sources if source.is_interleaved or source.shared > 1]
-    yield paired, f"of {''.join(paired[:1])}, of which neighbors along K share bytes or numbers,"
     yield (
         groups and products and (in_memory or by_threads),
         f"{of_groups} with matrices that TMA does not move",

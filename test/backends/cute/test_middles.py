@@ -165,10 +165,14 @@ def test_wide_middles_and_sizes_of_a_launch_are_refused() -> None:
         helion.kernel(turned, backend="cute", static_shapes=False).bind(arguments, target="sm_90")
 
 
-def test_auto_leaves_products_in_sequence_to_requests() -> None:
-    arguments = operands(16)
-    auto = helion.kernel(turned, backend="auto", static_shapes=True).bind(arguments, target="h100")
-    assert not any(key.startswith("wgmma") for key in dict(auto.seeds[0].config))
+@pytest.mark.parametrize(("target", "taken"), [("h200", True), ("b200", False)])
+def test_auto_takes_a_large_adapter(target: str, taken: bool) -> None:
+    def given(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=BF16, device="meta")
+
+    arguments = given(4096, 4096), given(4096, 4096), given(16, 4096), given(4096, 16)
+    auto = helion.kernel(turned, backend="auto", static_shapes=True).bind(arguments, target=target)
+    assert any(key.startswith("wgmma") for key in dict(auto.seeds[0].config)) == taken
     assert shape_of_program(bound(turned, arguments)._analysis.program) is CHAINED
 
 

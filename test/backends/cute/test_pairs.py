@@ -222,10 +222,15 @@ def test_other_conversions_are_refused(kernel: Any, more: list[torch.Tensor], re
         kernel.bind((x, w, *more), target="sm_90")
 
 
-def test_a_kernel_is_left_to_requests() -> None:
-    x, packed = made(M, K, seed=1, dtype=BF16), codes(K // 2, N)
-    auto = helion.kernel(halves.fn, backend="auto", static_shapes=True).bind((x, packed), target="h100")
-    assert not any(key.startswith("wgmma") for key in dict(auto.seeds[0].config))
+@pytest.mark.parametrize(("m", "target", "taken"), [(2048, "h200", True), (16, "h200", False), (2048, "b200", False)])
+def test_auto_takes_many_rows(m: int, target: str, taken: bool) -> None:
+    given = (
+        torch.empty(m, 4096, dtype=BF16, device="meta"),
+        torch.empty(2048, 11008, dtype=torch.uint8, device="meta"),
+    )
+    scale = torch.empty(32, 11008, device="meta")
+    auto = helion.kernel(joined.fn, backend="auto", static_shapes=True).bind((*given, scale), target=target)
+    assert any(key.startswith("wgmma") for key in dict(auto.seeds[0].config)) == taken
 
 
 @pytest.mark.parametrize("target", ["h100", "b200"])

@@ -24,6 +24,12 @@ from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.plan.workspace import MAX_COUNTERS, prepared_offset, workspace_bytes
 
 
+@pytest.fixture(autouse=True)
+def unshifted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load rows that begin anywhere element by element; ``test_shifted.py`` runs the other text."""
+    monkeypatch.setattr(code, "SHIFTED", ())
+
+
 class Matrix:
     """A tensor in global or shared memory with bounds; vectors go along dimension ``along``."""
 
@@ -227,14 +233,3 @@ def test_modules_launch_the_kernels_before_the_matmul(name: str, target: str) ->
 def test_binaries_spill_nothing(name: str, target: str) -> None:
     row = cubins.measure(plan(name, target))
     assert row["stack_bytes"] == 0 and not {"LDL", "STL"} & {*row["opcodes"]}  # type: ignore[misc]
-
-
-@pytest.mark.parametrize("name", ["odd_rows", "odd_columns"])
-def test_rows_that_begin_anywhere_are_shifted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The text alone: no GPU has run it, so that no size is chosen."""
-    prepared, whole = plan(name).prepare.operands[0], PROBLEMS[name]  # type: ignore[union-attr]
-    assert code.shape_of(prepared, whole).vector == 1
-    monkeypatch.setattr(code, "SHIFTED", (1, 2, 4))
-    shape = code.shape_of(prepared, whole)
-    assert (shape.vector, shape.rows) == (8, 4)
-    assert "shf.r.wrap.b32" in "\n".join(code.body(shape))

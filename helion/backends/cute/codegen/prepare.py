@@ -22,9 +22,9 @@ VECTOR_ROWS, ELEMENT_ROWS = 4, 8
 """Rows of which a thread has loads in flight, with vectors and with single elements."""
 SUMMED_LINES = 16
 """Contiguous lines of which the 16-bit elements are a sector of 32 bytes."""
-SHIFTED: tuple[int, ...] = ()
+SHIFTED: tuple[int, ...] = (2, 4)
 """Bytes of elements of which threads load whole granules of 16 bytes, whose rows begin anywhere, and shift them in registers.
-It is for those that have run on a GPU."""
+These have run on a GPU."""
 SQUARE = WARP_THREADS
 """Sides of a square that a CTA transposes in shared memory."""
 
