@@ -76,6 +76,12 @@ def test_binaries_are_not_spilled(name: str) -> None:
         assert found.sass_counts["WARPGROUP"] <= 7 * fences
 
 
+@pytest.mark.parametrize("name", ["queries", "keys, causal"])
+def test_tiles_of_sequences_are_handed_out(name: str) -> None:
+    """Their lengths differ, so that a counter hands them out."""
+    assert bound_of(cases()[name]).seeds[0].config["wgmma_tile_scheduler"] == "dynamic"
+
+
 def test_sequences_run_on_request() -> None:
     """Return a reason for ``auto``: they are slower on a GPU where sequences are short."""
     found = bound_of(cases()[NAMES[0]]).variant.analysis

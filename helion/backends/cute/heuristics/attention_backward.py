@@ -39,7 +39,8 @@ LEAST = 64
 GROUPS = (2, 1)
 ALTERNATES = 4
 SCHEDULERS: dict[bool, tuple[Scheduler, Scheduler]] = {False: ("static", "dynamic"), True: ("dynamic", "static")}
-"""Tile schedulers, the faster one first, by whether tiles of two gradients, or of wide heads, differ in length."""
+"""Tile schedulers, the faster one first, by whether tiles of sequences, of two gradients, or of wide heads, differ in length
+(``sequence_times`` in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
 
 
 class CuteAttentionBackwardHeuristic(Heuristic):
@@ -75,7 +76,8 @@ def choices(shape: BackwardShape, target: Target) -> Iterator[BackwardChoice]:
         longest = ATOMIC_KEYS if shape.atomic else MOST[len(shape.gradients)]
         sizes = [keys for keys in range(longest, SHORTEST_KEYS - 1, -KEY_STEP) if _fits(shape, groups, keys, target)]
         for keys in [each for each in sizes if each >= LEAST] or ([] if shape.atomic else sizes):
-            schedulers = SCHEDULERS[shape.hidden and (len(shape.gradients) > 1 or shape.is_wide)]
+            differ = shape.loaded or (shape.hidden and (len(shape.gradients) > 1 or shape.is_wide))
+            schedulers = SCHEDULERS[differ]
             yield from (BackwardChoice(groups=groups, keys=keys, scheduler=each) for each in schedulers)
 
 

@@ -51,6 +51,8 @@ class BackwardShape:
     """Heads that a tile streams."""
     hidden: bool = False
     """True if tiles differ in their blocks, as with causal masks."""
+    loaded: bool = False
+    """True if integers in memory bound the blocks of a tile, as of sequences."""
     draws: bool = False
     """True if random numbers are drawn."""
     fixed: Mapping[int, int] = field(default_factory=dict)
@@ -128,6 +130,7 @@ def backward_shape(facts: KernelFacts) -> BackwardShape | str:
         head_blocks=tuple(axis.block_id for axis in others if axis.kind == "tile"),
         repeats=math.prod(axis.extent or 1 for axis in facts.axes if axis.kind == "scalar" and not axis.on_grid),
         hidden=fact.hidden,
+        loaded=facts.axes[fact.streamed_axis].extent is None and not fact.hidden,
         draws=bool(facts.random_tiles),
         fixed={axis.block_id: axis.size for axis in facts.axes if axis.kind == "fixed" and axis.size is not None},
     )
