@@ -18,6 +18,7 @@ from .ir.grammar import Program
 from .ir.watch import watching
 from .passes.always.masks import mask_tails
 from .passes.always.simplify import drop_dead, merge_common
+from .passes.always.spread_loops import spread_loops
 from .passes.always.vjps import erase_vjps
 from .passes.analysis.dependencies import check_dependencies
 from .passes.analysis.jagged import check_jagged
@@ -34,6 +35,7 @@ PASSES: tuple[Pass, ...] = (
     check_dependencies,
     check_overlaps,
     check_messages,
+    spread_loops,
     mask_tails,
     check_jagged,
 )
@@ -82,9 +84,12 @@ def front_end(
 
 
 def differentiable(traced: Traced) -> Program:
-    """Return the program with its calls of functions that have their own derivatives, for ``autodiff``."""
+    """Return the program for ``autodiff``: with the loops of the kernel, and its calls of functions that have their own
+    derivatives."""
     recorded = traced.recorded
-    if recorded is None or all(op.kind != "vjp" for op in recorded.walk()):
+    if recorded is None:
+        return traced.program
+    if not any(root.spread for root in traced.program.roots) and all(op.kind != "vjp" for op in recorded.walk()):
         return traced.program
     return drop_dead(merge_common(recorded))
 

@@ -278,6 +278,7 @@ def exchanged(x: torch.Tensor, y: torch.Tensor) -> None:
 
 def own_elements(x: torch.Tensor, y: torch.Tensor) -> None:
     for t in hl.tile(x.size(0)):
+        y[t, 0] = 1.0
         for i, j in hl.grid([2, 2]):
             x[i, j] = x[i, j] + 1
 

@@ -405,8 +405,9 @@ def test_without_an_entry(function: Callable[..., None], reason: str) -> None:
 
 def inner_nest(x: torch.Tensor, out: torch.Tensor) -> None:
     for a in hl.tile(x.size(0)):
+        first = x[a, 0, 0]
         for b, c in hl.tile([x.size(1), x.size(2)]):
-            out[a, b, c] = x[a, b, c] * 2
+            out[a, b, c] = x[a, b, c] * first[:, None, None]
 
 
 def test_nests_inside_of_a_grid_are_not_flattened() -> None:

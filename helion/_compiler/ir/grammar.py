@@ -577,6 +577,8 @@ class Root:
     phase: int = 0
     #: Roots of one launch have one position in the host code, and their kernels take the same arguments.
     launch: int = 0
+    #: Number of the last axes that are loops inside the grid loop in the kernel's source.
+    spread: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

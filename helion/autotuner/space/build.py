@@ -249,9 +249,11 @@ def _conservative_size(dims: int, row: int) -> int:
 def _loop_fields(shape: ProgramShape, program: Program) -> list[Field]:
     loops = nests(program)
     roots = [nest for nest in loops if nest.root is not None]
+    spare = any(loop.spread for loop in shape.loops)  # the loops as written may have more entries
+    flat = tuple(_flatten_slot(shape, program, nest) for nest in loops if nest.mergeable)
     return [
-        LoopOrders(slots=tuple(_order_slot(shape, nest) for nest in loops)),
-        FlattenLoops(slots=tuple(_flatten_slot(shape, program, nest) for nest in loops if nest.mergeable)),
+        LoopOrders(slots=tuple(_order_slot(shape, nest) for nest in loops), spare=spare),
+        FlattenLoops(slots=flat, spare=spare),
         PerSlot(
             key="l2_groupings",
             slots=tuple(

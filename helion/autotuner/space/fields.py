@@ -239,13 +239,15 @@ class PerSlot(Field):
 
     A list that is too short is filled with defaults. One that is too long is refused, unless the kernel has more
     entries with other arguments (``spare``): then the surplus entries are dropped. Entries that only ``elsewhere`` has
-    are brought into range.
+    are brought into range. ``spread`` are the places of loops that became dimensions of their grid, in a
+    list for the loops as written: their entries are dropped.
     """
 
     slots: tuple[Slot, ...]
     per: str
     spare: bool = False
     elsewhere: Fragment | None = None
+    spread: tuple[int, ...] = ()
 
     def default(self) -> list[Any]:
         return [_fresh(slot.initial) for slot in self.slots]
@@ -253,6 +255,8 @@ class PerSlot(Field):
     def read(self, value: Any) -> list[Any]:
         if not isinstance(value, (list, tuple)):
             raise exc.InvalidConfig(f"{self.key} must be a list with one entry per {self.per}, got {value!r}.")
+        if self.spread and len(value) == len(self.slots) + len(self.spread):
+            value = [entry for at, entry in enumerate(value) if at not in self.spread]
         self.check_length(value)
         kept = self.kept(value)
         read = self.entry if len(kept) == len(value) else self.moved
@@ -383,7 +387,10 @@ def _why_no_size(fragment: Fragment, value: object) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class LoopOrders(PerSlot):
-    """Permutations of the dimensions of a loop. In a grid loop the first one varies fastest, in an inner loop the last."""
+    """Permutations of the dimensions of a loop. In a grid loop the first one varies fastest, in an inner loop the last.
+
+    A permutation of fewer dimensions, for a grid loop as written (``spare``), takes the default.
+    """
 
     key: str = "loop_orders"
     per: str = "loop over several dimensions"
@@ -391,6 +398,8 @@ class LoopOrders(PerSlot):
     def entry(self, at: int, slot: Slot, value: Any) -> list[int]:
         if not isinstance(value, (list, tuple)) or any(type(dim) is not int for dim in value):
             raise self.refusal(at, slot, f"must be a permutation of {slot.initial}, got {value!r}")
+        if self.spare and len(value) < len(slot.initial) and sorted(value) == list(range(len(value))):
+            return list(slot.initial)
         return super().entry(at, slot, list(value))
 
 

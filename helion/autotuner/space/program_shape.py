@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..._compiler.ir.grammar import (
     Block,
@@ -29,12 +29,13 @@ from ..._shapes import Dims
 class Loop:
     """A grid loop (``root`` is its number) or a sequential loop inside one (``root`` is None).
 
-    ``rewritten`` names a tensor whose memory the body both loads and stores, "" if there is none.
+    The last ``spread`` axes of a grid loop are loops inside it in the source. ``rewritten`` names a tensor whose memory the body both loads and stores, "" if there is none.
     """
 
     axes: tuple[LoopAxis, ...]
     root: int | None
     rewritten: str
+    spread: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,18 +150,17 @@ class _Walker:
         self.tiles: dict[int, TileAttrs] = {}
 
     def root(self, number: int, root: Root) -> None:
-        at = self._reserve(root.axes, number)
+        at = self._reserve(root.axes, number, root.spread)
         for axis in root.axes:
             self.bounds.setdefault(axis.block, set()).add(None)
         self._fill(at, self.region(root.body))
 
-    def _reserve(self, axes: tuple[LoopAxis, ...], root: int | None) -> int:
-        self.loops.append(Loop(axes=axes, root=root, rewritten=""))
+    def _reserve(self, axes: tuple[LoopAxis, ...], root: int | None, spread: int = 0) -> int:
+        self.loops.append(Loop(axes=axes, root=root, rewritten="", spread=spread))
         return len(self.loops) - 1
 
     def _fill(self, at: int, memory: _Memory) -> None:
-        loop = self.loops[at]
-        self.loops[at] = Loop(axes=loop.axes, root=loop.root, rewritten=memory.rewritten)
+        self.loops[at] = replace(self.loops[at], rewritten=memory.rewritten)
 
     def region(self, region: Region) -> _Memory:
         memory = _Memory()

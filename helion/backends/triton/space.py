@@ -105,8 +105,17 @@ def _range_fields(shape: ProgramShape, target: Target, settings: Settings, absen
         slots = tuple(_range_slots(shape, key, option.values))
         per = "grid loop and per dimension of a device loop"
         elsewhere = IntegerFragment(0, _STEP_STAGES) if key == "range_num_stages" else None
-        fields.append(PerSlot(key=key, slots=slots, per=per, elsewhere=elsewhere))
+        fields.append(PerSlot(key=key, slots=slots, per=per, elsewhere=elsewhere, spread=tuple(_spread_slots(shape))))
     return fields
+
+
+def _spread_slots(shape: ProgramShape) -> Iterable[int]:
+    """Yield the places of loops that became dimensions of their grid, among the slots of the loops as written."""
+    at = 0
+    for loop in shape.loops:
+        at += 1 if loop.root is not None else len(loop.axes)
+        yield from range(at, at + loop.spread)
+        at += loop.spread
 
 
 def _range_slots(shape: ProgramShape, key: str, fragment: Fragment) -> Iterable[Slot]:
