@@ -2,9 +2,9 @@
 
     python benchmarks/ops_first_calls.py [--out FILE.json] [--workers 1 16] [--profile FILE.txt]
 
-For each number of workers it starts with empty caches. So many processes share the operators, one cell of
+For each number of workers it starts with empty caches. So many processes take operators in turn, one cell of
 ``benchmarks/ops.py`` each, and call each operator once. Then one process calls them all again with what the first ones
-cached. A row has the seconds of each call and of the import of ``helion.ops``, and those from the first call of any
+cached, and another one after it: the former still times configs that had compiled too late. A row has the seconds of each call and of the import of ``helion.ops``, and those from the first call of any
 process to the last. ``HELION_FIRST_CALL_SECONDS=0`` leaves out what first calls measure. ``--profile`` writes where the slow
 calls of the last process spend their time.
 """
@@ -81,8 +81,7 @@ def run(names: list[str], workers: int, profile: Path | None = None) -> dict[str
     """Call operators in so many processes at once; return the results of all."""
     spawned = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(workers, mp_context=spawned) as pool:
-        parts = [names[at::workers] for at in range(workers)]
-        shares = list(pool.map(call_all, parts, [profile] * workers))
+        shares = list(pool.map(call_all, [[name] for name in names], [profile] * len(names)))
     calls: dict[str, float] = {}
     failed: dict[str, str] = {}
     for share in shares:
@@ -113,7 +112,7 @@ def main() -> int:
             os.environ["HELION_CACHE_DIR"], os.environ["TRITON_CACHE_DIR"] = f"{folder}/helion", f"{folder}/triton"
             os.environ["PYTHONPYCACHEPREFIX"] = f"{folder}/bytecode"  # an installed package has it from the start
             os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-            for caches, count in (("empty", workers), ("filled", 1)):
+            for caches, count in (("empty", workers), ("filled", 1), ("filled", 1)):
                 watched = options.profile if caches == "filled" else None
                 row = {"caches": caches, "processes": count, **run(names, count, watched)}
                 found["rows"].append(row)
