@@ -1,22 +1,28 @@
 """Pictures of the examples: the tensors that a kernel accesses, with the tiles of its default config on an H200.
 
-A picture follows from the facts of an example's largest case. Each tensor is a rectangle with its first tile filled, and
+A picture follows from the facts of an example's largest case. Examples over several GPUs show the first kernel that a
+simulated rank calls. Each tensor is a rectangle with its first tile filled, and
 the part that the program of this tile walks shaded. Loads are blue, stores are green, atomics are red.
 """
 
 from __future__ import annotations
 
+import contextlib
 import html
 import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+from unittest import mock
 
+import helion.distributed as dist
 from helion import exc
 from helion._support.nested import tensors_in
 from helion._testing import as_meta, import_path
 from helion.runtime.explanation.pictures import Side, caption, drawn, sides
+from helion.runtime.variants.variant import Variant
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 TARGET = "h200"
@@ -29,12 +35,16 @@ _STYLE = (
 )
 
 
+class _Called(Exception):
+    """A rank has called a kernel."""
+
+
 def pictures() -> dict[str, str]:
-    """Return the SVG of each example that has cases, by the name of its file."""
+    """Return the SVG of each example with a kernel that accesses several tensors, by the name of its file."""
     found = {}
     for path in sorted(EXAMPLES.rglob("*.py")):
         bound = largest_case(path)
-        if bound is not None and bound.facts.memory_ops:
+        if bound is not None and len(bound.facts.memory_ops) > 1:
             found[path.relative_to(EXAMPLES).as_posix()] = picture(bound)
     return found
 
@@ -48,11 +58,25 @@ def largest_case(path: Path) -> Any:
         if cases:
             *_, kernel, args = max(cases, key=lambda case: sum(tensor.numel() for tensor in tensors_in(case[-1])))
             return kernel.bind(as_meta(args), target=TARGET)
+        return first_called(module) if hasattr(module, "on_rank") else None
     except exc.BackendUnsupported:
         return None
     finally:
         sys.path.remove(str(path.parent))
-    return None
+
+
+def first_called(module: ModuleType) -> Any:
+    """Return the kernel that a simulated rank of an example calls first, bound to the target; nothing is run."""
+    found: list[Any] = []
+
+    def run(variant: Variant, *args: Any) -> Any:
+        if not found:
+            found.append(variant.face.kernel.bind(args, target=TARGET))
+        raise _Called
+
+    with mock.patch.object(Variant, "run", run), contextlib.suppress(_Called):
+        dist.run(module.on_rank)
+    return found[0] if found else None
 
 
 def picture(bound: Any) -> str:

@@ -116,5 +116,9 @@ def test_a_picture_has_the_tensors_and_the_tiles_of_the_default_config() -> None
     assert share == pytest.approx(min(1, block_k / a.extents[-1]), abs=0.01)
 
 
-def test_examples_without_cases_have_no_picture() -> None:
-    assert pictures.largest_case(EXAMPLES_DIR / "distributed" / "all_reduce.py") is None
+def test_pictures_of_examples_without_cases() -> None:
+    assert pictures.largest_case(EXAMPLES_DIR / "attention_variants" / "comparison.py") is None
+    bound = pictures.largest_case(EXAMPLES_DIR / "distributed" / "matmul_all_reduce.py")
+    assert bound.kernel.name == "matmul_all_reduce"
+    names = [op.name for op in bound.facts.memory_ops]
+    assert {"x", "w", "out"} <= {*names} and all(f">{name}<" in pictures.picture(bound) for name in ("x", "w", "out"))
