@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 import types
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,3 +160,13 @@ def test_the_digest_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read == ["helion-digest"]
     digest.read()
     assert read == ["helion-digest", threading.current_thread().name]
+
+
+def test_no_argument_is_kept_for_the_other_backends(asked: Asked) -> None:
+    for made in ("first", "later"):
+        x = torch.ones(300, 520, dtype=BF16)
+        memory, kernel = weakref.ref(x), bound(row_sums, x)
+        del x
+        gc.collect()
+        assert memory() is None, made
+        assert kernel.variant.analysis.backend_candidates and {*asked} == {"cute", "triton"}

@@ -27,6 +27,7 @@ from ..._support import logs as _logging
 from ..._support.lazy import lazy
 from ..._support.nested import map_nested
 from ...backends import BACKENDS, stub
+from ..call.arg_snapshot import restore, snapshot
 from ..call.signature import any_device
 
 if TYPE_CHECKING:
@@ -52,31 +53,33 @@ class Choice:
     numbers: Mapping[str, tuple[Any, ...]]
 
 
-def analysed(of: Specialized, values: Sequence[Any], analyse: Callable[[str | None], Analysis]) -> Analysis:
-    """Return the analysis that ``analyse(None)`` gives, with only its backend made if it is remembered.
+#: Analysis of a kernel for arguments and a backend by name; None leaves the choice.
+Analyse = Callable[[tuple[Any, ...], str | None], "Analysis"]
 
-    ``analyse`` takes the name of a backend; None leaves the choice.
-    """
+
+def analysed(of: Specialized, values: tuple[Any, ...], analyse: Analyse) -> Analysis:
+    """Return the analysis of a kernel for these arguments, with only the backend's own made if that is remembered."""
     path = _path(of, values)
     known = None if path is None else _read(path)
     if known is not None:
         BACKENDS[known.backend].toolchain.begin()
         try:
-            return _alone(known, analyse)
+            return _alone(known, values, analyse)
         except Exception as error:  # whatever is wrong with the kernel, the whole analysis reports it
             _LOG.debug("%s: the remembered backend %s: %s", of.kernel.name, known.backend, error)
-    found = analyse(None)
+    found = analyse(values, None)
     if path is not None:
         _keep(path, found)
     return found
 
 
-def _alone(known: Choice, analyse: Callable[[str | None], Analysis]) -> Analysis:
+def _alone(known: Choice, values: tuple[Any, ...], analyse: Analyse) -> Analysis:
     """Return the analysis for the remembered backend, with the others made on first use."""
-    found = analyse(known.backend).specialize_on(known.numbers)
+    found = analyse(values, known.backend).specialize_on(known.numbers)
+    kept = tuple(map(snapshot, values))  # without their memory
 
     def rest() -> tuple[tuple[pipeline.BackendCandidate, ...], tuple[Analysis, ...]]:
-        whole = analyse(None)
+        whole = analyse(tuple(map(restore, kept)), None)
         analyses = (whole, *whole.alternatives)
         return whole.backend_candidates, tuple(each for each in analyses if each.backend is not found.backend)
 

@@ -66,16 +66,16 @@ class Specialized:
 
     def _analysed(self, values: tuple[Any, ...], backend: str | None = None) -> pipeline.Analysis:
         kernel = self.kernel
-        arguments = dict(zip(kernel.signature.parameters, values, strict=True))
 
-        def analyse(name: str | None) -> pipeline.Analysis:
+        def analyse(values: tuple[Any, ...], name: str | None) -> pipeline.Analysis:
+            arguments = dict(zip(kernel.signature.parameters, values, strict=True))
             return pipeline.analyse(
                 *(kernel.fn, kernel.name, arguments, self.settings, self.target, kernel.constants),
                 configs=kernel.configs,
                 backend=name,
             )
 
-        return analyse(backend) if backend else remembered.analysed(self, values, analyse)
+        return analyse(values, backend) if backend else remembered.analysed(self, values, analyse)
 
     def _for_any_batch_size(self, values: tuple[Any, ...]) -> pipeline.Analysis | None:
         """Return an analysis for arguments that are a batch of one which is right for any batch, if there is one."""
