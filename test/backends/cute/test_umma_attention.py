@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import types
 from typing import Any
 
@@ -168,6 +169,19 @@ def test_auto_takes_triton() -> None:
     """No Blackwell GPU has run these kernels."""
     bound = helion.kernel(backend="auto")(kernels.attention.fn).bind((*TENSORS, True), target="b200")
     assert bound.backend_on_gpu == "triton"
+
+
+def test_explanations_name_the_share_of_the_tensor_pipe() -> None:
+    """The rest of a launch is that of exponentials, of the last tiles, and of heads that are too short."""
+    shares = []
+    for batch, rows, dims in ((4, 4096, 128), (4, 4096, 64), (1, 300, 128)):
+        tensors = tuple(torch.empty(batch, 16, rows, dims, dtype=torch.bfloat16, device="meta") for _ in range(3))
+        bound = helion.kernel(backend="cute")(kernels.attention.fn).bind((*tensors, False), target="b200")
+        assert bound.seeds[0].reason in bound.explain()
+        found = re.search(r"(\d+)% of them on the tensor pipe", bound.seeds[0].reason)
+        assert found is not None
+        shares.append(int(found[1]))
+    assert 100 > shares[0] > shares[1] > shares[2] > 0
 
 
 def test_keys_of_configs() -> None:

@@ -17,7 +17,7 @@ from ..plan.attention.build import LEAST_STAGES
 from ..plan.attention.umma import UMMA_GROUPS, UMMA_KEYS, UMMA_ROWS, UmmaChoice
 from ..proposal import CuteProposal
 from ..resources.attention import AttentionShape, describes, shape_of
-from ..resources.umma_attention import umma_us
+from ..resources.umma_attention import tensor_share, umma_us
 
 SHORTER_KEYS = (UMMA_KEYS, 96, 64, 32)
 """Keys of blocks, the longest first."""
@@ -84,7 +84,7 @@ def _proposal(shape: AttentionShape, choice: UmmaChoice, target: Target) -> Cute
     return CuteProposal(
         reason=(
             f"{tiles} tiles of {rows} queries and blocks of {choice.keys} keys on {target.num_sms} SMs:"
-            f" {umma_us(shape, choice, target):.0f} us"
+            f" {umma_us(shape, choice, target):.0f} us, {tensor_share(shape, choice, target):.0%} of them on the tensor pipe"
         ),
         block_sizes={**sizes, **dict.fromkeys(shape.head_blocks, 1)},
         unit={"tcgen05_lazy_rescale": choice.lazy},

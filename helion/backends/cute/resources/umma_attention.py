@@ -39,6 +39,11 @@ def umma_us(shape: AttentionShape, choice: UmmaChoice, target: Target) -> float:
     return RATES.launch_us + max(-(-tiles // target.num_sms) * tile_us, memory_us)
 
 
+def tensor_share(shape: AttentionShape, choice: UmmaChoice, target: Target) -> float:
+    """Return the predicted share of a launch in which the tensor pipes of all SMs multiply."""
+    return shape.flops / (target.matrix_tflops_for(DTYPE) * 1e6) / umma_us(shape, choice, target)
+
+
 def predict_umma(facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
     """Return the predicted resources and time of one launch."""
     shape = shape_of(facts)
