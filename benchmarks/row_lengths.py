@@ -13,13 +13,13 @@ from typing import Any
 
 #: Columns with which kernels are bound, and the type.
 CHECKED = (
+    ("bfloat16", 131072),
+    ("float32", 150001),
+    ("bfloat16", 4099),
+    ("float32", 8192),
     ("bfloat16", 1000),
     ("float32", 1003),
     ("bfloat16", 50257),
-    ("float32", 8192),
-    ("bfloat16", 131072),
-    ("bfloat16", 4099),
-    ("float32", 150001),
 )
 TIMED = (("bfloat16", 4096, 50257), ("bfloat16", 2048, 131072), ("bfloat16", 4096, 110592), ("bfloat16", 16384, 8192), ("bfloat16", 131072, 1000))  # fmt: skip
 LENGTHS = 8

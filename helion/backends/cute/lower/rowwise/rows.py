@@ -80,7 +80,7 @@ class RowKernel:
     multiples: tuple[tuple[str, int], ...] = ()
     """Host numbers, and what they are multiples of, so that rows begin at multiples of 16 bytes."""
     ranges: tuple[tuple[str, range], ...] = ()
-    """The number of columns that only the launch knows, and the values that the kernel is for."""
+    """Numbers of the launch, and their values that the kernel is for: of columns, and of integers that are compared."""
     blocks: int | None = None
     """The block of the grid whose tiles have sums over their rows; None without sums."""
     is_empty: bool = False
