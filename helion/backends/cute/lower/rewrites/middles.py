@@ -223,7 +223,7 @@ class _Splitter:
         at = [result is low for result in loop.results].index(True)
         kept = [number for number in range(len(loop.results)) if number != at]
         if not kept:
-            return None
+            return self._program(self._without(loop, dot, side, loaded), self.root.axes, made)
         ops = list[Op]()
         for op in self.root.body.ops:
             if op is loop:
@@ -233,6 +233,18 @@ class _Splitter:
             else:
                 ops.append(op)
         return self._program(tuple(ops), self.root.axes, made, tile=blocks[1])
+
+    def _without(self, loop: Op, dot: Op, side: int, loaded: Sequence[Op]) -> list[Op]:
+        """Return the ops of the grid without a loop, whose result the dot has in memory."""
+        sides = list(dot.operands)
+        sides[side], sides[1 - side] = loaded[-1].result, self._unmasked(sides[1 - side])
+        ops = list[Op]()
+        for op in self.root.body.ops:
+            if op is dot:
+                ops += [*loaded, dataclasses.replace(dot, operands=tuple(sides))]
+            elif op is not loop:
+                ops.append(op)
+        return ops
 
     def _loop_over(self, dot: Op, side: int, loaded: Sequence[Op], block: int) -> list[Op]:
         """Return the loop over the columns of the middle that computes a dot."""
