@@ -1,6 +1,8 @@
 """The section of docs/performance.md about first calls, of what `benchmarks/first_call.py` writes.
 
-A file `benchmarks/results/DEVICE-first-call.json` is its `first-call.json`, with `timed` left out.
+A file `benchmarks/results/DEVICE-first-call.json` is its `first-call.json`, with `timed` left out. A file
+`DEVICE-tuned-sample.jsonl` has what `benchmarks/tuned_sample.py time` writes, with the date, the versions, what the cells are
+a sample of (``sample``), and the number of searches at the same time besides each (``beside``).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 SUFFIX = "-first-call"
+TUNED_SUFFIX = "-tuned-sample"
 #: The configs of a cell, in the order of the columns.
 _CONFIGS = ("default", "first call", "best of the sample")
 #: The config of a search, which few cells have.
@@ -24,7 +27,16 @@ _CALLS = ("default", "first call", "second process", "third process")
 def read(folder: Path) -> dict[str, list[Mapping[str, Any]]]:
     """Return the cells by device."""
     files = [json.loads(path.read_text()) for path in sorted(folder.glob(f"*{SUFFIX}.json"))]
-    return {each["device"]: each["cells"] for each in files}
+    found = {each["device"]: list(each["cells"]) for each in files}
+    for path in sorted(folder.glob(f"*{TUNED_SUFFIX}.jsonl")):
+        for row in map(json.loads, path.read_text().splitlines()):
+            found.setdefault(row["device"], []).append(row)
+    return {device: cells for device, cells in found.items() if any(_is_call(cell) for cell in cells)}
+
+
+def _is_call(cell: Mapping[str, Any]) -> bool:
+    """Return whether first calls were measured, and not searches alone."""
+    return "seconds" in cell
 
 
 def sections(by_device: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
@@ -44,6 +56,16 @@ def sections(by_device: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[s
         yield from _device(device, [cell for cell in cells if "microseconds" in cell])
 
 
+def _searched(name: str, how: str, cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    searched = [cell["microseconds"] for cell in cells if {name, _TUNED} <= set(cell["microseconds"])]
+    if ratios := [times[name] / times[_TUNED] for times in searched]:
+        mean = math.exp(statistics.fmean(map(math.log, ratios)))
+        yield (
+            f"- {name} / the config that the effort `full` found in {how}: {mean:.3f} in the geometric mean of "
+            f"{len(ratios)} cells, at most {max(ratios):.2f}."
+        )
+
+
 def _device(device: str, cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     *ours, best = _CONFIGS
     timed = [cell for cell in cells if set(_CONFIGS) <= set(cell["microseconds"])]
@@ -53,15 +75,13 @@ def _device(device: str, cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         mean = math.exp(statistics.fmean(map(math.log, ratios)))
         yield f"- {name} / {best}: {mean:.3f} in the geometric mean of {len(ratios)} cells, at most {max(ratios):.2f}."
     for name in ours:
-        searched = [cell["microseconds"] for cell in cells if {name, _TUNED} <= set(cell["microseconds"])]
-        if ratios := [times[name] / times[_TUNED] for times in searched]:
-            mean = math.exp(statistics.fmean(map(math.log, ratios)))
-            yield (
-                f"- {name} / the config that the effort `full` found in 8 to 15 seconds: {mean:.3f} in the geometric mean of "
-                f"{len(ratios)} cells, at most {max(ratios):.2f}."
-            )
+        yield from _searched(name, "8 to 15 seconds", [cell for cell in cells if _is_call(cell)])
+    samples = dict.fromkeys((c["sample"], c["tuned_seconds"], c["beside"]) for c in cells if "tuned_seconds" in c)
+    for what, seconds, beside in samples:
+        own = [cell for cell in cells if (cell.get("sample"), cell.get("tuned_seconds")) == (what, seconds)]
+        yield from _searched("default", f"{seconds:.0f} seconds, beside {beside} other searches, for {what}", own)
     for name in _CALLS:
-        seconds = [cell["seconds"][name] for cell in cells if name in cell["seconds"]]
+        seconds = [cell["seconds"][name] for cell in cells if name in cell.get("seconds", ())]
         if seconds:
             yield f"- Seconds, {name}: {statistics.median(seconds):.2f} in the median, at most {max(seconds):.2f}."
     yield from ("", "| kernel | case | dtype | default, µs | first call, µs | best of the sample, µs |")

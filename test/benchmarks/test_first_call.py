@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from pathlib import Path
 
@@ -95,3 +96,15 @@ def test_the_kept_first_calls_are_of_known_kernels() -> None:
     known = {cell.kernel for cell in swept_cells()}
     kept = first_call_report.read(ROOT / "benchmarks" / "results")
     assert len(kept) >= 2 and all(cell["kernel"] in known for cells in kept.values() for cell in cells)
+
+
+def test_searches_of_a_sample_are_reported_apart(tmp_path: Path) -> None:
+    call = {"kernel": "a", "case": "1", "dtype": "x", "seconds": {"default": 1.0}}
+    call["microseconds"] = {"default": 2.0, "first call": 2.0, "best of the sample": 2.0, "tuned": 1.0}
+    (tmp_path / "gpu-first-call.json").write_text(json.dumps({"device": "GPU", "cells": [call]}))
+    row = {"device": "GPU", "kernel": "b", "microseconds": {"default": 3.0, "tuned": 2.0}, "tuned_seconds": 62.0}
+    (tmp_path / "gpu-tuned-sample.jsonl").write_text(json.dumps({**row, "sample": "slow cells", "beside": 5}) + "\n")
+    text = "\n".join(first_call_report.sections(first_call_report.read(tmp_path)))
+    assert "in 8 to 15 seconds: 2.000 in the geometric mean of 1 cells" in text
+    assert "in 62 seconds, beside 5 other searches, for slow cells: 1.500 in the geometric mean of 1 cells" in text
+    assert "median, at most 1.00" in text and "| b |" not in text
