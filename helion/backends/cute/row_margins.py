@@ -27,7 +27,7 @@ FEW_ROWS = 128
 
 FEW_ROWS_SAVED_US = 3.0
 """The lead in time of few rows: a quarter of a launch of 32768 columns, which a model repeats in each step. Both backends
-predict it within 2 us (the cells of few rows in nvidia-h200-row-kernels.jsonl)."""
+predict it closely (the cells of few rows in nvidia-h200-row-kernels.jsonl)."""
 
 READS_LEAD = replace(ROWS_LEAD, corrected=0.82)
 """The same for exponentials of rows of which no element is stored. Their times are over-predicted by up to two fifths,
