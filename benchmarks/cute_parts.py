@@ -50,10 +50,10 @@ from benchmarks.cute_parts_cases import (  # noqa: E402
     over_time,
     side_by_side,
     with_adapter,
-    with_dropout,
     with_gates,
     with_sums,
 )
+from benchmarks.cute_parts_epilogues import into_bytes, of_centres, with_dropout  # noqa: E402
 from benchmarks.cute_parts_kernels import (  # noqa: E402
     added_experts,
     cosines,
@@ -134,6 +134,10 @@ CASES = {
     "complex": of_complex_numbers(203, 264, 200),
     "complex_odd": of_complex_numbers(203, 263, 201),
     "complex_large": of_complex_numbers(4096, 4096, 2048),
+    "nearest": of_centres(203, 64, 264),
+    "nearest_large": of_centres(65536, 64, 1024),
+    "bytes_to_bytes": into_bytes(203, 264, 3008),
+    "bytes_to_bytes_square": into_bytes(4096, 4096, 4096),
     "dropped": with_dropout(203, 264, 200),
     "dropped_odd": with_dropout(203, 263, 201),
     "dropped_large": with_dropout(8192, 4096, 4096),

@@ -35,7 +35,6 @@ from benchmarks.cute_parts_kernels import (
 )
 from benchmarks.unseen.products import grouped_int4_weights
 from examples import mamba2_chunk_state, nvfp4_gemm
-from helion._support.philox import philox, uniform
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 UNTOUCHED = 3.0
@@ -413,27 +412,6 @@ def with_adapter(m: int, n: int, k: int, rank: int) -> Case:
         kernel=adapted,
         arguments=arguments,
         exact=lambda x, w, low, up: x.double() @ w.double().t() + low.double() @ up.double().t(),
-        library=library,
-    )
-
-
-def with_dropout(m: int, n: int, k: int, seed: int = 7) -> Case:
-    """Return the case of a dropped product with a bias."""
-
-    def kept(bias: torch.Tensor) -> torch.Tensor:
-        offsets = torch.arange(m * n, device=bias.device).view(m, n)
-        return uniform(philox(torch.tensor(seed, device=bias.device), offsets)[0]) > 0.2
-
-    def library(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor, *rest: int) -> Calls:
-        def composed() -> torch.Tensor:
-            return torch.nn.functional.dropout(torch.addmm(bias, x, y), 0.2)
-
-        return {"cublas": composed, "compiled": torch.compile(composed)}
-
-    return Case(
-        kernel=unseen_kernels.dropped_product.fn,
-        arguments=lambda: (made(m, k, scale=k**-0.5), made(k, n, seed=1), made(n, seed=2), seed),
-        exact=lambda x, y, bias, *rest: torch.where(kept(bias), (x.double() @ y.double() + bias.double()) * 1.25, 0.0),
         library=library,
     )
 

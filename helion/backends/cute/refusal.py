@@ -108,6 +108,7 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
         "that are added to memory in 16 bits, or by threads,",
     )
     yield problem.epilogue.of_kind("uniform"), "with random numbers in the epilogue"
+    yield problem.epilogue.of_kind("integers"), "with integers that are added in int32"
 
 
 def _not_run_on_blackwell(problem: GemmProblem) -> Iterator[tuple[object, str]]:
@@ -131,6 +132,7 @@ def _not_run_on_blackwell(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     yield problem.copied, f"whose operand {_first(problem.copied)} is copied by warps"
     yield strided, f"whose matrix {''.join(strided[:1])} has strides that TMA cannot take"
     yield problem.epilogue.of_kind("uniform"), "with random numbers in the epilogue"
+    yield problem.epilogue.of_kind("integers"), "with integers that are added in int32"
 
 
 def _first(copied: Sequence[Copied]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..plan.dtypes import DTYPES, LARGEST_E4M3, itemsize
-from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, EpilogueOperand, EpilogueOutput
+from ..plan.epilogue import COLUMN_NUMBER, INTEGER_SUM, ROW_NUMBER, Constant, EpilogueOperand, EpilogueOutput
 from ..plan.joint import OwnPart, joint, moved
 from ..plan.passes import Pass, divisor_of, passes
 from ..plan.records import WGMMA_ROWS, GemmPlan, GemmProblem
@@ -117,7 +117,18 @@ def converted(plan: GemmPlan, registers: Sequence[str]) -> list[str]:
     if sum_dsl(plan) == "cutlass.Float32":
         return []
     numbers = f"{sum_dsl(plan)}).load().to(cutlass.Float32)"
-    return [f"{name}.store(cute.recast_tensor({name}, {numbers})" for name in registers]
+    kept = [f"integers.store(cute.recast_tensor(values, {sum_dsl(plan)}).load())"] if keeps_integers(plan) else []
+    return [*kept, *(f"{name}.store(cute.recast_tensor({name}, {numbers})" for name in registers)]
+
+
+def keeps_integers(plan: GemmPlan) -> bool:
+    """Return whether the epilogue adds to the accumulator in int32."""
+    return bool(plan.problem.epilogue.of_kind("integers"))
+
+
+def kept_integers(plan: GemmPlan) -> list[str]:
+    """Return the copy of value ``i`` of the accumulator of wgmma, if the epilogue adds to it in int32."""
+    return [f"integers[i] = sums[{sum_of(plan)}]"] if keeps_integers(plan) else []
 
 
 def accumulated(plan: GemmPlan, first: str) -> str:
@@ -295,9 +306,14 @@ def compute(plan: GemmPlan, walk: Pass) -> list[str]:
     names = functools.partial(value_name, plan)
     lines = [f"{names(walk.held)} = values[i]{_to_the_row(plan, walk.held)}"]
     for value in walk.reads:
+        if operands[value - 1].kind == "integers":
+            continue
         lines.append(f"{names(value)} = {_operand_value(plan, operands[value - 1])}")
     for value in walk.computes:
         known = _own_names(plan, value) if walk.number == 1 else names
+        if plan.problem.epilogue.instruction(value).op == INTEGER_SUM:
+            lines.append(f"{names(value)} = {_integer_sum(plan)}")
+            continue
         text = expression(plan.problem, value, known, functools.partial(_position, plan))
         lines += _quotient(plan, value) or [f"{names(value)} = {text}"]
     return lines
@@ -442,7 +458,7 @@ def _read_lines(plan: GemmPlan, output: EpilogueOutput) -> list[str]:
 
 def reads_strided(plan: GemmPlan, walk: Pass) -> bool:
     """Return whether `walk` reads a strided matrix, or draws one."""
-    return any(plan.problem.epilogue.operands[value - 1].kind in ("strided", "uniform") for value in walk.reads)
+    return any(plan.problem.epilogue.operands[value - 1].by_threads for value in walk.reads)
 
 
 def values_of(plan: GemmPlan, output: EpilogueOutput) -> str:
@@ -454,6 +470,13 @@ def suffixed(plan: GemmPlan, name: str, output: EpilogueOutput) -> str:
     """Return a name that each output matrix has separately, unless it is stored from the buffers of another one."""
     label = plan.problem.label_of(staged_as(plan.problem, output))
     return name if label == "d" else f"{label}_{name}"
+
+
+def _integer_sum(plan: GemmPlan) -> str:
+    """Return the sum of value ``i`` of the accumulator and an integer, in fp32."""
+    (operand,) = plan.problem.epilogue.of_kind("integers")
+    place = strided_place(plan, operand.label, clamped=True)
+    return f"(integers[i] + {operand.label}[{place}]).to(cutlass.Float32)"
 
 
 def _drawn(plan: GemmPlan, operand: EpilogueOperand) -> str:

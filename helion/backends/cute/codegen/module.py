@@ -117,7 +117,8 @@ def _strided(plan: GemmPlan) -> dict[str, str]:
     """Return the host's tensors of matrices that threads access, by label."""
     found = {}
     outputs: tuple[EpilogueOutput | EpilogueOperand, ...] = plan.problem.outputs_of("strided")
-    for each in outputs + plan.problem.epilogue.of_kind("strided"):
+    epilogue = plan.problem.epilogue
+    for each in outputs + epilogue.of_kind("strided") + epilogue.of_kind("integers"):
         rows = numbers.extent(plan, "m")
         if isinstance(each, EpilogueOutput) and each.lines is not None:
             vector = f"cute.make_layout({rows}, stride={each.lines.pitch})"

@@ -13,7 +13,7 @@ from ..plan.shared import staged_as
 from ..roles.grammar import Role
 from . import copied, exchange, raw, rows, scales, workspace
 from .attention.formula import uniform_function
-from .epilogue import dealt_columns, fragment, suffixed, sum_dsl, values_of
+from .epilogue import dealt_columns, fragment, keeps_integers, suffixed, sum_dsl, values_of
 from .numbers import batch_modes
 
 
@@ -288,8 +288,9 @@ def _more_values(plan: GemmPlan) -> list[str]:
 
 
 def _strided_registers(plan: GemmPlan) -> list[str]:
-    """Return the registers of the rounded values of outputs that threads store."""
-    return [
+    """Return the registers of the rounded values of outputs that threads store, and those of accumulators in int32."""
+    kept = ["integers = cute.make_rmem_tensor(subtile_shape, cutlass.Int32)"] if keeps_integers(plan) else []
+    return kept + [
         f"{suffixed(plan, 'rounded', output)} = cute.make_rmem_tensor(subtile_shape, {dsl(output.dtype)})"
         for output in plan.problem.outputs_of("strided")
     ]

@@ -26,6 +26,7 @@ from .epilogue import (
     first_row,
     fragment,
     in_range,
+    kept_integers,
     numbers_columns,
     positions,
     reads_strided,
@@ -393,6 +394,7 @@ def _(step: g.ReadSums, out: Writer, names: Names) -> None:
         for number, name in enumerate(sums_of(names.plan)):
             first = f"{number * names.plan.tile[1] // 2} + " if number else ""
             out.line(f"{name}[i] = {accumulated(names.plan, first)}")
+        out.lines(kept_integers(names.plan))
 
 
 @_print.register
@@ -475,8 +477,7 @@ def _(step: g.StoreRows, out: Writer, names: Names) -> None:
 
 def _read_columns(out: Writer, plan: GemmPlan, walk: Pass) -> None:
     """Load row operands that `walk` reads, at the columns of the sub-tile."""
-    read = (plan.problem.epilogue.operands[value - 1] for value in walk.reads)
-    for operand in (each for each in read if each.kind == "row"):
+    for operand in plan.problem.epilogue.rows_of(walk.reads):
         source = f"{operand.label}_view[{'None, None' if plan.paired else 'None'}, subtile]"
         out.line(f"cute.autovec_copy({source}, {operand.label}_columns)")
 

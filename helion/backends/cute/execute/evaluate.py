@@ -12,7 +12,15 @@ import torch
 from ...._support.philox import WORD, philox, uniform
 from ..plan.copied import E2M1, Copied, CopySource
 from ..plan.dtypes import per_byte
-from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, EpilogueOperand, EpilogueOutput, LineNumbers
+from ..plan.epilogue import (
+    COLUMN_NUMBER,
+    INTEGER_SUM,
+    ROW_NUMBER,
+    Constant,
+    EpilogueOperand,
+    EpilogueOutput,
+    LineNumbers,
+)
 from ..plan.operands import steps_of
 from ..plan.records import GemmProblem, Groups, Major
 from ..plan.scales import BlockScales
@@ -173,6 +181,9 @@ def _evaluate(problem: GemmProblem, tensors: Sequence[torch.Tensor]) -> None:
             values.append(_operand(described, tensor, problem).float())
     _add_terms(problem, values, factors[of_copies:], sources)
     for instruction in problem.epilogue.instructions:
+        if instruction.op == INTEGER_SUM:
+            values.append(_integer_sum(problem, a, b, operands))
+            continue
         given = [torch.tensor(float(x.text)) if isinstance(x, Constant) else values[x] for x in instruction.arguments]
         values.append(_apply(instruction.op, given, problem))
     for output, out in zip(problem.outputs, outputs, strict=True):
@@ -180,6 +191,21 @@ def _evaluate(problem: GemmProblem, tensors: Sequence[torch.Tensor]) -> None:
             _store_lines(output, out, values[output.value], problem, next(more))
         else:
             _store(output, out, values[output.value], problem)
+
+
+def _integer_sum(
+    problem: GemmProblem, a: torch.Tensor, b: torch.Tensor, operands: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """Return the matmul of integers plus those of the epilogue, which wraps at 32 bits, in fp32."""
+    left, right = (_multiplied(problem, label, each, iter(())) for label, each in (("a", a), ("b", b)))
+    added = (
+        each
+        for described, each in zip(problem.epilogue.operands, operands, strict=True)
+        if described.kind == "integers"
+    )
+    described = problem.epilogue.of_kind("integers")[0]
+    matrix = torch.as_strided(next(added), (problem.m, problem.n), (described.pitch, described.column_pitch))
+    return ((left @ right.t()).long() + matrix).to(torch.int32).float()
 
 
 def _add_terms(
@@ -340,7 +366,7 @@ def _operand(described: EpilogueOperand, tensor: torch.Tensor, problem: GemmProb
         rows, columns = torch.arange(problem.m)[:, None], torch.arange(problem.n)
         offsets = rows * described.pitch + columns * described.column_pitch
         return uniform(philox(tensor, offsets if described.dtype == "int64" else offsets & WORD)[0])
-    if described.kind in ("exact", "strided"):
+    if described.kind in ("exact", "strided", "integers"):
         return torch.as_strided(tensor, (problem.m, problem.n), (described.pitch, described.column_pitch))
     if described.kind == "row":
         return torch.as_strided(tensor, (problem.n,), (described.pitch,))

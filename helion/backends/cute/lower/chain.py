@@ -23,6 +23,7 @@ from ...._shapes import Expr, Number, dtype_name
 from ..plan.epilogue import (
     ARITY,
     COLUMN_NUMBER,
+    INTEGER_SUM,
     MAX_NUMBERED,
     ROW_NUMBER,
     Constant,
@@ -37,9 +38,10 @@ from ..plan.epilogue import (
 from ..plan.records import TMA_ALIGNMENT_BYTES
 from ..plan.refusal import Refusal
 from .frame import Frame, Place, kind_of, numbers_of, picked_lines, place_of, suits_tma, upright
-from .known import known_number, known_of_positions
+from .known import known_number, known_of_positions, power
 from .names import name_of
 from .numbers import equal, example, known
+from .rewrites.integers import added_integers
 from .rewrites.picks import Pick
 from .rewrites.random import random_numbers
 
@@ -309,6 +311,9 @@ class Chain:
         name = op.attributes(PointwiseAttrs).name
         if name == "cast":
             return self._cast(op, dtype)
+        found = added_integers(self.frame, op, self._is_sums) if name == "add" else None
+        if found is not None:
+            return self.step(INTEGER_SUM, (SUMS, self._loaded(found[1], found[0], found[1].pitch)))
         known = self._known(op, name)
         if known is not None:
             return known
@@ -325,6 +330,9 @@ class Chain:
         if name in SPELLED:
             return self.rounded(SPELLED[name](self, arguments), dtype)
         return self.rounded(self.step(name, arguments), dtype)
+
+    def _is_sums(self, value: Value) -> bool:
+        return self.known.get(value.number) == SUMS
 
     def _check_integers(self, op: Op, name: str, arguments: Sequence[Reference]) -> None:
         """Check comparisons of integers. In fp32 they keep their order relative to all integers below
@@ -492,29 +500,6 @@ _REDUCTIONS = {
 _POSITIONS = ("argmax", "argmin")
 
 
-def _power(chain: Steps, arguments: tuple[Reference, ...]) -> Reference:
-    """Compute powers as products and roots, as eager does."""
-    base, exponent = arguments
-    known = float(exponent.text) if isinstance(exponent, Constant) else None
-    if known == 2:
-        return chain.step("mul", (base, base))
-    if known == 3:
-        return chain.step("mul", (chain.step("mul", (base, base)), base))
-    if known == 1:
-        return base
-    if known == 0.5:
-        return chain.step("sqrt", (base,))
-    if known == -0.5:
-        return chain.step("rsqrt", (base,))
-    if known == -1:
-        return chain.step("div", (constant(1.0), base))
-    if known == -2:
-        return chain.step("div", (constant(1.0), chain.step("mul", (base, base))))
-    raise Refusal(
-        f"powers of {'an exponent that varies' if known is None else known} in an epilogue are not implemented"
-    )
-
-
 SPELLED: Mapping[str, Callable[[Steps, tuple[Reference, ...]], Reference]] = {
     "log1p_unit": lambda chain, x: chain.step("log1p", x),
     "logical_and": lambda chain, x: chain.step("minimum", x),
@@ -525,7 +510,7 @@ SPELLED: Mapping[str, Callable[[Steps, tuple[Reference, ...]], Reference]] = {
     "bitwise_or": lambda chain, x: chain.step("maximum", x),
     "bitwise_xor": lambda chain, x: chain.step("ne", x),
     "bitwise_not": lambda chain, x: chain.step("eq", (*x, constant(0.0))),
-    "pow": _power,
+    "pow": lambda chain, x: power(chain.step, *x),
     "reciprocal": lambda chain, x: chain.step("div", (constant(1.0), *x)),
     "sign": lambda chain, x: chain.step("sub", tuple(chain.step(way, (*x, constant(0.0))) for way in ("gt", "lt"))),
 }

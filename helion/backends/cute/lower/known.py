@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -11,6 +12,7 @@ from ...._compiler.ir.grammar import IotaAttrs, NumberAttrs, Op, Operand, Pointw
 from ...._compiler.ir.pointwise import POINTWISE
 from ...._shapes import Number
 from ..plan.epilogue import Constant, constant
+from ..plan.refusal import Refusal
 from .frame import Frame
 from .numbers import equal
 
@@ -106,3 +108,25 @@ def _without_views(frame: Frame, value: Operand) -> Op | None:
     while made is not None and made.kind in ("view", "mask"):
         made = frame.maker(made.operands[0])
     return made
+
+
+def power(step: Callable[[str, tuple[Any, ...]], Any], base: Any, exponent: object) -> Any:
+    """Return a power as products and roots, as eager computes it; ``step`` adds an instruction. Raises ``Refusal``."""
+    known = float(exponent.text) if isinstance(exponent, Constant) else None
+    if known == 2:
+        return step("mul", (base, base))
+    if known == 3:
+        return step("mul", (step("mul", (base, base)), base))
+    if known == 1:
+        return base
+    if known == 0.5:
+        return step("sqrt", (base,))
+    if known == -0.5:
+        return step("rsqrt", (base,))
+    if known == -1:
+        return step("div", (constant(1.0), base))
+    if known == -2:
+        return step("div", (constant(1.0), step("mul", (base, base))))
+    raise Refusal(
+        f"powers of {'an exponent that varies' if known is None else known} in an epilogue are not implemented"
+    )

@@ -30,6 +30,7 @@ from .runtime import (
     accumulators_in_turn,
     check_batch,
     check_groups,
+    check_integers,
     check_micro,
     check_outputs,
     check_pitch,
@@ -254,6 +255,9 @@ def check_problem(problem: GemmProblem) -> None:
         if operand.kind == "uniform":
             check_random(problem, operand)
             continue
+        if operand.kind == "integers":
+            check_integers(problem, operand)
+            continue
         known = COLUMN_DTYPES if operand.kind == "column" else EPILOGUE_DTYPES
         if operand.dtype not in known:
             raise Refusal(f"epilogue operand {operand.name} is of {operand.dtype}; {', '.join(known)} are implemented")
@@ -395,6 +399,8 @@ def _check_splits(plan: GemmPlan) -> None:
     """Check split K in a cluster: CTAs exchange partials through distributed shared memory."""
     if not 1 <= plan.splits <= MAX_SPLITS:
         raise Refusal(f"K split in {plan.splits} parts; 1 to {MAX_SPLITS} are implemented")
+    if plan.parts > 1 and plan.problem.epilogue.of_kind("integers"):
+        raise Refusal("integers are added to an accumulator in int32 where K is not split")
     if plan.parts > 1 and plan.problem.operand_dtype == "int8" and plan.problem.k > MAX_EXACT_INT8_K:
         raise Refusal(
             f"K = {plan.problem.k} of int8 operands in {plan.parts} parts, whose sums fp32 may not hold; up to"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +12,7 @@ from .refusal import Refusal
 
 Awaiting = Literal["operands", "matrices"]
 """Loads after messages: those of A and B, in a CTA and in all that share them, or those of matrices of the epilogue."""
-OperandKind = Literal["exact", "strided", "row", "column", "product", "number", "uniform"]
+OperandKind = Literal["exact", "strided", "row", "column", "product", "number", "uniform", "integers"]
 OutputKind = Literal["exact", "strided", "column", "tile", "sum", "group", "pair"]
 
 ARITY: Mapping[str, int] = {
@@ -63,6 +63,8 @@ a cast within the chain does. Comparisons give 1 or 0, and ``where`` selects the
 """
 COLUMN_NUMBER, ROW_NUMBER = "column_number", "row_number"
 """The operations without arguments that give the index of each column, and of each row, from 0."""
+INTEGER_SUM = "integer_sum"
+"""The operation (accumulator, integers) that adds in int32, and wraps, before the result is converted to fp32."""
 MAX_NUMBERED = 2**24
 """Rows, or columns, whose indices are exact in fp32."""
 REDUCTIONS: Mapping[str, int] = {"row_sum": 1, "row_maximum": 1, "row_minimum": 1, "row_first": 2}
@@ -95,7 +97,7 @@ class EpilogueOperand:
     read ``strided`` ones, ``column_pitch`` from one column to the next, where they are. Or it is a ``number``, an fp32 scalar
     of each launch. A ``product`` is a second B, of the type, shape and major of the first: the value is A @ B of it.
     ``uniform`` are random numbers in [0, 1) of a seed, as if they were a matrix of all of its numbers in order. Their offsets
-    have the type ``dtype``.
+    have the type ``dtype``. ``integers`` are read like ``strided`` ones, and added to the accumulator in int32.
 
     ``pitch`` counts elements from one row to the next of an exact operand, or from one line to the next of a second B.
     For a vector it counts those from one element to the next: 0 for a column with one number for all rows.
@@ -114,6 +116,11 @@ class EpilogueOperand:
     def label(self) -> str:
         """Its name in generated code, distinct from the kernel's own names."""
         return f"{self.name}_operand"
+
+    @property
+    def by_threads(self) -> bool:
+        """True if threads read or draw it at the positions of their values."""
+        return self.kind in ("strided", "uniform", "integers")
 
 
 def _shown(tensor: EpilogueOperand | EpilogueOutput) -> str:
@@ -315,6 +322,10 @@ class Epilogue:
     def of_kind(self, kind: OperandKind) -> tuple[EpilogueOperand, ...]:
         return tuple(operand for operand in self.operands if operand.kind == kind)
 
+    def rows_of(self, values: Sequence[int]) -> list[EpilogueOperand]:
+        """Return the row operands among values."""
+        return [each for each in (self.operands[value - 1] for value in values) if each.kind == "row"]
+
     def check(self) -> None:
         """Check that instructions are known and read only earlier values, and outputs are values. Raises ``Refusal``."""
         for what, names in (
@@ -334,14 +345,25 @@ class Epilogue:
 
     def _check_instruction(self, number: int, instruction: Instruction) -> None:
         groups = dict.fromkeys(GROUP_REDUCTIONS, 2)
-        arity = {**ARITY, **REDUCTIONS, **groups, COLUMN_NUMBER: 0, ROW_NUMBER: 0, PARTNER: 1, ROUND_E4M3: 1}.get(
-            instruction.op
-        )
+        arity = {
+            **ARITY,
+            **REDUCTIONS,
+            **groups,
+            COLUMN_NUMBER: 0,
+            ROW_NUMBER: 0,
+            PARTNER: 1,
+            ROUND_E4M3: 1,
+            INTEGER_SUM: 2,
+        }.get(instruction.op)
         if arity != len(instruction.arguments):
             raise Refusal(f"no epilogue operation {instruction.op!r} of {len(instruction.arguments)} arguments")
         for argument in instruction.arguments:
             if not isinstance(argument, Constant) and not 0 <= argument < 1 + len(self.operands) + number:
                 raise Refusal(f"instruction {number} of the epilogue reads value {argument}, which comes later")
+        if (instruction.op == INTEGER_SUM) != any(self._is_integers(each) for each in instruction.arguments):
+            raise Refusal("integers are added to an accumulator in int32, and read by nothing else")
+        if instruction.op == INTEGER_SUM and instruction.arguments[0] != 0:
+            raise Refusal("integers are added to the accumulator of the first matmul")
         if instruction.op in GROUP_REDUCTIONS:
             reduced, size = instruction.arguments
             if isinstance(reduced, Constant) or self.per_row[reduced] or not isinstance(size, Constant):
@@ -354,6 +376,10 @@ class Epilogue:
                 raise Refusal(f"{instruction.op} of a value that is the same in all columns is not implemented")
             if any(isinstance(other, Constant) or not self.per_row[other] for other in others):
                 raise Refusal(f"{instruction.op} compares with one number per row")
+
+    def _is_integers(self, value: int | Constant) -> bool:
+        inside = isinstance(value, int) and 0 < value <= len(self.operands)
+        return inside and self.operands[int(value) - 1].kind == "integers"  # type: ignore[call-overload]
 
     def _differs(self, value: int | Constant) -> bool:
         """Return whether a value may differ from column to column."""

@@ -255,7 +255,7 @@ class GemmProblem:
     @property
     def strided(self) -> bool:
         """True if threads store or read a matrix where it is, or draw one."""
-        return bool(self.outputs_of("strided") or self.epilogue.of_kind("strided") or self.epilogue.of_kind("uniform"))
+        return bool(self.outputs_of("strided") or any(each.by_threads for each in self.epilogue.operands))
 
     @property
     def numbers(self) -> tuple[EpilogueOutput, ...]:

@@ -295,7 +295,7 @@ def check_groups(problem: GemmProblem, groups: Groups) -> None:
         raise Refusal(
             f"{groups.name} of {groups.dtype} with a stride of {groups.pitch} for {groups.size} groups of rows"
         )
-    if problem.scales is not None or problem.epilogue.of_kind("strided") or problem.epilogue.of_kind("uniform"):
+    if problem.scales is not None or any(each.by_threads for each in problem.epilogue.operands):
         raise Refusal(
             f"groups of rows by {groups.name} are implemented where TMA loads what the epilogue reads, without scales along K"
         )
@@ -305,6 +305,22 @@ def check_groups(problem: GemmProblem, groups: Groups) -> None:
     if problem.epilogue.reduces_rows or problem.numbers or problem.epilogue.numbers(ROW_NUMBER):
         raise Refusal(
             f"groups of rows by {groups.name} are implemented without reductions, numbers and indices of rows"
+        )
+
+
+def check_integers(problem: GemmProblem, operand: EpilogueOperand) -> None:
+    """Check integers that are added to an accumulator in int32."""
+    check_strided(problem, operand.name, operand.pitch, operand.column_pitch)
+    if problem.operand_dtype != "int8" or operand.dtype != "int32":
+        raise Refusal(
+            f"{operand.name} of {operand.dtype} is added to an accumulator of {problem.operand_dtype} operands"
+        )
+    several = any(len(each.tensors) > 1 for each in problem.copied)
+    by_rows = problem.epilogue.reduces_rows or problem.numbers
+    if problem.scales or problem.batch or problem.runtime or by_rows or several:
+        raise Refusal(
+            f"{operand.name} is added to an accumulator in int32, which is implemented without batches, scales and numbers"
+            " per row, for sizes that are known when the kernel is compiled"
         )
 
 

@@ -540,7 +540,8 @@ def _operands(facts: KernelFacts, axes: tuple[int, int]) -> Iterator[EpilogueOpe
         key = (op.storage, op.subscript_axes)
         if op.kind == "load" and op.slot not in multiplied and op.storage not in written and key not in seen:
             seen.add(key)
-            kind = _kind(op, axes)
+            added = op.dtype == torch.int32 and facts.matmuls[0].lhs_dtype == torch.int8
+            kind = "integers" if added else _kind(op, axes)
             pitch = _even(facts.axes[axes[1]].extent or 0) if kind in ("exact", "strided") else 1
             yield EpilogueOperand(name=f"operand_{op.slot}", kind=kind, dtype=dtype_name(op.dtype), pitch=pitch)
 
