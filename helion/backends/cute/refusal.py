@@ -107,8 +107,8 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
         any(each.kind != "exact" or each.dtype != "float32" for each in added),
         "that are added to memory in 16 bits, or by threads,",
     )
-    yield problem.epilogue.of_kind("uniform"), "with random numbers in the epilogue"
     yield problem.epilogue.of_kind("integers"), "with integers that are added in int32"
+    yield problem.ends, "whose K ends with tiles"
 
 
 def _not_run_on_blackwell(problem: GemmProblem) -> Iterator[tuple[object, str]]:
@@ -133,6 +133,7 @@ def _not_run_on_blackwell(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     yield strided, f"whose matrix {''.join(strided[:1])} has strides that TMA cannot take"
     yield problem.epilogue.of_kind("uniform"), "with random numbers in the epilogue"
     yield problem.epilogue.of_kind("integers"), "with integers that are added in int32"
+    yield problem.ends, "whose K ends with tiles"
 
 
 def _first(copied: Sequence[Copied]) -> str:

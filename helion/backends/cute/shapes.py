@@ -46,6 +46,7 @@ from .lower.attention.loops import has_attention
 from .lower.host import gemm_pieces
 from .lower.kernel import build_plan, known_product
 from .lower.peers.messages import plain
+from .lower.rewrites.ends import without_ends
 from .lower.rewrites.partials import with_whole_k
 from .lower.rowwise import kernel as rows
 from .lower.weights.nibbles import with_nibbles
@@ -159,6 +160,11 @@ def _matmul_lead(program: Program, facts: KernelFacts) -> Lead:
     return STORED_LEAD if any(each.kind == "strided" for each in shape.problem.outputs) else COPIES_LEAD
 
 
+def _over_all_of_k(program: Program) -> Program:
+    """Return a program without messages, parts of K and ends of K by tiles."""
+    return without_ends(with_whole_k(plain(program)).program).program
+
+
 MATMUL = Shape(
     name="matmul",
     claims=lambda program: True,
@@ -167,7 +173,7 @@ MATMUL = Shape(
     multiples=multiples,
     ranges=ranges,
     keys=own_keys,
-    described=lambda program: with_nibbles(with_pairs(with_whole_k(plain(program)).program).program).program,
+    described=lambda program: with_nibbles(with_pairs(_over_all_of_k(program)).program).program,
     predict=predict,
     plan=build_plan,
     plan_type=CutePlan,

@@ -82,7 +82,17 @@ def k_tiles(plan: GemmPlan) -> str:
 
 def k_bounds(plan: GemmPlan) -> tuple[str, str]:
     """Return the first K tile of a CTA, and the one after its last."""
+    if plan.problem.ends is not None:
+        return "0", "k_end"
     return ("k_begin", "k_end") if plan.parts > 1 else ("0", k_tiles(plan))
+
+
+def end_of_k(plan: GemmPlan) -> list[str]:
+    """Return the definition of the end of K of a tile, where it ends with the tile."""
+    ends = plan.problem.ends
+    if ends is None:
+        return []
+    return [f"k_end = cutlass.min({k_tiles(plan)}, (tile_{ends.side} + 1) * {ends.tile // plan.tile[2]})"]
 
 
 def loop_bounds(plan: GemmPlan, loop: KLoop, group: int) -> tuple[str, str]:

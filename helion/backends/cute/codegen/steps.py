@@ -120,7 +120,7 @@ def _(step: g.TileLoop, out: Writer, names: Names) -> None:
         out.line(f"band_rows = cutlass.min({numbers.rows(plan)} - band, {plan.group})")
         out.line(f"within = {number} % {band}")
         out.line(f"tile_m = (band + within % band_rows) * {plan.cluster_tiles[0]} + place[1]")
-        out.line(f"tile_n = within // band_rows * {plan.cluster_tiles[1]} + place[2]")
+        out.lines([f"tile_n = within // band_rows * {plan.cluster_tiles[1]} + place[2]", *numbers.end_of_k(plan)])
         _body(step.body, out, names)
         out.line(f"work += {every}")
 

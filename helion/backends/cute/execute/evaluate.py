@@ -23,7 +23,7 @@ from ..plan.epilogue import (
 )
 from ..plan.operands import steps_of
 from ..plan.records import GemmProblem, Groups, Major
-from ..plan.scales import BlockScales
+from ..plan.scales import BlockScales, Ends
 from ..toolchain.kernel import GemmKernel
 from .messages import await_messages, signal_peers
 from .problems import Given, launched, split
@@ -228,7 +228,16 @@ def _product(
     """Return what a right operand adds to its accumulator, in fp32: nothing if it is absent."""
     if problem.multiplicand(operand).absent:
         return torch.zeros(problem.m, problem.n)
-    return _multiply(left, _multiplied(problem, operand, tensor, more).t())
+    right = _multiplied(problem, operand, tensor, more).t()
+    return _multiply(left, right) if problem.ends is None else _ended(left, right, problem.ends)
+
+
+def _ended(left: torch.Tensor, right: torch.Tensor, ends: Ends) -> torch.Tensor:
+    """Return the product whose K ends with each tile of rows, or of columns."""
+    if ends.side == "n":
+        return _ended(right.t(), left.t(), Ends(side="m", tile=ends.tile)).t()
+    tiles = range(0, len(left), ends.tile)
+    return torch.cat([_multiply(left[at : at + ends.tile, : at + ends.tile], right[: at + ends.tile]) for at in tiles])
 
 
 def _multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

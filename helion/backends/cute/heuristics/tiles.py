@@ -185,7 +185,7 @@ def _proposal(
         "cluster_m": choice.cluster[0],
         "cluster_n": choice.cluster[1],
         "ab_stages": plan.ab_stages,
-        "acc_stages": plan.accumulator_stages if plan.unit == "tcgen05" else None,
+        "acc_stages": plan.accumulator_stages if plan.unit == "tcgen05" or plan.accumulator_stages > 1 else None,
         "c_stages": plan.store_stages,
         "epilogue_columns": plan.epilogue_n,
         "pingpong": choice.pingpong if plan.unit == "wgmma" else None,

@@ -17,8 +17,10 @@ from ...._compiler.facts.records import KernelFacts
 from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
 from ..bounds import places_of_copies
+from ..plan.dtypes import IMPRECISE_DTYPES
 from ..plan.operands import FEW_ROWS
 from ..plan.records import SWIZZLE_BYTES, Choice, CopiesIn
+from ..plan.scales import promoted
 from ..resources.shape import ProductShape, shape_of
 from .tiles import narrowed, options, proposals, tiles
 
@@ -56,7 +58,20 @@ def choices(shape: ProductShape, target: Target) -> list[Choice]:
         # they are faster than stages for few columns, and have not run with more
         few = shape.problem.n <= FEW_ROWS
         places = tuple(place for place in places if (place == "registers") == few)
-    return [choice for place in places for choice in _choices(shape, target, place)]
+    return [_in_turn(shape, choice) for place in places for choice in _choices(shape, target, place)]
+
+
+def _in_turn(shape: ProductShape, choice: Choice) -> Choice:
+    """Return a choice with two accumulators that take turns, where blocks of K of 8-bit floats have scales and a tile has one
+    for all columns (``blockwise`` of benchmarks/results/cute/nvidia-h200-parts.jsonl)."""
+    problem, scales = shape.problem, promoted(shape.problem.scales)
+    if scales is None or problem.operand_dtype not in IMPRECISE_DTYPES or problem.copied or problem.runtime:
+        return choice
+    column = scales.of("column")
+    several = column is not None and column.pitch > 0 and column.lines % choice.tile[1] > 0
+    if several or choice.splits * choice.grid_splits > 1 or choice.pingpong or scales.k != choice.tile[2]:
+        return choice
+    return dataclasses.replace(choice, accumulator_stages=2)
 
 
 def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[Choice]:

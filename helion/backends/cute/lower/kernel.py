@@ -28,6 +28,7 @@ from .numbers import dividing, equal, example, known
 from .parts import without_parts
 from .peers.messages import with_messages, without_messages
 from .product import Product, product_of
+from .rewrites.ends import with_ends, without_ends
 from .rewrites.micro import with_micro_scales, without_micro_scales
 from .rewrites.partials import with_whole_k
 from .rewrites.picks import Pick, with_picks
@@ -56,10 +57,11 @@ def _product(program: Program) -> Product:
     whole = with_whole_k(apart.program)
     paired = with_pairs(whole.program)
     unpacked = with_nibbles(paired.program)
-    micro = without_micro_scales(unpacked.program)
+    ended = without_ends(unpacked.program)
+    micro = without_micro_scales(ended.program)
     windowed = with_windows(_at_multiples(micro.program))
     product = with_micro_scales(_begun(_of_windows(windowed.program, paired.packed), windowed.starts), micro)
-    product = _renamed(product, paired.tensors)
+    product = with_ends(_renamed(product, paired.tensors), ended)
     product = dataclasses.replace(product, batch_blocks=(*product.batch_blocks, *whole.blocks))
     if unpacked.block is not None:
         product = _renamed(dataclasses.replace(product, depth=NIBBLE_GROUP), unpacked.tensors)

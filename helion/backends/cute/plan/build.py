@@ -29,6 +29,7 @@ from .runtime import (
     SIZES,
     accumulators_in_turn,
     check_batch,
+    check_ends,
     check_groups,
     check_integers,
     check_micro,
@@ -38,6 +39,7 @@ from .runtime import (
     check_scales,
     check_strided,
     check_terms,
+    of_ends,
 )
 from .scales import BlockScales, promoted
 from .shared import WORD_BYTES, shared_bytes
@@ -86,6 +88,8 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
     check_problem(problem)
     if problem.epilogue.words:
         problem = _of_messages(problem, choice)
+    if problem.ends is not None:
+        problem = of_ends(problem, choice)
     if choice.copies_in in ("memory", "tma") or problem.summed:
         return _plan_with_copies(problem, choice, target)
     if choice.rows_in == "memory" and problem.strided:
@@ -345,6 +349,8 @@ def _check_tile(plan: GemmPlan) -> None:
     _check_slices(plan)
     _check_residents(plan)
     check_copies(plan)
+    if plan.problem.ends is not None:
+        check_ends(plan, plan.problem.ends)
     if plan.by_rows:
         _check_rows(plan)
     if plan.products > 1:

@@ -378,8 +378,9 @@ class Epilogue:
                 raise Refusal(f"{instruction.op} compares with one number per row")
 
     def _is_integers(self, value: int | Constant) -> bool:
-        inside = isinstance(value, int) and 0 < value <= len(self.operands)
-        return inside and self.operands[int(value) - 1].kind == "integers"  # type: ignore[call-overload]
+        if isinstance(value, Constant) or not 0 < value <= len(self.operands):
+            return False
+        return self.operands[value - 1].kind == "integers"
 
     def _differs(self, value: int | Constant) -> bool:
         """Return whether a value may differ from column to column."""

@@ -15,7 +15,7 @@ from ....hardware import WARP_THREADS as WARP_THREADS
 from .copied import Copied, CopySource
 from .dtypes import DTYPES, itemsize
 from .epilogue import Epilogue, EpilogueOutput, LineNumbers, OutputKind
-from .scales import BlockScales, Scale, Side, promoted
+from .scales import BlockScales, Ends, Scale, Side, promoted
 
 Major = Literal["k", "mn"]
 Unit = Literal["wgmma", "tcgen05"]
@@ -133,6 +133,7 @@ class GemmProblem:
     summed: tuple[Copied, ...] = ()
     """Vectors of the epilogue, by label, that are sums of computed elements along K."""
     groups: Groups | None = None
+    ends: Ends | None = None
     terms: tuple[Term, ...] = ()
     absent: tuple[str, ...] = ()
     """Labels of right operands that add nothing to their accumulators: tiles past the end of their K are loaded, not read."""
@@ -145,7 +146,7 @@ class GemmProblem:
     """Names of A, B and D in messages."""
 
     def __repr__(self) -> str:
-        optional = ("batch", "scales", "copied", "summed", "groups", "terms", "absent", "starts", "runtime")
+        optional = ("batch", "scales", "copied", "summed", "groups", "ends", "terms", "absent", "starts", "runtime")
         hidden = {name: not getattr(self, name) for name in optional} | {"names": self.names == NAMES}
         shown = [each.name for each in dataclasses.fields(self) if not hidden.get(each.name)]
         return f"GemmProblem({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
@@ -406,7 +407,7 @@ class GemmPlan:
     unit: Unit
     tile: tuple[int, int, int]
     cluster: tuple[int, int]
-    """CTAs along M and N; along M a whole number of pairs where ``ctas_per_mma`` is 2."""
+    """CTAs along M and N; along M a number of pairs where ``ctas_per_mma`` is 2."""
     ctas_per_mma: int
     ab_stages: int
     accumulator_stages: int
@@ -456,9 +457,8 @@ class GemmPlan:
     @property
     def whole(self) -> GemmProblem:
         """The problem of the launch, of which ``problem`` is the matmul's part."""
-        if self.prepare is not None:
-            return self.prepare.problem
-        return self.problem if self.finish is None else self.finish.problem
+        part = self.prepare or self.finish
+        return self.problem if part is None else part.problem
 
     @property
     def cta_tile(self) -> tuple[int, int]:

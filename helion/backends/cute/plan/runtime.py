@@ -13,9 +13,9 @@ from .copied import check_lines
 from .dtypes import ADDED_DTYPES, COLUMN_OUTPUT_DTYPES, FLOAT_DTYPES, OUTPUT_DTYPES, itemsize
 from .epilogue import ROW_NUMBER, EpilogueOperand, EpilogueOutput
 from .finish import ROWS
-from .records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, Batch, GemmPlan, GemmProblem, Groups
+from .records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, Batch, Choice, GemmPlan, GemmProblem, Groups
 from .refusal import Refusal
-from .scales import ATOM_BLOCKS, ATOM_LINES, MICRO_FORMATS, BlockScales
+from .scales import ATOM_BLOCKS, ATOM_LINES, MICRO_FORMATS, BlockScales, Ends
 
 MAX_EXTENT = 2**31 - 1
 """Tile coordinates are 32-bit."""
@@ -425,3 +425,25 @@ def accumulators_in_turn(plan: GemmPlan, stages: int) -> int:
             " and not split, without ping-pong"
         )
     return stages
+
+
+def of_ends(problem: GemmProblem, choice: Choice) -> GemmProblem:
+    """Return a problem whose K ends with tiles of a choice."""
+    assert problem.ends is not None
+    tile = choice.tile[0 if problem.ends.side == "m" else 1]
+    return dataclasses.replace(problem, ends=dataclasses.replace(problem.ends, tile=tile))
+
+
+def check_ends(plan: GemmPlan, ends: Ends) -> None:
+    """Check that K tiles end with tiles of D, which one CTA or one pair computes."""
+    problem, at = plan.problem, 0 if ends.side == "m" else 1
+    if problem.terms or problem.groups or problem.scales or problem.summed or problem.runtime or plan.by_rows:
+        raise Refusal(
+            "K that ends with tiles is implemented for one matmul without scales, sums along K and numbers per row, of sizes"
+            " that are known when the kernel is compiled"
+        )
+    if ends.tile % plan.tile[2] or plan.cluster_tiles[at] > 1 or plan.teams * plan.parts > 1 or plan.promote:
+        raise Refusal(
+            f"tiles of {plan.tile} in clusters of {plan.cluster} that end K; multiples of the K tile are implemented, one in a"
+            " cluster, without ping-pong, promotion and splitting K"
+        )

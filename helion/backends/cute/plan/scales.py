@@ -20,6 +20,15 @@ ATOM_COLUMNS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ends:
+    """The side of D whose tiles end K: those before the end of tile t are the first (t + 1) * ``tile`` elements. A plan knows
+    the ``tile``, which is all of the side before."""
+
+    side: Literal["m", "n"]
+    tile: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Scale:
     """A tensor of scales. Row or column ``x`` of D and block ``b`` of K use element ``x // lines * pitch + b *
     k_pitch``.

@@ -42,6 +42,9 @@ class Rates:
     """Fraction of the ping-pong rate for cooperative warpgroups, which begin and end their tiles together."""
     promoted: float = 0.871
     """Fraction that remains where accumulators are promoted every few K tiles."""
+    awaited: float = 0.72
+    """Fraction of that which remains where warps with one accumulator wait for the MMAs of each K tile, and promote it
+    before the next (``blockwise`` of benchmarks/results/cute/nvidia-h200-parts.jsonl)."""
     l2: float = 2.06
     """L2 bandwidth for operands where all SMs load."""
     l2_of_few: float = 4.17
@@ -223,6 +226,8 @@ def _at_rate(plan: GemmPlan, bytes_moved: int, target: Target, rates: Rates, mat
     )
     epilogue_us = _epilogue_us(plan, share, l2, rates)
     tile_us = -(-plan.k_tiles // plan.parts) * k_tile_us
+    if plan.problem.ends is not None:  # half of K on average
+        tile_us /= 2
     if plan.teams > 1 or (plan.unit == "tcgen05" and plan.accumulator_stages > 1):
         body = rates.fill_us + waves * max(tile_us, epilogue_us) + epilogue_us
     else:
@@ -320,6 +325,7 @@ def _rate(plan: GemmPlan, target: Target, rates: Rates, matrix: float) -> float:
     unit = "tf32" if plan.problem.operand_dtype == "float32" else plan.problem.operand_dtype
     rate = matrix * target.matrix_tflops_for(unit) * 1e6 / target.num_sms
     rate *= rates.promoted if plan.promote else 1.0
+    rate *= rates.awaited if plan.promote and plan.promote_k_tiles * plan.accumulator_stages == 1 else 1.0
     return rate if plan.teams > 1 else rate * rates.cooperative
 
 

@@ -32,7 +32,9 @@ def _(cluster: Cluster, step: g.TileLoop, warp: Warp) -> Iterator[Leaf]:
 
 
 def multiplied_tiles(cluster: Cluster, warp: Warp) -> range:
-    """Return the K tiles that the warp multiplies."""
+    """Return the K tiles that the warp multiplies: of different numbers where K ends with tiles."""
+    if cluster.plan.problem.ends is not None:
+        return range(1 + (warp.tile + cluster.k_tiles // 2) % cluster.k_tiles)
     return k_range(cluster.plan, warp.cta.rank, cluster.k_tiles, warp.part)
 
 
