@@ -62,8 +62,10 @@ def choices(shape: ProductShape, target: Target) -> list[Choice]:
 
 
 def _in_turn(shape: ProductShape, choice: Choice) -> Choice:
-    """Return a choice with two accumulators that take turns, where blocks of K of 8-bit floats have scales and a tile has one
-    for all columns (``blockwise`` of benchmarks/results/cute/nvidia-h200-parts.jsonl)."""
+    """Return a choice with two accumulators that take turns, where blocks of K of 8-bit floats have scales.
+
+    A tile has one scale for all its columns (``blockwise`` of benchmarks/results/cute/nvidia-h200-parts.jsonl).
+    """
     problem, scales = shape.problem, promoted(shape.problem.scales)
     if scales is None or problem.operand_dtype not in IMPRECISE_DTYPES or problem.copied or problem.runtime:
         return choice
