@@ -108,6 +108,14 @@ def test_a_gradient_of_two_statistics_has_one_exchange() -> None:
         assert ((given[4].double() - _blocks(grad.double() * hat)).abs() <= 1e-4 * slope.abs().mean()).all()
 
 
+def test_long_rows_that_begin_anywhere_have_a_layout() -> None:
+    x = torch.empty(300, 50257, device="meta")
+    parts = torch.empty(75, 50257, device="meta")
+    choice = RowChoice(cluster=16, warps=8, ctas_per_sm=1)
+    plan = prepared(layer_gradients, (x, x[0], x, x, parts, parts), choice, SPAN)[1]
+    assert plan.layout.by_columns and plan.layout.registers_needed <= plan.layout.register_limit - 8
+
+
 def test_rows_of_one_warp_are_read_again() -> None:
     """Between passes registers hold the sums over rows; a row of several warps has a barrier there."""
     x, w = numbers(8, 1000), numbers(1000)

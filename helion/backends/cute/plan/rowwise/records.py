@@ -509,7 +509,7 @@ class RowLayout:
         if self.demand.sums:
             sums = self.demand.sums * self.lanes * self.thread_granules
             words += sums + SUM_REGISTERS + sums // SUMS_PER_REGISTER + MORE_SUMS_REGISTERS * (self.demand.sums - 1)
-            words += (self.partials - 1) // WARP_LANES * self.slot_words
+            words += 0 if self.by_columns else (self.partials - 1) // WARP_LANES * self.slot_words
         words += ANYWHERE_SUM_REGISTERS if self.by_columns and self.choice.keep == "shared" else 0
         if self.demand.least and not self.aligned and self.demand.later and self.choice.keep == "shared":
             words += ANYWHERE_BUCKET_REGISTERS * self.thread_granules
