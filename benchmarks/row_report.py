@@ -16,6 +16,7 @@ Line = Mapping[str, Any]
 SUFFIX = "-row-kernels"
 BINARIES, MISSES = "row-binaries", "row-misses"
 LINEAR = "linear_cross_entropy"
+PARTS = "linear-parts"
 #: Share of the copy that each kernel and dtype should reach in the geometric mean, and all of them together.
 LEAST, MEAN = 0.92, 0.95
 #: Columns from which rows are long, their least share of the copy, and least ratio of torch.compile's time.
@@ -39,7 +40,7 @@ def read(folder: Path) -> dict[str, list[Line]]:
         lines = [json.loads(text) for text in path.read_text().splitlines()]
         device = next((line["device"] for line in lines if line.get("kind") == "run"), "")
         found[device or path.name.removesuffix(f"{SUFFIX}.jsonl")] = lines
-    for name in (MISSES, BINARIES):
+    for name in (MISSES, BINARIES, PARTS):
         if (path := folder / f"{name}.jsonl").exists():
             found[name] = [json.loads(text) for text in path.read_text().splitlines()]
     for path in sorted(folder.parent.glob("ops/*.json")):
@@ -52,10 +53,11 @@ def read(folder: Path) -> dict[str, list[Line]]:
 def sections(by_device: Mapping[str, Sequence[Line]]) -> Iterator[str]:
     """Yield the lines of the section, none without cells of the suites."""
     for device, lines in by_device.items():
-        if device == MISSES:
+        if device in (MISSES, PARTS):
             continue
         if device in (BINARIES, LINEAR):
             yield from (_binaries if device == BINARIES else _linear)(lines)
+            yield from _parts(by_device.get(PARTS, ())) if device == LINEAR else ()
             continue
         cells = _last(line for line in lines if line.get("kind") == "suite")
         if cells:
@@ -304,6 +306,30 @@ def _linear(lines: Sequence[Line]) -> Iterator[str]:
             f" {peak['eager'] / peak['helion']:.1f} |"
         )
     yield ""
+
+
+def _parts(lines: Sequence[Line]) -> Iterator[str]:
+    """Yield the table of the kernels of one step of linear cross entropy with gradients, each timed in a short burst."""
+    if not lines:
+        return
+    run, *parts = lines
+    steps = run["of"] // run["rows"]
+    burst = steps * sum(line["us"] for line in parts) / 1e3
+    products = steps * sum(line["us"] for line in parts if line["cublas_us"]) / 1e3
+    yield from (
+        f"A step of {run['rows']} of the rows of {run['shape']} on {run['device']}, each kernel in a burst of five calls.",
+        f"{steps} steps take {burst:.1f} ms in bursts, {products:.1f} of them in products, and {run['both_us'] / 1e3:.1f} ms in",
+        "a row: under the power of long products the clock falls. What is no product bounds the gain that is left.",
+        "",
+        "| part | us | cuBLAS, us |",
+        "| :-- | --: | --: |",
+    )
+    yield from (f"| {line['name']} | {line['us']:.0f} | {_us(line['cublas_us'])} |" for line in parts)
+    yield ""
+
+
+def _us(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}"
 
 
 def _binary(line: Line | None) -> str:

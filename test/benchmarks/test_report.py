@@ -467,8 +467,14 @@ def test_few_rows_have_a_table() -> None:
 def test_linear_cross_entropy_is_counted_in_products() -> None:
     line = dict(shape="8192x4096x128256", failed={}, forward=dict(helion=10000.0), peak_mib=dict(helion=1.0, eager=9.0))
     line |= dict(both=dict(helion=31000.0, compile=37200.0))
-    page = "\n".join(report.row_report.sections({report.row_report.LINEAR: [line]}))
+    parts = [dict(name="logits", us=1300.0, cublas_us=1350.0), dict(name="probabilities", us=200.0, cublas_us=None)]
+    run = dict(rows=1024, of=8192, shape="8192x4096x128256", device="X", both_us=14000.0)
+    page = "\n".join(
+        report.row_report.sections({report.row_report.LINEAR: [line], report.row_report.PARTS: [run, *parts]})
+    )
     assert "| 8192x4096x128256 | 10.00 | 31.00 | 3.10 | 833 | 1.20 | 9.0 |" in page
+    assert "8 steps take 12.0 ms in bursts, 10.4 of them in products, and 14.0 ms in" in page
+    assert "| probabilities | 200 | - |" in page
 
 
 def test_binaries_of_row_kernels_have_a_table() -> None:
