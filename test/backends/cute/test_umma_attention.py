@@ -184,6 +184,16 @@ def test_explanations_name_the_share_of_the_tensor_pipe() -> None:
     assert 100 > shares[0] > shares[1] > shares[2] > 0
 
 
+@pytest.mark.parametrize("name", ["biased", "decayed", "full"])
+def test_blocks_are_shorter_where_formulas_need_registers(name: str) -> None:
+    found = [each for each in kernels.cases(device="meta", large=True) if each[0].name.startswith(name)]
+    keys = set()
+    for case, arguments in found:
+        bound = helion.kernel(backend="cute")(case.kernel).bind(arguments, target="b200")
+        keys |= {bound.plan(seed.config).attention.keys for seed in bound.seeds}
+    assert (max(keys) <= 64) == (name != "full")
+
+
 def test_keys_of_configs() -> None:
     bound = helion.kernel(backend="cute")(kernels.attention.fn).bind((*TENSORS, True), target="b200")
     keys = {"tcgen05_kv_stages": 2, "tcgen05_lazy_rescale": False, "tcgen05_polynomial": 0}

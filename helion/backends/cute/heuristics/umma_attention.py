@@ -40,17 +40,19 @@ class CuteTcgen05AttentionHeuristic(Heuristic):
             return Declined(shape)
         if shape.latent or shape.operand_bytes != 2:
             return Declined("attention on tcgen05 has operands of 16 bits, and values of their own")
-        longest = UMMA_KEYS // 2 if _reads_pairs(facts, shape) else UMMA_KEYS
+        longest = UMMA_KEYS // 2 if _needs_registers(facts, shape) else UMMA_KEYS
         found = sorted(_choices(shape, target, longest), key=lambda choice: umma_us(shape, choice, target))
         if not found:
             return Declined("no tile of the attention fits")
         return tuple(_proposal(shape, choice, target) for choice in found[:ALTERNATES])
 
 
-def _reads_pairs(facts: KernelFacts, shape: AttentionShape) -> bool:
-    """Return whether scores read a number for each query and key, as of a bias. Many loads are in flight then: blocks of 128
-    keys spill 80 bytes (sm_100a, 2026-11-29)."""
-    return any(op.kind == "load" and {*shape.blocks} <= {*op.tile_axes} for op in facts.memory_ops)
+def _needs_registers(facts: KernelFacts, shape: AttentionShape) -> bool:
+    """Return whether formulas fill the registers next to 128 scores. They read a number for each key, as a bias, or are all
+    that weights without a softmax have. Blocks of 128 keys spill 80 to 520 bytes then (sm_100a, 2026-11-29)."""
+    multiplied = {fact.rhs_slot for fact in facts.matmuls}
+    loads = (op for op in facts.memory_ops if op.kind == "load" and op.slot not in multiplied)
+    return not shape.softmax or any(shape.blocks[1] in op.tile_axes for op in loads)
 
 
 def _choices(shape: AttentionShape, target: Target, longest: int) -> Iterator[UmmaChoice]:
