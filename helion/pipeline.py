@@ -111,8 +111,12 @@ class Others:
         return len(self.analyses) if self._count is None else self._count()
 
     def map(self, change: Callable[[Analysis], Analysis]) -> Others:
-        """Return these with changed analyses."""
-        return Others(lambda: (self.candidates, tuple(map(change, self.analyses))), self.__len__)
+        """Return these with changed analyses. Where there is no choice, there is none after a change."""
+        return (
+            self
+            if self is ALONE
+            else Others(lambda: (self.candidates, tuple(map(change, self.analyses))), self.__len__)
+        )
 
     @staticmethod
     def of(candidates: tuple[BackendCandidate, ...], analyses: tuple[Analysis, ...]) -> Others:
