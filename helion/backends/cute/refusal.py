@@ -80,6 +80,8 @@ def unproven(program: Program, target: Target) -> str:
     unaligned = [tensor.name for tensor in given if not tensor.aligned]
     if unaligned:
         part = f"of {unaligned[0]}, which may begin between multiples of 16 bytes and is copied for each launch,"
+    elif product.depth is not None and any(made.op == "row_first" for made in product.problem.epilogue.instructions):
+        part = "over all of K at once, with indices of minima or maxima,"
     else:
         parts = _not_run_on_hopper if unit_of(target) == "wgmma" else _not_run_on_blackwell
         part = next((part for holds, part in parts(product.problem) if holds), "")

@@ -51,7 +51,6 @@ from .lower.rewrites.partials import with_whole_k
 from .lower.rowwise import kernel as rows
 from .lower.weights.nibbles import with_nibbles
 from .lower.weights.pairs import with_pairs
-from .plan.attention.build import HALF_DTYPES
 from .plan.attention.plan import CuteAttentionPlan, CuteBackwardPlan
 from .plan.build import unit_of
 from .plan.chained.records import ChainedPlan
@@ -270,8 +269,6 @@ def _attention_on_request(program: Program, facts: KernelFacts, target: Target) 
         return f"attention on tcgen05 runs on request, {_REQUEST}"
     if problem.draws:
         return f"attention with random numbers runs on request, {_REQUEST}"
-    if problem.v.turned and problem.runtime and problem.q.dtype in HALF_DTYPES:
-        return f"attention of values with contiguous keys and any sizes runs on request, {_REQUEST}"
     return ""
 
 
