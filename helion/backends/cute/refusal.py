@@ -72,8 +72,9 @@ def unproven(program: Program, target: Target) -> str:
     Hopper has run copies of A and B, strided outputs, TF32, int8, windows, batches of several dimensions and tensors, and
     additions to fp32. It has run up to four products and sums of products, with copies of their operands, strided matrices of
     the epilogue, and sums along K. Up to two products of groups of rows have run, of picked rows as well, one with matrices
-    that TMA does not move. So have 4-bit numbers of which neighbors share a byte, and numbers that neighbors share
-    (cute/nvidia-h200-parts.jsonl, cute/nvidia-h200-products.jsonl).
+    that TMA does not move. So have 4-bit numbers of which neighbors share a byte, and numbers that neighbors share. Rows in
+    memory that the launch counts have run (cute/nvidia-h200-parts.jsonl, cute/nvidia-h200-products.jsonl,
+    cute/nvidia-h200-row-counts.jsonl).
     """
     product = known_product(program)
     given = [program.tensors[at] for at in product.arguments if isinstance(at, int)]
@@ -97,7 +98,6 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     sources = [source for each in problem.copied for source in each.sources]
     begun = [source.name for source in sources if not source.aligned]
     added = [each for each in problem.outputs if each.adds and not each.lines]
-    yield counts_rows(problem), "of rows in memory that the launch counts"
     yield begun and not problem.terms, f"of {''.join(begun[:1])}, which begins between multiples of 16 bytes,"
     yield groups and products > 1, of_groups
     yield (

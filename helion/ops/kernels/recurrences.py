@@ -19,7 +19,8 @@ from .._operators import Operator, check, check_tensor, rows
 
 #: Positions of a chunk of the delta rule.
 CHUNK = 64
-#: Channels of a program of the scan, and programs of a call, by which the number of parts is chosen; positions of a part.
+#: Channels of a program of the scan, and programs of a call, by which the number of parts is chosen; positions of a part
+#: (benchmarks/results/ops/nvidia-h200-scan.jsonl).
 SCAN_CHANNELS, SCAN_PROGRAMS, SCAN_POSITIONS = 32, 1024, 128
 
 

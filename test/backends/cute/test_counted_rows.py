@@ -153,5 +153,11 @@ def test_refusals() -> None:
     with pytest.raises(exc.CuteUnsupported, match="rows in memory, a number that the host computes; use hl.specialize"):
         of_halves.bind((tensor(300, 2 * K), tensor(N, K)), target="h200")
     auto = helion.kernel(normalizers.fn, backend="auto", static_shapes=False)
-    candidates = auto.bind((tensor(300, K), tensor(N, K)), target="h200")._analysis.backend_candidates
+    candidates = auto.bind((tensor(300, K), tensor(N, K)), target="b200")._analysis.backend_candidates
     assert any("of rows in memory that the launch counts" in each.reason for each in candidates)
+
+
+@pytest.mark.parametrize("kernel", [normalizers, largest, probabilities])
+def test_auto_takes_them_on_hopper(kernel: helion.Kernel) -> None:
+    auto = helion.kernel(kernel.fn, backend="auto", static_shapes=False)
+    assert auto.bind((tensor(300, K), tensor(N, K)), target="h200").backend_on_gpu == "cute"

@@ -69,7 +69,8 @@ def operand_access(
 def boxed_operands(facts: KernelFacts, sizes: Mapping[int, int], target: Target) -> frozenset[int]:
     """Return the slots of operands of several matmuls that are faster with descriptors, with ``sizes`` of all axes.
 
-    They are those of matmuls in loops along K whose right operand is K-major and whose tile the asynchronous unit takes.
+    They are those of matmuls in loops along K whose right operand is K-major and whose tile the asynchronous unit takes
+    (the adapters of benchmarks/results/nvidia-h200-variants.jsonl).
     """
     if not (tuned(TileNumbers, target).descriptors_along_k and target.has("tensor_descriptor")):
         return frozenset()
