@@ -306,8 +306,12 @@ def _backward_kernel(plan: CuteBackwardPlan) -> GemmKernel:
 
 
 def _backward_on_request(program: Program, facts: KernelFacts, target: Target) -> str:
-    """Return a reason for gradients that have not run on a GPU, or are slower there (``sequence_times`` and ``dropout_times``
-    in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
+    """Return a reason for gradients that are slower on a GPU than those of the general backend, though predicted to be faster.
+
+    Those of sequences are slower with heads of 64 dimensions, and faster with 128. Predictions take sequences of all rows,
+    and are lower for both (``sequence_times`` and ``dropout_times`` in
+    benchmarks/results/cute/nvidia-h200-attention.jsonl).
+    """
     problem = known_backward(program).problem
     if problem.draws:
         return f"gradients with random numbers run on request, {_REQUEST}"

@@ -83,7 +83,7 @@ def test_tiles_of_sequences_are_handed_out(name: str) -> None:
 
 
 def test_sequences_run_on_request() -> None:
-    """Return a reason for ``auto``: they are slower on a GPU where sequences are short."""
+    """Return a reason for ``auto``: they are slower on a GPU with heads of 64 dimensions."""
     found = bound_of(cases()[NAMES[0]]).variant.analysis
     assert "loaded integers" in found.backend.on_request(found.program, found.facts, found.target)
 
