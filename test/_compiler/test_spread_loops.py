@@ -191,3 +191,23 @@ def test_gradients_of_spread_loops() -> None:
     want = torch.autograd.grad((x * scales[:, None]).sin().sum(), (x, scales))
     for one, other in zip(found, want, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def batched(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([a.size(0), a.size(1), b.size(2)], dtype=a.dtype, device=a.device)
+    for i in hl.grid(a.size(0)):
+        for tm, tn in hl.tile([a.size(1), b.size(2)]):
+            acc = hl.zeros([tm, tn], dtype=torch.float32)
+            for tk in hl.tile(a.size(2)):
+                acc = torch.addmm(acc, a[i, tm, tk], b[i, tk, tn])
+            out[i, tm, tn] = acc.to(a.dtype)
+    return out
+
+
+def test_the_cute_backend_takes_spread_loops_on_request() -> None:
+    a, b = torch.randn(3, 70, 64).bfloat16(), torch.randn(3, 64, 72).bfloat16()
+    want = a.double() @ b.double()
+    found = helion.kernel(batched, backend="cute")(a, b)
+    assert ((found.double() - want).norm() / want.norm()).item() < 5e-3
+    bound = helion.kernel(batched, backend="auto").bind((a.to("meta"), b.to("meta")), target="sm_90")
+    assert "dimensions of their grid loop run on request" in bound.explain() and bound.backend == "triton"

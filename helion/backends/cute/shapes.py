@@ -113,6 +113,12 @@ def _verify_gemm(plan: CutePlan) -> None:
     verify(plan.roles)
 
 
+def spread_on_request(program: Program) -> str:
+    """Return a reason for kernels whose inner loops became dimensions of their grid: none has run on a GPU."""
+    spread = any(root.spread for root in program.roots)
+    return f"loops that became dimensions of their grid loop run on request, {_REQUEST}" if spread else ""
+
+
 def _matmul_on_request(program: Program, facts: KernelFacts, target: Target) -> str:
     """Return a reason for the parts of matmuls that have not run on a GPU."""
     part = unproven(program, target)
