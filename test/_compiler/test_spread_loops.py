@@ -210,4 +210,4 @@ def test_the_cute_backend_takes_spread_loops_on_request() -> None:
     found = helion.kernel(batched, backend="cute")(a, b)
     assert ((found.double() - want).norm() / want.norm()).item() < 5e-3
     bound = helion.kernel(batched, backend="auto").bind((a.to("meta"), b.to("meta")), target="sm_90")
-    assert "dimensions of their grid loop run on request" in bound.explain() and bound.backend == "triton"
+    assert "dimensions of an hl.grid loop run on request" in bound.explain() and bound.backend == "triton"

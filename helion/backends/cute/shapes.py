@@ -114,9 +114,9 @@ def _verify_gemm(plan: CutePlan) -> None:
 
 
 def spread_on_request(program: Program) -> str:
-    """Return a reason for kernels whose inner loops became dimensions of their grid: none has run on a GPU."""
-    spread = any(root.spread for root in program.roots)
-    return f"loops that became dimensions of their grid loop run on request, {_REQUEST}" if spread else ""
+    """Return a reason for grids of indices and tiles, of inner loops that became dimensions: none has run on a GPU."""
+    mixed = any(root.spread and len({axis.scalar for axis in root.axes}) > 1 for root in program.roots)
+    return f"tile loops that became dimensions of an hl.grid loop run on request, {_REQUEST}" if mixed else ""
 
 
 def _matmul_on_request(program: Program, facts: KernelFacts, target: Target) -> str:

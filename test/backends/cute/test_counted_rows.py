@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from harness import tensor
 import helion
 import helion.language as hl
 from helion import exc
-from helion._testing import EXAMPLES_DIR
+from helion._testing import EXAMPLES_DIR, import_path
 from helion.backends.cute.codegen.finish import launch, layouts
 from helion.backends.cute.codegen.whole import gemm_kernel_of
 from helion.backends.cute.execute.problems import launched, problem_of
@@ -23,9 +22,8 @@ from helion.backends.cute.plan.workspace import workspace_bytes
 from helion.backends.cute.roles.programs import kernel_program
 from helion.backends.cute.verify.verify import verify
 
-sys.path[:0] = [str(EXAMPLES_DIR.parent / "benchmarks")]
-
-from row_counts import largest, normalizers, probabilities  # noqa: E402
+row_counts = import_path(EXAMPLES_DIR.parent / "benchmarks" / "row_counts.py")
+largest, normalizers, probabilities = row_counts.largest, row_counts.normalizers, row_counts.probabilities
 
 N, K = 5008, 96
 

@@ -158,12 +158,16 @@ def tiled_rows(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     m, k = x.size()
     n = y.size(1)
     out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    peaks = torch.empty([m], dtype=torch.float32, device=x.device)
     for tile_m in hl.tile(m):
+        most = hl.full([tile_m], float("-inf"))
         for tile_n in hl.tile(n):
             acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
             for tile_k in hl.tile(k):
                 acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+            most = torch.maximum(most, acc.amax(-1))
             out[tile_m, tile_n] = acc.to(x.dtype)
+        peaks[tile_m] = most
     return out
 
 

@@ -172,7 +172,7 @@ ROWS = EpilogueOperand(name="x", kind="row", dtype="float32")
         ("sm_90", gemms.product(), Choice(tile=(128, 256, 64), store_stages=3), "3 buffers for 8 sub-tiles"),
         ("sm_90", gemms.product(), Choice(tile=(128, 256, 64), cluster=(4, 4)), "a cluster of (4, 4)"),
         ("sm_90", gemms.product(), Choice(tile=(128, 240, 64), epilogue_n=32), "sub-tiles of 32 columns"),
-        ("sm_90", gemms.product(), Choice(tile=(128, 256, 64), accumulator_stages=2), "one stage"),
+        ("sm_90", gemms.product(), Choice(tile=(128, 256, 64), accumulator_stages=2), "2 accumulators of wgmma"),
         ("sm_90", gemms.product(a_major="mn"), Choice(tile=(64, 128, 64), cluster=(1, 2)), "slices of A"),
         (
             "sm_90",

@@ -247,7 +247,7 @@ def test_configs_are_brought_to_what_divides_a_tile() -> None:
         ({"wgmma_k_splits": 2}, "numbers per row are implemented without ping-pong and without splitting K"),
         ({"wgmma_rows_in": "registers"}, "must be one of 'cluster', 'memory'"),
         ({"wgmma_rows_in": "memory", "wgmma_k_splits": 3}, "leaves no room for the partials of other CTAs"),
-        ({"wgmma_ctas_per_sm": 2}, "two CTAs on an SM with 128 accumulator registers per thread"),
+        ({"wgmma_ctas_per_sm": 2}, "2 CTAs on an SM with 128 accumulator registers per thread"),
         ({"tcgen05_ab_stages": 2}, "the matrix unit is wgmma"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,15 +11,13 @@ from backends.cute.row_device import run_rows
 
 import helion
 from helion import exc
-from helion._testing import EXAMPLES_DIR
+from helion._testing import EXAMPLES_DIR, import_path
 from helion.backends.cute.execute import evaluators
 from helion.backends.cute.execute.problems import split
 from helion.backends.cute.plan.rowwise.kernel import RowsPlan
 from helion.backends.cute.plan.rowwise.records import SIZE_M, RowProblem
 
-sys.path[:0] = [str(EXAMPLES_DIR.parent / "benchmarks")]
-
-import row_users  # noqa: E402
+row_users = import_path(EXAMPLES_DIR.parent / "benchmarks" / "row_users.py")
 
 REFUSED = {"length_of_power": "powers of an exponent that varies"}
 DYNAMIC = {

@@ -251,7 +251,8 @@ def test_chunks_that_are_multiplied_by_themselves_are_short() -> None:
 
 @pytest.mark.parametrize("name", ["blockwise_fp8", "sum_of_two"])
 def test_few_programs_have_more_bytes_in_flight(name: str) -> None:
-    assert bound(name, "sm_90", 0).default_config()["num_stages"] <= 3
+    rule = next(seed for seed in bound(name, "sm_90", 0).seeds if "least predicted time" not in seed.reason)
+    assert rule.config["num_stages"] <= 3
     assert bound(name, "sm_90", 1).default_config()["num_stages"] > 3
 
 
