@@ -79,7 +79,7 @@ ignore_missing_imports = true
 PART_OF_TORCH = """
 [mypy-torch.*]
 follow_imports = skip
-[mypy-torch,torch._C,torch._C._VariableFunctions,torch._tensor,torch._VF,torch.functional,torch.nn,torch.nn.functional,torch.types]
+[mypy-torch,torch._C,torch._C._VariableFunctions,torch._tensor,torch._VF,torch.functional,torch.nn,torch.nn.functional,torch.nn.modules,torch.nn.modules.linear,torch.nn.modules.module,torch.types]
 follow_imports = silent
 """
 
