@@ -154,9 +154,39 @@ def in_turn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return y
 
 
+def of_single_elements(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    for i in hl.grid(x.size(0)):
+        for t in range(x.size(1)):
+            y[i, t] = x[i, t] + 1
+    return y
+
+
+def vectors(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in hl.grid(x.size(0)):
+        for j in hl.grid(x.size(1)):
+            out[i, j, :] = x[i, j, :] + 1
+    return out
+
+
+def test_indices_are_spread_until_there_are_enough() -> None:
+    assert grid_axes(vectors, torch.empty(6, 40, 8, device="meta")) == [0, 1]
+    assert grid_axes(vectors, torch.empty(70000, 70000, 8, device="meta", dtype=torch.int8)) == [0]
+
+
 @pytest.mark.parametrize(
     "function",
-    [carried, rows_held, overwritten, shifted_in_place, bounded_on_the_device, scalar_written, stored_before, in_turn],
+    [
+        of_single_elements,
+        carried,
+        rows_held,
+        overwritten,
+        shifted_in_place,
+        bounded_on_the_device,
+        scalar_written,
+        stored_before,
+        in_turn,
+    ],
     ids=lambda f: f.__name__,
 )
 def test_a_loop_with_dependences_or_work_before_it_stays(function: Callable[..., Any]) -> None:

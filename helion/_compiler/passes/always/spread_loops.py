@@ -10,19 +10,23 @@ After::
     grid b0 in 0..3, b1 in 0..5: %1 = tile index b0; %2: [b1] = load x[%1, b1]; store out[%1, b1] <- %2
 
 Ops before the loop are repeated by every program, so only index arithmetic and loads of single elements may precede it.
+A loop over indices keeps its iterations where each computes single elements, or where the grid has enough programs.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
-from ...._shapes import Expr
+from ...._shapes import Expr, hint_of
 from ...ir.effects import is_fence, meets_other_gpus, written_by
-from ...ir.grammar import ForAttrs, LoopAxis, MemoryAttrs, Op, Program, Region, Root
+from ...ir.grammar import ForAttrs, LoopAxis, MemoryAttrs, Op, OperandRef, Program, Region, Root
 from ..analysis.iterations import may_permute
 
 #: Ops that each of the new programs may repeat, besides loads of single elements.
 _REPEATED = frozenset(("tile", "number", "iota", "full", "pointwise", "view"))
+#: Indices of a grid beyond which more programs fill no GPU better: far more than any GPU runs at once.
+_ENOUGH_INDICES = 1 << 20
 
 
 def spread_loops(program: Program) -> Program:
@@ -52,10 +56,27 @@ def _only_loop(program: Program, root: Root) -> Op | None:
         return None
     if not all(_is_bound_by_host(axis) for axis in (*root.axes, *last.attrs.axes)):
         return None
+    if not _gains(root, last):
+        return None
     written = written_by(program, last.walk())
     if not all(_repeats(program, op, written) for op in before) or not may_permute(program, last):
         return None
     return last
+
+
+def _gains(root: Root, loop: Op) -> bool:
+    """Return whether programs for the iterations of ``loop`` have enough work each. Tiles have, of the config's sizes."""
+    scalar = [axis for axis in loop.attributes(ForAttrs).axes if axis.scalar]
+    if not scalar:
+        return True
+    indices = math.prod(_extent(axis) for axis in (*root.axes, *scalar) if axis.scalar)
+    return indices <= _ENOUGH_INDICES and any(value.dims for op in loop.walk() for value in op.results)
+
+
+def _extent(axis: LoopAxis) -> int:
+    """Return the length of an axis that the host bounds, as seen when binding."""
+    assert not isinstance(axis.begin, OperandRef) and not isinstance(axis.end, OperandRef)
+    return int(hint_of(axis.end)) - int(hint_of(axis.begin))
 
 
 def _repeats(program: Program, op: Op, written: frozenset[int | None]) -> bool:
