@@ -69,6 +69,13 @@ from benchmarks.cute_parts_kernels import (  # noqa: E402
     weight_gradients,
     weighted,
 )
+from benchmarks.cute_parts_loops import (  # noqa: E402
+    ended_by_columns,
+    ended_by_rows,
+    heads_in_each,
+    in_each,
+    normalized_in_each,
+)
 from benchmarks.cute_parts_sequences import through_few_columns, with_low_rank  # noqa: E402
 from benchmarks.turns import in_turn, turn  # noqa: E402
 
@@ -141,6 +148,17 @@ CASES = {
     "dropped": with_dropout(203, 264, 200),
     "dropped_odd": with_dropout(203, 263, 201),
     "dropped_large": with_dropout(8192, 4096, 4096),
+    "ended_rows": ended_by_rows(300, 104),
+    "ended_rows_large": ended_by_rows(4096, 4096),
+    "ended_columns": ended_by_columns(300, 304),
+    "ended_columns_large": ended_by_columns(4096, 4096),
+    "spread": in_each(3, 203, 264, 200),
+    "spread_odd": in_each(3, 203, 263, 201),
+    "spread_large": in_each(64, 512, 512, 512),
+    "spread_heads": heads_in_each(2, 5, 203, 64, 200),
+    "spread_heads_large": heads_in_each(8, 32, 1024, 128, 1024),
+    "spread_rows": normalized_in_each(3, 50, 1000),
+    "spread_rows_large": normalized_in_each(32, 128, 4096),
     "cells": of_cells(203, 200, 264),
     "cells_large": of_cells(4096, 1024, 1024),
     "mixtures": of_mixtures(203, 64, 136),
