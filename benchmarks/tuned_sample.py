@@ -6,7 +6,8 @@
 ``search`` runs a few searches side by side, which measure in turns. ``time`` compiles the default and the found config of
 each cell, and times both in turn while no other process uses the GPU. The sample is ``--count`` cells of all suites in a
 random order that is always the same, and ``--part 1/3`` takes every third. ``--cells adapter:0`` names cells instead, by
-their place among those of a kernel, and ``adapter:0:triton`` a backend too. Each row is written when it is there.
+their place among those of a kernel, and ``adapter:0:triton`` a backend too. Each row is written when it is there. A
+command that runs again goes on after the rows of its file; cells that failed are tried once more.
 """
 
 from __future__ import annotations
@@ -119,6 +120,19 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
     return f"tuned / default: geometric mean {mean:.3f}, least {min(found):.2f} of {len(found)} cells"
 
 
+def done(path: Path) -> list[Row]:
+    """Return the whole rows of a file without those that failed, none where there is no file."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    rows = [json.loads(line) for line in lines if line.endswith("}\n")]
+    return [row for row in rows if "why" not in row]
+
+
+def left(jobs: Mapping[str, Sequence[str]], rows: Iterable[Mapping[str, Any]]) -> dict[str, Sequence[str]]:
+    """Return the jobs whose cells have no row, by their names without or with a backend."""
+    had = {name for row in rows for name in (row["name"], f"{row['name']}:{row['backend']}")}
+    return {name: job for name, job in jobs.items() if name not in had}
+
+
 def _jobs(options: argparse.Namespace, names: Mapping[str, Cell]) -> dict[str, list[str]]:
     """Return the command of each process by the name of its cell."""
     own = [sys.executable, __file__]
@@ -167,9 +181,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(_one(str(options.files[0]), options.tuned)), flush=True)
         return 0
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    rows: list[Row] = []
-    with options.out.open("w") as file:
-        for row in _rows(_jobs(options, _named()), options):
+    rows = done(options.out)
+    jobs = left(_jobs(options, _named()), rows)
+    with options.out.open("a") as file:
+        for row in _rows(jobs, options):
             rows.append(row)
             print(json.dumps(row), file=file, flush=True)
             print(row.get("name"), row.get("microseconds", row.get("configs", row.get("why"))), flush=True)

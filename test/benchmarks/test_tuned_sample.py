@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cells import mechanism_cells
-from benchmarks.tuned_sample import _jobs, by_name, sample, summary
+from benchmarks.tuned_sample import _jobs, by_name, done, left, sample, summary
 
 
 def test_parts_of_the_sample_are_the_same_each_time_and_share_no_cell() -> None:
@@ -33,6 +33,16 @@ def test_timing_takes_what_was_found_and_leaves_failed_searches_out(tmp_path: Pa
     options = argparse.Namespace(what="time", files=[tmp_path / "found.jsonl"])
     ((name, command),) = _jobs(options, {}).items()
     assert name == "a:0:triton" and json.loads(command[-1]) == found
+
+
+def test_a_command_goes_on_after_the_rows_of_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "found.jsonl"
+    assert done(path) == []
+    row, failed = {"name": "a:0", "backend": "triton"}, {"name": "b:1", "why": "no time left"}
+    path.write_text(f'{json.dumps(row)}\n{json.dumps(failed)}\n{{"name": "c')
+    assert done(path) == [row]
+    jobs: dict[str, list[str]] = {"a:0": [], "a:0:triton": [], "a:0:cute": [], "b:1": [], "c:0": []}
+    assert [*left(jobs, done(path))] == ["a:0:cute", "b:1", "c:0"]
 
 
 def test_summary_takes_no_search_for_slower_than_its_first_config() -> None:
