@@ -14,6 +14,7 @@ import helion.language as hl
 from helion import exc
 from helion.backends.cute.codegen.module import build
 from helion.backends.cute.plan.build import plan_gemm
+from helion.backends.cute.plan.copied import E2M1
 from helion.backends.cute.plan.counts import counts
 from helion.backends.cute.plan.records import Choice
 from helion.backends.cute.plan.refusal import Refusal
@@ -31,6 +32,8 @@ from helion.hardware import target as target_of
 
 E4M3, E5M2, BF16 = torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16
 FORMATS = {E4M3: "e4m3", E5M2: "e5m2"}
+PACKED = torch.uint8
+"""Stands for e2m1, of which a byte has two."""
 M, N, K = 203, 264, 384
 
 
@@ -53,6 +56,14 @@ def scaled_with_bias(
     for i, j in hl.tile([x.size(0), y.size(1)]):
         sums = hl.dot_scaled(x[i, :], x_scale[i, :], "e4m3", y[:, j], y_scale[j, :], "e4m3")
         out[j, i] = torch.relu(sums + bias[i][:, None]).T.to(out.dtype)
+    return out
+
+
+@helion.kernel(backend="cute")
+def mixed(x: torch.Tensor, x_scale: torch.Tensor, y: torch.Tensor, y_scale: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0), y.size(1)], dtype=torch.bfloat16, device=x.device)
+    for i, j in hl.tile(out.size()):
+        out[i, j] = hl.dot_scaled(x[i, :], x_scale[i, :], "e2m1", y[:, j], y_scale[j, :], "e4m3").to(out.dtype)
     return out
 
 
@@ -80,7 +91,11 @@ Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def given(m: int = M, n: int = N, k: int = K, dtype: torch.dtype = E4M3) -> Given:
-    x, y = (products.values(size, k, dtype=dtype, device="cpu", seed=at) for at, size in enumerate((m, n)))
+    if dtype == PACKED:
+        bits = (torch.Generator().manual_seed(2 + at) for at in range(2))
+        x, y = (torch.randint(256, (size, k // 2), dtype=PACKED, generator=next(bits)) for size in (m, n))
+    else:
+        x, y = (products.values(size, k, dtype=dtype, device="cpu", seed=at) for at, size in enumerate((m, n)))
     scales = (
         torch.randint(118, 134, (size, k // 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(at))
         for at, size in enumerate((m, n))
@@ -89,9 +104,17 @@ def given(m: int = M, n: int = N, k: int = K, dtype: torch.dtype = E4M3) -> Give
     return x, x_scale, y.t(), y_scale
 
 
+def unpacked(held: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of bytes of which the low half is the first; those of other types as they are."""
+    if held.dtype != PACKED:
+        return held.double()
+    bits = torch.stack((held & 15, held >> 4), dim=2).flatten(1).long()
+    return torch.tensor(E2M1, dtype=torch.float64)[bits & 7] * torch.where(bits < 8, 1.0, -1.0)
+
+
 def exact(x: torch.Tensor, x_scale: torch.Tensor, y: torch.Tensor, y_scale: torch.Tensor) -> torch.Tensor:
     left, right = (
-        each.double() * torch.exp2(scale.double() - 127).repeat_interleave(32, 1)
+        unpacked(each) * torch.exp2(scale.double() - 127).repeat_interleave(32, 1)
         for each, scale in ((x, x_scale), (y.t(), y_scale))
     )
     return left @ right.t()
@@ -102,6 +125,27 @@ def test_scales_multiply_blocks_of_k(dtype: torch.dtype) -> None:
     args = given(dtype=dtype)
     found = scaled.bind((*args, FORMATS[dtype]), target="sm_100")(*args, FORMATS[dtype])
     assert products.row_error(found, exact(*args)) < products.BOUNDS[BF16]
+
+
+def test_two_numbers_of_a_byte_are_multiplied() -> None:
+    """A K tile of 128 bytes has 256 numbers in e2m1, of which each line has two atoms of scales."""
+    args = given(k=768, dtype=PACKED)
+    bound = scaled.bind((*args, "e2m1"), target="sm_100")
+    assert products.row_error(bound(*args, "e2m1"), exact(*args)) < products.BOUNDS[BF16]
+    problem, shape = bound.plan().gemm.problem, shape_of(bound.facts)
+    assert not isinstance(shape, str) and shape.problem.scales is not None and shape.problem.scales.k == 16
+    assert problem.operand_dtype == shape.problem.operand_dtype == "float4_e2m1fn_x2" and bound.seeds
+    gemm = plan_gemm(problem, Choice(tile=(128, 192, 128), ab_stages=3), target_of("sm_100"))
+    verify(kernel_program(gemm))
+    text = build(gemm)
+    for part in (
+        "cute.recast_ptr(a, dtype=cutlass.Float4E2M1FN), cute.make_layout((cutlass.Int32(203), 768), stride=(768, 1))",
+        "tiles_b = cute.local_tile(tensor_b, (192, 256), (None, None))",
+        "line = tile_n * 192 + atom // 2 * 128 + word * 32 + lane",
+        "cute.crd2idx((line, k_tile * 8 + atom % 2 * 4), y_scale_3_scale.layout)",
+        "blackwell.make_smem_layout_b(tiled_mma, (128, 192, 256), cutlass.Float4E2M1FN, 3)",
+    ):
+        assert part in text, part
 
 
 def test_a_transposed_result_has_scales_of_the_other_side() -> None:
@@ -163,9 +207,13 @@ def test_other_scales_are_refused() -> None:
     ):
         with pytest.raises(exc.CuteUnsupported, match=reason):
             kernel.bind(values, target=target)
-    packed = torch.zeros(M, K // 2, dtype=torch.uint8), torch.zeros(K // 2, N, dtype=torch.uint8)
-    with pytest.raises(exc.CuteUnsupported, match="of e2m1 and e2m1; e4m3 or e5m2"):
-        scaled.bind((packed[0], args[1], packed[1], args[3], "e2m1"), target="sm_100")
+    packed = given(k=K, dtype=PACKED)
+    with pytest.raises(
+        exc.CuteUnsupported, match="K = 384 in a microscaling format of float4_e2m1fn_x2; multiples of 256"
+    ):
+        scaled.bind((*packed, "e2m1"), target="sm_100")
+    with pytest.raises(exc.CuteUnsupported, match="hl.dot_scaled of e2m1 and e4m3"):
+        mixed.bind((*packed[:2], *args[2:]), target="sm_100")
     problem = scaled.bind((*args, "e4m3"), target="sm_100").plan().gemm.problem
     scales = problem.scales
     assert scales is not None
@@ -184,9 +232,11 @@ def test_other_scales_are_refused() -> None:
 
 @pytest.mark.prove
 @pytest.mark.parametrize("target", ["sm_100", "sm_103"])
-@pytest.mark.parametrize(("dtype", "columns"), [(E4M3, 256), (E4M3, 64), (E5M2, 144)])
+@pytest.mark.parametrize(
+    ("dtype", "columns"), [(E4M3, 256), (E4M3, 64), (E5M2, 144), (PACKED, 256), (PACKED, 64), (PACKED, 192)]
+)
 def test_kernels_compile_without_spills(dtype: torch.dtype, columns: int, target: str) -> None:
-    bound = scaled.bind((*given(dtype=dtype), FORMATS[dtype]), target=target)
+    bound = scaled.bind((*given(k=768, dtype=dtype), FORMATS.get(dtype, "e2m1")), target=target)
     gemm = plan_gemm(
         bound.plan().gemm.problem,
         Choice(tile=(128, columns, 128), epilogue_n=16, store_stages=columns // 16),
@@ -194,5 +244,7 @@ def test_kernels_compile_without_spills(dtype: torch.dtype, columns: int, target
     )
     ptx = compile_text(build(gemm), gemm).ptx
     assert ".local" not in ptx
-    assert len(re.findall(r"tcgen05\.cp\.cta_group::1\.32x128b\.warpx4", ptx)) == 1 + -(-columns // 128)
-    assert len(re.findall(r"tcgen05\.mma\.cta_group::1\.kind::mxf8f6f4\.block_scale", ptx)) == 4
+    along_k = 1 + (dtype == PACKED)
+    assert len(re.findall(r"tcgen05\.cp\.cta_group::1\.32x128b\.warpx4", ptx)) == along_k * (1 + -(-columns // 128))
+    kind = r"mxf4nvf4\.block_scale\.block32" if dtype == PACKED else r"mxf8f6f4\.block_scale"
+    assert len(re.findall(rf"tcgen05\.mma\.cta_group::1\.kind::{kind}", ptx)) == 4

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..plan.counts import counts, raw_operands
+from ..plan.dtypes import per_byte
 from ..plan.records import GemmPlan, Multiplicand
 from . import copied, groups, raw
 from .numbers import batch_modes, extent, number
-from .setups import blackwell_mma, by_tma, dsl, hopper_mma, is_a, mma_arguments, operand_dsl, second_b
+from .setups import blackwell_mma, by_tma, dsl, hopper_mma, is_a, mma_arguments, operand_dsl, second_b, tile_k
 
 LARGEST_SIDE = 256
 """The largest tile extent along M and N."""
@@ -28,11 +29,12 @@ class HostObjects:
 def _operand_tensor(plan: GemmPlan, operand: Multiplicand) -> str:
     held, name, rows = plan.problem.operand_dtype, operand.label, operand.base == "a"
     pointer = f"cute.recast_ptr({name}, dtype={operand_dsl(plan)})" if dsl(held) != operand_dsl(plan) else name
-    lines = number(plan, f"pitch_{name}", operand.pitch)
+    packed = per_byte(held)
+    lines = number(plan, f"pitch_{name}", operand.pitch * packed)
     k_major = (plan.problem.a_major if rows else plan.problem.b_major) == "k"
     stride = f"({lines}, 1" if k_major else f"(1, {lines}"
     most = LARGEST_SIDE if operand.absent else 1  # no other tile coordinate exceeds K
-    k = _bounded(str(operand.k), most) if operand.term else _extent(plan, "k", most)
+    k = _bounded(str(operand.k * packed), most) if operand.term or packed > 1 else _extent(plan, "k", most)
     shape = f"({_extent(plan, 'm' if rows else 'n')}, {k}"
     shape, stride = _with_batch(plan, name, shape, stride)
     return f"matrix_{name} = cute.make_tensor({pointer}, cute.make_layout({shape}, stride={stride}))"
@@ -127,7 +129,7 @@ def _wgmma_layout(plan: GemmPlan, name: str, columns: int, parts: int) -> str:
 
 
 def _umma(plan: GemmPlan) -> HostObjects:
-    m, n, k = plan.tile
+    m, n, k = *plan.tile[:2], tile_k(plan)
     operand = operand_dsl(plan)
     group = "TWO" if plan.ctas_per_mma == 2 else "ONE"
     lines = [

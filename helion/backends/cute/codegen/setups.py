@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ..plan.counts import counts
-from ..plan.dtypes import DTYPES
+from ..plan.dtypes import DTYPES, per_byte
 from ..plan.epilogue import EpilogueOutput
 from ..plan.records import WARPGROUP_THREADS, GemmPlan
 from ..plan.scales import SCALE_DTYPE
@@ -26,6 +26,11 @@ def operand_dsl(plan: GemmPlan) -> str:
     """Return the DSL's name of the MMA's operand type for A and B."""
     dtype = plan.problem.operand_dtype
     return f"cutlass.{DTYPES[dtype].operand or DTYPES[dtype].dsl}"
+
+
+def tile_k(plan: GemmPlan) -> int:
+    """Return the numbers along K of a tile; a plan counts the bytes of 4-bit ones."""
+    return plan.tile[2] * per_byte(plan.problem.operand_dtype)
 
 
 def stage_of(plan: GemmPlan, role: Role) -> str:
@@ -74,9 +79,9 @@ def blackwell_mma(plan: GemmPlan) -> str:
     if scales is None or not scales.micro:
         return f"blackwell.make_trivial_tiled_mma({mma_arguments(plan, plan.sum_columns)})"
     operand, majors = operand_dsl(plan), f"{major(plan.problem.a_major)}, {major(plan.problem.b_major)}"
-    shape = f"({plan.tile[0]}, {plan.sum_columns})"
+    shape, block = f"({plan.tile[0]}, {plan.sum_columns})", scales.k * per_byte(plan.problem.operand_dtype)
     return (
-        f"blackwell.make_blockscaled_trivial_tiled_mma({operand}, {operand}, {majors}, {SCALE_DTYPE}, {scales.k},"
+        f"blackwell.make_blockscaled_trivial_tiled_mma({operand}, {operand}, {majors}, {SCALE_DTYPE}, {block},"
         f" tcgen05.CtaGroup.ONE, {shape})"
     )
 
@@ -130,9 +135,8 @@ def is_a(plan: GemmPlan, name: str) -> bool:
 
 
 def _tiles(plan: GemmPlan, name: str, tensor: str) -> str:
-    m, n, k = plan.tile
-    lines = m if is_a(plan, name) else n
-    return f"tiles_{name} = cute.local_tile({tensor}, ({lines}, {k}), {_modes(plan, name)})"
+    lines = plan.tile[0 if is_a(plan, name) else 1]
+    return f"tiles_{name} = cute.local_tile({tensor}, ({lines}, {tile_k(plan)}), {_modes(plan, name)})"
 
 
 def _partition(plan: GemmPlan, name: str) -> list[str]:

@@ -171,7 +171,8 @@ def _evaluate(problem: GemmProblem, tensors: Sequence[torch.Tensor]) -> None:
     if problem.scales is None:
         values = [_product(problem, left, "b", b, sources)]
     else:
-        values = [_scaled(left, _multiplied(problem, "b", b, sources).t(), problem.scales, factors)]
+        block = problem.scales.k * per_byte(problem.operand_dtype)
+        values = [_scaled(left, _multiplied(problem, "b", b, sources).t(), problem.scales, factors, block)]
     for described, tensor in zip(problem.epilogue.operands, operands, strict=True):
         if described.kind == "product":
             values.append(_product(problem, left, described.label, tensor, sources))
@@ -253,7 +254,8 @@ def _multiplied(problem: GemmProblem, operand: str, tensor: torch.Tensor, more: 
     each, copied = problem.multiplicand(operand), problem.copy_of(operand)
     lines, major = (problem.m, problem.a_major) if each.base == "a" else (problem.n, problem.b_major)
     if copied is None:
-        return _matrix(tensor, lines, each.k, major, each.pitch).to(held)
+        held_as = _matrix(tensor, lines, each.k, major, each.pitch)
+        return _pairs(held_as) if per_byte(problem.operand_dtype) > 1 else held_as.to(held)
     stored = _elements(copied, tensor, more, lines, each.k)
     return stored.to(getattr(torch, problem.operand_dtype)).to(held)
 
@@ -301,17 +303,27 @@ def _nibbles(tensor: torch.Tensor, source: CopySource, lines: int, k: int) -> to
     halves = (held & 15, held >> 4)
     bits = torch.cat(halves[::-1] if source.high_first else halves, dim=2).flatten(1)[:, :k]
     if source.dtype == "float4_e2m1fn_x2":
-        return torch.tensor(E2M1)[bits & 7] * torch.where(bits < 8, 1.0, -1.0)
+        return _e2m1(bits)
     return ((bits ^ 8) - 8 if source.dtype == "int4" else bits).float()
 
 
+def _pairs(held: torch.Tensor) -> torch.Tensor:
+    """Return the numbers in e2m1 of bytes, of which the low half is the first."""
+    bits = held.view(torch.uint8).int()
+    return _e2m1(torch.stack((bits & 15, bits >> 4), dim=2).flatten(1))
+
+
+def _e2m1(bits: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(E2M1)[bits & 7] * torch.where(bits < 8, 1.0, -1.0)
+
+
 def _scaled(
-    left: torch.Tensor, right: torch.Tensor, scales: BlockScales, factors: Sequence[torch.Tensor]
+    left: torch.Tensor, right: torch.Tensor, scales: BlockScales, factors: Sequence[torch.Tensor], size: int
 ) -> torch.Tensor:
-    """Return the sum over blocks of K, each times its scales."""
+    """Return the sum over blocks of ``size`` numbers of K, each times its scales."""
     sums = torch.zeros(left.shape[0], right.shape[1])
-    for block, first in enumerate(range(0, left.shape[1], scales.k)):
-        part = _multiply(left[:, first : first + scales.k], right[first : first + scales.k])
+    for block, first in enumerate(range(0, left.shape[1], size)):
+        part = _multiply(left[:, first : first + size], right[first : first + size])
         for scale, tensor in zip(scales.factors, factors, strict=True):
             lines = torch.arange(part.shape[0 if scale.side == "row" else 1]) // scale.lines
             start = tensor.storage_offset() + block * scale.k_pitch

@@ -33,6 +33,7 @@ from .runtime import (
     check_groups,
     check_integers,
     check_micro,
+    check_numbers,
     check_outputs,
     check_pitch,
     check_random,
@@ -61,8 +62,6 @@ MAX_ACCUMULATOR_STAGES = 4
 MAX_RESIDUAL_STAGES = 8
 PART_COLUMNS = 16
 """Columns of the MMAs of one of several accumulators are a multiple of this."""
-MAX_INT8_K = 2**17 - 1
-"""Products of two int8 numbers, up to 2**14 each, whose sum int32 holds."""
 MAX_EXACT_INT8_K = 2**10
 """The same for fp32."""
 IMPRECISE_K = 256
@@ -227,8 +226,7 @@ def check_problem(problem: GemmProblem) -> None:
     if not all(0 < extent <= MAX_EXTENT for extent in (problem.m, problem.n, problem.k)):
         extents = ", ".join(f"{side} = {getattr(problem, side.lower())}" for side in "MNK")
         raise Refusal(f"extents of 1 to {MAX_EXTENT} are implemented, not {extents}")
-    if problem.operand_dtype == "int8" and problem.k > MAX_INT8_K:
-        raise Refusal(f"K = {problem.k} of int8 operands; sums of up to {MAX_INT8_K} products fit in int32")
+    check_numbers(problem)
     majors = problem.a_major, problem.b_major
     if majors != ("k", "k") and itemsize(problem.operand_dtype) != 2 and problem.operand_dtype not in IMPRECISE_DTYPES:
         raise Refusal("operands of int8 and of 32 bits have to be contiguous along K")

@@ -11,7 +11,7 @@ class Dtype:
     dsl: str
     """Attribute of the module ``cutlass``."""
     mma_k: int = 0
-    """K extent of one MMA instruction; 0 where it is no operand type."""
+    """K extent of one MMA instruction, in bytes for 4-bit numbers; 0 where it is no operand type."""
     operand: str = ""
     """The operand type of the MMA, an attribute of ``cutlass``; "" where it is the same."""
 
@@ -30,7 +30,7 @@ DTYPES: dict[str, Dtype] = {
     "int64": Dtype(itemsize_bytes=8, dsl="Int64"),
     "int4": Dtype(itemsize_bytes=1, dsl="Uint8"),
     "uint4": Dtype(itemsize_bytes=1, dsl="Uint8"),
-    "float4_e2m1fn_x2": Dtype(itemsize_bytes=1, dsl="Uint8"),
+    "float4_e2m1fn_x2": Dtype(itemsize_bytes=1, dsl="Uint8", mma_k=32, operand="Float4E2M1FN"),
 }
 """Of 4-bit numbers, ``per_byte`` are in the one byte of ``itemsize_bytes``."""
 NUMBER = "number"

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from .copied import check_lines
-from .dtypes import ADDED_DTYPES, COLUMN_OUTPUT_DTYPES, FLOAT_DTYPES, OUTPUT_DTYPES, itemsize
+from .dtypes import ADDED_DTYPES, COLUMN_OUTPUT_DTYPES, FLOAT_DTYPES, OUTPUT_DTYPES, itemsize, per_byte
 from .epilogue import ROW_NUMBER, EpilogueOperand, EpilogueOutput
 from .finish import ROWS
 from .records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, Batch, Choice, GemmPlan, GemmProblem, Groups
@@ -25,6 +25,8 @@ MAX_TERMS = 12
 MAX_BATCH_DIMENSIONS = 3
 """Dimensions of TMA after rows and columns."""
 SIZES = ("size_m", "size_n", "size_k", "batches")
+MAX_INT8_K = 2**17 - 1
+"""Products of two int8 numbers, up to 2**14 each, whose sum int32 holds."""
 
 
 def is_size(name: str) -> bool:
@@ -240,6 +242,14 @@ def check_row_ends(problem: GemmProblem, output: EpilogueOutput) -> None:
 # Checks of parts of a problem -------------------------------------------------------------------------------------------
 
 
+def check_numbers(problem: GemmProblem) -> None:
+    """Check limits of the types of operands."""
+    if problem.operand_dtype == "int8" and problem.k > MAX_INT8_K:
+        raise Refusal(f"K = {problem.k} of int8 operands; sums of up to {MAX_INT8_K} products fit in int32")
+    if per_byte(problem.operand_dtype) > 1 and (problem.scales is None or not problem.scales.micro):
+        raise Refusal(f"matmuls of {problem.operand_dtype} are implemented by hl.dot_scaled")
+
+
 def check_micro_scales(problem: GemmProblem, scales: BlockScales) -> None:
     """Check scales that the matrix unit multiplies by."""
     if problem.operand_dtype not in MICRO_FORMATS.values():
@@ -251,9 +261,12 @@ def check_micro_scales(problem: GemmProblem, scales: BlockScales) -> None:
         )
     if [factor.side for factor in scales.factors] != ["row", "column"]:
         raise Refusal("microscaling formats are implemented with scales of rows and of columns")
-    blocks = scales.k * ATOM_BLOCKS
-    if problem.k % blocks:
-        raise Refusal(f"K = {problem.k} in a microscaling format; multiples of {blocks} are implemented")
+    packed = per_byte(problem.operand_dtype)
+    if problem.k % SWIZZLE_BYTES:
+        raise Refusal(
+            f"K = {problem.k * packed} in a microscaling format of {problem.operand_dtype}; multiples of"
+            f" {SWIZZLE_BYTES * packed} are implemented"
+        )
     for factor in scales.factors:
         if factor.dtype != "uint8" or factor.k_pitch != 1 or factor.pitch < 1 or factor.pitch % ATOM_BLOCKS:
             raise Refusal(

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from .dtypes import per_byte
+
 Side = Literal["row", "column"]
 MICRO_BLOCK = 32
 """Elements of K with one scale in microscaling formats, which the matrix unit multiplies itself (OCP MX specification)."""
-MICRO_FORMATS = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
+MICRO_FORMATS = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2", "e2m1": "float4_e2m1fn_x2"}
 """Types of operands in microscaling formats, by the format."""
 ATOM_LINES, ATOM_BLOCKS, ATOM_BYTES = 128, 4, 512
 """Rows or columns, and blocks of K, of an atom of scales in shared memory, and its bytes (PTX ISA, scale factors of
@@ -53,7 +55,7 @@ class Scale:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockScales:
-    """The scales of blocks of ``k`` elements of K, at most one per row of D and one per column."""
+    """The scales of blocks of ``k`` elements of K, or bytes of 4-bit numbers, at most one per row of D and one per column."""
 
     k: int
     factors: tuple[Scale, ...]
@@ -61,10 +63,15 @@ class BlockScales:
     @property
     def micro(self) -> bool:
         """True if the matrix unit multiplies by scales."""
-        return self.k == MICRO_BLOCK
+        return self.k <= MICRO_BLOCK
 
     def of(self, side: Side) -> Scale | None:
         return next((factor for factor in self.factors if factor.side == side), None)
+
+
+def micro_block(dtype: str) -> int:
+    """Return the elements of an operand with one scale in a microscaling format, or its bytes of 4-bit numbers."""
+    return MICRO_BLOCK // per_byte(dtype)
 
 
 def promoted(scales: BlockScales | None) -> BlockScales | None:

@@ -10,7 +10,7 @@ from ...._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact, R
 from ...._shapes import dtype_name
 from ..plan.records import SWIZZLE_BYTES
 from ..plan.runtime import MAX_PROMOTE_K_TILES
-from ..plan.scales import ATOM_BLOCKS, MICRO_BLOCK, BlockScales, Scale, Side
+from ..plan.scales import ATOM_BLOCKS, MICRO_FORMATS, BlockScales, Scale, Side, micro_block
 
 
 def fixed_size(facts: KernelFacts, block: int) -> int | None:
@@ -64,7 +64,10 @@ def block_scales(fact: MatmulFact, facts: KernelFacts, axes: tuple[int, int], k:
     if not found:
         return None
     if fact.lhs_format:
-        return BlockScales(k=MICRO_BLOCK, factors=tuple(_micro_scale(found, axes, side) for side in ("row", "column")))
+        return BlockScales(
+            k=micro_block(MICRO_FORMATS.get(fact.lhs_format, "")),
+            factors=tuple(_micro_scale(found, axes, side) for side in ("row", "column")),
+        )
     line = SWIZZLE_BYTES // fact.lhs_dtype.itemsize
     factors: dict[Side, Scale] = {}
     for op in sorted(found, key=lambda op: len(op.tile_axes), reverse=True):

@@ -26,6 +26,7 @@ from ..plan.epilogue import (
 from ..plan.finish import with_most_rows
 from ..plan.operands import gains_by_turning
 from ..plan.records import TMA_ALIGNMENT_BYTES, Batch, GemmProblem, Groups, Major, Term
+from ..plan.scales import MICRO_FORMATS
 from .picks import LINES, is_picked, with_picks
 from .scales import block_scales, blocks_of_k, depth_of, fixed_size, scale_loads
 from .sources import copied_operands, has_one_source, load_of, multiplied_dtype, sums_along_k
@@ -285,7 +286,7 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
         m=m,
         n=n,
         k=k,
-        operand_dtype=dtype_name(multiplied_dtype(facts, fact)),
+        operand_dtype=MICRO_FORMATS.get(fact.lhs_format) or dtype_name(multiplied_dtype(facts, fact)),
         output_dtype=dtype_name(stores[0].dtype),
         a_pitch=_pitch(majors[0], m, k),
         b_pitch=_pitch(majors[1], n, k),

@@ -22,7 +22,7 @@ from ..plan.counts import (
     raw_operands,
     through_registers,
 )
-from ..plan.dtypes import itemsize
+from ..plan.dtypes import itemsize, per_byte
 from ..plan.finish import rows_bytes, stored_last
 from ..plan.records import SUM_BYTES, WARP_THREADS, Finish, GemmPlan, Prepare, RowFinish, TileFinish
 from ..plan.reductions import reductions_of
@@ -317,7 +317,7 @@ def _flops(plan: GemmPlan) -> int:
     """Return the operations of a K tile: the average of those of terms that add to a part of the accumulators."""
     (rows, columns), terms = plan.cta_tile, 1 + len(plan.problem.terms)
     matmuls = plan.products * terms - len(plan.problem.absent)
-    return 2 * rows * columns * plan.tile[2] * matmuls // terms
+    return 2 * rows * columns * plan.tile[2] * per_byte(plan.problem.operand_dtype) * matmuls // terms
 
 
 def _rate(plan: GemmPlan, target: Target, rates: Rates, matrix: float) -> float:

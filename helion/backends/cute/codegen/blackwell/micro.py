@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 
 from ...plan.counts import micro_atoms, micro_columns, scale_columns
+from ...plan.dtypes import per_byte
 from ...plan.records import WARP_THREADS, GemmPlan
 from ...plan.scales import ATOM_BLOCKS, ATOM_BYTES, ATOM_COLUMNS, ATOM_LINES, SCALE_DTYPE, Scale
 from ...roles.micro import MicroMma, MicroStep, MicroViews, MoveScales, StartScales
+from ..setups import tile_k
 
 ROW_BYTES = 16
 """Bytes of a row of an atom: a word for each of four lines."""
@@ -38,7 +40,7 @@ def _(step: MicroViews, plan: GemmPlan) -> list[str]:
     if step.copies:
         return [f"scales_{side} = shared_scales_{side}.iterator.toint().to(cutlass.Int32)" for side in "ab"]
     found = [f"scale_copy = cute.make_copy_atom(tcgen05.Cp4x32x128bOp(tcgen05.CtaGroup.ONE), {SCALE_DTYPE})"]
-    shape, block = f"({', '.join(map(str, plan.tile))})", _block(plan)
+    shape, block = f"({plan.tile[0]}, {plan.tile[1]}, {tile_k(plan)})", _block(plan)
     for side in "ab":
         name = f"scales_{side}"
         found += [
@@ -53,17 +55,18 @@ def _(step: MicroViews, plan: GemmPlan) -> list[str]:
 
 def _block(plan: GemmPlan) -> int:
     assert plan.problem.scales is not None
-    return plan.problem.scales.k
+    return plan.problem.scales.k * per_byte(plan.problem.operand_dtype)
 
 
 @lines.register
 def _(step: StartScales, plan: GemmPlan) -> list[str]:
-    """Copy a word of four scales of a line at a time: each lane has a row of 16 bytes of each atom."""
+    """Copy a word of four scales of a line at a time: each lane has a row of 16 bytes of each atom. Atoms of the same lines
+    follow each other along K."""
     found = []
     for (side, scale, tile, extent, index), atoms in zip(_factors(plan), micro_atoms(plan), strict=True):
-        high = -(-tile // ATOM_LINES)
-        line = f"{index} * {tile} + atom % {high} * {ATOM_LINES} + word * {WARP_THREADS} + lane"
-        block = f"k_tile * {atoms // high * ATOM_BLOCKS} + atom // {high} * {ATOM_BLOCKS}"
+        along_k = atoms // -(-tile // ATOM_LINES)
+        line = f"{index} * {tile} + atom // {along_k} * {ATOM_LINES} + word * {WARP_THREADS} + lane"
+        block = f"k_tile * {along_k * ATOM_BLOCKS} + atom % {along_k} * {ATOM_BLOCKS}"
         place = f"({step.cursor}.index * {atoms} + atom) * {ATOM_BYTES} + lane * {ROW_BYTES} + word * {WORD_BYTES}"
         found += [
             f"for atom in cutlass.range_constexpr({atoms}):",

@@ -1,4 +1,4 @@
-"""Dots in microscaling formats: dots of 8-bit floats, and scales of blocks of 32 elements of K that the matrix unit takes.
+"""Dots in microscaling formats: dots of floats of 8 or 4 bits, and scales of blocks of 32 elements of K that the matrix unit takes.
 
 ::
 
@@ -15,18 +15,22 @@ from ....._compiler.ir.grammar import DotAttrs, MemoryAttrs, Op, Operand, Progra
 from ....._compiler.passes.always.simplify import drop_dead
 from ....._shapes import dtype_name, fixed_at
 from ...plan.refusal import Refusal
-from ...plan.scales import MICRO_BLOCK, MICRO_FORMATS, BlockScales, Scale, Side
+from ...plan.scales import MICRO_FORMATS, BlockScales, Scale, Side, micro_block
 from ..names import name_of
 from ..numbers import known
 from ..product import Product
+
+_HELD = {"e2m1": "uint8"}
+"""Types of tensors of packed numbers, by the format."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Micro:
     """A ``program`` without the scales of its dot, whose loads are ``scales``: those of its rows, which are tiled by block
-    ``rows``, and those of its columns."""
+    ``rows``, and those of its columns. The operands are multiplied as ``dtype``."""
 
     program: Program
+    dtype: str = ""
     rows: int | None = None
     scales: tuple[Op, ...] = ()
 
@@ -50,7 +54,7 @@ def without_micro_scales(program: Program) -> Micro:
         )
     for at in (0, 1):
         side = dot.operands[at]
-        if not isinstance(side, Value) or dtype_name(side.dtype) != MICRO_FORMATS[formats[at]]:
+        if not isinstance(side, Value) or dtype_name(side.dtype) != _HELD.get(formats[at], MICRO_FORMATS[formats[at]]):
             raise Refusal(f"operands of hl.dot_scaled in {formats[at]} that are not of that type are not implemented")
     if scaled.lhs_scale is None or scaled.rhs_scale is None:
         raise Refusal("hl.dot_scaled is implemented with scales of both operands")
@@ -63,7 +67,7 @@ def without_micro_scales(program: Program) -> Micro:
         operands=tuple(each for at, each in enumerate(dot.operands) if at not in gone),
         attrs=dataclasses.replace(dot.attributes(DotAttrs), scaled=None),
     )
-    return Micro(program=_with(program, plain), rows=left.dims[0].block, scales=loads)
+    return Micro(program=_with(program, plain), dtype=MICRO_FORMATS[formats[0]], rows=left.dims[0].block, scales=loads)
 
 
 def _load(program: Program, makers: dict[int, Op], value: Operand) -> Op:
@@ -112,6 +116,7 @@ def with_micro_scales(product: Product, micro: Micro) -> Product:
         factors.append(
             Scale(name=name_of(tensor), side=side, dtype=dtype_name(tensor.dtype), pitch=pitch, k_pitch=step)
         )
-    problem = dataclasses.replace(product.problem, scales=BlockScales(k=MICRO_BLOCK, factors=tuple(factors)))
+    scales = BlockScales(k=micro_block(micro.dtype), factors=tuple(factors))
+    problem = dataclasses.replace(product.problem, operand_dtype=micro.dtype, scales=scales)
     ids = tuple(tensor.id for tensor in (tensors[::-1] if turned else tensors))
     return dataclasses.replace(product, problem=problem, scales=ids)
