@@ -102,6 +102,35 @@ def zeros(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def upper(x: torch.Tensor) -> torch.Tensor:
+    """Elements numbered along both dimensions."""
+    out = torch.empty_like(x)
+    for a, b in hl.tile(x.size()):
+        out[a, b] = torch.where(a.index[:, None] <= b.index[None, :], x[a, b], 0.0)
+    return out
+
+
+def enlarged(x: torch.Tensor) -> torch.Tensor:
+    """Gathers by the numbers of elements, and a mask of them."""
+    out = torch.empty([2 * x.size(0), 2 * x.size(1)])
+    for a, b in hl.tile(out.size()):
+        kept = (a.index > 0)[:, None] & (b.index > 0)[None, :]
+        out[a, b] = x[a.index // 2, b.index // 2] + hl.load(
+            x, [(a.index - 1) // 2, (b.index - 1) // 2], extra_mask=kept
+        )
+    return out
+
+
+def plain_and_upper(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A grid whose elements are numbered before one whose are not."""
+    first, second = torch.empty_like(x), torch.empty_like(y)
+    for a, b in hl.tile(x.size()):
+        first[a, b] = x[a, b] + a.index[:, None]
+    for c, d in hl.tile(y.size()):
+        second[c, d] = y[c, d] * 2
+    return first, second
+
+
 # --- text ---------------------------------------------------------------------------------------------------------------
 
 
@@ -155,6 +184,13 @@ def _helion_add(x, y, out):
     assert "tl.load(x + (indices_0 * 32 + indices_1 * 8 + indices_2))" in text
 
 
+def test_numbers_of_elements() -> None:
+    bound = helion.kernel(upper).bind((tensor(5, 7),))
+    text = kernel_text(bound, block_sizes=[4, 8], flatten_loops=[True])
+    assert "indices_1 = indices_0_1 % 7\n    indices_0 = indices_0_1 // 7\n    le = indices_0 <= indices_1\n" in text
+    assert "tl.load(x + indices_0_1, mask=mask_0_1, other=0.0)" in text
+
+
 def test_columns_in_memory_order() -> None:
     """A column-major tensor is read by number when the first dimension varies fastest."""
     x = tensor(6, 5).t()
@@ -198,6 +234,13 @@ def test_normal_form() -> None:
 # --- values -------------------------------------------------------------------------------------------------------------
 
 INDEX = torch.tensor([3, 0, 8, 8, 1, 4, 2])
+
+
+def _enlarged(x: torch.Tensor) -> torch.Tensor:
+    large = x.repeat_interleave(2, 0).repeat_interleave(2, 1)
+    return large + torch.nn.functional.pad(large[:-1, :-1], (1, 0, 1, 0))
+
+
 CASES: dict[str, tuple[Callable[..., Any], Callable[[int, int], tuple[Any, ...]], Callable[..., Any]]] = {
     "add": (add, lambda m, n: (tensor(m, n), tensor(m, n)), lambda x, y: x + y),
     "row": (add, lambda m, n: (tensor(m, n), tensor(n)), lambda x, y: x + y),
@@ -214,6 +257,8 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[int, int], tuple[Any, ...]]
         lambda m, n: (tensor(m, n), tensor(n), tensor(m), 0.5),
         lambda x, row, column, scale: row[:, None] + torch.sigmoid(column) * scale + row[0],
     ),
+    "numbered": (upper, lambda m, n: (tensor(m, n),), torch.triu),
+    "enlarged": (enlarged, lambda m, n: (tensor(m, n),), _enlarged),
     "constant": (zeros, lambda m, n: (tensor(m, n),), lambda x: torch.full_like(x, 3.0)),
 }  # fmt: skip
 KERNELS = {
@@ -272,7 +317,7 @@ def test_compiles(name: str) -> None:
 
 
 def test_rows_of_odd_size_are_vectorized() -> None:
-    """Rows of 1023 elements begin anywhere; a flattened tile begins at a multiple of 16 bytes, and only the last one,
+    """Rows of 1023 elements begin anywhere, numbered or not; a flattened tile begins at a multiple of 16 bytes, and only the last one,
     all of whose lanes go through the same mask, reaches past the end."""
     bound = helion.kernel(add).bind((meta(1024, 1023), meta(1024, 1023)), target="sm_90")
     flat, nested = (
@@ -280,6 +325,8 @@ def test_rows_of_odd_size_are_vectorized() -> None:
     )
     assert flat.count("ld.global.v4") == 4
     assert "ld.global.v4" not in nested
+    bound = helion.kernel(upper).bind((meta(1024, 1023),), target="sm_90")
+    assert ptx(bound, {"block_sizes": [1, 1024], "flatten_loops": [True], "num_warps": 4}).count("ld.global.v4") == 2
 
 
 # --- refusals -----------------------------------------------------------------------------------------------------------
@@ -349,6 +396,16 @@ def branches(x: torch.Tensor, out: torch.Tensor) -> None:
         out[a, b] = value
 
 
+def numbers_lanes(x: torch.Tensor, out: torch.Tensor) -> None:
+    for a, b in hl.tile(x.size()):
+        out[a, b] = x[a, b] + hl.arange(a.block_size)[:, None]
+
+
+def random_numbers(x: torch.Tensor, out: torch.Tensor) -> None:
+    for a, b in hl.tile(x.size()):
+        out[a, b] = x[a, b] + hl.rand([a, b], seed=7)
+
+
 DECLINED: list[tuple[Callable[..., None], str]] = [
     (reduces, "a reduction uses a merged dimension"),
     (multiplies, "a value has another dimension besides the merged ones"),
@@ -361,6 +418,8 @@ DECLINED: list[tuple[Callable[..., None], str]] = [
     (prints, "the body has a print, which would see other tiles"),
     (twice, "a scan uses a merged dimension"),
     (branches, "a branch uses a merged dimension"),
+    (random_numbers, "a random uses a merged dimension"),
+    (numbers_lanes, "the position of a tile is read"),
 ]
 
 
@@ -376,7 +435,7 @@ def test_declined(function: Callable[..., None], reason: str) -> None:
 
 def reads_a_position(x: torch.Tensor, out: torch.Tensor) -> None:
     for a, b in hl.tile(x.size()):
-        out[a, b] = x[a, b] + a.index[:, None]
+        out[a, b] = x[a, b] + a.begin
 
 
 def begins_later(x: torch.Tensor, out: torch.Tensor) -> None:
@@ -401,6 +460,14 @@ def test_without_an_entry(function: Callable[..., None], reason: str) -> None:
     bound = helion.kernel(function).bind((meta(64, 64), meta(64, 64)), target="sm_90")
     assert can_flatten(bound._analysis.program, 0) == reason
     assert bound.conservative_config()["flatten_loops"] == []
+
+
+def test_entries_of_numbered_grids_are_the_last() -> None:
+    bound = helion.kernel(plain_and_upper).bind((meta(64, 64), meta(64, 64)), target="sm_90")
+    text = bound.to_triton_code(helion.Config(block_sizes=[8] * 4, flatten_loops=[True]))
+    assert "indices_2_3 =" in text and "indices_0_1 =" not in text
+    text = bound.to_triton_code(helion.Config(block_sizes=[8] * 4, flatten_loops=[False, True]))
+    assert "indices_2_3 =" not in text and "indices_0_1 =" in text
 
 
 def inner_nest(x: torch.Tensor, out: torch.Tensor) -> None:

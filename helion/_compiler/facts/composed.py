@@ -9,7 +9,7 @@ from ..._shapes import cdiv
 from ..ir.grammar import Op, PointwiseAttrs, Program
 from ..ir.ops import OPS
 from ..ir.pointwise import POINTWISE, POLYNOMIALS
-from ..rewrites.flatten_loops import can_flatten
+from ..rewrites.flatten_loops import can_flatten, indexed_blocks
 from .flow import Flow
 from .records import (
     AccumulatorFact,
@@ -142,6 +142,9 @@ def pointwise_fact(
                 slab *= fixed.get(axis, extent) if axis is not None and stride else 1
         max_slab = max(max_slab, slab)
     beside = _beside_run(walk.program, axes, memory_ops)
+    numbered = beside is not None and not indexed_blocks(walk.program).isdisjoint(
+        a.block for a in walk.program.roots[0].axes
+    )
     return PointwiseFact(
         total_numel=max(1, total),
         slab_numel=_slab(full, tiled, max(1, total)),
@@ -151,8 +154,9 @@ def pointwise_fact(
         sfu_ops=sum(map(is_sfu, walk.pointwise)),
         gather_stride=gather_stride,
         max_op_slab=max_slab,
-        one_run=beside == (),
-        rows_beside_run=_are_rows(beside, memory_ops, total),
+        one_run=beside == () and not numbered,
+        rows_beside_run=_are_rows(beside, memory_ops, total) and not numbered,
+        numbered_run=numbered and all((op.kind == "load" and op.gathered) or _is_few(op, total) for op in beside or ()),
     )
 
 
@@ -177,8 +181,12 @@ def _are_rows(beside: tuple[MemoryOpFact, ...] | None, memory_ops: tuple[MemoryO
     programs."""
     if not beside or len(beside) == len(memory_ops):
         return False
-    loads = all(op.kind == "load" and op.static and not op.gathered for op in beside)
-    return loads and all(_ROW_REUSE * op.accessed_numel <= total for op in beside)
+    return all(_is_few(op, total) and op.static and not op.gathered for op in beside)
+
+
+def _is_few(op: MemoryOpFact, total: int) -> bool:
+    """Return whether an access is a load of elements that caches keep."""
+    return op.kind == "load" and _ROW_REUSE * op.accessed_numel <= total
 
 
 def _slab(full: Sequence[MemoryOpFact], tiled: Collection[int], total: int) -> int:

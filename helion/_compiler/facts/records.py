@@ -232,6 +232,8 @@ class PointwiseFact:
     - ``one_run``: true if all tiled accesses are contiguous in memory, so that a flattened grid can visit them
       linearly.
     - ``rows_beside_run``: true if that holds for all accesses but loads of few elements, such as a bias.
+    - ``numbered_run``: true if elements are numbered, as by ``tile.index``, and that holds for all accesses but gathers
+      and loads of few elements. The other two are false then.
     """
 
     total_numel: int
@@ -244,6 +246,7 @@ class PointwiseFact:
     max_op_slab: int
     one_run: bool = False
     rows_beside_run: bool = False
+    numbered_run: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -63,7 +63,7 @@ _ROWS: frozenset[Division] = frozenset(("roll", "subtile"))
 OPS: Mapping[str, OpSpec] = {
     "number": OpSpec(attrs=g.NumberAttrs, mergeable=True, free=True, tile_independent=True),
     "tile": OpSpec(attrs=g.TileAttrs, mergeable=True, free=True, tile_independent=True),
-    "iota": OpSpec(attrs=g.IotaAttrs, mergeable=True, free=True, tile_independent=True, divided_by=_ROWS),
+    "iota": OpSpec(attrs=g.IotaAttrs, mergeable=True, free=True, tile_independent=True, divided_by=_ALL),
     "full": OpSpec(mergeable=True, tile_independent=True, divided_by=_ALL),
     "load": OpSpec(attrs=g.MemoryAttrs, reads=True, divided_by=_ALL),
     "store": OpSpec(attrs=g.MemoryAttrs, writes=True, stays=True, free=True, needs_whole=True, divided_by=_ALL),

@@ -126,8 +126,9 @@ class _Verifier:
         attrs = op.attributes(IotaAttrs)
         full = self.program.blocks[attrs.block].kind == "full"
         part = self.program.blocks[attrs.block].part
+        merged = any(attrs.block in self.program.blocks[block].merged for block in active)
         self.check(
-            attrs.relative or full or (attrs.block if part is None else part.block) in active,
+            attrs.relative or full or merged or (attrs.block if part is None else part.block) in active,
             f"indices of block {attrs.block} outside of its loop",
         )
 

@@ -10,7 +10,8 @@ After, with tiles of 32 elements::
 
 Only the last tile extends past the end, whatever the sizes of the dimensions are. Every lane has one index of each
 merged dimension; the last dimension of the order varies fastest. Divisions of the lane number give those indices. A
-tensor with elements in the memory order of the lanes, such as ``x``, needs only the lane number.
+tensor with elements in the memory order of the lanes, such as ``x``, needs only the lane number. ``tile.index`` of a
+merged dimension is that index of each lane.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class Nest:
     - ``loop``: its number among all loops in program order, where a grid loop precedes its inner loops.
     - ``root``: its number among the grid loops, if it is one.
     - ``mergeable``: true if it has an entry in ``flatten_loops``: tiles begin at 0 and no op reads their positions.
+    - ``indexed``: true if ops read no other positions than the indices of elements, such as ``tile.index``.
     - ``permutable``: true if its axes may run in any order, as programs do.
     """
 
@@ -63,6 +65,7 @@ class Nest:
     axes: tuple[LoopAxis, ...]
     root: int | None
     mergeable: bool
+    indexed: bool
     permutable: bool
 
 
@@ -71,24 +74,33 @@ def positional_blocks(program: Program) -> frozenset[int]:
     tiles = (
         op.attrs.block for op in program.walk() if isinstance(op.attrs, TileAttrs) and op.attrs.field in _POSITIONAL
     )
-    indices = (op.attrs.block for op in program.walk() if isinstance(op.attrs, IotaAttrs) and not op.attrs.relative)
-    return frozenset((*tiles, *indices))
+    return frozenset(tiles)
+
+
+def indexed_blocks(program: Program) -> frozenset[int]:
+    """Return the blocks whose elements are numbered, as by ``tile.index``."""
+    return frozenset(
+        op.attrs.block for op in program.walk() if isinstance(op.attrs, IotaAttrs) and not op.attrs.relative
+    )
 
 
 def nests(program: Program) -> tuple[Nest, ...]:
     """Return the loops over several dimensions in program order; a grid loop precedes its inner loops."""
-    positional = positional_blocks(program)
+    positional, indexed = positional_blocks(program), indexed_blocks(program)
     roots = itertools.count()
     found = []
     for number, loop in enumerate(loops_of(program)):
         root = next(roots) if isinstance(loop, Root) else None
         axes = loop.axes if isinstance(loop, Root) else loop.attrs.axes
         if len(axes) > 1:
+            anywhere = all(_from_zero(a) and a.block not in positional for a in axes)
+            numbered = any(a.block in indexed for a in axes)
             nest = Nest(
                 loop=number,
                 axes=axes,
                 root=root,
-                mergeable=all(_from_zero(a) and a.block not in positional for a in axes),
+                mergeable=anywhere and not numbered,
+                indexed=anywhere and numbered,
                 permutable=isinstance(loop, Root) or may_permute(program, loop),
             )
             found.append(nest)
@@ -174,7 +186,7 @@ class _Flattener:
 
     def check(self, op: Op) -> None:
         for inner in op.walk():
-            if isinstance(inner.attrs, (TileAttrs, IotaAttrs)) and inner.attrs.block in self.merged:
+            if _place_read(inner) in self.merged:
                 raise Declined("the position of a tile is read")
             if OPS[inner.kind].stays and not isinstance(inner.attrs, MemoryAttrs):
                 raise Declined(f"the body has {_article(inner.kind)}, which would see other tiles")
@@ -268,6 +280,14 @@ class _Flattener:
                 made[dim] = Index("scalar", shift=index.shift, operand=index.operand)
         made[places[-1]] = Index("block", self.block, (0,))
         return tuple(made)
+
+
+def _place_read(op: Op) -> int | None:
+    """Return the block whose tile's position an op reads, or whose lanes it numbers from there; None for other ops."""
+    match op.attrs:
+        case TileAttrs(block, _) | IotaAttrs(block, relative=True):
+            return block
+    return None
 
 
 def _values(op: Op) -> Iterator[Value]:

@@ -250,7 +250,10 @@ def _loop_fields(shape: ProgramShape, program: Program) -> list[Field]:
     loops = nests(program)
     roots = [nest for nest in loops if nest.root is not None]
     spare = any(loop.spread for loop in shape.loops)  # the loops as written may have more entries
-    flat = tuple(_flatten_slot(shape, program, nest) for nest in loops if nest.mergeable)
+    # Loops whose elements have no numbers are first: a config may end with them.
+    plain = [nest for nest in loops if nest.mergeable]
+    numbered = [n for n in loops if n.indexed and n.root is not None and can_flatten(program, n.root) is None]
+    flat = tuple(_flatten_slot(shape, program, nest) for nest in (*plain, *numbered))
     return [
         LoopOrders(slots=tuple(_order_slot(shape, nest) for nest in loops), spare=spare),
         FlattenLoops(slots=flat, spare=spare),

@@ -411,7 +411,7 @@ class FlattenLoops(PerSlot):
     """
 
     key: str = "flatten_loops"
-    per: str = "hl.tile over several dimensions from 0 whose positions are not read"
+    per: str = "hl.tile over several dimensions from 0 of which no begin or end is read"
 
     def entry(self, at: int, slot: Slot, value: Any) -> Any:
         return False if slot.remedy and value is True else super().entry(at, slot, value)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...._compiler.ir.grammar import Block, HostTensor, MemoryAttrs, Program, Root
+from ...._compiler.ir.grammar import Block, HostTensor, IotaAttrs, MemoryAttrs, Program, Root
 from ..plan.records import GridPlan, LaunchArguments, Plan, RangePlan
 
 
@@ -26,7 +26,8 @@ class KernelRoot:
 class Kernel:
     """A kernel. ``tensors`` and ``blocks`` are those of the whole program, by number.
 
-    ``whole``: unchunked dimensions whose indices the kernel needs. ``indexed``: blocks in the indices of accesses.
+    ``whole``: unchunked dimensions whose indices the kernel needs. ``indexed``: blocks in the indices of accesses, or whose elements
+    are numbered.
     """
 
     name: str
@@ -78,3 +79,5 @@ def _indexed(program: Program) -> Iterator[int]:
     for op in program.walk():
         if isinstance(op.attrs, MemoryAttrs):
             yield from (index.block for index in op.attrs.indices if index.block is not None)
+        elif isinstance(op.attrs, IotaAttrs):
+            yield op.attrs.block

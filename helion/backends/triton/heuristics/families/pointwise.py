@@ -102,9 +102,11 @@ class TritonPointwiseHeuristic(Heuristic):
         reused = _reused(tiles, fact, facts, target)
         if reused is not None:
             return reused, tiles
+        run = replace(tiles, reason=f"{reason}, of one run in memory", loop_orders={}, flatten_loops={0: True})
+        if fact.numbered_run:
+            return tiles, run
         if not fact.one_run and not (fact.rows_beside_run and _is_accessed_singly(fact, facts)):
             return (tiles,)
-        run = replace(tiles, reason=f"{reason}, of one run in memory", loop_orders={}, flatten_loops={0: True})
         return run, tiles
 
 
