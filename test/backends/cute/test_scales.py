@@ -21,9 +21,18 @@ from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.plan.scales import BlockScales, Scale
 from helion.backends.cute.roles import grammar as g
 from helion.backends.cute.roles.edits import edit_role, rewrite
-from helion.backends.cute.roles.overlapped import TurnMma, TurnPromote, TurnScales
+from helion.backends.cute.roles.overlapped import (
+    GROUP,
+    GroupLoop,
+    Rest,
+    TurnMma,
+    TurnPromote,
+    TurnScales,
+    overlapped_mainloop,
+)
 from helion.backends.cute.roles.programs import kernel_program
 from helion.backends.cute.verify.cluster import Cluster
+from helion.backends.cute.verify.smaller import smaller
 from helion.backends.cute.verify.state import Fault
 from helion.backends.cute.verify.verify import trips, verify
 
@@ -436,17 +445,35 @@ def test_sizes_and_tiles_that_factors_need_are_named() -> None:
 OVERLAPPED = {"wgmma_acc_stages": 2, "block_sizes": [128, 128, 128], "wgmma_k_splits": 1, "wgmma_grid_splits": 1}
 
 
-@pytest.mark.parametrize("k", [1024, 1152])
+@pytest.mark.parametrize("k", [1024, 1152, 1280, 1408])
 def test_two_accumulators_take_turns(k: int) -> None:
-    """One K tile is promoted while the unit multiplies the next; an odd last one has the first accumulator."""
+    """One K tile is promoted while the unit multiplies the next, in groups and one of those that are left."""
     case = scaled_kernels.CASES["by_begin"]
     bound = case.kernel.bind(scaled_kernels.arguments(case, 300, 264, k), target="sm_90")
     gemm = bound.plan({**bound.default_config().to_dict(), **OVERLAPPED}).gemm
     assert gemm.accumulator_stages == 2
     text, tiles = build(gemm), k // 128
-    assert f"for k_tile in cutlass.range(0, {tiles // 2 * 2}, 2, unroll=1):" in text
+    assert f"for k_tile in cutlass.range(0, {tiles // GROUP * GROUP}, {GROUP}, unroll=1):" in text
     assert "math.fma(other_sums[i], other_row_factors[" in text and text.count("sums_shape, cutlass.Float32)") == 3
-    assert text.count("warpgroup.wait_group(") == 2 + tiles % 2
+    assert text.count("warpgroup.wait_group(") == GROUP + tiles % GROUP
+    assert text.count("warpgroup.wait_group(0)") == 1 + (tiles % GROUP > 0)
+
+
+@pytest.mark.parametrize("size", [4, 6])
+def test_larger_groups_follow_the_protocol(size: int) -> None:
+    """A warpgroup waits for all MMAs after each group; the last K tiles are one of the shorter sequences."""
+    case = scaled_kernels.CASES["by_begin"]
+    bound = case.kernel.bind(scaled_kernels.arguments(case, 300, 264, 1024), target="sm_90")
+    program = kernel_program(bound.plan({**bound.default_config().to_dict(), **OVERLAPPED}).gemm)
+
+    def larger(step: g.Step) -> tuple[g.Step, ...]:
+        if isinstance(step, GroupLoop):
+            return overlapped_mainloop(True, size)[1:]
+        return () if isinstance(step, Rest) else (step,)
+
+    few = smaller(edit_role(program, "store", larger))
+    for seed, k_tiles in enumerate(range(1, 2 * size + 2)):
+        Cluster(few, tiles=2, k_tiles=k_tiles, seed=seed).run()
 
 
 @pytest.mark.parametrize(
@@ -455,7 +482,11 @@ def test_two_accumulators_take_turns(k: int) -> None:
         (g.WgmmaWait, {"pending": 1}, "promoted while the matrix unit still adds"),
         (TurnMma, {"turn": 0}, "is overwritten before it is promoted"),
         (TurnScales, {"turn": 0}, "multiplied by the scales of"),
-        (TurnPromote, {"turn": 0}, "by the scales of|the accumulator of block"),
+        (
+            TurnPromote,
+            {"turn": 0},
+            "promoted while the matrix unit still adds|by the scales of|the accumulator of block",
+        ),
     ],
 )
 def test_wrong_turns_are_faults(kind: type[g.Step], change: dict[str, int], fault: str) -> None:

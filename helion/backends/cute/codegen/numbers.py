@@ -5,8 +5,8 @@ from __future__ import annotations
 from ..plan.records import GemmPlan, Multiplicand
 from ..plan.runtime import is_size
 from ..roles.grammar import KLoop
-from ..roles.halves import Which
-from ..roles.overlapped import PairLoop
+from ..roles.halves import OfKTile
+from ..roles.overlapped import Ahead, GroupLoop, Rest
 from ..roles.partial import TermLoop
 
 
@@ -101,8 +101,8 @@ def loop_bounds(plan: GemmPlan, loop: KLoop, group: int) -> tuple[str, str]:
         start, after_term = plan.first_k_tiles[loop.term : loop.term + 2]
         return str(start + loop.first), str(after_term if loop.stop is None else start + loop.stop)
     first, end = k_bounds(plan)
-    if isinstance(loop, PairLoop):
-        return "0", f"{plan.k_tiles // 2 * 2}, 2"
+    if isinstance(loop, GroupLoop):
+        return "0", f"{plan.k_tiles // loop.size * loop.size}, {loop.size}"
     if group:
         whole = end.isdigit() and int(end) % group == 0
         first, after = "group", f"group + {group}"
@@ -110,11 +110,15 @@ def loop_bounds(plan: GemmPlan, loop: KLoop, group: int) -> tuple[str, str]:
     return " + ".join(part for part in (first, str(loop.first)) if part != "0") or "0", end
 
 
-def other_k_tile(plan: GemmPlan, which: Which) -> str:
-    """Return the number of a K tile that is not that of a loop's iteration."""
+def other_k_tile(plan: GemmPlan, step: OfKTile | Ahead | Rest, current: str) -> str:
+    """Return the number of a K tile that is not the ``current`` one; empty if there is none."""
+    if isinstance(step, Ahead):
+        return f"({current} + {step.by})"
+    if isinstance(step, Rest):
+        return str(plan.k_tiles - step.count) if plan.k_tiles % step.size == step.count else ""
     first, end = k_bounds(plan)
     last = str(int(end) - 1) if end.isdigit() else f"({end} - 1)"
-    return {"first": first, "previous": "(k_tile - 1)", "next": "(k_tile + 1)", "last": last}[which]
+    return {"first": first, "previous": "(k_tile - 1)", "last": last}[step.which]
 
 
 def tile_of(plan: GemmPlan, operand: Multiplicand) -> str:

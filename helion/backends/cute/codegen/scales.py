@@ -6,17 +6,17 @@ import re
 
 from ..plan.counts import block_count
 from ..plan.records import WARP_THREADS, GemmPlan
-from ..plan.scales import MICRO_BLOCK, Scale, Side
+from ..plan.scales import Scale, Side
 from ..roles.overlapped import Turn
 from .epilogue import converted, fragment
 
 
 def parameters(plan: GemmPlan) -> list[tuple[str, str, str]]:
     """Return the kernel's parameters: (name, annotation, the host's tensor of lines and blocks of K)."""
-    found = []
-    for scale in plan.problem.scales.factors if plan.problem.scales is not None else ():
+    found, scales = [], plan.problem.scales
+    for scale in scales.factors if scales is not None else ():
         extent = plan.problem.m if scale.side == "row" else plan.problem.n
-        blocks = -(-plan.problem.k // MICRO_BLOCK) if plan.factor(scale.side) is None else block_count(plan)
+        blocks = -(-plan.problem.k // scales.k) if scales is not None and scales.micro else block_count(plan)
         layout = f"({-(-extent // scale.lines)}, {blocks}), stride=({scale.pitch}, {scale.k_pitch})"
         found.append((scale.label, "cute.Tensor", f"cute.make_tensor({scale.label}, cute.make_layout({layout}))"))
     return found

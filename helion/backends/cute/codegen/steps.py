@@ -14,7 +14,7 @@ from ..roles import grammar as g
 from ..roles.halves import HalfStep, OfKTile
 from ..roles.messages import MessageStep
 from ..roles.micro import MicroMma, MicroStep
-from ..roles.overlapped import OddTile, TurnMma, TurnPromote, TurnScales
+from ..roles.overlapped import Ahead, Rest, TurnMma, TurnPromote, TurnScales
 from ..roles.partial import PieceViews, TermMma
 from . import copied, exchange, groups, numbers, raw, rows, scales, vectors, workspace
 from .blackwell import micro
@@ -156,17 +156,14 @@ def _(step: g.KLoop, out: Writer, names: Names) -> None:
         _body(step.body, out, names)
 
 
-@_print.register
-def _(step: OfKTile, out: Writer, names: Names) -> None:
-    before, names.k_tile = names.k_tile, numbers.other_k_tile(names.plan, step.which)
-    _body(step.body, out, names)
+@_print.register(OfKTile)
+@_print.register(Ahead)
+@_print.register(Rest)
+def _(step: OfKTile | Ahead | Rest, out: Writer, names: Names) -> None:
+    before, names.k_tile = names.k_tile, numbers.other_k_tile(names.plan, step, names.k_tile)
+    if names.k_tile:
+        _body(step.body, out, names)
     names.k_tile = before
-
-
-@_print.register
-def _(step: OddTile, out: Writer, names: Names) -> None:
-    if names.plan.k_tiles % 2:
-        _print(OfKTile("last", step.body), out, names)
 
 
 @_print.register

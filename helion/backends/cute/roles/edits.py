@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from .grammar import Gate, KernelProgram, KGroups, KLoop, Role, Step, SubtileLoop, TileLoop
 from .halves import OfKTile
-from .overlapped import OddTile
+from .overlapped import Ahead, Rest
 
 Rewrite = Callable[[Step], Sequence[Step]]
 """The replacement of a step: itself, nothing, or others."""
@@ -17,7 +17,7 @@ def rewrite(steps: Sequence[Step], rule: Rewrite) -> tuple[Step, ...]:
     """Apply `rule` to each of `steps`, innermost first."""
     result: list[Step] = []
     for step in steps:
-        if isinstance(step, (TileLoop, KGroups, KLoop, OfKTile, OddTile, SubtileLoop, Gate)):
+        if isinstance(step, (TileLoop, KGroups, KLoop, OfKTile, Ahead, Rest, SubtileLoop, Gate)):
             step = dataclasses.replace(step, body=rewrite(step.body, rule))
         result.extend(rule(step))
     return tuple(result)

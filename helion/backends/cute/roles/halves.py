@@ -20,13 +20,13 @@ from .grammar import (
     WgmmaWait,
 )
 
-Which = Literal["first", "previous", "next", "last"]
+Which = Literal["first", "previous", "last"]
 
 
 @dataclass(frozen=True)
 class OfKTile(Step):
     """Run the body for another K tile of this CTA than the current one: the first one, before the loop over them, the
-    previous or next one in it, or the last one after it."""
+    previous one in it, or the last one after it."""
 
     which: Which
     body: tuple[Step, ...]

@@ -19,22 +19,37 @@ from .grammar import (
     WgmmaFence,
     WgmmaWait,
 )
-from .halves import OfKTile
 
 Turn = Literal[0, 1]
 """The accumulator of even K tiles of a CTA, or of odd ones."""
 
 
-@dataclass(frozen=True)
-class PairLoop(KLoop):
-    """Loop over pairs of K tiles; the body is for the first of a pair."""
+GROUP = 2
+"""K tiles of an iteration, after which the warpgroup waits for all MMAs; an even number."""
 
 
 @dataclass(frozen=True)
-class OddTile(Step):
-    """Run the body for the last K tile if pairs leave one over."""
+class GroupLoop(KLoop):
+    """Loop over whole groups of ``size`` K tiles; the body is for the first of a group."""
 
+    size: int = GROUP
+
+
+@dataclass(frozen=True)
+class Ahead(Step):
+    """Run the body for the K tile ``by`` after the current one."""
+
+    by: int
     body: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Rest(Step):
+    """Run the body for the first of the last ``count`` K tiles, if groups of ``size`` leave so many over."""
+
+    count: int
+    body: tuple[Step, ...]
+    size: int = GROUP
 
 
 @dataclass(frozen=True)
@@ -58,28 +73,38 @@ class TurnPromote(Promote):
     turn: Turn = 0
 
 
-def overlapped_mainloop(scaled: bool) -> tuple[Step, ...]:
+def overlapped_mainloop(scaled: bool, group: int = GROUP) -> tuple[Step, ...]:
     """Return the mainloop, with scales of each K tile if ``scaled``.
 
     No MMA is in flight from one iteration to the next: ptxas would wait for each of them.
     """
+    rests = (Rest(count, _in_turn(count, scaled), size=group) for count in range(1, group))
+    return (ClearSums(), GroupLoop(_in_turn(group, scaled), size=group), *rests)
 
-    def loads(turn: Turn) -> tuple[Step, ...]:
-        return (TurnScales(turn=turn),) if scaled else ()
 
-    def issue(turn: Turn) -> tuple[Step, ...]:
-        mma = TurnMma("ab_read", first=True, turn=turn)
-        return (Wait("ab_read"), WgmmaFence(), mma, WgmmaCommit(), Advance("ab_read"))
+def _in_turn(count: int, scaled: bool) -> tuple[Step, ...]:
+    """Return the steps of ``count`` K tiles: each is promoted after the MMAs of the next one are issued."""
 
-    def finish(turn: Turn, pending: int) -> tuple[Step, ...]:
-        return (WgmmaWait(pending), Release("ab_free"), Advance("ab_free"), TurnPromote(turn=turn))
+    def of(number: int, *body: Step) -> tuple[Step, ...]:
+        return body if number == 0 else (Ahead(number, body),)
 
-    pair = (
-        *loads(0),
-        *((OfKTile("next", loads(1)),) if scaled else ()),
-        *issue(0),
-        OfKTile("next", issue(1)),
-        *finish(0, 1),
-        OfKTile("next", finish(1, 0)),
-    )
-    return (ClearSums(), PairLoop(pair), OddTile((*loads(0), *issue(0), *finish(0, 0))))
+    def loads(number: int) -> tuple[Step, ...]:
+        return of(number, TurnScales(turn=_turn(number))) if scaled else ()
+
+    def issue(number: int) -> tuple[Step, ...]:
+        mma = TurnMma("ab_read", first=True, turn=_turn(number))
+        return of(number, Wait("ab_read"), WgmmaFence(), mma, WgmmaCommit(), Advance("ab_read"))
+
+    def finish(number: int, pending: int) -> tuple[Step, ...]:
+        free = Release("ab_free"), Advance("ab_free")
+        return of(number, WgmmaWait(pending), *free, TurnPromote(turn=_turn(number)))
+
+    steps = [*loads(0), *(loads(1) if count > 1 else ()), *issue(0)]
+    for number in range(1, count):
+        steps += [*issue(number), *finish(number - 1, 1)]
+        steps += loads(number + 1) if number + 1 < count else ()
+    return (*steps, *finish(count - 1, 0))
+
+
+def _turn(number: int) -> Turn:
+    return 1 if number % 2 else 0

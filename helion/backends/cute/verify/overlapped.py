@@ -4,25 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..roles.overlapped import OddTile, PairLoop, TurnMma, TurnPromote, TurnScales
+from ..roles.overlapped import Ahead, GroupLoop, Rest, TurnMma, TurnPromote, TurnScales
 from .cluster import Cluster, Leaf, rule
 from .rules import block_of, check_block, multiplied_tiles, multiply
 from .state import Fault, Sums, Warp
 
 
-@rule(PairLoop)
-def _(cluster: Cluster, step: PairLoop, warp: Warp) -> Iterator[Leaf]:
+@rule(GroupLoop)
+def _(cluster: Cluster, step: GroupLoop, warp: Warp) -> Iterator[Leaf]:
     k_tiles = multiplied_tiles(cluster, warp)
-    for warp.k_tile in k_tiles[: len(k_tiles) // 2 * 2 : 2]:
-        warp.k_tiles += 2
+    for warp.k_tile in k_tiles[: len(k_tiles) // step.size * step.size : step.size]:
+        warp.k_tiles += step.size
         yield from cluster.steps(step.body, warp)
 
 
-@rule(OddTile)
-def _(cluster: Cluster, step: OddTile, warp: Warp) -> Iterator[Leaf]:
+@rule(Ahead)
+def _(cluster: Cluster, step: Ahead, warp: Warp) -> Iterator[Leaf]:
+    warp.k_tile += step.by
+    yield from cluster.steps(step.body, warp)
+    warp.k_tile -= step.by
+
+
+@rule(Rest)
+def _(cluster: Cluster, step: Rest, warp: Warp) -> Iterator[Leaf]:
     k_tiles = multiplied_tiles(cluster, warp)
-    if len(k_tiles) % 2:
-        warp.k_tile = k_tiles[-1]
+    if len(k_tiles) % step.size == step.count:
+        warp.k_tile = k_tiles[-step.count]
         yield from cluster.steps(step.body, warp)
 
 

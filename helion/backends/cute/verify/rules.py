@@ -49,7 +49,7 @@ def _(cluster: Cluster, step: g.KLoop, warp: Warp) -> Iterator[Leaf]:
 @rule(OfKTile)
 def _(cluster: Cluster, step: OfKTile, warp: Warp) -> Iterator[Leaf]:
     k_tiles, current = multiplied_tiles(cluster, warp), warp.k_tile
-    warp.k_tile = {"first": k_tiles[0], "previous": current - 1, "next": current + 1, "last": k_tiles[-1]}[step.which]
+    warp.k_tile = {"first": k_tiles[0], "previous": current - 1, "last": k_tiles[-1]}[step.which]
     yield from cluster.steps(step.body, warp)
     warp.k_tile = current
 

@@ -9,6 +9,7 @@ from ..plan.counts import counts
 from ..plan.records import GemmPlan
 from ..roles.finish import finish_steps
 from ..roles.grammar import KernelProgram
+from ..roles.overlapped import GROUP
 from . import copied, epilogue, micro, overlapped, rules, workspace  # noqa: F401  (fill the table of rules)
 from .cluster import Cluster
 from .finish import verify_finish
@@ -78,6 +79,7 @@ def _simulate(program: KernelProgram) -> None:
     plan, rounds = program.plan, _rounds(program.plan)
     several, two = (rounds + 1, 2) if plan.grid_splits == 1 else (2, 1)
     more = least_k_tiles(plan) - 1
-    sampled = [(0, plan.parts), (several, plan.parts + more), (two, plan.parts * plan.ab_stages + 1 + more)]
+    wraps = max(plan.ab_stages, 2 * GROUP) if plan.unit == "wgmma" and plan.accumulator_stages > 1 else plan.ab_stages
+    sampled = [(0, plan.parts), (several, plan.parts + more), (two, plan.parts * wraps + 1 + more)]
     for seed, (tiles, k_tiles) in zip(SCHEDULES, sampled, strict=True):
         Cluster(program, tiles=tiles, k_tiles=k_tiles, seed=seed).run()
