@@ -110,7 +110,7 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
         "that are added to memory in 16 bits, or by threads,",
     )
     yield problem.epilogue.of_kind("integers"), "with integers that are added in int32"
-    yield problem.ends, "whose K ends with tiles"
+    yield from _ends_of_k(problem)
 
 
 def _not_run_on_blackwell(problem: GemmProblem) -> Iterator[tuple[object, str]]:
@@ -135,7 +135,14 @@ def _not_run_on_blackwell(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     yield strided, f"whose matrix {''.join(strided[:1])} has strides that TMA cannot take"
     yield problem.epilogue.of_kind("uniform"), "with random numbers in the epilogue"
     yield problem.epilogue.of_kind("integers"), "with integers that are added in int32"
-    yield problem.ends, "whose K ends with tiles"
+    yield from _ends_of_k(problem)
+
+
+def _ends_of_k(problem: GemmProblem) -> Iterator[tuple[object, str]]:
+    """Yield the part that ends K before all of it, if there is one."""
+    if problem.ends is not None:
+        groups = problem.ends.groups
+        yield True, "whose K ends with tiles" if groups is None else f"over groups of K by {groups.name}"
 
 
 def _first(copied: Sequence[Copied]) -> str:

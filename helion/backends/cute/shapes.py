@@ -43,6 +43,7 @@ from .lower.attention.kernel import (
     known_backward,
 )
 from .lower.attention.loops import has_attention
+from .lower.groups import without_groups_of_k
 from .lower.host import gemm_pieces
 from .lower.kernel import build_plan, known_product
 from .lower.peers.messages import plain
@@ -166,8 +167,8 @@ def _matmul_lead(program: Program, facts: KernelFacts) -> Lead:
 
 
 def _over_all_of_k(program: Program) -> Program:
-    """Return a program without messages, parts of K and ends of K by tiles."""
-    return without_ends(with_whole_k(plain(program)).program).program
+    """Return a program without messages, parts of K and ends of K by tiles or groups."""
+    return without_groups_of_k(without_ends(with_whole_k(plain(program)).program).program).program
 
 
 MATMUL = Shape(

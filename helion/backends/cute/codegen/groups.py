@@ -6,28 +6,29 @@ rows, none if it is empty. Tiles are numbered across groups, and a role keeps th
 numbers only increase. Rows of another group that a tile loads are not stored. A store by TMA leaves them out because
 they are outside of its tensor: dimension 0 of that has the rows of a tile, and the last dimension moves it along the
 matrix, by one row for each element.
+
+Tiles of groups of K are loaded in the same way: lines of the next group are outside of the tensor, and TMA writes zeros.
 """
 
 from __future__ import annotations
 
 from ..plan.records import GemmPlan, Groups
-from .numbers import columns, extent, groups, in_group
+from .numbers import GROUP_OFFSETS as PARAMETER
+from .numbers import columns, extent, groups, in_group, in_groups_of_k
 from .setups import load_views, residual_views, rows_of, tile_views
 
-PARAMETER = "group_offsets"
-"""The kernel's tensor of the first rows of groups, and the pointer of the host function."""
 NO_TILES = 2**30
 """Tiles of the group after the last one, more than any number of a tile."""
 
 
 def _groups(plan: GemmPlan) -> Groups:
-    assert plan.problem.groups is not None
-    return plan.problem.groups
+    assert plan.problem.offsets is not None
+    return plan.problem.offsets
 
 
 def parameters(plan: GemmPlan) -> list[str]:
     """Return the name of the offsets, if there are any."""
-    return [] if plan.problem.groups is None else [PARAMETER]
+    return [] if plan.problem.offsets is None else [PARAMETER]
 
 
 def tensors(plan: GemmPlan) -> list[tuple[str, str]]:
@@ -98,6 +99,25 @@ def views(plan: GemmPlan, of: str) -> list[str]:
         moved = f"cute.domain_offset(({high} - tile_rows, 0, tile_begin + tile_rows), tensor_{label})"
         lines += tile_views(plan, label, (high, columns_of_box), moved)
     return lines
+
+
+def views_of_k(plan: GemmPlan, name: str) -> list[str]:
+    """Return the views of an operand that begin with the current K tile of a group of K, if there are such groups."""
+    if not in_groups_of_k(plan):
+        return []
+    depth = plan.tile[2]
+    moved = f"cute.domain_offset((0, {depth} - k_lines, k_begin + k_lines), tensor_{name})"
+    return [
+        f"k_begin = group_begin + k_tile * {depth}",
+        f"k_lines = cutlass.min(cutlass.max(group_end - k_begin, 0), {depth})",
+        *load_views(plan, name, moved),
+    ]
+
+
+def operand(plan: GemmPlan, pointer: str, pitch: str, lines: str) -> tuple[str, str, str]:
+    """Return pointer, shape and strides of the tensor that K tiles of groups are loaded from, as in ``matrix``."""
+    shape = f"({lines}, cutlass.Int32({plan.tile[2]}), cutlass.Int32({extent(plan, 'k')} + 1))"
+    return f"{pointer} + {-plan.tile[2]} * {pitch}", shape, f"(1, {pitch}, {pitch})"
 
 
 def matrix(plan: GemmPlan, name: str, pitch: str, columns: str) -> tuple[str, str, str]:

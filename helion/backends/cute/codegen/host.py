@@ -9,7 +9,7 @@ from ..plan.counts import counts, raw_operands
 from ..plan.dtypes import per_byte
 from ..plan.records import GemmPlan, Multiplicand
 from . import copied, groups, raw
-from .numbers import batch_modes, extent, number
+from .numbers import batch_modes, extent, in_groups_of_k, number
 from .setups import blackwell_mma, by_tma, dsl, hopper_mma, is_a, mma_arguments, operand_dsl, second_b, tile_k
 
 LARGEST_SIDE = 256
@@ -37,6 +37,8 @@ def _operand_tensor(plan: GemmPlan, operand: Multiplicand) -> str:
     k = _bounded(str(operand.k * packed), most) if operand.term or packed > 1 else _extent(plan, "k", most)
     shape = f"({_extent(plan, 'm' if rows else 'n')}, {k}"
     shape, stride = _with_batch(plan, name, shape, stride)
+    if in_groups_of_k(plan):
+        pointer, shape, stride = groups.operand(plan, pointer, lines, _extent(plan, "m" if rows else "n"))
     return f"matrix_{name} = cute.make_tensor({pointer}, cute.make_layout({shape}, stride={stride}))"
 
 

@@ -65,7 +65,7 @@ def pointer_dtypes(plan: GemmPlan) -> tuple[str, ...]:
     factors = (scale.dtype for scale in problem.scales.factors) if problem.scales is not None else ()
     sources = (source.dtype for source in problem.more_sources)
     terms = (problem.loaded_dtype(each.label) for each in problem.multiplicands if each.term)
-    groups = () if problem.groups is None else (problem.groups.dtype,)
+    groups = () if problem.offsets is None else (problem.offsets.dtype,)
     shared = ("float32",) if workspace_bytes(plan) else ()
     given = (SIZE if is_size(name) else PITCH for name in problem.runtime)
     multiplied = (problem.loaded_dtype(operand) for operand in "ab")

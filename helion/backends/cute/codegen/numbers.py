@@ -9,6 +9,9 @@ from ..roles.halves import OfKTile
 from ..roles.overlapped import Ahead, GroupLoop, Rest
 from ..roles.partial import TermLoop
 
+GROUP_OFFSETS = "group_offsets"
+"""The kernel's tensor of the first rows, or elements of K, of groups, and the pointer of the host function."""
+
 
 def number(plan: GemmPlan, name: str, value: int) -> str:
     """Return a number of ``plan.runtime`` by its name, or its constant value."""
@@ -88,11 +91,24 @@ def k_bounds(plan: GemmPlan) -> tuple[str, str]:
 
 
 def end_of_k(plan: GemmPlan) -> list[str]:
-    """Return the definition of the end of K of a tile, where it ends with the tile."""
+    """Return the definitions of the end of K of a tile, where it ends with the tile or its group. An empty group has a K tile
+    of zeros."""
     ends = plan.problem.ends
     if ends is None:
         return []
-    return [f"k_end = cutlass.min({k_tiles(plan)}, (tile_{ends.side} + 1) * {ends.tile // plan.tile[2]})"]
+    if ends.groups is None:
+        return [f"k_end = cutlass.min({k_tiles(plan)}, (tile_{ends.side} + 1) * {ends.tile // plan.tile[2]})"]
+    group, depth = "batch" if plan.problem.batch is not None else "0", plan.tile[2]
+    return [
+        f"group_begin = cutlass.max({GROUP_OFFSETS}[{group}].to(cutlass.Int32), 0)",
+        f"group_end = cutlass.min({GROUP_OFFSETS}[{group} + 1].to(cutlass.Int32), {extent(plan, 'k')})",
+        f"k_end = cutlass.max((group_end - group_begin + {depth - 1}) // {depth}, 1)",
+    ]
+
+
+def in_groups_of_k(plan: GemmPlan) -> bool:
+    """Return whether each matmul of the batch has the K of its group."""
+    return plan.problem.ends is not None and plan.problem.ends.groups is not None
 
 
 def loop_bounds(plan: GemmPlan, loop: KLoop, group: int) -> tuple[str, str]:
@@ -122,7 +138,10 @@ def other_k_tile(plan: GemmPlan, step: OfKTile | Ahead | Rest, current: str) -> 
 
 
 def tile_of(plan: GemmPlan, operand: Multiplicand) -> str:
-    """Return the coordinates of the current tile of an operand. K tiles count from the first one of its term."""
+    """Return the coordinates of the current tile of an operand. K tiles count from the first one of its term; views of
+    groups of K begin with the tile."""
+    if in_groups_of_k(plan):
+        return f"{'tile_m' if operand.base == 'a' else 'tile_n'}, 0, 0"
     first, lines = plan.first_k_tiles[operand.term], "tile_m" if operand.base == "a" else "tile_n"
     first -= -(-operand.k // plan.tile[2]) if operand.absent else 0  # past the end, where TMA writes zeros
     moved = f" {'-' if first > 0 else '+'} {abs(first)}" if first else ""
@@ -166,9 +185,9 @@ def pieces(plan: GemmPlan) -> str:
 
 
 def groups(plan: GemmPlan) -> str:
-    """Return the number of groups of rows."""
-    assert plan.problem.groups is not None
-    return number(plan, "batches", plan.problem.groups.size)
+    """Return the number of groups of rows, or of K."""
+    assert plan.problem.offsets is not None
+    return number(plan, "batches", plan.problem.offsets.size)
 
 
 def definitions(plan: GemmPlan) -> list[str]:

@@ -14,7 +14,7 @@ from ..roles.grammar import Role
 from . import copied, exchange, raw, rows, scales, workspace
 from .attention.formula import uniform_function
 from .epilogue import dealt_columns, fragment, keeps_integers, suffixed, sum_dsl, values_of
-from .numbers import batch_modes
+from .numbers import batch_modes, in_groups_of_k
 
 
 def dsl(dtype: str) -> str:
@@ -48,10 +48,12 @@ def rows_of(plan: GemmPlan) -> str:
 def _modes(plan: GemmPlan, name: str) -> str:
     """Return the tile coordinates of an operand, or an output: all of them.
 
-    After rows and columns there are those of the batch, or the distance by which stores to a group of rows are moved.
+    After rows and columns there are those of the batch, or the distance by which stores to a group of rows are moved. Loads
+    of a group of K have that too.
     """
     stored = plan.problem.groups is not None and name in map(plan.problem.label_of, plan.problem.outputs_of("exact"))
-    more = 1 if stored else len(batch_modes(plan, name))
+    moved = stored or (in_groups_of_k(plan) and name in by_tma(plan))
+    more = 1 if moved else len(batch_modes(plan, name))
     return f"(None, None{', None' * more})"
 
 
@@ -167,8 +169,10 @@ def load_views(plan: GemmPlan, name: str, tensor: str) -> list[str]:
 
 
 def _views(plan: GemmPlan) -> list[str]:
-    """Define the TMA views of all operands; with groups of rows, those of A begin with each tile."""
+    """Define the TMA views of all operands; with groups of rows, those of A begin with each tile, and with groups of K those
+    of all with each K tile."""
     names = [name for name in by_tma(plan) if name != "a" or plan.problem.groups is None]
+    names = [] if in_groups_of_k(plan) else names
     lines = [_tiles(plan, name, f"tensor_{name}") for name in names]
     if plan.products > 1:
         lines.append("shared_part = cute.make_tensor(shared_b.iterator, layout_part.outer)")

@@ -291,6 +291,7 @@ def _(step: g.TmaLoad, out: Writer, names: Names) -> None:
     plan, slot, mask = names.plan, f"{step.cursor}.index", ""
     multiplied = {each.label: each for each in plan.problem.multiplicands}.get(step.operand)
     if multiplied is not None:
+        out.lines(groups.views_of_k(plan, step.operand))
         is_a, numbers_of = multiplied.base == "a", counts(plan)
         source = f"[None, {numbers.tile_of(plan, multiplied)}]"
         shared = numbers_of.a_multicast if is_a else numbers_of.b_multicast
@@ -528,8 +529,7 @@ def _(step: g.TmaStore, out: Writer, names: Names) -> None:
         f"cute.copy(tma_{label}, from_{label}[None, {stage}],"
         f" to_{label}[None, {rows}, tile_n * {plan.subtiles} + subtile{third}])"
     )
-    inside = _inside(plan)
-    if inside:
+    if inside := _inside(plan):
         with out.block(f"if {' and '.join(inside)}:"):
             out.line(copy)
     else:

@@ -104,6 +104,9 @@ def evaluate_problem(problem: GemmProblem, tensors: list[torch.Tensor]) -> None:
     if problem.groups is not None:
         _evaluate_groups(problem, problem.groups, tensors)
         return
+    if problem.ends is not None and problem.ends.groups is not None:
+        _evaluate_groups_of_k(problem, problem.ends.groups, tensors)
+        return
     levels = batch.levels if batch is not None else ()
     more = [steps for each in problem.copied for steps in _steps_of_more(problem, each)]
     pitches = [
@@ -146,6 +149,21 @@ def _evaluate_groups(problem: GemmProblem, groups: Groups, tensors: Sequence[tor
             starts = (group * step + first * pitch for step, pitch in zip(of_group, pitches, strict=True))
             views = [_offset_view(tensor, start) for tensor, start in zip(tensors, starts, strict=True)]
             _evaluate(dataclasses.replace(problem, m=after - first), views)
+
+
+def _evaluate_groups_of_k(problem: GemmProblem, groups: Groups, tensors: Sequence[torch.Tensor]) -> None:
+    """Evaluate the matmul of each group, whose K begins at its offset."""
+    *tensors, offsets = tensors
+    epilogue, batch = problem.epilogue.operands, problem.batch
+    pitches = [problem.a_pitch, problem.b_pitch, *(0 for _ in problem.outputs)]
+    pitches += [each.pitch if each.kind == "product" else 0 for each in epilogue]
+    of_group = [0] * len(tensors) if batch is None else [batch.a, batch.b, *batch.outputs, *batch.operands]
+    bounds = _offset_view(offsets, 0).as_strided((groups.size + 1,), (groups.pitch,)).tolist()
+    for group, (first, after) in enumerate(itertools.pairwise(bounds)):
+        first, after = max(first, 0), min(after, problem.k)
+        starts = (group * step + first * pitch for step, pitch in zip(of_group, pitches, strict=True))
+        views = [_offset_view(tensor, start) for tensor, start in zip(tensors, starts, strict=True)]
+        _evaluate(dataclasses.replace(problem, k=max(after - first, 0), ends=None), views)
 
 
 def _step_of_lines(source: CopySource | LineNumbers) -> int:

@@ -44,8 +44,12 @@ from ...._compiler.ir.grammar import (
     Value,
 )
 from ...._compiler.ir.ops import OPS
-from ...._shapes import Expr, fixed_at
+from ...._compiler.passes.always.simplify import drop_dead
+from ...._shapes import Expr, Number, dtype_name, fixed_at
+from ..plan.records import Groups
 from ..plan.refusal import Refusal
+from .names import name_of
+from .numbers import equal, example, known
 
 OFFSET_DTYPES = (torch.int32, torch.int64)
 _NOT_EMPTY = ("ne", "gt")
@@ -74,6 +78,16 @@ class _Nest:
     """Begin and end of the axes whose extent depends on data, by block."""
 
 
+def described_groups(offsets: HostTensor, size: Number) -> Groups:
+    """Return the groups that a tensor of offsets delimits."""
+    return Groups(
+        name=name_of(offsets),
+        size=example(size),
+        dtype=dtype_name(offsets.dtype),
+        pitch=known(offsets.strides[0], f"the stride of {offsets.name}"),
+    )
+
+
 def without_groups(program: Program) -> Grouped:
     """Return the program over all rows. Raises ``Refusal`` for groups whose use is not implemented."""
     nest = _nest(program.roots[0]) if len(program.roots) == 1 else None
@@ -95,6 +109,69 @@ def without_groups(program: Program) -> Grouped:
     root = dataclasses.replace(program.roots[0], axes=axes, body=body)
     changed = dataclasses.replace(program, blocks=blocks, roots=(root,))
     return Grouped(program=changed, offsets=tensor, block=block)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedK:
+    """A ``program`` whose loops go over all of K. Without groups ``offsets`` is None; else ``group`` iterates over them."""
+
+    program: Program
+    offsets: HostTensor | None = None
+    group: int = -1
+
+
+def without_groups_of_k(program: Program) -> GroupedK:
+    """Return the program with a loop over all of K in place of one over the elements of a group; loads of offsets stay.
+    Programs with another loop are unchanged. Raises ``Refusal`` for groups whose use is not implemented."""
+    unchanged = GroupedK(program=program)
+    nest = _nest(program.roots[0]) if len(program.roots) == 1 else None
+    loops = [op for op in nest.ops if op.kind == "for"] if nest is not None else []
+    if nest is None or nest.bounds or nest.conditions or len(loops) != 1:
+        return unchanged
+    (loop,) = loops
+    attrs = loop.attributes(ForAttrs)
+    if len(attrs.axes) != 1 or not isinstance(attrs.axes[0].end, OperandRef):
+        return unchanged
+    (axis,) = attrs.axes
+    begin, end = _bound(loop, axis.begin), _bound(loop, axis.end)
+    inner = dataclasses.replace(
+        nest, axes=(*nest.axes, axis), ops=(*nest.ops, *_all(loop.regions[0].ops)), bounds={axis.block: (begin, end)}
+    )
+    reader = _Reader(program, inner, axis.block)
+    relative, tensor = reader.rows(begin, end)
+    extent = reader.all_rows()
+    whole = dataclasses.replace(axis, begin=0, end=extent, jagged=None)
+
+    def changed(op: Op) -> Op:
+        if op is loop:
+            op = reader.over_all_rows(op, relative)
+            return dataclasses.replace(
+                op, operands=op.operands[: attrs.carried], attrs=dataclasses.replace(attrs, axes=(whole,))
+            )
+        regions = (dataclasses.replace(each, ops=tuple(map(changed, each.ops))) for each in op.regions)
+        return dataclasses.replace(op, regions=tuple(regions)) if op.regions else op
+
+    (root,) = program.roots
+    body = dataclasses.replace(root.body, ops=tuple(map(changed, root.body.ops)))
+    blocks = tuple(
+        dataclasses.replace(each, extent=extent) if each.id == axis.block else each for each in program.blocks
+    )
+    over_all = dataclasses.replace(program, blocks=blocks, roots=(dataclasses.replace(root, body=body),))
+    reader.check_rest(drop_dead(over_all).roots[0].body.ops, relative)
+    _check_lengths(over_all, axis.block, extent)
+    return GroupedK(program=over_all, offsets=tensor, group=reader.group)
+
+
+def _check_lengths(program: Program, block: int, extent: int | Expr) -> None:
+    """Check that all loads along K have as many elements. Raises ``Refusal``."""
+    for op in program.walk():
+        for at, index in enumerate(op.attrs.indices if isinstance(op.attrs, MemoryAttrs) else ()):
+            tensor = program.tensors[op.attrs.tensor]
+            if index.kind == "block" and index.block == block and not equal(tensor.shape[at], extent):
+                raise Refusal(
+                    f"{tensor.name} is {tuple(tensor.shape)}; loops over groups of K are implemented where all operands have"
+                    f" {extent} elements along it"
+                )
 
 
 def _nest(root: Root) -> _Nest | None:

@@ -9,21 +9,23 @@ from .... import exc
 from ...._compiler.decisions import Decisions
 from ...._compiler.host.analysis import overwritten
 from ...._compiler.ir.grammar import HostTensor, Program
-from ...._shapes import Expr, Number, dtype_name, hint_of
+from ...._compiler.passes.always.simplify import drop_dead
+from ...._shapes import Expr, Number, hint_of
 from ....hardware import Target
 from ....settings import Settings
 from ..legality import choice_of
 from ..plan.build import plan_gemm
 from ..plan.copied import NIBBLE_GROUP, Copied
 from ..plan.kernel import CutePlan
-from ..plan.records import TMA_ALIGNMENT_BYTES, Batch, Groups
+from ..plan.records import TMA_ALIGNMENT_BYTES, Batch
 from ..plan.refusal import Refusal
 from ..plan.runtime import multiple_of, shown
+from ..plan.scales import Ends
 from .batch import Batched, Level, without_batch
 from .chain import EXAMPLE_MULTIPLE
-from .groups import without_groups
+from .groups import GroupedK, described_groups, without_groups, without_groups_of_k
 from .held import with_loop
-from .names import as_written, name_of
+from .names import as_written
 from .numbers import dividing, equal, example, known
 from .parts import without_parts
 from .peers.messages import with_messages, without_messages
@@ -58,9 +60,11 @@ def _product(program: Program) -> Product:
     paired = with_pairs(whole.program)
     unpacked = with_nibbles(paired.program)
     ended = without_ends(unpacked.program)
-    micro = without_micro_scales(ended.program)
+    grouped = without_groups_of_k(ended.program)
+    micro = without_micro_scales(ended.program if grouped.offsets is None else drop_dead(grouped.program))
     windowed = with_windows(_at_multiples(micro.program))
-    product = with_micro_scales(_begun(_of_windows(windowed.program, paired.packed), windowed.starts), micro)
+    product = _of_groups_of_k(_of_windows(windowed.program, paired.packed), grouped)
+    product = with_micro_scales(_begun(product, windowed.starts), micro)
     product = with_ends(_renamed(product, paired.tensors), ended)
     product = dataclasses.replace(product, batch_blocks=(*product.batch_blocks, *whole.blocks))
     if unpacked.block is not None:
@@ -178,14 +182,26 @@ def _of_groups(product: Product, batched: Batched, rows: int, offsets: HostTenso
         raise Refusal("groups of rows are implemented where they select matrices of the right operand alone")
     if any(batched.program.tensors[output].storage == offsets.storage for output in product.outputs):
         raise Refusal(f"{offsets.name} shares memory with an output")
-    groups = Groups(
-        name=name_of(offsets),
-        size=example(level.size),
-        dtype=dtype_name(offsets.dtype),
-        pitch=known(offsets.strides[0], f"the stride of {offsets.name}"),
-    )
+    groups = described_groups(offsets, level.size)
     product = dataclasses.replace(product, problem=dataclasses.replace(problem, groups=groups), offsets=offsets.id)
     return _side_by_side(product, batched)
+
+
+def _of_groups_of_k(product: Product, grouped: GroupedK) -> Product:
+    """Return the product of which each matmul of the batch has the K of its group. Raises ``Refusal``."""
+    offsets = grouped.offsets
+    if offsets is None:
+        return product
+    size = grouped.program.blocks[grouped.group].extent
+    if product.batch_blocks != (grouped.group,) or not isinstance(size, (int, Expr)):
+        raise Refusal(
+            f"{offsets.name} has groups of K, which are implemented with one matmul of each, and no other batch"
+        )
+    if any(grouped.program.tensors[output].storage == offsets.storage for output in product.outputs):
+        raise Refusal(f"{offsets.name} shares memory with an output")
+    ends = Ends(side="batch", groups=described_groups(offsets, size))
+    problem = dataclasses.replace(product.problem, ends=ends)
+    return dataclasses.replace(product, problem=problem, offsets=offsets.id)
 
 
 def _side_by_side(product: Product, batched: Batched) -> Product:

@@ -76,6 +76,9 @@ def _product_lines(plan: CutePlan) -> list[str]:
             f"  tile scheduler: rows of {groups} groups from {problem.groups.name}, as many tiles as they need"
         )
     operands = [f"{each.name} ({each.kind}, {each.dtype})" for each in problem.epilogue.operands]
+    if problem.ends is not None and problem.ends.groups is not None:
+        groups = varying.get("batches", problem.ends.groups.size)
+        lines.append(f"  K of {groups} groups from {problem.ends.groups.name}, as many K tiles as they need")
     if gemm.grid_splits > 1:
         lines.append(
             f"  K in {gemm.parts} parts, {gemm.grid_splits} of them by clusters that pass partials to the last one in"

@@ -15,7 +15,7 @@ from ....hardware import WARP_THREADS as WARP_THREADS
 from .copied import Copied, CopySource
 from .dtypes import DTYPES, itemsize
 from .epilogue import Epilogue, EpilogueOutput, LineNumbers, OutputKind
-from .scales import BlockScales, Ends, Scale, Side, promoted
+from .scales import BlockScales, Ends, Groups, Scale, Side, promoted
 
 Major = Literal["k", "mn"]
 Unit = Literal["wgmma", "tcgen05"]
@@ -58,20 +58,6 @@ class Batch:
     def levels(self) -> tuple[Batch, ...]:
         """The dimensions of the batch, innermost first."""
         return (self, *(self.outer.levels if self.outer is not None else ()))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Groups:
-    """Groups of the rows of A and of the outputs: tiles have rows of one group each.
-
-    The offsets are ``size`` + 1 numbers on the device, with a stride of ``pitch`` elements. Number g is the first row of
-    group g, and number g + 1 the row after its last one.
-    """
-
-    name: str
-    size: int
-    dtype: str
-    pitch: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,6 +184,11 @@ class GemmProblem:
         return 1 if self.batch is None else math.prod(level.size for level in self.batch.levels)
 
     @property
+    def offsets(self) -> Groups | None:
+        """Groups of rows, or of K, whose offsets a launch passes."""
+        return self.groups or (None if self.ends is None else self.ends.groups)
+
+    @property
     def line(self) -> int:
         """Elements of K in a line of swizzled shared memory, the least that a tile has."""
         return SWIZZLE_BYTES // itemsize(self.operand_dtype)
@@ -229,7 +220,7 @@ class GemmProblem:
         factors = self.scales.factors if self.scales is not None else ()
         read = (each.name for each in (*self.epilogue.operands, *factors, *self.more_sources))
         terms = (name for term in self.terms for name in term.names)
-        groups = () if self.groups is None else (self.groups.name,)
+        groups = () if self.offsets is None else (self.offsets.name,)
         words = (word.name for word in self.epilogue.words)
         return (*self.names[:2], *outputs, *read, *terms, *groups, *words)
 

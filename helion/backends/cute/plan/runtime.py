@@ -7,7 +7,7 @@ operand or output: parameters of the kernel have these names.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from .copied import check_lines
 from .dtypes import ADDED_DTYPES, COLUMN_OUTPUT_DTYPES, FLOAT_DTYPES, OUTPUT_DTYPES, itemsize, per_byte
@@ -98,8 +98,17 @@ def filled(problem: GemmProblem, numbers: Mapping[str, int]) -> GemmProblem:
         groups=None
         if problem.groups is None
         else dataclasses.replace(problem.groups, size=known("batches", problem.groups.size)),
+        ends=_filled_ends(problem, known),
         runtime=(),
     )
+
+
+def _filled_ends(problem: GemmProblem, known: Callable[[str, int], int]) -> Ends | None:
+    """Return the ends of K, with the number of groups of a launch."""
+    ends = problem.ends
+    if ends is None or ends.groups is None:
+        return ends
+    return dataclasses.replace(ends, groups=dataclasses.replace(ends.groups, size=known("batches", ends.groups.size)))
 
 
 # Checks of strides ------------------------------------------------------------------------------------------------------
@@ -441,22 +450,51 @@ def accumulators_in_turn(plan: GemmPlan, stages: int) -> int:
 
 
 def of_ends(problem: GemmProblem, choice: Choice) -> GemmProblem:
-    """Return a problem whose K ends with tiles of a choice."""
+    """Return a problem whose K ends with tiles of a choice; that of groups stays."""
     assert problem.ends is not None
+    if problem.ends.side == "batch":
+        return problem
     tile = choice.tile[0 if problem.ends.side == "m" else 1]
     return dataclasses.replace(problem, ends=dataclasses.replace(problem.ends, tile=tile))
 
 
 def check_ends(plan: GemmPlan, ends: Ends) -> None:
-    """Check that K tiles end with tiles of D, which one CTA or one pair computes."""
-    problem, at = plan.problem, 0 if ends.side == "m" else 1
-    if problem.terms or problem.groups or problem.scales or problem.summed or problem.runtime or plan.by_rows:
+    """Check that K tiles end with tiles of D, which one CTA or one pair computes, or with groups."""
+    problem = plan.problem
+    several = problem.terms or problem.groups or problem.scales or problem.summed or plan.by_rows
+    if ends.groups is not None:
+        _check_groups_of_k(plan, ends.groups, bool(several))
+        return
+    if several or problem.runtime:
         raise Refusal(
             "K that ends with tiles is implemented for one matmul without scales, sums along K and numbers per row, of sizes"
             " that are known when the kernel is compiled"
         )
+    at = 0 if ends.side == "m" else 1
     if ends.tile % plan.tile[2] or plan.cluster_tiles[at] > 1 or plan.teams * plan.parts > 1 or plan.promote:
         raise Refusal(
             f"tiles of {plan.tile} in clusters of {plan.cluster} that end K; multiples of the K tile are implemented, one in a"
             " cluster, without ping-pong, promotion and splitting K"
         )
+
+
+def _check_groups_of_k(plan: GemmPlan, groups: Groups, several: bool) -> None:
+    """Check a matmul of which each member of the batch has the K of its group."""
+    problem = plan.problem
+    if several or (problem.batches != groups.size and problem.batch is not None):
+        raise Refusal(
+            f"{groups.name} has groups of K, which are implemented for one matmul of each group, without scales, sums along K"
+            " and numbers per row"
+        )
+    for name, operand, major in zip(problem.names, "ab", (problem.a_major, problem.b_major), strict=False):
+        if major != "mn" or problem.copy_of(operand) is not None:
+            raise Refusal(
+                f"{name} is read by groups of K, whose lines TMA loads from any of them; it has to be in 16 bits, with K not"
+                " contiguous and rows at multiples of 16 bytes"
+            )
+        if any(problem.batch_pitches(operand)):
+            raise Refusal(
+                f"{name} is read by groups of K, of which each has a matrix; one matrix of all is implemented"
+            )
+    if plan.teams * plan.parts > 1 or plan.promote:
+        raise Refusal("groups of K are implemented without ping-pong and without splitting K")

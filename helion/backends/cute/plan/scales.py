@@ -1,4 +1,5 @@
-"""Scales of blocks of K: multiply the partial sum of a block before it is accumulated."""
+"""Scales of blocks of K, which multiply the partial sum of a block before it is accumulated, and parts of K: those of groups,
+and those that tiles end."""
 
 from __future__ import annotations
 
@@ -22,12 +23,30 @@ ATOM_COLUMNS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
+class Groups:
+    """Groups of the rows of A and of the outputs, or of K: tiles have rows of one group each.
+
+    The offsets are ``size`` + 1 numbers on the device, with a stride of ``pitch`` elements. Number g is the first row of
+    group g, and number g + 1 the row after its last one.
+    """
+
+    name: str
+    size: int
+    dtype: str
+    pitch: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ends:
     """The side of D whose tiles end K: those before the end of tile t are the first (t + 1) * ``tile`` elements. A plan knows
-    the ``tile``, which is all of the side before."""
+    the ``tile``, which is all of the side before.
 
-    side: Literal["m", "n"]
+    With ``groups`` it is the batch instead: the K of a matmul are the elements of its group, of K of all.
+    """
+
+    side: Literal["m", "n", "batch"]
     tile: int = 0
+    groups: Groups | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

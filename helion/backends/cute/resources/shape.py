@@ -26,10 +26,12 @@ from ..plan.epilogue import (
 from ..plan.finish import with_most_rows
 from ..plan.operands import gains_by_turning
 from ..plan.records import TMA_ALIGNMENT_BYTES, Batch, GemmProblem, Groups, Major, Term
-from ..plan.scales import MICRO_FORMATS
+from ..plan.scales import MICRO_FORMATS, Ends
 from .picks import LINES, is_picked, with_picks
 from .scales import block_scales, blocks_of_k, depth_of, fixed_size, scale_loads
 from .sources import copied_operands, has_one_source, load_of, multiplied_dtype, sums_along_k
+
+OFFSETS = (torch.int32, torch.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +111,8 @@ class _Sides:
     terms: Sequence[MatmulFact] = ()
     parts: int | None = None
     """The axis of the grid over parts of K, if there is one."""
+    of_groups: bool = False
+    """True if each matmul of the batch has the K of its group."""
 
 
 def shape_of(facts: KernelFacts) -> ProductShape | str:
@@ -212,7 +216,18 @@ def _sides(facts: KernelFacts) -> _Sides | str:
         held=held,
         terms=_more_terms(facts),
         parts=parts,
+        of_groups=_has_groups_of_k(facts, fact),
     )
+
+
+def _has_groups_of_k(facts: KernelFacts, fact: MatmulFact) -> bool:
+    """Return whether K is that of groups of a batch: programs load the first element of a group and the one after its
+    last, and operands are the same for all."""
+    single = [op for op in facts.memory_ops if op.kind == "load" and not op.tile_axes and op.dtype in OFFSETS]
+    operands = [load_of(facts, slot) for slot in (fact.lhs_slot, fact.rhs_slot)]
+    tiles = {fact.m_axis, fact.n_axis, fact.k_axis}
+    shared = all(op is not None and {*op.subscript_axes, *op.tile_axes} <= tiles for op in operands)
+    return shared and len(single) == 2 and len({op.storage for op in single}) == 1
 
 
 def _parts_of_k(facts: KernelFacts, fact: MatmulFact) -> int | None:
@@ -278,7 +293,7 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
     left = load_of(facts, fact.lhs_slot)
     if sides.grouped and left is not None and left.static:
         walked[axes.index(sides.rows)] = None  # all rows are those of the operand
-    loads = _without_offsets(facts) if sides.grouped else facts
+    loads = _without_offsets(facts) if sides.grouped or sides.of_groups else facts
     sums = tuple(sums_along_k(facts, fact, axes))
     products = _second(sides.others, _pitch(majors[1], n, k))
     operands = (*products, *_operands(loads, axes), *(operand for operand, _ in sums))
@@ -370,7 +385,10 @@ def _with_batch(
     batches = _batch(facts, slots, problem, size)
     if problem.groups is not None:
         batches = replace(batches, a=0, d=0, more=(0,) * len(batches.more))
-    return dataclasses.replace(problem, batch=batches, runtime=(*problem.runtime, *varying))
+    problem = dataclasses.replace(problem, batch=batches, runtime=(*problem.runtime, *varying))
+    if sides.of_groups and not (batches.a or batches.b):
+        problem = replace(problem, ends=Ends(side="batch", groups=Groups(name="offsets", size=size, dtype="int32")))
+    return problem
 
 
 def _extent(facts: KernelFacts, axis: int | None) -> int | None:
@@ -549,7 +567,7 @@ def _operands(facts: KernelFacts, axes: tuple[int, int]) -> Iterator[EpilogueOpe
 
 def _without_offsets(facts: KernelFacts) -> KernelFacts:
     """Return the facts without loads of single integers: those of the first rows of groups."""
-    kept = tuple(op for op in facts.memory_ops if op.tile_axes or op.dtype not in (torch.int32, torch.int64))
+    kept = tuple(op for op in facts.memory_ops if op.tile_axes or op.dtype not in OFFSETS)
     return replace(facts, memory_ops=kept)
 
 

@@ -226,8 +226,7 @@ def _at_rate(plan: GemmPlan, bytes_moved: int, target: Target, rates: Rates, mat
     )
     epilogue_us = _epilogue_us(plan, share, l2, rates)
     tile_us = -(-plan.k_tiles // plan.parts) * k_tile_us
-    if plan.problem.ends is not None:  # half of K on average
-        tile_us /= 2
+    tile_us *= _share_of_k(plan)
     if plan.teams > 1 or (plan.unit == "tcgen05" and plan.accumulator_stages > 1):
         body = rates.fill_us + waves * max(tile_us, epilogue_us) + epilogue_us
     else:
@@ -243,6 +242,15 @@ def _at_rate(plan: GemmPlan, bytes_moved: int, target: Target, rates: Rates, mat
     )
 
 
+def _share_of_k(plan: GemmPlan) -> float:
+    """Return the K tiles of a tile on average, as a share of all: half of those that end with tiles, or those of a group of
+    average size, of which the last one is half full."""
+    ends = plan.problem.ends
+    if ends is None:
+        return 1.0
+    return 0.5 if ends.groups is None else max(1.0, plan.k_tiles / ends.groups.size + 0.5) / plan.k_tiles
+
+
 def _read_together(plan: GemmPlan) -> int:
     """Return the bytes of the operands that several clusters read; 0 for groups of rows."""
     problem = plan.problem
@@ -250,7 +258,8 @@ def _read_together(plan: GemmPlan) -> int:
         return 0
     along_m, along_n = plan.work
     lines = problem.m * (along_n > 1) + problem.n * (along_m > 1)
-    return problem.repeats * lines * problem.k * itemsize(problem.operand_dtype)
+    repeats = 1 if problem.ends is not None and problem.ends.groups is not None else problem.repeats
+    return repeats * lines * problem.k * itemsize(problem.operand_dtype)
 
 
 def expected_pieces(plan: GemmPlan) -> int:
