@@ -269,14 +269,8 @@ def _verify_attention(plan: CuteAttentionPlan) -> None:
 
 
 def _attention_on_request(program: Program, facts: KernelFacts, target: Target) -> str:
-    """Return a reason for attention that has not run on a GPU, or is slower there (``dropout_times`` in
-    benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
-    problem = known_attention(program).problem
-    if target.has("tcgen05"):
-        return f"attention on tcgen05 runs on request, {_REQUEST}"
-    if problem.draws:
-        return f"attention with random numbers runs on request, {_REQUEST}"
-    return ""
+    """Return a reason for attention that has not run on a GPU."""
+    return f"attention on tcgen05 runs on request, {_REQUEST}" if target.has("tcgen05") else ""
 
 
 PAGES_LEAD = Lead(corrected=1.3)
@@ -316,12 +310,9 @@ def _backward_on_request(program: Program, facts: KernelFacts, target: Target) -
     """Return a reason for gradients that are slower on a GPU than those of the general backend, though predicted to be faster.
 
     Those of sequences are slower with heads of 64 dimensions, and faster with 128. Predictions take sequences of all rows,
-    and are lower for both (``sequence_times`` and ``dropout_times`` in
-    benchmarks/results/cute/nvidia-h200-attention.jsonl).
+    and are lower for both (``sequence_times`` in benchmarks/results/cute/nvidia-h200-attention.jsonl).
     """
     problem = known_backward(program).problem
-    if problem.draws:
-        return f"gradients with random numbers run on request, {_REQUEST}"
     if problem.key_range is not None:
         return f"gradients of rows that are bounded by loaded integers run on request, {_REQUEST}"
     return ""

@@ -46,6 +46,9 @@ class AttentionRates:
     """Time that a read of a table adds, by a computed index, and one of an integer for each query and key. Both are fitted to
     six kernels on an H200 (tables in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
     pair_ns: float = 0.33
+    draw_ns: float = 0.64
+    """Time of Philox for a random number, next to which neither MMAs nor exponentials are seen. It is fitted to three kernels
+    on an H200 (``dropout_times`` in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
     tile_us: float = 1.6
     """Prologue and epilogue of a tile: the first scores and the last output overlap with nothing of the group."""
     dynamic_us: float = 1.0
@@ -106,6 +109,8 @@ class AttentionShape:
     """Tables that a score reads by computed indices."""
     pairs: int = 0
     """Integers that are loaded for each query and key."""
+    draws: int = 0
+    """Random numbers that are drawn for a score."""
     latent: bool = False
     """True if V is the first columns of K, in heads too wide for copies of both."""
     output_bytes: int = 2
@@ -204,6 +209,7 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
         whole=facts.axes[fact.query_axis].kind == "full",
         gathers=sum(op.gathered for op in of_pairs),
         pairs=sum(not op.gathered and not op.dtype.is_floating_point for op in of_pairs),
+        draws=len(facts.random_tiles),
         latent=latent,
         fixed={axis.block_id: axis.size for axis in facts.axes if axis.kind == "fixed" and axis.size is not None},
     )
@@ -270,6 +276,7 @@ def predicted_us(
     variants = {1: rates.single, 3: rates.triple}
     variant = 1.0 if shape.latent else variants.get(choice.groups, 1.0)
     element *= (1 + rates.wide * WGMMA_ROWS / choice.keys) * variant
+    element += rates.draw_ns * shape.draws
     masked = rates.masked * min(1.0, MASKED_KEYS / (blocks * choice.keys)) if shape.window else 0.0
     tile_us = rows * choice.keys * blocks * element * (1 + masked) / 1e3 / per_sm
     overhead = rates.dynamic_us if choice.scheduler == "dynamic" else rates.tile_us

@@ -18,7 +18,7 @@ from ....hardware import Target
 from ..plan.attention.backward import EXCHANGE_STAGES, BackwardChoice, estimated_registers, in_passes
 from ..plan.attention.build import REGISTERS
 from ..plan.records import SUM_BYTES, WGMMA_ROWS
-from .attention import MEASURED, predicted, rate_per_sm, rows_of
+from .attention import MEASURED, RATES, predicted, rate_per_sm, rows_of
 
 BLOCK_NS = {1: 3.1, 2: 4.4, 3: 5.3}
 """Time of a row of a tile, for each block, in which no MMAs run: by the gradients of the kernel."""
@@ -53,13 +53,13 @@ class BackwardShape:
     """True if tiles differ in their blocks, as with causal masks."""
     loaded: bool = False
     """True if integers in memory bound the blocks of a tile, as of sequences."""
-    draws: bool = False
-    """True if random numbers are drawn."""
+    draws: int = 0
+    """Random numbers that are drawn for a pair of rows, again for each gradient."""
     fixed: Mapping[int, int] = field(default_factory=dict)
 
     def registers(self, keys: int) -> int:
         """Return the estimated registers of a consumer thread."""
-        return estimated_registers(self.gradients, keys, self.atomic > 0, self.draws)
+        return estimated_registers(self.gradients, keys, self.atomic > 0, self.draws > 0)
 
     @property
     def is_wide(self) -> bool:
@@ -131,7 +131,7 @@ def backward_shape(facts: KernelFacts) -> BackwardShape | str:
         repeats=math.prod(axis.extent or 1 for axis in facts.axes if axis.kind == "scalar" and not axis.on_grid),
         hidden=fact.hidden,
         loaded=facts.axes[fact.streamed_axis].extent is None and not fact.hidden,
-        draws=bool(facts.random_tiles),
+        draws=len(facts.random_tiles) * max(1, len(gradients)),
         fixed={axis.block_id: axis.size for axis in facts.axes if axis.kind == "fixed" and axis.size is not None},
     )
 
@@ -167,6 +167,7 @@ def predicted_us(shape: BackwardShape, choice: BackwardChoice, target: Target) -
         blocks = min(blocks, (blocks * shape.seen + rows / choice.keys / 2 + 0.5) * UNEVEN)
     added = len(shape.gradients) // shape.passes + bool(shape.atomic)
     others = shape.passes * BLOCK_NS[added] / per_sm * (SINGLE[shape.is_wide] if choice.groups == 1 else 1.0)
+    others += choice.keys * RATES.draw_ns * shape.draws / per_sm
     tile_us = rows * shape.repeats * blocks * (2 * choice.keys * shape.columns / rate + others) / 1e3
     memory_us = shape.bytes_moved / (target.bandwidth_gb_per_s * 1e3)
     return LAUNCH_US + max(-(-tiles // target.num_sms) * tile_us, memory_us)
