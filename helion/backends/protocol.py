@@ -124,11 +124,18 @@ class Backend(Protocol[P]):
         ...
 
     def derivative(
-        self, program: Program, wanted: Iterable[int], name: str, target: Target | None, ahead: bool
+        self,
+        program: Program,
+        wanted: Iterable[int],
+        name: str,
+        target: Target | None,
+        ahead: bool,
+        dynamic: Program | None,
     ) -> StagedBackward | None:
         """Return a backward called ``name`` of a program that it knows as a whole, with the gradients of the tensors
         ``wanted``, or None. ``target`` is that of its kernels, if other backends than the general one may compile them.
-        With ``ahead`` it may have a forward, which runs in place of the program's kernel."""
+        With ``ahead`` it may have a forward, which runs in place of the program's kernel. ``dynamic`` is the program of the
+        same kernel with dynamic shapes: the source may then serve any sizes."""
         ...
 
     def with_less_smem(self, config: Config) -> Mapping[str, Any] | None:

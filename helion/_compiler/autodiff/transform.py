@@ -65,13 +65,15 @@ class StagedForward:
 @dataclass(frozen=True, kw_only=True)
 class StagedBackward:
     """A backward of several kernels: the source of each, and ``lines`` of a function that calls them. Its parameters and
-    results are those of ``Backward``. ``forward`` has to have run in place of the program's kernel, if it is not None."""
+    results are those of ``Backward``. ``forward`` has to have run in place of the program's kernel, if it is not None. With
+    ``any_size`` the source depends on no size of the program but those that ``hl.specialize`` makes constants."""
 
     kernels: tuple[tuple[str, ...], ...]
     lines: tuple[str, ...]
     parameters: tuple[Parameter, ...]
     results: tuple[int, ...]
     forward: StagedForward | None = None
+    any_size: bool = False
 
 
 def differentiate(

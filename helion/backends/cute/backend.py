@@ -95,9 +95,15 @@ class Cute:
         return shapes.shape_of_program(program).lead(program, facts)
 
     def derivative(
-        self, program: Program, wanted: Iterable[int], name: str, target: Target | None, ahead: bool
+        self,
+        program: Program,
+        wanted: Iterable[int],
+        name: str,
+        target: Target | None,
+        ahead: bool,
+        dynamic: Program | None,
     ) -> StagedBackward | None:
-        return derive.derivative(program, wanted, name, target, ahead)
+        return derive.derivative(program, wanted, name, target, ahead, dynamic)
 
     def with_less_smem(self, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return None: legalizing a config has already shrunk its tiles' memory as far as possible."""

@@ -120,7 +120,13 @@ class Triton:
         return margins.NO_LEAD
 
     def derivative(
-        self, program: Program, wanted: Iterable[int], name: str, target: Target | None, ahead: bool
+        self,
+        program: Program,
+        wanted: Iterable[int],
+        name: str,
+        target: Target | None,
+        ahead: bool,
+        dynamic: Program | None,
     ) -> StagedBackward | None:
         """Return None: programs are differentiated op by op."""
         return None

@@ -80,7 +80,7 @@ class _Function(torch.autograd.Function):
         if direct is not None:
             kept: dict[str, torch.Tensor] = {}
             if direct.ahead is None:
-                call.result = call.of.kernel(*with_tensors(call.values, (t.detach() for t in tensors)))
+                call.result = call.of.launched(*with_tensors(call.values, (t.detach() for t in tensors)))
                 outputs = tuple(tensors_in((call.result,)))
             else:
                 made, kept = direct.ahead(call.values, tensors)

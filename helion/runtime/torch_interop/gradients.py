@@ -16,8 +16,9 @@ import torch
 
 from ... import exc
 from ..._compiler.autodiff.adjoint import DIFFERENTIABLE
-from ..._compiler.autodiff.transform import Backward, StagedBackward, check_accesses, differentiate
+from ..._compiler.autodiff.transform import Backward, StagedBackward, check_accesses, differentiate, read_tensors
 from ..._compiler.ir.grammar import Program
+from ..._compiler.pipeline import differentiable
 from ..._support.locks import new_lock
 from ..._support.nested import map_nested, tensors_in
 from ...backends import BACKENDS, GENERAL
@@ -32,6 +33,8 @@ _IMPORTS = ("import torch", "", "import helion", "import helion.language as hl")
 _NAME = "backward_kernel"
 _NAMES = itertools.count()
 _MADE = new_lock()
+_OF_ANY_SIZE: weakref.WeakValueDictionary[tuple[Any, ...], BackwardKernel] = weakref.WeakValueDictionary()
+"""Backward kernels that serve any sizes, by function, decorator and what was derived."""
 
 
 class Kernel(Protocol):
@@ -116,9 +119,9 @@ def named_results(names: Sequence[Name], made: Any) -> dict[Name, torch.Tensor]:
     return dict(zip(names, made if isinstance(made, tuple) else (made,), strict=True))
 
 
-def _decorator(settings: Settings) -> str:
+def _decorator(settings: Settings, any_size: bool) -> str:
     """Return the decorator of a backward kernel, with the settings that change results or code."""
-    options = ["static_shapes=True", f"dot_precision={settings.dot_precision!r}"]
+    options = [f"static_shapes={not any_size}", f"dot_precision={settings.dot_precision!r}"]
     if settings.index_dtype_name != "auto":
         options.append(f"index_dtype=torch.{settings.index_dtype_name}")
     if settings.backend is not None:  # a backend that supports a kernel may not support its backward
@@ -128,8 +131,13 @@ def _decorator(settings: Settings) -> str:
 
 
 def _load(kernel: Kernel, backward: Backward | StagedBackward, name: str, root: int) -> BackwardKernel:
-    """Run the source of a backward kernel as a module of its own."""
-    decorator = _decorator(kernel.settings)
+    """Run the source of a backward kernel as a module of its own. One that serves any sizes is loaded once."""
+    any_size = isinstance(backward, StagedBackward) and backward.any_size
+    decorator = _decorator(kernel.settings, any_size)
+    key = (kernel.fn, decorator, backward)
+    found = _OF_ANY_SIZE.get(key) if any_size else None
+    if found is not None:
+        return found
     lines = [decorator, *backward.lines]
     if isinstance(backward, StagedBackward):
         before = backward.kernels if backward.forward is None else (backward.forward.lines, *backward.kernels)
@@ -151,6 +159,8 @@ def _load(kernel: Kernel, backward: Backward | StagedBackward, name: str, root: 
         root, backward, made, "\n".join(lines) + "\n", None if forward is None else namespace[forward.name]
     )
     weakref.finalize(loaded, _release, namespace["__name__"], file)
+    if any_size:
+        _OF_ANY_SIZE[key] = loaded
     return loaded
 
 
@@ -204,18 +214,24 @@ class Direct:
 
 @dataclass
 class Differentiation:
-    """The backward kernels of a bound kernel, by grid loop and by what has gradients."""
+    """The backward kernels of a bound kernel, by grid loop and by what has gradients.
+
+    They are derived from a ``variant`` with static shapes. ``launched`` runs the calls: the kernel itself, or that of the same
+    function with dynamic shapes, whose variant the ``recorder`` is made for. ``dynamic`` is the program of that.
+    """
 
     kernel: Kernel
+    launched: Kernel
     variant: Variant
     recorder: Recorder
+    dynamic: Program | None = None
     kernels: dict[tuple[Any, ...], BackwardKernel] = field(default_factory=dict)
     forwards: dict[tuple[int, ...], BackwardKernel | None] = field(default_factory=dict)
     direct: dict[tuple[bool, ...], Direct | None] = field(default_factory=dict)
 
     @property
     def program(self) -> Program:
-        return self.recorder.program
+        return self.recorder.program if self.dynamic is None else differentiable(self.variant.analysis.traced)
 
     def backward(self, step: Step, alone: bool = False) -> BackwardKernel | None:
         """Return the backward of a recorded grid loop; None if no tensor that it read requires a gradient. With ``alone`` it
@@ -246,9 +262,7 @@ class Differentiation:
 
     def _staged(self, wanted: tuple[int, ...], ahead: bool = False) -> StagedBackward | None:
         """Return the backward that a backend derives from the program as a whole."""
-        target = None if self.kernel.settings.backend == GENERAL else self.variant.analysis.target
-        found = (each.derivative(self.program, wanted, _NAME, target, ahead) for each in BACKENDS.values())
-        return next((each for each in found if each is not None), None)
+        return _staged(self.kernel, self.variant, self.program, wanted, ahead, self.dynamic)
 
     def ahead(self, named: Mapping[int, torch.Tensor], numbers: Mapping[str, Any]) -> dict[str, torch.Tensor] | None:
         """Run a forward in place of a launch, and return what it keeps for gradients; None if the program's own is to run.
@@ -274,6 +288,15 @@ def _wanted(reads: Mapping[int, torch.Tensor]) -> tuple[int, ...]:
     return tuple(at for at, each in reads.items() if each.requires_grad and each.dtype in DIFFERENTIABLE)
 
 
+def _staged(
+    kernel: Kernel, variant: Variant, program: Program, wanted: tuple[int, ...], ahead: bool, dynamic: Program | None
+) -> StagedBackward | None:
+    """Return the backward that a backend derives from a program as a whole."""
+    target = None if kernel.settings.backend == GENERAL else variant.analysis.target
+    found = (each.derivative(program, wanted, _NAME, target, ahead, dynamic) for each in BACKENDS.values())
+    return next((each for each in found if each is not None), None)
+
+
 def differentiation(kernel: Kernel, values: tuple[Any, ...]) -> Differentiation:
     """Return the backward kernels for arguments like these; made once."""
     static = _static(kernel)
@@ -282,9 +305,35 @@ def differentiation(kernel: Kernel, values: tuple[Any, ...]) -> Differentiation:
         with _MADE:
             if variant.differentiation is None:
                 _refuse_host(kernel, variant)
-                variant.differentiation = Differentiation(static, variant, Recorder(variant))
+                variant.differentiation = _any_size(kernel, values, static, variant) or Differentiation(
+                    static, static, variant, Recorder(variant)
+                )
     found: Differentiation = variant.differentiation
     return found
+
+
+def _any_size(kernel: Kernel, values: tuple[Any, ...], static: Kernel, variant: Variant) -> Differentiation | None:
+    """Return the same with a forward for any sizes, if gradients of all tensors are derived for any sizes as well."""
+    if static is kernel or kernel.settings.ref_mode is not RefMode.OFF or kernel.settings.checked:
+        return None
+    program = differentiable(variant.analysis.traced)
+    if len(program.roots) > 1:
+        return None
+    read = [program.tensors[at] for at in read_tensors(program, 0)]
+    wanted = tuple(each.id for each in read if each.dtype in DIFFERENTIABLE)
+    launched = kernel.bind(values).variant
+    dynamic = differentiable(launched.analysis.traced)
+    if len(wanted) == 0 or _described(dynamic) != _described(program):
+        return None
+    staged = _staged(static, variant, program, wanted, False, dynamic)
+    if staged is None or not staged.any_size:
+        return None
+    return Differentiation(static, kernel, variant, Recorder(launched), dynamic)
+
+
+def _described(program: Program) -> list[tuple[Any, ...]]:
+    """Return the tensors of a program, which have the same numbers in programs of one function for other sizes."""
+    return [(each.id, each.name, each.source, each.dtype, len(each.shape), each.made) for each in program.tensors]
 
 
 def _static(kernel: Kernel) -> Kernel:

@@ -341,26 +341,16 @@ def child(name: str) -> None:
         check(int(rest[0]), static=False)
     elif what == "sizes":
         sizes_on_gpu.check(int(rest[0]), rest[1], say, on_gpu)
-    elif what == "lengths":
-        sizes_on_gpu.lengths(int(rest[0]), say, on_gpu, timer)
-    elif what == "spans":
-        sizes_on_gpu.spans(int(rest[0]), say, on_gpu, timer)
-    elif what == "packed":
-        sizes_on_gpu.packed(int(rest[0]), say, on_gpu, timer)
+    elif what in ("lengths", "spans", "packed", "parts", "tables", "paged"):
+        getattr(sizes_on_gpu, what)(int(rest[0]), say, on_gpu, timer)
     elif what == "packed_in_float32":
         sizes_on_gpu.packed_in_float32(int(rest[0]), say, on_gpu)
     elif what == "latent":
         latent_on_gpu.check(int(rest[0]), int(rest[1]), rest[2], say, on_gpu)
     elif what == "rounded":
         rounded_on_gpu.measured(int(rest[0]), say, on_gpu, timer)
-    elif what == "parts":
-        sizes_on_gpu.parts(int(rest[0]), say, on_gpu, timer)
-    elif what == "tables":
-        sizes_on_gpu.tables(int(rest[0]), say, on_gpu, timer)
     elif what == "latent_times":
         latent_on_gpu.measured(int(rest[0]), say, on_gpu, timer)
-    elif what == "paged":
-        sizes_on_gpu.paged(int(rest[0]), say, on_gpu, timer)
     elif what == "size_times":
         sizes_on_gpu.measured(int(rest[0]), rest[1], say, on_gpu, timer)
     elif what == "any_gradients":
@@ -380,6 +370,8 @@ def child(name: str) -> None:
         getattr(stress_on_gpu, what)(int(rest[0]), rest[1], say, on_gpu)
     elif what == "bias":
         derived_on_gpu.check(rest[0], say, on_gpu)
+    elif what == "derived_any":
+        derived_on_gpu.any_size(int(rest[0]), rest[1], say, on_gpu)
     elif what == "bias_times":
         derived_on_gpu.measured(rest[0], say, on_gpu, timer)
     elif what == "dropout":
@@ -461,6 +453,7 @@ def jobs() -> list[str]:
         *(f"stress:{dims}:{mask}" for dims in (64, 128) for mask in sizes_on_gpu.MASKS),
         *(f"repeats:{at}:backward_kernels" for at in range(len(NAMES)) if "all" not in NAMES[at]),
         *(f"{job}:{kind}" for job in ("bias", "bias_times") for kind in DERIVED_KINDS),
+        *(f"derived_any:{dims}:{mask}" for dims in (64, 128) for mask in sizes_on_gpu.MASKS),
         *(f"derived:{dims}:{mask}" for dims in (64, 128, 256) for mask in ("causal", "full")),
         *(f"sequences:{at}:{sizes}" for at in range(len(SEQUENCE_NAMES)) for sizes in ("static", "any")),
         *(f"dropout_times:{dims}" for dims in (64, 128)),

@@ -44,6 +44,57 @@ def check(kind: str, say: Say, on_gpu: Lock) -> None:
     lock.close()
 
 
+SIZES = (
+    (2, 8, 2, 577, 1000),
+    (1, 8, 2, 2048, 2048),
+    (3, 4, 1, 1000, 1001),
+    (2, 8, 2, 65, 4097),
+    (2, 16, 4, 2048, 3000),
+)
+"""Batch, heads, heads of keys, queries and keys of calls with dynamic shapes."""
+
+
+def any_size(dims: int, mask: str, say: Say, on_gpu: Lock) -> None:
+    """Compare derived gradients of many sizes with fp64: kernels are compiled for any, so that later first calls are short."""
+    import time
+
+    import torch
+    from backends.cute import test_derivative as cases
+
+    import helion
+
+    causal, width = mask != "full", 100 if mask == "window" else None
+    function = helion.kernel(backend="auto", static_shapes=False)(cases.attention).differentiable()
+
+    def given_of(sizes: tuple[int, ...]) -> list[Any]:
+        batch, heads, groups, m, n = sizes
+        shapes = ((heads, m), (groups, n), (groups, n))
+        return [(torch.randn(batch, *each, dims, device="cuda") + 0.2).bfloat16().requires_grad_() for each in shapes]
+
+    def both(tensors: list[Any]) -> tuple[Any, ...]:
+        out = function(*tensors, causal, None, width)
+        return out, *torch.autograd.grad(out, tensors, torch.ones_like(out))
+
+    both(given_of(SIZES[0]))  # compiles without the lock
+    both(given_of(SIZES[1]))
+    lock = on_gpu()
+    for at, sizes in enumerate(SIZES):
+        torch.manual_seed(at)
+        tensors = given_of(sizes)
+        start = time.time()
+        both(tensors)
+        torch.cuda.synchronize()
+        took = time.time() - start
+        found, exact = both(tensors), [x.detach().double().requires_grad_() for x in tensors]
+        with torch.device("cuda"):
+            result = cases.reference(*exact, causal, None, width)
+        wanted = torch.autograd.grad(result, exact, torch.ones_like(result))
+        for name, one, other in zip(("out", "q", "k", "v"), found, (result, *wanted), strict=True):
+            error = ((one.double() - other).norm() / other.norm()).item()
+            say(kind="check", name=f"derived for any size, d{dims} {mask}, {name}", seed=at, ok=error < 8e-3, error=float(f"{error:.3g}"), same=True, first_s=round(took, 2), sizes=sizes)  # fmt: skip
+    lock.close()
+
+
 def measured(kind: str, say: Say, on_gpu: Lock, timer: Timer) -> None:
     """Time forward and backward with a bias that has a gradient, and torch's with it as a mask."""
     import torch

@@ -47,6 +47,26 @@ def attention(q, k, v, causal: hl.constexpr, cap: hl.constexpr, window: hl.const
     return out
 
 
+def with_bias(q, k, v, bias):
+    batch, heads, m, _ = q.size()
+    n, dims = k.size(2), hl.specialize(q.size(3))
+    out = torch.empty_like(q)
+    for b, h, tile_m in hl.tile([batch, heads, m], block_size=[1, 1, None]):
+        highest = hl.full([tile_m], float("-inf"), dtype=torch.float32)
+        total = hl.zeros([tile_m], dtype=torch.float32)
+        acc = hl.zeros([tile_m, dims], dtype=torch.float32)
+        for tile_n in hl.tile(n):
+            scores = hl.dot(q[b.begin, h.begin, tile_m, :], k[b.begin, h.begin, tile_n, :].T) * dims**-0.5
+            scores = scores + bias[h.begin, tile_m, tile_n]
+            raised = torch.maximum(highest, torch.amax(scores, -1))
+            weights, shrink = torch.exp(scores - raised[:, None]), torch.exp(highest - raised)
+            total = total * shrink + weights.sum(-1)
+            acc = hl.dot(weights.to(v.dtype), v[b.begin, h.begin, tile_n, :], acc=acc * shrink[:, None])
+            highest = raised
+        out[b.begin, h.begin, tile_m, :] = (acc / total[:, None]).to(out.dtype)
+    return out
+
+
 def operands(heads: int, groups: int, m: int, n: int, dims: int, wide: int, dtype: torch.dtype) -> list[torch.Tensor]:
     torch.manual_seed(1)
     sizes = ((heads, m, dims), (groups, n, dims), (groups, n, wide))
@@ -102,6 +122,46 @@ def test_values(monkeypatch: pytest.MonkeyPatch, backend: str, sizes: Any, optio
     for one, other in zip(found, wanted, strict=True):
         assert one.dtype == dtype
         assert (one.double() - other).norm() < (6e-3 if dtype == torch.bfloat16 else 2e-3) * other.norm()
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_kernels_for_any_sizes_are_made_once(monkeypatch: pytest.MonkeyPatch, stored: bool) -> None:
+    """Derive gradients of a kernel with dynamic shapes: each size has the same kernels, the forward of the user included."""
+    made = derived(monkeypatch)
+    kernel = helion.kernel(backend="cute", static_shapes=False)(rows_of_heads if stored else attention)
+    function = kernel.differentiable()
+    for sizes in ((4, 2, 130, 150), (4, 2, 70, 201), (6, 3, 33, 90)):
+        tensors = operands(*sizes, 64, 64, torch.bfloat16)
+        exact = [x.detach().double().requires_grad_() for x in tensors]
+        result = reference(*exact, True, None, None)
+        upstream = torch.randn_like(result)
+        wanted = torch.autograd.grad(result, exact, upstream)
+        for _ in range(2):
+            if stored:
+                rows = [x.transpose(1, 2).contiguous() for x in tensors]
+                out = function(*rows, True)[0].transpose(1, 2)
+            else:
+                out = function(*tensors, True, None, None)
+            found = torch.autograd.grad(out, tensors, upstream.to(out.dtype))
+            for one, other in zip((out, *found), (result, *wanted), strict=True):
+                assert (one.double() - other).norm() < 6e-3 * other.norm()
+    assert len({id(each) for each in made}) == 1 and made[0].of.any_size
+
+
+def test_gradients_of_biases_have_kernels_for_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Derive them from the kernel with static shapes, since their text has sizes."""
+    made, tensors = derived(monkeypatch), operands(2, 2, 40, 50, 64, 64, torch.bfloat16)
+    bias = torch.randn(2, 40, 50, requires_grad=True)
+    function = helion.kernel(backend="cute", static_shapes=False)(with_bias).differentiable()
+    out = function(*tensors, bias)
+    upstream = torch.randn_like(out)
+    found = torch.autograd.grad(out, (*tensors, bias), upstream)
+    exact = [x.detach().double().requires_grad_() for x in (*tensors, bias)]
+    q, k, v, added = exact
+    wanted = torch.autograd.grad(torch.softmax(q @ k.mT / 8 + added, -1) @ v, exact, upstream.double())
+    for one, other in zip(found, wanted, strict=True):
+        assert (one.double() - other).norm() < 8e-3 * other.norm()
+    assert [each.of.any_size for each in made] == [False]
 
 
 @pytest.mark.parametrize("with_logarithms", [True, False])

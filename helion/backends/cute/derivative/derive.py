@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from ...._compiler.autodiff.transform import StagedBackward
 from ...._compiler.ir.grammar import HostTensor, Program
@@ -22,6 +23,7 @@ from ..lower.attention.kernel import known_attention
 from ..lower.attention.loops import has_attention
 from ..lower.attention.recognise import Attention
 from ..plan.attention.build import HALF_DTYPES
+from ..plan.attention.numbers import is_known
 from ..plan.attention.operands import Matrix, Place
 from ..plan.attention.records import ACCUMULATOR, MAXIMUM, TOTAL, AttentionProblem
 from ..plan.epilogue import Constant
@@ -36,7 +38,12 @@ seven (gradients named ``all`` in benchmarks/results/cute/nvidia-h200-attention.
 
 
 def derivative(
-    program: Program, wanted: Iterable[int], name: str, target: Target | None = None, ahead: bool = False
+    program: Program,
+    wanted: Iterable[int],
+    name: str,
+    target: Target | None = None,
+    ahead: bool = False,
+    dynamic: Program | None = None,
 ) -> StagedBackward | None:
     """Return the kernels that compute the gradients of an attention, or None for other programs.
 
@@ -45,15 +52,11 @@ def derivative(
     alone.
 
     ``target`` is that of the kernels, if this backend may compile them. With ``ahead`` a kernel may run in place of the
-    program's, so that it stores what gradients need.
+    program's, so that it stores what gradients need. ``dynamic`` is the program with sizes of each call, if the source of the
+    kernels should serve those: it does unless biases or scores without a value have gradients.
     """
-    if not has_attention(program):
-        return None
-    try:
-        found = known_attention(program)
-    except (Refusal, NeedsValue):
-        return None
-    known = _known(program, found)
+    found = _attention(program)
+    known = None if found is None else _known(program, found)
     if known is None:
         return None
     ids = known.ids
@@ -70,7 +73,28 @@ def derivative(
         together=compiled and {q, k, v} <= {*results} and same,
         ahead=ahead and compiled and known.saved is None and not known.indexed["grad"].is_turned,
     )
-    return text.staged() if text.has_all_slopes else None
+    if not text.has_all_slopes:
+        return None
+    any_size = dynamic is not None and not text.wanted and text.wanted_sink is None
+    return (replace(text, aligned=_aligned(dynamic)) if any_size else text).staged()
+
+
+def _attention(program: Program) -> Attention | None:
+    if not has_attention(program):
+        return None
+    try:
+        return known_attention(program)
+    except (Refusal, NeedsValue):
+        return None
+
+
+def _aligned(program: Program | None) -> tuple[bool, bool] | None:
+    """Return whether the first and the last key of the band depend on sizes of a call; None for other programs."""
+    found = None if program is None else _attention(program)
+    if found is None:
+        return None
+    band = found.problem.band
+    return not is_known(band.first), not is_known(band.last)
 
 
 def _known(program: Program, found: Attention) -> Known | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,9 +10,10 @@ from dataclasses import dataclass, replace
 from ...._compiler.autodiff.transform import Parameter, StagedBackward, StagedForward
 from ...._shapes import dtype_name
 from ..plan.attention.operands import Place
-from ..plan.attention.records import AttentionProblem, Band
+from ..plan.attention.records import AttentionProblem
 from .indexed import FIRST, Indexed
 from .scores import Input, Score, Sink, name_of_number
+from .sizes import Sizes
 
 DIFFERENCES = "ds = p * (dp - delta_rows[:, None])"
 
@@ -53,13 +55,15 @@ class Known:
 @dataclass(frozen=True, kw_only=True)
 class Derived:
     """The kernels of the gradients of the tensors ``results``; ``together``: one for all gradients of q, k and v, if its order
-    may vary. With ``ahead`` a kernel that stores logarithms runs in place of the program's."""
+    may vary. With ``ahead`` a kernel that stores logarithms runs in place of the program's. With ``aligned`` the kernels serve
+    any sizes (see ``Sizes``)."""
 
     known: Known
     name: str
     results: tuple[int, ...]
     together: bool
     ahead: bool
+    aligned: tuple[bool, bool] | None = None
 
     @property
     def problem(self) -> AttentionProblem:
@@ -74,10 +78,10 @@ class Derived:
         """The rows of a tile of queries in tensors of one number for each."""
         return ", ".join((*self.axes, "tile_m"))
 
-    @property
-    def row(self) -> list[int]:
-        """The shape of tensors of one number for each query."""
-        return [*self.problem.heads, self.problem.queries]
+    @functools.cached_property
+    def sizes(self) -> Sizes:
+        known = self.known
+        return Sizes(problem=known.problem, indexed=known.indexed, shared=known.shared, aligned=self.aligned)
 
     @property
     def wanted(self) -> tuple[Input, ...]:
@@ -149,6 +153,7 @@ class Derived:
             parameters=tuple(parameters),
             results=self.results,
             forward=self.forward() if self.ahead else None,
+            any_size=self.aligned is not None,
         )
 
     def _first(self) -> tuple[list[list[str]], list[str], list[Parameter]]:
@@ -235,15 +240,14 @@ class Derived:
     def load(self, name: str, rows: str, axes: tuple[str, ...] | None = None) -> str:
         return self.known.indexed[name].text(name, self.axes if axes is None else axes, rows)
 
-    def grid(self, heads: Sequence[int], tile: str, rows: int) -> str:
+    def grid(self, heads: Sequence[str], tile: str, rows: str) -> str:
         names = [f"h{at}" for at in range(len(heads))]
-        sizes, ones = ", ".join(map(str, (*heads, rows))), ", ".join("1" for _ in heads)
+        sizes, ones = ", ".join((*heads, rows)), ", ".join("1" for _ in heads)
         return f"    for {', '.join([*names, tile])} in hl.tile([{sizes}], block_size=[{ones}, None]):"
 
     def allocated(self, name: str, of: str) -> str:
-        found = self.known.indexed[of].own
-        dtype = dtype_name(found.tensor.dtype)
-        return f"    {name} = torch.empty({found.shape()}, dtype=torch.{dtype}, device=q.device)"
+        dtype = dtype_name(self.known.indexed[of].tensor.dtype)
+        return f"    {name} = torch.empty({self.sizes.shape(of)}, dtype=torch.{dtype}, device=q.device)"
 
     def scores(self, query: str, key: str, axes: tuple[str, ...]) -> list[str]:
         """Return the lines of scores in powers of two, ``s``, of a tile of queries by a tile of keys."""
@@ -254,7 +258,7 @@ class Derived:
             *score.lines,
             f"s = {score.value} * {score.unit!r}",
         ]
-        seen = _seen(self.problem.band)
+        seen = self.sizes.seen()
         return [*lines, f's = torch.where({seen}, s, float("-inf"))'] if seen else lines
 
     def changes(self, of: int = 0) -> list[str]:
@@ -281,10 +285,11 @@ class Derived:
 
     def again(self) -> list[str]:
         """Return the kernel that computes the output again, and logarithms of sums."""
-        dtype = f"{[*self.problem.heads, self.problem.queries, self.problem.v.columns]}, dtype=v.dtype"
+        dtype = f"[{', '.join((*self.sizes.heads, self.sizes.queries, str(self.problem.v.columns)))}], dtype=v.dtype"
         read = dict.fromkeys((*self.others, *self.of_sink))
         return [
             f"def attention_again({', '.join(('q', 'k', 'v', *read))}):",
+            *self.sizes.lines("q", "k", "v"),
             f"    out = torch.empty({dtype}, device=q.device)",
             *self._attention(f"out[{self.place}, :]"),
             "    return out, logsum",
@@ -301,6 +306,7 @@ class Derived:
             name="attention_with_logarithms",
             lines=(
                 f"def attention_with_logarithms({', '.join(each.name for each in parameters)}):",
+                *self.sizes.lines("q", "k", "v"),
                 *self._attention(self.known.indexed["grad"].text("out", self.axes, "tile_m")),
                 "    return logsum",
             ),
@@ -325,13 +331,13 @@ class Derived:
         guarded = "torch.where(total > 0, total, 1.0)" if self.known.guarded else "total"
         added = [] if sink is None else [f"        total = total + torch.exp2({sink.text(self.axes)} - highest)"]
         return [
-            f"    logsum = torch.empty({self.row}, dtype=torch.float32, device=q.device)",
-            self.grid(problem.heads, "tile_m", problem.queries),
+            f"    logsum = torch.empty({self.sizes.row}, dtype=torch.float32, device=q.device)",
+            self.grid(self.sizes.heads, "tile_m", self.sizes.queries),
             f"        query = {self.load('q', 'tile_m')}",
             "        highest = hl.full([tile_m], -1e30, dtype=torch.float32)",
             "        total = hl.zeros([tile_m], dtype=torch.float32)",
             f"        acc = hl.zeros([tile_m, {problem.v.columns}], dtype=torch.float32)",
-            f"        for tile_n in hl.tile({problem.keys}):",
+            f"        for tile_n in hl.tile({self.sizes.keys}):",
             *(f"            {line}" for line in body),
             *added,
             f"        {output} = acc / {guarded}[:, None]",
@@ -355,9 +361,10 @@ class Derived:
             sums = f"delta_rows = {sums}"
         return [
             f"def sums_of_products({', '.join(self._read_by_sums)}):",
-            f"    delta = torch.empty({self.row}, dtype=torch.float32, device=grad.device)",
+            *self.sizes.lines("grad"),
+            f"    delta = torch.empty({self.sizes.row}, dtype=torch.float32, device=grad.device)",
             *shares,
-            self.grid(self.problem.heads, "tile_m", self.problem.queries),
+            self.grid(self.sizes.heads, "tile_m", self.sizes.queries),
             f"        given = {self.load('grad', 'tile_m')}.to(torch.float32)",
             *(
                 [f"        delta[{self.place}] = {sums}", "    return delta"]
@@ -385,12 +392,13 @@ class Derived:
         ]
         return [
             self.header("gradient_of_queries"),
+            *self.sizes.lines("q", "k", "v", "grad"),
             self.allocated("grad_q", "q"),
-            self.grid(problem.heads, "tile_m", problem.queries),
+            self.grid(self.sizes.heads, "tile_m", self.sizes.queries),
             f"        query, upstream = {self.load('q', 'tile_m')}, {self.load('grad', 'tile_m')}",
             f"        {self.rows(self.axes)}",
             f"        acc = hl.zeros([tile_m, {problem.q.columns}], dtype=torch.float32)",
-            f"        for tile_n in hl.tile({problem.keys}):",
+            f"        for tile_n in hl.tile({self.sizes.keys}):",
             *(f"            {line}" for line in body),
             f"        {self.known.indexed['q'].own.ordered.text('grad_q', self.axes, 'tile_m')} = acc * {self.unit!r}",
             "    return grad_q",
@@ -400,6 +408,7 @@ class Derived:
         """Return the kernel of the gradients of keys and values, whose tiles are keys."""
         return [
             self.header("gradients_of_keys"),
+            *self.sizes.lines("q", "k", "v", "grad"),
             *self.tiles_of_keys(["key_sum = hl.dot(ds.to(query.dtype).T, query, acc=key_sum)"]),
             "    return grad_k, grad_v",
         ]
@@ -418,7 +427,8 @@ class Derived:
         ]
         return [
             self.header("all_gradients"),
-            f"    sum_q = torch.zeros({self.known.indexed['q'].own.shape()}, dtype=torch.float32, device=q.device)",
+            *self.sizes.lines("q", "k", "v", "grad"),
+            f"    sum_q = torch.zeros({self.sizes.shape('q')}, dtype=torch.float32, device=q.device)",
             *self.tiles_of_keys(differences),
             "    return sum_q, grad_k, grad_v",
         ]
@@ -433,7 +443,6 @@ class Derived:
         """Return the loops over tiles of keys, and in these over queries; ``differences`` are the lines that use ``ds``. Heads
         that share keys are a loop around that over queries."""
         problem, member = self.problem, any(number > 1 for number in self.known.shared)
-        groups = [size // number for size, number in zip(problem.heads, self.known.shared, strict=True)]
         heads, indent = self.members, "    " if member else ""
         body = [
             f"query, upstream = {self.load('q', 'tile_m', heads)}, {self.load('grad', 'tile_m', heads)}",
@@ -449,12 +458,12 @@ class Derived:
         return [
             self.allocated("grad_k", "k"),
             self.allocated("grad_v", "v"),
-            self.grid(groups, "tile_n", problem.keys),
+            self.grid(self.sizes.groups, "tile_n", self.sizes.keys),
             f"        key, value = {self.owned('k')}, {self.owned('v')}",
             f"        key_sum = hl.zeros([tile_n, {problem.k.columns}], dtype=torch.float32)",
             f"        value_sum = hl.zeros([tile_n, {problem.v.columns}], dtype=torch.float32)",
             *loop,
-            f"        {indent}for tile_m in hl.tile({problem.queries}):",
+            f"        {indent}for tile_m in hl.tile({self.sizes.queries}):",
             *(f"            {indent}{line}" for line in body),
             f"        {self.owned('k', 'grad_k')} = key_sum * {self.unit!r}",
             f"        {self.owned('v', 'grad_v')} = value_sum",
@@ -512,12 +521,12 @@ class Derived:
     def _of_vectors(self, of: Input) -> list[str]:
         """Return the kernel of the sums over keys of each query, or over queries of each key."""
         problem = self.problem
-        tiles = ("tile_m", problem.queries), ("tile_n", problem.keys)
+        tiles = ("tile_m", str(problem.queries)), ("tile_n", str(problem.keys))
         (own, rows), (other, others) = tiles if of.kind != "key" else tiles[::-1]
         return [
             self.header(f"gradient_of_{of.name}"),
-            f"    made = torch.empty({[*problem.heads, rows]}, dtype=torch.float32, device=q.device)",
-            self.grid(problem.heads, own, rows),
+            f"    made = torch.empty([{', '.join((*self.sizes.heads, rows))}], dtype=torch.float32, device=q.device)",
+            self.grid(self.sizes.heads, own, rows),
             f"        total = hl.zeros([{own}], dtype=torch.float32)",
             f"        for {other} in hl.tile({others}):",
             *(f"            {line}" for line in self._tile(of, self.axes)),
@@ -544,11 +553,3 @@ def _of_group(place: Place) -> Place:
     """Return the coordinate of a group of heads whose quotient is a place."""
     first = place.arguments[0]
     return first if place.op == "floordiv" and isinstance(first, Place) else place
-
-
-def _seen(band: Band) -> str:
-    """Return the text of a mask by the distance of key and query."""
-    distance = "tile_n.index[None, :] - tile_m.index[:, None]"
-    parts = [f"({distance} <= {band.last})"] if band.last is not None else []
-    parts += [f"({distance} >= {band.first})"] if band.first is not None else []
-    return " & ".join(parts)
