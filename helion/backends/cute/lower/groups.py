@@ -138,6 +138,8 @@ def without_groups_of_k(program: Program) -> GroupedK:
         nest, axes=(*nest.axes, axis), ops=(*nest.ops, *_all(loop.regions[0].ops)), bounds={axis.block: (begin, end)}
     )
     reader = _Reader(program, inner, axis.block)
+    if not reader.is_loaded(end):
+        return unchanged
     relative, tensor = reader.rows(begin, end)
     extent = reader.all_rows()
     whole = dataclasses.replace(axis, begin=0, end=extent, jagged=None)
@@ -244,6 +246,11 @@ class _Reader:
                 "groups of rows are implemented with a program for each group, and a plain loop over its rows"
             )
         return relative, self.program.tensors[self.tensor]
+
+    def is_loaded(self, value: Operand | Bound) -> bool:
+        """Return whether a number is computed from a loaded one, and not from the bounds of tiles alone."""
+        made = self._made(value)
+        return made is not None and (made.kind == "load" or any(map(self.is_loaded, made.operands)))
 
     def _is_plain_loop(self) -> bool:
         axis = self.axis
