@@ -85,7 +85,7 @@ def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[C
         together = rows * columns * shape.problem.repeats
         plain = narrowed(Choice(tile=tile, copies_in=copies_in))
         paired = dataclasses.replace(plain, cluster=(2, 1))
-        found += [paired] if rows > 1 else []
+        found += [paired] if rows > 1 and copies_in != "registers" else []  # such clusters run on request
         found.append(plain)
         if together > target.num_sms and not in_stages:  # these have not run with two consumer groups
             found += [dataclasses.replace(paired, pingpong=True)] if rows > 1 else []
