@@ -51,12 +51,28 @@ def test_elements_far_from_the_others(choice: RowChoice, n: int) -> None:
     assert ((out.double() - (wide - wide.mean(-1)[:, None]) * torch.rsqrt(spread + 1e-5)[:, None]).abs() <= 4e-4).all()
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_sums_of_several_warps_are_about_one_number_near_their_means(ahead: bool) -> None:
+    """Elements of the first thread of a warp, or of the first warp, are far from the others."""
+    n = 4096
+    x = numbers(3, n, dtype=torch.float32) + 50
+    x[0, :4], x[1, 1024:1028], x[2, :256] = 4e4, -3e4, 1e4
+    mean, variance, out = torch.empty(3), torch.empty(3), torch.empty_like(x)
+    choice = RowChoice(cluster=2, warps=8, keep="shared", ahead=ahead)
+    run(moments, (x, mean, variance, out), choice)
+    wide = x.double()
+    assert ((mean.double() - wide.mean(-1)).abs() <= 2e-6 * wide.abs().mean(-1)).all()
+    spread = wide.var(-1, correction=0)
+    assert ((variance.double() - spread).abs() <= 4e-6 * spread).all()
+
+
 def test_what_is_not_finite_stays_so() -> None:
     x = numbers(4, 1000, dtype=torch.float32)
     x[0, 0], x[1, 999], x[2, 500] = float("inf"), float("-inf"), float("nan")
     mean, variance, out = torch.empty(4), torch.empty(4), torch.empty_like(x)
-    run(moments, (x, mean, variance, out), CHOICES[0])
-    torch.testing.assert_close(mean, x.mean(-1), equal_nan=True)
+    for choice in (*CHOICES, RowChoice(cluster=2, warps=8, keep="shared")):
+        run(moments, (x, mean, variance, out), choice)
+        torch.testing.assert_close(mean, x.mean(-1), equal_nan=True)
     assert variance.isnan().tolist() == [True, True, True, False] and out[:3].isnan().all()
 
 

@@ -108,6 +108,22 @@ def test_a_gradient_of_two_statistics_has_one_exchange() -> None:
         assert ((given[4].double() - _blocks(grad.double() * hat)).abs() <= 1e-4 * slope.abs().mean()).all()
 
 
+@pytest.mark.parametrize(("n", "pitch"), [(1000, 1), (1003, 1), (1000, 2)])
+def test_vectors_of_16_bits_are_converted_once(n: int, pitch: int) -> None:
+    """Each thread has both parts of a granule in fp32, of pairs, of elements, and of vectors with a stride."""
+    x, grad, out = (numbers(6, 1008, seed=seed)[:, :n] for seed in range(3))
+    w = numbers(n, pitch, seed=4)[:, 0]
+    parts = torch.full((2, 1008), 7.0)[:, :n]
+    choice = RowChoice(cluster=2, warps=8)
+    _, plan = prepared(rms_gradients, (x, w, grad, out, parts), choice, SPAN)
+    assert plan.layout.wide and not plan.layout.bulk_vectors and plan.layout.vector_sizes == (4,)
+    run(rms_gradients, (x, w, grad, out, parts), choice, SPAN)
+    wide, given, slope = x.double(), grad.double(), grad.double() * w.double()
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS)
+    assert close(out, scale * slope - wide * scale**3 * (wide * slope).mean(-1, keepdim=True))
+    assert close(parts, _blocks(given * wide * scale))
+
+
 def test_long_rows_that_begin_anywhere_have_a_layout() -> None:
     x = torch.empty(300, 50257, device="meta")
     parts = torch.empty(75, 50257, device="meta")
@@ -124,6 +140,9 @@ def test_rows_of_one_warp_are_read_again() -> None:
         _, plan = prepared(layer_gradients, (x, w, x, x, torch.empty(2, 1000), torch.empty(2, 1000)), choice, SPAN)
         walk = render(r.row_program(plan)).split("def walk_2(")[1].split("def ")[0]
         assert ("renewed(row.thread" in walk) == (warps == 1)
+    choice = RowChoice(cluster=1, warps=1, keep="registers")  # the vector alone is read again
+    _, plan = prepared(layer_gradients, (x, w, x, x, torch.empty(2, 1000), torch.empty(2, 1000)), choice, SPAN)
+    assert "renewed(row.thread" in render(r.row_program(plan)).split("def walk_2(")[1].split("def ")[0]
 
 
 def test_rows_with_a_gap_after_each_and_an_end_within_a_granule() -> None:

@@ -21,15 +21,17 @@ from ...plan.rowwise.extremes import IDENTITIES, packed_dtype, packed_extremes
 from ...plan.rowwise.logs import short_logs
 from ...plan.rowwise.passes import RowPass, Schedule, elements, kept_bytes, schedule_of
 from ...plan.rowwise.powers import fused_powers, fused_quotients, minuend
-from ...plan.rowwise.records import SIZE_N, RowLayout, RowPlan, RowProblem, pitch_name
+from ...plan.rowwise.records import GRANULE_BYTES, SIZE_N, RowLayout, RowPlan, RowProblem, pitch_name
 from ...plan.rowwise.shorts import short_quotients, short_values
 from ..epilogue import SHORT, expression
 from ..rows import REDUCTIONS
 from ..writer import Writer
 from .stages import divisors_of_groups, last_stage, read_by, stage_of
 
-CHAINS = 4
-"""Independent partial results of a thread for each reduction, which hide latency."""
+CHAINS, FEWER_CHAINS = 4, 2
+"""Independent partial results of a thread for each reduction, which hide latency; and where several sums do as well."""
+SEVERAL = 4
+"""Reductions of one walk from which they do."""
 _NAMES = {"bool": "int8"}
 
 
@@ -50,10 +52,16 @@ def value_name(problem: RowProblem, value: int) -> str:
     return f"row.{name}" if epilogue.per_row[value] else name
 
 
+def chains(schedule: Schedule) -> int:
+    """Return the partial results of a thread for each reduction."""
+    several = len(schedule.passes[0].reduces) >= SEVERAL
+    return FEWER_CHAINS if several else CHAINS
+
+
 def first_term(schedule: Schedule, value: int) -> int:
     """Return the place of the first partial result of a reduction among those of a thread."""
     order = [each for level in schedule.reductions for each in level]
-    return order.index(value) * CHAINS
+    return order.index(value) * chains(schedule)
 
 
 def pitch_of(problem: RowProblem, tensor: EpilogueOperand | EpilogueOutput) -> str:
@@ -232,7 +240,7 @@ def _ends(plan: RowPlan, schedule: Schedule, each: RowPass) -> list[str]:
             lines.append(f"candidates_{value}.append({term})")
             continue
         term = f"masked({term}, inside, i, {reduction.identity})"
-        place = f"row.terms[{first_term(schedule, value)} + i % {CHAINS}]"
+        place = f"row.terms[{first_term(schedule, value)} + i % {chains(schedule)}]"
         lines.append(f"{place} = {reduction.join(place, term)}")
     for output in each.outputs:
         lines.append(f"{output.label}_values.append({_in_range(output, value_name(problem, output.value))})")
@@ -410,7 +418,7 @@ def _first_place(problem: RowProblem, schedule: Schedule, value: int) -> list[st
     assert isinstance(extreme, int)
     joint = {part.value for part in schedule.joint if part.kind == "first"}
     sought = warp_name(problem, extreme) if value in joint else value_name(problem, extreme)
-    place = f"row.terms[{first_term(schedule, value)} + granule % {CHAINS}]"
+    place = f"row.terms[{first_term(schedule, value)} + granule % {chains(schedule)}]"
     first = f"cutlass.Float32(first_column) + first_match(candidates_{value}, {sought}, inside)"
     return [f"{place} = {REDUCTIONS['row_first'].join(place, first)}"]
 
@@ -500,29 +508,43 @@ def _print_pairs(out: Writer, plan: RowPlan, output: EpilogueOutput) -> None:
             out.line(f"store_element(address, offset + i * {size}, {word}, {shift}, {size}, {apart})")
 
 
+def vector_dtype(layout: RowLayout, operand: EpilogueOperand) -> str:
+    """Return the type of a vector in shared memory."""
+    return "float32" if layout.wide and itemsize(operand.dtype) == 2 else operand.dtype
+
+
 def print_vectors(out: Writer, plan: RowPlan) -> None:
-    """Print a function for each vector that reads the values of a granule."""
+    """Print a function for each vector that reads the values of a granule.
+
+    A granule in fp32 has several parts of 16 bytes. They lie in planes, so that threads read without bank conflicts.
+    """
     layout = plan.layout
-    for operand, place in zip(plan.problem.vectors, layout.vector_offsets, strict=False):
-        size = itemsize(operand.dtype)
+    for at, (operand, place) in enumerate(zip(plan.problem.vectors, layout.vector_offsets, strict=False)):
+        size, dtype = layout.vector_sizes[at], vector_dtype(layout, operand)
         out.lines(("", ""))
         with out.block(f"def vector_{operand.label}(cta, row, granule):"):
             if layout.aligned:
-                granule_bytes = layout.granule_bytes(size)
-                out.line(f"address = cta.vectors + row.thread * {granule_bytes}")
-                out.line(f"address, offset = shifted(address, granule, {layout.threads * granule_bytes})")
-                out.line(f"words = load_shared(address, {place} + offset, {granule_bytes})")
-                out.line(f"return unpack_{storage(operand.dtype)}(words)")
+                part = (
+                    min(GRANULE_BYTES, layout.granule_bytes(size))
+                    if dtype != operand.dtype
+                    else layout.granule_bytes(size)
+                )
+                out.line(f"address = cta.vectors + row.thread * {part}")
+                out.line(f"address, offset = shifted(address, granule, {layout.threads * part})")
+                for number in range(layout.granule_bytes(size) // part):
+                    plane = place + number * layout.vector_granules * part
+                    out.line(f"words {'+=' if number else '='} load_shared(address, {plane} + offset, {part})")
+                out.line(f"return unpack_{storage(dtype)}(words)")
                 continue
             out.line("words = []")
             with out.block(f"for i in range({layout.lanes}):"):
                 out.line(f"place = cta.vectors + row.places[i] * {size}")
                 out.line(f"address, offset = shifted(place, granule, {layout.threads * size})")
                 out.line(f"words.append(load_plane(address, {place} + offset, {size}))")
-            out.line(f"return [{_widened(operand.dtype)} for word in words]")
+            out.line(f"return [{widened(dtype)} for word in words]")
 
 
-def _widened(dtype: str) -> str:
+def widened(dtype: str) -> str:
     """Return the fp32 value of one element in the low bits of ``word``."""
     return {
         "bfloat16": "(word << 16).bitcast(Float32)",

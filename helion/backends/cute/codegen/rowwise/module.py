@@ -12,7 +12,7 @@ from ...toolchain.kernel import GemmKernel
 from ..writer import Writer
 from . import prelude
 from .elements import (
-    CHAINS,
+    chains,
     columns_of,
     first_sum,
     pitch_of,
@@ -136,7 +136,8 @@ def _rows(out: Writer, plan: RowPlan) -> None:
                 plane = f"(place & {lanes - 1}) * {layout.vector_granules}"
                 ahead = f"row.thread + {layout.line_granules}"
                 out.line(f"row.places.append({plane} + {ahead} + (place >> {lanes.bit_length() - 1}))")
-        count = CHAINS * sum(map(len, schedule_of(problem).reductions))
+        schedule = schedule_of(problem)
+        count = chains(schedule) * sum(map(len, schedule.reductions))
         out.line("row.terms = cta.terms" if layout.rolled else f"row.terms = [None] * {count}")
         out.line("row.held = []")
         out.line("row.stages = []")
@@ -284,7 +285,8 @@ def _prologue(plan: RowPlan) -> list[str]:
         lines.append(f"blocks = (tiles + {plan.problem.span - 1}) // {plan.problem.span}")
         lines.append(f"sums = cute.make_rmem_tensor({count}, Float32)")
     if layout.rolled:
-        count = max(1, CHAINS * sum(map(len, schedule_of(plan.problem).reductions)))
+        schedule = schedule_of(plan.problem)
+        count = max(1, chains(schedule) * sum(map(len, schedule.reductions)))
         lines.append(f"terms = cute.make_rmem_tensor({count}, Float32)")
     return lines
 

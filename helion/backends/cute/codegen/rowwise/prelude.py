@@ -201,6 +201,30 @@ def butterfly(value, width, join):
         offset *= 2
     return value
 """
+_BUTTERFLIES = """
+def butterflies(values, width, lane):
+    # While there are several sums, each half of the lanes goes on with half of them.
+    values, homes, offset = list(values), [[(i, 0)] for i in range(len(values))], 1
+    count = len(values)
+    while offset < width:
+        upper, made, places = (lane & offset) != 0, [], []
+        for at in range(0, len(values), 2):
+            given, home = values[at], homes[at]
+            if at + 1 < len(values):
+                given = Float32(cutlass.select_(upper, values[at], values[at + 1]))
+                kept = Float32(cutlass.select_(upper, values[at + 1], values[at]))
+                home = home + [(i, source + offset) for i, source in homes[at + 1]]
+            else:
+                kept = given
+            made.append(kept + cute.arch.shuffle_sync_bfly(given, offset=offset))
+            places.append(home)
+        values, homes, offset = made, places, offset * 2
+    found = [None] * count
+    for value, home in zip(values, homes):
+        for i, source in home:
+            found[i] = cute.arch.shuffle_sync(value, source) if count > 1 else value
+    return found
+"""
 _RENEWED = """
 def renewed(value, lane):
     # The same value, which no compiler knows: it does not keep what an earlier pass has computed from it.
@@ -320,7 +344,19 @@ FUNCTIONS: Mapping[str, str] = {
         *(_BULK_LOAD, _SEND, _PUT, _EXPECT, _ARRIVE, _AWAIT_CLUSTER, _UNPACK_BFLOAT16, _UNPACK_FLOAT16),
         *(_UNPACK_FLOAT32, _UNPACK_INT8, _UNPACK_UINT8, _UNPACK_FLOAT8),
         *(_PACK_BFLOAT16, _PACK_FLOAT16, _PACK_FLOAT32, _PACK_FLOAT8, _ROUNDED_FLOAT8, _PACK_INT8, _PACK_UINT8),
-        *(_JOINED, _BUTTERFLY, _RENEWED, _MASKED, _CENTRE, _MOVED, _SHIFTED, _RECIPROCAL, _DIVIDED, _DIVIDED_SHORT),
+        *(
+            _JOINED,
+            _BUTTERFLY,
+            _BUTTERFLIES,
+            _RENEWED,
+            _MASKED,
+            _CENTRE,
+            _MOVED,
+            _SHIFTED,
+            _RECIPROCAL,
+            _DIVIDED,
+            _DIVIDED_SHORT,
+        ),
         _FIRST_MATCH,
         *(_ROW_MAXIMUM_BFLOAT16, _ROW_MINIMUM_BFLOAT16, _ROW_MAXIMUM_FLOAT16, _ROW_MINIMUM_FLOAT16),
         *(_POWER_BASE, _LOG2_APPROXIMATE, _LOG_NEAR_ONE, _SHORT_LOG, _SHORT_LOG1P),

@@ -12,9 +12,9 @@ from ...plan.rowwise.records import WORD_BYTES, Gather, Repeat, RowPlan, RowProb
 from ..epilogue import EXPRESSIONS, INFINITY, literal
 from ..rows import REDUCTIONS, found_at
 from ..writer import Writer
+from .centres import moved_sum, received_sums, row_sums_packed, sums_of, thread_sum, warp_sums
 from .elements import (
-    CHAINS,
-    centre_name,
+    chains,
     divisors,
     first_term,
     own_name,
@@ -58,7 +58,7 @@ def _print_clear(out: Writer, plan: RowPlan, schedule: Schedule) -> None:
         for level in schedule.reductions:
             for value in (value for value in level if value not in packed):
                 first, identity = first_term(schedule, value), REDUCTIONS[_op(problem, value)].identity
-                out.line(f"for i in range({first}, {first + CHAINS}):")
+                out.line(f"for i in range({first}, {first + chains(schedule)}):")
                 out.line(f"    row.terms[i] = Float32({identity})")
         if not schedule.reductions:
             out.line("return")
@@ -73,41 +73,23 @@ def _print_fold(out: Writer, plan: RowPlan, schedule: Schedule, number: int) -> 
         out.lines(["row.count, row.elements = count_elements(cta, row)"] if number == 0 and schedule.counts else [])
         for value in schedule.reductions[number]:
             join, first = f"join_{_op(problem, value)}", first_term(schedule, value)
-            terms = f"[row.terms[i] for i in range({first}, {first + CHAINS})]"
+            terms = f"[row.terms[i] for i in range({first}, {first + chains(schedule)})]"
             if number == 0 and value in packed_extremes(problem, plan.layout):
                 dtype = packed_dtype(problem, value)
                 terms = f"unpack_{dtype}([joined(row.packed_{value}, {_op(problem, value)}_{dtype})])"
-            if schedule.centres:
-                out.lines(_thread(problem, schedule, value, f"joined({terms}, {join})"))
-                terms = f"[{thread_name(problem, value)}]"
+            if schedule.centres and value in sums_of(problem, schedule):
+                out.lines(thread_sum(problem, schedule, value, f"joined({terms}, {join})"))
+                continue
             out.line(f"{warp_name(problem, value)} = butterfly(joined({terms}, {join}), 32, {join})")
+        if schedule.centres:
+            out.lines(warp_sums(problem, schedule) if number else [])
+            return
         for part in schedule.joint if number == 0 else ():
             out.lines(_own(plan, part))
         for part in fused_powers(problem, schedule):
             own, result = own_name(problem, part), warp_name(problem, part.value)
             scaled = f"{result} = {result} * {own}_factor"
             out.line(_slope(own) if number == 0 else scaled)
-
-
-def _thread(problem: RowProblem, schedule: Schedule, value: int, terms: str) -> list[str]:
-    """Return the code of a thread's sum: from that of differences from its centre, or about the warp's own mean."""
-    name = thread_name(problem, value)
-    part = next((part for part in schedule.joint if part.value == value), None)
-    if value in schedule.centres:
-        differences, centre = f"{name}_differences", centre_name(problem, value)
-        return [f"{differences} = {terms}", f"{name} = {differences} + row.count * {centre}"]
-    if part is None:
-        return [f"{name} = {terms}"]
-    off = f"off = {centre_name(problem, part.of)} - {own_name(problem, part)}"
-    if part.kind == "products":
-        return [off, f"{name} = {terms} + off * {thread_name(problem, part.weights)}"]
-    differences = f"{thread_name(problem, part.of)}_differences"
-    return [off, f"{name} = {terms} + off * (2.0 * {differences} + row.count * off)"]
-
-
-def thread_name(problem: RowProblem, value: int) -> str:
-    """Return the name of a thread's result of a reduction."""
-    return f"{value_name(problem, value)}_thread"
 
 
 def _slope(about: str) -> str:
@@ -168,9 +150,14 @@ def _print_exchange(out: Writer, plan: RowPlan, schedule: Schedule, at: int, mee
             out.line(f"parts = [[{', '.join(sent)}]]")
         else:
             out.lines(_received(plan, len(sent)))
+        packed = row_sums_packed(plan, schedule, meeting)
+        out.lines(received_sums(plan, schedule) if packed else [])
         for number in meeting:
             for value in schedule.reductions[number]:
-                out.lines(_joined(plan, schedule, meeting, value))
+                if not packed or value not in sums_of(problem, schedule):
+                    out.lines(_joined(plan, schedule, meeting, value))
+                elif number:
+                    out.line(moved_sum(problem, schedule, value))
             out.lines(_numbers(problem, schedule, number + 1))
 
 

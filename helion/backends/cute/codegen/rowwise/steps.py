@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 
 from ...plan.dtypes import itemsize
+from ...plan.epilogue import EpilogueOperand
 from ...plan.rowwise.passes import RowPass, Schedule, gathers_late, schedule_of
-from ...plan.rowwise.records import WORD_BYTES, RowLayout, RowPlan, RowProblem
+from ...plan.rowwise.records import GRANULE_BYTES, WORD_BYTES, RowLayout, RowPlan, RowProblem
 from ...roles import grammar as g
 from ...roles.rowwise import program as r
 from ..writer import Writer
-from .elements import columns_of, divisors_again, numbers_columns, pitch_of, slice_of
+from .elements import columns_of, divisors_again, numbers_columns, pitch_of, slice_of, widened
 from .planes import print_stored_planes
 
 
@@ -111,7 +112,8 @@ def _reads_again(layout: RowLayout, schedule: Schedule, each: RowPass) -> bool:
     ptxas would keep all that was read in the registers that sums over rows need.
     """
     apart = layout.exchanges and not (schedule.joint and each.number == 1)
-    return bool(layout.held_stages and layout.demand.sums) and not apart
+    again = layout.held_stages or layout.demand.vectors
+    return bool(again and layout.demand.sums) and not apart
 
 
 @functools.singledispatch
@@ -366,16 +368,43 @@ def _(step: r.ShareVectors, out: Writer, program: r.RowProgram) -> None:
     plan, layout = program.plan, program.plan.layout
     lanes, length = layout.lanes, layout.vector_granules
     threads = layout.cta_threads - 32
-    for operand, place in zip(plan.problem.vectors, layout.vector_offsets, strict=False):
-        size = itemsize(operand.dtype)
+    for number, (operand, place) in enumerate(zip(plan.problem.vectors, layout.vector_offsets, strict=False)):
+        size, width = itemsize(operand.dtype), layout.vector_sizes[number]
+        if layout.aligned and width != size:
+            _print_wide_vector(out, plan, operand, place)
+            continue
         with out.block(f"for element in cutlass.range(thread - 32, {length * lanes}, {threads}, unroll=8):"):
             first = "cta.base" if layout.aligned else f"(cta.base - {layout.line_granules})"
             out.line(f"column = {first} * {lanes} + element")
             out.line(f"inside = (column >= 0) & (column < {columns_of(plan.problem)})")
             source = f"{operand.label} + Int64(column) * {operand.pitch * size}"
             out.line(f"word = load_global({source}, {size}, inside)")
+            out.lines([f"word = ({widened(operand.dtype)}).bitcast(Int32)"] if width != size else [])
             at = "element" if layout.aligned else f"(element % {lanes} * {length} + element // {lanes})"
-            out.line(f"store_shared(cta.vectors + {place} + {at} * {size}, word, {size})")
+            out.line(f"store_shared(cta.vectors + {place} + {at} * {width}, word, {width})")
+
+
+def _print_wide_vector(out: Writer, plan: RowPlan, operand: EpilogueOperand, place: int) -> None:
+    """Print the loop that places elements of 16 bits as fp32, by pairs that one load has where it cannot end too late.
+
+    Parts of 16 bytes of a granule lie in planes.
+    """
+    layout, problem = plan.layout, plan.problem
+    length, threads, part = layout.vector_granules, layout.cta_threads - 32, GRANULE_BYTES // WORD_BYTES
+    each = 2 if operand.pitch == 1 and problem.n % 2 == 0 and not problem.columns_at_launch else 1
+    count, size = length * layout.lanes // each, itemsize(operand.dtype)
+    with out.block(f"for place in cutlass.range(thread - 32, {count}, {threads}, unroll=8):"):
+        out.line(f"element = place * {each}")
+        out.line(f"column = cta.base * {layout.lanes} + element")
+        source = f"{operand.label} + Int64(column) * {operand.pitch * size}"
+        out.line(f"word = load_global({source}, {each * size}, column < {columns_of(problem)})")
+        values = f"unpack_{operand.dtype}([word])" if each == 2 else f"[{widened(operand.dtype)}]"
+        out.line(f"plane = element % {layout.lanes} // {part} * {length * part}")
+        out.line(f"address = (plane + element // {layout.lanes} * {part} + element % {part}) * {WORD_BYTES}")
+        with out.block(f"for i, value in enumerate({values}):"):
+            out.line(
+                f"store_shared(cta.vectors + {place} + address + i * {WORD_BYTES}, value.bitcast(Int32), {WORD_BYTES})"
+            )
 
 
 # Rows --------------------------------------------------------------------------------------------------------------------

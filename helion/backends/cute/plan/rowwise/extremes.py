@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from .passes import schedule_of
-from .powers import HALF
+from .passes import HALF, schedule_of
 from .records import RowLayout, RowProblem
 
 IDENTITIES = {

@@ -12,6 +12,7 @@ from ..joint import OwnPart, own_parts
 from ..reductions import reductions_of
 from .records import RowDemand, RowProblem
 
+HALF = ("bfloat16", "float16")
 ROUNDED_BYTES = {"round_bfloat16": 2, "round_float16": 2}
 COSTLY = {"exp": 4, "log": 12, "div": 8, "tanh": 8, "erf": 20, "gelu": 24, "log1p": 14, "sqrt": 6, "rsqrt": 6}
 """Instructions of operations that take several, approximately; of any other: one."""
@@ -138,6 +139,7 @@ def demand_of(problem: RowProblem) -> RowDemand:
         ),
         vectors=tuple(itemsize(each.dtype) for each in problem.vectors),
         strided_vectors=any(each.pitch != 1 for each in problem.vectors),
+        wide_vectors=_has_wide_vectors(problem),
         repeated=any(repeat.operand == each.label for repeat in problem.repeats for each in problem.inputs),
         held_bytes=held,
         keeps_computed=bool(schedule.kept),
@@ -150,6 +152,12 @@ def demand_of(problem: RowProblem) -> RowDemand:
         temporaries=POSITION_REGISTERS if any(each.op == "row_first" for each in epilogue.instructions) else 0,
         work=_work(epilogue, schedule),
     )
+
+
+def _has_wide_vectors(problem: RowProblem) -> bool:
+    """Return whether threads may convert vectors of 16 bits to fp32: issue of instructions bounds sums over rows."""
+    halves = [each.dtype in HALF for each in problem.vectors if itemsize(each.dtype) == 2]
+    return bool(problem.sums and halves) and all(halves)
 
 
 def _reduced_by(reductions: tuple[tuple[int, ...], ...], number: int, once: bool) -> tuple[int, ...]:

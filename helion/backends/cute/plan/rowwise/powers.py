@@ -14,10 +14,8 @@ import functools
 
 from ..epilogue import Epilogue
 from ..joint import OwnPart
-from .passes import Schedule
+from .passes import HALF, Schedule
 from .records import RowProblem
-
-HALF = ("bfloat16", "float16")
 
 
 @functools.lru_cache(maxsize=256)

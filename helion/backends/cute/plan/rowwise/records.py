@@ -32,6 +32,9 @@ SUM_REGISTERS, SUMS_PER_REGISTER = 9, 8
 MORE_SUMS_REGISTERS = 4
 """Registers in addition for each output of sums but the first."""
 
+MOST_WIDE_SUMS = 32
+"""Sums of a thread up to which vectors of 16 bits are kept in fp32: with 64, binaries of clusters spill 8 bytes."""
+
 ANYWHERE_SUM_REGISTERS = 56
 """Registers in addition where rows with sums begin anywhere, and stay in shared memory: compiled kernels need up to 58."""
 
@@ -196,6 +199,8 @@ class RowDemand:
     pitches: tuple[int, ...]
     vectors: tuple[int, ...] = ()
     strided_vectors: bool = False
+    wide_vectors: bool = False
+    """True if threads may convert vectors of 16 bits to fp32 once: every pass over a row would convert them again."""
     repeated: bool = False
     """True if rows of an input repeat."""
     held_bytes: int = 0
@@ -386,10 +391,25 @@ class RowLayout:
         granules = -(-(n + more) // self.lanes)
         return -(-granules // self.choice.cluster)
 
+    @functools.cached_property
+    def wide(self) -> bool:
+        """True if threads convert vectors of 16 bits to fp32 in shared memory.
+
+        ptxas has room for twice the words of a granule where sums take up to half of the registers, or no cluster.
+        """
+        sums = self.demand.sums * self.lanes * self.thread_granules
+        few = sums <= MOST_WIDE_SUMS or (self.choice.cluster == 1 and self.demand.sums > 1 and self.choice.warps > 1)
+        return self.demand.wide_vectors and few
+
+    @property
+    def vector_sizes(self) -> tuple[int, ...]:
+        """Bytes of an element of each vector in shared memory."""
+        return tuple(WORD_BYTES if self.wide and size == 2 else size for size in self.demand.vectors)
+
     @property
     def bulk_vectors(self) -> bool:
         """True if bulk copies load the vectors."""
-        if not self.demand.vectors or not self.aligned or self.demand.strided_vectors:
+        if not self.demand.vectors or not self.aligned or self.demand.strided_vectors or self.wide:
             return False
         granules = 1 if self.slices_at_launch else self.slice_granules
         steps = (granules * self.granule_bytes(size) for size in self.demand.vectors)
@@ -404,7 +424,7 @@ class RowLayout:
     def vector_offsets(self) -> tuple[int, ...]:
         """Offset of each vector in shared memory, then the bytes of all."""
         offsets = [0]
-        for size in self.demand.vectors:
+        for size in self.vector_sizes:
             offsets.append(offsets[-1] + -(-self.vector_granules * self.granule_bytes(size) // 16) * 16)
         return tuple(offsets)
 
@@ -466,7 +486,7 @@ class RowLayout:
         end = self.thread_granules * self.threads
         after = self.partial_bytes + self.barrier_words * BARRIER_BYTES
         over = end + self.line_granules - self.vector_granules
-        widths = (self.lanes * size if self.aligned else size for size in self.demand.vectors)
+        widths = (self.lanes * size if self.aligned else size for size in self.vector_sizes)
         vectors = max(0, over) * max(widths, default=0) - after
         ring = 0
         if self.packed:

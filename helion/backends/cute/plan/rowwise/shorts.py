@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 
 from ..dtypes import itemsize
-from .powers import HALF
+from .passes import HALF
 from .records import RowProblem
 
 POWERS = ("exp", "exp2")
