@@ -73,7 +73,8 @@ class Predicted:
     tensor memory, threads, tile size); if not, ``reason`` names the need and the limit. ``bytes_moved`` counts memory
     traffic, ``flops`` dots and elementwise ops. ``time_us`` is a roofline without a better model. ``units`` has the
     microseconds that each unit of the GPU needs by itself, by name; units work in parallel. ``error`` is the standard
-    deviation of the logarithm of ``time_us``, within the configs of one kernel.
+    deviation of the logarithm of ``time_us``, within the configs of one kernel. ``never_spills``: a binary that spills
+    anything is replaced by the next seed, since no measurement supports it.
     """
 
     registers_per_thread: int
@@ -92,6 +93,7 @@ class Predicted:
     reason: str = ""
     units: tuple[tuple[str, float], ...] = ()
     error: float = 0.3
+    never_spills: bool = False
 
     @property
     def spills(self) -> bool:

@@ -83,6 +83,10 @@ def spills(count: int) -> BinaryResources:
     return BinaryResources(spill_bytes=count)
 
 
+def strict(count: int) -> BinaryResources:
+    return BinaryResources(spill_bytes=count, never_spills=True)
+
+
 UNFIT = BinaryResources(refusal="does not fit: 3 columns, there are 2")
 EVEN = (10.0,) * 7
 
@@ -97,6 +101,8 @@ EVEN = (10.0,) * 7
         (EVEN, [spills(500), spills(500), spills(500), spills(500)], 0, [], 4),
         (EVEN, [UNFIT, UNFIT, UNFIT, UNFIT, UNFIT, UNFIT, spills(300)], 6, [0, 1, 2, 3, 4, 5], 7),
         (EVEN, [UNFIT, spills(300), spills(64)], 2, [0, 1], 3),
+        (EVEN, [strict(12), strict(8), strict(0)], 2, [0, 1], 3),
+        ((10.0, 39.0), [strict(12), strict(0)], 1, [0], 2),
         ((10.0, 41.0, 40.0), [spills(500), spills(0), spills(65)], 2, [0], 2),
         ((10.0, 1e6), [UNFIT, spills(100)], 1, [0], 2),
         (EVEN[:2], [UNFIT, UNFIT], 0, [], 2),
@@ -125,6 +131,12 @@ def test_products_that_spill_little_give_way_to_what_is_hardly_slower(spilled: i
     taken = [spills(spilled), spills(0)]
     found = decide(options(10.0, us), lambda config: taken[config["num_warps"]], lambda: True, multiplies=True)
     assert found is not None and found.config["num_warps"] == chosen
+
+
+def test_kernels_that_never_spill_give_way_to_slower_ones() -> None:
+    taken = [strict(12), strict(0)]
+    found = decide(options(10.0, 20.0), lambda config: taken[config["num_warps"]], lambda: True, multiplies=True)
+    assert found is not None and found.config["num_warps"] == 1
 
 
 def test_nothing_is_said_of_a_first_config_that_cannot_be_measured() -> None:

@@ -30,11 +30,10 @@ from .plan.attention.records import AttentionChoice, AttentionProblem
 from .plan.records import WGMMA_ROWS
 from .plan.refusal import Refusal
 from .resources.attention import choice_of
-from .score_rules import ScoreRules
+from .score_rules import KEY_SPLITS, ScoreRules
 from .space import DOCS, ELSEWHERE, VERBATIM_PREFIX
 from .umma_attention_space import UMMA_DOCS, smallest_umma, umma_keys
 
-KEY_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 FIRST_KEYS = 64
 """Keys of a block that a search begins with."""
 ATTENTION_DOCS: dict[str, str] = {

@@ -12,6 +12,9 @@ from ...autotuner.space.own import Rule
 from ...hardware import Target
 from .plan.refusal import Refusal
 
+KEY_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Numbers of CTAs that share the keys of a tile."""
+
 
 @dataclass(frozen=True)
 class ScoreRules:

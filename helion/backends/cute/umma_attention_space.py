@@ -25,7 +25,7 @@ from .plan.attention.umma import (
 )
 from .plan.refusal import Refusal
 from .resources.umma_attention import umma_choice
-from .score_rules import ScoreRules
+from .score_rules import KEY_SPLITS, ScoreRules
 from .space import DOCS, ELSEWHERE, VERBATIM_PREFIX
 
 UMMA_DOCS: dict[str, str] = {
@@ -76,9 +76,9 @@ def umma_keys(program: Program, target: Target) -> OwnKeys:
         plan = plan_umma_attention(found.problem, umma_choice(decisions, (loops.queries, loops.keys)), target)
         return {"tcgen05_kv_stages": plan.stages, "tcgen05_polynomial": plan.polynomial}
 
-    simpler: tuple[dict[str, Any], ...] = ({"tcgen05_kv_stages": None},)
+    simpler: tuple[dict[str, Any], ...] = ({"tcgen05_kv_stages": None}, {"tcgen05_key_splits": 1})
     if not found.problem.softmax:
-        simpler = ({"tcgen05_polynomial": None}, *simpler)
+        simpler = ({"tcgen05_polynomial": None}, *reversed(simpler))
     return OwnKeys(
         fields=(
             Scalar(
@@ -92,6 +92,7 @@ def umma_keys(program: Program, target: Target) -> OwnKeys:
                 fragment=EnumFragment((None, *range(0, MOST_POLYNOMIAL + 1, 2))),
                 initial=None,
             ),
+            Scalar(key="tcgen05_key_splits", fragment=EnumFragment(KEY_SPLITS), initial=1),
         ),
         absent=_absent(),
         verbatim=VERBATIM_PREFIX,
@@ -113,6 +114,7 @@ def umma_keys(program: Program, target: Target) -> OwnKeys:
 
 def _absent() -> dict[str, str]:
     """Return the keys of matmuls, with the reason why attention has none of them."""
-    why = "it is for matmuls; attention on tcgen05 has tcgen05_kv_stages, tcgen05_lazy_rescale and tcgen05_polynomial"
+    own = "tcgen05_kv_stages, tcgen05_lazy_rescale, tcgen05_polynomial and tcgen05_key_splits"
+    why = f"it is for matmuls; attention on tcgen05 has {own}"
     of_matmul = {f"{unit}_{name}": why for unit in ("wgmma", "tcgen05") for name in DOCS}
     return {**of_matmul, **{name: reason.format(unit="tcgen05") for name, reason in ELSEWHERE.items()}}

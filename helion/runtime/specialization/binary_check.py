@@ -14,7 +14,7 @@ import logging
 import pathlib
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ... import exc, knobs
@@ -53,7 +53,7 @@ MAX_SLOW = 2
 DOUBLING_BYTES = 1024
 
 #: Part of every key: it changes when the rule of verdicts changes.
-_VERSION = 3
+_VERSION = 4
 
 Candidate = tuple[Config, "Predicted"]
 
@@ -101,11 +101,13 @@ class BinaryResources:
 
     spill_bytes: int = 0
     refusal: str = ""
+    never_spills: bool = False
+    """True if a spilled byte is enough to reject it."""
 
     @property
     def is_good(self) -> bool:
         """True if no other config is needed."""
-        return not self.refusal and self.spill_bytes <= ALLOWED_SPILL_BYTES
+        return not self.refusal and self.spill_bytes <= (0 if self.never_spills else ALLOWED_SPILL_BYTES)
 
     @property
     def rank(self) -> tuple[bool, int]:
@@ -114,9 +116,9 @@ class BinaryResources:
 
     def worth(self, multiplies: bool) -> float:
         """Return the predicted slowdown up to which a config with fewer spills is still worth compiling."""
-        return (
-            min(margins.SPILLING_RATIO, 1 + self.spill_bytes / DOUBLING_BYTES) if multiplies else margins.SPILLING_RATIO
-        )
+        if self.never_spills or not multiplies:
+            return margins.SPILLING_RATIO
+        return min(margins.SPILLING_RATIO, 1 + self.spill_bytes / DOUBLING_BYTES)
 
     def __str__(self) -> str:
         return self.refusal or f"spills {self.spill_bytes} bytes per thread"
@@ -195,7 +197,7 @@ def _measured(compiled: Compiled) -> Verdict:
         taken = _resources_of(compiled, config, None if config == last else limit)
         if limit is not None and time.perf_counter() - began >= limit and (taken is None or taken.refusal):
             slow.add(config)
-        return taken
+        return None if taken is None else replace(taken, never_spills=of.analysis.predict(config).never_spills)
 
     options = ((config, of.analysis.predict(config)) for config in candidates(of))
     found = decide(

@@ -156,6 +156,14 @@ def test_programs_are_right() -> None:
             Machine(program, tiles=seed, seed=seed).run(execute)
 
 
+def _without_barrier_after_queries(step: g.Step) -> tuple[g.Step, ...]:
+    """Remove the barrier between the computed queries and the first MMAs, and not that before outputs."""
+    if not isinstance(step, a.WorkLoop) or a.RowsSync() not in step.body:
+        return (step,)
+    at = step.body.index(a.RowsSync())
+    return (dataclasses.replace(step, body=step.body[:at] + step.body[at + 1 :]),)
+
+
 FAULTS = {
     "queries are overwritten while they are read": (
         "attend",
@@ -177,7 +185,7 @@ FAULTS = {
         without(g.Acquire("q_fill")),
         "filled|stale|negative|deadlock|being stored",
     ),
-    "queries are computed while they are read": ("attend", without(a.RowsSync()), "before all warps"),
+    "queries are computed while they are read": ("attend", _without_barrier_after_queries, "before all warps"),
     "queries are computed twice": (
         "attend",
         lambda each: (each, each) if each == a.TransformQueries() else (each,),

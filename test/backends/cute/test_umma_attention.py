@@ -15,6 +15,7 @@ from backends.cute import attention_spans as spans
 from backends.cute import dropped_kernels, fp8_kernels, latent_kernels
 from backends.cute import test_attention_spans as sequences
 from backends.cute.printed_registers import unwritten_registers
+from backends.cute.test_attention_sizes import caches, close
 from backends.cute.test_umma_verify import plan
 from backends.cute.umma_lanes import evaluate_as, objects
 
@@ -87,6 +88,34 @@ def test_values_of_sequences(monkeypatch: pytest.MonkeyPatch, static: bool, choi
     sequences.test_a_loop_over_the_rows_of_a_sequence()
     sequences.test_slots_of_caches()
     sequences.test_keys_in_pages(static, 64, torch.int32)
+
+
+@pytest.mark.parametrize(("splits", "lazy"), [(2, True), (3, False), (5, True)])
+def test_values_of_split_keys(monkeypatch: pytest.MonkeyPatch, splits: int, lazy: bool) -> None:
+    """Few rows of two heads, with the logarithm of the sums; scores grow along the keys, or shrink."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, rows, 2, 32) + 0.3 for rows in (7, 230, 230))
+    k *= torch.stack([torch.linspace(0.2, 6, 230), torch.linspace(6, 0.2, 230)], 1)[..., None]
+    arguments = (*(x.bfloat16() for x in (q, k, v)), splits == 3)
+    case = kernels.Case(name="few", kernel=kernels.rows_of_heads, arguments=lambda: arguments, reference=kernels._rows)
+    choice = UmmaChoice(groups=1, keys=32, lazy=lazy, splits=splits)
+    made, errors = values(monkeypatch, case, arguments, choice)
+    assert made.splits == splits and made.restores_maxima == lazy
+    assert errors[0] < 5e-3 and errors[1] < 1e-6
+
+
+@pytest.mark.parametrize("static", [True, pytest.param(False, marks=pytest.mark.prove)])
+def test_values_of_split_caches(monkeypatch: pytest.MonkeyPatch, static: bool) -> None:
+    """Keys of each sequence, or of none, some parts of which are empty; in pages as well."""
+    choice = UmmaChoice(groups=1, keys=32, lazy=True, splits=3)
+    found: list[UmmaPlan] = []
+    monkeypatch.setitem(evaluators.EVALUATORS, AttentionProblem, evaluate_as(choice, found))  # type: ignore[arg-type]
+    given = caches(200, [200, 0, 37])
+    kernel = helion.kernel(kernels.cached, backend="cute", static_shapes=static)
+    close(kernel(*given), kernels.of_cached(*given))
+    if not static:
+        sequences.test_keys_in_pages(static, 64, torch.int32)
+    assert {each.splits for each in found} == {3}
 
 
 def test_values_of_computed_queries_in_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +285,7 @@ def test_keys_of_configs_of_weights_without_a_softmax() -> None:
     bound = helion.kernel(backend="cute")(case.kernel).bind(arguments, target="b200")
     made = bound.plan().attention
     assert (made.lazy, made.polynomial) == (False, 0)
-    with pytest.raises(exc.InvalidConfig, match="tcgen05_polynomial are implemented for weights of a softmax"):
+    with pytest.raises(exc.InvalidConfig, match="tcgen05_key_splits are implemented for weights of a softmax"):
         bound.plan({**bound.default_config(), "tcgen05_lazy_rescale": True})
 
 

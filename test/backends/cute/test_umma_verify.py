@@ -173,6 +173,54 @@ def test_planted_faults_are_found(name: str, own: bool) -> None:
         verify_attention(changed)
 
 
+SPLIT: dict[str, Any] = {"keys": 4096, "queries": 200}
+SPLIT_FAULTS = {
+    "partials are not stored": (without(g.StorePartials()), "before all warps have released|not stored"),
+    "partials are not released": (without(g.WorkspaceRelease()), "before all warps have released"),
+    "partials are not combined": (without(a.CombinePartials()), "from its own keys alone"),
+    "counters are not reset": (without(g.ResetTileCounter()), "counters are left|not stored once"),
+    "outputs of all parts": (
+        lambda each: each.body if isinstance(each, a.LastSplit) else (each,),
+        "before all of them are there|not stored once",
+    ),
+    "no barrier": (without(g.BarrierSync("correction")), "before all warps|read as that|is stored while|being stored"),
+    "buffers are written early": (
+        lambda each: (
+            (dataclasses.replace(each, body=tuple(x for x in each.body if x != a.FirstWarp((g.StoreWait(0),)))),)
+            if isinstance(each, a.LastSplit)
+            else (each,)
+        ),
+        "overwrites one that is being stored",
+    ),
+    "outputs are not given back": (without(g.Release("output_read")), "deadlock"),
+    "partials without a fence": (without(BEFORE), "an arrival without a fence"),
+    "partials of unfinished outputs": (without(g.Wait("output_read")), "while MMAs add to it"),
+}
+"""By name: the edit of the correcting role, and the message."""
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("splits", [2, 5, 64])
+def test_programs_with_split_keys_are_right(groups: int, splits: int) -> None:
+    program = u.umma_program(plan(groups=groups, splits=splits, of=SPLIT))
+    assert program.plan.own_output and program.plan.pieces == program.plan.tiles * splits
+    verify_attention(program)
+    for seed in range(4):
+        few = dataclasses.replace(program, plan=dataclasses.replace(program.plan, splits=min(splits, 3)))
+        UmmaMachine(few, tiles=3, seed=seed).run(execute)
+
+
+@pytest.mark.parametrize("name", SPLIT_FAULTS)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_planted_faults_of_split_keys_are_found(name: str, groups: int) -> None:
+    edit, message = SPLIT_FAULTS[name]
+    program = u.umma_program(plan(groups=groups, splits=2, stages=2, of=SPLIT))
+    changed = edited(program, "correct", edit)
+    assert changed != program, "the fault changes nothing"
+    with pytest.raises((Fault, AssertionError), match=message):
+        verify_attention(changed)
+
+
 def test_queries_are_loaded_after_the_output_that_takes_their_memory() -> None:
     program = u.umma_program(plan(CAUSAL, own=False, stages=2))
     with pytest.raises(Fault, match="being stored|filled while"):
@@ -208,7 +256,8 @@ def test_predicted_shares_of_the_tensor_pipe() -> None:
         ({"groups": 3}, "tiles of 384 queries; 128 and 256 are implemented"),
         ({"keys": 144}, "blocks of 144 keys; multiples of 16 up to 128"),
         ({"stages": 7}, "7 stages of K and V; 2 to 6"),
-        ({"splits": 2}, "keys are split among CTAs on wgmma"),
+        ({"splits": 24}, "16 blocks of keys are split among 24 CTAs"),
+        ({"splits": 2, "of": {"band": CAUSAL, "queries": 300}}, "all queries of a head are one tile, or see all keys"),
         ({"polynomial": 8}, "8 of 16 exponentials by a polynomial; even numbers up to 6"),
         ({"polynomial": 3}, "3 of 16 exponentials"),
     ],

@@ -42,9 +42,10 @@ from helion.hardware import target
 
 LEFT_OUT = (
     *(g.SetUp, g.Cursor, g.Acquire, g.Wait, g.Commit, g.Release, g.Advance, g.AllocateSums, g.FindSums, g.FreeSums),
-    *(g.BarrierSync, g.FenceShared, u.TensorFence, a.FirstWarp),
+    *(g.BarrierSync, g.FenceShared, g.WorkspaceRelease, u.TensorFence, a.FirstWarp),
 )
 """Steps that have no part in what is computed."""
+OF_OUTPUTS = (u.ReadMessage, u.FinishRow, a.Rescale, g.StorePartials, a.LastSplit)
 
 
 MATH = (*FUNCTIONS, "log1p", "log2", "expm1", "sin", "cos", "floor", "ceil")
@@ -110,6 +111,7 @@ def objects(**of_warps: Any) -> dict[str, Any]:
         inline_ptx=_ptx,
         shuffle_sync_bfly=lambda value, offset: Lanes(_plain(value)[torch.arange(UMMA_ROWS) ^ offset]),
         make_warp_uniform=lambda value: int(value.held[0]) if isinstance(value, Lanes) else value,
+        grid_dim=lambda: (1, 1, 1),
         fence_view_async_tmem_load=lambda: None,
         fence_view_async_tmem_store=lambda: None,
         **of_warps,
@@ -164,13 +166,16 @@ class Execution:
         self.names: dict[str, Any] = {}
         self.added: dict[tuple[Any, ...], int] = {}
         self.rescaled = 0
+        self.counts: dict[tuple[int, int], int] = {}
+        """By tile and group: the parts of its keys that were counted."""
+        self.partials: dict[tuple[int, int], Lanes] = {}
         self.queries: dict[tuple[int, int], torch.Tensor] = {}
         """By tile and group: those that threads have computed."""
 
     def run(self) -> None:
         """Execute all tiles; the outputs are in their tensors then."""
         if self.plan.computes_queries:
-            self._role("correct", None, (*LEFT_OUT, a.LoadLoop, u.ReadMessage, u.FinishRow, a.Rescale))
+            self._role("correct", None, (*LEFT_OUT, a.LoadLoop, *OF_OUTPUTS))
         for group in range(self.plan.groups):
             self._role("softmax", group)
         self._role("correct", None, (*LEFT_OUT, a.TransformQueries))
@@ -203,12 +208,14 @@ class Execution:
             **dict.fromkeys(("from_parts", "to_parts"), _Parts(("output",))),
             "shared_message": _Messages(self),
             "shared_o": _Parts(("stage",)),
+            "shared_counts": _Counts(self),
+            "partials": _Partials(self),
             "first_work": 0,
-            "work_step": 1,
         }
         source = umma_kernel("kernel", self.program).source
         functions = source[source.index("def ") : source.index("@cute.kernel")]
-        exec(functions.replace("@cute.jit", ""), self.names)
+        functions = functions.replace("@cute.jit", "").replace("if inside:", "if True:")  # rows past the last query too
+        exec(functions, self.names)
         self.names["store_number"] = self._store_number
         exec(out.text(), self.names)
 
@@ -375,6 +382,33 @@ class _Messages:
             for _ in range(1 if softmax else names["end"] - names["begin"]):
                 self.execution.multiply(group)
         return self.open[group].pop(number)
+
+
+class _Counts:
+    """The parts of a tile's keys that were counted before that of a group."""
+
+    def __init__(self, execution: Execution) -> None:
+        self.execution = execution
+
+    def __getitem__(self, group: int) -> int:
+        execution = self.execution
+        tile = execution.names["work"] // execution.plan.splits, group
+        execution.counts[tile] = execution.counts.get(tile, 0) + 1
+        return execution.counts[tile] - 1
+
+
+class _Partials:
+    """Partials of rows by value and part."""
+
+    def __init__(self, execution: Execution) -> None:
+        self.held = execution.partials
+
+    def __setitem__(self, at: tuple[Lanes, int, int], value: Lanes) -> None:
+        assert torch.equal(at[0].held, torch.arange(UMMA_ROWS)) and at[1:] not in self.held
+        self.held[at[1:]] = Lanes(value.held.clone())
+
+    def __getitem__(self, at: tuple[Lanes, int, int]) -> Lanes:
+        return self.held[at[1:]]
 
 
 class _Vector:

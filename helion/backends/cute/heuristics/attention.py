@@ -19,6 +19,7 @@ from ..plan.attention.records import LATENT_GROUPS, AttentionChoice
 from ..plan.records import WGMMA_ROWS
 from ..proposal import CuteProposal
 from ..resources.attention import AttentionShape, describes, predicted_us, shape_of
+from ..score_rules import KEY_SPLITS
 
 MASKED_REGISTERS = 18
 """Registers that masks of the diagonal add."""
@@ -36,7 +37,6 @@ registers, so that shorter blocks are faster there (``rounded`` in benchmarks/re
 NARROW_STEP = 64
 """Multiple of the keys of blocks of 8 bits: rows of V are contiguous keys, and swizzled by 64 bytes at least."""
 ALTERNATES, WITHIN = 3, 1.3
-SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 BLOCKS_OF_PART = 2
 """The least blocks of a part of the keys."""
 
@@ -85,7 +85,9 @@ def choices(shape: AttentionShape, target: Target) -> Iterator[AttentionChoice]:
                 scheduler="dynamic" if shape.bounded or _varies(shape, groups) else "static",
             )
             yield choice
-            yield from _split(shape, choice, target)
+            fits = _shared_bytes(shape, groups, length, own_output=True) <= target.smem_per_block_bytes
+            for splits in key_splits(shape, choice, WGMMA_ROWS * groups, target) if fits else ():
+                yield replace(choice, splits=splits, scheduler="static")
 
 
 def _varies(shape: AttentionShape, groups: int) -> bool:
@@ -98,17 +100,15 @@ def _is_narrow(shape: AttentionShape) -> bool:
     return max(shape.qk_columns, shape.v_columns) <= NARROW and not shape.operations and not shape.special
 
 
-def _split(shape: AttentionShape, choice: AttentionChoice, target: Target) -> Iterator[AttentionChoice]:
-    """Yield choices that split the keys of few tiles, each part with several blocks."""
-    rows = WGMMA_ROWS * choice.groups
+def key_splits(shape: AttentionShape, choice: AttentionChoice, rows: int, target: Target) -> Iterator[int]:
+    """Yield the numbers of parts of the keys of few tiles of ``rows``, each part with several blocks."""
     tiles = -(-shape.queries // rows) * shape.heads
     blocks = -(-shape.keys // choice.keys)
     if not shape.softmax or not shape.splittable or shape.bounded or (shape.masked and shape.queries > rows):
         return
-    for splits in SPLITS:
-        fits = _shared_bytes(shape, choice.groups, choice.keys, own_output=True) <= target.smem_per_block_bytes
-        if fits and BLOCKS_OF_PART * splits <= blocks and tiles * splits <= 2 * target.num_sms:
-            yield replace(choice, splits=splits, scheduler="static")
+    for splits in KEY_SPLITS[1:]:
+        if BLOCKS_OF_PART * splits <= blocks and tiles * splits <= 2 * target.num_sms:
+            yield splits
 
 
 def longest_keys(shape: AttentionShape, groups: int, target: Target) -> int:

@@ -8,6 +8,7 @@ their units (``plan.attention.umma``).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts
@@ -18,6 +19,7 @@ from ..plan.attention.umma import UMMA_GROUPS, UMMA_KEYS, UMMA_ROWS, UmmaChoice
 from ..proposal import CuteProposal
 from ..resources.attention import AttentionShape, describes, shape_of
 from ..resources.umma_attention import tensor_share, umma_us
+from .attention import key_splits
 
 SHORTER_KEYS = (UMMA_KEYS, 96, 64, 32)
 """Keys of blocks, the longest first."""
@@ -66,12 +68,17 @@ def _choices(shape: AttentionShape, target: Target, longest: int) -> Iterator[Um
             if any(shape.fixed.get(block, size) != size for block, size in sizes):
                 continue
             if groups * (keys + shape.v_columns) <= target.tensor_memory_columns and _fits(shape, groups, keys, target):
-                yield UmmaChoice(groups=groups, keys=keys, lazy=shape.softmax)
+                choice = UmmaChoice(groups=groups, keys=keys, lazy=shape.softmax)
+                yield choice
+                if _fits(shape, groups, keys, target, own_output=True):
+                    for splits in key_splits(shape, choice, UMMA_ROWS * groups, target):
+                        yield replace(choice, splits=splits)
 
 
-def _fits(shape: AttentionShape, groups: int, keys: int, target: Target) -> bool:
+def _fits(shape: AttentionShape, groups: int, keys: int, target: Target, own_output: bool = False) -> bool:
     rows = UMMA_ROWS * groups
-    own = shape.output_bytes * shape.v_columns if shape.qk_columns != shape.v_columns or shape.output_bytes != 2 else 0
+    own_output = own_output or shape.qk_columns != shape.v_columns or shape.output_bytes != 2
+    own = shape.output_bytes * shape.v_columns if own_output else 0
     of_rows = rows * (shape.operand_bytes * shape.qk_columns + own)
     of_blocks = LEAST_STAGES * shape.operand_bytes * keys * shape.columns_in_memory
     return of_rows + of_blocks + SMALL_BYTES <= target.smem_per_block_bytes
@@ -83,11 +90,12 @@ def _proposal(shape: AttentionShape, choice: UmmaChoice, target: Target) -> Cute
     of_config = shape.blocks[1:] if shape.whole else shape.blocks
     sizes = {block: size for block, size in blocks.items() if block in of_config and block not in shape.fixed}
     tiles = -(-shape.queries // rows) * shape.heads
+    split = f" in {choice.splits} parts of the keys" if choice.splits > 1 else ""
     return CuteProposal(
         reason=(
-            f"{tiles} tiles of {rows} queries and blocks of {choice.keys} keys on {target.num_sms} SMs:"
+            f"{tiles} tiles of {rows} queries{split} and blocks of {choice.keys} keys on {target.num_sms} SMs:"
             f" {umma_us(shape, choice, target):.0f} us, {tensor_share(shape, choice, target):.0%} of them on the tensor pipe"
         ),
         block_sizes={**sizes, **dict.fromkeys(shape.head_blocks, 1)},
-        unit={"tcgen05_lazy_rescale": choice.lazy},
+        unit={"tcgen05_lazy_rescale": choice.lazy, "tcgen05_key_splits": choice.splits},
     )

@@ -35,7 +35,11 @@ def umma_us(shape: AttentionShape, choice: UmmaChoice, target: Target) -> float:
     of_block = (time if shape.softmax else replace(time, special=0.0)).of_groups(choice.groups)
     longest = 1.2 if shape.bounded and not shape.window and tiles <= target.num_sms else 1.0
     tile_us = blocks * of_block * longest + RATES.tile_us
-    memory_us = shape.bytes_moved / (RATES.memory * target.bandwidth_gb_per_s * 1e3)
+    if choice.splits > 1:
+        tiles *= choice.splits
+        tile_us = math.ceil(blocks / choice.splits) * of_block + RATES.tile_us + RATES.combine_us
+    read_gb_per_s = min(RATES.memory * target.bandwidth_gb_per_s, RATES.sm_gb_per_s * tiles)
+    memory_us = shape.bytes_moved / (read_gb_per_s * 1e3)
     return RATES.launch_us + max(-(-tiles // target.num_sms) * tile_us, memory_us)
 
 
@@ -69,6 +73,7 @@ def predict_umma(facts: KernelFacts, decisions: Decisions, target: Target) -> Pr
             flops=shape.flops,
         ),
         tensor_memory_columns=columns,
+        never_spills=True,
     )
 
 
@@ -82,4 +87,5 @@ def umma_choice(decisions: Decisions, blocks: tuple[int, int]) -> UmmaChoice:
         stages=values.get("tcgen05_kv_stages"),
         lazy=values.get("tcgen05_lazy_rescale", False),
         polynomial=values.get("tcgen05_polynomial"),
+        splits=values.get("tcgen05_key_splits", 1),
     )

@@ -27,6 +27,8 @@ from .steps import print_steps
 
 OF_BLOCKS = ("tma_wgmma", "tma_umma")
 """Kinds of pipelines that are objects of the DSL."""
+WORK_STEP = "_, work_step, _ = cute.arch.grid_dim()"
+"""The distance from a work item to the next one of a CTA."""
 ENTRY = "attention"
 """The host function. It takes pointers of Q, K, V, the outputs and the sources of both formulas (or scalars). Then
 follow the workspace, if any, the maximum of co-resident CTAs, and a stream."""
@@ -66,6 +68,8 @@ class Pieces:
     """Names of vectors of fp32 with a TMA descriptor."""
     ctas_per_sm: int = 0
     """CTAs that the assembler is told to fit on an SM; 0 leaves that to it."""
+    shares_step: bool = True
+    """True if all roles read one ``WORK_STEP``. In large kernels ptxas spills it, where each role needs another register."""
     imports: tuple[str, ...] = IMPORTS
     objects_of_kernel: tuple[str, ...] = ()
     """Lines of the kernel, before its roles, that make objects of all of them."""
@@ -169,7 +173,7 @@ def _prologue(out: Writer, program: ScoreProgram, pieces: Pieces) -> None:
             "warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())",
             "lane = cute.arch.lane_idx()",
             "_, first_work, _ = cute.arch.block_idx()",
-            "_, work_step, _ = cute.arch.grid_dim()",
+            *((WORK_STEP,) if pieces.shares_step else ()),
         )
     )
     with out.block("if warp == 0:"):

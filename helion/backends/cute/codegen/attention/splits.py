@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ...plan.attention.build import partial_values
 from ...plan.attention.records import AttentionPlan
 from ...plan.records import WARPGROUP_THREADS
 from ...plan.workspace import MAX_COUNTERS
@@ -11,7 +10,7 @@ from .softmax import NEGATIVE_INFINITY
 
 def tensors(plan: AttentionPlan) -> list[tuple[str, str, str]]:
     """Return (name, annotation, expression of the host) of the workspace's tensors."""
-    values = partial_values(plan)
+    values = plan.partial_values
     shape = f"({WARPGROUP_THREADS}, {values}, {plan.pieces * plan.consumer_groups})"
     strides = f"(1, {WARPGROUP_THREADS}, {WARPGROUP_THREADS * values})"
     counters = f"cute.make_tensor(cute.recast_ptr(workspace, dtype=cutlass.Int32), cute.make_layout({MAX_COUNTERS}))"
@@ -33,7 +32,7 @@ def part_of_keys(plan: AttentionPlan) -> list[str]:
     return lines
 
 
-def _place(plan: AttentionPlan, part: str) -> str:
+def place(plan: AttentionPlan, part: str) -> str:
     """Return the index of a part's partial of the group."""
     return f"(work // {plan.splits} * {plan.splits} + {part}) * {plan.consumer_groups} + group"
 
@@ -42,7 +41,7 @@ def put(plan: AttentionPlan) -> list[str]:
     """Store the partial, each value of all threads together. Rows past the last query are left out."""
     values = plan.output_columns // 2
     return [
-        f"own_part = {_place(plan, 'split')}",
+        f"own_part = {place(plan, 'split')}",
         "for row in cutlass.range_constexpr(2):",
         f"    if first_query + 8 * row < {plan.problem.queries}:",
         f"        for e in cutlass.range_constexpr({values // 2}):",
@@ -71,10 +70,16 @@ def reset(plan: AttentionPlan) -> list[str]:
     return ["if lane == 0:", f"    counters[{_counter(plan)}] = cutlass.Int32(0)"]
 
 
+def factor_of(plan: AttentionPlan, part: str, highest: str) -> str:
+    """Return the factor that makes a partial relative to the largest maximum, in place of that of the part."""
+    exponent = f"({part} - {highest}) * {plan.problem.unit * plan.problem.scale!r}"
+    seen = f"{part} == {NEGATIVE_INFINITY}, cutlass.Float32(0.0)"
+    return f"cutlass.Float32(cutlass.select_({seen}, exp2({exponent})))"
+
+
 def combine(plan: AttentionPlan) -> list[str]:
     """Combine partials relative to the largest maximum, in the order of the keys, so that all launches agree."""
     values = plan.output_columns // 2
-    unit = plan.problem.unit * plan.problem.scale
     inside = f"    if first_query + 8 * row < {plan.problem.queries}:"
     return [
         "for row in cutlass.range_constexpr(2):",
@@ -84,13 +89,12 @@ def combine(plan: AttentionPlan) -> list[str]:
         "for row in cutlass.range_constexpr(2):",
         inside,
         f"        for part in cutlass.range({plan.splits}, unroll=4):",
-        f"            place_of_part = {_place(plan, 'part')}",
+        f"            place_of_part = {place(plan, 'part')}",
         f"            highest[row] = cute.arch.fmax(highest[row], partials[group_thread, {values} + row, place_of_part])",
         f"        for part in cutlass.range({plan.splits}, unroll=2):",
-        f"            place_of_part = {_place(plan, 'part')}",
+        f"            place_of_part = {place(plan, 'part')}",
         f"            former = partials[group_thread, {values} + row, place_of_part]",
-        f"            factor = cutlass.Float32(cutlass.select_(former == {NEGATIVE_INFINITY}, cutlass.Float32(0.0),"
-        f" exp2((former - highest[row]) * {unit!r})))",
+        f"            factor = {factor_of(plan, 'former', 'highest[row]')}",
         f"            total[row] = total[row] + factor * partials[group_thread, {values + 2} + row, place_of_part]",
         f"            for e in cutlass.range_constexpr({values // 2}):",
         "                at = e // 2 * 4 + row * 2 + e % 2",

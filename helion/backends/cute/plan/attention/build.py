@@ -129,7 +129,8 @@ def _check_choice(problem: AttentionProblem, choice: AttentionChoice) -> None:
             f" 2**{LAZY:g} times larger, which is out of range"
         )
     if choice.splits > 1:
-        _check_splits(problem, choice)
+        groups = choice.groups * (LATENT_GROUPS if problem.latent else 1)
+        check_splits(problem, choice, WGMMA_ROWS * choice.groups, groups)
     size, shared = itemsize(problem.q.dtype), LATENT_GROUPS if problem.latent else 1
     groups, most = choice.groups * shared, consumer_registers(choice.groups, problem.latent)
     needed = registers_of(problem.v.columns // shared, choice.keys, size)
@@ -140,13 +141,13 @@ def _check_choice(problem: AttentionProblem, choice: AttentionChoice) -> None:
         )
 
 
-def _check_splits(problem: AttentionProblem, choice: AttentionChoice) -> None:
-    """Check that each part of the keys has a block, in every tile."""
+def check_splits(problem: AttentionProblem, choice: AttentionChoice, rows: int, groups: int) -> None:
+    """Check that each part of the keys has a block, in every tile of ``rows``, whose ``groups`` combine partials by themselves.
+    Raises ``Refusal``."""
     if not all(map(is_known, (*problem.heads, problem.queries))):
         raise Refusal("keys are split among CTAs for numbers of heads and queries that are known before a launch")
     if problem.key_range is not None or problem.query_span is not None:
         raise Refusal("keys are split among CTAs where bounds of queries, and of the keys of a query, are not loaded")
-    rows = WGMMA_ROWS * choice.groups
     tiles = -(-problem.queries // rows)
     if choice.scheduler != "static":
         raise Refusal("keys are split among CTAs with a static tile scheduler")
@@ -155,7 +156,7 @@ def _check_splits(problem: AttentionProblem, choice: AttentionChoice) -> None:
     blocks = visited_blocks(problem, rows, choice.keys)
     if choice.splits > blocks and is_known(problem.keys) and problem.key_span is None:
         raise Refusal(f"{blocks} blocks of keys are split among {choice.splits} CTAs")
-    counters = tiles * problem.batches * choice.groups * (LATENT_GROUPS if problem.latent else 1)
+    counters = tiles * problem.batches * groups
     if counters > MAX_COUNTERS:
         raise Refusal(f"{counters} tiles with split keys; up to {MAX_COUNTERS} are implemented")
 
@@ -392,16 +393,11 @@ def shared_bytes(plan: AttentionPlan) -> int:
     return last.offset_bytes + last.size_bytes
 
 
-def partial_values(plan: AttentionPlan) -> int:
-    """Return the fp32 numbers of a thread in a partial: accumulators, maxima and sums of two rows."""
-    return plan.output_columns // 2 + 4
-
-
 def workspace_bytes(plan: AttentionPlan) -> int:
     """Return the bytes of the workspace: counters, and the partials of split keys; 0 without both."""
     if plan.scheduler != "dynamic" and plan.splits == 1:
         return 0
-    partials = plan.pieces * plan.consumer_groups * WARPGROUP_THREADS * partial_values(plan) if plan.splits > 1 else 0
+    partials = plan.pieces * plan.consumer_groups * WARPGROUP_THREADS * plan.partial_values if plan.splits > 1 else 0
     return MAX_COUNTERS * COUNTER_BYTES + SUM_BYTES * partials
 
 

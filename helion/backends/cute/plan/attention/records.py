@@ -473,6 +473,11 @@ class AttentionPlan(ScorePlan):
         return self.problem.v.columns // self.column_groups
 
     @property
+    def partial_values(self) -> int:
+        """The fp32 numbers of a thread in a partial of split keys: accumulators, maxima and sums of two rows."""
+        return self.output_columns // 2 + 4
+
+    @property
     def restores_maxima(self) -> bool:
         """True if outputs need the maxima themselves: with lazy rescaling, sums are relative to smaller numbers."""
         finish, outputs = self.problem.finish, self.problem.outputs

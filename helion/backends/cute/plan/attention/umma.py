@@ -22,6 +22,7 @@ from .build import (
     LEAST_STAGES,
     cached_rows,
     check_problem,
+    check_splits,
     heads_per_band,
     may_share,
     takes_lazy,
@@ -35,7 +36,7 @@ UMMA_GROUPS, UMMA_KEYS = 2, 128
 UMMA_STAGES = 6
 SOFTMAX_WARPS, CORRECTION_WARPS = 4, 4
 """Warps of a group that compute weights, and those that rescale and store the outputs of all groups."""
-UMMA_REGISTERS = {1: (216, 168, 120), 2: (192, 88, 40)}
+UMMA_REGISTERS = {1: (240, 160, 104), 2: (192, 88, 40)}
 """Registers of a thread that computes weights, of one that corrects outputs, and of one that loads or issues MMAs, by
 groups: the register file holds them all."""
 MESSAGE_VALUES = 3
@@ -86,6 +87,11 @@ class UmmaPlan(AttentionPlan):
         return bool(self.problem.query.instructions)
 
     @property
+    def partial_values(self) -> int:
+        """The accumulators of a row, its maximum and its sum."""
+        return self.problem.v.columns + 2
+
+    @property
     def softmax_warps(self) -> int:
         return SOFTMAX_WARPS * self.groups
 
@@ -132,7 +138,7 @@ def plan_umma_attention(problem: AttentionProblem, choice: UmmaChoice, target: T
     found: UmmaPlan | None = None
     stages = range(UMMA_STAGES, LEAST_STAGES - 1, -1) if choice.stages is None else (choice.stages,)
     for own, number in ((own, number) for own in (True, False) for number in stages):
-        if not own and not may_share(problem):
+        if not own and (choice.splits > 1 or not may_share(problem)):
             continue
         found = UmmaPlan(
             problem=problem,
@@ -142,7 +148,7 @@ def plan_umma_attention(problem: AttentionProblem, choice: UmmaChoice, target: T
             pingpong=choice.groups > 1,
             lazy=choice.lazy,
             scheduler="static",
-            splits=1,
+            splits=choice.splits,
             own_output=own,
             heads_per_band=heads_per_band(problem, cached),
             cached_rows=cached,
@@ -191,14 +197,16 @@ def _check_choice(problem: AttentionProblem, choice: UmmaChoice, target: Target)
     if pages is not None and pages.size % choice.keys:
         raise Refusal(f"blocks of {choice.keys} keys in pages of {pages.size}; a block is implemented within a page")
     if choice.splits > 1:
-        raise Refusal("keys are split among CTAs on wgmma, and not on tcgen05")
+        check_splits(problem, choice, UMMA_ROWS * choice.groups, choice.groups)
     if choice.polynomial is not None and (choice.polynomial % 2 or not 0 <= choice.polynomial <= MOST_POLYNOMIAL):
         raise Refusal(
             f"{choice.polynomial} of {EXPONENTIALS} exponentials by a polynomial; even numbers up to {MOST_POLYNOMIAL} are"
             " implemented"
         )
-    if not problem.softmax and (choice.lazy or choice.polynomial):
-        raise Refusal("tcgen05_lazy_rescale and tcgen05_polynomial are implemented for weights of a softmax")
+    if not problem.softmax and (choice.lazy or choice.polynomial or choice.splits > 1):
+        raise Refusal(
+            "tcgen05_lazy_rescale, tcgen05_polynomial and tcgen05_key_splits are implemented for weights of a softmax"
+        )
     if choice.lazy and not takes_lazy(problem):
         raise Refusal(
             f"tcgen05_lazy_rescale with weights in {problem.q.dtype} of up to 2**{problem.lift:g} is out of range"
@@ -305,6 +313,8 @@ def umma_memory(plan: UmmaPlan) -> tuple[Allocation, ...]:
         (f"shared_{name}", plan.stages * ring.transaction_bytes, RING_ALIGNMENT_BYTES) for name, ring in rings.items()
     ]
     wanted.append(("shared_message", 4 * MESSAGE_VALUES * plan.rows, MESSAGE_ALIGNMENT_BYTES))
+    if plan.splits > 1:
+        wanted.append(("shared_counts", 4 * plan.groups, WORD_BYTES))
     computed = ["queries"] if plan.computes_queries else []
     for name in ("q", "k", "v", *computed, "scores", "weights", "message", "output"):
         ring = getattr(numbers, name)

@@ -227,22 +227,24 @@ def _last_output(plan: AttentionPlan) -> tuple[Step, ...]:
         Advance("v_read"),
         *((AddProduct(),) if plan.adds_products else ()),
         *((RestoreMaxima(),) if plan.restores_maxima else ()),
-        *(_combined(finish) if plan.splits > 1 else finish),
+        *(combined(finish, GroupSync()) if plan.splits > 1 else finish),
         NextTile(),
     )
 
 
-def _combined(finish: tuple[Step, ...]) -> tuple[Step, ...]:
-    """Return the steps of a part of the keys: store a partial, and finish the tile if it is the last to arrive.
+def combined(finish: tuple[Step, ...], sync: Step, given_back: tuple[Step, ...] = ()) -> tuple[Step, ...]:
+    """Return the steps of a part of the keys: store a partial, and finish the tile if it is the last to arrive. ``sync``
+    synchronizes the threads that have the partial, and ``given_back`` are steps after its accumulators were read.
 
     Fences and barriers order partials before the increment of the counter, and the increment before the reads.
     """
     return (
         StorePartials(),
+        *given_back,
         WorkspaceRelease(),
-        GroupSync(),
+        sync,
         FirstWarp((IncrementTileCounter(), WorkspaceAcquire())),
-        GroupSync(),
+        sync,
         LastSplit((CombinePartials(), FirstWarp((ResetTileCounter(),)), *finish)),
     )
 
@@ -303,7 +305,7 @@ def _latent_end(plan: AttentionPlan) -> tuple[Step, ...]:
         *((JoinTotals(),) if plan.problem.needs_total else ()),
         *((RestoreMaxima(),) if plan.restores_maxima else ()),
         RowsSync(),
-        *(_combined(stored) if plan.splits > 1 else stored),
+        *(combined(stored, GroupSync()) if plan.splits > 1 else stored),
         FirstWarp((Release("q_read"),)),
         NextTile(),
     )

@@ -47,6 +47,7 @@ from .grammar import (
     TransformQueries,
     WorkLoop,
 )
+from .programs import combined
 
 OF_GROUPS = ("scores", "weights", "message", "output")
 """Pipelines with a stage for each group, other than that of Q."""
@@ -356,9 +357,13 @@ def _correct(plan: UmmaPlan) -> Role:
 
     given_back = (TensorFence(after=False), Release("output_read"))
     handed: tuple[Step, ...] = () if own else (StoreWait(0), Release("q_read"))
-    before: tuple[Step, ...] = (FirstWarp((StoreWait(plan.groups - 1),)), BarrierSync("correction")) if own else ()
+    stores = plan.groups - 1 if plan.splits == 1 else 0  # not every part stores
+    before: tuple[Step, ...] = (FirstWarp((StoreWait(stores),)), BarrierSync("correction")) if own else ()
     stored = (FenceShared(), BarrierSync("correction"), FirstWarp((StoreOutput(), *handed)))
     advance = (Advance("message_read"), Advance("output_read"))
+    finished: tuple[Step, ...] = (*before, FinishRow(), *given_back, *stored)
+    if plan.splits > 1:
+        finished = combined((*before, FinishRow(), *stored), BarrierSync("correction"), given_back)
     rescale: tuple[Step, ...] = ()
     if plan.problem.softmax:
         rescale = (LoadLoop((GroupLoop((*message(last=False), Rescale(), *given_back)), *advance)),)
@@ -382,7 +387,7 @@ def _correct(plan: UmmaPlan) -> Role:
                 (
                     *transform,
                     *rescale,
-                    GroupLoop((*message(last=True), *before, FinishRow(), *given_back, *stored)),
+                    GroupLoop((*message(last=True), *finished)),
                     *advance,
                     NextTile(),
                 )

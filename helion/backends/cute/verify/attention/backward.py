@@ -198,11 +198,6 @@ def _(machine: Machine, step: a.AddSum, warp: Warp) -> None:
     warp.stores.append(store)
     machine.sums[warp.former, warp.group] = machine.sums.get((warp.former, warp.group), 0) + 1
 
-    def read() -> None:
-        store.done = True
-
-    machine.messages.append(read)
-
 
 @_rule(a.AllGroupsSync)
 def _(machine: Machine, step: a.AllGroupsSync, warp: Warp) -> Running:

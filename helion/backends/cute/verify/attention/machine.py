@@ -157,9 +157,9 @@ class Warp:
     former: Block | None = None
     """The block before the current one."""
     sum: SumPart = field(default_factory=lambda: SumPart())
-    put: int | None = None
-    """The work item whose partial it has stored."""
-    combined: int | None = None
+    put: tuple[int, int] | None = None
+    """The work item and group whose partial it has stored."""
+    combined: tuple[int, int] | None = None
     stores: list[Store] = field(default_factory=list)
 
     @property

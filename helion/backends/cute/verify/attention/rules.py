@@ -367,7 +367,7 @@ def _(machine: Machine, step: a.Finish, warp: Warp) -> None:
     if warp.in_flight(f"output {step.output}") or added != blocks:
         raise Fault(f"output {step.output} of tile {warp.tile} has blocks {added} of {blocks}, or MMAs add to it")
     warp.finished[step.output] = warp.tile
-    if machine.plan.splits > 1 and warp.combined != warp.tile:
+    if machine.plan.splits > 1 and warp.combined != (warp.tile, warp.group):
         raise Fault(f"the outputs of item {warp.tile} are computed from its own keys alone")
     key = (warp.tile // machine.plan.splits, warp.group, step.output)
     machine.finished[key] = machine.finished.get(key, 0) + 1
@@ -424,16 +424,13 @@ def _(machine: Machine, step: a.StoreOutput, warp: Warp) -> None:
     key = (warp.tile // machine.plan.splits, warp.group, step.output)
     machine.stored[key] = machine.stored.get(key, 0) + 1
 
-    def read() -> None:
-        store.done = True
-
-    machine.messages.append(read)
-
 
 @_rule(g.StoreWait)
 def _(machine: Machine, step: g.StoreWait, warp: Warp) -> Running:
-    awaited = warp.stores[: len(warp.stores) - step.pending] if step.pending else list(warp.stores)
-    yield lambda: all(store.done for store in awaited)
+    """Complete the stores that are awaited. Others read shared memory until then, as long as they may on the GPU."""
+    yield None
+    for store in warp.stores[: len(warp.stores) - step.pending]:
+        store.done = True
 
 
 # Split keys ------------------------------------------------------------------------------------------------------------
@@ -448,13 +445,13 @@ def _(machine: Machine, step: g.StorePartials, warp: Warp) -> None:
         or len(warp.added.get(0, ())) != machine.tiles[warp.tile].blocks
     ):
         raise Fault(f"the partial of item {warp.tile} has blocks {warp.added}, or MMAs add to it")
-    warp.put = warp.tile
+    warp.put = (warp.tile, warp.group)
 
 
 @_rule(g.WorkspaceRelease)
 def _(machine: Machine, step: g.WorkspaceRelease, warp: Warp) -> None:
     assert warp.tile is not None
-    if warp.put == warp.tile:
+    if warp.put == (warp.tile, warp.group):
         machine.partials.setdefault((warp.tile, warp.group), set()).add(warp.number)
 
 
@@ -489,7 +486,7 @@ def _(machine: Machine, step: a.CombinePartials, warp: Warp) -> None:
     items = range(first, first + machine.plan.splits)
     if any(len(machine.partials.get((item, warp.group), ())) < 4 for item in items):
         raise Fault(f"the partials of items {[*items]} are combined before all of them are there")
-    warp.combined = warp.tile
+    warp.combined = (warp.tile, warp.group)
 
 
 @_rule(g.ResetTileCounter)

@@ -29,12 +29,16 @@ def finish_lines(plan: UmmaPlan, axes: Sequence[str]) -> list[str]:
     chunks = plan.problem.v.columns // chunk_of(plan.problem.v.columns)
     of_rows, of_chunk = (", ".join(each) for each in (_of_row_arguments(plan, axes), _chunk_arguments(plan, axes)))
     made = "".join(f"{name}, " for name in _row_names(plan))
+    read = [
+        "cute.copy(output_reads, from_parts[None, None, part, group], values)",
+        "cute.arch.fence_view_async_tmem_load()",
+    ]
+    combined = "combine_chunk(partials, correction_thread, first_part, values, message, part, has_query)"
     call = f"{made.removesuffix(' ')} = finish_row({of_rows})" if made else f"finish_row({of_rows})"
     return [
         *([call] if _row_lines(plan, axes) else []),
         f"for part in cutlass.range({chunks}, unroll=1):",
-        "    cute.copy(output_reads, from_parts[None, None, part, group], values)",
-        "    cute.arch.fence_view_async_tmem_load()",
+        *(f"    {line}" for line in ([combined] if plan.splits > 1 else read)),
         f"    finish_chunk({of_chunk})",
     ]
 
@@ -212,7 +216,7 @@ def _of_elements(plan: UmmaPlan, axes: Sequence[str], chunk: int) -> list[str]:
     """Return the loop over the elements of a chunk: their formula, from the accumulator relative to the maximum."""
     problem, formula = plan.problem, plan.problem.finish
     rows, value, divisors = _rows(plan), problem.matrix.value, _divisors(plan)
-    restored = " * message[2]" if plan.restores_maxima else ""
+    restored = " * message[2]" if plan.restores_maxima and plan.splits == 1 else ""
     lines = [
         f"    for e in range({chunk}):",
         f"        column = {chunk} * part + e",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ....plan.attention.build import counter_bytes, workspace_bytes
 from ....plan.attention.umma import UmmaPlan, umma_bytes, umma_memory
 from ....plan.dtypes import DTYPES
 from ....plan.records import WARP_THREADS
@@ -14,6 +15,7 @@ from ..host import matrices, tensors
 from ..kernel import pointer_dtypes
 from ..module import ENTRY, Pieces, render
 from ..queries import queries_functions
+from . import splits
 from . import steps as steps
 from .finish import correction_functions
 from .softmax import softmax_functions
@@ -43,6 +45,8 @@ def umma_kernel(name: str, program: UmmaProgram) -> GemmKernel:
         problem=repr(plan.problem),
         source=render(program, umma_pieces(program)),
         entry=ENTRY,
+        workspace_bytes=workspace_bytes(plan),
+        counter_bytes=counter_bytes(plan),
     )
 
 
@@ -61,6 +65,7 @@ def umma_pieces(program: UmmaProgram) -> Pieces:
             *queries_functions(plan),
             *softmax_functions(plan),
             *correction_functions(plan),
+            *splits.functions(plan),
         ),
         matrices=("q", "k", "v", "o"),
         objects=matrices(plan),
@@ -70,8 +75,9 @@ def umma_pieces(program: UmmaProgram) -> Pieces:
         memory=umma_memory(plan),
         dtypes={"o": problem.matrix.dtype, **dict.fromkeys("qkv", problem.q.dtype)},
         shared_bytes=umma_bytes(plan),
-        workspace_bytes=0,
+        workspace_bytes=workspace_bytes(plan),
         ctas_per_sm=1,
+        shares_step=False,
         imports=IMPORTS,
         objects_of_kernel=(
             "tensor_memory = cutlass.memory.TmemAllocator(",

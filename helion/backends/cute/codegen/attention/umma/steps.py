@@ -13,7 +13,9 @@ from ...setups import dsl
 from ...writer import Writer
 from .. import spans, steps
 from ..formula import arguments_of, head_axes
+from ..module import WORK_STEP
 from ..steps import print_steps, stored_rows
+from . import splits
 from .finish import chunk_of, finish_lines
 from .softmax import exponentials_call, maxima_call
 
@@ -191,6 +193,9 @@ def _(out: Writer, program: UmmaProgram, step: a.GroupLoop) -> None:
         print_steps(out, program, step.body)
 
 
+RULES[a.NextTile] = _text(WORK_STEP, "work += work_step")
+
+
 # Pipelines -------------------------------------------------------------------------------------------------------------
 
 
@@ -324,6 +329,10 @@ def _(out: Writer, program: UmmaProgram, step: u.ReadMessage) -> None:
 RULES[a.Rescale] = _text(
     "rescale(output_reads, output_writes, from_parts[None, None, None, group], to_parts[None, None, None, group], values, message[0])"
 )
+
+
+RULES[g.StorePartials] = lambda out, program, step: out.lines(splits.put(program.plan))
+RULES[a.CombinePartials] = lambda out, program, step: out.lines(splits.combine(program.plan))
 
 
 @_rule(u.FinishRow)
