@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import distributed_report, first_call_report, goals, row_report, sweep  # noqa: E402
+from benchmarks import attention_report, distributed_report, first_call_report, goals, row_report, sweep  # noqa: E402
 from benchmarks.cells import timed_cells  # noqa: E402
 from benchmarks.goals import Finding, number  # noqa: E402
 from benchmarks.seeds import BOUNDS, RESULTS, SUITES, Row  # noqa: E402
@@ -517,6 +517,7 @@ def render(
     distributed: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     first_calls: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     rows: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    attention: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
 ) -> str:
     """The page; ``folder`` is where its plots are, relative to it."""
     lines = [
@@ -555,6 +556,7 @@ def render(
         if suites:
             lines += limits([row for each in suites.values() for row in each.rows])
     lines += cute_sections(cute or {})
+    lines += attention_report.sections(attention or {})
     lines += distributed_report.sections(distributed or {})
     lines += first_call_report.sections(first_calls or {})
     lines += row_report.sections(rows or {})
@@ -585,8 +587,9 @@ def main() -> int:
     scores = sweep.scores(sweep.parse(sweep.KEPT.read_text()))
     cute, distributed = read_cute(options.results / "cute"), distributed_report.read(options.results)
     first_calls = first_call_report.read(options.results)
-    rows = row_report.read(options.results / "cute")
-    options.out.write_text(render(results, dispatches, scores, folder.name, cute, distributed, first_calls, rows))
+    rows, attention = row_report.read(options.results / "cute"), attention_report.read(options.results)
+    page = render(results, dispatches, scores, folder.name, cute, distributed, first_calls, rows, attention)
+    options.out.write_text(page)
     if options.out == PAGE:
         README.write_text(with_figures(README.read_text(), cute))
     print(f"{options.out}: {len(results)} suites, {len(dispatches)} of dispatch")

@@ -289,7 +289,9 @@ def test_the_page_is_what_the_results_say() -> None:
     distributed = report.distributed_report.read(seeds.RESULTS)
     calls = report.first_call_report.read(seeds.RESULTS)
     rows = report.row_report.read(seeds.RESULTS / "cute")
-    assert report.render(results, dispatches, scores, "performance", cute, distributed, calls, rows) == page, remedy
+    attention = report.attention_report.read(seeds.RESULTS)
+    made = report.render(results, dispatches, scores, "performance", cute, distributed, calls, rows, attention)
+    assert made == page, remedy
     drawn = {path.stem for path in report.PAGE.with_suffix("").glob("*.svg")}
     assert drawn == {each.slug for each in results if report.has_plot(each)}, remedy
 

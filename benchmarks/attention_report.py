@@ -1,0 +1,166 @@
+"""The section of docs/performance.md about attention, of what `benchmarks/attention.py` writes.
+
+A file `benchmarks/results/DEVICE-attention.jsonl` has its lines; the first one is the device.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Row = Mapping[str, Any]
+SUFFIX = "-attention"
+OURS = ("helion", "derived", "operator")
+"""Variants of this package under their defaults. Others of it are listed, and count for nothing."""
+OTHERS = ("cudnn", "flash", "flex")
+_KEYS = ("dims", "causal", "batch", "heads", "groups", "m", "n", "hook")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What cells of some jobs should reach: the geometric mean of the ratio of times, and the lowest one."""
+
+    title: str
+    covers: Callable[[Cell], bool]
+    mean: float | None
+    lowest: float | None
+    copies: bool = False
+    """True if the ratio is that of a copy of as many bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """All variants of one attention: microseconds of the right ones, and what failed or was wrong."""
+
+    part: str
+    row: Row
+    times: Mapping[str, float] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+    config: str = ""
+
+    def fastest(self, names: Iterable[str]) -> tuple[float, str] | None:
+        return min(((self.times[name], name) for name in names if name in self.times), default=None)
+
+    def ratio(self, others: Sequence[str] = OTHERS) -> float | None:
+        """Return the time of the fastest other over that of the fastest of ours."""
+        ours, other = self.fastest(OURS), self.fastest(others)
+        return None if ours is None or other is None else other[0] / ours[0]
+
+    @property
+    def teraflops(self) -> float | None:
+        """TFLOP/s of the fastest of ours; gradients count two and a half times the forward."""
+        ours, row = self.fastest(OURS), self.row
+        flops = 4 * row["batch"] * row["heads"] * row["m"] * row["n"] * row["dims"] * (0.5 if row["causal"] else 1.0)
+        flops *= 2.5 if self.part == "backward" else 1.0
+        return None if ours is None or row["hook"] in ("window", "documents") else flops / ours[0] / 1e6
+
+
+GOALS = (
+    Goal(title="forward, equal and grouped heads", covers=lambda c: c.part in ("forward", "grouped"), mean=1.03, lowest=0.97),
+    Goal(title="forward of ragged sizes and few heads", covers=lambda c: c.part == "ragged", mean=None, lowest=0.95),
+    Goal(title="softcap, bias, window, documents, beside FlexAttention", covers=lambda c: c.part == "hooks", mean=1.5, lowest=1.1),
+    Goal(title="backward, heads of 64 and 128", covers=lambda c: c.part == "backward" and c.row["dims"] < 256, mean=1.05, lowest=0.95),
+    Goal(title="backward, heads of 256", covers=lambda c: c.part == "backward" and c.row["dims"] == 256, mean=None, lowest=0.9),
+    Goal(title="decoding", covers=lambda c: c.part == "decode", mean=None, lowest=1.0),
+    Goal(title="decoding, share of the copy rate", covers=lambda c: c.part == "decode", mean=None, lowest=0.85, copies=True),
+)  # fmt: skip
+
+
+def read(folder: Path) -> dict[str, list[Row]]:
+    """Return the lines by device, of files that are called so."""
+    files = sorted(folder.glob(f"*{SUFFIX}.jsonl"))
+    return {f.stem.removesuffix(SUFFIX): [json.loads(line) for line in f.read_text().splitlines()] for f in files}
+
+
+def cells(rows: Sequence[Row]) -> list[Cell]:
+    """Return the cells in the order of their jobs."""
+    found: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        if "variant" in row:
+            found.setdefault((row["job"].partition(":")[0], *(row[key] for key in _KEYS)), []).append(row)
+    made = []
+    for (part, *_), lines in sorted(found.items(), key=lambda pair: pair[0][:2]):
+        good = {line["variant"]: line["us"] for line in lines if line.get("right")}
+        bad = {
+            line["variant"]: line.get("why", f"error {line.get('error')}") for line in lines if not line.get("right")
+        }
+        configs = [line["config"] for line in lines if line["variant"] == "helion" and "config" in line]
+        made.append(Cell(part=part, row=lines[0], times=good, failed=bad, config="".join(configs[:1])))
+    return made
+
+
+def sections(by_device: Mapping[str, Sequence[Row]]) -> list[str]:
+    """Return the lines of the page about attention, a section for each device."""
+    return [line for rows in by_device.values() if rows for line in _section(rows)]
+
+
+def _section(rows: Sequence[Row]) -> list[str]:
+    known, found = rows[0], cells(rows)
+    lines = [
+        f"## Attention, {known['device']}",
+        "",
+        f"`{known['script']}` with torch {known['torch']}, cuDNN {known['cudnn']} and Triton {known['triton']}, {known['date']}: bf16 and",
+        "microseconds with a cold L2, all variants of a cell in turn in one process. Ratios are the time of the fastest other over",
+        "that of the default config: above 1 the kernel is faster. Others are the backends of torch's `scaled_dot_product_attention`,",
+        "and compiled FlexAttention where scores have a formula. The copy moves as many bytes as keys and values have. Gradients",
+        "are those of `helion.ops.attention`, and of the loop of `examples/attention.py` by `differentiable()`. *B x H / G* is batch by heads",
+        "by heads of keys.",
+        "",
+    ]
+    lines += _table(("goal", "cells", "mean", "wanted", "lowest", "wanted", "cells below"), "lrrrrrr", [*_goals(found)])
+    for part in dict.fromkeys(each.part for each in found):
+        own = [each for each in found if each.part == part]
+        lines += [f"### Attention: {part}", "", *_cells(own)]
+    failed = [f"- {_name(each)}: {name}: `{why[:140]}`" for each in found for name, why in each.failed.items()]
+    return [*lines, "Failed or wrong:", "", *failed, ""] if failed else lines
+
+
+def _goals(found: Sequence[Cell]) -> Iterable[tuple[str, ...]]:
+    for goal in GOALS:
+        others = ("copy",) if goal.copies else OTHERS
+        ratios = [each.ratio(others) for each in found if goal.covers(each)]
+        known = [each for each in ratios if each is not None]
+        if not known:
+            yield goal.title, "0", "-", _number(goal.mean), "-", _number(goal.lowest), "-"
+            continue
+        below = sum(each < (goal.lowest or 0.0) for each in known)
+        mean, lowest = statistics.geometric_mean(known), min(known)
+        yield (
+            goal.title,
+            str(len(known)),
+            _number(mean),
+            _number(goal.mean),
+            _number(lowest),
+            _number(goal.lowest),
+            str(below),
+        )
+
+
+def _cells(found: Sequence[Cell]) -> list[str]:
+    names = [name for name in (*OURS, "cute", *OTHERS, "copy") if any(name in each.times for each in found)]
+    body = []
+    for each in found:
+        times = [f"{each.times[name]:.1f}" if name in each.times else "-" for name in names]
+        rate, ratio = each.teraflops, each.ratio()
+        body.append((_name(each), *times, "-" if rate is None else f"{rate:.0f}", _number(ratio), f"`{each.config}`" if each.config else "-"))  # fmt: skip
+    return _table(("head, B x H / G, queries x keys", *names, "TFLOP/s", "ratio", "config"), "l" + "r" * (len(names) + 2) + "l", body)  # fmt: skip
+
+
+def _name(cell: Cell) -> str:
+    row = cell.row
+    heads = f"{row['heads']}" if row["heads"] == row["groups"] else f"{row['heads']} / {row['groups']}"
+    mask = row["hook"] or ("causal" if row["causal"] else "full")
+    return f"{row['dims']} {mask}, {row['batch']} x {heads}, {row['m']} x {row['n']}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _table(header: Sequence[str], sides: str, body: Iterable[Sequence[str]]) -> list[str]:
+    rule = [{"l": ":--", "r": "--:"}[side] for side in sides]
+    return [*(f"| {' | '.join(each)} |" for each in (header, rule, *body)), ""]
