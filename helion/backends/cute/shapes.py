@@ -270,7 +270,13 @@ def _verify_attention(plan: CuteAttentionPlan) -> None:
 
 def _attention_on_request(program: Program, facts: KernelFacts, target: Target) -> str:
     """Return a reason for attention that has not run on a GPU."""
-    return f"attention on tcgen05 runs on request, {_REQUEST}" if target.has("tcgen05") else ""
+    if target.has("tcgen05"):
+        return f"attention on tcgen05 runs on request, {_REQUEST}"
+    found = known_attention(program)
+    queries = found.loops.extent(found.loops.queries)
+    if queries not in (1, found.problem.queries):
+        return f"attention of heads of several queries in one tile runs on request, {_REQUEST}"
+    return ""
 
 
 PAGES_LEAD = Lead(corrected=1.3)

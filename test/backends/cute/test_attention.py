@@ -56,6 +56,24 @@ def test_auto_selects_the_faster_backend_by_prediction() -> None:
     assert older.backend_on_gpu == "triton"
 
 
+@pytest.mark.parametrize(("m", "apart"), [(5, False), (5, True), (63, False), (64, False)])
+def test_few_queries_of_heads_that_share_keys_are_rows_of_one_tile(m: int, apart: bool) -> None:
+    """Pack heads whose queries follow each other in memory, and compare the values with fp64."""
+    torch.manual_seed(m)
+    q, k, v = ((torch.randn(2, heads, rows, 64) + 0.2).bfloat16() for heads, rows in ((6, m), (2, 150), (2, 150)))
+    q = torch.nn.functional.pad(q, (0, 0, 0, 3))[:, :, :m] if apart else q
+    bound = helion.kernel(kernels.flex_attention.fn, backend="cute").bind((q, k, v), target="h100")
+    problem = bound.plan().attention.problem
+    packed = m < 64 and not apart
+    assert (problem.heads, problem.queries) == (((2, 2), 3 * m) if packed else ((2, 6), m))
+    wide = [x.double().repeat_interleave(3, 1) for x in (k, v)]
+    wanted = torch.softmax(q.double() @ wide[0].mT / 8, -1) @ wide[1]
+    assert (bound(q, k, v).double() - wanted).norm() < 5e-3 * wanted.norm()
+    analysis = bound.variant.analysis
+    asked = analysis.backend.on_request(analysis.program, analysis.facts, analysis.target)
+    assert bool(asked) == packed
+
+
 @pytest.mark.parametrize("name", ["biased", "scaled queries"])
 def test_auto_may_take_loaded_and_computed_operands(name: str) -> None:
     cases = kernels.cases(device="meta", large=True)

@@ -181,8 +181,9 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
     heads = math.prod(axis.extent or 1 for axis in others)
     columns = qk if latent else qk + v
     groups = max(1, loaded_bytes // max(1, keys * columns * scores.rhs_dtype.itemsize))
-    if queries == 1 and heads % groups == 0:  # heads that share keys are the rows of a tile
-        heads, queries = groups, heads // groups
+    plain = queries < WGMMA_ROWS and not (fact.diagonal or fact.hidden) and _are_rows(facts, fact.query_axis, queries)
+    if (queries == 1 or plain) and heads % groups == 0:  # heads that share keys are the rows of a tile
+        heads, queries = groups, heads // groups * queries
     return AttentionShape(
         heads=heads,
         queries=queries,
@@ -213,6 +214,16 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
         latent=latent,
         fixed={axis.block_id: axis.size for axis in facts.axes if axis.kind == "fixed" and axis.size is not None},
     )
+
+
+def _are_rows(facts: KernelFacts, axis: int, queries: int) -> bool:
+    """Return whether the queries of a head follow those of the one before, in the tensors that have both."""
+    found = []
+    for op in facts.memory_ops:
+        if axis in op.subscript_axes and len(op.tile_axes) > 1:
+            step = op.strides[op.subscript_axes.index(axis)]
+            found.append(op.static and queries * step in op.strides)
+    return bool(found) and all(found)
 
 
 def _output_bytes(facts: KernelFacts, queries: int) -> int:

@@ -1,7 +1,8 @@
-"""Heads that share keys as rows of one tile, where each has a single query.
+"""Heads that share keys as rows of one tile, where each has few queries.
 
 ``h // shared`` selects the keys of head h. With one query per head, the ``shared`` heads of a group become the queries of
-one tile, so that their keys are loaded once. A band is then a range of keys.
+one tile, so that their keys are loaded once. A band is then a range of keys. Heads of several queries do if these are
+consecutive rows, and see all keys.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from dataclasses import replace
 
 from ...plan.attention.numbers import is_known
 from ...plan.attention.operands import Matrix, Mode, Place, Source
-from ...plan.attention.records import KEY_INDEX, QUERY_INDEX, AttentionOutput, AttentionProblem, Band
+from ...plan.attention.records import KEY_INDEX, QUERY_INDEX, AttentionProblem, Band
 from ...plan.dtypes import PITCH
 from ...plan.epilogue import COLUMN_NUMBER, ROW_NUMBER
+from ...plan.records import WGMMA_ROWS
 from .loops import Loops
 
 _POSITIONS = (QUERY_INDEX, KEY_INDEX, ROW_NUMBER, COLUMN_NUMBER)
@@ -26,13 +28,23 @@ def with_packed_heads(loops: Loops, problem: AttentionProblem) -> AttentionProbl
     begins = problem.band.first is None and is_known(problem.band.last) and (not spanned or problem.band.is_whole)
     varies = not begins and (spanned or problem.runtime)
     shifted = problem.query_span is not None or problem.band.shift is not None
-    if problem.queries != 1 or problem.rests or others or varies or shifted or _reads_positions(problem):
+    few = problem.queries == 1 or (is_known(problem.queries) and problem.queries < WGMMA_ROWS and problem.band.is_whole)
+    if not few or problem.rests or others or varies or shifted or _reads_positions(problem):
         return problem
     for at, size in enumerate(problem.heads):
         shared = _shared(problem, at) if is_known(size) else None
-        if shared is not None and is_known(shared) and shared > 1 and size % shared == 0:
+        if shared is not None and is_known(shared) and shared > 1 and size % shared == 0 and _are_rows(problem, at):
             return _packed(loops, problem, at, shared)
     return problem
+
+
+def _are_rows(problem: AttentionProblem, at: int) -> bool:
+    """Return whether the queries of a head follow those of the one before, along coordinate ``at``."""
+    if problem.queries == 1:
+        return True
+    matrices = (problem.q, *(output.matrix for output in problem.outputs))
+    strides = [(mode.stride, each.strides[0]) for each in matrices for mode in each.modes if _depends(mode.at, at)]
+    return all(is_known(head) and is_known(row) and head == problem.queries * row for head, row in strides)
 
 
 def _reads_positions(problem: AttentionProblem) -> bool:
@@ -90,13 +102,15 @@ def _packed(loops: Loops, problem: AttentionProblem, at: int, shared: int) -> At
     return replace(
         problem,
         heads=heads,
-        queries=shared,
+        queries=shared * problem.queries,
         keys=end - begin if begin else end,
-        q=_rows(loops, problem.q, at, shared),
+        q=_rows(loops, problem.q, at, shared, problem.queries),
         k=k,
         v=v,
         band=Band(),
-        outputs=tuple(_output(loops, each, at, shared) for each in problem.outputs),
+        outputs=tuple(
+            replace(each, matrix=_rows(loops, each.matrix, at, shared, problem.queries)) for each in problem.outputs
+        ),
     )
 
 
@@ -106,15 +120,12 @@ def _of_keys(matrix: Matrix, at: int, begin: int) -> Matrix:
     return replace(matrix, offset=matrix.offset + begin * matrix.strides[0] if begin else matrix.offset, modes=modes)
 
 
-def _rows(loops: Loops, matrix: Matrix, at: int, shared: int) -> Matrix:
-    """Return a matrix whose rows are the heads of a group."""
+def _rows(loops: Loops, matrix: Matrix, at: int, shared: int, queries: int) -> Matrix:
+    """Return a matrix whose rows are the queries of the heads of a group."""
     (own,) = (mode for mode in matrix.modes if _depends(mode.at, at))
     stride = loops.numbers.of(loops.numbers.number(own.stride) * shared, f"stride_{matrix.name}_groups", PITCH)
     group = Mode(size=own.size // shared, stride=stride, at=own.at)
     modes = tuple(group if mode is own else mode for mode in matrix.modes)
     kept = tuple(mode for mode in modes if mode is not group or mode.size > 1)
-    return replace(matrix, pitch=own.stride, modes=kept)
-
-
-def _output(loops: Loops, output: AttentionOutput, at: int, shared: int) -> AttentionOutput:
-    return replace(output, matrix=_rows(loops, output.matrix, at, shared))
+    pitch = own.stride if queries == 1 else matrix.pitch
+    return replace(matrix, pitch=pitch, modes=kept)
