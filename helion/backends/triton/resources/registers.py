@@ -14,11 +14,12 @@ import math
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from ...._compiler.facts.records import KernelFacts, LiveTile, LiveTiles, MatmulFact, MemoryOpFact, ReductionFact
+from ...._compiler.facts.records import KernelFacts, LiveTile, LiveTiles, MemoryOpFact, ReductionFact
 from ...._shapes import cdiv
 from ....hardware import REGISTER_BYTES, WARP_ROWS, Target
+from .fragments import beside_registers, fragment_registers
 from .layouts import fragment_warps
-from .matrix import is_promoted, is_transposed, tile_shape, unit_of
+from .matrix import is_promoted, tile_shape, unit_of
 from .tiles import VECTOR_BYTES, tile_bytes, vector_elements
 
 #: Registers per random number of a thread: Philox works on four words, and ptxas computes all numbers of a tile at
@@ -113,10 +114,6 @@ _MOST_LOADS = 64
 _PRODUCT_BASE = 20
 #: Elements of a thread whose polynomials take no registers of their own.
 _FEW_POLYNOMIALS = 64
-#: Steps along K whose operands a dot keeps in flight.
-_STEPS = 2.0
-#: The operands of two dots that share one, as a multiple of those of one.
-_TWO, _TWO_SHARING = 2, 1.5
 #: A kernel of more memory accesses than this keeps addresses of several tensors.
 _SEVERAL = 4
 #: Bytes of an element that is stored without narrowing.
@@ -228,12 +225,12 @@ def _product_features(facts: KernelFacts, sizes: Mapping[int, int], num_warps: i
         "several": len(facts.memory_ops) + len(facts.atomics) > _SEVERAL,
         "narrow_loads": _narrow_loads(facts, sizes, num_warps * target.warp_size),
         "addresses": _addresses(facts, sizes, num_warps, target),
-        "fragments": _fragment_registers(facts, sizes, num_warps, target),
+        "fragments": fragment_registers(facts, sizes, num_warps, target),
         "promoted": _promoted_registers(facts, sizes, num_warps, target),
         "transposed": _transposed_registers(facts, sizes, num_warps, target),
         "met": _met_registers(facts, sizes, num_warps, target),
         "transposed_left": _transposed_left_registers(facts, sizes, num_warps, target),
-        "beside": _beside_registers(facts, sizes, num_warps, target),
+        "beside": beside_registers(facts, sizes, num_warps, target),
         "polynomials": _polynomial_elements(facts, sizes, num_warps * target.warp_size),
     }
 
@@ -426,27 +423,6 @@ def _snapshot(
     return sum_of
 
 
-def _fragment_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
-    """Return the registers of dot operands on the unit that takes them from registers.
-
-    Up to two steps along K are in flight, on AMD all of them.
-    """
-    most = 0.0
-    for fact in facts.matmuls:
-        unit = unit_of(fact, sizes, num_warps, target)
-        if unit != "mma" and not is_transposed(fact, unit):
-            continue
-        m, n, k = tile_shape(fact, sizes)
-        if target.kind == "hip":
-            of_warp, (down, across) = fragment_warps((m, n), num_warps, target)
-            rows, columns = max(of_warp[0], m // down), max(of_warp[1], n // across)
-            of_k = rows * fact.lhs_dtype.itemsize + columns * fact.rhs_dtype.itemsize
-            most = max(most, of_k * k / target.warp_size / REGISTER_BYTES)
-            continue
-        most = max(most, min(_STEPS, _steps(fact, k)) * _step_registers((m, n), num_warps))
-    return most
-
-
 def _curves(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> float:
     """Return the polynomials of a thread in one iteration: the maximum over regions."""
     found: dict[int, float] = {}
@@ -459,40 +435,6 @@ def _polynomial_elements(facts: KernelFacts, sizes: Mapping[int, int], threads: 
     """Return the elements of a thread beyond those whose polynomials ptxas computes one after the other."""
     tiles = (_product(sizes, item.axes) for item in facts.work if item.polynomials)
     return max(0.0, max(tiles, default=0) / threads - _FEW_POLYNOMIALS)
-
-
-def _steps(fact: MatmulFact, k: int) -> float:
-    """Return the steps of 32 bytes along K of a tile on CUDA."""
-    return max(1.0, k * fact.lhs_dtype.itemsize / 32)
-
-
-def _step_registers(shape: tuple[int, int], num_warps: int) -> float:
-    """Return the registers of a thread for both operands of one step: the side of a warp's tile times 32 bytes, for 32
-    threads of 4.
-    """
-    m, n = shape
-    return math.sqrt(m * n / num_warps) / 2
-
-
-def _beside_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
-    """Return the operand registers of independent dots of one iteration, beyond those of two that share an operand.
-
-    ptxas may read all of them before the first dot.
-    """
-    chains = {number for fact in facts.matmuls for number in (fact.number, *fact.consumes) if fact.consumes}
-    found: dict[int, tuple[float, list[float]]] = {}
-    read: set[int] = set()
-    for fact in facts.matmuls if target.kind == "cuda" else ():
-        if fact.chained or fact.number in chains or unit_of(fact, sizes, num_warps, target) != "mma":
-            continue
-        m, n, k = tile_shape(fact, sizes)
-        both = _steps(fact, k) * _step_registers((m, n), num_warps)
-        fresh = sum(slot is None or slot not in read for slot in (fact.lhs_slot, fact.rhs_slot))
-        read.update(slot for slot in (fact.lhs_slot, fact.rhs_slot) if slot is not None)
-        all_of, each = found.get(fact.region, (0.0, []))
-        found[fact.region] = all_of + fresh * both / 2, [*each, both]
-    several = ((all_of, each) for all_of, each in found.values() if len(each) > _TWO)
-    return max((max(0.0, all_of - _TWO_SHARING * max(each)) for all_of, each in several), default=0.0)
 
 
 def operand_accesses(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:

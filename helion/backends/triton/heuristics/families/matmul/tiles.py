@@ -14,11 +14,13 @@ from ......_shapes import cdiv, next_power_of_2, previous_power_of_2
 from ......autotuner.proposal import Declined, Predicted
 from ......hardware import Target
 from ....proposal import TritonProposal
+from ....resources.fragments import shared_operands
 from ....resources.known import Same
 from ....resources.matrix import ASYNC_ROWS, is_k_major, is_transposed, partial_sum
 from ....resources.predict import predict
 from ....resources.time.launch import Launch
 from ....resources.time.predict import timing
+from ... import register_safety as safety
 from ...choose import Timed, fastest, trust, unless_faster
 from ...sizing import all_sizes, clamp, estimate, nearest_size, tiles, tunables, wave_efficiency
 from ...tuned import tuned
@@ -115,6 +117,9 @@ class ProductSizer:
         self.mma_v2 = self.tuned.mma_v2_for_tf32 and self.itemsize == WIDE_ITEMSIZE and not are_k_major(fact)
         #: The matmul's loop also reduces elements of operands, for which they go to registers as well.
         self.summed = any(reduction.region == fact.region for reduction in facts.reductions)
+        #: Two dots share A, and operands go through registers: each warp then has all columns of both.
+        by_fragments = target.kind == "cuda" and not (target.has("wgmma") or target.has("tcgen05"))
+        self.share_rows = by_fragments and shared_operands(facts).get(fact.number) == "lhs"
         plain = self.batch == 1 and self.span is None and not self.looped and len(facts.matmuls) == facts.num_roots == 1
         self.access = operand_access(
             facts,
@@ -186,9 +191,16 @@ class ProductSizer:
             wide = k >= min(
                 self.tuned.least_line // self.itemsize, previous_power_of_2(self.depth(m, n) // self.tuned.pipeline)
             )
-            if (wide and predicted.fits and not predicted.spills) or max(m, n) <= _MIN_SIDE:
+            safe = not predicted.spills and (not self.share_rows or safety.within(predicted, safety.FRAGMENTS))
+            if (wide and predicted.fits and safe) or max(m, n) <= _MIN_SIDE:
                 return tile
-            m, n = (m, n // 2) if n >= m else (m // 2, n)
+            m, n = self.smaller(m, n)
+
+    def smaller(self, m: int, n: int) -> tuple[int, int]:
+        """Return a tile with fewer registers: half of it, or a tall one where warps have all columns of two dots."""
+        if m == n and self.share_rows and 2 * m <= self.caps[0]:
+            return 2 * m, n // 2
+        return (m, n // 2) if n >= m else (m // 2, n)
 
     def unspilled(self, tile: ProductTile) -> ProductTile:
         """Return the tile with the usual warps where its own are fewer, may spill, and are no faster.
