@@ -72,16 +72,18 @@ def dot_scaled(
 
     Targets without the formats compute in bf16.
 
+    Scales in e4m3 are those of NVFP4, one per 16 numbers in e2m1. The cute backend takes them on Blackwell, on request.
+
     Tiles of K are whole groups of 32: a whole dimension, an ``hl.tile`` with a constant ``block_size``, or a tile of
     groups. The elements of a tile of groups are at ``tile_g.begin * 32 + hl.arange(tile_g.block_size * 32)``.
 
     Args:
         mat1: ``[M, K]``, or ``[M, K / 2]`` in e2m1.
         mat1_scale: ``[M, K / 32]`` uint8, one scale per 32 numbers along K: e8m0, ``2 ** (scale - 127)``, 255 for nan.
-            None is a scale of 1.
+            ``[M, K / 16]`` float8_e4m3fn of a matrix in e2m1. None is a scale of 1.
         mat1_format: the format of ``mat1``.
         mat2: ``[K, N]``, or ``[K / 2, N]`` in e2m1.
-        mat2_scale: ``[N, K / 32]`` uint8, or None.
+        mat2_scale: ``[N, K / 32]`` uint8, ``[N, K / 16]`` float8_e4m3fn, or None.
         mat2_format: the format of ``mat2``.
         acc: ``[M, N]``, added in its own dtype, which is the result's.
         out_dtype: dtype of the result; float32 by default.
@@ -108,8 +110,8 @@ def dot_scaled(
     """
 
 
-#: Numbers along K that share a scale.
-SCALE_GROUP = 32
+#: Numbers along K that share a scale in e8m0, and in e4m3.
+SCALE_GROUP, SMALL_GROUP = 32, 16
 #: The dtypes that hold each format.
 SCALED_FORMATS: dict[str, tuple[torch.dtype, ...]] = {
     "e2m1": (torch.uint8,),
@@ -118,6 +120,11 @@ SCALED_FORMATS: dict[str, tuple[torch.dtype, ...]] = {
     "bf16": (torch.bfloat16,),
     "fp16": (torch.float16,),
 }
+
+
+def scale_group(dtype: torch.dtype) -> int:
+    """Return the numbers along K that share a scale of ``dtype``."""
+    return SMALL_GROUP if dtype == torch.float8_e4m3fn else SCALE_GROUP
 
 
 def check_scaled(mat: Any, scale: Any, name: str, side: int) -> None:
@@ -131,7 +138,11 @@ def check_scaled(mat: Any, scale: Any, name: str, side: int) -> None:
         raise exc.TypeInferenceError(
             f"mat{side} of hl.dot_scaled has the format {name!r}, which is held as {expected}, got {mat.dtype}."
         )
-    if scale is not None and scale.dtype != torch.uint8:
+    if scale is not None and scale.dtype == torch.float8_e4m3fn and name != "e2m1":
+        raise exc.TypeInferenceError(
+            f"mat{side}_scale of hl.dot_scaled is in torch.float8_e4m3fn, which scales numbers in 'e2m1', not in {name!r}."
+        )
+    if scale is not None and scale.dtype not in (torch.uint8, torch.float8_e4m3fn):
         raise exc.TypeInferenceError(
             f"mat{side}_scale of hl.dot_scaled must be e8m0 exponents as torch.uint8, got {scale.dtype}; use .view(torch.uint8) on the host."
         )
@@ -227,16 +238,20 @@ def _decoded(mat: torch.Tensor, scale: torch.Tensor | None, name: str, side: int
         values = (mat.view(_FLOATS[name]) if mat.dtype == torch.uint8 else mat).float()
     if scale is None:
         return values
-    groups, rows = -(-values.shape[1] // SCALE_GROUP), current().common(scale.shape[0], values.shape[0])
+    group = scale_group(scale.dtype)
+    groups, rows = -(-values.shape[1] // group), current().common(scale.shape[0], values.shape[0])
     if rows is None or scale.shape[1] < groups:
         raise exc.ShapeMismatch(
             lhs=list(scale.shape),
             rhs=[values.shape[0], groups],
-            detail=f": mat{side}_scale of hl.dot_scaled has one scale for {SCALE_GROUP} numbers along K",
+            detail=f": mat{side}_scale of hl.dot_scaled has one scale for {group} numbers along K",
         )
-    powers = torch.ldexp(torch.ones_like(scale, dtype=torch.float32), scale.int() - 127)
-    factors = powers.masked_fill(scale == 255, float("nan"))
-    spread = factors.repeat_interleave(SCALE_GROUP, -1)[:rows, : values.shape[1]]
+    if scale.dtype == torch.uint8:
+        powers = torch.ldexp(torch.ones_like(scale, dtype=torch.float32), scale.int() - 127)
+        factors = powers.masked_fill(scale == 255, float("nan"))
+    else:
+        factors = scale.float()
+    spread = factors.repeat_interleave(group, -1)[:rows, : values.shape[1]]
     return values[:rows] * spread
 
 

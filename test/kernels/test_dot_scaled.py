@@ -358,3 +358,22 @@ def test_a_tile_of_groups_needs_a_known_size() -> None:
 
     args, _ = operands(45, 96, 37, "e4m3", "e4m3")
     assert "give the loop over K a constant block_size, or tile over groups" in refused(args[:4], open_tiles).message
+
+
+def test_scales_in_e4m3_are_of_16_numbers() -> None:
+    """The eager reference decodes NVFP4; Triton has no such matmul."""
+    (x, _, y, _, *_), _ = operands(37, 96, 21, "e2m1", "e2m1")
+    scales = [(torch.rand(rows, 6) * 4 + 0.25).to(torch.float8_e4m3fn) for rows in (37, 21)]
+    args = (x, scales[0], y, scales[1], "e2m1", "e2m1")
+    left, right = (
+        decoded(each, None, "e2m1").double() * scale.double().repeat_interleave(16, 1)
+        for each, scale in ((x, scales[0]), (y.t(), scales[1]))
+    )
+    found = run_reference(whole_rows, args)
+    torch.testing.assert_close(found.double(), left @ right.t(), rtol=1e-4, atol=1e-3)
+    error = refused(args, target="sm_100")
+    assert "hl.dot_scaled with scales in float8_e4m3fn is not supported by the Triton backend" in str(error)
+    wrong = refused((x, scales[0][:, :3], y, scales[1], "e2m1", "e2m1"), target="sm_100")
+    assert "mat1_scale of hl.dot_scaled must be [a, 96 / 16], one scale for 16 of the 96 numbers along K" in str(wrong)
+    eight = (torch.zeros(37, 96, dtype=torch.float8_e4m3fn), scales[0], y, scales[1], "e4m3", "e2m1")
+    assert "which scales numbers in 'e2m1', not in 'e4m3'" in str(refused(eight, target="sm_100"))

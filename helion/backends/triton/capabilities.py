@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from ... import exc, knobs
 from ..._compiler.context import Limits
-from ..._compiler.ir.grammar import DotAttrs, Op, PointwiseAttrs, Program, Scaled
+from ..._compiler.ir.grammar import DotAttrs, Op, PointwiseAttrs, Program, Scaled, Value
 from ..._shapes import dtype_name
 from ...hardware import Target
 from ...language.matmul import SCALE_GROUP
@@ -102,12 +102,15 @@ def _scaled_refusals(op: Op, target: Target) -> Iterator[exc.Base]:
     scaled = op.attrs.scaled if isinstance(op.attrs, DotAttrs) else None
     if scaled is None:
         return
-    for what, remedy in _reasons(scaled, target):
+    held = (op.operands[at] for at in (scaled.lhs_scale, scaled.rhs_scale) if at is not None)
+    for what, remedy in _reasons(scaled, target, [scale.dtype for scale in held if isinstance(scale, Value)]):
         yield exc.BackendUnsupported(what=what, backend="Triton", remedy=f"; {remedy}", location=op.location)
 
 
-def _reasons(scaled: Scaled, target: Target) -> Iterator[tuple[str, str]]:
+def _reasons(scaled: Scaled, target: Target, scales: Sequence[torch.dtype]) -> Iterator[tuple[str, str]]:
     """Yield each unsupported feature with its remedy."""
+    if torch.float8_e4m3fn in scales:
+        yield "hl.dot_scaled with scales in float8_e4m3fn", "decode the operands"
     formats = {scaled.lhs_format, scaled.rhs_format}
     if formats == set(_HALF):
         yield "hl.dot_scaled of bf16 and fp16", "convert one of the operands"

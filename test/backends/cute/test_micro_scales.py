@@ -148,6 +148,35 @@ def test_two_numbers_of_a_byte_are_multiplied() -> None:
         assert part in text, part
 
 
+def small_blocks(k: int = 768) -> Given:
+    """Return operands in e2m1 with scales of 16 numbers in e4m3."""
+    x, _, y, _ = given(k=k, dtype=PACKED)
+    bits = torch.Generator().manual_seed(5)
+    left, right = ((torch.rand(size, k // 16, generator=bits) * 4 + 0.25).to(E4M3) for size in (M, N))
+    return x, left, y, right
+
+
+def test_scales_in_e4m3_are_of_16_numbers() -> None:
+    """A K tile has four atoms of scales for each line (NVFP4)."""
+    args = small_blocks()
+    bound = scaled.bind((*args, "e2m1"), target="sm_100")
+    left, right = (
+        unpacked(each) * scale.double().repeat_interleave(16, 1) for each, scale in (args[:2], (args[2].t(), args[3]))
+    )
+    assert products.row_error(bound(*args, "e2m1"), left @ right.t()) < products.BOUNDS[BF16]
+    problem, shape = bound.plan().gemm.problem, shape_of(bound.facts)
+    assert not isinstance(shape, str) and shape.problem.scales is not None and shape.problem.scales.k == 8
+    gemm = plan_gemm(problem, Choice(tile=(128, 192, 128), ab_stages=3), target_of("sm_100"))
+    verify(kernel_program(gemm))
+    text = build(gemm)
+    assert "cutlass.Float8E4M3FN, 16, tcgen05.CtaGroup.ONE, (128, 192))" in text
+    assert "cute.crd2idx((line, k_tile * 16 + atom % 4 * 4), x_scale_1_scale.layout)" in text
+    with pytest.raises(
+        exc.CuteUnsupported, match="y_scale is of uint8 .* scales of both sides in uint8, or float8_e4m3fn"
+    ):
+        scaled.bind((*args[:3], given(k=768, dtype=PACKED)[3], "e2m1"), target="sm_100")
+
+
 def test_a_transposed_result_has_scales_of_the_other_side() -> None:
     args, bias = given(), products.values(M, dtype=BF16, device="cpu")
     bound = scaled_with_bias.bind((*args, bias), target="sm_100")
@@ -233,10 +262,20 @@ def test_other_scales_are_refused() -> None:
 @pytest.mark.prove
 @pytest.mark.parametrize("target", ["sm_100", "sm_103"])
 @pytest.mark.parametrize(
-    ("dtype", "columns"), [(E4M3, 256), (E4M3, 64), (E5M2, 144), (PACKED, 256), (PACKED, 64), (PACKED, 192)]
+    ("dtype", "columns", "block"),
+    [
+        (E4M3, 256, 32),
+        (E4M3, 64, 32),
+        (E5M2, 144, 32),
+        (PACKED, 256, 32),
+        (PACKED, 192, 32),
+        (PACKED, 256, 16),
+        (PACKED, 64, 16),
+    ],
 )
-def test_kernels_compile_without_spills(dtype: torch.dtype, columns: int, target: str) -> None:
-    bound = scaled.bind((*given(k=768, dtype=dtype), FORMATS.get(dtype, "e2m1")), target=target)
+def test_kernels_compile_without_spills(dtype: torch.dtype, columns: int, block: int, target: str) -> None:
+    args = given(k=768, dtype=dtype) if block == 32 else small_blocks()
+    bound = scaled.bind((*args, FORMATS.get(dtype, "e2m1")), target=target)
     gemm = plan_gemm(
         bound.plan().gemm.problem,
         Choice(tile=(128, columns, 128), epilogue_n=16, store_stages=columns // 16),
@@ -244,7 +283,7 @@ def test_kernels_compile_without_spills(dtype: torch.dtype, columns: int, target
     )
     ptx = compile_text(build(gemm), gemm).ptx
     assert ".local" not in ptx
-    along_k = 1 + (dtype == PACKED)
+    along_k = (1 + (dtype == PACKED)) * 32 // block
     assert len(re.findall(r"tcgen05\.cp\.cta_group::1\.32x128b\.warpx4", ptx)) == along_k * (1 + -(-columns // 128))
-    kind = r"mxf4nvf4\.block_scale\.block32" if dtype == PACKED else r"mxf8f6f4\.block_scale"
+    kind = rf"mxf4nvf4\.block_scale\.block{block}" if dtype == PACKED else r"mxf8f6f4\.block_scale"
     assert len(re.findall(rf"tcgen05\.mma\.cta_group::1\.kind::{kind}", ptx)) == 4

@@ -8,7 +8,7 @@ import torch
 
 from .... import exc
 from ...._shapes import Dim
-from ....language.matmul import SCALE_GROUP, check_scaled
+from ....language.matmul import SCALE_GROUP, check_scaled, scale_group
 from .. import ops
 from ..tracer import Tracer
 from ..values import DeviceValue, describe
@@ -74,15 +74,16 @@ def _text(t: Tracer, count: _Count) -> str:
 
 
 def _check_scale(t: Tracer, scale: DeviceValue, rows: Dim, numbers: _Count, side: int) -> None:
-    found = _count(t, scale.dims[1], SCALE_GROUP)
+    group = scale_group(scale.dtype)
+    found = _count(t, scale.dims[1], group)
     if scale.dims[0] == rows and found == numbers:
         return
-    groups = f"{numbers[0] // SCALE_GROUP} * ..." if numbers[1] else f"{numbers[0]} / {SCALE_GROUP}"
+    groups = f"{numbers[0] // group} * ..." if numbers[1] else f"{numbers[0]} / {group}"
     detail = (
-        f": mat{side}_scale of hl.dot_scaled must be [{t.blocks.dim_text(rows)}, {groups}], one scale for {SCALE_GROUP} of the "
+        f": mat{side}_scale of hl.dot_scaled must be [{t.blocks.dim_text(rows)}, {groups}], one scale for {group} of the "
         f"{_text(t, numbers)} numbers along K"
     )
-    if numbers[1] and numbers[0] % SCALE_GROUP:
+    if numbers[1] and numbers[0] % group:
         detail += "; give the loop over K a constant block_size, or tile over groups"
     raise exc.ShapeMismatch(lhs=repr(scale), rhs=f"mat{side}", detail=detail)
 

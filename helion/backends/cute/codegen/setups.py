@@ -8,7 +8,6 @@ from ..plan.counts import counts
 from ..plan.dtypes import DTYPES, per_byte
 from ..plan.epilogue import EpilogueOutput
 from ..plan.records import WARPGROUP_THREADS, GemmPlan
-from ..plan.scales import SCALE_DTYPE
 from ..plan.shared import staged_as
 from ..roles.grammar import Role
 from . import copied, exchange, raw, rows, scales, workspace
@@ -83,7 +82,7 @@ def blackwell_mma(plan: GemmPlan) -> str:
     operand, majors = operand_dsl(plan), f"{major(plan.problem.a_major)}, {major(plan.problem.b_major)}"
     shape, block = f"({plan.tile[0]}, {plan.sum_columns})", scales.k * per_byte(plan.problem.operand_dtype)
     return (
-        f"blackwell.make_blockscaled_trivial_tiled_mma({operand}, {operand}, {majors}, {SCALE_DTYPE}, {block},"
+        f"blackwell.make_blockscaled_trivial_tiled_mma({operand}, {operand}, {majors}, {scales.dsl}, {block},"
         f" tcgen05.CtaGroup.ONE, {shape})"
     )
 

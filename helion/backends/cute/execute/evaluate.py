@@ -346,7 +346,7 @@ def _scaled(
             lines = torch.arange(part.shape[0 if scale.side == "row" else 1]) // scale.lines
             start = tensor.storage_offset() + block * scale.k_pitch
             found = torch.as_strided(tensor, (int(lines[-1]) + 1,), (scale.pitch,), start)[lines]
-            found = _exponents(found) if scales.micro else found.float()
+            found = _exponents(found) if scales.micro and found.dtype == torch.uint8 else found.float()
             part = part * (found[:, None] if scale.side == "row" else found)
         sums += part
     return sums

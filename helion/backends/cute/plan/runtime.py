@@ -15,7 +15,7 @@ from .epilogue import ROW_NUMBER, EpilogueOperand, EpilogueOutput
 from .finish import ROWS
 from .records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, Batch, Choice, GemmPlan, GemmProblem, Groups
 from .refusal import Refusal
-from .scales import ATOM_BLOCKS, ATOM_LINES, MICRO_FORMATS, BlockScales, Ends
+from .scales import ATOM_BLOCKS, ATOM_LINES, MICRO_FORMATS, SCALE_DTYPES, BlockScales, Ends, micro_block
 
 MAX_EXTENT = 2**31 - 1
 """Tile coordinates are 32-bit."""
@@ -277,10 +277,11 @@ def check_micro_scales(problem: GemmProblem, scales: BlockScales) -> None:
             f" {SWIZZLE_BYTES * packed} are implemented"
         )
     for factor in scales.factors:
-        if factor.dtype != "uint8" or factor.k_pitch != 1 or factor.pitch < 1 or factor.pitch % ATOM_BLOCKS:
+        known = factor.dtype in SCALE_DTYPES and scales.k == micro_block(problem.operand_dtype, factor.dtype)
+        if not known or factor.k_pitch != 1 or factor.pitch < 1 or factor.pitch % ATOM_BLOCKS:
             raise Refusal(
-                f"{factor.name} is of {factor.dtype} with strides of {factor.pitch} and {factor.k_pitch}; scales in uint8 are"
-                f" implemented, contiguous along K, in rows that are multiples of {ATOM_BLOCKS} apart"
+                f"{factor.name} is of {factor.dtype} with strides of {factor.pitch} and {factor.k_pitch}; scales of both sides in"
+                f" uint8, or float8_e4m3fn, are implemented, contiguous along K, in rows that are multiples of {ATOM_BLOCKS} apart"
             )
 
 

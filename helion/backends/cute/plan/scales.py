@@ -16,8 +16,10 @@ MICRO_FORMATS = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2", "e2m1": "float4
 ATOM_LINES, ATOM_BLOCKS, ATOM_BYTES = 128, 4, 512
 """Rows or columns, and blocks of K, of an atom of scales in shared memory, and its bytes (PTX ISA, scale factors of
 ``tcgen05.mma``): line number 32 i + j is word i of row j of 16 bytes."""
-SCALE_DTYPE = "cutlass.Float8E8M0FNU"
-"""The DSL's type of these scales."""
+SCALE_DTYPES = {"uint8": "cutlass.Float8E8M0FNU", "float8_e4m3fn": "cutlass.Float8E4M3FN"}
+"""The DSL's types of these scales. Those of e4m3 are of smaller blocks of 4-bit numbers (NVFP4)."""
+SMALL_BLOCK = 16
+"""Numbers along K with one scale in e4m3."""
 ATOM_COLUMNS = 4
 """Columns of tensor memory of an atom."""
 
@@ -84,13 +86,18 @@ class BlockScales:
         """True if the matrix unit multiplies by scales."""
         return self.k <= MICRO_BLOCK
 
+    @property
+    def dsl(self) -> str:
+        """The DSL's type of scales that the matrix unit multiplies by."""
+        return SCALE_DTYPES[self.factors[0].dtype]
+
     def of(self, side: Side) -> Scale | None:
         return next((factor for factor in self.factors if factor.side == side), None)
 
 
-def micro_block(dtype: str) -> int:
-    """Return the elements of an operand with one scale in a microscaling format, or its bytes of 4-bit numbers."""
-    return MICRO_BLOCK // per_byte(dtype)
+def micro_block(dtype: str, of_scales: str) -> int:
+    """Return the elements of an operand with one scale of a type in a microscaling format, or its bytes of 4-bit numbers."""
+    return (SMALL_BLOCK if of_scales == "float8_e4m3fn" else MICRO_BLOCK) // per_byte(dtype)
 
 
 def promoted(scales: BlockScales | None) -> BlockScales | None:

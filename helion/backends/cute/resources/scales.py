@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from ...._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact, RegionFact
 from ...._shapes import dtype_name
 from ..plan.records import SWIZZLE_BYTES
 from ..plan.runtime import MAX_PROMOTE_K_TILES
-from ..plan.scales import ATOM_BLOCKS, MICRO_FORMATS, BlockScales, Scale, Side, micro_block
+from ..plan.scales import ATOM_BLOCKS, MICRO_FORMATS, SCALE_DTYPES, BlockScales, Scale, Side, micro_block
 
 
 def fixed_size(facts: KernelFacts, block: int) -> int | None:
@@ -65,7 +63,7 @@ def block_scales(fact: MatmulFact, facts: KernelFacts, axes: tuple[int, int], k:
         return None
     if fact.lhs_format:
         return BlockScales(
-            k=micro_block(MICRO_FORMATS.get(fact.lhs_format, "")),
+            k=micro_block(MICRO_FORMATS.get(fact.lhs_format, ""), dtype_name(found[0].dtype)),
             factors=tuple(_micro_scale(found, axes, side) for side in ("row", "column")),
         )
     line = SWIZZLE_BYTES // fact.lhs_dtype.itemsize
@@ -91,14 +89,16 @@ def _has_micro_scales(op: MemoryOpFact, fact: MatmulFact) -> bool:
     """Return whether a load is of scales in a microscaling format: of all blocks of K of rows, or of columns."""
     sides = [axis for axis in op.subscript_axes if axis in (fact.m_axis, fact.n_axis)]
     multiplied = op.slot in (fact.lhs_slot, fact.rhs_slot)
-    return not multiplied and op.dtype == torch.uint8 and len(op.subscript_axes) == 2 and len(sides) == 1
+    return not multiplied and dtype_name(op.dtype) in SCALE_DTYPES and len(op.subscript_axes) == 2 and len(sides) == 1
 
 
 def _micro_scale(found: Sequence[MemoryOpFact], axes: tuple[int, int], side: Side) -> Scale:
     """Return scales of rows or columns, in rows that TMA could load."""
     axis = axes[side == "column"]
     names = [f"factor_{op.slot}" for op in found if axis in op.subscript_axes]
-    return Scale(name="".join(names[:1]) or side, side=side, dtype="uint8", pitch=ATOM_BLOCKS, k_pitch=1)
+    return Scale(
+        name="".join(names[:1]) or side, side=side, dtype=dtype_name(found[0].dtype), pitch=ATOM_BLOCKS, k_pitch=1
+    )
 
 
 def _shared_along_k(fact: MatmulFact, facts: KernelFacts, found: Sequence[MemoryOpFact], k: int) -> int:

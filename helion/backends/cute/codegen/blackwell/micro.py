@@ -7,7 +7,7 @@ import functools
 from ...plan.counts import micro_atoms, micro_columns, scale_columns
 from ...plan.dtypes import per_byte
 from ...plan.records import WARP_THREADS, GemmPlan
-from ...plan.scales import ATOM_BLOCKS, ATOM_BYTES, ATOM_COLUMNS, ATOM_LINES, SCALE_DTYPE, Scale
+from ...plan.scales import ATOM_BLOCKS, ATOM_BYTES, ATOM_COLUMNS, ATOM_LINES, Scale
 from ...roles.micro import MicroMma, MicroStep, MicroViews, MoveScales, StartScales
 from ..setups import tile_k
 
@@ -39,18 +39,23 @@ def lines(step: MicroStep, plan: GemmPlan) -> list[str]:
 def _(step: MicroViews, plan: GemmPlan) -> list[str]:
     if step.copies:
         return [f"scales_{side} = shared_scales_{side}.iterator.toint().to(cutlass.Int32)" for side in "ab"]
-    found = [f"scale_copy = cute.make_copy_atom(tcgen05.Cp4x32x128bOp(tcgen05.CtaGroup.ONE), {SCALE_DTYPE})"]
+    found = [f"scale_copy = cute.make_copy_atom(tcgen05.Cp4x32x128bOp(tcgen05.CtaGroup.ONE), {_dsl(plan)})"]
     shape, block = f"({plan.tile[0]}, {plan.tile[1]}, {tile_k(plan)})", _block(plan)
     for side in "ab":
         name = f"scales_{side}"
         found += [
             f"layout_{name} = blockscaled.make_smem_layout_sf{side}(tiled_mma, {shape}, {block}, {plan.ab_stages})",
             f"stages_{name} = cute.make_tensor("
-            f"cute.recast_ptr(shared_{name}.iterator, dtype={SCALE_DTYPE}), layout_{name})",
+            f"cute.recast_ptr(shared_{name}.iterator, dtype={_dsl(plan)}), layout_{name})",
             f"places_{name} = blockscaled.make_tmem_layout_sf{side}("
             f"tiled_mma, {shape}, {block}, cute.slice_(layout_{name}, (None, None, None, 0)))",
         ]
     return found
+
+
+def _dsl(plan: GemmPlan) -> str:
+    assert plan.problem.scales is not None
+    return plan.problem.scales.dsl
 
 
 def _block(plan: GemmPlan) -> int:
@@ -90,7 +95,7 @@ def _(step: MoveScales, plan: GemmPlan) -> list[str]:
         column = f"{step.cursor}.index * {micro_columns(plan)} + {first}"
         found += [
             f"held_{name} = cute.make_tensor("
-            f"cute.recast_ptr(sums_pointer + ({column}), dtype={SCALE_DTYPE}), places_{name})",
+            f"cute.recast_ptr(sums_pointer + ({column}), dtype={_dsl(plan)}), places_{name})",
             f"move_{name} = tcgen05.make_s2t_copy(scale_copy, cute.filter_zeros(held_{name}))",
             f"mover_{name} = move_{name}.get_slice(0)",
             f"moved_{name} = tcgen05.get_s2t_smem_desc_tensor("

@@ -116,7 +116,7 @@ def with_micro_scales(product: Product, micro: Micro) -> Product:
         factors.append(
             Scale(name=name_of(tensor), side=side, dtype=dtype_name(tensor.dtype), pitch=pitch, k_pitch=step)
         )
-    scales = BlockScales(k=micro_block(micro.dtype), factors=tuple(factors))
+    scales = BlockScales(k=micro_block(micro.dtype, factors[0].dtype), factors=tuple(factors))
     problem = dataclasses.replace(product.problem, operand_dtype=micro.dtype, scales=scales)
     ids = tuple(tensor.id for tensor in (tensors[::-1] if turned else tensors))
     return dataclasses.replace(product, problem=problem, scales=ids)
