@@ -82,7 +82,7 @@ DOCS: dict[str, str] = {
     "residual_stages": "Pipeline stages of residuals: sub-tiles of epilogue inputs of the output's shape, loaded in advance.",
 }  # fmt: skip
 #: Clusters per tile.
-GRID_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
+GRID_SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 15, 16, 32)
 #: Parts of K, including values between powers of two that fill a GPU better.
 SPLITS = (1, 2, 3, 4, 6, 8, 12, MAX_SPLITS)
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from backends.cute import gemms
+from backends.cute import gemms, products
 
 from helion.backends.cute.execute import workspace as workspace_module
 from helion.backends.cute.execute.workspace import Workspaces
@@ -15,6 +15,10 @@ from helion.backends.cute.plan.counts import k_range
 from helion.backends.cute.plan.records import Choice, GemmPlan
 from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.plan.workspace import COUNTER_BYTES, MAX_COUNTERS, counter_bytes, sums_shape, workspace_bytes
+from helion.backends.cute.resources.time import resident_clusters
+from helion.backends.cute.roles.programs import kernel_program
+from helion.backends.cute.verify.verify import verify
+from helion.hardware import target as target_of
 
 HEAD = MAX_COUNTERS * COUNTER_BYTES
 
@@ -113,3 +117,14 @@ def test_what_cannot_be_split_is_refused(changes: dict[str, object], message: st
 def test_many_tiles_are_not_split_among_clusters() -> None:
     with pytest.raises(Refusal, match="16384 counters"):
         plan_gemm(gemms.product(16384, 16384, 8200), Choice(tile=(128, 128, 64), grid_splits=2), gemms.HOPPER)
+
+
+@pytest.mark.parametrize("shape", [(256, 256, 65536), (512, 512, 16384)])
+def test_clusters_of_few_tiles_share_operands_and_split_k(shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    with torch.device("meta"):
+        given = torch.empty(m, k, dtype=torch.bfloat16), torch.empty(k, n, dtype=torch.bfloat16)
+    plan = products.matmul.bind(given, target="h200").plan().gemm
+    assert plan.grid_splits > 1 and plan.ctas > plan.splits
+    assert plan.pieces <= resident_clusters(plan.ctas, target_of("h200")), "all of them run at once"
+    verify(kernel_program(plan))

@@ -19,12 +19,20 @@ from ....hardware import Target
 from ..bounds import places_of_copies
 from ..plan.dtypes import IMPRECISE_DTYPES
 from ..plan.operands import FEW_ROWS
-from ..plan.records import SWIZZLE_BYTES, Choice, CopiesIn
+from ..plan.records import SWIZZLE_BYTES, WGMMA_ROWS, Choice, CopiesIn
 from ..plan.scales import promoted
 from ..resources.shape import ProductShape, shape_of
+from ..resources.time import resident_clusters
 from .tiles import narrowed, options, proposals, tiles
 
 WIDE = (128, 256)
+FEW_COLUMNS = 64
+"""Columns of tiles of 256 rows whose instructions wait for A (benchmarks/results/cute/nvidia-h200-few-tiles.jsonl)."""
+USUAL_SUBTILE = 32
+SHARED_TILES = ((64, 128), (128, 64), (128, 128))
+SHARED_CLUSTERS, SHARED_SPLITS, MOST_SHARING = ((1, 2), (2, 1), (2, 2)), (1, 2, 4), 8
+"""Tiles and clusters of few tiles that share operands, and their parts of K: 8 CTAs at most (the same rows)."""
+MORE_GRID_SPLITS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 15, 16)
 SPLITS = (2, 4, 8)
 GRID_SPLITS = (2, 3, 4, 6, 8, 16)
 RESIDENTS = 2
@@ -90,6 +98,9 @@ def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[C
         if together > target.num_sms and not in_stages:  # these have not run with two consumer groups
             found += [dataclasses.replace(paired, pingpong=True)] if rows > 1 else []
             found.append(dataclasses.replace(plain, pingpong=True))
+        found += _in_clusters(shape, tile, (rows, columns), copies_in, target) if not in_stages else []
+        if tile[0] > WGMMA_ROWS * 2 and tile[1] <= FEW_COLUMNS:
+            continue
         for splits, clusters in itertools.product((1, *SPLITS), (1, *GRID_SPLITS)):
             ctas = together * splits * clusters
             fills = clusters == 1 or 2 * ctas > target.num_sms
@@ -100,4 +111,24 @@ def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[C
             if copies_in == "registers" and ctas > target.num_sms and (parted or splits * clusters == 1):
                 resident = dataclasses.replace(split, ctas_per_sm=RESIDENTS)
                 found.append(narrowed(resident, min(plain.epilogue_n, tile[1] // splits)))
+    return found
+
+
+def _in_clusters(
+    shape: ProductShape, tile: tuple[int, int, int], tiles_of: tuple[int, int], copies_in: CopiesIn, target: Target
+) -> list[Choice]:
+    """Return choices for few tiles, of clusters that share operands and split K, as many as run at once."""
+    together = tiles_of[0] * tiles_of[1] * shape.problem.repeats
+    if 4 * together > target.num_sms or tile[:2] not in SHARED_TILES:
+        return []
+    found = []
+    for cluster, splits in itertools.product(SHARED_CLUSTERS, SHARED_SPLITS):
+        ctas = cluster[0] * cluster[1] * splits
+        if tiles_of[0] % cluster[0] or tiles_of[1] % cluster[1] or ctas > MOST_SHARING:
+            continue
+        most = resident_clusters(ctas, target) * cluster[0] * cluster[1] // together
+        clusters = max((each for each in (1, *MORE_GRID_SPLITS) if each <= most), default=1)
+        choice = Choice(tile=tile, cluster=cluster, splits=splits, grid_splits=clusters, copies_in=copies_in)
+        if splits * clusters > 1:
+            found.append(narrowed(choice, min(USUAL_SUBTILE, tile[1] // splits)))
     return found

@@ -102,8 +102,14 @@ class Rates:
     """The same across 8 lines, which touches four times as many rows of the tensor."""
     drawn_us: float = 0.0003
     """Time of a random number: about 70 instructions of a thread; not fitted."""
-    workspace_us: float = 2.5
-    """Two fences and a counter in global memory, about four times the latency of memory; not fitted."""
+    workspace_us: float = 1.5
+    """Two fences and a counter in global memory, which are a few times the latency of memory."""
+    part_us: float = 0.3
+    """Latency of the partials of a cluster, which the last one reads in order (benchmarks/results/cute/nvidia-h200-few-tiles.jsonl)."""
+    split: float = 0.9
+    """Rate of the matrix unit where K is split, relative to all of K (the same rows)."""
+    shared_us: float = 0.05
+    """Time of a K tile that CTAs share where K is split: its stage waits for all of them (the same rows)."""
 
 
 RATES = Rates()
@@ -116,7 +122,7 @@ ROW_RATES = Rates(
 cost facts do not count. Launch, ring and slices are fitted to plans of few rows."""
 CACHED_RATES = dataclasses.replace(
     RATES, fill_us=0.16, stored=1.82, l2=2.3, l2_of_few=3.1, memory=0.55, memory_of_few=9.6, k_tile_us=0.19, split_us=0.46,
-    workspace_us=4.3, tile_us=0.0,
+    workspace_us=4.3, part_us=0.0, tile_us=0.0,
 )  # fmt: skip
 """Rates of GEMMs that store rows which stay in the L2 cache until a second kernel reads them (measurement
 ``cute_cached_model``)."""
@@ -220,9 +226,14 @@ def _at_rate(plan: GemmPlan, bytes_moved: int, target: Target, rates: Rates, mat
     share = target.bandwidth_gb_per_s * 1e3 / target.num_sms
     l2 = share * min(rates.l2_of_few, rates.l2 * target.num_sms / busy)
     multiplied, loaded = _flops(plan) / _rate(plan, target, rates, matrix), _loaded(plan, counts(plan), rates) / l2
+    multiplied /= rates.split if plan.parts > 1 else 1.0
+    shared_us = rates.shared_us if plan.parts > 1 and plan.ctas > plan.splits else 0.0
     # CTAs that share an SM share its unit and its loads, and wait at the same time.
     k_tile_us = max(
-        plan.ctas_per_sm * max(multiplied, loaded), rates.k_tile_us, _slot_us(plan, rates), _copied_us(plan, rates)
+        plan.ctas_per_sm * max(multiplied + shared_us, loaded),
+        rates.k_tile_us + shared_us,
+        _slot_us(plan, rates),
+        _copied_us(plan, rates),
     )
     epilogue_us = _epilogue_us(plan, share, l2, rates)
     tile_us = -(-plan.k_tiles // plan.parts) * k_tile_us
@@ -369,5 +380,5 @@ def _epilogue_us(plan: GemmPlan, share: float, l2: float, rates: Rates) -> float
     if plan.splits > 1:
         time += rates.split_us * plan.splits + 2 * sums * (plan.splits - 1) / l2
     if plan.grid_splits > 1:
-        time += rates.workspace_us + sums * (1 + plan.grid_splits) / l2
+        time += rates.workspace_us + rates.part_us * plan.grid_splits + sums * (1 + plan.grid_splits) / l2
     return time

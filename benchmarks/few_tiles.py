@@ -1,0 +1,187 @@
+"""Time configs of matmuls with few tiles, and with rows between lines of memory, beside cuBLAS.
+
+    python benchmarks/few_tiles.py {few,odd} [--compile] [--seconds N] [--turn N] [--workers N] [--out FILE]
+
+``--compile`` fills the cache of compiled kernels without the GPU. Without it, one process times all configs in order, the
+default first. It is replaced where a config gives no line for ``--turn`` seconds. A line of JSON has the config, the
+microseconds of both, and the error of the result beside that of cuBLAS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import json
+import multiprocessing
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "test")]
+
+from backends.cute import products  # noqa: E402
+
+import helion  # noqa: E402
+from benchmarks.timing import GraphTimer, reason  # noqa: E402
+from helion.backends.cute.resources.time import resident_clusters  # noqa: E402
+from helion.backends.cute.space import GRID_SPLITS  # noqa: E402
+from helion.hardware import target as target_of  # noqa: E402
+
+BF16, TARGET = torch.bfloat16, "h200"
+SHAPES = {
+    "few": ((256, 256, 65536), (512, 512, 16384), (64, 64, 262144)),
+    "odd": ((4096, 4104, 1000), (4096, 4104, 1024), (4096, 4096, 1000), (4096, 4096, 1024)),
+}
+TILES = ((64, 64), (64, 128), (128, 64), (128, 128), (256, 64), (64, 256), (256, 128), (128, 256))
+CLUSTERS, SPLITS = ((1, 1), (2, 1), (1, 2), (2, 2)), (1, 2, 4, 8)
+MOST_CTAS, LEAST_CTAS, MOST_READ_BYTES = 8, 60, 700_000
+"""Limits of the CTAs of a cluster, of all CTAs, and of the partials that one CTA reads."""
+WIDE = ((128, 128, True), (128, 128, False), (256, 128, False), (128, 256, False), (64, 256, True))
+"""Tiles, and whether two consumer groups take turns."""
+
+Job = tuple[tuple[int, int, int], dict[str, Any]]
+
+
+def few(m: int, n: int, k: int) -> Iterator[dict[str, Any]]:
+    """Yield configs that split K among as many clusters as run at once."""
+    for (rows, columns), (cm, cn), splits in itertools.product(TILES, CLUSTERS, SPLITS):
+        ctas, subtile = cm * cn * splits, min(32, columns // splits)
+        if m % (rows * cm) or n % (columns * cn) or ctas > MOST_CTAS or subtile < 8:
+            continue
+        tiles = m // rows * (n // columns)
+        at_once = resident_clusters(ctas, target_of(TARGET)) * cm * cn // tiles
+        clusters = max((each for each in GRID_SPLITS if each <= at_once), default=0)
+        read = clusters * rows * columns * 4 // splits
+        if tiles * splits * clusters >= LEAST_CTAS and k // 64 >= splits * clusters and read <= MOST_READ_BYTES:
+            yield {
+                "block_sizes": [rows, columns, 64],
+                "wgmma_cluster_m": cm,
+                "wgmma_cluster_n": cn,
+                "wgmma_k_splits": splits,
+                "wgmma_grid_splits": clusters,
+                "wgmma_epilogue_columns": subtile,
+            }
+
+
+def odd(m: int, n: int, k: int) -> Iterator[dict[str, Any]]:
+    for (rows, columns, pingpong), (cm, cn) in itertools.product(WIDE, CLUSTERS[:3]):
+        clusters = {"wgmma_cluster_m": cm, "wgmma_cluster_n": cn}
+        yield {"block_sizes": [rows, columns, 64], "l2_groupings": [4], "wgmma_pingpong": pingpong, **clusters}
+
+
+def jobs(kind: str) -> list[Job]:
+    """Return the configs of a kind; an empty one is the default."""
+    configs = {"few": few, "odd": odd}[kind]
+    return [(shape, keys) for shape in SHAPES[kind] for keys in ({}, *configs(*shape))]
+
+
+@functools.lru_cache(1)
+def arguments(shape: tuple[int, int, int], device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    m, n, k = shape
+    x, y = torch.empty(m, k, dtype=BF16, device=device), torch.empty(k, n, dtype=BF16, device=device)
+    if device != "meta":
+        x.normal_()
+        y.normal_().mul_(k**-0.5)
+    return x, y
+
+
+def compiled(job: Job) -> dict[str, Any]:
+    """Compile a config of a shape without the GPU, and return its line."""
+    shape, keys = job
+    try:
+        bound = helion.kernel(products.matmul.fn, backend="cute").bind(arguments(shape, "meta"), target=TARGET)
+        found = bound.resources(helion.Config(**keys) if keys else bound.default_config())
+        return {"shape": shape, "config": keys, "registers": found.registers, "spills": found.spill_bytes}
+    except (helion.exc.Base, RuntimeError) as error:
+        return {"shape": shape, "config": keys, "failed": reason(error)}
+
+
+def timed(timer: GraphTimer, job: Job) -> dict[str, Any]:
+    """Time a config of a shape, and return its line."""
+    shape, keys = job
+    x, y = arguments(shape, "cuda")
+    bound = helion.kernel(products.matmul.fn, backend="cute").bind((x, y))
+    config = helion.Config(**keys) if keys else bound.default_config()
+    line: dict[str, Any] = {"shape": shape, "config": keys}
+    line |= {} if keys else {"default": repr(bound.short_config(config)), "reason": bound.seeds[0].reason}
+    try:
+        function = bound.compile_config(config)
+        wanted = (x @ y).float()
+        line["error"] = float((function(x, y).float() - wanted).norm() / wanted.norm())
+    except (helion.exc.Base, RuntimeError) as error:
+        return line | {"failed": reason(error)}
+    us, why = timer.time({"cute": functools.partial(function, x, y), "cublas": lambda: x @ y})
+    return line | {name: round(each.median, 2) for name, each in us.items()} | ({"failed": str(why)} if why else {})
+
+
+def time_from(kind: str, first: int) -> None:
+    """Print the lines of all configs from the number ``first`` on, each after a line with its number."""
+    timer = GraphTimer(11)
+    for number, job in [*enumerate(jobs(kind))][first:]:
+        print(json.dumps({"number": number}), flush=True)
+        print(json.dumps({"number": number, **timed(timer, job)}), flush=True)
+
+
+def lines_of(command: Sequence[str], turn: float, end: float) -> Iterator[Mapping[str, Any] | None]:
+    """Yield the lines of a process, and None if it gave none for ``turn`` seconds; then it is ended."""
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    assert child.stdout is not None
+    unread, last = b"", time.monotonic() + 2 * turn
+    while True:
+        if select.select([child.stdout], [], [], 0.5)[0]:
+            data = os.read(child.stdout.fileno(), 65536)
+            if not data:
+                child.wait()
+                return
+            *whole, unread = (unread + data).split(b"\n")
+            yield from map(json.loads, whole)
+            last = time.monotonic()
+        if time.monotonic() > min(last + turn, end):
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            yield None
+            return
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="time matmuls with few tiles under many configs")
+    parser.add_argument("kind", choices=[*SHAPES])
+    parser.add_argument("--compile", action="store_true", help="compile alone, without the GPU")
+    parser.add_argument("--seconds", type=float, default=120.0, help="limit of all configs")
+    parser.add_argument("--turn", type=float, default=15.0, help="limit of one config on the GPU")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="kernels that compile at once")
+    parser.add_argument("--out", type=Path, default=Path("/dev/stdout"))
+    parser.add_argument("--first", type=int, help="time from this config on in this process")
+    options = parser.parse_args()
+    if options.first is not None:
+        time_from(options.kind, options.first)
+        return
+    known = jobs(options.kind)
+    with options.out.open("a", buffering=1) as out:
+        if options.compile:
+            with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
+                out.writelines(json.dumps(line) + "\n" for line in pool.imap_unordered(compiled, known))
+            return
+        end, number = time.monotonic() + options.seconds, 0
+        while number < len(known) and time.monotonic() < end:
+            command, at = [sys.executable, __file__, options.kind, "--first", str(number)], number - 1
+            for line in lines_of(command, options.turn, end):
+                at = at if line is None else line["number"]
+                if line is None or len(line) > 1:
+                    hung = {"number": at, "config": known[max(at, 0)][1], "failed": "no line in its time"}
+                    out.write(json.dumps(line or hung) + "\n")
+            number = max(at, number) + 1
+
+
+if __name__ == "__main__":
+    main()
