@@ -79,12 +79,18 @@ class Variants:
 
 
 def variants(
-    cell: Cell, args: tuple[Any, ...], *, alternates: bool = False, compiled: bool = True, measured: bool = False
+    cell: Cell,
+    args: tuple[Any, ...],
+    *,
+    alternates: bool = False,
+    compiled: bool = True,
+    measured: bool = False,
+    forget: bool = True,
 ) -> Variants:
     """The functions of one cell on ``args``: ``seed``, further seeds if asked for, ``default`` where that is another
     config, ``first call`` for what a first call that measures takes if it differs, the ``conservative`` one of the backend
     for all kernels, defaults of ``others``, ``eager``, ``library`` where one has a call of its own for it (flash and cuDNN
-    attention, cuBLAS on narrow numbers), and ``compile`` for torch.compile."""
+    attention, cuBLAS on narrow numbers), and ``compile`` for torch.compile, which forgets other cells if asked to."""
     bound = cell.function.bind(args)
     slower = others(cell, bound, args)
     general = slower.get(GENERAL, bound)
@@ -97,19 +103,20 @@ def variants(
     if measured and (taken := first_call(cell, args)) not in chosen.values():
         chosen["first call"] = taken
     functions: dict[str, Callable[[], Any]] = {
-        name: functools.partial(_run, bound, config, args) for name, config in chosen.items()
+        name: functools.partial(run_config, bound, config, args) for name, config in chosen.items()
     }
     conservative = general.conservative_config()
-    functions["conservative"] = functools.partial(_run, general, conservative, args)
+    functions["conservative"] = functools.partial(run_config, general, conservative, args)
     functions.update(
-        {name: functools.partial(_run, each, each.default_config(), args) for name, each in slower.items()}
+        {name: functools.partial(run_config, each, each.default_config(), args) for name, each in slower.items()}
     )
     assert cell.baseline is not None
     functions["eager"] = functools.partial(cell.baseline, *args)
     if cell.library is not None:
         functions["library"] = functools.partial(cell.library, *args)
     if compiled:
-        torch._dynamo.reset()
+        if forget:
+            torch._dynamo.reset()
         functions["compile"] = functools.partial(torch.compile(cell.baseline, dynamic=False), *args)
     return Variants(
         functions=functions,
@@ -144,7 +151,8 @@ def others(cell: Cell, used: Any, args: tuple[Any, ...]) -> dict[str, Any]:
     return found
 
 
-def _run(bound: Any, config: Any, args: tuple[Any, ...]) -> Any:
+def run_config(bound: Any, config: Any, args: tuple[Any, ...]) -> Any:
+    """Call a kernel with a config."""
     return bound.compile_config(config)(*args)
 
 

@@ -1,14 +1,13 @@
-"""Times of whole suites in two stages, for a machine that is lent for minutes.
+"""Times of whole suites on a machine that is lent for minutes.
 
-    python benchmarks/suites.py check FILE.jsonl [--suites S,...] [--part K/N] [--workers W] [--seconds S]
-    python benchmarks/suites.py time FILE.jsonl --out ROWS.jsonl [--timers T] [--seconds S]
+    python benchmarks/suites.py run ROWS.jsonl [--suites S,...] [--part K/N] [--changed] [--workers W] [--seconds S]
     python benchmarks/suites.py merge ROWS.jsonl ...
 
-``check`` compiles the variants of cells and compares them with fp64, by many processes on one GPU. ``time`` takes the
-cells of a file of checks, compiled before, and times each cell while no other process uses the GPU. ``merge`` puts rows
-into benchmarks/results, beside those of other cells. Cells whose default differs from that of the kept row come first;
-``--changed`` takes them alone. A process that dies or is silent for too long is replaced, and its cell has a reason. Each
-line is written when it is there, and a stage that runs again goes on after the lines of its file.
+Processes compile the variants of cells side by side, and compare them with fp64. Every few seconds those that compile are
+stopped, and the cells that are ready are timed one after the other by the processes that have compiled them. Cells whose
+default differs from that of the kept row come first; ``--changed`` takes them alone. A process that dies or is silent for
+too long is replaced. Each row is written when it is there, and a command that runs again goes on after the rows of its
+file. ``merge`` puts rows into benchmarks/results, beside those of other cells.
 """
 
 from __future__ import annotations
@@ -16,21 +15,23 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import ctypes
 import dataclasses
 import functools
+import gc
 import json
+import multiprocessing
 import os
-import queue
-import select
 import signal
-import subprocess
 import sys
-import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
+
+#: Torch then counts GPUs without a context on one, which a forked process could not use.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 import torch
 
@@ -41,14 +42,19 @@ import helion  # noqa: E402
 from benchmarks import seeds  # noqa: E402
 from benchmarks.cells import Cell, inputs, timed_cells  # noqa: E402
 from benchmarks.timing import GraphTimer, copy_bandwidth, reason  # noqa: E402
-from benchmarks.turns import LOCK, turn  # noqa: E402
 from helion.settings import Settings  # noqa: E402
 
 #: Suites in the order in which little time is spent on them.
-ORDER = ("reductions", "transfer", "workloads", "general", "matmul", "epilogue", "pointwise")
-#: Seconds after which a silent process is ended: conservative configs of long rows run for seconds.
-SILENT = {"check": 100.0, "time": 45.0}
+ORDER = ("reductions", "transfer", "workloads", "general", "matmul", "unseen", "mechanisms", "pointwise", "epilogue")
 DEVICE = "nvidia-h200"
+#: Seconds without an answer after which a process is ended. Conservative configs of long rows run for seconds.
+SILENT = 60.0
+#: Shapes of one function that torch.compile keeps.
+_SHAPES = 128
+#: Seconds for which a check goes on after the end of its turn.
+_GRACE = 8.0
+#: The option of Linux's prctl by which a process ends with its parent.
+_PARENT_DEATH_SIGNAL = 1
 
 Key = tuple[str, str, str, str]
 Line = dict[str, Any]
@@ -95,139 +101,228 @@ def chosen(suites: Sequence[str], part: str, changed: bool, target: str) -> list
     return (first if changed else [*first, *rest])[at - 1 :: step]
 
 
-# ------------------------------------------------------------------------------------------------- processes for cells
+# ---------------------------------------------------------------------------------------------------------- processes
 
 
-@dataclasses.dataclass
-class _Worker:
-    """A process that answers each line with one of JSON. It begins with the first request."""
+class Worker:
+    """A forked process that answers requests, begun again if it has died.
 
-    command: Sequence[str]
-    silent: float
-    """Seconds without an answer after which it is ended."""
-    process: subprocess.Popen[bytes] | None = None
+    ``ready`` are the cells that it has checked and that are not timed yet.
+    """
 
-    def answer(self, request: Line, end: float) -> Line | None:
-        """Return the answer, or the reason why there is none; None if the time is over."""
-        if self.process is None:
-            self.errors = tempfile.TemporaryFile()  # noqa: SIM115, which lasts as long as the process
-            self.process = subprocess.Popen(
-                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, start_new_session=True
-            )
-        assert self.process.stdin is not None and self.process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # it has died: it has no more lines either
-            self.process.stdin.write(json.dumps(request).encode() + b"\n")
-            self.process.stdin.flush()
-        late, unread = min(end, time.monotonic() + self.silent), b""
-        while True:
-            left = late - time.monotonic()
-            if left <= 0 or not select.select([self.process.stdout], [], [], left)[0]:
-                self.end()
-                return None if time.monotonic() >= end else {"why": f"no answer for {self.silent:g} s"}
-            more = os.read(self.process.stdout.fileno(), 1 << 20)
-            if not more:
-                return {"why": self.end()}
-            *whole, unread = (unread + more).split(b"\n")
-            for text in whole:
-                if text.startswith(b"{"):  # libraries print as well
-                    return dict(json.loads(text))
+    def __init__(self, serve: Callable[[Connection], None]) -> None:
+        self._serve = serve
+        self.asked: Line | None = None
+        self.since = 0.0
+        self.ready: list[Key] = []
+        self._begin()
 
-    def end(self) -> str:
-        """End the process with its group, and return the end of its errors."""
-        process, self.process = self.process, None
-        if process is None:
-            return ""
+    def _begin(self) -> None:
+        # a forked process has all imports, but no GPU if this one had to ask the driver for it
+        context: Any = multiprocessing.get_context("fork" if _is_unused() else "spawn")
+        self.connection, theirs = context.Pipe()
+        self._process = context.Process(target=_alone, args=(self._serve, theirs))
+        self._process.start()
+        theirs.close()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.exitcode is None
+
+    def ask(self, request: Line) -> None:
+        if not self.is_alive:
+            self._begin()
+        self.asked, self.since = request, time.monotonic()
+        with contextlib.suppress(BrokenPipeError):  # it has died, and there is no answer either
+            self.connection.send(request)
+
+    def answer(self) -> Line:
+        """Return the answer, which is there. That of a process which has died is the reason why."""
         try:
-            process.communicate(timeout=0.5)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-        self.errors.seek(0)
-        return f"exit status {process.returncode}: {self.errors.read()[-600:].decode(errors='replace')}"
+            found: Line = self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            self.end()
+            return {"why": f"the process has died, exit status {self._process.exitcode}"}
+        self.asked = None
+        return found
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process and to those that it has begun."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid or 0, number)
+
+    def end(self) -> None:
+        """End the process. Its cells are lost."""
+        self._process.join(0.2 if self.connection.poll() else 0.0)  # one that has died keeps its status
+        self.signal(signal.SIGKILL)
+        self._process.kill()  # it has no group of its own yet if it has just begun
+        self._process.join()
+        self.asked = None
 
 
-def answers(
-    command: Sequence[str], requests: Sequence[Line], *, workers: int, seconds: float, silent: float
-) -> Iterator[Line]:
-    """Yield each request with its answer as it comes, by so many processes, as long as there is time."""
-    waiting, found = collections.deque(requests), queue.Queue[Line | None]()
-    end = time.monotonic() + seconds
+def _is_unused() -> bool:
+    """Return whether torch can count the GPUs without the driver, or there is none."""
+    return not torch.cuda.is_available() or torch.cuda._device_count_nvml() > 0
 
-    def work() -> None:
-        worker = _Worker(command, silent)
+
+def _alone(serve: Callable[[Connection], None], connection: Connection) -> None:
+    os.setsid()  # so that the compilers that it begins can be stopped with it
+    ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    serve(connection)
+
+
+class Run:
+    """Checks and times of cells by several processes, as far as there is time."""
+
+    def __init__(
+        self, serve: Callable[[Connection], None], keys: Iterable[Key], workers: int, silent: float = SILENT
+    ) -> None:
+        self._waiting = collections.deque(keys)
+        self._workers = [Worker(serve) for _ in range(workers)]
+        self._silent = silent
+        self._short: set[Key] = set()
+        self._has_environment = False
+
+    def lines(self, seconds: float, turn: float) -> Iterator[Line]:
+        """Yield rows, and reasons why there are none, for so many seconds. Cells are timed after each ``turn``."""
+        end = time.monotonic() + seconds
         try:
-            while time.monotonic() < end:
-                try:
-                    request = waiting.popleft()
-                except IndexError:
-                    break
-                answer = worker.answer(request, end)
-                if answer is not None:
-                    found.put({**request, **answer})
+            while time.monotonic() < end and (self._waiting or self._is_busy() or any(w.ready for w in self._workers)):
+                yield from self._checked(min(end, time.monotonic() + turn))
+                yield from self._timed(end)
         finally:
-            worker.end()
-            found.put(None)
+            for worker in self._workers:
+                worker.end()
 
-    running = [threading.Thread(target=work, daemon=True) for _ in range(workers)]
-    for thread in running:
-        thread.start()
-    left = len(running)
-    while left:
-        line = found.get()
-        if line is None:
-            left -= 1
+    def _is_busy(self) -> bool:
+        return any(worker.asked for worker in self._workers)
+
+    def _checked(self, until: float) -> Iterator[Line]:
+        while (now := time.monotonic()) < until + _GRACE:
+            for worker in self._workers:
+                if worker.asked is None and self._waiting and now < until:
+                    worker.ask({"do": "check", "key": self._waiting.popleft()})
+            busy = [worker for worker in self._workers if worker.asked]
+            if not busy:
+                return
+            able = wait([worker.connection for worker in busy], 0.2)
+            for worker in busy:
+                key = worker.asked["key"] if worker.asked else None
+                if worker.connection in able:
+                    yield from self._taken(worker, key, worker.answer())
+                elif time.monotonic() - worker.since > self._silent:
+                    worker.end()
+                    yield from self._taken(worker, key, {"why": f"no answer for {self._silent:g} s"})
+
+    def _taken(self, worker: Worker, key: Any, answer: Line) -> Iterator[Line]:
+        """Take the answer to a check: a cell to time, or the reason why it cannot be timed."""
+        if "why" in answer:
+            yield {"key": key, **answer}
+            if not worker.is_alive:  # what it had checked is lost
+                self._waiting.extendleft(worker.ready)
+                worker.ready = []
+        elif answer["ready"]:
+            worker.ready.append(key)
+        elif key in self._short:
+            yield {"key": key, "why": "out of memory twice"}
         else:
-            yield line
+            self._short.add(key)
+            self._waiting.append(key)
+
+    def _timed(self, end: float) -> Iterator[Line]:
+        """Time what is ready while the processes that check are stopped."""
+        stopped = [worker for worker in self._workers if worker.asked]
+        began = time.monotonic()
+        for worker in stopped:
+            worker.signal(signal.SIGSTOP)
+        for worker in self._workers:
+            while worker.ready and worker not in stopped and time.monotonic() < end:
+                if not self._has_environment:
+                    self._has_environment = True
+                    yield {"environment": self._asked(worker, {"do": "environment", "key": None})}
+                key = worker.ready.pop(0)
+                answer = self._asked(worker, {"do": "time", "key": key})
+                if "row" in answer:
+                    yield {"key": key, **answer}
+                else:
+                    yield from self._taken(worker, key, answer)
+        for worker in stopped:
+            worker.signal(signal.SIGCONT)
+            worker.since += time.monotonic() - began
+
+    def _asked(self, worker: Worker, request: Line) -> Line:
+        worker.ask(request)
+        if worker.connection.poll(self._silent):
+            return worker.answer()
+        worker.end()
+        return {"why": f"no answer for {self._silent:g} s"}
 
 
-# ------------------------------------------------------------------------------------------------------------- stages
+class Server:
+    """The cells of one process, with their variants and the outcomes of their checks."""
+
+    def __init__(self, device: str = "cuda") -> None:
+        self._device = device
+        self._checked: dict[Key, tuple[seeds.Variants, dict[str, float], dict[str, str]]] = {}
+        self._timer: Any = None
+
+    def check(self, key: Key) -> Line:
+        """Compile the variants of a cell, and compare them with fp64."""
+        cell = cells_by_key()[key]
+        args = inputs(cell, self._device)
+        made = seeds.variants(cell, args, forget=False)
+        errors, failures = seeds.checked(cell, made, args)
+        if any("OutOfMemory" in why or "ALLOC_FAILED" in why for why in failures.values()):
+            return {"ready": False}
+        functions = {name: _with_arguments(function, ()) for name, function in made.functions.items()}
+        self._checked[key] = dataclasses.replace(made, functions=functions), errors, failures
+        return {"ready": True}
+
+    def time(self, key: Key) -> Line:
+        """Time the variants of a cell that are right, on new tensors."""
+        if key not in self._checked:  # by a process that has died
+            return {"ready": False}
+        made, errors, failures = self._checked.pop(key)
+        cell = cells_by_key()[key]
+        args = inputs(cell, self._device)
+        functions = {name: _with_arguments(function, args) for name, function in made.functions.items()}
+        self._timer = self._timer or GraphTimer()
+        row = seeds.measured(cell, dataclasses.replace(made, functions=functions), self._timer, errors, failures)
+        return {"row": dataclasses.asdict(row)}
+
+    def environment(self, key: Key) -> Line:
+        """Return what times depend on."""
+        return {**seeds.environment(), "copy_gb_per_s": round(copy_bandwidth(GraphTimer()))}
 
 
-def checked(request: Mapping[str, Any]) -> Line:
-    """Compile the variants of a cell, and return errors, reasons and configs."""
-    cell = cells_by_key()[tuple(request["key"])]
-    args = inputs(cell, "cuda")
-    made = seeds.variants(cell, args)
-    errors, failures = seeds.checked(cell, made, args)
-    del args
-    torch.cuda.empty_cache()
-    is_short_of_memory = any("OutOfMemory" in why or "ALLOC_FAILED" in why for why in failures.values())
-    return {} if is_short_of_memory else {"errors": errors, "failures": failures, "configs": dict(made.configs)}
-
-
-def timed(request: Mapping[str, Any], timer: GraphTimer) -> Line:
-    """Time the variants of a cell that are right, and return the row. Check again what differs from the checks."""
-    cell = cells_by_key()[tuple(request["key"])]
-    with turn():
-        args = inputs(cell, "cuda")
-    made = seeds.variants(cell, args)
-    with turn():
-        errors, failures = request.get("errors", {}), request.get("failures", {})
-        known = made.functions.keys() <= errors.keys() | failures.keys()
-        if not known or request.get("configs") != made.configs:
-            errors, failures = seeds.checked(cell, made, args)
-        row = seeds.measured(cell, made, timer, errors, failures)
-        del args, made
-        torch.cuda.empty_cache()
-    return {"row": dataclasses.asdict(row)}
-
-
-def serve(stage: str) -> None:
-    """Answer the lines of the standard input."""
+def serve(connection: Connection) -> None:
+    """Answer the requests of another process."""
+    server = Server()
     torch.set_float32_matmul_precision("high")
     torch._inductor.config.compile_threads = 1  # the processes are the threads
+    torch._dynamo.config.recompile_limit = _SHAPES
     torch.set_num_threads(1)
-    answer: Callable[[Mapping[str, Any]], Line] = checked
-    if stage == "time":
-        with turn():
-            answer = functools.partial(timed, timer=GraphTimer())
-    for text in sys.stdin:
-        began = time.perf_counter()
+    while True:
+        request = connection.recv()
         try:
-            found = answer(json.loads(text))
+            found = getattr(server, request["do"])(request["key"])
+        except torch.OutOfMemoryError:
+            found = {"ready": False}
         except Exception as error:  # it belongs into the table
             found = {"why": reason(error)}
-        print(json.dumps({**found, "took_s": round(time.perf_counter() - began, 2)}), flush=True)
+        gc.collect()
+        torch.cuda.empty_cache()
+        connection.send(found)
+
+
+def _with_arguments(function: Any, args: tuple[Any, ...]) -> functools.partial[Any]:
+    """Return a variant with other arguments, none of which keep memory."""
+    if function.func is seeds.run_config:
+        return functools.partial(function.func, *function.args[:2], args)
+    return functools.partial(function.func, *args)
+
+
+# -------------------------------------------------------------------------------------------------------------- files
 
 
 def lines_of(path: Path) -> list[Line]:
@@ -237,53 +332,36 @@ def lines_of(path: Path) -> list[Line]:
     return [json.loads(text) for text in path.read_text().splitlines(keepends=True) if text.endswith("}\n")]
 
 
-def _run(stage: str, requests: Sequence[Line], path: Path, workers: int, seconds: float) -> int:
-    """Write the answers to the requests that the file does not have, and return how many came."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    had = {tuple(line["key"]) for line in lines_of(path) if "key" in line}
-    left = [request for request in requests if tuple(request["key"]) not in had]
-    count, began = 0, time.monotonic()
-    with path.open("a") as file:
-        own = [sys.executable, __file__, "serve", stage]
-        for line in answers(own, left, workers=workers, seconds=seconds, silent=SILENT[stage]):
-            print(json.dumps(line), file=file, flush=True)
-            count += 1
-            said = seeds.text_of(seeds.Row(**line["row"])) if "row" in line else line.get("why", "")
-            print(f"{time.monotonic() - began:.0f} s, {' '.join(line['key'])}: {said[:300]}", flush=True)
-    print(f"{stage}: {count} of {len(left)} cells in {time.monotonic() - began:.0f} s", flush=True)
-    return count
-
-
-def check(options: argparse.Namespace) -> int:
-    """Run the first stage."""
-    keys = chosen(options.suites, options.part, options.changed, options.target)
+def run(options: argparse.Namespace) -> int:
+    """Check and time the cells that the file has no row of, and return the exit status."""
+    if options.cells:
+        keys = [_key(json.loads(text)) for text in options.cells.read_text().splitlines()]
+    else:
+        keys = chosen(options.suites, options.part, options.changed, options.target)
     if options.list:
-        print("\n".join(" ".join(key) for key in keys))
+        print("\n".join(map(json.dumps, keys)))
         return 0
-    requests = [{"key": key} for key in keys]
-    return 0 if _run("check", requests, options.files[0], options.workers, options.seconds) else 1
+    (path,) = options.files
+    had = {_key(line["key"]) for line in lines_of(path) if "row" in line}
+    left = [key for key in keys if key not in had]
+    count, began = 0, time.monotonic()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        for line in Run(serve, left, options.workers).lines(options.seconds, options.turn):
+            print(json.dumps(line), file=file, flush=True)
+            count += "row" in line
+            said = seeds.text_of(seeds.Row(**line["row"])) if "row" in line else str(line)
+            print(f"{time.monotonic() - began:.0f} s, {said[:400]}", flush=True)
+    print(f"{count} of {len(left)} cells in {time.monotonic() - began:.0f} s", flush=True)
+    return 0 if count else 1
 
 
-def time_all(options: argparse.Namespace) -> int:
-    """Run the second stage on the cells of the first one, in the order of the suites."""
-    known = {tuple(line["key"]): line for line in lines_of(options.files[0])}
-    requests = [known[key] for key in sorted(known, key=lambda key: ORDER.index(key[0]))]
-    requests = [
-        {name: value for name, value in each.items() if name != "took_s"} for each in requests if "why" not in each
-    ]
-    if not any("environment" in line for line in lines_of(options.out)):
-        torch.set_float32_matmul_precision("high")
-        head = {**seeds.environment(), "copy_gb_per_s": round(copy_bandwidth(GraphTimer()))}
-        torch.cuda.empty_cache()
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        with options.out.open("a") as file:
-            print(json.dumps({"environment": head}), file=file, flush=True)
-    with tempfile.NamedTemporaryFile() as lock:
-        os.environ[LOCK] = lock.name
-        return 0 if _run("time", requests, options.out, options.timers, options.seconds) else 1
+def _key(words: Sequence[str]) -> Key:
+    suite, kernel, case, dtype = words
+    return suite, kernel, case, dtype
 
 
-def merge(files: Sequence[Path], results: Path) -> list[str]:
+def merge(files: Iterable[Path], results: Path) -> list[str]:
     """Put the rows of files into those of the results, each file a run, and return a line for each suite and failure."""
     said = []
     for path in files:
@@ -307,26 +385,24 @@ def merge(files: Sequence[Path], results: Path) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("check", "time", "merge", "serve"))
-    parser.add_argument("files", nargs="+", help="of checks for check and time, of rows for merge")
+    parser.add_argument("what", choices=("run", "merge"))
+    parser.add_argument("files", nargs="+", type=Path, help="of rows")
     parser.add_argument("--suites", type=lambda text: text.split(","), default=list(ORDER))
     parser.add_argument("--part", default="1/1", help="K/N: every Nth cell from the Kth on")
     parser.add_argument("--changed", action="store_true", help="only cells with another default than their kept row")
     parser.add_argument("--target", default="h200", help="GPU whose defaults are compared")
-    parser.add_argument("--list", action="store_true", help="print the cells and check nothing")
-    parser.add_argument("--workers", type=int, default=8, help="processes that check")
-    parser.add_argument("--timers", type=int, default=2, help="processes that time in turns")
+    parser.add_argument("--list", action="store_true", help="print the cells and time none")
+    parser.add_argument("--cells", type=Path, help="a file of what --list has printed, which is not asked for again")
+    parser.add_argument("--workers", type=int, default=14, help="processes that check")
+    parser.add_argument(
+        "--turn", type=float, default=20.0, help="seconds after which the cells that are ready are timed"
+    )
     parser.add_argument("--seconds", type=float, default=600.0, help="after which no cell goes on")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "suites.jsonl")
     options = parser.parse_args(arguments)
-    if options.what == "serve":
-        serve(options.files[0])
-        return 0
-    options.files = [Path(name) for name in options.files]
     if options.what == "merge":
         print("\n".join(merge(options.files, seeds.RESULTS)))
         return 0
-    return check(options) if options.what == "check" else time_all(options)
+    return run(options)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
+import os
+import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +14,12 @@ import pytest
 import torch
 
 from benchmarks import seeds, suites
-from benchmarks.cells import Cell, inputs, timed_cells
+from benchmarks.cells import Cell, timed_cells
 from benchmarks.timing import RecordedTimer
 from helion._testing import map_tensors
 
-#: Answers requests with twice their number; dies of 3, is silent about 4.
-SERVER = """
-import json, sys, time
-for text in sys.stdin:
-    n = json.loads(text)["n"]
-    if n == 3:
-        sys.exit("no such number")
-    if n == 4:
-        time.sleep(1000)
-    print("other text", flush=True)
-    print(json.dumps({"twice": 2 * n}), flush=True)
-"""
-COMMAND = [sys.executable, "-c", SERVER]
+#: Seconds after which a process is ended, and until the end of a run: nothing takes that long.
+SILENT, LONG = 0.5, 600.0
 KEY = ("pointwise", "swiglu", "24 by 24", "bfloat16")
 HEAD = {
     "device": "NVIDIA H200",
@@ -42,17 +33,58 @@ HEAD = {
 }
 
 
-def test_a_process_that_dies_or_hangs_is_replaced() -> None:
-    requests = [{"n": n} for n in range(6)]
-    found = {line.pop("n"): line for line in suites.answers(COMMAND, requests, workers=1, seconds=600, silent=0.5)}
-    assert {n: found[n] for n in (0, 1, 2, 5)} == {n: {"twice": 2 * n} for n in (0, 1, 2, 5)}
-    assert found[3] == {"why": "exit status 1: no such number\n"}
-    assert found[4] == {"why": "no answer for 0.5 s"}
+def answers(connection: Connection) -> None:
+    """Check and time cells by their first word: "dies" and "hangs" do, "large" has no memory the first time."""
+    short = list[Any]()
+    while True:
+        request = connection.recv()
+        key = request["key"]
+        if key and key[0] == request["do"] + " dies":
+            os._exit(3)
+        if key and key[0] == request["do"] + " hangs":
+            time.sleep(1000)
+        if request["do"] == "environment":
+            connection.send({"device": "none"})
+        elif request["do"] == "time":
+            connection.send({"row": key[0]})
+        elif key[0] == "large" and key not in short:
+            short.append(key)
+            connection.send({"ready": False})
+        else:
+            connection.send({"why": "no such cell"} if key[0] == "bad" else {"ready": True})
+
+
+def lines(*names: str, workers: int = 1, seconds: float = LONG) -> list[suites.Line]:
+    keys = [(name, "", "", "") for name in names]
+    return [*suites.Run(answers, keys, workers, SILENT).lines(seconds, LONG)]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_cells_are_timed_once_they_are_checked(workers: int) -> None:
+    environment, *rows = lines("a", "b", "c", "d", workers=workers)
+    assert environment == {"environment": {"device": "none"}}
+    assert sorted(row["row"] for row in rows) == ["a", "b", "c", "d"]
+
+
+def test_a_cell_without_memory_is_tried_again() -> None:
+    _, *rows = lines("large", "a")
+    assert sorted(row["row"] for row in rows) == ["a", "large"]
+
+
+@pytest.mark.parametrize(
+    ("what", "why"), [("dies", "the process has died, exit status 3"), ("hangs", "no answer for 0.5 s")]
+)
+@pytest.mark.parametrize("stage", ["check", "time"])
+def test_a_process_that_dies_or_hangs_is_replaced(stage: str, what: str, why: str) -> None:
+    name = f"{stage} {what}"
+    found = {line["key"][0]: line for line in lines("a", name, "b", "bad") if "key" in line}
+    assert found[name] == {"key": (name, "", "", ""), "why": why}
+    assert found["bad"]["why"] == "no such cell"
+    assert found["a"]["row"] == "a" and found["b"]["row"] == "b"
 
 
 def test_cells_without_time_are_left_for_another_run() -> None:
-    requests = [{"n": 4}, {"n": 1}]
-    assert [*suites.answers(COMMAND, requests, workers=1, seconds=0.3, silent=600)] == []
+    assert lines("check hangs", "a", seconds=0.0) == []
 
 
 def small(kernel: str) -> Cell:
@@ -68,20 +100,22 @@ def small(kernel: str) -> Cell:
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Cell:
     cell = small("swiglu")
     monkeypatch.setattr(suites, "cells_by_key", lambda: {cell.key: cell})
-    monkeypatch.setattr(suites, "inputs", lambda cell, device: inputs(cell, "cpu"))
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
     return cell
 
 
-def test_checks_are_used_by_the_stage_that_times(on_cpu: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
-    line = suites.checked({"key": on_cpu.key})
-    assert line["failures"] == {} and line["errors"].keys() >= {"seed", "conservative", "eager", "compile"}
-    timer: Any = RecordedTimer({name: [2.0] * 11 for name in line["errors"]})
-    monkeypatch.setattr(seeds, "checked", lambda *_: ({}, {name: "wrong" for name in line["errors"]}))
-    row = suites.timed({"key": on_cpu.key, **line}, timer)["row"]
-    assert row["errors"] == line["errors"] and row["times"].keys() == line["errors"].keys()
-    other = {**line, "configs": {"seed": "another"}}
-    assert suites.timed({"key": on_cpu.key, **other}, timer)["row"]["times"] == {}
+def test_variants_are_checked_then_timed_on_new_tensors(on_cpu: Cell) -> None:
+    server = suites.Server("cpu")
+    assert server.time(on_cpu.key) == {"ready": False}
+    assert server.check(on_cpu.key) == {"ready": True}
+    names = ("seed", "default", "conservative", "eager", "compile")
+    server._timer = RecordedTimer({name: [2.0] * 11 for name in names})
+    row = server.time(on_cpu.key)["row"]
+    assert (
+        row["failures"] == {}
+        and {"seed", "conservative", "eager", "compile"} <= row["times"].keys() == row["errors"].keys()
+    )
+    assert server.time(on_cpu.key) == {"ready": False}
 
 
 def test_cells_with_another_default_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
