@@ -276,6 +276,8 @@ def _attention_on_request(program: Program, facts: KernelFacts, target: Target) 
     queries = found.loops.extent(found.loops.queries)
     if queries not in (1, found.problem.queries):
         return f"attention of heads of several queries in one tile runs on request, {_REQUEST}"
+    if found.problem.rounded:
+        return f"attention whose p @ v is rounded before it is added runs on request, {_REQUEST}"
     return ""
 
 

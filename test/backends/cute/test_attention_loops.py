@@ -96,7 +96,7 @@ WEIGHTS_CHANGES = {
     "an initial accumulator": ("hl.zeros([tile_m, dims], dtype", "hl.full([tile_m, dims], 2.0, dtype", "initial"),
     "weights of the sum": ("torch.sigmoid(scores)", "torch.sigmoid(scores + total[:, None])", "other values of the loop"),
     "rounded products": ("acc = hl.dot(weights.to(v.dtype), v[tile_h.begin, tile_n, :], acc=acc)",
-                         "acc = acc + torch.mm(weights.to(v.dtype), v[tile_h.begin, tile_n, :])", "is rounded to bfloat16"),
+                         "acc = acc + torch.mm(weights.to(v.dtype), v[tile_h.begin, tile_n, :])", None),
     "the end of the tile": ("hl.tile(k.size(1))", "hl.tile(tile_m.end)", "size of tiles|more of them"),
 }  # fmt: skip
 

@@ -123,7 +123,7 @@ def longest_keys(shape: AttentionShape, groups: int, target: Target) -> int:
     step = KEY_STEP if shape.operand_bytes > 1 else NARROW_STEP
     for keys in range(min(limit, MOST_KEYS) // step * step, 0, -step):
         shared = _shared_bytes(shape, groups, keys, own_output)
-        needed = registers_of(shape.v_columns // sharing, keys, shape.operand_bytes)
+        needed = registers_of(shape.v_columns // sharing, keys, shape.operand_bytes, shape.rounded)
         if needed <= most and shared <= target.smem_per_block_bytes:
             return keys
     return 0

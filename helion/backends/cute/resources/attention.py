@@ -28,6 +28,9 @@ MASKED_KEYS = 256
 MASK_OPS = 2
 """Those of a mask by positions, which most blocks do not have: a comparison and a selection."""
 
+ROUNDING_OPS = 2.5
+"""Instructions for an element of a product that is rounded and added: half a conversion, a shift or a mask, an addition, half a copy."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionRates:
@@ -87,6 +90,8 @@ class AttentionShape:
     qk_columns: int
     v_columns: int
     operand_bytes: int = 2
+    rounded: bool = False
+    """True if the product of a block is rounded before it is added."""
     blocks: tuple[int, int]
     """Blocks of queries and of keys."""
     head_blocks: tuple[int, ...]
@@ -172,12 +177,9 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
     latent = _is_latent(facts, qk, v)
     loaded_bytes = _loaded_bytes(facts, terms) + (0 if latent else _loaded_bytes(facts, (output,)))
     others = [axis for axis in facts.axes if axis.on_grid and axis.block_id != fact.query_axis]
-    work = [
-        each for each in facts.work if each.region == fact.region and {fact.query_axis, fact.key_axis} <= {*each.axes}
-    ]
-    of_pairs = [
-        op for op in facts.memory_ops if op.kind == "load" and {fact.query_axis, fact.key_axis} <= {*op.tile_axes}
-    ]
+    pair = {fact.query_axis, fact.key_axis}
+    work = [each for each in facts.work if each.region == fact.region and pair <= {*each.axes}]
+    of_pairs = [op for op in facts.memory_ops if op.kind == "load" and pair <= {*op.tile_axes}]
     heads = math.prod(axis.extent or 1 for axis in others)
     columns = qk if latent else qk + v
     groups = max(1, loaded_bytes // max(1, keys * columns * scores.rhs_dtype.itemsize))
@@ -191,6 +193,7 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
         qk_columns=qk,
         v_columns=v,
         operand_bytes=scores.rhs_dtype.itemsize,
+        rounded=not output.added,
         blocks=(fact.query_axis, fact.key_axis),
         head_blocks=tuple(axis.block_id for axis in others if axis.kind == "tile"),
         bounded=(fact.diagonal or fact.hidden) and 2 * queries > keys,
@@ -281,6 +284,7 @@ def predicted_us(
     per_sm = rate_per_sm(target) / rate_per_sm(hardware.target(MEASURED))
     softmax = rates.softmax_ns + rates.operation_ns * shape.operations + rates.special_ns * shape.special
     softmax += rates.gather_ns * shape.gathers + rates.pair_ns * shape.pairs
+    softmax += rates.operation_ns * ROUNDING_OPS * shape.rounded * shape.v_columns / choice.keys
     computed = LATENT_GROUPS if shape.latent else 1  # times that scores are computed, by groups that overlap
     matmuls = rates.column_ns * (computed * shape.qk_columns + shape.v_columns) * shape.operand_bytes / 2
     element = (softmax**rates.overlap + matmuls**rates.overlap) ** (1 / rates.overlap)
@@ -321,7 +325,7 @@ def predict_attention(facts: KernelFacts, decisions: Decisions, target: Target) 
     most = consumer_registers(choice.groups, shape.latent) if known else 0
     columns = (choice.stages or 2) * choice.keys * shape.columns_in_memory
     shared = shape.operand_bytes * (rows * shape.qk_columns + columns)
-    registers = registers_of(shape.v_columns // groups, choice.keys, shape.operand_bytes)
+    registers = registers_of(shape.v_columns // groups, choice.keys, shape.operand_bytes, shape.rounded)
     fits = shared <= target.smem_per_block_bytes and registers <= most and target.has("wgmma")
     return predicted(
         target,

@@ -69,6 +69,7 @@ class Weighting:
     start: float = 0.0
     softmax: bool = True
     dropped: Formula | None = None
+    rounded: str = ""
 
 
 def attention_of(program: Program) -> Attention:
@@ -104,6 +105,7 @@ def attention_of(program: Program) -> Attention:
         units=tuple(loops.numbers.units),
         softmax=weighting.softmax,
         dropped=weighting.dropped,
+        rounded=weighting.rounded,
         **{name: matrix for name, (matrix, _, _) in rests.items()},  # type: ignore[arg-type]
         names=tuple(name for _, _, name in (q, k, v)),  # type: ignore[arg-type]
     )
@@ -158,6 +160,7 @@ def _with_softmax(loops: Loops, finish: Finish) -> Weighting:
         guarded=may_be_infinite(scores.formula),
         start=start.maximum,
         dropped=dropped,
+        rounded=softmax.rounded,
     )
 
 
@@ -186,4 +189,5 @@ def _with_weights(loops: Loops, finish: Finish) -> Weighting:
         keys=covered_keys(loops, band, stored_keys(loops)),
         sources=tuple(lefts.reader.arguments(formula)),
         softmax=False,
+        rounded=weights.rounded,
     )

@@ -10,6 +10,7 @@ import torch
 from ....._compiler.ir.grammar import ForAttrs, Op, Operand, ReduceAttrs, Value
 from ....._shapes import dtype_name
 from ...plan.refusal import Refusal
+from ..chain import ROUNDED
 from .loops import Loops
 from .values import LOWEST, UNSEEN, by_number, is_widening, name_of_op, same_value, terms_of
 
@@ -35,6 +36,8 @@ class Softmax:
     """Position of the carried maximum; then of the sum and the accumulator."""
     total: int
     accumulator: int
+    rounded: str
+    """The type that p @ v is rounded to before it is added, if any."""
 
 
 def has_softmax(loops: Loops) -> bool:
@@ -70,6 +73,7 @@ def softmax_of(loops: Loops) -> Softmax:
         maximum=maximum,
         total=total,
         accumulator=accumulator,
+        rounded=rounding_of(loops, accumulator),
     )
 
 
@@ -229,33 +233,43 @@ def _is_total(loops: Loops, at: int, power: Op, maximum: int, unit: float) -> bo
     return False
 
 
-def exact_sum(loops: Loops, value: Operand, carried: Value) -> bool:
-    """Return whether a value is ``carried`` plus the second dot, which is not rounded before."""
+def is_sum(loops: Loops, value: Operand, carried: Value) -> bool:
+    """Return whether a value is ``carried`` plus the second dot, which may be rounded before."""
     dot, made = loops.second, loops.stripped(value)
     if made is dot and len(dot.operands) == 3:
         return same_value(loops, dot.operands[2], carried)
     terms = terms_of(loops, value, "add")
     for one, other in (terms, terms[::-1]) if terms else ():
-        if same_value(loops, one, carried) and _is_product(loops, other):
+        if same_value(loops, one, carried) and _rounding(loops, other) is not None:
             return len(dot.operands) == 2
     return False
 
 
-def _is_product(loops: Loops, value: Operand) -> bool:
-    """Return whether a value is the second dot as it is. Raises ``Refusal`` if it is that dot, rounded."""
-    narrowest, made = loops.second.result.dtype, loops.stripped(value)
+def rounding_of(loops: Loops, at: int) -> str:
+    """Return the type that the second dot is rounded to before it is added to carried value ``at``, if any."""
+    terms = terms_of(loops, loops.loop.regions[0].results[at], "add")
+    return next((found for term in terms if (found := _rounding(loops, term))), "")
+
+
+def _rounding(loops: Loops, value: Operand) -> str | None:
+    """Return the type that the second dot is rounded to, "" if a value is that dot as it is, and None for another value.
+
+    Raises ``Refusal`` for a type that is not implemented.
+    """
+    types, made = {loops.second.result.dtype}, loops.stripped(value)
     while made is not None and name_of_op(made) == "cast":
-        narrowest = min(narrowest, made.result.dtype, key=lambda dtype: dtype.itemsize)
+        types.add(made.result.dtype)
         value = made.operands[0]
         made = loops.stripped(value)
     if not same_value(loops, value, loops.second.result):
-        return False
-    if narrowest != torch.float32:
+        return None
+    narrow = types - {torch.float32}
+    if len(narrow) > 1 or not narrow <= {*ROUNDED}:
         raise Refusal(
-            f"p @ v is rounded to {dtype_name(narrowest)} before it is added;"
+            f"p @ v that is rounded to {' and '.join(sorted(map(dtype_name, narrow)))} before it is added is not implemented;"
             " hl.dot(p, v, acc=acc) and torch.baddbmm(acc, p, v) add it as it is"
         )
-    return True
+    return dtype_name(narrow.pop()) if narrow else ""
 
 
 def _is_accumulated(loops: Loops, at: int, maximum: int, unit: float) -> bool:
@@ -265,7 +279,7 @@ def _is_accumulated(loops: Loops, at: int, maximum: int, unit: float) -> bool:
         return _is_shrunk(loops, dot.operands[2], at, maximum, unit)
     terms = terms_of(loops, loops.loop.regions[0].results[at], "add")
     for one, other in (terms, terms[::-1]) if terms else ():
-        if _is_shrunk(loops, one, at, maximum, unit) and _is_product(loops, other):
+        if _is_shrunk(loops, one, at, maximum, unit) and _rounding(loops, other) is not None:
             return len(dot.operands) == 2
     return False
 

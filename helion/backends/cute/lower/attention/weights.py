@@ -15,7 +15,7 @@ from ....._compiler.ir.grammar import ForAttrs, Op, Operand, ReduceAttrs, Value
 from ...plan.refusal import Refusal
 from ..chain import ROUNDED
 from .loops import Loops
-from .softmax import exact_sum, initial
+from .softmax import initial, is_sum, rounding_of
 from .values import name_of_op, same_value, terms_of
 
 
@@ -27,6 +27,8 @@ class Weights:
     accumulator: int
     total: int | None
     """Position of the sum of the weights, if the loop carries one."""
+    rounded: str
+    """The type that p @ v is rounded to before it is added, if any."""
 
 
 def weights_of(loops: Loops) -> Weights:
@@ -34,7 +36,7 @@ def weights_of(loops: Loops) -> Weights:
     value = _unrounded(loops)
     loop, body = loops.loop, loops.loop.regions[0]
     carried = range(loop.attributes(ForAttrs).carried)
-    accumulators = [at for at in carried if exact_sum(loops, body.results[at], body.params[at])]
+    accumulators = [at for at in carried if is_sum(loops, body.results[at], body.params[at])]
     totals = [at for at in carried if _is_total(loops, at, value)]
     if len(accumulators) != 1 or len(totals) > 1 or len(accumulators) + len(totals) != len(carried):
         raise Refusal(
@@ -43,16 +45,22 @@ def weights_of(loops: Loops) -> Weights:
         )
     if initial(loops, accumulators[0]) != 0 or any(initial(loops, at) != 0 for at in totals):
         raise Refusal("an initial sum and accumulator other than 0 are not implemented")
-    return Weights(value=value, accumulator=accumulators[0], total=totals[0] if totals else None)
+    (accumulator,) = accumulators
+    return Weights(
+        value=value,
+        accumulator=accumulator,
+        total=totals[0] if totals else None,
+        rounded=rounding_of(loops, accumulator),
+    )
 
 
 def _unrounded(loops: Loops) -> Value:
-    """Return the left operand of the second dot before it is rounded to the type of v."""
+    """Return the left operand of the second dot before it is rounded to the type of v, which may be the type it has."""
     left, right = loops.second.operands[:2]
     made = loops.stripped(left)
-    if name_of_op(made) != "cast" or made is None or not isinstance(right, Value) or made.result.dtype != right.dtype:
+    if not isinstance(left, Value) or not isinstance(right, Value) or left.dtype != right.dtype:
         raise Refusal("weights that are not rounded to the type of v are not implemented")
-    value = made.operands[0]
+    value = made.operands[0] if made is not None and name_of_op(made) == "cast" else left
     if not isinstance(value, Value) or (value.dtype != torch.float32 and value.dtype not in ROUNDED):
         raise Refusal("weights in other types than float32, bfloat16 and float16 are not implemented")
     return value

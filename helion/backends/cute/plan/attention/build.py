@@ -133,7 +133,7 @@ def _check_choice(problem: AttentionProblem, choice: AttentionChoice) -> None:
         check_splits(problem, choice, WGMMA_ROWS * choice.groups, groups)
     size, shared = itemsize(problem.q.dtype), LATENT_GROUPS if problem.latent else 1
     groups, most = choice.groups * shared, consumer_registers(choice.groups, problem.latent)
-    needed = registers_of(problem.v.columns // shared, choice.keys, size)
+    needed = registers_of(problem.v.columns // shared, choice.keys, size, bool(problem.rounded))
     if needed > most:
         raise Refusal(
             f"{groups} consumer groups with blocks of {choice.keys} keys need {needed} registers per thread; they"
@@ -184,10 +184,10 @@ def consumer_registers(groups: int, latent: bool = False) -> int:
     return (LATENT_REGISTERS if latent else REGISTERS[groups])[1]
 
 
-def registers_of(columns: int, keys: int, operand_bytes: int = 2) -> int:
+def registers_of(columns: int, keys: int, operand_bytes: int = 2, rounded: bool = False) -> int:
     """Return the estimated registers of a consumer thread: the accumulator of ``columns``, fp32 scores, and weights in the
-    operand type. Those of 8 bits have a product of each block as well."""
-    accumulators = columns // 2 * (2 if operand_bytes == 1 else 1)
+    operand type. Operands of 8 bits, and products that are ``rounded``, have a product of each block as well."""
+    accumulators = columns // 2 * (2 if operand_bytes == 1 or rounded else 1)
     return accumulators + keys // 2 + keys * operand_bytes // 8 + OTHER_REGISTERS
 
 
@@ -257,6 +257,11 @@ def _check_latent(problem: AttentionProblem) -> None:
     pair, step = (problem.k.columns, problem.v.columns), LATENT_GROUPS * LATENT_STEP
     if problem.q.dtype not in HALF_DTYPES:
         raise Refusal(f"values that are the first dimensions of keys in {problem.q.dtype} are not implemented")
+    if problem.rounded:
+        raise Refusal(
+            f"p @ v that is rounded to {problem.rounded} before it is added is not implemented where values are the first"
+            " dimensions of keys; hl.dot(p, v, acc=acc) and torch.baddbmm(acc, p, v) add it as it is"
+        )
     if pair[0] % LATENT_STEP or pair[1] % step or pair[0] > LATENT_COLUMNS[0] or pair[1] > LATENT_COLUMNS[1]:
         raise Refusal(
             f"keys of {pair[0]} dimensions whose first {pair[1]} are values; multiples of {LATENT_STEP} and {step} up to"

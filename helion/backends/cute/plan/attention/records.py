@@ -100,7 +100,19 @@ class AttentionOutput:
         return f"{self.name}_output"
 
 
-_OPTIONAL = ("dropped", "units", "loaded", "key_span", "query_span", "key_range", "lift", "latent", "q_rest", "k_rest")
+_OPTIONAL = (
+    "dropped",
+    "rounded",
+    "units",
+    "loaded",
+    "key_span",
+    "query_span",
+    "key_range",
+    "lift",
+    "latent",
+    "q_rest",
+    "k_rest",
+)
 """Fields of problems that their text leaves out where they are empty."""
 
 
@@ -227,6 +239,8 @@ class AttentionProblem(ScoreProblem):
     lift: float = 0.0
     dropped: Formula | None = None
     """The formula of weights after they were summed, as of dropout: that of 0 is 0."""
+    rounded: str = ""
+    """The type that the product of each block is rounded to before it is added, if any."""
     loaded: tuple[Source, ...] = ()
     """Integers that are loaded for each head, which are coordinates of it."""
     key_span: Span | None = None
@@ -459,9 +473,9 @@ class AttentionPlan(ScorePlan):
 
     @property
     def adds_products(self) -> bool:
-        """True if the product of each block has registers of its own, from which threads add it in fp32: MMAs of 8 bits add
-        in less."""
-        return self.operand_bytes == 1
+        """True if the product of each block has registers of its own, from which threads add it in fp32: one that is rounded
+        first, and that of MMAs of 8 bits, which add in less."""
+        return self.operand_bytes == 1 or bool(self.problem.rounded)
 
     @property
     def column_groups(self) -> int:

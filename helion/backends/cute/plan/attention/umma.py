@@ -182,6 +182,7 @@ def _parts(problem: AttentionProblem) -> Iterator[tuple[object, str]]:
     yield problem.q.dtype not in HALF_DTYPES, f"in {problem.q.dtype}"
     yield problem.dropped is not None, "with weights that are changed after they were summed"
     yield problem.draws, "with random numbers"
+    yield problem.rounded, f"whose p @ v is rounded to {problem.rounded} before it is added"
 
 
 def _check_choice(problem: AttentionProblem, choice: UmmaChoice, target: Target) -> None:
