@@ -21,10 +21,11 @@ from .lower.names import as_written
 from .lower.rowwise.kernel import choice_of, known_rows
 from .lower.rowwise.rows import RowKernel
 from .plan.refusal import Refusal
+from .plan.rowwise.choice import RowChoice
 from .plan.rowwise.choices import ranked
 from .plan.rowwise.layout import layout_of
 from .plan.rowwise.passes import demand_of
-from .plan.rowwise.records import RowChoice, RowLayout
+from .plan.rowwise.records import RowLayout
 from .plan.rowwise.time import fastest_span
 from .space import DOCS as PRODUCT_KEYS
 from .space import ELSEWHERE, VERBATIM_PREFIX
@@ -33,7 +34,7 @@ from .space import ELSEWHERE, VERBATIM_PREFIX
 DOCS: dict[str, str] = {
     "cute_row_cluster": "CTAs of a cluster that hold a row together.",
     "cute_row_warps": "Warps of a row in each CTA.",
-    "cute_row_ctas_per_sm": "CTAs per SM: the exchange of one overlaps the loads and stores of the other.",
+    "cute_row_ctas_per_sm": "CTAs per SM: the exchange of one overlaps the loads and stores of the other. More than 8 load their own rows.",
     "cute_row_keep": "Place of a row between passes: `registers`, or `shared` memory, from which it is read again.",
     "cute_row_ahead": "Reduce the next row before the exchange of a row is awaited: that needs memory for two rows.",
 }

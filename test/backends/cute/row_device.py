@@ -137,18 +137,20 @@ class Cluster:
         layout = plan.layout
         self.plan, self.memory, self.number, self.clusters = plan, memory, number, clusters
         self.ctas = layout.choice.cluster
-        self.threads = layout.cta_threads - 32
+        self.threads = layout.choice.rows * layout.threads
+        self.first_thread = layout.choice.first_thread
         self.cta = np.repeat(np.arange(self.ctas), self.threads)
         self.shared = np.full((self.ctas, layout.shared_bytes + SHARED_BASE + 256), 255, np.uint8)
         self.changed = threading.Condition()
         self.barriers: list[dict[int, Barrier]] = [{} for _ in range(self.ctas)]
-        self.meeting = threading.Barrier(self.ctas + 1)
+        self.loads = self.ctas if self.first_thread else 0
+        self.meeting = threading.Barrier(self.loads + 1)
         self.role = threading.local()
         self.errors: list[BaseException] = []
 
     def run(self, text: str, arguments: Sequence[Any]) -> None:
         names = self.names(text)
-        workers = [threading.Thread(target=self._work, args=(names, at, arguments)) for at in range(self.ctas + 1)]
+        workers = [threading.Thread(target=self._work, args=(names, at, arguments)) for at in range(self.loads + 1)]
         for worker in workers:
             worker.start()
         for worker in workers:
@@ -158,7 +160,7 @@ class Cluster:
 
     def _work(self, names: dict[str, Any], role: int, arguments: Sequence[Any]) -> None:
         """Run the load warp of CTA `role`, or all other threads."""
-        self.role.cta = role if role < self.ctas else None
+        self.role.cta = role if role < self.loads else None
         np.seterr(all="ignore")
         try:
             names["kernel"](*arguments)
@@ -171,7 +173,7 @@ class Cluster:
         identity = lambda function: function  # noqa: E731
         arch = types.SimpleNamespace(
             thread_idx=lambda: (self._threads(), 0, 0),
-            warp_idx=lambda: 0 if self.role.cta is not None else 1,
+            warp_idx=lambda: 0 if self.role.cta is not None else self.first_thread // 32,
             lane_idx=lambda: (
                 0 if self.role.cta is not None else Int32(np.tile(np.arange(self.threads) % 32, self.ctas))
             ),
@@ -188,6 +190,8 @@ class Cluster:
             cluster_wait=self.meeting.wait,
             sync_threads=self.meeting.wait,
             barrier=lambda **_: None,
+            fence_view_async_shared=lambda: None,
+            sync_warp=lambda: None,
             fmax=lambda a, b, nan=False: floats((np.maximum if nan else np.fmax)(a, b)),
             fmin=lambda a, b, nan=False: floats((np.minimum if nan else np.fmin)(a, b)),
             rcp_approx=wide(lambda x: 1 / x),
@@ -221,6 +225,7 @@ class Cluster:
         exec("from __future__ import annotations\n" + "\n".join(kept), found)
         replaced = (
             *("load_shared", "load_plane", "load_global", "store_shared", "store_words", "store_element", "bulk_load"),
+            "bulk_load_where",
             *("send", "put", "expect", "arrive", "await_cluster", "log2_approximate"),
             *("unpack_float16", "unpack_float8_e4m3fn", "pack_bfloat16", "pack_float16", "pack_float8_e4m3fn"),
         )
@@ -237,7 +242,9 @@ class Cluster:
         return word
 
     def _threads(self) -> Any:
-        return 0 if self.role.cta is not None else Int32(32 + np.tile(np.arange(self.threads), self.ctas))
+        return (
+            0 if self.role.cta is not None else Int32(self.first_thread + np.tile(np.arange(self.threads), self.ctas))
+        )
 
     def _each(self, value: Any) -> np.ndarray:
         return np.broadcast_to(np.asarray(value), (self.ctas * self.threads,))
@@ -248,7 +255,8 @@ class Cluster:
         return range(self.ctas) if self.role.cta is None else [self.role.cta]
 
     def init(self, at: Pointer, count: int) -> None:
-        self.barriers[self.role.cta][at.address] = Barrier(self.changed, count)
+        for cta in self._mine():
+            self.barriers[cta][at.address] = Barrier(self.changed, count)
 
     def wait(self, address: Any, phase: Any) -> None:
         for cta in self._mine():
@@ -257,11 +265,12 @@ class Cluster:
     def expect_here(self, at: Pointer, size: Any) -> None:
         self.barriers[self.role.cta][at.address].arrive(expected=int(size))
 
-    def expect(self, barrier: Any, size: int, inside: Any) -> None:
+    def expect(self, barrier: Any, size: Any, inside: Any) -> None:
         for cta in range(self.ctas):
             count = int(self._each(inside)[self.cta == cta].sum())
-            assert count == 1
-            self.barriers[cta][int(barrier)].arrive(expected=size)
+            assert count == 1 or (count == 0 and self.loads == 0), "one thread arrives, or none after the last row"
+            if count:
+                self.barriers[cta][int(barrier)].arrive(expected=int(size))
 
     def arrive(self, barrier: Any, inside: Any) -> None:
         for cta in range(self.ctas):
@@ -308,10 +317,14 @@ class Cluster:
         assert size > 0 and size % 16 == 0 and source % 16 == 0 and destination % 16 == 0, "an illegal bulk copy"
         base, data, _ = self.memory.find(np.array([source, source + size - 1]), 15)
         found = data[source - base : source - base + size]
-        cta = self.role.cta
+        cta = 0 if self.role.cta is None else self.role.cta
         self.shared[cta, destination : destination + size] = 255
         self.shared[cta, destination : destination + len(found)] = found
         self.barriers[cta][int(barrier)].complete(size)
+
+    def bulk_load_where(self, destination: Any, source: Any, size: Any, barrier: Any, inside: Any) -> None:
+        if self._each(inside).any():
+            self.bulk_load(destination, source, size, barrier)
 
     # Global memory --------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,8 @@ from harness import tensor
 
 import helion
 from helion.backends.cute.plan.refusal import Refusal
-from helion.backends.cute.plan.rowwise.records import RowChoice, RowLayout
+from helion.backends.cute.plan.rowwise.choice import RowChoice
+from helion.backends.cute.plan.rowwise.records import RowLayout
 from helion.backends.cute.roles.rowwise import program as r
 from helion.backends.cute.verify.rowwise.simulate import RowCluster
 from helion.backends.cute.verify.rowwise.verify import smaller

@@ -12,7 +12,7 @@ from harness import tensor
 import helion
 import helion.language as hl
 from helion import exc
-from helion.backends.cute.plan.rowwise.records import RowChoice
+from helion.backends.cute.plan.rowwise.choice import RowChoice
 
 X = tensor(3, 5, 96, dtype=torch.bfloat16)
 

@@ -33,9 +33,10 @@ from helion.backends.cute.execute.problems import check_columns
 from helion.backends.cute.lower.rowwise.rows import rows_of
 from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.plan.rowwise.buckets import bucket_of
+from helion.backends.cute.plan.rowwise.choice import RowChoice
 from helion.backends.cute.plan.rowwise.layout import layout_of
 from helion.backends.cute.plan.rowwise.passes import demand_of
-from helion.backends.cute.plan.rowwise.records import SIZE_M, SIZE_N, RowChoice, RowLayout, RowPlan
+from helion.backends.cute.plan.rowwise.records import SIZE_M, SIZE_N, RowLayout, RowPlan
 from helion.backends.cute.verify.rowwise.lengths import check_lengths
 from helion.backends.cute.verify.state import Fault
 

@@ -7,7 +7,7 @@ import torch
 from backends.cute.test_row_kernels import close, numbers, run
 
 import helion.language as hl
-from helion.backends.cute.plan.rowwise.records import RowChoice
+from helion.backends.cute.plan.rowwise.choice import RowChoice
 
 CHOICES = (RowChoice(cluster=1, warps=2), RowChoice(cluster=2, warps=8))
 

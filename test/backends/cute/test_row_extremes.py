@@ -8,8 +8,8 @@ from backends.cute.test_row_kernels import numbers, prepared, run
 
 import helion.language as hl
 from helion.backends.cute.codegen.rowwise.module import render
+from helion.backends.cute.plan.rowwise.choice import RowChoice
 from helion.backends.cute.plan.rowwise.extremes import packed_extremes
-from helion.backends.cute.plan.rowwise.records import RowChoice
 from helion.backends.cute.roles.rowwise.program import row_program
 
 

@@ -9,8 +9,8 @@ import torch
 from backends.cute.test_row_kernels import EPS, close, numbers, prepared, run
 
 import helion.language as hl
+from helion.backends.cute.plan.rowwise.choice import RowChoice
 from helion.backends.cute.plan.rowwise.passes import schedule_of
-from helion.backends.cute.plan.rowwise.records import RowChoice
 
 CHOICES = (RowChoice(cluster=1, warps=4), RowChoice(cluster=2, warps=8, keep="shared"))
 

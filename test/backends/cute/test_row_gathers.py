@@ -13,7 +13,7 @@ import helion
 import helion.language as hl
 from helion import exc
 from helion.backends.cute.plan.epilogue import constant
-from helion.backends.cute.plan.rowwise.records import RowChoice
+from helion.backends.cute.plan.rowwise.choice import RowChoice
 
 M = 9
 

@@ -14,7 +14,7 @@ import helion.language as hl
 from examples.grpo_loss import grpo_loss
 from examples.scaled_masked_softmax import scaled_masked_softmax
 from helion import exc
-from helion.backends.cute.plan.rowwise.records import RowChoice
+from helion.backends.cute.plan.rowwise.choice import RowChoice
 
 CHOICES = (RowChoice(cluster=1, warps=2), RowChoice(cluster=2, warps=8, keep="shared"))
 

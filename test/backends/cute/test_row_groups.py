@@ -14,7 +14,7 @@ import helion.language as hl
 from helion import exc
 from helion.backends.cute.codegen.rowwise.module import render
 from helion.backends.cute.plan.refusal import Refusal
-from helion.backends.cute.plan.rowwise.records import RowChoice
+from helion.backends.cute.plan.rowwise.choice import RowChoice
 from helion.backends.cute.roles.rowwise import program as r
 
 GROUP = 128

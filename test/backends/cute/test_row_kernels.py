@@ -19,10 +19,11 @@ from helion import exc
 from helion.backends.cute.codegen.rowwise.module import render
 from helion.backends.cute.lower.rowwise.rows import RowKernel, rows_of
 from helion.backends.cute.plan.refusal import Refusal
+from helion.backends.cute.plan.rowwise.choice import RowChoice
 from helion.backends.cute.plan.rowwise.choices import layouts
 from helion.backends.cute.plan.rowwise.layout import layout_of
 from helion.backends.cute.plan.rowwise.passes import demand_of, schedule_of
-from helion.backends.cute.plan.rowwise.records import RowChoice, RowPlan
+from helion.backends.cute.plan.rowwise.records import RowPlan
 from helion.backends.cute.roles import grammar as g
 from helion.backends.cute.roles.rowwise import program as r
 from helion.backends.cute.verify.rowwise.simulate import RowCluster

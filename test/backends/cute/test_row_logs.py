@@ -8,8 +8,8 @@ from backends.cute.test_row_kernels import prepared, run
 
 import helion.language as hl
 from helion.backends.cute.codegen.rowwise.module import render
+from helion.backends.cute.plan.rowwise.choice import RowChoice
 from helion.backends.cute.plan.rowwise.logs import short_logs
-from helion.backends.cute.plan.rowwise.records import RowChoice
 from helion.backends.cute.roles.rowwise import program as r
 
 

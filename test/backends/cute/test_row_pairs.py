@@ -14,7 +14,7 @@ import helion
 import helion.language as hl
 from benchmarks.row_pairs import ENDS, code, codes_of, gated, int4, normed, of_blocks, of_powers, of_rows
 from helion import exc
-from helion.backends.cute.plan.rowwise.records import RowChoice
+from helion.backends.cute.plan.rowwise.choice import RowChoice
 from helion.backends.cute.resources.rowwise.shape import row_shape_of
 
 BF16, FP8, UINT8 = torch.bfloat16, torch.float8_e4m3fn, torch.uint8

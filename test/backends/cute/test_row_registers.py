@@ -8,7 +8,7 @@ from backends.cute.test_row_kernels import close, numbers, prepared, run
 
 import helion.language as hl
 from helion.backends.cute.codegen.rowwise.module import render
-from helion.backends.cute.plan.rowwise.records import RowChoice
+from helion.backends.cute.plan.rowwise.choice import RowChoice
 from helion.backends.cute.plan.rowwise.shorts import short_quotients, short_values
 from helion.backends.cute.roles.rowwise.program import row_program
 

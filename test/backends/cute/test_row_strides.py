@@ -14,9 +14,10 @@ import helion
 import helion.language as hl
 from helion import exc
 from helion.backends.cute.lower.rowwise.rows import rows_of
+from helion.backends.cute.plan.rowwise.choice import RowChoice
 from helion.backends.cute.plan.rowwise.layout import layout_of
 from helion.backends.cute.plan.rowwise.passes import demand_of
-from helion.backends.cute.plan.rowwise.records import RowChoice, RowPlan
+from helion.backends.cute.plan.rowwise.records import RowPlan
 
 
 def added_norm(x, residual, w, out):

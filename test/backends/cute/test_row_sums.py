@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from backends.cute.test_row_kernels import close, edited, numbers, prepared, run
+from backends.cute.test_row_kernels import close, edited, numbers, prepared, run, without
 from harness import tensor
 
 import helion
@@ -16,8 +16,10 @@ from examples.layer_norm_backward import layer_norm_backward
 from examples.rms_norm_backward import rms_norm_backward
 from helion import exc
 from helion.backends.cute.codegen.rowwise.module import render
+from helion.backends.cute.plan.refusal import Refusal
+from helion.backends.cute.plan.rowwise.choice import RowChoice
 from helion.backends.cute.plan.rowwise.passes import schedule_of
-from helion.backends.cute.plan.rowwise.records import RowChoice
+from helion.backends.cute.roles import grammar as g
 from helion.backends.cute.roles.rowwise import program as r
 from helion.backends.cute.verify.rowwise.simulate import RowCluster
 from helion.backends.cute.verify.rowwise.verify import smaller
@@ -87,6 +89,12 @@ def test_gradients_of_norms(choice: RowChoice, dtype: torch.dtype, m: int, n: in
     assert ((out.double() - want).abs() <= relative * (want.abs() + 0.1 * slope.abs().mean())).all()
     assert close(biases, _blocks(given))
     assert ((weights.double() - _blocks(given * hat)).abs() <= 1e-5 * _blocks((given * hat).abs())).all()
+
+
+@pytest.mark.parametrize("keep", ["registers", "shared"])
+def test_gradients_of_rows_that_a_warp_loads_itself(keep: str) -> None:
+    """The last block has fewer rows than the others."""
+    test_gradients_of_norms(RowChoice(cluster=1, warps=1, ctas_per_sm=12, keep=keep), torch.bfloat16, 23, 1000)
 
 
 def test_a_gradient_of_two_statistics_has_one_exchange() -> None:
@@ -348,3 +356,33 @@ def test_refusals_of_sums(fn: Any, dtype: torch.dtype, reason: str) -> None:
     arguments = tensor(16, 1000), tensor(16), tensor(4, 1000, dtype=dtype)
     with pytest.raises(exc.CuteUnsupported, match=reason):
         helion.kernel(fn, backend="cute").bind(arguments, target="h100").to_cute_code()
+
+
+def _own_loads(keep: str, m: int = 64) -> r.RowProgram:
+    x, parts = numbers(m, 1000), torch.empty(-(-m // SPAN), 1000)
+    choice = RowChoice(cluster=1, warps=1, ctas_per_sm=12, keep=keep)
+    return r.row_program(smaller(prepared(rms_gradients, (x, x[0], x, x, parts), choice, SPAN)[1]))
+
+
+@pytest.mark.parametrize("keep", ["registers", "shared"])
+def test_a_warp_that_loads_its_own_rows_keeps_its_stages(keep: str) -> None:
+    program = _own_loads(keep)
+    assert [role.name for role in program.roles] == ["rows"] and program.plan.layout.choice.cta_threads == 32
+    for seed in range(4):
+        RowCluster(program, tiles=3, seed=seed).run()
+
+    def early(step: g.Step) -> tuple[g.Step, ...]:
+        before = r.TakeChunk if keep == "registers" else r.WalkRow
+        return (r.Refill("ring_read"), step) if isinstance(step, before) else (step,)
+
+    cursor = "ring_read" if keep == "registers" else ""
+    for broken in (without(r.Refill, cursor)(program), without(r.FillRing)(program), edited(program, early)):
+        with pytest.raises((Fault, ValueError)):
+            RowCluster(broken, tiles=3, seed=0).run()
+
+
+def test_rows_that_load_themselves_are_of_one_warp_and_have_sums() -> None:
+    x, parts = numbers(8, 1000), torch.empty(2, 1000)
+    for choice in (RowChoice(cluster=1, warps=2, ctas_per_sm=12), RowChoice(cluster=2, warps=8, ctas_per_sm=12)):
+        with pytest.raises(Refusal, match="12 CTAs per SM: more than 8 load their own rows, which is implemented for"):
+            prepared(rms_gradients, (x, x[0], x, x, parts), choice, SPAN)

@@ -13,7 +13,7 @@ from harness import tensor
 import helion
 import helion.language as hl
 from helion import exc
-from helion.backends.cute.plan.rowwise.records import RowChoice
+from helion.backends.cute.plan.rowwise.choice import RowChoice
 
 EPS = 1e-5
 

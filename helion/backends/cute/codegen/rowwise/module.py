@@ -25,7 +25,7 @@ from .elements import (
 from .groups import print_groups
 from .planes import print_planes
 from .statistics import print_statistics
-from .steps import print_functions, print_role
+from .steps import print_fill, print_functions, print_role
 
 ENTRY = "gemm"
 """The host function. It takes pointers of the outputs and the operands (or scalars), the numbers that only the launch
@@ -79,6 +79,8 @@ def render(program: RowProgram) -> str:
     _rows(body, plan)
     _sums(body, plan)
     print_functions(body, plan)
+    if plan.layout.choice.loads_itself:
+        print_fill(body, plan)
     _kernel(body, program)
     _host(body, plan)
     out = Writer()
@@ -253,8 +255,8 @@ def _prologue(plan: RowPlan) -> list[str]:
         "_, first_tile, _ = cute.arch.block_idx()",
         "_, tile_step, _ = cute.arch.grid_dim()",
         f"rank = {'cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())' if cluster else 'Int32(0)'}",
-        f"group = cute.arch.make_warp_uniform((thread - 32) // {layout.threads})",
-        f"row_thread = (thread - 32) % {layout.threads}",
+        f"group = cute.arch.make_warp_uniform((thread - {choice.first_thread}) // {layout.threads})",
+        f"row_thread = (thread - {choice.first_thread}) % {layout.threads}",
         "row_warp = cute.arch.make_warp_uniform(row_thread // 32)",
         "memory = cutlass.memory.SmemAllocator()",
     ]

@@ -75,6 +75,12 @@ def bulk_load(destination, source, size, barrier):
     code = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{$r0}], [{$r1}], {$r2}, [{$r3}];"
     ptx(code, (), [destination, source, size, barrier])
 """
+_BULK_LOAD_WHERE = """
+def bulk_load_where(destination, source, size, barrier, inside):
+    copy = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{$r0}], [{$r1}], {$r2}, [{$r3}];"
+    code = f"{{ .reg .pred p; setp.ne.b32 p, {{$r4}}, 0; @p {copy} }}"
+    ptx(code, (), [destination, source, size, barrier, flag(inside)])
+"""
 _SEND = """
 def send(place, words, barrier, peer, inside):
     mapped = "mapa.shared::cluster.u32 a, {$r0}, {$r2}; mapa.shared::cluster.u32 b, {$r1}, {$r2};"
@@ -99,8 +105,8 @@ def put(place, words, inside):
 """
 _EXPECT = """
 def expect(barrier, size, inside):
-    body = f"@p mbarrier.arrive.expect_tx.shared::cta.b64 _, [{{$r0}}], {size};"
-    ptx(f"{{ .reg .pred p; setp.ne.b32 p, {{$r1}}, 0; {body} }}", (), [barrier, flag(inside)])
+    body = "@p mbarrier.arrive.expect_tx.shared::cta.b64 _, [{$r0}], {$r2};"
+    ptx(f"{{ .reg .pred p; setp.ne.b32 p, {{$r1}}, 0; {body} }}", (), [barrier, flag(inside), Int32(size)])
 """
 _ARRIVE = """
 def arrive(barrier, inside):
@@ -341,7 +347,17 @@ FUNCTIONS: Mapping[str, str] = {
     re.search(r"def (\w+)", text)[1]: text  # type: ignore[index]
     for text in (
         *(_PTX, _FLAG, _LOAD_SHARED, _LOAD_PLANE, _LOAD_GLOBAL, _STORE_SHARED, _STORE_WORDS, _STORE_ELEMENT),
-        *(_BULK_LOAD, _SEND, _PUT, _EXPECT, _ARRIVE, _AWAIT_CLUSTER, _UNPACK_BFLOAT16, _UNPACK_FLOAT16),
+        *(
+            _BULK_LOAD,
+            _BULK_LOAD_WHERE,
+            _SEND,
+            _PUT,
+            _EXPECT,
+            _ARRIVE,
+            _AWAIT_CLUSTER,
+            _UNPACK_BFLOAT16,
+            _UNPACK_FLOAT16,
+        ),
         *(_UNPACK_FLOAT32, _UNPACK_INT8, _UNPACK_UINT8, _UNPACK_FLOAT8),
         *(_PACK_BFLOAT16, _PACK_FLOAT16, _PACK_FLOAT32, _PACK_FLOAT8, _ROUNDED_FLOAT8, _PACK_INT8, _PACK_UINT8),
         *(

@@ -327,10 +327,51 @@ def _(step: g.Tail, out: Writer, program: r.RowProgram) -> None:
 def _(step: g.BarrierSync, out: Writer, program: r.RowProgram) -> None:
     layout = program.plan.layout
     if step.barrier in r.CTA_BARRIERS:
-        threads = layout.cta_threads - 32
+        threads = layout.choice.rows * layout.threads
         out.line(f"cute.arch.barrier(barrier_id={r.VECTORS_BARRIER}, number_of_threads={threads})")
     else:
         out.line(f"cute.arch.barrier(barrier_id={r.FIRST_ROW_BARRIER} + group, number_of_threads={layout.threads})")
+
+
+def print_fill(out: Writer, plan: RowPlan) -> None:
+    """Print the function by which the first lane of a warp loads a row of its own into a stage."""
+    layout, inputs = plan.layout, plan.problem.inputs
+    out.lines(("", ""))
+    with out.block("def fill(cta, tile, stage, inside):"):
+        out.lines(f"{operand.label} = cta.{operand.label}" for operand in inputs)
+        _begin_load(out, plan)
+        out.lines(_loaded(plan))
+        total = " + ".join(f"{operand.label}_bytes" for operand in inputs)
+        out.line(f"expect(cta.barrier + stage * 8, {total}, inside)")
+        for operand, place in zip(inputs, layout.input_offsets, strict=False):
+            to = f"cta.ring + stage * {layout.stage_bytes} + {place}"
+            given = f"{to}, {operand.label}_source, {operand.label}_bytes, cta.barrier + stage * 8, inside"
+            out.line(f"bulk_load_where({given})")
+
+
+@_print.register
+def _(step: r.FillRing, out: Writer, program: r.RowProgram) -> None:
+    out.line("fill_block = Int32(first_tile)")
+    out.line(f"fill_tile = fill_block * {program.plan.problem.span}")
+    with out.block(f"for stage in cutlass.range_constexpr({program.ring.stages}):"):
+        _fill(out, program, "Int32(stage)")
+
+
+@_print.register
+def _(step: r.Refill, out: Writer, program: r.RowProgram) -> None:
+    # Bulk copies write the stage through another proxy. The fence completes the warp's reads before that.
+    out.lines(("cute.arch.fence_view_async_shared()", "cute.arch.sync_warp()"))
+    _fill(out, program, "row.stages[0]" if program.plan.layout.held_stages else f"{step.cursor}_index")
+
+
+def _fill(out: Writer, program: r.RowProgram, stage: str) -> None:
+    """Print the load of the next row, and the step to the row after it: the next of its block, or the first of another."""
+    span = program.plan.problem.span
+    out.line(f"fill(cta, fill_tile, {stage}, (lane == 0) & (fill_block < blocks))")
+    out.line("fill_tile = fill_tile + 1")
+    out.line(f"passed = (fill_tile == fill_block * {span} + {span}) | (fill_tile == tiles)")
+    out.line("fill_block = cutlass.select_(passed, fill_block + tile_step, fill_block)")
+    out.line(f"fill_tile = cutlass.select_(passed, fill_block * {span}, fill_tile)")
 
 
 # Vectors -----------------------------------------------------------------------------------------------------------------
@@ -367,13 +408,15 @@ def _(step: r.ShareVectors, out: Writer, program: r.RowProgram) -> None:
     """Print the loops that place elements: in order, or in one plane for each column modulo the lanes of a granule."""
     plan, layout = program.plan, program.plan.layout
     lanes, length = layout.lanes, layout.vector_granules
-    threads = layout.cta_threads - 32
+    threads = layout.choice.rows * layout.threads
     for number, (operand, place) in enumerate(zip(plan.problem.vectors, layout.vector_offsets, strict=False)):
         size, width = itemsize(operand.dtype), layout.vector_sizes[number]
         if layout.aligned and width != size:
             _print_wide_vector(out, plan, operand, place)
             continue
-        with out.block(f"for element in cutlass.range(thread - 32, {length * lanes}, {threads}, unroll=8):"):
+        with out.block(
+            f"for element in cutlass.range(thread - {layout.choice.first_thread}, {length * lanes}, {threads}, unroll=8):"
+        ):
             first = "cta.base" if layout.aligned else f"(cta.base - {layout.line_granules})"
             out.line(f"column = {first} * {lanes} + element")
             out.line(f"inside = (column >= 0) & (column < {columns_of(plan.problem)})")
@@ -390,10 +433,10 @@ def _print_wide_vector(out: Writer, plan: RowPlan, operand: EpilogueOperand, pla
     Parts of 16 bytes of a granule lie in planes.
     """
     layout, problem = plan.layout, plan.problem
-    length, threads, part = layout.vector_granules, layout.cta_threads - 32, GRANULE_BYTES // WORD_BYTES
+    length, threads, part = layout.vector_granules, layout.choice.rows * layout.threads, GRANULE_BYTES // WORD_BYTES
     each = 2 if operand.pitch == 1 and problem.n % 2 == 0 and not problem.columns_at_launch else 1
     count, size = length * layout.lanes // each, itemsize(operand.dtype)
-    with out.block(f"for place in cutlass.range(thread - 32, {count}, {threads}, unroll=8):"):
+    with out.block(f"for place in cutlass.range(thread - {layout.choice.first_thread}, {count}, {threads}, unroll=8):"):
         out.line(f"element = place * {each}")
         out.line(f"column = cta.base * {layout.lanes} + element")
         source = f"{operand.label} + Int64(column) * {operand.pitch * size}"

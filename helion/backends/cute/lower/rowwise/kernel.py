@@ -14,11 +14,12 @@ from .....hardware import Target
 from .....settings import Settings
 from ...plan.build import unit_of
 from ...plan.refusal import Refusal
+from ...plan.rowwise.choice import RowChoice
 from ...plan.rowwise.choices import layouts
 from ...plan.rowwise.kernel import RowsPlan
 from ...plan.rowwise.layout import layout_of
 from ...plan.rowwise.passes import demand_of
-from ...plan.rowwise.records import RowChoice, RowPlan, interned
+from ...plan.rowwise.records import RowPlan, interned
 from ..names import as_written
 from .grids import with_row_tiles
 from .rows import RowKernel, rows_of

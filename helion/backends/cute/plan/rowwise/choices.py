@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 from .....hardware import Target
 from ..refusal import Refusal
+from .choice import Keep, RowChoice
 from .layout import CLUSTERS, WARPS, layout_of
-from .records import Keep, RowChoice, RowDemand, RowLayout
+from .records import RowDemand, RowLayout
 from .time import fastest_span
 
 LEAST_CLUSTER_WARPS = 8
@@ -21,6 +22,8 @@ CTAS = (2, 1)
 """CTAs per SM."""
 SINGLE_ROW_CTAS = (8, 6, 4)
 """The same, in addition, where a CTA has one row at a time: more of them hide the waits of short rows."""
+OWN_LOAD_CTAS = (16, 12, 10)
+"""The same where the one warp of a CTA loads its own rows with sums."""
 SHORT_ROW_BYTES = 2048
 """Bytes of a row of an input, for each sum, below which that is so (rms_norm_backward in nvidia-h200-row-kernels.jsonl)."""
 MANY_ROWS = 8
@@ -53,6 +56,8 @@ def _is_short(demand: RowDemand) -> bool:
 def _choices(demand: RowDemand) -> Iterator[RowChoice]:
     single = bool(demand.sums or demand.repeated)
     per_sm = (*SINGLE_ROW_CTAS, *CTAS) if single else CTAS
+    for ctas, keep in itertools.product(OWN_LOAD_CTAS, KEEPS) if demand.sums else ():
+        yield RowChoice(cluster=1, warps=1, rows=1, ctas_per_sm=ctas, keep=keep)
     for ahead, keep, ctas, cluster, warps in itertools.product((False, True), KEEPS, per_sm, CLUSTERS, WARPS):
         if (cluster > 1 and warps < LEAST_CLUSTER_WARPS) or (ctas == 2 and warps == WARPS[-1]):
             continue
@@ -82,6 +87,7 @@ def ranked(demand: RowDemand, m: int, target: Target, tiled: bool = True) -> tup
         _, share = fastest_span(layout, m, target)
         spare = layout.registers_needed + 16 <= layout.register_limit
         return (
+            choice.loads_itself,
             choice.cluster if bound else 0,
             float(f"{share:.2g}"),
             choice.ahead,

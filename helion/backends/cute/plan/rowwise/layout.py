@@ -5,7 +5,8 @@ from __future__ import annotations
 from .....hardware import Target
 from ..build import MAX_ROW_CLUSTER, RESERVED_SHARED_BYTES
 from ..refusal import Refusal
-from .records import MOST_PACKED, WARP_LANES, RowChoice, RowDemand, RowLayout
+from .choice import MOST_LOADED_CTAS, WARP_LANES, RowChoice
+from .records import MOST_PACKED, RowDemand, RowLayout
 
 CLUSTERS = (1, 2, 4, 8, MAX_ROW_CLUSTER)
 WARPS = (1, 2, 4, 8, 16)
@@ -28,7 +29,8 @@ def layout_of(demand: RowDemand, choice: RowChoice, target: Target) -> RowLayout
         demand=demand, choice=choice, chunk_granules=1, stages=0, register_limit=_register_limit(choice, target)
     )
     granules = trial.thread_granules
-    packed = choice.cluster == 1 and granules * len(demand.inputs) <= MOST_PACKED
+    most = MOST_HELD if choice.loads_itself else MOST_PACKED
+    packed = choice.cluster == 1 and granules * len(demand.inputs) <= most
     chunk = granules if packed else max(1, min(granules, CHUNK_GRANULES // len(demand.inputs)))
     trial = RowLayout(demand=demand, choice=choice, chunk_granules=chunk, stages=0, register_limit=trial.register_limit)
     room = target.smem_per_sm_bytes // choice.ctas_per_sm - RESERVED_SHARED_BYTES
@@ -44,7 +46,7 @@ def layout_of(demand: RowDemand, choice: RowChoice, target: Target) -> RowLayout
 
 def _register_limit(choice: RowChoice, target: Target) -> int:
     """Return the registers of a thread: warps are dealt to the four parts of an SM, and rounded up."""
-    threads = -(-choice.ctas_per_sm * (32 + choice.rows * 32 * choice.warps) // 128) * 128
+    threads = -(-choice.ctas_per_sm * choice.cta_threads // 128) * 128
     granularity = target.register_granularity
     return min(target.max_registers_per_thread, target.registers_per_sm // threads // granularity * granularity)
 
@@ -83,8 +85,20 @@ def _check_ahead(layout: RowLayout) -> None:
         raise Refusal("rows that stay in registers are not reduced ahead of an exchange; keep them in shared memory")
 
 
+def _check_own_loads(layout: RowLayout) -> None:
+    """Check that one warp has the row of a CTA, and reads it in one chunk."""
+    demand, choice = layout.demand, layout.choice
+    if choice.warps * choice.cluster * choice.rows > 1 or layout.chunks > 1 or not layout.whole or not demand.sums:
+        raise Refusal(
+            f"{choice.ctas_per_sm} CTAs per SM: more than {MOST_LOADED_CTAS} load their own rows, which is implemented for"
+            " sums over rows of one warp each, in one chunk of whole granules"
+        )
+
+
 def _check(layout: RowLayout, room: int, target: Target) -> None:
     choice = layout.choice
+    if choice.loads_itself:
+        _check_own_loads(layout)
     if layout.cta_threads > target.max_threads_per_block or choice.rows > MAX_ROWS:
         raise Refusal(f"{choice.rows} rows of {choice.warps} warps and a load warp exceed the threads of a CTA")
     if layout.demand.sums and choice.rows > 1:

@@ -10,15 +10,14 @@ from typing import Literal
 
 from ..dtypes import itemsize
 from ..epilogue import Constant, Epilogue, EpilogueOperand, EpilogueOutput
+from .choice import WARP_LANES, RowChoice
 
-Keep = Literal["registers", "shared"]
 Kind = Literal["all", "some", "edge"]
 
 GRANULE_BYTES = 16
 """The smallest unit of a bulk copy, and the largest vectorized access of a thread."""
 BARRIER_BYTES = 8
 WORD_BYTES = 4
-WARP_LANES = 32
 LINE_GRANULES = 8
 MOST_PACKED = 8
 """The most granules of a thread in a chunk that is a whole row, of all inputs."""
@@ -236,23 +235,6 @@ class RowDemand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowChoice:
-    """The tunable decisions of a config.
-
-    ``cluster`` CTAs hold a row, in ``warps`` warps each. A CTA works on ``rows`` rows at a time. ``ctas_per_sm`` CTAs
-    share an SM. Between passes a row stays in ``registers``, or in its chunks in ``shared`` memory. With ``ahead``, warps
-    reduce the next row before they await the exchange of a row.
-    """
-
-    cluster: int = 1
-    warps: int = 8
-    rows: int = 1
-    ctas_per_sm: int = 2
-    keep: Keep = "registers"
-    ahead: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class RowLayout:
     """Division of rows among CTAs, warps and threads, and of a CTA's slice of a row into chunks of ``chunk_granules``
     per thread.
@@ -411,6 +393,8 @@ class RowLayout:
         """True if bulk copies load the vectors."""
         if not self.demand.vectors or not self.aligned or self.demand.strided_vectors or self.wide:
             return False
+        if self.choice.loads_itself:
+            return False
         granules = 1 if self.slices_at_launch else self.slice_granules
         steps = (granules * self.granule_bytes(size) for size in self.demand.vectors)
         return self.choice.cluster == 1 or all(step % GRANULE_BYTES == 0 for step in steps)
@@ -518,8 +502,8 @@ class RowLayout:
 
     @property
     def cta_threads(self) -> int:
-        """The load warp and the warps of all rows."""
-        return 32 + self.choice.rows * self.threads
+        """The threads of a CTA."""
+        return self.choice.cta_threads
 
     @property
     def registers_needed(self) -> int:

@@ -95,6 +95,18 @@ class LoadChunk(Step):
 
 
 @dataclass(frozen=True)
+class FillRing(Step):
+    """Load the first rows of a warp that loads its own, one into each stage."""
+
+
+@dataclass(frozen=True)
+class Refill(Step):
+    """Load the next row of the warp into the stage of ``cursor``, or the one that is held, after its last read."""
+
+    cursor: str
+
+
+@dataclass(frozen=True)
 class LoadVectors(Step):
     """Load the CTA's slice of vectors by bulk copies, once."""
 
@@ -229,12 +241,17 @@ def row_program(plan: RowPlan) -> RowProgram:
         ring=ring,
         exchange=exchange,
         barriers=tuple(barriers),
-        roles=(
-            RowRole(name="load", first_warp=0, warps=1, program=_load(plan)),
-            RowRole(name="rows", first_warp=1, warps=row_warps, program=_rows(plan, schedule_of(plan.problem))),
-        ),
+        roles=_roles(plan, row_warps),
         exit=(ClusterExit(),) if choice.cluster > 1 else (),
     )
+
+
+def _roles(plan: RowPlan, row_warps: int) -> tuple[RowRole, ...]:
+    rows = _rows(plan, schedule_of(plan.problem))
+    if plan.layout.choice.loads_itself:
+        return (RowRole(name="rows", first_warp=0, warps=row_warps, program=rows),)
+    load = RowRole(name="load", first_warp=0, warps=1, program=_load(plan))
+    return load, RowRole(name="rows", first_warp=1, warps=row_warps, program=rows)
 
 
 def _load(plan: RowPlan) -> tuple[Step, ...]:
@@ -261,7 +278,9 @@ def _rows(plan: RowPlan, schedule: Schedule) -> tuple[Step, ...]:
     vectors: tuple[Step, ...] = ()
     if layout.demand.vectors:
         vectors = (AwaitVectors(),) if layout.bulk_vectors else (ShareVectors(), BarrierSync(VECTORS))
-    cursors = [Cursor(READ, RING, "consumer")]
+    cursors: list[Step] = [Cursor(READ, RING, "consumer")]
+    if layout.choice.loads_itself:
+        cursors.append(FillRing())
     if layout.exchanges:
         cursors.append(Cursor(PLACE, EXCHANGE, "consumer"))
     if layout.choice.ahead:
@@ -300,7 +319,8 @@ def _ahead(plan: RowPlan, schedule: Schedule) -> tuple[Step, ...]:
 
 def _taken(plan: RowPlan) -> list[Step]:
     """Return the first pass, over the chunks as they arrive."""
-    release = () if plan.layout.held_stages else (Release(READ),)
+    freed = Refill(READ) if plan.layout.choice.loads_itself else Release(READ)
+    release = () if plan.layout.held_stages else (freed,)
     return [BeginRow(), ChunkLoop((Wait(READ), TakeChunk(READ), *release, Advance(READ)))]
 
 
@@ -320,6 +340,8 @@ def _released(plan: RowPlan, steps: list[Step], cursor: str) -> list[Step]:
     assert last is not None, "a row stays in shared memory for a later pass"
     walk = steps[last]
     assert isinstance(walk, WalkRow)
+    if plan.layout.choice.loads_itself:
+        return [*steps[: last + 1], Refill(""), *steps[last + 1 :]]
     return [*steps[:last], WalkRow(walk.number, releases=cursor), *steps[last + 1 :]]
 
 

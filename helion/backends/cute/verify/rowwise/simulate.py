@@ -66,6 +66,8 @@ class Warp:
     """Passes whose reductions this warp has for the row."""
     summed: list[int] | None = None
     """Tiles of rows whose values are in the sums of the block."""
+    filled: int = 0
+    """Rows that the warp has loaded itself."""
     combined: int = -1
     """The last exchange whose results the warp has."""
     stored: int = 0
@@ -349,6 +351,39 @@ def _release(warp: Warp, index: int) -> None:
     warp.kept.remove(index)
     warp.cta.stages[index].readers -= 1
     warp.cta.empty[index].arrive()
+
+
+@_run.register
+def _(step: r.FillRing, cluster: RowCluster, warp: Warp) -> None:
+    for index in range(cluster.program.ring.stages):
+        _fill(cluster, warp, index)
+
+
+@_run.register
+def _(step: r.Refill, cluster: RowCluster, warp: Warp) -> None:
+    index = warp.cursors[step.cursor][0] if step.cursor else warp.kept[0]
+    _release(warp, index)
+    _fill(cluster, warp, index)
+
+
+def _fill(cluster: RowCluster, warp: Warp, index: int) -> None:
+    """Load the next row of a warp that loads its own; its arrival at the empty barrier completes a phase of that."""
+    rows = cluster.tiles * cluster.rows_each
+    if warp.filled == rows:
+        return
+    cta, tag, size = warp.cta, (warp.filled, 0), cluster.program.ring.transaction_bytes
+    stage, full = cta.stages[index], cta.full[index]
+    warp.filled += 1
+    if stage.readers:
+        raise Fault(f"chunk {tag} overwrites a stage that is being read")
+    stage.held = None
+
+    def land() -> None:
+        stage.held = tag
+        full.complete(size)
+
+    full.arrive(size)
+    cluster.send(cta, land)
 
 
 @_run.register

@@ -1,0 +1,44 @@
+"""The tunable decisions of a row kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Keep = Literal["registers", "shared"]
+
+WARP_LANES = 32
+MOST_LOADED_CTAS = 8
+"""CTAs of an SM up to which each has a warp that loads rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowChoice:
+    """The tunable decisions of a config.
+
+    ``cluster`` CTAs hold a row, in ``warps`` warps each. A CTA works on ``rows`` rows at a time. ``ctas_per_sm`` CTAs
+    share an SM. Between passes a row stays in ``registers``, or in its chunks in ``shared`` memory. With ``ahead``, warps
+    reduce the next row before they await the exchange of a row.
+    """
+
+    cluster: int = 1
+    warps: int = 8
+    rows: int = 1
+    ctas_per_sm: int = 2
+    keep: Keep = "registers"
+    ahead: bool = False
+
+    @property
+    def loads_itself(self) -> bool:
+        """True if the one warp of a CTA loads its rows: a warp for loads would take half of the registers."""
+        return self.ctas_per_sm > MOST_LOADED_CTAS
+
+    @property
+    def cta_threads(self) -> int:
+        """The threads of a CTA: the load warp, if there is one, and the warps of all rows."""
+        return self.first_thread + self.rows * WARP_LANES * self.warps
+
+    @property
+    def first_thread(self) -> int:
+        """The first thread of the rows."""
+        return 0 if self.loads_itself else WARP_LANES
