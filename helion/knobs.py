@@ -168,6 +168,13 @@ def unknown_variables() -> list[str]:
     return found
 
 
+def changed() -> tuple[tuple[str, str], ...]:
+    """Return the variables that are set and their texts, besides those that name folders."""
+    knobs = (knob for knob in (*globals().values(), *SETTINGS.values()) if isinstance(knob, Knob))
+    names = {knob.env for knob in knobs if knob not in (CACHE_DIR, CACHE_HOME, TRITON_CACHE_DIR)}
+    return tuple((name, os.environ[name]) for name in sorted(names & os.environ.keys()))
+
+
 def see_one_gpu(number: int) -> None:
     """Leave this process, before it uses CUDA, only the GPU of this number of those that it sees.
 

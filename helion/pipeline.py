@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from . import exc
-from ._compiler.context import CompileContext, Observed
+from ._compiler.context import CompileContext, Observed, device_of
 from ._compiler.frontend.trace import Traced, index_dtype
 from ._compiler.host.program import PLAIN, Form, HostProgram, Module
 from ._compiler.ir.grammar import Program
@@ -142,6 +143,7 @@ class Analysis:
     adjusted: dict[Config, tuple[Adjustment | Dropped, ...]] = field(default_factory=dict)
     others: Others = ALONE
     _codes: dict[Config, Code] = field(default_factory=dict)
+    _given: dict[Config, Config] = field(default_factory=dict)
     _lock: Any = field(default_factory=new_lock)
 
     @property
@@ -202,6 +204,8 @@ class Analysis:
         Tiles that take minutes to compile are refused, unless the code is only ``printed``.
         """
         asked = as_config(config)
+        if asked in self._given:
+            return self._given[asked]
         full = self.space.normalize(asked) if printed else self.space.worth_compiling(asked)
         if asked not in self.adjusted and any(full.get(key) != value for key, value in asked.items()):
             changes = self.adjusted[asked] = self.space.adjusted(asked)
@@ -342,6 +346,21 @@ class Analysis:
             return code.plan
         return self.backend.plan(self.program, self.space.decode(config), self.target, self.settings)
 
+    @functools.cached_property
+    def space_key(self) -> str:
+        """A digest of the keys of the space and their defaults."""
+        text = repr([(field.key, field.default()) for field in self.space.fields])
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def take(self, config: Config, code: Code, given: Sequence[Config]) -> None:
+        """Take over from an equal analysis the code of a full config, which stands for those that are ``given``."""
+        self._codes[config] = code
+        self._given.update(dict.fromkeys(given, config))
+
+    def has_code(self, config: Config) -> bool:
+        """Return whether this is a full config whose code was made before."""
+        return config in self._codes
+
     def code(self, config: Config) -> Code:
         """Return the module for a normalized config, and cache it."""
         code = self._codes.get(config)
@@ -388,7 +407,7 @@ def analyse(
     def analyse_for(asked: Backend[Any]) -> Analysis:
         return _analyse_with(asked, fn, name, arguments, settings, target, constants, observed or {}, divisibility)
 
-    *others, last = _backends_named(name, backend or settings.backend or _default_backend(_device(name, arguments)))
+    *others, last = _backends_named(name, backend or settings.backend or _default_backend(device_of(name, arguments)))
     found = {each.name: _analysis_or_reason(analyse_for, each, configs) for each in others}
     if any(isinstance(each, Analysis) for each in found.values()):
         found = _with_plans({**found, last.name: _analysis_or_reason(analyse_for, last, configs)}, configs)
@@ -530,15 +549,8 @@ def _analyse_with(
     ``divisibility`` receives the numeric arguments whose divisibility the backend's code depends on.
     """
     wanted = settings.index_dtype_name
-    context = CompileContext(
-        settings=settings,
-        target=target,
-        limits=backend.limits(target),
-        rules=backend.rules,
-        device=_device(name, arguments),
-        index_dtype=index_dtype(wanted, arguments),
-        observed=observed,
-    )
+    index = index_dtype(wanted, arguments)
+    context = context_of(backend, device_of(name, arguments), settings, target, index, observed)
     try:
         traced = _traced(backend, fn, arguments, context, constants, divisibility)
     except exc.IndexOffsetOutOfRangeForInt32:
@@ -547,6 +559,21 @@ def _analyse_with(
         context = replace(context, index_dtype=torch.int64)
         traced = _traced(backend, fn, arguments, context, constants, divisibility)
     return Analysis(traced, name, target, settings, backend, context)
+
+
+def context_of(
+    backend: Backend[Any],
+    device: torch.device,
+    settings: Settings,
+    target: Target,
+    index: torch.dtype,
+    seen: Mapping[str, Observed],
+) -> CompileContext:
+    """Return the context of a compilation by a backend, with offsets of the dtype ``index`` and observed tensors."""
+    limits, rules = backend.limits(target), backend.rules
+    return CompileContext(
+        settings=settings, target=target, limits=limits, rules=rules, device=device, index_dtype=index, observed=seen
+    )
 
 
 def _traced(
@@ -567,20 +594,3 @@ def _traced(
     if refused is not None:
         raise refused
     return traced
-
-
-def _device(name: str, arguments: Mapping[str, Any]) -> torch.device:
-    stack: list[Any] = list(arguments.values())[::-1]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, torch.Tensor):
-            return item.device
-        if isinstance(item, torch.device):
-            return item
-        if isinstance(item, dict):
-            stack.extend(item.values())
-        elif isinstance(item, (tuple, list)):
-            stack.extend(item)
-        elif is_dataclass(item) and not isinstance(item, type):
-            stack.extend(getattr(item, f.name) for f in fields(item))
-    raise exc.NoTensorArgs(kernel=name)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import torch
 
+from .. import exc
 from ..hardware import Target
 from ..settings import Settings
 
@@ -62,3 +63,25 @@ class CompileContext:
     observed: Mapping[str, Observed] = field(default_factory=dict)
     #: Front-end rules for functions that only the backend has, in the form of the front end's own rules.
     rules: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
+
+
+def device_of(name: str, arguments: Mapping[str, Any]) -> torch.device:
+    """Return the device of the first tensor in the arguments of a kernel.
+
+    Raises:
+        exc.NoTensorArgs: no argument is a tensor.
+    """
+    stack: list[Any] = list(arguments.values())[::-1]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, torch.Tensor):
+            return item.device
+        if isinstance(item, torch.device):
+            return item
+        if isinstance(item, dict):
+            stack.extend(item.values())
+        elif isinstance(item, (tuple, list)):
+            stack.extend(item)
+        elif is_dataclass(item) and not isinstance(item, type):
+            stack.extend(getattr(item, f.name) for f in fields(item))
+    raise exc.NoTensorArgs(kernel=name)

@@ -16,6 +16,7 @@ from ..settings import Settings
 from .call.arg_snapshot import describe
 from .call.argument_checks import check_call
 from .call.size_buckets import Bucket
+from .specialization import kept
 from .specialization.compiled import ConfigLike
 from .variants.variant import Variant
 from .views import Views
@@ -127,7 +128,10 @@ class BoundKernel(Views):
 
         It is the one in use, unless no backend was named: then tensors that are not on a GPU use the general backend.
         """
-        return self.variant.specialized.gpu_analysis.backend.name
+        of = self.variant.specialized
+        name = of.gpu_analysis.backend.name
+        kept.keep(of, None)
+        return name
 
     @property
     def seeds(self) -> tuple[Seed, ...]:

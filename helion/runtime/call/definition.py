@@ -90,6 +90,11 @@ class Definition:
         bound.apply_defaults()
         return tuple(bound.arguments.values())
 
+    @functools.cached_property
+    def source(self) -> str:
+        """The source text of the function; reading it raises OSError if there is none."""
+        return inspect.getsource(self.fn)
+
     def arguments_key(self, values: Sequence[Any]) -> Key:
         """Return the part of the specialization key for all arguments, in the order of the parameters."""
         return arguments_key(values, self.constant_at, self.settings.static_shapes)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
-import inspect
 import json
 import os
 import pathlib
 import re
+import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from ..._support.nested import map_nested
 from ...backends import BACKENDS, stub
 from ..call.arg_snapshot import restore, snapshot
 from ..call.signature import any_device
+from .assumptions import named, with_code
 
 if TYPE_CHECKING:
     from ... import pipeline
@@ -93,7 +94,7 @@ def _read(path: pathlib.Path) -> Choice | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         found = Choice(content["backend"], int(content["others"]), ast.literal_eval(content["numbers"]))
-        is_current = content["versions"] == _version_of(found.backend)
+        is_current = content["versions"] == version_of(found.backend)
     except (OSError, ValueError, KeyError, TypeError, SyntaxError):  # there is none, or half of one
         return None
     return found if is_current and isinstance(found.numbers, dict) else None
@@ -107,7 +108,7 @@ def _keep(path: pathlib.Path, found: Analysis) -> None:
     name = found.backend.name
     content = {
         "backend": name,
-        "versions": _version_of(name),
+        "versions": version_of(name),
         "others": len(found.alternatives),
         "numbers": repr(numbers),
     }
@@ -120,25 +121,35 @@ def _keep(path: pathlib.Path, found: Analysis) -> None:
 
 def _path(of: Specialized, values: Sequence[Any]) -> pathlib.Path | None:
     """Return the file of the choice; None where nothing is chosen or kept."""
-    settings = of.settings
-    if knobs.SKIP_CACHE.read() or settings.backend not in (None, "auto") or of.kernel.configs:
+    if of.settings.backend not in (None, "auto") or of.kernel.configs:
         return None
-    if not any(map(stub.on_gpu, values)):
+    call = described(of, values)
+    if call is None:
         return None
-    described = repr((any_device(of.key), map_nested(tuple(values), torch.Tensor, _description), settings))
-    if _ADDRESS.search(described):  # objects that other processes cannot recognize
-        return None
-    try:
-        source = inspect.getsource(of.kernel.fn)
-    except OSError:
-        return None
-    parts = (str(_VERSION), source, described, of.target.text, _files_of_package())
-    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    digest = hashlib.sha256("\0".join((str(_VERSION), *call)).encode()).hexdigest()[:32]
     return _files.cache_dir() / "backends" / digest[:2] / f"{of.kernel.name[:100]}_{digest}.json"
 
 
+def described(of: Specialized, values: Sequence[Any]) -> tuple[str, ...] | None:
+    """Return texts that describe a call on a GPU to other processes, without the globals that the kernel reads.
+
+    None where nothing is kept, several configs are given, or an object has no text of its own.
+    """
+    if knobs.SKIP_CACHE.read() or len(of.kernel.configs) > 1 or not any(map(stub.on_gpu, values)):
+        return None
+    shown = map_nested(map_nested(tuple(values), torch.Tensor, _description), types.FunctionType, named)
+    text = repr((with_code(any_device(of.key)), shown, of.settings))
+    if _ADDRESS.search(text):  # objects that other processes cannot recognize
+        return None
+    try:
+        source = of.kernel.source
+    except OSError:
+        return None
+    return source, text, of.target.text, _files_of_package()
+
+
 def _description(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return str(tensor.dtype), tuple(tensor.shape), tensor.stride()
+    return str(tensor.dtype), tuple(tensor.shape), tensor.stride(), str(tensor.device)
 
 
 @functools.cache
@@ -154,9 +165,9 @@ def _files_of_package() -> str:
     return f"{installed} {found.hexdigest()}"
 
 
-def _version_of(backend: str) -> str:
+def version_of(backend: str) -> str:
     """Return the versions of what a backend compiles with; those of other backends would have to be imported."""
     return repr(BACKENDS[backend].toolchain.versions())
 
 
-__all__ = ["analysed"]
+__all__ = ["analysed", "described", "version_of"]

@@ -11,7 +11,7 @@ from ... import exc
 from ..._exact import are_same
 from ..._support import logs as _logging
 from ..._support.lazy import lazy
-from ...backends import GENERAL
+from ...backends import GENERAL, stub
 from ...config import Config
 from ...hardware import Target
 from ...settings import RefMode, Settings
@@ -20,7 +20,7 @@ from ..call.definition import Definition
 from ..call.signature import Key, pick, with_a_batch
 from ..call.size_buckets import Bucket, SizeBuckets, buckets_of
 from ..generated import codecache
-from . import remembered
+from . import kept, remembered
 
 if TYPE_CHECKING:
     from ... import pipeline
@@ -52,9 +52,16 @@ class Specialized:
         #: Sizes that select different configs, and the bucket of this one; empty before the analysis.
         self.buckets = SizeBuckets()
         self.bucket: tuple[Bucket, ...] = ()
+        #: What a former process has kept for such a call; whether another backend than the first one is used.
+        self.kept: kept.Kept | None = None
+        self.is_switched = False
 
     @functools.cached_property
     def analysis(self) -> pipeline.Analysis:
+        return kept.analysis_of(self, self.sample()) or self.analysed_anew()
+
+    def analysed_anew(self) -> pipeline.Analysis:
+        """Return the analysis as it is made where no other process has kept one."""
         kernel, values = self.kernel, self.sample()
         found = self._for_any_batch_size(values) or self._analysed(values)
         if self.settings.static_shapes or len(kernel.configs) == 1:
@@ -90,12 +97,15 @@ class Specialized:
         numbers = (at for each in (found, *found.alternatives) for at in each.traced.specialized.values())
         if not all(are_same(pick(values, at), pick(longer, at)) for at in numbers):
             return None
-        checks = found.program.host.argument_checks
-        return found if _check(tuple(self.kernel.signature.parameters), checks)(*values) else None
+        return found if self.accepts(found, values) else None
 
     def serves(self, values: tuple[Any, ...]) -> bool:
         """Return whether the code is right for the sizes and strides of arguments of its class."""
-        checks = self.analysis.program.host.argument_checks
+        return self.accepts(self.analysis, values)
+
+    def accepts(self, analysis: pipeline.Analysis, values: tuple[Any, ...]) -> bool:
+        """Return whether the code of an analysis is right for the sizes and strides of arguments of its class."""
+        checks = analysis.program.host.argument_checks
         return _check(tuple(self.kernel.signature.parameters), checks)(*values)
 
     @functools.cached_property
@@ -104,7 +114,7 @@ class Specialized:
 
         Tensors that are not on a GPU use the general backend for any target.
         """
-        if self.settings.backend is not None or self.analysis.is_chosen:
+        if self.settings.backend is not None or self.analysis.is_chosen or any(map(stub.on_gpu, self.sample())):
             return self.analysis
         return self._analysed(self.sample(), "auto")
 
@@ -147,7 +157,7 @@ class Specialized:
         return other
 
     def _take(self, analysis: pipeline.Analysis) -> None:
-        self.analysis = analysis
+        self.analysis, self.is_switched = analysis, True
         for name in ("table_config", "gpu_analysis"):
             vars(self).pop(name, None)
 

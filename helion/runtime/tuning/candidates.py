@@ -24,6 +24,8 @@ _DRAWS = 50
 
 def legal(of: Specialized, config: Config | Mapping[str, Any]) -> Config | None:
     """Normalize a config from elsewhere to the current space; None if it is not legal any more."""
+    if isinstance(config, Config) and of.analysis.has_code(config):
+        return config
     try:
         return of.analysis.space.normalize(config)
     except (exc.InvalidConfig, exc.NoFeasibleConfig):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import re
-import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +14,7 @@ from ..._support.nested import tensors_in
 from ...autotuner.cache.rows import Key
 from ...backends import BACKENDS
 from ..call.signature import any_device
+from ..specialization.assumptions import with_code
 from ..specialization.specialized import Specialized
 
 #: Parts of an object's text that differ between processes.
@@ -35,7 +34,7 @@ def key_of(of: Specialized, args: Sequence[Any], tag: str = "", *, measured: boo
     Returns None for a specialization that other processes cannot recognize: it depends on objects without a text of
     their own.
     """
-    specialization = repr((_with_code(any_device(of.key)), of.numbers))
+    specialization = repr((with_code(any_device(of.key)), of.numbers))
     predicted = is_simulated(args) if measured is None else not measured
     if _ADDRESS.search(specialization):
         return None
@@ -44,26 +43,15 @@ def key_of(of: Specialized, args: Sequence[Any], tag: str = "", *, measured: boo
     versions = " ".join(f"{name} {version}" for name, version in BACKENDS[backend].toolchain.versions())
     return Key(
         kernel=of.kernel.name,
-        source=_digest("".join((inspect.getsource(of.kernel.fn), *_definitions(of)))),
+        source=_digest("".join((of.kernel.source, *_definitions(of)))),
         specialization=specialization,
         target=f"{of.target.name} {of.target.num_sms} {backend}{' simulated' if predicted else ''}",
         versions=versions,
-        space=_digest(repr([(field.key, field.default()) for field in of.analysis.space.fields])),
+        space=of.analysis.space_key,
         dtypes=" ".join(str(tensor.dtype).removeprefix("torch.") for tensor in tensors),
         shapes=tuple(tuple(map(int, tensor.shape)) for tensor in tensors if isinstance(tensor, torch.Tensor)),
         tag=tag,
     )
-
-
-def _with_code(key: Any) -> Any:
-    """Return a key with digests of what code objects do, whose own text differs between processes."""
-    if isinstance(key, tuple):
-        return tuple(map(_with_code, key))
-    if isinstance(key, frozenset):
-        return tuple(sorted(repr(_with_code(each)) for each in key))
-    if not isinstance(key, types.CodeType):
-        return key
-    return key.co_name, _digest(repr((key.co_code, key.co_names, key.co_varnames, _with_code(key.co_consts))))
 
 
 def _definitions(of: Specialized) -> list[str]:

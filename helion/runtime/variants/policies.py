@@ -22,7 +22,7 @@ from ..tuning.loaded import has_loaded, loaded_config
 if TYPE_CHECKING:
     from ...autotuner import options as search_options
     from ...autotuner.cache import rows, store
-    from ..specialization import aot
+    from ..specialization import aot, kept
     from ..tuning import autotune, candidates, chosen_before, first_call, keys, requests
     from . import interpreted
     from .variant import Variant
@@ -31,6 +31,7 @@ else:
     rows = lazy("helion.autotuner.cache.rows")
     store = lazy("helion.autotuner.cache.store")
     aot = lazy("helion.runtime.specialization.aot")
+    kept = lazy("helion.runtime.specialization.kept")
     interpreted = lazy("helion.runtime.variants.interpreted")
     search_options = lazy("helion.autotuner.options")
     autotune = lazy("helion.runtime.tuning.autotune")
@@ -98,6 +99,8 @@ def given(variant: Variant, args: Sequence[Any], context: CallContext) -> bool:
     if len(configs) != 1 or (context.forced and variant.specialized.settings.autotuner_fn is None):
         return False
     variant.set_config(configs[0])
+    if context.on_gpu:
+        _keep(variant)
     return True
 
 
@@ -145,7 +148,10 @@ def measured_before(variant: Variant, args: Sequence[Any], context: CallContext)
     """Use the config that the first call of a former process has measured to be the fastest, without a request to tune."""
     if context.forced or not context.on_gpu or variant.specialized.settings.autotune_effort is not None:
         return False
-    return _used(variant, chosen_before.remembered(variant.specialized, args))
+    found = _used(variant, chosen_before.remembered(variant.specialized, args))
+    if found:
+        _keep(variant)
+    return found
 
 
 def is_infeasible(variant: Variant, args: Sequence[Any], context: CallContext) -> bool:
@@ -204,7 +210,10 @@ def by_default(variant: Variant, args: Sequence[Any], context: CallContext) -> b
             config = _measured(variant, args, default, along)
     used = config if context.launches else interpreted.in_large_tiles(variant.specialized, config)
     _announce(variant, config, used, is_faster=config != default)
-    return _used(variant, used)
+    found = _used(variant, used)
+    if measures and context.launches:
+        _keep(variant)
+    return found
 
 
 #: Requested configs come first, then those of former processes, the default last.
@@ -228,6 +237,12 @@ def _used(variant: Variant, config: Config | None) -> bool:
     if config is not None:
         variant.choice.use(config, by_default=True)
     return config is not None
+
+
+def _keep(variant: Variant) -> None:
+    """Keep the analysis and the code of the config in use for other processes."""
+    if variant.choice.config is not None:
+        kept.keep(variant.specialized, variant.choice.config)
 
 
 def _missing(kernel: str, kept: store.Store, key: rows.Key | None) -> str:
