@@ -6,7 +6,7 @@ For each number of workers it starts with empty caches. So many processes take o
 ``benchmarks/ops.py`` each, and call each operator once. Then one process calls them all again with what the first ones
 cached, and another one after it: the former still times configs that had compiled too late. A row has the seconds of each call and of the import of ``helion.ops``, and those from the first call of any
 process to the last. ``HELION_FIRST_CALL_SECONDS=0`` leaves out what first calls measure. ``--profile`` writes where the slow
-calls of the last process spend their time.
+calls of one more process spend their time.
 """
 
 from __future__ import annotations
@@ -112,8 +112,9 @@ def main() -> int:
             os.environ["HELION_CACHE_DIR"], os.environ["TRITON_CACHE_DIR"] = f"{folder}/helion", f"{folder}/triton"
             os.environ["PYTHONPYCACHEPREFIX"] = f"{folder}/bytecode"  # an installed package has it from the start
             os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-            for caches, count in (("empty", workers), ("filled", 1), ("filled", 1)):
-                watched = options.profile if caches == "filled" else None
+            last = [("profiled", 1)] if options.profile else []
+            for caches, count in (("empty", workers), ("filled", 1), ("filled", 1), *last):
+                watched = options.profile if caches == "profiled" else None
                 row = {"caches": caches, "processes": count, **run(names, count, watched)}
                 found["rows"].append(row)
                 options.out.parent.mkdir(parents=True, exist_ok=True)
