@@ -353,7 +353,7 @@ class Analysis:
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def take(self, config: Config, code: Code, given: Sequence[Config]) -> None:
-        """Take over from an equal analysis the code of a full config, which stands for those that are ``given``."""
+        """Take over from an equal analysis the code of a full config, and that the ``given`` configs lead to it."""
         self._codes[config] = code
         self._given.update(dict.fromkeys(given, config))
 

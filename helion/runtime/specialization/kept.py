@@ -1,4 +1,4 @@
-"""What a former process has made for a call: the analysis of the kernel and the code of its config.
+"""Analyses of kernels, and the code of their configs, that former processes have made for such calls.
 
 Both follow from what the path and the record name: the kernel's source, the arguments, the settings, the target, the
 versions, helion's own files, and the globals that the kernel reads. A later process that finds them traces, plans and

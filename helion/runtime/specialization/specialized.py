@@ -52,7 +52,7 @@ class Specialized:
         #: Sizes that select different configs, and the bucket of this one; empty before the analysis.
         self.buckets = SizeBuckets()
         self.bucket: tuple[Bucket, ...] = ()
-        #: What a former process has kept for such a call; whether another backend than the first one is used.
+        #: The record of a former process for such a call; whether another backend than the first one is used.
         self.kept: kept.Kept | None = None
         self.is_switched = False
 

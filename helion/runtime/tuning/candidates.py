@@ -15,21 +15,12 @@ from ...autotuner.search.domain import Domain, ListedDomain, SpaceDomain
 from ...autotuner.search.time_model import PredictedTime
 from ...config import Config, as_config
 from ..specialization.specialized import Specialized
+from .keys import legal
 
 #: Number of rows of other shapes or versions, and number of configs of an interrupted sweep, that a search begins with.
 _RELATED, _RESUMED = 4, 4
 #: Draws of random configs if the user's filter drops all others.
 _DRAWS = 50
-
-
-def legal(of: Specialized, config: Config | Mapping[str, Any]) -> Config | None:
-    """Normalize a config from elsewhere to the current space; None if it is not legal any more."""
-    if isinstance(config, Config) and of.analysis.has_code(config):
-        return config
-    try:
-        return of.analysis.space.normalize(config)
-    except (exc.InvalidConfig, exc.NoFeasibleConfig):
-        return None
 
 
 def measured_elsewhere(of: Specialized) -> list[Config]:

@@ -8,24 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..._compiler.ir.effects import meets_other_gpus
-from ..._support.lazy import lazy
 from ...autotuner.cache.rows import Key
 from ...autotuner.cache.store import default_store
 from ...autotuner.outcome import Outcome, Status
 from ...config import Config
 from ..specialization.specialized import Specialized
-from .keys import key_of
-
-if TYPE_CHECKING:
-    from . import candidates
-else:
-    # needed only where something is remembered
-    candidates = lazy("helion.runtime.tuning.candidates")
+from .keys import key_of, legal
 
 #: The tag of results on disk, which separates them from those of requested tuning. Its number changes with the rules.
 _TAG = "first call 2"
@@ -59,9 +52,9 @@ def remembered(of: Specialized, args: Sequence[Any]) -> Config | None:
         return None
     row = store.get(key)
     if row is not None:
-        return candidates.legal(of, row.config)
+        return legal(of, row.config)
     untimed = next((each.config for each in store.sweep(key) if each.status is Status.UNTIMED), None)
-    return None if untimed is None else candidates.legal(of, untimed)
+    return None if untimed is None else legal(of, untimed)
 
 
 def unfinished(of: Specialized, args: Sequence[Any]) -> Unfinished | None:
@@ -69,11 +62,11 @@ def unfinished(of: Specialized, args: Sequence[Any]) -> Unfinished | None:
     store = default_store()
     key = tagged(of, args, is_unfinished=True) if store is not None and store.has_any else None
     row = None if store is None or key is None else store.get(key)
-    config = None if row is None else candidates.legal(of, row.config)
+    config = None if row is None else legal(of, row.config)
     if store is None or key is None or config is None:
         return None
     outcomes = store.sweep(key)
-    late = (candidates.legal(of, each.config) for each in outcomes if each.status is Status.UNTIMED)
+    late = (legal(of, each.config) for each in outcomes if each.status is Status.UNTIMED)
     return Unfinished(config=config, late=tuple(filter(None, late)), outcomes=outcomes)
 
 

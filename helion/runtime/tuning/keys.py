@@ -1,18 +1,20 @@
-"""Cache keys of tuned configs."""
+"""Cache keys of tuned configs, and their configs in the space of this process."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from ... import exc
 from ..._compiler.ir.grammar import InlineAttrs
 from ..._support.nested import tensors_in
 from ...autotuner.cache.rows import Key
 from ...backends import BACKENDS
+from ...config import Config
 from ..call.signature import any_device
 from ..specialization.assumptions import with_code
 from ..specialization.specialized import Specialized
@@ -62,3 +64,13 @@ def _definitions(of: Specialized) -> list[str]:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def legal(of: Specialized, config: Config | Mapping[str, Any]) -> Config | None:
+    """Normalize a config from elsewhere to the current space; None if it is not legal any more."""
+    if isinstance(config, Config) and of.analysis.has_code(config):
+        return config
+    try:
+        return of.analysis.space.normalize(config)
+    except (exc.InvalidConfig, exc.NoFeasibleConfig):
+        return None

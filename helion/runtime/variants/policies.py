@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ...autotuner import options as search_options
     from ...autotuner.cache import rows, store
     from ..specialization import aot, kept
-    from ..tuning import autotune, candidates, chosen_before, first_call, keys, requests
+    from ..tuning import autotune, chosen_before, first_call, keys, requests
     from . import interpreted
     from .variant import Variant
 else:
@@ -35,7 +35,6 @@ else:
     interpreted = lazy("helion.runtime.variants.interpreted")
     search_options = lazy("helion.autotuner.options")
     autotune = lazy("helion.runtime.tuning.autotune")
-    candidates = lazy("helion.runtime.tuning.candidates")
     chosen_before = lazy("helion.runtime.tuning.chosen_before")
     first_call = lazy("helion.runtime.tuning.first_call")
     keys = lazy("helion.runtime.tuning.keys")
@@ -138,7 +137,7 @@ def cached(variant: Variant, args: Sequence[Any], context: CallContext) -> bool:
         return False
     key = keys.key_of(variant.specialized, args)
     row = None if key is None else kept.get(key)
-    config = None if row is None else candidates.legal(variant.specialized, row.config)
+    config = None if row is None else keys.legal(variant.specialized, row.config)
     if config is None and asserted:
         raise exc.CacheAssertionError(_missing(variant.kernel.name, kept, key))
     return _used(variant, config)
