@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import linecache
 import types
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..._compiler.source import parse_kernel
 from ...config import Config
 from ...language.constants import ConstExpr
 from ...settings import Settings
@@ -92,8 +94,11 @@ class Definition:
 
     @functools.cached_property
     def source(self) -> str:
-        """The source text of the function; reading it raises OSError if there is none."""
-        return inspect.getsource(self.fn)
+        """The source text of the function, with its decorators."""
+        found = parse_kernel(self.fn)
+        node = found.node
+        first = min((each.lineno for each in getattr(node, "decorator_list", ())), default=node.lineno)
+        return "".join(linecache.getlines(found.file)[first - 1 : node.end_lineno])
 
     def arguments_key(self, values: Sequence[Any]) -> Key:
         """Return the part of the specialization key for all arguments, in the order of the parameters."""
