@@ -25,7 +25,7 @@ from triton.runtime.errors import OutOfResources
 
 import helion
 import helion.language as hl
-from helion import exc
+from helion import exc, pipeline
 from helion.backends import stub
 from helion.backends.triton.execute import fast_launch, launcher, native
 from helion.backends.triton.toolchain import offline
@@ -176,6 +176,19 @@ def test_first_call_and_straight_line(device: Device, monkeypatch: pytest.Monkey
     assert {launch["function"] for launch in device.launches} == {1}
     assert device.loaded == ["_helion_add"]
     assert device.native_launches == (3 if way == "native" else 0)
+
+
+def test_a_later_process_runs_what_was_kept(device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HELION_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("HELION_VERIFY")
+    check(adder(), sample(), sample())
+    monkeypatch.setattr(pipeline, "_analyse_with", None)  # nobody may call it from here on
+    later, x, y, u = adder(), sample(), sample(), sample(1)
+    for pair in ((x, y), (u, y), (x, u)):
+        check(later, *pair)
+    assert runs_straight(later)
+    with pytest.raises(TypeError):
+        check(adder(static_shapes=False), sample(), sample())
 
 
 def test_alignment_has_binaries_of_its_own_and_clones_nothing(device: Device) -> None:
