@@ -34,11 +34,13 @@ def into_bytes(m: int, n: int, k: int) -> Case:
 
 
 def of_centres(m: int, d: int, n: int) -> Case:
-    """Return the case of the numbers of the nearest centres."""
+    """Return the case of the numbers of the nearest centres: each row is close to one, and none to the first, whose number
+    has no relative error."""
 
     def arguments() -> Arguments:
         centres = made(n, d, seed=1)
-        return made(m, d), centres, centres.float().square().sum(1)
+        nearest = torch.arange(m) % (n - 1) + 1
+        return centres[nearest] + made(m, d, scale=0.1), centres, centres.float().square().sum(1)
 
     def apart(x: torch.Tensor, centres: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
         return squares - 2.0 * torch.mm(x, centres.t())

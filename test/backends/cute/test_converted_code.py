@@ -115,7 +115,7 @@ def fragments(plan: GemmPlan, memory: bytearray, tile: int, k_tile: int, warp: i
         make_tensor=lambda place, size: Words(place.memory, place.dtype, place.first, size),
         recast_ptr=lambda place, dtype: Words(place.memory, dtype),
         recast_tensor=lambda place, dtype: Words(place.memory, known.get(dtype, dtype)),
-        arch=types.SimpleNamespace(inline_ptx=inline_ptx),
+        arch=types.SimpleNamespace(inline_ptx=inline_ptx, grid_dim=lambda: (1, 4, 1)),
     )
     names: dict[str, Any] = {"cutlass": cutlass, "cute": cute, "widen_bytes": widen_bytes}
     names |= {"tile_m": tile, "k_tile": k_tile, "raw_read": types.SimpleNamespace(index=1)}

@@ -162,7 +162,7 @@ def set_up(plan: GemmPlan) -> list[str]:
         f"raw_pairs = cute.make_rmem_tensor({_pairs(plan)}, cutlass.{'Uint32' if is_packed(plan) else 'Uint16'})",
         f"raw_computed = cute.make_tensor(fragment_a.iterator, cute.make_layout({elements}))",
         *(
-            ["raw_packed = cute.recast_tensor(raw_computed, cutlass.Uint32)"]
+            ["raw_packed = cute.recast_tensor(raw_computed, cutlass.Uint32)", *_mask(plan)]
             if is_packed(plan)
             else [
                 f"raw_numbers = cute.recast_tensor(raw_pairs, cutlass.{DTYPES[source_of_a(plan).sources[0].dtype].dsl})",
@@ -171,6 +171,14 @@ def set_up(plan: GemmPlan) -> list[str]:
         ),
         f"raw_row = store_warp * {WARP_ROWS} + lane // 4",
     ]
+
+
+def _mask(plan: GemmPlan) -> tuple[str, ...]:
+    """Define the mask of the low bits of each half of a word, from a number that only the launch knows to be one:
+    constants would be moved to a register for each use."""
+    if not source_of_a(plan).is_packed:
+        return ()
+    return "_, _, one = cute.arch.grid_dim()", "nibbles = cutlass.Uint32(one) * cutlass.Uint32(0x000F000F)"
 
 
 def read(plan: GemmPlan, step: g.ReadRaw) -> list[str]:
@@ -210,9 +218,10 @@ def _convert(plan: GemmPlan, step: ConvertHalf, k_tile: str) -> list[str]:
     copied, half, words = source_of_a(plan), step.half, plan.tile[2] // 8
     if copied.is_packed:
         shifted = " >> cutlass.Uint32(4)" if half else ""
+        given = f"raw_pairs[i]{shifted}, nibbles"
         return [
             f"for i in cutlass.range_constexpr({words}):",
-            f"    raw_packed[i + {half * words}] = pack_nibbles(raw_pairs[i]{shifted})",
+            f"    raw_packed[i + {half * words}] = pack_nibbles({given})",
         ]
     if is_packed(plan):
         return [
@@ -345,17 +354,18 @@ PACK_BYTES = {
 
 
 def _pack_nibbles(dtype: str, flipped: int, offset: int) -> tuple[str, ...]:
-    """Return the conversion of the low four bits of each half of a word: with ``flipped`` bits, plus an offset."""
+    """Return the conversion of the low four bits of each half of a word: with ``flipped`` bits, plus an offset. The mask
+    of these bits is in a register, because an instruction has one constant."""
     bits, exact, _ = EXACT[dtype]
     half = {"bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
     less = int(torch.tensor([exact - offset], dtype=half).view(torch.int16).item())
     return (
         "",
         "",
-        "def pack_nibbles(word):",
+        "def pack_nibbles(word, nibbles):",
         *_difference(
             dtype,
-            f"(word & cutlass.Uint32(0x000F000F)) ^ cutlass.Uint32({(bits | flipped) * 0x00010001:#x})",
+            f"(word & nibbles) ^ cutlass.Uint32({(bits | flipped) * 0x00010001:#x})",
             less * 0x00010001,
         ),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from ..plan.counts import block_count
+from ..plan.dtypes import DTYPES
 from ..plan.records import WARP_THREADS, GemmPlan
 from ..plan.scales import Scale, Side
 from ..roles.overlapped import Turn
@@ -28,8 +29,10 @@ def set_up(plan: GemmPlan) -> list[str]:
     if plan.unit == "tcgen05":
         lines.append(f"total = cute.make_rmem_tensor({fragment(plan).values * plan.subtiles}, cutlass.Float32)")
     factors = []
-    if plan.factor("row"):
+    if row := plan.factor("row"):
         factors.append(f"row_factors = cute.make_rmem_tensor({fragment(plan).rows}, cutlass.Float32)")
+        if _is_loaded_as_held(plan, row):
+            factors.append(f"row_held = cute.make_rmem_tensor({fragment(plan).rows}, cutlass.{DTYPES[row.dtype].dsl})")
     if plan.factor("column"):
         factors.append(f"column_factors = cute.make_rmem_tensor({_columns(plan)}, cutlass.Float32)")
     turns: tuple[Turn, ...] = (0, 1) if plan.unit == "wgmma" and plan.accumulator_stages > 1 else (0,)
@@ -55,7 +58,7 @@ def load(plan: GemmPlan, rows: str, block: str, turn: Turn = 0) -> list[str]:
         first = f"{rows} * {plan.cta_tile[0]} + {places.first_row} + {places.row_offset}"
         lines += [
             f"for i in cutlass.range_constexpr({places.rows}):",
-            f"    row_factors[i] = {_factor(plan, row, first, block)}",
+            f"    {'row_held' if _is_loaded_as_held(plan, row) else 'row_factors'}[i] = {_factor(plan, row, first, block)}",
         ]
     column = plan.factor("column")
     if column and plan.one_column_factor:
@@ -78,7 +81,14 @@ def _factor(plan: GemmPlan, scale: Scale, line: str, block: str) -> str:
     else:
         line = f"cutlass.min({line}, {extent - 1})" if extent % tile else line
         line = f"({line}) // {scale.lines}" if scale.lines > 1 else line
-    return f"{scale.label}[{line}, {block}].to(cutlass.Float32)"
+    held = f"{scale.label}[{line}, {block}]"
+    return held if scale.side == "row" and _is_loaded_as_held(plan, scale) else f"{held}.to(cutlass.Float32)"
+
+
+def _is_loaded_as_held(plan: GemmPlan, row: Scale) -> bool:
+    """Return whether a scale of rows is converted where it is used: a conversion after the load would wait for it, and
+    only the next K tile needs it."""
+    return plan.converts and row.dtype != "float32"
 
 
 def _extents(plan: GemmPlan, side: Side) -> tuple[int, int]:
@@ -91,7 +101,7 @@ def _extents(plan: GemmPlan, side: Side) -> tuple[int, int]:
 
 def of_turn(text: str, turn: Turn) -> str:
     """Return code with the registers of the other one of two accumulators that take turns, and of its scales."""
-    return re.sub(r"\b(sums|row_factors|column_factors)\b", r"other_\1", text) if turn else text
+    return re.sub(r"\b(sums|row_factors|row_held|column_factors)\b", r"other_\1", text) if turn else text
 
 
 def promote(plan: GemmPlan, cursor: str | None, turn: Turn = 0) -> list[str]:
@@ -99,8 +109,13 @@ def promote(plan: GemmPlan, cursor: str | None, turn: Turn = 0) -> list[str]:
 
     The scales of a row and of a tile of columns are multiplied first, so that each accumulator takes one instruction.
     """
-    lines = []
-    if plan.factor("row") and plan.one_column_factor:
+    lines, row = [], plan.factor("row")
+    if row and _is_loaded_as_held(plan, row):
+        lines += [
+            f"for i in cutlass.range_constexpr({fragment(plan).rows}):",
+            "    row_factors[i] = row_held[i].to(cutlass.Float32)",
+        ]
+    if row and plan.one_column_factor:
         lines += [
             f"for i in cutlass.range_constexpr({fragment(plan).rows}):",
             "    row_factors[i] = row_factors[i] * column_factors[0]",

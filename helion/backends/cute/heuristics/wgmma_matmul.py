@@ -108,7 +108,8 @@ def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[C
             if splits * clusters > 1 and fills and ctas <= target.num_sms:
                 found.append(narrowed(split, min(plain.epilogue_n, tile[1] // splits)))
             parted = shape.problem.n >= LEAST_OF_TWO and ctas <= RESIDENTS * target.num_sms
-            if copies_in == "registers" and ctas > target.num_sms and (parted or splits * clusters == 1):
+            scaled = tile[0] > WGMMA_ROWS and shape.problem.scales is not None  # two of these on an SM run on request
+            if copies_in == "registers" and ctas > target.num_sms and not scaled and (parted or splits * clusters == 1):
                 resident = dataclasses.replace(split, ctas_per_sm=RESIDENTS)
                 found.append(narrowed(resident, min(plain.epilogue_n, tile[1] // splits)))
     return found

@@ -140,11 +140,11 @@ def _check_converted(plan: GemmPlan) -> None:
             f"a tile of {plan.tile} with A in registers; up to {2 * WGMMA_ROWS} rows and {SWIZZLE_BYTES} elements along K are"
             " implemented, without ping-pong"
         )
-    tall = plan.tile[0] > WGMMA_ROWS
-    if plan.ctas_per_sm > 1 and tall and (plan.splits > 1 or plan.promote or plan.tile[1] > RESIDENT_COLUMNS):
+    tall, most = plan.tile[0] > WGMMA_ROWS, RESIDENT_COLUMNS // 2 if plan.promote else RESIDENT_COLUMNS
+    if plan.ctas_per_sm > 1 and tall and (plan.splits > 1 or plan.tile[1] > most):
         raise Refusal(
-            f"two CTAs on an SM with a tile of {plan.tile} and A in registers; {WGMMA_ROWS} rows, or up to {RESIDENT_COLUMNS}"
-            " columns without scales and without splitting K in a cluster leave registers for both"
+            f"two CTAs on an SM with a tile of {plan.tile} and A in registers; {WGMMA_ROWS} rows, or up to {most} columns"
+            " without splitting K in a cluster leave registers for both"
         )
 
 

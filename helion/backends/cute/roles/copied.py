@@ -16,7 +16,7 @@ from ..plan.counts import (
     turns,
 )
 from ..plan.records import LOADING_WARPS, GemmPlan
-from .edits import add_role, after, edit_role, rewrite
+from .edits import add_role, edit_role, rewrite
 from .grammar import (
     Acquire,
     Advance,
@@ -56,13 +56,18 @@ START_REGISTERS, LARGE_STORE_REGISTERS = 88, 208
 """Registers where the warpgroup that loads also copies: 128 x 88 + 256 x 208 of the 64512 that 384 threads launch with."""
 
 
+def _order_reads(step: Step) -> tuple[Step, ...]:
+    """Order reads of a raw tile before TMA overwrites it."""
+    return (FenceShared(), WarpSync(), step) if step == Release("raw_read") else (step,)
+
+
 def with_copies(program: KernelProgram) -> KernelProgram:
     """Add the warps that copy operands, which TMA then does not load. A stage is full after both."""
     plan = program.plan
     labels = [copied.operand for copied in plan.problem.copied]
     if plan.converts:
         program = edit_role(program, "load", lambda step: () if _is_copied(step, labels) else (step,))
-        return edit_role(_with_raw_tiles(program), "store", after(ReadRaw, (FenceShared(), WarpSync())))
+        return edit_role(_with_raw_tiles(program), "store", _order_reads)
     if past_registers(plan):
         program = edit_role(program, "store" if plan.unit == "wgmma" else "multiply", _ordered)
     if loads_while_copying(plan):

@@ -53,7 +53,10 @@ class MmaHalf(HalfStep):
     first: bool = False
 
 
-READ: tuple[Step, ...] = (Wait("raw_read"), ReadRaw("a", "raw_read"), Release("raw_read"), Advance("raw_read"))
+READ: tuple[Step, ...] = (Wait("raw_read"), ReadRaw("a", "raw_read"))
+CONVERT: tuple[Step, ...] = (ConvertHalf(0), Wait("ab_read"), Release("raw_read"), Advance("raw_read"))
+"""The conversion of the first half, and the wait for B. No load of the raw tile is pending then, for which the fence before
+the release would wait."""
 FREE: tuple[Step, ...] = (Release("ab_free"), Advance("ab_free"))
 
 
@@ -69,13 +72,13 @@ def converting_mainloop() -> tuple[Step, ...]:
         OfKTile(
             "first",
             (
-                *(*READ, ConvertHalf(0), Wait("ab_read"), *_half(0, first=True)),
+                *(*READ, *CONVERT, *_half(0, first=True)),
                 *(ConvertHalf(1), *_half(1), Advance("ab_read")),
             ),
         ),
         KLoop(
             (
-                *(*READ, WgmmaWait(1), ConvertHalf(0), Wait("ab_read"), *_half(0)),
+                *(*READ, WgmmaWait(1), *CONVERT, *_half(0)),
                 *(WgmmaWait(1), *FREE, ConvertHalf(1), *_half(1), Advance("ab_read")),
             ),
             first=1,
@@ -95,11 +98,11 @@ def promoting_mainloop(scaled: bool) -> tuple[Step, ...]:
     multiply = (*_half(0, first=True), ConvertHalf(1), *_half(1), Advance("ab_read"))
     return (
         ClearSums(),
-        OfKTile("first", (*scales, *READ, ConvertHalf(0), Wait("ab_read"))),
+        OfKTile("first", (*scales, *READ, *CONVERT)),
         KLoop(
             (
                 OfKTile("previous", multiply),
-                *(*READ, WgmmaWait(1), ConvertHalf(0), Wait("ab_read")),
+                *(*READ, WgmmaWait(1), *CONVERT),
                 *(WgmmaWait(0), *FREE, OfKTile("previous", (Promote(),)), *scales),
             ),
             first=1,
