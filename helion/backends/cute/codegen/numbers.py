@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ..plan.records import GemmPlan, Multiplicand
+from ..plan.counts import turns
+from ..plan.records import WGMMA_ROWS, GemmPlan, Multiplicand
 from ..plan.runtime import is_size
-from ..roles.grammar import KLoop
+from ..roles.grammar import KLoop, Who
 from ..roles.halves import OfKTile
 from ..roles.overlapped import Ahead, GroupLoop, Rest
 from ..roles.partial import TermLoop
@@ -208,3 +209,19 @@ def definitions(plan: GemmPlan) -> list[str]:
         repeated = plan.problem.batch is not None and plan.problem.groups is None
         lines.append(f"pieces = {product_tiles(plan)}" + (f" * {batches}" if repeated else ""))
     return lines
+
+
+def predicate(plan: GemmPlan, who: Who, first_warp: int) -> str:
+    """Return the predicate of a gate, of a role that begins at ``first_warp``."""
+    return {
+        "own_turn": f"(ab_copy.count + copy_turn) % {turns(plan)} == 0",
+        "leader": "place[0] == 0",
+        "first_warp": f"warp == {first_warp}",
+        "last_subtile": f"subtile == {plan.subtiles - 1}",
+        "owner": f"place[3] == subtile % {plan.splits}",
+        "others": f"place[3] != subtile % {plan.splits}",
+        "last_part": f"shared_count[0] == {plan.grid_splits - 1}",
+        "earlier_part": f"shared_count[0] != {plan.grid_splits - 1}",
+        "some": f"tile_rows > store_warp // 4 * {WGMMA_ROWS}",
+        "none": f"tile_rows <= store_warp // 4 * {WGMMA_ROWS}",
+    }[who]

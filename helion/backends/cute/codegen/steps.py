@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 
-from ..plan.counts import counts, turns
+from ..plan.counts import counts
 from ..plan.epilogue import ROW_NUMBER
 from ..plan.passes import Pass, passes
 from ..plan.records import GemmPlan
 from ..plan.shared import staged_as
 from ..roles import grammar as g
 from ..roles.halves import HalfStep, OfKTile
+from ..roles.idle import LeaveSums
 from ..roles.messages import MessageStep
 from ..roles.micro import MicroMma, MicroStep
 from ..roles.overlapped import Ahead, Rest, TurnMma, TurnPromote, TurnScales
@@ -73,6 +74,7 @@ _LINES: Mapping[type[g.Step], str] = {
     g.FenceShared: 'cute.arch.fence_proxy("async.shared", space="cta")',
     g.LaunchFinish: "cute.arch.griddepcontrol_launch_dependents()",
     g.WarpSync: "cute.arch.sync_warp()",
+    LeaveSums: "# the accumulator stays as it is",
     g.WorkspaceRelease: "cute.arch.fence_acq_rel_gpu()",
     g.WorkspaceAcquire: "cute.arch.fence_acq_rel_gpu()",
 }
@@ -184,17 +186,7 @@ def _(step: g.SubtileLoop, out: Writer, names: Names) -> None:
 
 @_print.register
 def _(step: g.Gate, out: Writer, names: Names) -> None:
-    condition = {
-        "own_turn": f"(ab_copy.count + copy_turn) % {turns(names.plan)} == 0",
-        "leader": "place[0] == 0",
-        "first_warp": f"warp == {names.role.first_warp}",
-        "last_subtile": f"subtile == {names.plan.subtiles - 1}",
-        "owner": f"place[3] == subtile % {names.plan.splits}",
-        "others": f"place[3] != subtile % {names.plan.splits}",
-        "last_part": f"shared_count[0] == {names.plan.grid_splits - 1}",
-        "earlier_part": f"shared_count[0] != {names.plan.grid_splits - 1}",
-    }[step.who]
-    with out.block(f"if {condition}:"):
+    with out.block(f"if {numbers.predicate(names.plan, step.who, names.role.first_warp)}:"):
         _body(step.body, out, names)
 
 

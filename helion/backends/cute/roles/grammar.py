@@ -13,7 +13,9 @@ PipelineKind = Literal[
 ]
 """``tma_rows``: each consumer group has a stage of its own. ``mailbox``: tile numbers from a dynamic scheduler."""
 Side = Literal["producer", "consumer"]
-Who = Literal["own_turn", "leader", "first_warp", "last_subtile", "owner", "others", "last_part", "earlier_part"]
+Who = Literal[
+    "own_turn", "leader", "first_warp", "last_subtile", "owner", "others", "last_part", "earlier_part", "some", "none"
+]
 Slots = Literal["k_tiles", "subtiles"]
 Vector = Literal["column", "row"]
 VECTORS: tuple[Vector, ...] = ("column", "row")
@@ -66,8 +68,8 @@ class Gate(Step):
     It holds for the CTA of a pair that issues for both (``leader``), the first warp of the role, or the last sub-tile.
     With split K in a cluster, it holds for the CTA that stores the sub-tile (``owner``) or for the ``others``. With
     split K across clusters, it holds for the CTA that found all other partials in the workspace (``last_part``), or for
-    any other. Of warps that copy by turns, it holds for those of the current K tile (``own_turn``).
-    """
+    any other. Of warps that copy by turns, it holds for those of the current K tile (``own_turn``). With groups of
+    rows, it holds for warpgroups that have ``some`` rows of the tile, or ``none``."""
 
     who: Who
     body: tuple[Step, ...]
@@ -214,8 +216,7 @@ class StartCopies(CopyStep):
 
 @dataclass(frozen=True)
 class ArriveAfterCopies(CopyStep):
-    """Copying warp: let each thread arrive at the full barrier of the stage when all copies that it has started are
-    complete."""
+    """Copying warp: let each thread arrive at the full barrier of the stage when all its copies are complete."""
 
     cursor: str
 
@@ -438,8 +439,7 @@ class Evaluate(Step):
 
 @dataclass(frozen=True)
 class StoreStrided(Step):
-    """Store the sub-tile of a ``strided`` output from registers to global memory, element by element, inside its
-    bounds."""
+    """Store the elements of a sub-tile of a ``strided`` output that are inside its bounds from registers."""
 
     output: int = 0
 
