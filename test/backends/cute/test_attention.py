@@ -56,19 +56,42 @@ def test_auto_selects_the_faster_backend_by_prediction() -> None:
     assert older.backend_on_gpu == "triton"
 
 
-@pytest.mark.parametrize(("m", "apart"), [(5, False), (5, True), (63, False), (64, False)])
-def test_few_queries_of_heads_that_share_keys_are_rows_of_one_tile(m: int, apart: bool) -> None:
-    """Pack heads whose queries follow each other in memory, and compare the values with fp64."""
+def aligned(score, b, h, q, k):
+    return torch.where(k <= q + (150 - 5), score, float("-inf"))
+
+
+def behind(score, b, h, q, k):
+    return torch.where((k <= q + 100) & (k > q + 20), score, float("-inf"))
+
+
+FEW = [
+    (5, False, None),
+    (5, True, None),
+    (63, False, None),
+    (64, False, None),
+    (5, False, aligned),
+    (40, False, behind),
+]
+
+
+@pytest.mark.parametrize(("m", "apart", "mask"), FEW)
+def test_few_queries_of_heads_that_share_keys_are_rows_of_one_tile(m: int, apart: bool, mask: Any) -> None:
+    """Pack heads whose queries follow each other in memory, and compare values and the masks of printed text with fp64."""
     torch.manual_seed(m)
     q, k, v = ((torch.randn(2, heads, rows, 64) + 0.2).bfloat16() for heads, rows in ((6, m), (2, 150), (2, 150)))
     q = torch.nn.functional.pad(q, (0, 0, 0, 3))[:, :, :m] if apart else q
-    bound = helion.kernel(kernels.flex_attention.fn, backend="cute").bind((q, k, v), target="h100")
-    problem = bound.plan().attention.problem
-    packed = m < 64 and not apart
+    more = () if mask is None else (mask,)
+    bound = helion.kernel(kernels.flex_attention.fn, backend="cute").bind((q, k, v, *more), target="h100")
+    plan = bound.plan().attention
+    problem, packed = plan.problem, m < 64 and not apart
     assert (problem.heads, problem.queries) == (((2, 2), 3 * m) if packed else ((2, 6), m))
     wide = [x.double().repeat_interleave(3, 1) for x in (k, v)]
-    wanted = torch.softmax(q.double() @ wide[0].mT / 8, -1) @ wide[1]
-    assert (bound(q, k, v).double() - wanted).norm() < 5e-3 * wanted.norm()
+    scores = q.double() @ wide[0].mT / 8
+    if mask is not None:
+        scores = mask(scores, 0, 0, torch.arange(m)[:, None], torch.arange(150))
+    wanted = torch.softmax(scores, -1) @ wide[1]
+    assert (bound(q, k, v, *more).double() - wanted).norm() < 5e-3 * wanted.norm()
+    assert problem.band.period == (m if mask is not None else 0)
     analysis = bound.variant.analysis
     asked = analysis.backend.on_request(analysis.program, analysis.facts, analysis.target)
     assert bool(asked) == packed

@@ -178,6 +178,7 @@ def flat(steps: Sequence[g.Step]) -> list[g.Step]:
 
 
 BANDS = (r.Band(), CAUSAL, WINDOW, r.Band(last=37), r.Band(last=-20), r.Band(first=-5), r.Band(first=-300, last=40))
+BANDS += (r.Band(last=90, period=7), r.Band(first=30, last=80, period=40))
 
 
 @pytest.mark.parametrize("band", BANDS, ids=str)
@@ -191,8 +192,9 @@ def test_blocks_and_masks_are_the_band(band: r.Band) -> None:
         for tile_m in range(-(-queries // made.rows)):
             blocks = dict(visited(made, tile_m))
             for query in range(tile_m * made.rows, min(queries, (tile_m + 1) * made.rows)):
-                low = -(10**9) if band.first is None else query + band.first
-                high = 10**9 if band.last is None else query + band.last
+                of_head = query % (band.period or queries)
+                low = -(10**9) if band.first is None else of_head + band.first
+                high = 10**9 if band.last is None else of_head + band.last
                 for at in range(-(-keys // block)):
                     here = range(at * block, (at + 1) * block)
                     seen = [key for key in (here[0], here[-1]) if low <= key <= high and key < keys]
@@ -244,6 +246,7 @@ def test_masked_elements_are_those_out_of_the_band(band: r.Band, first: bool) ->
         found = elements(made, lane, query, block, block + 1, first)
         for e, value in enumerate(found):
             key, row = block * 64 + e // 4 * 8 + e % 2 + lane % 4 * 2, query + e // 2 % 2 * 8
-            low = -(10**9) if band.first is None else row + band.first
-            high = 10**9 if band.last is None else row + band.last
+            of_head = row % (band.period or 10**9)
+            low = -(10**9) if band.first is None else of_head + band.first
+            high = 10**9 if band.last is None else of_head + band.last
             assert (value == 0.0) == (low <= key <= high and key < 300), (lane, query, block, e)

@@ -197,7 +197,8 @@ def _rows(
 
 
 def _seen(problem: ScoreProblem, head: tuple[int, ...] = ()) -> torch.Tensor:
-    distance = torch.arange(problem.keys) - torch.arange(problem.queries)[:, None]
+    queries = torch.arange(problem.queries) % (problem.band.period or max(1, problem.queries))
+    distance = torch.arange(problem.keys) - queries[:, None]
     if problem.band.shift is not None:
         distance = distance - place_at(problem.band.shift, head)
     seen = torch.ones_like(distance, dtype=torch.bool)

@@ -183,8 +183,9 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
     heads = math.prod(axis.extent or 1 for axis in others)
     columns = qk if latent else qk + v
     groups = max(1, loaded_bytes // max(1, keys * columns * scores.rhs_dtype.itemsize))
-    plain = queries < WGMMA_ROWS and not (fact.diagonal or fact.hidden) and _are_rows(facts, fact.query_axis, queries)
-    if (queries == 1 or plain) and heads % groups == 0:  # heads that share keys are the rows of a tile
+    bounded = (fact.diagonal or fact.hidden) and 2 * queries > keys
+    few = queries == 1 or (queries < WGMMA_ROWS and _are_rows(facts, fact.query_axis, queries))
+    if few and heads % groups == 0:  # heads that share keys are the rows of a tile
         heads, queries = groups, heads // groups * queries
     return AttentionShape(
         heads=heads,
@@ -196,7 +197,7 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
         rounded=not output.added,
         blocks=(fact.query_axis, fact.key_axis),
         head_blocks=tuple(axis.block_id for axis in others if axis.kind == "tile"),
-        bounded=(fact.diagonal or fact.hidden) and 2 * queries > keys,
+        bounded=bounded,
         splittable=all(each.static or each.extent is None for each in (*others, facts.axes[fact.query_axis])),
         loaded=axis.extent is None,
         masked=fact.diagonal or fact.hidden,

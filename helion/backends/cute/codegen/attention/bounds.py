@@ -43,12 +43,13 @@ def bounds_function(plan: ScorePlan) -> list[str]:
     loaded, origin, shift = spans.bounds_of(plan), spans.less_origin(plan), " + shift" if band.shift else ""
     lines = [f"def blocks_of({', '.join(['tile_m', *spans.names(plan), *numbers.parameters(plan)])}):"]
     blocks = f"cutlass.max((limit + {keys - 1}) // {keys}, 1)" if plan.is_limited else numbers.parts(total, keys)
+    of_tile, rows = band.first_of("tile_m", rows)
     zero, end, whole, begin, edge = "cutlass.Int32(0)", f"cutlass.Int32({blocks})", "end", "zero", "zero"
     lines.append(f"    zero = {zero}")
     lines.append(f"    end = {end}")
     if band.last is not None:
         lines += [
-            f"    seen = tile_m * {rows} + {text_of(band.last)}{shift}{origin}",
+            f"    seen = {of_tile} + {text_of(band.last)}{shift}{origin}",
             f"    end = cutlass.max(cutlass.min(end, (cutlass.max(seen + {rows}, zero) + {keys - 1}) // {keys}), 1)",
         ]
         whole = f"cutlass.max(seen + 1, zero) // {keys}"
@@ -57,7 +58,7 @@ def bounds_function(plan: ScorePlan) -> list[str]:
         whole = of_rows if band.last is None else f"cutlass.min({whole}, {of_rows})"
     if band.first is not None:
         lines += [
-            f"    hidden = tile_m * {rows} + {text_of(band.first)}{shift}{origin}",
+            f"    hidden = {of_tile} + {text_of(band.first)}{shift}{origin}",
             f"    begin = cutlass.min(cutlass.max(hidden, zero) // {keys}, end - 1)",
         ]
         begin, edge = "begin", f"(cutlass.max(hidden + {rows - 1}, zero) + {keys - 1}) // {keys}"

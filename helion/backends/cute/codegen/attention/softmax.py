@@ -147,7 +147,7 @@ def _formula(plan: AttentionPlan, formula: Formula, name: str) -> list[str]:
 def _mask(plan: AttentionPlan) -> list[str]:
     """Return the function that hides the keys out of range, and those that a query does not see."""
     band, loaded = plan.problem.band, spans.bounds_of(plan)
-    shift = " + shift" if band.shift else ""
+    shift, query = " + shift" if band.shift else "", band.query("first_query + 8 * row")
     hidden = NEGATIVE_INFINITY if plan.problem.softmax else "cutlass.Float32(0.0)"
     keys = f"{spans.plus_origin(plan)}limit" if plan.is_limited else text_of(plan.problem.keys)
     lines = [
@@ -156,13 +156,11 @@ def _mask(plan: AttentionPlan) -> list[str]:
         f"        last = {numbers.less(keys, 1)} - first_key",
     ]
     if band.last is not None:
-        lines.append(
-            f"        last = cutlass.min(last, first_query + 8 * row + {text_of(band.last)}{shift} - first_key)"
-        )
+        lines.append(f"        last = cutlass.min(last, {query} + {text_of(band.last)}{shift} - first_key)")
     if "ends" in loaded:
         lines.append("        last = cutlass.min(last, row_ends[row] - 1 - first_key)")
     if band.first is not None:
-        lines.append(f"        first = first_query + 8 * row + {text_of(band.first)}{shift} - first_key")
+        lines.append(f"        first = {query} + {text_of(band.first)}{shift} - first_key")
     if "begins" in loaded:
         first = "row_begins[row] - first_key"
         lines.append(f"        first = {first if band.first is None else f'cutlass.max(first, {first})'}")

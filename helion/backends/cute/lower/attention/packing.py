@@ -2,7 +2,7 @@
 
 ``h // shared`` selects the keys of head h. With one query per head, the ``shared`` heads of a group become the queries of
 one tile, so that their keys are loaded once. A band is then a range of keys. Heads of several queries do if these are
-consecutive rows, and see all keys.
+consecutive rows. Their band repeats for each head.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def with_packed_heads(loops: Loops, problem: AttentionProblem) -> AttentionProbl
     begins = problem.band.first is None and is_known(problem.band.last) and (not spanned or problem.band.is_whole)
     varies = not begins and (spanned or problem.runtime)
     shifted = problem.query_span is not None or problem.band.shift is not None
-    few = problem.queries == 1 or (is_known(problem.queries) and problem.queries < WGMMA_ROWS and problem.band.is_whole)
+    known = all(map(is_known, (problem.queries, problem.band.first, problem.band.last)))
+    few = problem.queries == 1 or (known and problem.queries < WGMMA_ROWS)
     if not few or problem.rests or others or varies or shifted or _reads_positions(problem):
         return problem
     for at, size in enumerate(problem.heads):
@@ -92,9 +93,12 @@ def _divisor(place: Place, at: int) -> int | None:
 
 def _packed(loops: Loops, problem: AttentionProblem, at: int, shared: int) -> AttentionProblem:
     heads = tuple(size // shared if number == at else size for number, size in enumerate(problem.heads))
-    begin = max(0, problem.band.first or 0)
-    end = problem.keys
-    if problem.band.last is not None:
+    begin, end, band = 0, problem.keys, problem.band
+    if problem.queries > 1:
+        band = band if band.is_whole else replace(band, period=problem.queries)
+    else:
+        begin, band = max(0, band.first or 0), Band()
+    if problem.queries == 1 and problem.band.last is not None:
         end = loops.numbers.least([problem.keys, problem.band.last + 1], "size_keys")
     if is_known(end) and end <= begin:  # no key is visible
         return problem
@@ -107,7 +111,7 @@ def _packed(loops: Loops, problem: AttentionProblem, at: int, shared: int) -> At
         q=_rows(loops, problem.q, at, shared, problem.queries),
         k=k,
         v=v,
-        band=Band(),
+        band=band,
         outputs=tuple(
             replace(each, matrix=_rows(loops, each.matrix, at, shared, problem.queries)) for each in problem.outputs
         ),

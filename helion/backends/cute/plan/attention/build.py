@@ -164,6 +164,7 @@ def check_splits(problem: AttentionProblem, choice: AttentionChoice, rows: int, 
 def visited_blocks(problem: AttentionProblem, rows: int, keys: int) -> int:
     """Return the blocks of keys that the first tile of queries visits, at least one."""
     band, blocks = problem.band, -(-problem.keys // keys)
+    _, rows = band.first_of("", rows)
     end = blocks if band.last is None else max(1, min(blocks, -(-max(band.last + rows, 0) // keys)))
     begin = 0 if band.first is None else min(max(band.first, 0) // keys, end - 1)
     return end - begin

@@ -43,17 +43,32 @@ class Formula:
         return self.starts + len(self.sources)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Band:
-    """The keys that a query sees: ``first`` <= key - query - ``shift`` <= ``last``, where None is no bound, or no shift."""
+    """The keys that a query sees: ``first`` <= key - query - ``shift`` <= ``last``, where None is no bound, or no shift.
+
+    The query is the row, or the row modulo ``period`` where the heads of a group are rows of one tile.
+    """
 
     first: int | None = None
     last: int | None = None
     shift: Place | None = None
+    period: int = 0
+
+    def __repr__(self) -> str:
+        return text_without(self, () if self.period else ("period",))
 
     @property
     def is_whole(self) -> bool:
         return self.first is None and self.last is None
+
+    def query(self, row: str) -> str:
+        """Return the text of the query of a row."""
+        return f"({row}) % {self.period}" if self.period else row
+
+    def first_of(self, tile: str, rows: int) -> tuple[str, int]:
+        """Return the text of the first query of a tile of ``rows``, and the number of its queries."""
+        return ("0", self.period) if self.period else (f"{tile} * {rows}", rows)
 
 
 @dataclass(frozen=True, kw_only=True)

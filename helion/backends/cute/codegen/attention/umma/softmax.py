@@ -129,11 +129,11 @@ def _mask(plan: UmmaPlan) -> list[str]:
         f"    last = {numbers.less(keys, 1)} - first_key",
     ]
     if band.last is not None:
-        lines.append(f"    last = cutlass.min(last, query + {text_of(band.last)}{shift} - first_key)")
+        lines.append(f"    last = cutlass.min(last, {band.query('query')} + {text_of(band.last)}{shift} - first_key)")
     if "ends" in loaded:
         lines.append("    last = cutlass.min(last, row_ends - 1 - first_key)")
     if band.first is not None:
-        lines.append(f"    first = query + {text_of(band.first)}{shift} - first_key")
+        lines.append(f"    first = {band.query('query')} + {text_of(band.first)}{shift} - first_key")
     if "begins" in loaded:
         first = "row_begins - first_key"
         lines.append(f"    first = {first if band.first is None else f'cutlass.max(first, {first})'}")
