@@ -180,13 +180,9 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
     pair = {fact.query_axis, fact.key_axis}
     work = [each for each in facts.work if each.region == fact.region and pair <= {*each.axes}]
     of_pairs = [op for op in facts.memory_ops if op.kind == "load" and pair <= {*op.tile_axes}]
-    heads = math.prod(axis.extent or 1 for axis in others)
-    columns = qk if latent else qk + v
-    groups = max(1, loaded_bytes // max(1, keys * columns * scores.rhs_dtype.itemsize))
     bounded = (fact.diagonal or fact.hidden) and 2 * queries > keys
-    few = queries == 1 or (queries < WGMMA_ROWS and _are_rows(facts, fact.query_axis, queries))
-    if few and heads % groups == 0:  # heads that share keys are the rows of a tile
-        heads, queries = groups, heads // groups * queries
+    key_bytes = keys * (qk if latent else qk + v) * scores.rhs_dtype.itemsize
+    heads, queries = _packed(facts, fact.query_axis, queries, others, loaded_bytes // max(1, key_bytes))
     return AttentionShape(
         heads=heads,
         queries=queries,
@@ -218,6 +214,13 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
         latent=latent,
         fixed={axis.block_id: axis.size for axis in facts.axes if axis.kind == "fixed" and axis.size is not None},
     )
+
+
+def _packed(facts: KernelFacts, axis: int, queries: int, others: Sequence[AxisFact], groups: int) -> tuple[int, int]:
+    """Return heads and queries, where heads that share the keys of one of ``groups`` are rows of a tile if they have few queries."""
+    heads = math.prod(axis.extent or 1 for axis in others)
+    few = queries == 1 or (queries < WGMMA_ROWS and _are_rows(facts, axis, queries))
+    return (groups, heads // groups * queries) if few and groups and heads % groups == 0 else (heads, queries)
 
 
 def _are_rows(facts: KernelFacts, axis: int, queries: int) -> bool:
