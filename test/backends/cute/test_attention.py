@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from backends.cute.printed_registers import unwritten_registers
 import helion
 import helion.language as hl
 from benchmarks.unseen.attention import flash_forward
+from helion.backends.cute.codegen.attention import softmax
 from helion.backends.cute.shapes import shape_of_plan
 
 CASES = kernels.cases()
@@ -211,3 +213,48 @@ def test_scores_with_a_formula_have_shorter_blocks() -> None:
         found[name] = [seed.config["block_sizes"][-1] for seed in bound.seeds]
     assert max(found["rounded"]) == 128
     assert found["plain"][0] == 176
+
+
+@pytest.mark.parametrize("keys", [96, 104, 100])
+def test_lanes_of_a_row_exchange_the_vectors_of_a_bias(keys: int) -> None:
+    """Execute the printed text for the four lanes of a row: each has the pairs of its columns, of a bias in 16 bits."""
+    tensors = [torch.empty(1, 2, rows, 64, dtype=torch.bfloat16, device="meta") for rows in (70, keys, keys)]
+    bias = torch.arange(70 * keys, dtype=torch.int16).view(70, keys)
+
+    added = torch.empty(2, 70, keys, dtype=torch.bfloat16, device="meta")
+
+    def biased(score, b, h, q, k):
+        return score + added[h, q, k]
+
+    plan = helion.kernel(kernels.flex_attention.fn, backend="cute").bind((*tensors, biased), target="h100").plan()
+    texts = {text[0].partition("(")[0]: text for text in softmax.softmax_functions(plan.attention)}
+    (name,) = [each for each in texts if each.startswith("def vectors_of_")] or [""]
+    assert bool(name) == (keys % 8 == 0)
+    if not name:
+        return
+    lanes = torch.arange(4)
+
+    def loaded(at: torch.Tensor) -> torch.Tensor:
+        return bias.flatten()[at[:, None] + torch.arange(8)]
+
+    def copied(source: torch.Tensor, part: torch.Tensor) -> None:
+        part.copy_(source)
+
+    fakes = SimpleNamespace(
+        make_rmem_tensor=lambda size, dtype: torch.zeros(4, size, dtype=torch.int16),
+        crd2idx=lambda place, layout: place[0] * keys + place[1],
+        assume=lambda at, divby: at,
+        make_tensor=lambda at, layout: loaded(at),
+        make_layout=lambda size: size,
+        autovec_copy=copied,
+        recast_tensor=lambda part, dtype: part.view(torch.int32).T,
+        arch=SimpleNamespace(shuffle_sync_bfly=lambda value, offset: value[lanes ^ offset]),
+    )
+    dsl = SimpleNamespace(Int32=None, BFloat16=None, select_=torch.where)
+    names: dict[str, Any] = {"cute": fakes, "cutlass": dsl}
+    exec("\n".join(texts[name]), names)
+    vector = SimpleNamespace(layout=None, iterator=0)
+    found = names[name.removeprefix("def ")](vector, lanes, 5, 32 + 8 * lanes)
+    for lane in range(4):
+        wanted = [bias[5, 32 + 8 * column + 2 * lane + i] for column in range(4) for i in range(2)]
+        assert found[lane].tolist() == wanted

@@ -9,7 +9,7 @@ from ...plan.attention.numbers import is_known, text_of
 from ...plan.attention.operands import Table
 from ...plan.attention.records import LAZY, PRODUCT, AttentionPlan, Formula, ScorePlan
 from ..epilogue import in_range
-from . import numbers, spans
+from . import numbers, spans, vectors
 from .formula import arguments_of, computed, gathers, head_axes, read
 
 NEGATIVE_INFINITY = 'cutlass.Float32(float("-inf"))'
@@ -95,6 +95,8 @@ def softmax_functions(plan: AttentionPlan) -> list[list[str]]:
         functions.insert(0, _formula(plan, plan.problem.dropped, "drop_weights"))
     if has_formula(plan):
         functions.insert(0, _formula(plan, plan.problem.score, "apply_formula"))
+    for formula in filter(None, (plan.problem.score, plan.problem.dropped)):
+        functions[:0] = vectors.vector_functions(plan, formula)
     return functions
 
 
@@ -114,9 +116,14 @@ def _formula(plan: AttentionPlan, formula: Formula, name: str) -> list[str]:
         return f"x{value - formula.computed + 1}"
 
     lines = [f"def {name}({', '.join(_formula_arguments(plan, formula, axes))}):"]
-    by_kind: dict[str, list[str]] = {"once": [], "key": [], "exact": []}
+    by_kind: dict[str, list[str]] = {"once": [], "column": [], "key": [], "exact": []}
     for source in formula.sources:
         if isinstance(source, Table):  # read where an index of it is known
+            continue
+        if vectors.takes_vectors(plan, source):
+            by_kind["once"] += [] if by_kind["column"] else ["    lane = cute.arch.lane_idx()"]
+            by_kind["column"] += vectors.loads(plan, source, axes)
+            by_kind["exact"].append(f"{source.label}_value = {vectors.element(source)}")
             continue
         text = read(plan, source, axes, "query", "key", problem.keys)
         if source.kind == "query":
@@ -129,6 +136,7 @@ def _formula(plan: AttentionPlan, formula: Formula, name: str) -> list[str]:
     lines += by_kind["once"]
     lines += [
         f"    for column in range({plan.keys // 8}):",
+        *(f"        {line}" for line in by_kind["column"]),
         "        for i in range(2):",
         f"            key = first_key + {key_distance(plan)}",
         *(f"            {line}" for line in by_kind["key"]),
