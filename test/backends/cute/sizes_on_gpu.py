@@ -56,6 +56,13 @@ def check(dims: int, mask: str, say: Say, on_gpu: Lock) -> None:
             key = name, heads // groups
             if key not in made:
                 made[key] = kernels(name, dims, mask, 64, 64 // (heads // groups), 2048, 4096)[0]
+    for heads, groups, m, n in SIZES:  # compiles for the classes of sizes without the lock
+        shared, more = heads // groups, (heads // groups, None, *MASKS[mask], 0.0)
+        q, k = (torch.ones(x, rows, dims, device="cuda").bfloat16() for x, rows in ((heads, m), (groups, n)))
+        numbers = torch.ones(heads, m, device="cuda")
+        made["", shared](q, k, k, None, *more)
+        for name in ("_queries_backward", "_keys_backward"):
+            made[name, shared](q, q, k, k, numbers, numbers, *more)
     lock = on_gpu()
     for at, (heads, groups, m, n) in enumerate(SIZES):
         torch.manual_seed(at)
