@@ -89,7 +89,7 @@ class Cute:
         return shapes.shape_of_facts(facts).predict(facts, decisions, target)
 
     def on_request(self, program: Program, facts: KernelFacts, target: Target) -> str:
-        return shapes.spread_on_request(program) or shapes.shape_of_program(program).on_request(program, facts, target)
+        return shapes.shape_of_program(program).on_request(program, facts, target)
 
     def lead(self, program: Program, facts: KernelFacts) -> Lead:
         return shapes.shape_of_program(program).lead(program, facts)

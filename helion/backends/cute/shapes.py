@@ -114,12 +114,6 @@ def _verify_gemm(plan: CutePlan) -> None:
     verify(plan.roles)
 
 
-def spread_on_request(program: Program) -> str:
-    """Return a reason for grids of indices and tiles, of inner loops that became dimensions: none has run on a GPU."""
-    mixed = any(root.spread and len({axis.scalar for axis in root.axes}) > 1 for root in program.roots)
-    return f"tile loops that became dimensions of an hl.grid loop run on request, {_REQUEST}" if mixed else ""
-
-
 def _matmul_on_request(program: Program, facts: KernelFacts, target: Target) -> str:
     """Return a reason for the parts of matmuls that have not run on a GPU."""
     part = unproven(program, target)
