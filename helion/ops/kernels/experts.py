@@ -1,7 +1,8 @@
 """Mixture of experts: the choice of experts for each token, and the matmuls of tokens with their experts.
 
 Tokens are sorted by expert, so that those of an expert are consecutive rows. The number of rows per expert is known on
-the device only: kernels load the bounds of their loops.
+the device only: kernels load the bounds of their loops. They are specialized for the number of experts, with which the rows
+of one are known on average.
 """
 
 from __future__ import annotations
@@ -66,8 +67,7 @@ def route_backward_kernel(
 @helion.kernel(static_shapes=False)
 def grouped_matmul_kernel(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     """Compute `x[offsets[g] : offsets[g + 1]] @ weight[g]` of `x[T, K]` and `weight[G, K, N]`, and no other row."""
-    groups = weight.size(0)
-    k, n = hl.specialize(weight.size(1)), hl.specialize(weight.size(2))
+    groups, k, n = hl.specialize(weight.size(0)), hl.specialize(weight.size(1)), hl.specialize(weight.size(2))
     out = torch.empty([x.size(0), n], dtype=x.dtype, device=x.device)
     for tile_g, tile_n in hl.tile([groups, n], block_size=[1, None]):
         group = tile_g.begin
@@ -95,8 +95,7 @@ def clear_rest_kernel(out: torch.Tensor, offsets: torch.Tensor) -> None:
 @helion.kernel(static_shapes=False)
 def gated_experts_kernel(x: torch.Tensor, gate_up: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     """Compute `silu(rows @ gate) * (rows @ up)` of the rows of each group, with `gate_up[G, K, 2 * N]` side by side."""
-    groups = gate_up.size(0)
-    k, n = hl.specialize(gate_up.size(1)), hl.specialize(gate_up.size(2)) // 2
+    groups, k, n = hl.specialize(gate_up.size(0)), hl.specialize(gate_up.size(1)), hl.specialize(gate_up.size(2)) // 2
     out = torch.empty([x.size(0), n], dtype=x.dtype, device=x.device)
     for tile_g, tile_n in hl.tile([groups, n], block_size=[1, None]):
         group = tile_g.begin
@@ -147,7 +146,7 @@ def grouped_matmul_backward_kernel(
     grad: torch.Tensor, x: torch.Tensor, offsets: torch.Tensor, dtype: hl.constexpr
 ) -> torch.Tensor:
     """Compute the gradient of `weight[G, K, N]` from that of the result, `grad[T, N]`."""
-    groups = offsets.size(0) - 1
+    groups = hl.specialize(offsets.size(0)) - 1
     k, n = hl.specialize(x.size(1)), hl.specialize(grad.size(1))
     out = torch.empty([groups, k, n], dtype=dtype, device=x.device)
     for tile_g, tile_k, tile_n in hl.tile([groups, k, n], block_size=[1, None, None]):

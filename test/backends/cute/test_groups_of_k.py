@@ -32,7 +32,6 @@ from helion.backends.cute.toolchain.offline import compile_text
 from helion.backends.cute.verify.state import Fault
 from helion.backends.cute.verify.verify import verify
 from helion.hardware import target as target_of
-from helion.ops.kernels.experts import grouped_matmul_backward_kernel
 
 M, N = 72, 136
 TARGETS = ("sm_90", "sm_100")
@@ -129,11 +128,11 @@ def test_products_of_groups(kernel: helion.Kernel, bounds: str) -> None:
 
 def test_sizes_that_only_the_launch_knows() -> None:
     """One bound kernel serves numbers of rows and of groups."""
-    kernel = helion.kernel(grouped_matmul_backward_kernel.fn, backend="cute", static_shapes=False)
+    kernel = helion.kernel(by_rows.fn, backend="cute", static_shapes=False)
     for bounds in ((0, 30, 200), (0, 5, 5, 64, 128, 300)):
         x, grad = tensor(bounds[-1] + 3, M), tensor(bounds[-1] + 3, N, seed=1)
-        check(kernel(grad, x, torch.tensor(bounds), BF16), multiplied(x, grad, bounds))
-    text = kernel.bind((grad, x, torch.tensor(bounds), BF16), target="sm_90").to_cute_code()
+        check(kernel(x, grad, torch.tensor(bounds)), multiplied(x, grad, bounds))
+    text = kernel.bind((x, grad, torch.tensor(bounds)), target="sm_90").to_cute_code()
     assert "group_end = cutlass.min(group_offsets[batch + 1].to(cutlass.Int32), size_k)" in text
 
 
