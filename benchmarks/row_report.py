@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import row_goals
+
 Line = Mapping[str, Any]
 SUFFIX = "-row-kernels"
 BINARIES, MISSES = "row-binaries", "row-misses"
@@ -61,9 +63,11 @@ def sections(by_device: Mapping[str, Sequence[Line]]) -> Iterator[str]:
             continue
         cells = _last(line for line in lines if line.get("kind") == "suite")
         if cells:
-            yield from _device(device, cells, _sums(lines))
+            few = _last(line for line in lines if line.get("kind") == "few")
+            others = {"sums": _sums(lines), "few": few, "linear": by_device.get(LINEAR, ())}
+            yield from _device(device, lines, cells, {**others, "binaries": by_device.get(BINARIES, ())})
             yield from _misses(misses(lines), [line for line in by_device.get(MISSES, ()) if line["device"] == device])
-            yield from _few(_last(line for line in lines if line.get("kind") == "few"))
+            yield from _few(few)
             yield from _any_length(lines)
 
 
@@ -178,7 +182,10 @@ def _mean(values: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
-def _device(device: str, cells: Sequence[Line], sums: Sequence[Line]) -> Iterator[str]:
+def _device(
+    device: str, lines: Sequence[Line], cells: Sequence[Line], others: Mapping[str, Sequence[Line]]
+) -> Iterator[str]:
+    sums = others["sums"]
     kernels: dict[tuple[str, str], list[Line]] = {}
     for cell in cells:
         kernels.setdefault((cell["name"], cell["type"]), []).append(cell)
@@ -193,6 +200,7 @@ def _device(device: str, cells: Sequence[Line], sums: Sequence[Line]) -> Iterato
         "`benchmarks/row_kernels.py --kinds suite`. Each is timed in one process with a copy of the same bytes, Triton's",
         "default where `auto` takes the cute backend, and torch.compile. Shares of the copy's speed are geometric means.",
         "",
+        *row_goals.table(lines, [*means.values()], _mean([*means.values()]), (LEAST, MEAN), others),
         f"- {_held(means.values(), LEAST)} of {len(means)} kernels and dtypes reach {LEAST:.2f} of the copy; all together"
         f" {_mean(list(means.values())):.3f} (goal {MEAN:.2f}).",
         f"- Rows of {LONG} columns and more on the cute backend: {_held((c['share'] for c in long), LONG_SHARE)} of"

@@ -420,7 +420,10 @@ def test_the_backends_of_a_suite_are_those_of_its_seeds() -> None:
 def test_row_kernels_have_a_ledger() -> None:
     cell = dict(kind="suite", name="softmax", type="bfloat16", m=2048, n=131072, backend="cute")
     times = dict(auto_us=100.0, triton_us=120.0, compile_us=150.0, share=0.93)
-    sums = dict(kind="result", name="rms_norm_backward", type="bfloat16", m=16384, n=8192, us=220.0, share=0.87)
+    right = dict(ok=True, same=True, guards=True)
+    sums = dict(
+        kind="result", name="rms_norm_backward", type="bfloat16", m=16384, n=8192, us=220.0, share=0.87, **right
+    )
     compiled = dict(kind="compile", name="rms_norm_backward", type="bfloat16", m=16384, n=8192, us=440.0)
     slow = {**cell, **times, "name": "jsd", "auto_us": 200.0, "share": 0.5}
     lines = [dict(kind="run", device="X"), {**cell, **times, "share": 0.1}, slow, {**cell, **times}, sums, compiled]
@@ -430,7 +433,34 @@ def test_row_kernels_have_a_ledger() -> None:
     assert "1 cells are more than 5 % slower than Triton's default: jsd bfloat16 2048 x 131072 (1.67)" in page
     assert "| softmax | bfloat16 | 1 | 1 | 0.930 | 0.930: 2048 x 131072 | 1.50 | 1.20 |" in page
     assert "| rms_norm_backward | bfloat16 | 16384 x 8192 | 220.0 | 0.870 | 2.00 |" in page
-    assert "other" not in page
+    assert "other |" not in page.replace("than another |", "")
+
+
+def test_row_kernels_have_a_table_of_goals() -> None:
+    cell = dict(kind="suite", name="softmax", type="bfloat16", m=2048, n=131072, backend="cute", auto_us=100.0)
+    cell |= dict(compile_us=140.0, share=0.93)
+    odd = dict(
+        kind="result", name="softmax", type="bfloat16", m=4096, n=50257, us=200.0, share=0.88, ok=True, guards=True
+    )
+    checks = [dict(kind="lengths", launches=7, wrong=1), dict(kind="sanitized", form="held", errors=0)]
+    lines = [cell, {**odd, "same": True}, {**odd, "type": "float32", "same": False}]
+    binaries = [dict(registers=64, plan_ms=21.0, compile_s=1.0, spill_bytes=8, target="h100", name="a", m=1, n=1)]
+    binaries[0]["instructions"] = 9.0
+    named = {"name": "softmax", "type": "bfloat16", "m": 1, "n": 1}
+    found = {"X": [*lines, *({**named, **each} for each in checks)], report.row_report.BINARIES: binaries}
+    page = "\n".join(report.row_report.sections(found))
+    for row in (
+        "| the same, all together | 0.95 | 0.930 | no |",
+        "| torch.compile / ours, rows from 32768 columns on | 1.45 | 0 of 1, lowest 1.40 | no |",
+        "| share of the copy, long rows that begin anywhere | 0.90 | 0 of 2, lowest 0.88 | no |",
+        "| plan, verification and text, ms | 20 | 21.0 | no |",
+        "| compilation, s | 2 | 1.0 | yes |",
+        "| binaries for Hopper and Blackwell that spill | 0 | 1 of 1 | no |",
+        "| cells whose results differ in four runs | 0 | 1 of 2 | no |",
+        "| launches of random sizes that differ | 0 | 1 of 7 | no |",
+        "| errors of compute-sanitizer in held | 0 | 0 | yes |",
+    ):
+        assert row in page
 
 
 def test_misses_of_row_kernels_have_a_reason() -> None:
