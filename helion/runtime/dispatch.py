@@ -257,8 +257,8 @@ def _add_guards(guards: Guards, of: Specialized, code: Code, values: tuple[Any, 
     ranges = guards.ranges(of.buckets.by_name(of.bucket), names)
     if (
         ranges is None
-        or not guards.all_tensors(static, ranges)
         or not guards.numbers(traced.specialized, names, values)
+        or not guards.all_tensors(static, ranges)
         or not guards.world(traced.guards)
     ):
         return False

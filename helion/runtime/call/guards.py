@@ -33,6 +33,8 @@ class Guards:
         self.first: list[str] = []
         self.conditions: list[str] = []
         self.tensors: dict[str, torch.Tensor] = {}
+        #: Conditions on sizes and strides of tensors, which unchanged ones meet.
+        self.sized: list[str] = []
         self.captured: set[str] = set()  # names of what functions close over
         self.native = True
         self.type = self.cell(type)  # parameters may have the names of builtins
@@ -113,7 +115,7 @@ class Guards:
         return True
 
     def all_tensors(self, static: bool, ranges: Sequence[_Range] = ()) -> bool:
-        """Add conditions on the tensors together, which are checked first.
+        """Add conditions on the tensors together, which are checked first, with those of ``numbers`` on their sizes.
 
         ``ranges`` are those on sizes that may differ.
         """
@@ -135,7 +137,8 @@ class Guards:
         named = {
             (name, dim) for name, shape in shapes.items() if read for dim, n in enumerate(shape.sizes) if n is None
         }
-        of_classes = " and ".join([of_classes, *(each.text((each.name, each.dim) in named) for each in ranges)])
+        in_ranges = (each.text((each.name, each.dim) in named) for each in ranges)
+        of_classes = " and ".join([of_classes, *in_ranges, *self.sized])
         self.first.append(f"({self.tensor_checks(shapes, exactly=True)} or {of_classes})")
         for name, shape in shapes.items():
             if name in self.captured:
@@ -223,7 +226,8 @@ class Guards:
                 value = ask(value, step)
             if type(value) not in (int, bool, str) and not isinstance(value, (int, torch.dtype)):
                 return False
-            self.conditions.append(f"{text} == {self.cell(value)}")
+            of_shape = names[at] in self.tensors and steps and steps[0][0] in ("size", "stride")
+            (self.sized if of_shape else self.conditions).append(f"{text} == {self.cell(value)}")
         return True
 
     def ranges(self, buckets: Mapping[str, tuple[Any, Bucket]], names: Sequence[str]) -> list[_Range] | None:
