@@ -14,7 +14,7 @@ import helion
 import helion.language as hl
 
 from .._block_sums import block_sums_kernel
-from .._operators import Operator, check, check_tensor, rows, shaped
+from .._operators import Operator, check, check_tensor, rows, shaped, split
 
 #: Random numbers from one counter: one for each quarter of a row.
 NUMBERS = 4
@@ -88,18 +88,19 @@ def _run(
     x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, seed: torch.Tensor, p: float
 ) -> torch.Tensor:
     pieces = _pieces(x.size(1))
-    x, residual = x.unflatten(1, (pieces, -1)), residual.unflatten(1, (pieces, -1))
-    bias = None if bias is None else bias.unflatten(0, (pieces, -1))
-    return dropout_kernel(x, bias, residual, seed, p, p > 0).flatten(1)
+    sizes = pieces, x.size(1) // pieces
+    bias = None if bias is None else bias.view(sizes)
+    return dropout_kernel(split(x, 1, *sizes), bias, split(residual, 1, *sizes), seed, p, p > 0).flatten(1)
 
 
 def _run_backward(
     grad: torch.Tensor, seed: torch.Tensor, p: float, dtype: torch.dtype, bias_dtype: torch.dtype | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    pieces = grad.unflatten(1, (_pieces(grad.size(1)), -1))
+    pieces = _pieces(grad.size(1))
+    grad = split(grad, 1, pieces, grad.size(1) // pieces)
     is_single = 0 < grad.size(0) <= ROWS
     columns, sums = (COLUMNS_OF_FEW, bias_dtype) if is_single else (COLUMNS, bias_dtype and torch.float32)
-    out, partial = dropout_backward_kernel(pieces, seed, p, p > 0, dtype, sums, columns)
+    out, partial = dropout_backward_kernel(grad, seed, p, p > 0, dtype, sums, columns)
     if partial is None:
         return out.flatten(1), grad.new_empty(0)
     if is_single:

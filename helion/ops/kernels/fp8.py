@@ -12,7 +12,7 @@ import torch
 import helion
 import helion.language as hl
 
-from .._operators import FLOATS, Operator, check, check_tensor, rows
+from .._operators import FLOATS, Operator, check, check_tensor, rows, split
 from .gated import silu
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -240,7 +240,7 @@ def quantize_fp8(
     check_tensor("quantize_fp8", "x", x, least_dims=1)
     _check_format("quantize_fp8", dtype)
     _check_group("quantize_fp8", group, x.size(-1))
-    parts = x if group is None else x.unflatten(-1, (-1, group))
+    parts = x if group is None else x.view(*x.shape[:-1], x.size(-1) // group, group)
     values, scales = _quantize(rows(parts), dtype)
     return values.view(x.shape), scales.view(parts.shape[:-1])
 
@@ -298,7 +298,7 @@ def rms_norm_fp8(
     _check_group(op, group, x.size(-1))
     flat, wide = rows(x), weight
     if group is not None:
-        flat, wide = (t.unflatten(-1, (-1, group)) for t in (flat, wide))
+        flat, wide = (split(t, t.dim() - 1, t.size(-1) // group, group) for t in (flat, wide))
     values, scales = _rms_norm_fp8(flat, wide, eps, dtype)
     return values.view(x.shape), scales.view(*x.shape[:-1], *scales.shape[1:])
 
@@ -329,7 +329,8 @@ def swiglu_fp8(
     check_tensor(op, "up", up, shape=gate.shape, like=gate)
     _check_format(op, dtype)
     _check_group(op, group, gate.size(-1))
-    parts = (rows(t).unflatten(-1, (-1, group or t.size(-1))) for t in (gate, up))
+    columns = group or gate.size(-1)
+    parts = (split(rows(t), 1, t.size(-1) // columns, columns) for t in (gate, up))
     values, scales = _swiglu_fp8(*parts, dtype)
     return values.view(gate.shape), scales.view(*gate.shape[:-1], *scales.shape[1 if group else 2 :])
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import helion
 import helion.language as hl
 
-from .._operators import Operator, check, check_tensor, rows
+from .._operators import Operator, check, check_tensor, rows, split
 
 
 @helion.kernel(static_shapes=False)
@@ -200,6 +200,7 @@ def int4_linear(
     _check_group(op, k // groups, k)
     if bias is not None:
         check_tensor(op, "bias", bias, shape=(n,), like=x)
-    halves = rows(x).unflatten(1, (groups, 2, -1))
-    out: torch.Tensor = _int4_linear(halves, packed.unflatten(1, (groups, -1)), scale.detach(), bias)
+    half = k // groups // 2
+    halves, packed = split(rows(x), 1, groups, 2, half), split(packed, 1, groups, half)
+    out: torch.Tensor = _int4_linear(halves, packed, scale.detach(), bias)
     return out.view(*x.shape[:-1], n)
