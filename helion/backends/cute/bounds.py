@@ -32,7 +32,7 @@ def tile_bounds(problem: GemmProblem, target: Target) -> Sides:
     most, depth = MOST_COLUMNS // products // least * least, 2 * line if products == 1 else line
     rows = 2 * TCGEN05_ROWS if target.has("tcgen05") else 4 * WGMMA_ROWS
     promotes = target.has("wgmma") and problem.operand_dtype in IMPRECISE_DTYPES and target.fp8_partial_sum > 0
-    if promotes or promoted(problem.scales) is not None:  # two accumulators are live
+    if promotes or problem.rounded or promoted(problem.scales) is not None:  # two accumulators are live
         most = min(most, MAX_SUM_REGISTERS // products // least * least)
     if products > 2 or (products == 2 and target.has("tcgen05")):
         rows //= 2

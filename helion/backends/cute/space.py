@@ -153,7 +153,7 @@ def _fields(product: Asked, unit: Unit, target: Target) -> list[Field]:
 
 def promotes(problem: GemmProblem) -> bool:
     """Return whether wgmma may need its accumulators promoted."""
-    return problem.operand_dtype in IMPRECISE_DTYPES or problem.scales is not None
+    return problem.operand_dtype in IMPRECISE_DTYPES or problem.scales is not None or bool(problem.rounded)
 
 
 def _stores_field(product: Asked, target: Target) -> Field:

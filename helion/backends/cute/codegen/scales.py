@@ -105,10 +105,16 @@ def of_turn(text: str, turn: Turn) -> str:
 
 
 def promote(plan: GemmPlan, cursor: str | None, turn: Turn = 0) -> list[str]:
-    """Add the partial sums of a block times its scales to the totals.
+    """Add the partial sums of a block to the totals: as they are, rounded in pairs, or times the scales of the block.
 
     The scales of a row and of a tile of columns are multiplied first, so that each accumulator takes one instruction.
     """
+    if plan.problem.rounded:
+        values = plan.tile[1] // 2 * plan.row_atoms
+        added = [f"    {of_turn(line, turn)}" for line in add_rounded("sums", "total", plan.problem.rounded)]
+        return [f"for e in cutlass.range_constexpr(0, {values}, 2):", *added]
+    if plan.problem.scales is None:
+        return [f"total.store(total.load() + {of_turn('sums', turn)}.load())"]
     lines, row = [], plan.factor("row")
     if row and _is_loaded_as_held(plan, row):
         lines += [
@@ -131,6 +137,26 @@ def promote(plan: GemmPlan, cursor: str | None, turn: Turn = 0) -> list[str]:
         *_add(plan, "values", f"total[subtile * {values} + i]", values),
     ]
     return [*lines, f"for subtile in cutlass.range_constexpr({plan.subtiles}):", *(f"    {line}" for line in drained)]
+
+
+_WIDENED = {
+    "bfloat16": "cvt.rn.bf16x2.f32 p, {$r1}, {$r0}; shl.b32 {$w0}, p, 16; and.b32 {$w1}, p, 0xffff0000;",
+    "float16": "cvt.rn.f16x2.f32 p, {$r1}, {$r0}; mov.b32 {low, high}, p; cvt.f32.f16 {$w0}, low; cvt.f32.f16 {$w1}, high;",
+}
+"""Instructions that round two numbers to a type and widen them again."""
+
+
+def add_rounded(terms: str, totals: str, dtype: str) -> list[str]:
+    """Return the lines that round registers ``e`` and ``e + 1`` to ``dtype``, and add them to others."""
+    return [
+        "low, high = cute.arch.inline_ptx(",
+        f'    "{{ .reg .b32 p; .reg .b16 low, high; {_WIDENED[dtype]} }}",',
+        "    write_only_types=[cutlass.Float32, cutlass.Float32],",
+        f"    read_only_args=[{terms}[e], {terms}[e + 1]],",
+        ")",
+        f"{totals}[e] = {totals}[e] + low",
+        f"{totals}[e + 1] = {totals}[e + 1] + high",
+    ]
 
 
 def _add(plan: GemmPlan, sums: str, total: str, values: int) -> list[str]:

@@ -359,10 +359,7 @@ def _block(names: Names) -> str:
 @_print.register
 def _(step: g.Promote, out: Writer, names: Names) -> None:
     turn = step.turn if isinstance(step, TurnPromote) else 0
-    if names.plan.problem.scales is not None:
-        out.lines(scales.promote(names.plan, step.cursor, turn))
-        return
-    out.line(f"total.store(total.load() + {scales.of_turn('sums', turn)}.load())")
+    out.lines(scales.promote(names.plan, step.cursor, turn))
 
 
 @_print.register

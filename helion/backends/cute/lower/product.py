@@ -31,7 +31,7 @@ from ..plan.finish import SIZE_M, counts_rows, with_most_rows
 from ..plan.operands import gains_by_turning
 from ..plan.records import SWIZZLE_BYTES, GemmProblem
 from ..plan.refusal import Refusal
-from .chain import COMPARISONS, EXAMPLE_MULTIPLE, Chain, Reference, is_integer, starts_from_zero
+from .chain import COMPARISONS, EXAMPLE_MULTIPLE, ROUNDED, Chain, Reference, is_integer, starts_from_zero
 from .frame import Frame, blocks_of, place_of
 from .numbers import equal, exact_in_fp32, example, size
 from .operands import Multiplied, common_dtype, multiplied, sum_along_k
@@ -313,6 +313,8 @@ def _dots(frame: Frame, loop: Op, nest: Nest | None) -> tuple[list[Op], Scaled]:
     )
     if plain or len(loop.results) != 1:
         return [_dot(frame, loop, at) for at in range(len(loop.results))], Scaled(scales=None, tensors=())
+    if nest is None and (rounded := _rounded_term(frame, body)) is not None:
+        return [_term(frame, loop)], Scaled(scales=None, tensors=(), rounded=rounded)
     _check_zero(frame, loop, 0)
     if nest is not None:
         _check_zero(frame, nest.inner, 0)
@@ -387,18 +389,32 @@ def _added(frame: Frame, body: Region, at: int) -> tuple[Op, ...]:
         term = frame.maker(terms[1] if terms[0] is param else terms[0])
         if term is not None and term.kind == "dot" and len(term.operands) == 2:
             return term, made
-        _check_unrounded(frame, term)
     return ()
 
 
-def _check_unrounded(frame: Frame, term: Op | None) -> None:
-    """Check that the matmul of a tile is not rounded before it is added. Raises ``Refusal``."""
-    product = frame.maker(term.operands[0]) if term is not None and term.attrs == PointwiseAttrs("cast") else None
-    if term is not None and product is not None and product.kind == "dot":
+def _rounded_term(frame: Frame, body: Region) -> str | None:
+    """Return the type that the one dot of a loop is rounded to before it is added to the carried value; None if it is not.
+
+    Raises ``Refusal`` for a type that is not implemented.
+    """
+    made = frame.maker(body.results[0])
+    terms = made.operands if made is not None and made.attrs == PointwiseAttrs("add") else ()
+    if len(terms) != 2 or not any(term is body.params[0] for term in terms):
+        return None
+    term, types = terms[1] if terms[0] is body.params[0] else terms[0], set[torch.dtype]()
+    product = frame.maker(term)
+    while product is not None and product.attrs == PointwiseAttrs("cast"):
+        types.add(product.result.dtype)
+        product = frame.maker(product.operands[0])
+    narrow = types - {torch.float32}
+    if product is None or product.kind != "dot" or not narrow:
+        return None
+    if len(narrow) > 1 or not narrow <= {*ROUNDED} or product.result.dtype != torch.float32:
         raise Refusal(
-            f"the matmul of each tile is rounded to {dtype_name(term.result.dtype)} before it is added;"
-            " hl.dot(a, b, acc=acc) and torch.addmm(acc, a, b) add it as it is"
+            f"a matmul of each tile that is rounded to {' and '.join(sorted(map(dtype_name, narrow)))} before it is added is not"
+            " implemented; hl.dot(a, b, acc=acc) and torch.addmm(acc, a, b) add it as it is"
         )
+    return dtype_name(narrow.pop())
 
 
 def _computing(frame: Frame, values: Sequence[Operand]) -> Iterator[Op]:
@@ -518,6 +534,7 @@ def _product(
         b_major=b.major,
         epilogue=chain.epilogue(),
         scales=scaled.scales,
+        rounded=scaled.rounded,
         runtime=tuple(name for name, _ in runtime),
         names=(a.tensor.name, b.tensor.name, chain.outputs[0].place.tensor.name),
     )

@@ -57,6 +57,8 @@ class Scaled:
 
     scales: BlockScales | None
     tensors: tuple[int, ...]
+    rounded: str = ""
+    """The type that the matmul of each K tile is rounded to before it is added, if any."""
 
 
 # Loops over blocks -----------------------------------------------------------------------------------------------------

@@ -287,10 +287,10 @@ def _line(major: Major, other: str) -> str:
 
 
 def _promotes(problem: GemmProblem, choice: Choice, target: Target) -> bool:
-    """Return whether accumulators are promoted: where the unit adds 8-bit operands imprecisely, or blocks have scales."""
-    if choice.promote is not None:
+    """Return whether accumulators are promoted: of imprecise sums of 8-bit operands, and of blocks with scales or rounding."""
+    if choice.promote is not None and not problem.rounded:
         return choice.promote
-    if promoted(problem.scales) is not None:
+    if promoted(problem.scales) is not None or problem.rounded:
         return target.has("wgmma")
     return problem.operand_dtype in IMPRECISE_DTYPES and target.fp8_partial_sum > 0
 
@@ -304,7 +304,7 @@ def _promote_k_tiles(problem: GemmProblem, choice: Choice) -> int:
     """
     if problem.scales is not None and not problem.scales.micro:
         return max(1, problem.scales.k // max(1, choice.tile[2]))
-    coarse = problem.output_dtype in ("bfloat16", "float8_e4m3fn")
+    coarse = problem.output_dtype in ("bfloat16", "float8_e4m3fn") and not problem.rounded
     return max(1, IMPRECISE_K // max(1, choice.tile[2])) if coarse else 1
 
 
@@ -335,10 +335,9 @@ def _check_tile(plan: GemmPlan) -> None:
         )
     if plan.group < 1:
         raise Refusal(f"groups of {plan.group} tiles")
-    if not 1 <= plan.promote_k_tiles <= MAX_PROMOTE_K_TILES:
-        raise Refusal(
-            f"accumulators promoted every {plan.promote_k_tiles} K tiles; 1 to {MAX_PROMOTE_K_TILES} are implemented"
-        )
+    most = 1 if problem.rounded else MAX_PROMOTE_K_TILES
+    if not 1 <= plan.promote_k_tiles <= most:
+        raise Refusal(f"accumulators promoted every {plan.promote_k_tiles} K tiles; 1 to {most} are implemented")
     if not 2 <= plan.residual_stages <= MAX_RESIDUAL_STAGES:
         raise Refusal(f"{plan.residual_stages} stages of residuals; 2 to {MAX_RESIDUAL_STAGES} are implemented")
     if plan.pieces > MAX_EXTENT:
@@ -545,8 +544,10 @@ def _check_tcgen05(plan: GemmPlan) -> None:
     step = 16 * plan.ctas_per_mma
     if n % step or not step <= n <= 256:
         raise Refusal(f"a tile of {n} columns; multiples of {step} up to 256 are implemented on tcgen05")
-    if plan.promote:
-        raise Refusal("tcgen05 accumulates in fp32; there is nothing to promote")
+    if plan.promote or plan.problem.rounded:
+        raise Refusal(
+            "tcgen05 accumulates in fp32: the matmul of a K tile is neither promoted nor rounded before it is added"
+        )
     kept = n // 2 if plan.paired else n
     if promoted(plan.problem.scales) is not None and kept > MAX_SCALED_SUMS:
         raise Refusal(

@@ -121,6 +121,8 @@ class GemmProblem:
     groups: Groups | None = None
     ends: Ends | None = None
     terms: tuple[Term, ...] = ()
+    rounded: str = ""
+    """The type that the matmul of each K tile is rounded to before it is added, if any."""
     absent: tuple[str, ...] = ()
     """Labels of right operands that add nothing to their accumulators: tiles past the end of their K are loaded, not read."""
     starts: tuple[int, ...] = ()
@@ -132,7 +134,7 @@ class GemmProblem:
     """Names of A, B and D in messages."""
 
     def __repr__(self) -> str:
-        optional = ("batch", "scales", "copied", "summed", "groups", "ends", "terms", "absent", "starts", "runtime")
+        optional = "batch scales copied summed groups ends terms rounded absent starts runtime".split()
         hidden = {name: not getattr(self, name) for name in optional} | {"names": self.names == NAMES}
         shown = [each.name for each in dataclasses.fields(self) if not hidden.get(each.name)]
         return f"GemmProblem({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"

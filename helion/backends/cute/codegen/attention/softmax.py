@@ -9,6 +9,7 @@ from ...plan.attention.numbers import is_known, text_of
 from ...plan.attention.operands import Table
 from ...plan.attention.records import LAZY, PRODUCT, AttentionPlan, Formula, ScorePlan
 from ..epilogue import in_range
+from ..scales import add_rounded
 from . import numbers, spans, vectors
 from .formula import arguments_of, computed, gathers, head_axes, read
 
@@ -258,13 +259,6 @@ def _add_weights(plan: AttentionPlan) -> list[str]:
     ]
 
 
-_WIDENED = {
-    "bfloat16": "cvt.rn.bf16x2.f32 p, {$r1}, {$r0}; shl.b32 {$w0}, p, 16; and.b32 {$w1}, p, 0xffff0000;",
-    "float16": "cvt.rn.f16x2.f32 p, {$r1}, {$r0}; mov.b32 {low, high}, p; cvt.f32.f16 {$w0}, low; cvt.f32.f16 {$w1}, high;",
-}
-"""Instructions that round two numbers to a type and widen them again."""
-
-
 def _add_product(plan: AttentionPlan) -> list[str]:
     """Return the function that adds the product of a block, which is rounded in pairs if the program rounds it."""
     values = plan.output_columns // 2
@@ -274,17 +268,8 @@ def _add_product(plan: AttentionPlan) -> list[str]:
             f"    for e in range({values}):",
             "        output[e] = output[e] + product[e]",
         ]
-    return [
-        "def add_product(output, product):",
-        f"    for e in range(0, {values}, 2):",
-        "        low, high = cute.arch.inline_ptx(",
-        f'            "{{ .reg .b32 p; .reg .b16 low, high; {_WIDENED[plan.problem.rounded]} }}",',
-        "            write_only_types=[cutlass.Float32, cutlass.Float32],",
-        "            read_only_args=[product[e], product[e + 1]],",
-        "        )",
-        "        output[e] = output[e] + low",
-        "        output[e + 1] = output[e + 1] + high",
-    ]
+    added = (f"        {line}" for line in add_rounded("product", "output", plan.problem.rounded))
+    return ["def add_product(output, product):", f"    for e in range(0, {values}, 2):", *added]
 
 
 def _raised(plan: AttentionPlan, unit: float) -> list[str]:
