@@ -229,9 +229,20 @@ class RowDemand:
         return sum(self.inputs) + sum(self.outputs) + sum(self.pairs) / 2
 
     @property
-    def lanes(self) -> int:
-        """Elements of one granule: 16 bytes of the smallest input type."""
+    def copied_lanes(self) -> int:
+        """Elements of 16 bytes of the smallest input type, of which bulk copies have a multiple."""
         return GRANULE_BYTES // min(self.inputs)
+
+    @functools.cached_property
+    def lanes(self) -> int:
+        """Elements of one granule: 16 bytes of the smallest input type, or of the largest one with rows that repeat.
+
+        With 16 bytes of masks, threads would load and store other types at a distance: half sectors, and bank conflicts.
+        """
+        lanes = self.copied_lanes
+        whole = not self.least and all(each % lanes == 0 for each in (self.n, *self.pitches))
+        apart = self.sums or self.group or self.pairs
+        return GRANULE_BYTES // max(self.inputs) if self.repeated and whole and not apart else lanes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,7 +317,7 @@ class RowLayout:
     @functools.cached_property
     def slice_granules(self) -> int:
         """The most granules of a row in one CTA: whole groups of columns, and whole lines."""
-        each = max(self.line_granules, self.demand.group // self.lanes)
+        each = max(self.line_granules, self.demand.group // self.lanes, self.demand.copied_lanes // self.lanes)
         return -(-self.row_granules // (self.choice.cluster * each)) * each
 
     @functools.cached_property
