@@ -459,6 +459,30 @@ def test_two_accumulators_take_turns(k: int) -> None:
     assert text.count("warpgroup.wait_group(0)") == 1 + (tiles % GROUP > 0)
 
 
+def test_turns_without_scales_have_two_k_tiles() -> None:
+    """The second K tile of a turn adds to its accumulator, and both stages are released after it."""
+    case = scaled_kernels.CASES["by_begin"]
+    problem = case.kernel.bind(scaled_kernels.arguments(case, 300, 264, 1408), target="sm_90").plan().gemm.problem
+    choice = Choice(tile=(128, 128, 128), accumulator_stages=2, promote_k_tiles=2)
+    gemm = plan_gemm(dataclasses.replace(problem, scales=None), choice, hardware.target("sm_90"))
+    program, text = kernel_program(gemm), build(gemm)
+    verify(program)
+    assert f"for k_tile in cutlass.range(0, 8, {2 * GROUP}, unroll=1):" in text
+    assert text.count("total.store(total.load() + other_sums.load())") == text.count(
+        "total.store(total.load() + sums.load())"
+    )
+    few = smaller(program)
+    for seed, k_tiles in enumerate(range(1, 4 * GROUP + 3)):
+        Cluster(few, tiles=2, k_tiles=k_tiles, seed=seed).run()
+    cleared = edit_role(
+        program, "store", lambda step: (dataclasses.replace(step, first=True) if isinstance(step, TurnMma) else step,)
+    )
+    with pytest.raises(Fault, match="is overwritten before it is promoted"):
+        verify(cleared)
+    with pytest.raises(Refusal, match="3 stages of A and B; at least 4"):
+        plan_gemm(gemm.problem, dataclasses.replace(choice, ab_stages=3), hardware.target("sm_90"))
+
+
 @pytest.mark.parametrize("size", [4, 6])
 def test_larger_groups_follow_the_protocol(size: int) -> None:
     """A warpgroup waits for all MMAs after each group; the last K tiles are one of the shorter sequences."""
@@ -510,7 +534,7 @@ def test_turns_need_promotion_after_each_k_tile() -> None:
     for given, choice in (
         (problem, Choice(tile=(64, 128, 128), accumulator_stages=2, pingpong=True)),
         (problem, Choice(tile=(64, 128, 128), accumulator_stages=2, splits=2)),
-        (plain, Choice(tile=(128, 128, 128), accumulator_stages=2, promote_k_tiles=2)),
+        (plain, Choice(tile=(128, 128, 128), accumulator_stages=2, promote_k_tiles=4)),
         (dataclasses.replace(plain, operand_dtype="bfloat16"), Choice(tile=(128, 128, 64), accumulator_stages=2)),
     ):
         with pytest.raises(Refusal, match="2 accumulators of wgmma"):

@@ -7,7 +7,7 @@ import dataclasses
 from ....hardware import RESERVED_SHARED_BYTES, Target
 from . import workspace
 from .copied import MAX_COPIED_SUMS
-from .counts import counts, loads_while_copying, micro_bytes, micro_columns, through_registers
+from .counts import counts, least_stages, loads_while_copying, micro_bytes, micro_columns, through_registers
 from .dtypes import (
     COLUMN_DTYPES,
     EPILOGUE_DTYPES,
@@ -585,8 +585,10 @@ def _most_stages(plan: GemmPlan) -> int:
 
 
 def _check_fits(plan: GemmPlan) -> None:
-    if plan.ab_stages < 2:
-        raise Refusal(f"{plan.ab_stages} stages of A and B; at least 2 are needed to load one while another is read")
+    if plan.ab_stages < (least := least_stages(plan)):
+        raise Refusal(
+            f"{plan.ab_stages} stages of A and B; at least {least} are needed to load one while another is read"
+        )
     if shared_bytes(plan) > plan.shared_limit_bytes:
         raise Refusal(
             f"{plan.ab_stages} stages need {shared_bytes(plan)} bytes of shared memory; a CTA has {plan.shared_limit_bytes}"

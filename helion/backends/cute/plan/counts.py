@@ -134,6 +134,11 @@ def counts(plan: GemmPlan) -> Counts:
     )
 
 
+def least_stages(plan: GemmPlan) -> int:
+    """Return the fewest stages of A and B: two, or those of two accumulators that take turns."""
+    return 2 * plan.promote_k_tiles if plan.unit == "wgmma" and plan.accumulator_stages > 1 else 2
+
+
 def scale_columns(plan: GemmPlan) -> int:
     """Return the first column of tensor memory after the accumulators."""
     return plan.accumulator_stages * plan.sum_columns

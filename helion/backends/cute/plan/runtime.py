@@ -20,6 +20,8 @@ from .scales import ATOM_BLOCKS, ATOM_LINES, MICRO_FORMATS, SCALE_DTYPES, BlockS
 MAX_EXTENT = 2**31 - 1
 """Tile coordinates are 32-bit."""
 MAX_PROMOTE_K_TILES = 8
+MAX_TURN_K_TILES = 2
+"""K tiles of an accumulator that takes turns with another one."""
 MAX_TERMS = 12
 """Matmuls of a sum: each has TMA descriptors of its own among the parameters of the kernel."""
 MAX_BATCH_DIMENSIONS = 3
@@ -441,11 +443,14 @@ def accumulators_in_turn(plan: GemmPlan, stages: int) -> int:
     """Return the accumulators of wgmma that take turns, one of which is promoted while the unit adds to the other."""
     if stages == 1:
         return 1
-    plain = not plan.converts and plan.teams == plan.parts == 1 and plan.ctas_per_sm == 1 and plan.promote_k_tiles == 1
+    most = 1 if plan.problem.scales is not None else MAX_TURN_K_TILES
+    plain = (
+        not plan.converts and plan.teams == plan.parts == 1 and plan.ctas_per_sm == 1 and plan.promote_k_tiles <= most
+    )
     if stages != 2 or not plan.promote or not plain or plan.problem.absent or "size_k" in plan.problem.runtime:
         raise Refusal(
-            f"{stages} accumulators of wgmma; 1 is implemented, and 2 that are promoted after each K tile, where K is known"
-            " and not split, without ping-pong"
+            f"{stages} accumulators of wgmma; 1 is implemented, and 2 that are promoted after each K tile, or {MAX_TURN_K_TILES}"
+            " without scales, where K is known and not split, without ping-pong"
         )
     return stages
 

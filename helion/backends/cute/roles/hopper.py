@@ -92,7 +92,7 @@ def _mainloop(plan: GemmPlan) -> tuple[Step, ...]:
     if not plan.promote:
         return MAINLOOP
     if plan.accumulator_stages > 1:
-        return overlapped_mainloop(plan.problem.scales is not None)
+        return overlapped_mainloop(plan.problem.scales is not None, span=plan.promote_k_tiles)
     if plan.promote_k_tiles == 1:
         loop = PROMOTED_MAINLOOP
     else:

@@ -73,37 +73,43 @@ class TurnPromote(Promote):
     turn: Turn = 0
 
 
-def overlapped_mainloop(scaled: bool, group: int = GROUP) -> tuple[Step, ...]:
-    """Return the mainloop, with scales of each K tile if ``scaled``.
+def overlapped_mainloop(scaled: bool, group: int = GROUP, span: int = 1) -> tuple[Step, ...]:
+    """Return the mainloop, with scales of each K tile if ``scaled``. An accumulator is promoted after ``span`` K tiles, and
+    an iteration has ``group`` turns.
 
     No MMA is in flight from one iteration to the next: ptxas would wait for each of them.
     """
-    rests = (Rest(count, _in_turn(count, scaled), size=group) for count in range(1, group))
-    return (ClearSums(), GroupLoop(_in_turn(group, scaled), size=group), *rests)
+    size = group * span
+    rests = (Rest(count, _in_turn(count, scaled, span), size=size) for count in range(1, size))
+    return (ClearSums(), GroupLoop(_in_turn(size, scaled, span), size=size), *rests)
 
 
-def _in_turn(count: int, scaled: bool) -> tuple[Step, ...]:
-    """Return the steps of ``count`` K tiles: each is promoted after the MMAs of the next one are issued."""
+def _in_turn(count: int, scaled: bool, span: int) -> tuple[Step, ...]:
+    """Return the steps of ``count`` K tiles: those of a turn are promoted after the MMAs of the next one are issued."""
+    turns = [range(first, min(first + span, count)) for first in range(0, count, span)]
 
-    def of(number: int, *body: Step) -> tuple[Step, ...]:
-        return body if number == 0 else (Ahead(number, body),)
+    def of(k_tile: int, *body: Step) -> tuple[Step, ...]:
+        return body if k_tile == 0 else (Ahead(k_tile, body),)
 
     def loads(number: int) -> tuple[Step, ...]:
-        return of(number, TurnScales(turn=_turn(number))) if scaled else ()
+        return of(turns[number][0], TurnScales(turn=_turn(number))) if scaled else ()
 
     def issue(number: int) -> tuple[Step, ...]:
-        mma = TurnMma("ab_read", first=True, turn=_turn(number))
-        return of(number, Wait("ab_read"), WgmmaFence(), mma, WgmmaCommit(), Advance("ab_read"))
+        steps: list[Step] = []
+        for k_tile in turns[number]:
+            mma = TurnMma("ab_read", first=k_tile == turns[number][0], turn=_turn(number))
+            steps += of(k_tile, Wait("ab_read"), WgmmaFence(), mma, WgmmaCommit(), Advance("ab_read"))
+        return tuple(steps)
 
     def finish(number: int, pending: int) -> tuple[Step, ...]:
-        free = Release("ab_free"), Advance("ab_free")
-        return of(number, WgmmaWait(pending), *free, TurnPromote(turn=_turn(number)))
+        free = (Release("ab_free"), Advance("ab_free")) * len(turns[number])
+        return of(turns[number][0], WgmmaWait(pending), *free, TurnPromote(turn=_turn(number)))
 
-    steps = [*loads(0), *(loads(1) if count > 1 else ()), *issue(0)]
-    for number in range(1, count):
-        steps += [*issue(number), *finish(number - 1, 1)]
-        steps += loads(number + 1) if number + 1 < count else ()
-    return (*steps, *finish(count - 1, 0))
+    steps = [*loads(0), *(loads(1) if len(turns) > 1 else ()), *issue(0)]
+    for number in range(1, len(turns)):
+        steps += [*issue(number), *finish(number - 1, len(turns[number]))]
+        steps += loads(number + 1) if number + 1 < len(turns) else ()
+    return (*steps, *finish(len(turns) - 1, 0))
 
 
 def _turn(number: int) -> Turn:

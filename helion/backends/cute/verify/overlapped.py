@@ -43,6 +43,9 @@ def _(cluster: Cluster, step: TurnMma, warp: Warp) -> None:
     tag = warp.tile, warp.k_tile
 
     def add(sums: Sums) -> None:
+        if not step.first:
+            sums.of_each.setdefault(step.turn, []).append(tag)
+            return
         if sums.of_each.get(step.turn):
             raise Fault(f"accumulator {step.turn} of {sums.of_each[step.turn]} is overwritten before it is promoted")
         sums.of_each[step.turn] = [tag]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from ..plan.counts import copy_warps, counts, full_arrivals, turns
+from ..plan.counts import copy_warps, counts, full_arrivals, least_stages, turns
 from ..plan.records import WARP_THREADS, GemmPlan
 from ..roles.grammar import KernelProgram, NamedBarrier, Pipeline
 from .structure import visitors
@@ -72,7 +72,7 @@ def _fewer_clusters(plan: GemmPlan) -> GemmPlan:
 
 def _fewer_slots(plan: GemmPlan) -> GemmPlan:
     """Reduce the stages of operands: extra stages only let the producer run further ahead."""
-    return dataclasses.replace(plan, ab_stages=min(plan.ab_stages, FEW_SLOTS))
+    return dataclasses.replace(plan, ab_stages=min(plan.ab_stages, max(FEW_SLOTS, least_stages(plan))))
 
 
 def _fewer_subtiles(plan: GemmPlan) -> GemmPlan:

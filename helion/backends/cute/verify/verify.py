@@ -79,7 +79,8 @@ def _simulate(program: KernelProgram) -> None:
     plan, rounds = program.plan, _rounds(program.plan)
     several, two = (rounds + 1, 2) if plan.grid_splits == 1 else (2, 1)
     more = least_k_tiles(plan) - 1
-    wraps = max(plan.ab_stages, 2 * GROUP) if plan.unit == "wgmma" and plan.accumulator_stages > 1 else plan.ab_stages
+    in_turn = 2 * GROUP * plan.promote_k_tiles if plan.unit == "wgmma" and plan.accumulator_stages > 1 else 0
+    wraps = max(plan.ab_stages, in_turn)
     sampled = [(0, plan.parts), (several, plan.parts + more), (two, plan.parts * wraps + 1 + more)]
     for seed, (tiles, k_tiles) in zip(SCHEDULES, sampled, strict=True):
         Cluster(program, tiles=tiles, k_tiles=k_tiles, seed=seed).run()
