@@ -227,7 +227,7 @@ PLAIN = Choice(tile=(128, 128, 128))
         ),
         ("sm_90", changed(), Choice(tile=(128, 256, 128)), "256 accumulator registers per thread"),
         ("sm_100", changed(), PLAIN, "128 accumulator registers per thread; up to 64 leave room"),
-        ("sm_100", changed(), dataclasses.replace(PLAIN, promote=True), "nothing to promote"),
+        ("sm_100", changed(), dataclasses.replace(PLAIN, promote=True), "neither promoted nor rounded"),
     ],
 )
 def test_plans_that_are_refused(target: str, scales: BlockScales, choice: Choice, message: str) -> None:
