@@ -682,6 +682,26 @@ def jagged_rows(x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def _by_group(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    parts = [x[a:b] @ w[g] for g, (a, b) in enumerate(itertools.pairwise(offsets))]
+    return torch.cat([x[: offsets[0]] @ w[0] * 0, *parts, x[offsets[-1] :] @ w[0] * 0])
+
+
+@case(_by_group, (9, 5), (3, 5, 6), lambda dtype: torch.tensor([1, 3, 3, 8]), single=True)
+def grouped_rows(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """Rows of the output are those of the loop, which begins at the first one of its group."""
+    groups, k, n = w.size()
+    out = torch.zeros([x.size(0), n], dtype=x.dtype, device=x.device)
+    for tile_g, tile_n in hl.tile([groups, n], block_size=[1, None]):
+        g = tile_g.begin
+        for tile_m in hl.tile(offsets[g], offsets[g + 1]):
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc += torch.matmul(x[tile_m, tile_k], w[g, tile_k, tile_n]).to(torch.float32)
+            out[tile_m, tile_n] = acc.to(x.dtype)
+    return out
+
+
 def _iterated(x: torch.Tensor, w: torch.Tensor, n: int) -> torch.Tensor:
     held, total = w, torch.zeros_like(w)
     for _ in range(n):

@@ -21,6 +21,7 @@ from ..ir.grammar import (
     LoopAxis,
     MemoryAttrs,
     Op,
+    Operand,
     OperandRef,
     Program,
     Root,
@@ -130,6 +131,7 @@ class Places:
         found = {i.block for i in attrs.indices if i.kind == "block" and i.block is not None}
         seen: set[int] = set()
         pending = [op.operands[i.operand] for i in attrs.indices if i.operand is not None]
+        pending += [first for block in found if (first := self._first(block)) is not None]
         while pending:
             value = pending.pop()
             maker = self.makers.of(value)
@@ -146,6 +148,11 @@ class Places:
                 found |= self.depends_on(maker)
             pending += maker.operands
         return found | {outer for block in found if (outer := self._within(block)) is not None}
+
+    def _first(self, block: int) -> Operand | None:
+        """Return the value that the tiles of a loop begin at, such as the first row of a group."""
+        axis, op = self.axes.get(block, (None, None))
+        return op.operands[axis.begin.at] if op is not None and axis and isinstance(axis.begin, OperandRef) else None
 
     def apart(self, op: Op, other: Op) -> bool:
         """Return whether two accesses of one tensor certainly have no element in common."""
