@@ -250,6 +250,10 @@ class _Tally:
     ) -> None:
         """Add an operand that no loop prefetches; ``once`` is what ``read_in_place`` returns."""
         loaded, computed = self.sides(operand, fact)
+        if self.is_read_at_once(operand):
+            home = self.home(operand.region)
+            self.turns[home] = max(self.turns.get(home, 0), loaded, computed)
+            return
         if self.units[operand.dot] == "mma" and self.is_transposed_again(operand):
             # converted to fragments of the transpose right after the load
             size = loaded // self.rounds_transposed(operand, fact)
@@ -258,6 +262,14 @@ class _Tally:
         last, first = once.get(operand.slot, (operand.dot, operand))
         if operand is first:
             self.add(operand.region, max(loaded, computed), last, operand.after, operand.axes)
+
+    def is_read_at_once(self, operand: StagedOperand) -> bool:
+        """Return whether a left operand of ``mma`` is in registers early: another left one is computed from it."""
+        fact = self.facts.matmuls[operand.dot]
+        if operand.role != "lhs" or self.is_left(operand.dot) or self.target.kind != "cuda":
+            return False
+        alike = (o for o in self.facts.matmuls if o.region == fact.region and o.lhs_slot is None and not o.consumes)
+        return self.pipeline_of(operand.region) is None and any((o.m_axis, o.k_axis) == operand.axes for o in alike)
 
     def looked_up(self) -> None:
         """Add the prefetched indices of other loads, on CUDA."""
@@ -450,10 +462,11 @@ class _Tally:
         return rounds(held, taken, operand.itemsize)
 
     def is_transposed_again(self, operand: StagedOperand) -> bool:
-        """Return whether a right operand is the transpose of rows that are an operand as they are, too, on CUDA."""
+        """Return whether a right operand alone is the transpose of loaded rows, on CUDA. In squares only others tell."""
         same = [each for each in self.facts.staged if each.slot == operand.slot and each is not operand]
         direct = operand.role == "rhs" and operand.direct and self.target.kind == "cuda"
-        return direct and bool(same) and self.is_permuted(operand) and not any(map(self.is_permuted, same))
+        known = bool(same) or len(set(operand.axes)) == len(operand.axes)
+        return direct and known and self.is_permuted(operand) and not any(map(self.is_permuted, same))
 
     def rounds_transposed(self, operand: StagedOperand, fact: MatmulFact) -> int:
         """Return the rounds in which loaded rows become fragments of their transpose.
@@ -499,12 +512,19 @@ class _Tally:
                 # gradients of keys and of values: each is back in registers before the next
                 size = m * k * fact.lhs_dtype.itemsize
                 self.exchanges.append(Exchange(region=fact.region, size=size, after=fact.number))
-            elif fact.lhs_slot is None and (apart or not (fact.consumes and own_rows)):
+            elif (
+                fact.lhs_slot is None and not self.is_in_fragments(fact) and (apart or not (fact.consumes and own_rows))
+            ):
                 # it converts its layout on the way to the unit, and copies of fp32 may remain from the loop before
                 after = 0 if apart else fact.number
                 self.add(fact.region, m * k * fact.lhs_dtype.itemsize, fact.number, after)
             if fact.rhs_slot is None:
                 self.add(fact.region, k * n * fact.rhs_dtype.itemsize, fact.number, fact.number)
+
+    def is_in_fragments(self, fact: MatmulFact) -> bool:
+        """Return whether a left operand is computed from another one that is in the layout of operands before it."""
+        rows = (o for o in self.facts.staged if o.region == fact.region and o.axes == (fact.m_axis, fact.k_axis))
+        return any(map(self.is_read_at_once, rows))
 
     def takes_transpose(self, fact: MatmulFact) -> bool:
         """Return whether the left operand comes from another dot's transpose, whose rows are distributed over all
