@@ -25,6 +25,7 @@ from .plan.refusal import Refusal
 from .resources.backward import backward_choice
 from .score_rules import ScoreRules
 from .space import VERBATIM_PREFIX
+from .umma_backward_space import check_umma_backward, umma_backward_keys
 
 _SIMPLER: tuple[dict[str, Any], ...] = ({"wgmma_kv_stages": None}, {"wgmma_tile_scheduler": "static"})
 
@@ -35,6 +36,9 @@ def backward_refusal(program: Program, target: Target) -> exc.Base | None:
         if program.tunables:
             raise Refusal(f"it has tunables of its own: {', '.join(name for name, _ in program.tunables)}")
         found = known_backward(program)
+        if target.has("tcgen05"):
+            check_umma_backward(program, found, target)
+            return None
         rows, keys = (program.blocks[at].size for at in (found.loops.queries, found.loops.keys))
         if isinstance(rows, int) and (rows % WGMMA_ROWS or not 0 < rows <= MOST_GROUPS * WGMMA_ROWS):
             raise Refusal(f"the kernel sets tiles of {rows} rows; 64, 128 and 192 are implemented")
@@ -52,6 +56,8 @@ def backward_refusal(program: Program, target: Target) -> exc.Base | None:
 
 def backward_keys(shape: ProgramShape, program: Program, target: Target, settings: Settings) -> OwnKeys:
     """Return the keys of gradients of attention, the bounds of their tiles, and the rules that legalize a config."""
+    if target.has("tcgen05"):
+        return umma_backward_keys(program, target)
     found = known_backward(program)
     loops = found.loops
     sizes = {loops.queries: (WGMMA_ROWS, MOST_GROUPS * WGMMA_ROWS), loops.keys: (KEY_STEP, MOST_KEYS)}

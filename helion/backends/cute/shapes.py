@@ -26,6 +26,7 @@ from .backward_space import backward_keys, backward_refusal
 from .chained import build_chained, chained_keys, chained_multiples, chained_refusal, is_chained, main_of, programs_of
 from .codegen.attention.backward_kernel import backward_kernel
 from .codegen.attention.kernel import attention_kernel
+from .codegen.attention.umma.backward_kernel import umma_backward_kernel
 from .codegen.attention.umma.kernel import umma_kernel
 from .codegen.chained.module import chained_kernel_of
 from .codegen.rowwise.module import row_kernel_of
@@ -66,7 +67,9 @@ from .resources.predict import predict
 from .resources.rowwise.predict import describes_rows, predict_rows
 from .resources.shape import shape_of
 from .resources.umma_attention import predict_umma
+from .resources.umma_backward import predict_umma_backward
 from .roles.attention.umma import UmmaProgram
+from .roles.attention.umma_backward import UmmaBackwardProgram
 from .row_margins import rows_lead, rows_on_request
 from .row_space import own_keys as row_keys
 from .space import own_keys
@@ -305,7 +308,15 @@ ATTENTION = Shape(
 
 
 def _backward_kernel(plan: CuteBackwardPlan) -> GemmKernel:
-    return backward_kernel(plan.kernel_names[0], plan.roles)
+    name, program = plan.kernel_names[0], plan.roles
+    if isinstance(program, UmmaBackwardProgram):
+        return umma_backward_kernel(name, program)
+    return backward_kernel(name, program)
+
+
+def _predict_backward(facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
+    of_unit = predict_umma_backward if target.has("tcgen05") else predict_backward
+    return of_unit(facts, decisions, target)
 
 
 def _backward_on_request(program: Program, facts: KernelFacts, target: Target) -> str:
@@ -315,6 +326,8 @@ def _backward_on_request(program: Program, facts: KernelFacts, target: Target) -
     and are lower for both (``sequence_times`` in benchmarks/results/cute/nvidia-h200-attention.jsonl).
     """
     problem = known_backward(program).problem
+    if target.has("tcgen05"):
+        return f"gradients of attention on tcgen05 run on request, {_REQUEST}"
     if problem.key_range is not None:
         return f"gradients of rows that are bounded by loaded integers run on request, {_REQUEST}"
     return ""
@@ -331,7 +344,7 @@ BACKWARD = Shape(
     refusal=backward_refusal,
     multiples=backward_multiples,
     keys=backward_keys,
-    predict=predict_backward,
+    predict=_predict_backward,
     plan=build_backward,
     plan_type=CuteBackwardPlan,
     pieces=backward_pieces,

@@ -94,7 +94,7 @@ def umma_keys(program: Program, target: Target) -> OwnKeys:
             ),
             Scalar(key="tcgen05_key_splits", fragment=EnumFragment(KEY_SPLITS), initial=1),
         ),
-        absent=_absent(),
+        absent=absent_umma_keys(),
         verbatim=VERBATIM_PREFIX,
         rules=ScoreRules(
             program.host.name, target, planned, simpler if lazy else ({"tcgen05_lazy_rescale": False}, *simpler)
@@ -112,7 +112,7 @@ def umma_keys(program: Program, target: Target) -> OwnKeys:
     )
 
 
-def _absent() -> dict[str, str]:
+def absent_umma_keys() -> dict[str, str]:
     """Return the keys of matmuls, with the reason why attention has none of them."""
     own = "tcgen05_kv_stages, tcgen05_lazy_rescale, tcgen05_polynomial and tcgen05_key_splits"
     why = f"it is for matmuls; attention on tcgen05 has {own}"

@@ -20,6 +20,7 @@ from backends.cute.lockstep import CONVERSIONS, FUNCTIONS, Lanes, lifted
 from helion.backends.cute.codegen.attention import spans
 from helion.backends.cute.codegen.attention.umma.finish import chunk_of
 from helion.backends.cute.codegen.attention.umma.kernel import umma_kernel
+from helion.backends.cute.codegen.attention.umma.softmax import chunk_of_weights
 from helion.backends.cute.codegen.attention.umma.steps import print_steps
 from helion.backends.cute.codegen.writer import Writer
 from helion.backends.cute.execute.attention import _matrix, _rows, _source, place_at
@@ -111,6 +112,7 @@ def objects(**of_warps: Any) -> dict[str, Any]:
         inline_ptx=_ptx,
         shuffle_sync_bfly=lambda value, offset: Lanes(_plain(value)[torch.arange(UMMA_ROWS) ^ offset]),
         make_warp_uniform=lambda value: int(value.held[0]) if isinstance(value, Lanes) else value,
+        block_idx=lambda: (0, 0, 0),
         grid_dim=lambda: (1, 1, 1),
         fence_view_async_tmem_load=lambda: None,
         fence_view_async_tmem_store=lambda: None,
@@ -203,14 +205,13 @@ class Execution:
             "packed": {},
             **dict.fromkeys(("score_reads", "weight_writes", "output_reads", "output_writes")),
             "score_parts": "scores",
-            "weight_parts": "weights",
-            "rounded_weights": None,
+            "weight_parts": _Parts(("weights",)),
+            "rounded_weights": _Parts(("rounded",)),
             **dict.fromkeys(("from_parts", "to_parts"), _Parts(("output",))),
             "shared_message": _Messages(self),
             "shared_o": _Parts(("stage",)),
             "shared_counts": _Counts(self),
             "partials": _Partials(self),
-            "first_work": 0,
         }
         source = umma_kernel("kernel", self.program).source
         functions = source[source.index("def ") : source.index("@cute.kernel")]
@@ -226,7 +227,7 @@ class Execution:
         named["cute"].assume, named["cute"].make_tensor = (lambda at, divby: at), (lambda at, layout: ("queries", at))
         named["cute"].make_layout = lambda size: size
         problem = self.plan.problem
-        sources: dict[str, Any] = {f"vector_{source.label}": _Vector(self, source) for source in problem.sources}
+        sources: dict[str, Any] = {f"vector_{source.label}": Vector(self, source) for source in problem.sources}
         sources |= {each.label: float(self.tensors[each.label]) for each in problem.sources if each.kind == "number"}
         outputs = {f"vector_{each.label}": each for each in problem.outputs if each.kind == "query"}
         return {**named, **sources, **outputs}
@@ -236,21 +237,27 @@ class Execution:
     def _copy(self, kind: Any, source: Any, target: Any) -> None:
         if source == "scores":
             self._load_scores(target)
-        elif target == "weights":
-            pairs = [self.names["packed"][at] for at in range(self.plan.keys // 2)]
-            rows = [each.expand(UMMA_ROWS) for pair in pairs for each in pair]
-            self.weights[self.names["group"]].append(torch.stack(rows, 1))
+        elif isinstance(target, tuple) and target[0] == "weights":
+            self._take_weights(target[1])
         elif isinstance(source, tuple):
             target.values = [Lanes(each) for each in self._chunk(source).unbind(1)]
         else:
             self._chunk(target).copy_(source.matrix)
+
+    def _take_weights(self, part: int) -> None:
+        """Take the rounded weights of a block when its last chunk is stored."""
+        pairs = chunk_of_weights(self.plan)
+        if part + 1 == self.plan.keys // 2 // pairs:
+            found = [self.names["packed"].pop(at) for at in range(self.plan.keys // 2)]
+            rows = [each.expand(UMMA_ROWS) for pair in found for each in pair]
+            self.weights[self.names["group"]].append(torch.stack(rows, 1))
 
     def _chunk(self, part: tuple[Any, ...]) -> torch.Tensor:
         _, at, group = part
         chunk = chunk_of(self.plan.problem.v.columns)
         return self.outputs[group][:, chunk * at : chunk * (at + 1)]
 
-    def _head(self) -> tuple[int, ...]:
+    def head(self) -> tuple[int, ...]:
         """Return the coordinates of the head; those that are loaded follow the others, and are 0 before."""
         return tuple(int(self.names.get(f"head_{at}", 0)) for at in range(len(self.plan.problem.coordinates)))
 
@@ -258,9 +265,9 @@ class Execution:
         """Return rows of a matrix for the current head, zeros from ``end`` on, as TMA reads them."""
         stop, pages, table = min(first + count, end), matrix.pages, None
         if pages is not None:
-            table = _source(self.plan.problem, pages.table, self.tensors[pages.table.label], self._head(), pages.most)
+            table = _source(self.plan.problem, pages.table, self.tensors[pages.table.label], self.head(), pages.most)
         span = slice(min(first, stop), stop)
-        return _rows(matrix, self.tensors[name], self._head(), span, first + count, table)[first:].float()
+        return _rows(matrix, self.tensors[name], self.head(), span, first + count, table)[first:].float()
 
     def _block(self, name: str, matrix: Matrix, block: int) -> torch.Tensor:
         """Return a block of streamed rows, of those that the tile's keys are."""
@@ -303,7 +310,7 @@ class Execution:
         kept = torch.as_tensor(inside.held).expand(UMMA_ROWS)
         row, tensor = place[0].held[kept], self.tensors[output.label]
         if len(row):
-            numbers = view(output.matrix, tensor, self._head(), int(row.max()) + 1)
+            numbers = view(output.matrix, tensor, self.head(), int(row.max()) + 1)
             numbers[row, 0] = value.held.to(tensor.dtype)[kept]
 
     def _store(self, rounded: Any, target: Any) -> None:
@@ -312,7 +319,7 @@ class Execution:
             return
         _, (_, width), (thread, vector) = target
         output, end, first = self.plan.problem.matrix, self._query_end(), self._first_row()
-        held = _matrix(output.matrix, self.tensors[output.label], self._head(), end)
+        held = _matrix(output.matrix, self.tensors[output.label], self.head(), end)
         count = max(0, min(UMMA_ROWS, end - first))
         assert torch.equal(thread.held, torch.arange(UMMA_ROWS))
         held[first : first + count, width * vector : width * (vector + 1)] = rounded.matrix[:count].to(held.dtype)
@@ -411,7 +418,7 @@ class _Partials:
         return self.held[at[1:]]
 
 
-class _Vector:
+class Vector:
     """A source, read at a query and a key."""
 
     def __init__(self, execution: Execution, source: Source) -> None:
@@ -419,7 +426,7 @@ class _Vector:
 
     def __getitem__(self, at: Any) -> Lanes:
         source, tensor = self.source, self.execution.tensors[self.source.label]
-        head, (row, column) = self.execution._head(), at[:2]
+        head, (row, column) = self.execution.head(), at[:2]
         first = int(tensor.storage_offset()) + source.offset
         first += sum(mode.stride * place_at(mode.at, head) for mode in source.modes)
         flat = torch.as_strided(tensor, (tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0)

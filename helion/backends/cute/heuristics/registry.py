@@ -9,10 +9,12 @@ from .cluster_epilogue import CuteClusterEpilogueHeuristic
 from .row_kernels import CuteRowKernelHeuristic
 from .tcgen05_matmul import CuteTcgen05MatmulHeuristic
 from .umma_attention import CuteTcgen05AttentionHeuristic
+from .umma_attention_backward import CuteTcgen05BackwardHeuristic
 from .wgmma_matmul import CuteWgmmaMatmulHeuristic
 
 HEURISTICS: tuple[Heuristic, ...] = (
     CuteAttentionBackwardHeuristic(),
+    CuteTcgen05BackwardHeuristic(),
     CuteAttentionHeuristic(),
     CuteTcgen05AttentionHeuristic(),
     CuteRowKernelHeuristic(),

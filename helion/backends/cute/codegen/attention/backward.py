@@ -19,9 +19,9 @@ from .softmax import exp2_function, has_masks
 
 def backward_functions(plan: BackwardPlan) -> list[list[str]]:
     """Return the functions of a block and of a tile's end, as the DSL traces them: loops over elements are unrolled."""
-    functions = [*_mmas(plan), exp2_function(), _pack(plan)]
+    functions = [*_mmas(plan), exp2_function(), pack_function(plan)]
     if has_masks(plan):
-        functions.append(_seen(plan))
+        functions.append(seen_function(plan))
     functions += [_values(plan, late, only) for late, only in values_of_passes(plan)]
     functions += atomic_functions(plan)
     return [*functions, *(_finish(plan, at) for at in range(len(plan.problem.gradients)))]
@@ -56,7 +56,7 @@ def _mmas(plan: BackwardPlan) -> list[list[str]]:
     return found
 
 
-def _pack(plan: BackwardPlan) -> list[str]:
+def pack_function(plan: BackwardPlan) -> list[str]:
     """Return the function that rounds two numbers by a named instruction, which LLVM does not move."""
     name = "bf16x2" if plan.problem.owned[0].dtype == "bfloat16" else "f16x2"
     return [
@@ -69,7 +69,7 @@ def _pack(plan: BackwardPlan) -> list[str]:
     ]
 
 
-def _seen(plan: BackwardPlan) -> list[str]:
+def seen_function(plan: BackwardPlan) -> list[str]:
     """Return the function of the first and last element of a block that a row sees, less the first of the thread."""
     band = plan.problem.band
     last, first = f"{numbers.less(text_of(plan.problem.keys), 1)} - first_key", "cutlass.Int32(0)"
@@ -82,15 +82,15 @@ def _seen(plan: BackwardPlan) -> list[str]:
         last = f"cutlass.min({last}, ends - 1 - first_key)"
     if "begins" in loaded:
         first = f"cutlass.max({first}, begins - first_key)"
-    return [f"def seen({_with_sizes(plan, 'query', 'first_key', *loaded)}):", f"    return {first}, {last}"]
+    return [f"def seen({with_sizes(plan, 'query', 'first_key', *loaded)}):", f"    return {first}, {last}"]
 
 
-def _with_sizes(plan: BackwardPlan, *given: str) -> str:
+def with_sizes(plan: BackwardPlan, *given: str) -> str:
     """Return arguments, and the sizes that only launches know."""
     return ", ".join([*given, *numbers.parameters(plan)])
 
 
-_FAST: dict[str, Callable[..., str]] = {
+FAST: dict[str, Callable[..., str]] = {
     "exp2": lambda x: f"exp2({x})",
     "exp": lambda x: f"exp2(({x}) * {math.log2(math.e)!r})",
 }
@@ -152,7 +152,7 @@ def _values(plan: BackwardPlan, late: bool, only: int | None) -> list[str]:
     lines += [f"    packed_{at} = cute.recast_tensor(left_{at}, cutlass.Int32)" for at in written]
     if has_masks(plan):
         loaded = [f"{name}[row]" for name in spans.row_names(plan)]
-        seen = f"seen({_with_sizes(plan, 'first_query + 8 * row', 'first_key', *loaded)})"
+        seen = f"seen({with_sizes(plan, 'first_query + 8 * row', 'first_key', *loaded)})"
         lines.append(f"    limits = [{seen} if masked else (0, 0) for row in range(2)]")
     if _masks_rows(plan):
         lines.append(f"    owned = [first_query + 8 * row < {text_of(plan.problem.queries)} for row in range(2)]")
@@ -234,7 +234,7 @@ def _element(plan: BackwardPlan, late: bool, only: int | None, needed: list[int]
                 text = read(plan, source, head_axes(problem), "query", "key", problem.keys)
                 lines.append(f"{source.label}_value = {text}")
         elif value >= formula.computed and not (late and value in problem.held):
-            text = computed(formula, value, lambda each: _names(plan, late, each), ("query", "key"), _FAST)
+            text = computed(formula, value, lambda each: _names(plan, late, each), ("query", "key"), FAST)
             lines.append(f"y{value} = {text}")
     lines += [] if late else [f"held_{value}[e] = y{value}" for value in _held(plan, only)]
     for at in lefts(plan, late, only):
@@ -287,14 +287,15 @@ def _finish(plan: BackwardPlan, at: int) -> list[str]:
             lines.append(f"        {source.label}_value = {text}")
         for number in range(len(formula.instructions)):
             value = formula.computed + number
-            text = computed(formula, value, lambda each: _finish_name(formula, each), ("query", "column"))
+            text = computed(formula, value, lambda each: finish_name(formula, each), ("query", "column"))
             lines.append(f"        y{value} = {text}")
-        lines.append(f"        gradient_{at}[e] = {_finish_name(formula, formula.value)}")
+        lines.append(f"        gradient_{at}[e] = {finish_name(formula, formula.value)}")
     lines.append(f"    rounded_{at}.store(gradient_{at}.load().to({dsl(gradient.output.dtype)}))")
     return lines
 
 
-def _finish_name(formula: Formula, value: int) -> str:
+def finish_name(formula: Formula, value: int) -> str:
+    """Return the name of a value of a gradient's formula."""
     if value < formula.starts:
         return "x0"
     return f"{formula.sources[value - formula.starts].label}_value" if value < formula.computed else f"y{value}"

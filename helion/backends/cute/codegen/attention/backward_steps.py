@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from ...plan.attention.backward import ATOMIC_COLUMNS, EXCHANGE_STAGES, STREAMED, BackwardPlan
 from ...plan.attention.numbers import text_of
-from ...plan.records import WARPGROUP_THREADS, WGMMA_ROWS
+from ...plan.records import WARPGROUP_THREADS
 from ...roles import grammar as g
 from ...roles.attention import grammar as a
 from ...roles.attention.grammar import BackwardProgram
@@ -61,16 +61,21 @@ def partitions(plan: BackwardPlan, first_row: str = "") -> list[str]:
 
 def _load_rows(plan: BackwardPlan) -> list[str]:
     owned = enumerate(plan.problem.owned)
-    return [line for at, matrix in owned for line in partition(f"own_{at}", matrix, (WGMMA_ROWS, matrix.columns))]
+    return [line for at, matrix in owned for line in partition(f"own_{at}", matrix, (plan.group_rows, matrix.columns))]
 
 
 def _multiply(plan: BackwardPlan) -> list[str]:
-    lines = registers(plan)
+    return [*registers(plan), *stored_outputs(plan)]
+
+
+def stored_outputs(plan: BackwardPlan) -> list[str]:
+    """Return the partitions of all outputs for their TMA stores."""
+    lines = []
     for at, gradient in enumerate(plan.problem.gradients):
         matrix, shared = gradient.output.matrix, f"shared_own_{plan.problem.output_memory(at)}"
         modes = ", ".join(["None", "0", *("None" for _ in matrix.modes)])
         lines += [
-            f"tiles_{at} = cute.local_tile(tensor_gradient_{at}, (64, {matrix.columns}), ({modes}))",
+            f"tiles_{at} = cute.local_tile(tensor_gradient_{at}, ({plan.group_rows}, {matrix.columns}), ({modes}))",
             f"from_{at}, to_{at} = cpasync.tma_partition(",
             f"    tma_gradient_{at}, 0, cute.make_layout(1), cute.group_modes({shared}, 0, 2),"
             f" cute.group_modes(tiles_{at}, 0, 2)",

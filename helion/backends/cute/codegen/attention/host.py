@@ -86,13 +86,13 @@ def backward_matrices(plan: BackwardPlan) -> list[str]:
     for at, matrix in enumerate(problem.owned):
         name, columns = f"own_{at}", matrix.columns
         text = layout.format(
-            side="a", rows=WGMMA_ROWS, keys=plan.keys, columns=columns, dtype=dtype, stages=plan.groups
+            side="a", rows=plan.group_rows, keys=plan.keys, columns=columns, dtype=dtype, stages=plan.groups
         )
         lines += [*_matrix(name, name, matrix, problem.queries), f"layout_{name} = {text}"]
-        lines += _descriptor(name, "G2S", (WGMMA_ROWS, columns))
+        lines += _descriptor(name, "G2S", (plan.group_rows, columns))
     for name, matrix in problem.blocks.items():
         text = layout.format(
-            side="b", rows=WGMMA_ROWS, keys=plan.keys, columns=matrix.columns, dtype=dtype, stages=plan.stages
+            side="b", rows=plan.group_rows, keys=plan.keys, columns=matrix.columns, dtype=dtype, stages=plan.stages
         )
         lines += _matrix(name, name, matrix, problem.keys, spanned=problem.spans_keys)
         lines += [f"layout_{name} = {text}", *_descriptor(name, "G2S", (plan.keys, matrix.columns))]
@@ -112,7 +112,7 @@ def backward_matrices(plan: BackwardPlan) -> list[str]:
             *_matrix(name, output.label, output.matrix, problem.queries),
             f"layout_{name} = layout_own_{problem.output_memory(at)}",
         ]
-        lines += _descriptor(name, "S2G", (WGMMA_ROWS, output.matrix.columns))
+        lines += _descriptor(name, "S2G", (plan.group_rows, output.matrix.columns))
     if problem.atomic is not None:
         lines += [
             *_matrix("sum", problem.atomic.label, problem.atomic.matrix, problem.keys),

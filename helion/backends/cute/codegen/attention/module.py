@@ -23,12 +23,10 @@ from .formula import uniform_functions
 from .host import SCALARS, matrices, tensors
 from .queries import queries_functions
 from .softmax import softmax_functions
-from .steps import print_steps
+from .steps import FIRST_WORK, OWN_WORK, WORK_STEP, print_steps
 
 OF_BLOCKS = ("tma_wgmma", "tma_umma")
 """Kinds of pipelines that are objects of the DSL."""
-WORK_STEP = "_, work_step, _ = cute.arch.grid_dim()"
-"""The distance from a work item to the next one of a CTA."""
 ENTRY = "attention"
 """The host function. It takes pointers of Q, K, V, the outputs and the sources of both formulas (or scalars). Then
 follow the workspace, if any, the maximum of co-resident CTAs, and a stream."""
@@ -68,8 +66,6 @@ class Pieces:
     """Names of vectors of fp32 with a TMA descriptor."""
     ctas_per_sm: int = 0
     """CTAs that the assembler is told to fit on an SM; 0 leaves that to it."""
-    shares_step: bool = True
-    """True if all roles read one ``WORK_STEP``. In large kernels ptxas spills it, where each role needs another register."""
     imports: tuple[str, ...] = IMPORTS
     objects_of_kernel: tuple[str, ...] = ()
     """Lines of the kernel, before its roles, that make objects of all of them."""
@@ -172,8 +168,7 @@ def _prologue(out: Writer, program: ScoreProgram, pieces: Pieces) -> None:
             "thread, _, _ = cute.arch.thread_idx()",
             "warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())",
             "lane = cute.arch.lane_idx()",
-            "_, first_work, _ = cute.arch.block_idx()",
-            *((WORK_STEP,) if pieces.shares_step else ()),
+            *(() if type(program) in OWN_WORK else (FIRST_WORK, WORK_STEP)),
         )
     )
     with out.block("if warp == 0:"):

@@ -55,6 +55,10 @@ OWN_RULES: dict[type[ScoreProgram], dict[type[g.Step], Rule]] = {}
 OWN_BLOCKS: dict[type[ScoreProgram], Callable[[Any, str], list[str]]] = {}
 """The partitions of blocks that a kind of programs has instead, given the index of a span's first row."""
 
+OWN_WORK: set[type[ScoreProgram]] = set()
+"""Kinds of programs whose roles read the first work item, and the distance to the next one, by themselves. In large kernels
+ptxas spills what all roles share."""
+FIRST_WORK, WORK_STEP = "_, first_work, _ = cute.arch.block_idx()", "_, work_step, _ = cute.arch.grid_dim()"
 OWN_QUERIES: dict[type[ScoreProgram], Callable[[Any], list[str]]] = {}
 """The definitions of a thread's first query, and of its bounds, that a kind of programs has instead."""
 
@@ -245,6 +249,7 @@ _SETUPS: Mapping[str, Callable[[AttentionPlan], list[str]]] = {
 @_rule(a.WorkLoop)
 def _(out: Writer, program: ScoreProgram, step: a.WorkLoop) -> None:
     plan = program.plan
+    out.lines([FIRST_WORK] if type(program) in OWN_WORK else [])
     out.lines(("visited = cutlass.Int32(0)", "work = cutlass.Int32(first_work)"))
     with out.block(f"while work < {numbers.pieces(plan)}:"):
         sizes = numbers.parameters(plan)

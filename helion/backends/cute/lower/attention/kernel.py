@@ -14,18 +14,20 @@ from ....._compiler.ir.grammar import Program
 from ....._shapes import Expr, NeedsValue, cdiv
 from .....hardware import Target
 from .....settings import Settings
-from ...plan.attention.backward import plan_backward
+from ...plan.attention.backward import BackwardPlan, plan_backward
 from ...plan.attention.build import plan_attention
 from ...plan.attention.launch import launch_multiples
 from ...plan.attention.numbers import LaunchInt
 from ...plan.attention.plan import CuteAttentionPlan, CuteBackwardPlan
 from ...plan.attention.records import AttentionPlan, ScorePlan
 from ...plan.attention.umma import plan_umma_attention
+from ...plan.attention.umma_backward import plan_umma_backward
 from ...plan.launch import LaunchPlan
 from ...plan.refusal import Refusal
 from ...resources.attention import choice_of
 from ...resources.backward import backward_choice
 from ...resources.umma_attention import umma_choice
+from ...resources.umma_backward import umma_backward_choice
 from ..names import as_written
 from ..numbers import dividing
 from .backward import Backward, backward_of
@@ -76,7 +78,10 @@ def build_backward(program: Program, decisions: Decisions, target: Target, setti
     found = known_backward(program)
     blocks = found.loops.queries, found.loops.keys
     try:
-        plan = plan_backward(found.problem, backward_choice(decisions, blocks), target)
+        if target.has("tcgen05"):
+            plan: BackwardPlan = plan_umma_backward(found.problem, umma_backward_choice(decisions, blocks), target)
+        else:
+            plan = plan_backward(found.problem, backward_choice(decisions, blocks), target)
     except Refusal as refusal:
         raise exc.InvalidConfig(f"{program.host.name} on {target}: {as_written(program, refusal)}.") from refusal
     return CuteBackwardPlan(backward=plan, **_launch(program, decisions, settings, found))

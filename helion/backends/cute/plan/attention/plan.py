@@ -9,6 +9,7 @@ from ...roles.attention.backward import backward_program
 from ...roles.attention.grammar import AttentionProgram, BackwardProgram, ScoreProgram
 from ...roles.attention.programs import attention_program
 from ...roles.attention.umma import UmmaProgram, umma_program
+from ...roles.attention.umma_backward import UmmaBackwardProgram, umma_backward_program
 from ..launch import LaunchPlan
 from ..report import memory_lines, pipeline_lines, role_lines
 from ..shared import Allocation
@@ -17,6 +18,7 @@ from .build import shared_bytes, shared_memory
 from .numbers import text_of
 from .records import AttentionPlan, ScorePlan
 from .umma import EXPONENTIALS, UmmaPlan, allocated_columns, umma_bytes, umma_memory
+from .umma_backward import UmmaBackwardPlan, umma_backward_bytes, umma_backward_memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,18 +58,29 @@ class CuteBackwardPlan(LaunchPlan):
     backward: BackwardPlan
 
     @functools.cached_property
-    def roles(self) -> BackwardProgram:
+    def roles(self) -> BackwardProgram | UmmaBackwardProgram:
         """The programs of the warps, the pipelines between them and their barriers."""
-        return backward_program(self.backward)
+        plan = self.backward
+        return umma_backward_program(plan) if isinstance(plan, UmmaBackwardPlan) else backward_program(plan)
 
     @property
     def shared_bytes(self) -> int:
         """Shared memory of one CTA."""
-        return backward_bytes(self.backward)
+        plan = self.backward
+        return umma_backward_bytes(plan) if isinstance(plan, UmmaBackwardPlan) else backward_bytes(plan)
+
+    @property
+    def tensor_memory_columns(self) -> int:
+        """Columns of tensor memory of one CTA."""
+        return allocated_columns(self.backward) if isinstance(self.backward, UmmaBackwardPlan) else 0
 
     def __str__(self) -> str:
-        lines = _backward_lines(self.kernel_names[0], self.backward)
-        return "\n".join([*lines, *_program_lines(self.roles, backward_memory(self.backward))])
+        plan = self.backward
+        lines = _backward_lines(self.kernel_names[0], plan)
+        if not isinstance(plan, UmmaBackwardPlan):
+            return "\n".join([*lines, *_program_lines(self.roles, backward_memory(plan))])
+        of_memory = f"tensor memory: {plan.memory_columns} of {plan.tensor_memory_limit_columns} columns"
+        return "\n".join([*lines, *_program_lines(self.roles, umma_backward_memory(plan)), of_memory])
 
 
 def _tensor_memory_lines(plan: AttentionPlan) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from .....hardware import Target
 from ..counts import PipelineCounts
@@ -36,7 +37,7 @@ UMMA_GROUPS, UMMA_KEYS = 2, 128
 UMMA_STAGES = 6
 SOFTMAX_WARPS, CORRECTION_WARPS = 4, 4
 """Warps of a group that compute weights, and those that rescale and store the outputs of all groups."""
-UMMA_REGISTERS = {1: (240, 160, 104), 2: (192, 88, 40)}
+UMMA_REGISTERS = {1: (240, 144, 120), 2: (192, 88, 40)}
 """Registers of a thread that computes weights, of one that corrects outputs, and of one that loads or issues MMAs, by
 groups: the register file holds them all."""
 MESSAGE_VALUES = 3
@@ -330,6 +331,13 @@ def umma_bytes(plan: UmmaPlan) -> int:
     return last.offset_bytes + last.size_bytes
 
 
-def allocated_columns(plan: UmmaPlan) -> int:
+class InTensorMemory(Protocol):
+    """A plan whose kernel uses tensor memory."""
+
+    @property
+    def memory_columns(self) -> int: ...
+
+
+def allocated_columns(plan: InTensorMemory) -> int:
     """Return the columns of tensor memory that a CTA allocates: a power of two, at least 32."""
     return max(WARP_THREADS, 1 << (plan.memory_columns - 1).bit_length())

@@ -85,21 +85,14 @@ def backward_program(plan: BackwardPlan) -> BackwardProgram:
         warps=LOADING_WARPS + plan.consumer_warps,
         pipelines=pipelines,
         barriers=tuple(barriers),
-        roles=(_load_blocks(plan), _load_rows(), _multiply(plan)),
+        roles=(_load_blocks(plan), load_rows(1), _multiply(plan)),
         registers=registers_of_roles(plan) if plan.groups > 1 else (),
     )
 
 
 def _load_blocks(plan: BackwardPlan) -> Role:
-    block = tuple(
-        step
-        for name in STREAMED
-        for cursor in (f"{name}_fill",)
-        for step in (Acquire(cursor), LoadBlock(name, cursor), Commit(cursor), Advance(cursor))
-    )
-    blocks: tuple[Step, ...] = (*block, LoadLoop(block))
     ticket: tuple[Step, ...] = (TakeTicket(),) if plan.scheduler == "dynamic" else ()
-    whole = _repeated(plan, blocks)
+    whole = repeated(plan, loads_of_blocks())
     later = [NextPass(loads=True), *whole] * (len(plan.problem.passes) - 1)
     return Role(
         name="load",
@@ -114,14 +107,27 @@ def _load_blocks(plan: BackwardPlan) -> Role:
     )
 
 
-def _repeated(plan: BackwardPlan, body: tuple[Step, ...]) -> tuple[Step, ...]:
+def loads_of_blocks() -> tuple[Step, ...]:
+    """Return the steps that load all blocks of both streamed matrices."""
+    block = tuple(
+        step
+        for name in STREAMED
+        for cursor in (f"{name}_fill",)
+        for step in (Acquire(cursor), LoadBlock(name, cursor), Commit(cursor), Advance(cursor))
+    )
+    return *block, LoadLoop(block)
+
+
+def repeated(plan: BackwardPlan, body: tuple[Step, ...]) -> tuple[Step, ...]:
+    """Return the steps of all repetitions of a tile's blocks."""
     return (RepeatLoop(body),) if plan.problem.is_repeated else body
 
 
-def _load_rows() -> Role:
+def load_rows(warp: int) -> Role:
+    """Build the role that loads owned rows."""
     return Role(
         name="load_rows",
-        first_warp=1,
+        first_warp=warp,
         warps=1,
         program=(
             SetUp("load_rows"),

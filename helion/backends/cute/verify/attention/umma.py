@@ -11,11 +11,14 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ...plan.attention.backward import STREAMED
 from ...plan.attention.umma import CORRECTION_WARPS, SOFTMAX_WARPS, UmmaPlan, allocated_columns
+from ...plan.attention.umma_backward import UmmaBackwardPlan
 from ...roles import grammar as g
 from ...roles.attention import grammar as a
 from ...roles.attention import umma as u
 from ...roles.attention.umma import UmmaProgram
+from ...roles.attention.umma_backward import UmmaBackwardProgram
 from ..state import Fault
 from .machine import Machine, Running, Stage, Warp
 from .rules import RULES as SHARED
@@ -25,7 +28,9 @@ SCHEDULES = ((0, 0), (3, 1), (3, 4))
 """Simulated (tiles, seed). They expose each of the faults that tests plant (test_umma_verify.py)."""
 WITHOUT_SOFTMAX = ((5, 57),)
 """Those of programs without a softmax besides, whose outputs are handed over once."""
-ORDERED = ("scores", "weights", "output")
+OF_BLOCKS = ("k", "v", *STREAMED)
+"""Pipelines of streamed blocks, whose stages MMAs release."""
+ORDERED = ("scores", "weights", "lefts", "output")
 """Pipelines that hand tensor memory to other threads."""
 Rule = Callable[..., Running | None]
 RULES: dict[type[g.Step], Rule] = {}
@@ -65,7 +70,7 @@ class UmmaMachine(Machine):
     program: UmmaProgram
     plan: UmmaPlan
 
-    def __init__(self, program: UmmaProgram, tiles: int, seed: int) -> None:
+    def __init__(self, program: UmmaProgram | UmmaBackwardProgram, tiles: int, seed: int) -> None:
         super().__init__(program, tiles, seed)
         self.rules = RULES
         self.lanes = [Lanes() for _ in range(program.plan.groups)]
@@ -104,7 +109,7 @@ def _is_of_groups(program: a.ScoreProgram, name: str) -> bool:
     return any(each.name == name and each.kind == "of_groups" for each in program.pipelines)
 
 
-def check_tensor_memory(plan: UmmaPlan) -> None:
+def check_tensor_memory(plan: UmmaPlan | UmmaBackwardPlan) -> None:
     """Check the columns of tensor memory. Raises ``Fault``."""
     if plan.memory_columns > plan.tensor_memory_limit_columns:
         raise Fault(f"{plan.memory_columns} columns of tensor memory; a CTA has {plan.tensor_memory_limit_columns}")
@@ -165,7 +170,7 @@ def _(machine: UmmaMachine, step: g.Commit, warp: Warp) -> None:
 @_rule(g.Release)
 def _(machine: UmmaMachine, step: g.Release, warp: Warp) -> None:
     stage, _ = machine.cursor_stage(warp, step.cursor)
-    if step.cursor.partition("_")[0] in ("k", "v"):
+    if step.cursor.partition("_")[0] in OF_BLOCKS:
         machine.issue(stage.empty.arrive)
         return
     _arrive(machine, warp, step.cursor)
@@ -202,7 +207,8 @@ def _(machine: UmmaMachine, step: u.TensorFence, warp: Warp) -> None:
         machine.of(warp).open = False
 
 
-def _access(machine: UmmaMachine, warp: Warp) -> Registers:
+def access(machine: UmmaMachine, warp: Warp) -> Registers:
+    """Return the registers of a warp that accesses tensor memory. Raises ``Fault`` if no fence orders that."""
     found = machine.of(warp)
     if not found.ordered:
         raise Fault(f"{warp.role.name} accesses tensor memory without a fence after its wait")
@@ -228,21 +234,21 @@ def _(machine: UmmaMachine, step: a.ScoreMma, warp: Warp) -> None:
         raise Fault(
             f"stale operands: stages hold {stage.held} and queries of {rows.held}, to be multiplied are {block}"
         )
-    _begin(machine, "scores", group, stage, rows)
+    begin(machine, "scores", group, stage, rows)
 
     def done() -> None:
         lanes = machine.lanes[group]
         if any(kind != "multiplied" for kind, _ in lanes.scores.values()):
             raise Fault(f"scores of {block} overwrite {lanes.scores}, which were not read or not multiplied")
         lanes.scores = {number: ("scores", block) for number in range(SOFTMAX_WARPS)}
-        _end(machine, "scores", group, stage, rows)
+        end(machine, "scores", group, stage, rows)
 
     machine.issue(done)
 
 
 @_rule(u.OutputOfBlock)
 def _(machine: UmmaMachine, step: u.OutputOfBlock, warp: Warp) -> None:
-    _access(machine, warp)
+    access(machine, warp)
     stage, _ = machine.cursor_stage(warp, step.cursor)
     group, number = warp.group, warp.block + (1 if step.behind else 0)
     block, first = (warp.tile, number), number == machine.last_block(warp.tile)
@@ -258,7 +264,7 @@ def _(machine: UmmaMachine, step: u.OutputOfBlock, warp: Warp) -> None:
         raise Fault(f"the first output of tile {warp.tile} is multiplied twice")
     if first and any(lanes.added.values()):
         raise Fault(f"the output of {block} overwrites one that was not stored")
-    _begin(machine, "output", group, stage)
+    begin(machine, "output", group, stage)
 
     def done() -> None:
         if any(kind != "weights" for kind, _ in lanes.scores.values()):
@@ -266,18 +272,20 @@ def _(machine: UmmaMachine, step: u.OutputOfBlock, warp: Warp) -> None:
         lanes.scores = dict.fromkeys(range(SOFTMAX_WARPS), ("multiplied", block))
         for each in range(CORRECTION_WARPS):
             lanes.added.setdefault(each, []).append(block)
-        _end(machine, "output", group, stage)
+        end(machine, "output", group, stage)
 
     machine.issue(done)
 
 
-def _begin(machine: UmmaMachine, kind: str, group: int, *stages: Stage) -> None:
+def begin(machine: UmmaMachine, kind: str, group: int, *stages: Stage) -> None:
+    """Count MMAs of a kind that read stages."""
     machine.multiplying[kind, group] = machine.multiplying.get((kind, group), 0) + 1
     for stage in stages:
         stage.readers += 1
 
 
-def _end(machine: UmmaMachine, kind: str, group: int, *stages: Stage) -> None:
+def end(machine: UmmaMachine, kind: str, group: int, *stages: Stage) -> None:
+    """Count them as complete."""
     machine.multiplying[kind, group] -= 1
     for stage in stages:
         stage.readers -= 1
@@ -288,7 +296,7 @@ def _end(machine: UmmaMachine, kind: str, group: int, *stages: Stage) -> None:
 
 @_rule(u.ReadScores)
 def _(machine: UmmaMachine, step: u.ReadScores, warp: Warp) -> None:
-    found, block = _access(machine, warp), (warp.tile, warp.block)
+    found, block = access(machine, warp), (warp.tile, warp.block)
     held = machine.lanes[warp.group].scores.get(warp.number % 4)
     if held != ("scores", block) or machine.multiplying.get(("scores", warp.group)):
         raise Fault(f"scores of {block} are read while tensor memory holds {held}, or MMAs write it")
@@ -341,7 +349,7 @@ def _(machine: UmmaMachine, step: u.Exponentials, warp: Warp) -> None:
 
 @_rule(u.WriteWeights)
 def _(machine: UmmaMachine, step: u.WriteWeights, warp: Warp) -> None:
-    found, block = _access(machine, warp), (warp.tile, warp.block)
+    found, block = access(machine, warp), (warp.tile, warp.block)
     if found.scores != ("weights", block):
         raise Fault(f"weights of {block} are stored from {found.scores}")
     if machine.multiplying.get(("scores", warp.group)):
@@ -373,7 +381,7 @@ def _(machine: UmmaMachine, step: u.ReadMessage, warp: Warp) -> None:
 
 def _output(machine: UmmaMachine, warp: Warp, blocks: list[Block], why: str) -> Lanes:
     """Return the lanes of a group's output, which no MMA writes and which has ``blocks``."""
-    _access(machine, warp).open = True
+    access(machine, warp).open = True
     lanes = machine.lanes[warp.group]
     held = lanes.added.get(warp.number % 4)
     if machine.multiplying.get(("output", warp.group)) or held != blocks:

@@ -9,13 +9,15 @@ from collections.abc import Sequence
 from ...plan.attention.backward import backward_memory
 from ...plan.attention.build import shared_memory
 from ...plan.attention.umma import umma_memory
+from ...plan.attention.umma_backward import umma_backward_memory
 from ...plan.records import TMA_ALIGNMENT_BYTES, WARP_THREADS
 from ...plan.shared import WORD_BYTES, Allocation
 from ...roles.attention.grammar import AttentionProgram, BackwardProgram, ScoreProgram
 from ...roles.attention.umma import UmmaProgram
+from ...roles.attention.umma_backward import UmmaBackwardProgram
 from ..state import Fault
 from ..structure import MAX_BOX_BYTES, MAX_NAMED_BARRIERS, check_register_pool
-from . import backward
+from . import backward, umma_backward
 from .machine import Machine
 from .rules import RULES, execute
 from .umma import check_tensor_memory, simulate
@@ -49,11 +51,18 @@ def verify_attention(program: AttentionProgram | UmmaProgram) -> None:
     _simulate(dataclasses.replace(any_program, plan=plan))
 
 
-def verify_backward(program: BackwardProgram) -> None:
+def verify_backward(program: BackwardProgram | UmmaBackwardProgram) -> None:
     """Check the same of gradients of attention. Raises ``Fault``."""
-    small = dataclasses.replace(program.plan.problem, heads=(1,), queries=1, keys=1, names=())
-    _check_structure(program, backward_memory(program.plan))
-    _simulate(dataclasses.replace(program, plan=dataclasses.replace(program.plan, problem=small)))
+    plan = dataclasses.replace(
+        program.plan, problem=dataclasses.replace(program.plan.problem, heads=(1,), queries=1, keys=1, names=())
+    )
+    any_program: ScoreProgram = program
+    if isinstance(program, UmmaBackwardProgram):
+        _check_structure(program, umma_backward_memory(program.plan))
+        check_tensor_memory(program.plan)
+    else:
+        _check_structure(program, backward_memory(program.plan))
+    _simulate(dataclasses.replace(any_program, plan=plan))
 
 
 def _check_structure(program: ScoreProgram, memory: Sequence[Allocation]) -> None:
@@ -66,6 +75,9 @@ def _check_structure(program: ScoreProgram, memory: Sequence[Allocation]) -> Non
 def _simulate(program: ScoreProgram) -> None:
     if isinstance(program, UmmaProgram):
         simulate(program)
+        return
+    if isinstance(program, UmmaBackwardProgram):
+        umma_backward.simulate(program)
         return
     exchanges = any(pipeline.kind == "exchange" for pipeline in program.pipelines)
     more = (*(OF_EXCHANGES if exchanges else ()), *(OF_SHARED_ROWS if program.plan.column_groups > 1 else ()))

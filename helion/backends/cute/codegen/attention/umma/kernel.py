@@ -19,6 +19,7 @@ from . import splits
 from . import steps as steps
 from .finish import correction_functions
 from .softmax import softmax_functions
+from .views import allocator, fences
 
 IMPORTS = (
     "import cutlass",
@@ -54,10 +55,9 @@ def umma_pieces(program: UmmaProgram) -> Pieces:
     """Return the pieces of the module of a program."""
     plan = program.plan
     problem = plan.problem
-    found = next(barrier for barrier in program.barriers if barrier.name == "tensor_memory")
     return Pieces(
         functions=(
-            *_fences(),
+            *fences(),
             *_matmul_functions(plan),
             place_function(plan),
             *spans.functions(plan),
@@ -77,24 +77,9 @@ def umma_pieces(program: UmmaProgram) -> Pieces:
         shared_bytes=umma_bytes(plan),
         workspace_bytes=workspace_bytes(plan),
         ctas_per_sm=1,
-        shares_step=False,
         imports=IMPORTS,
-        objects_of_kernel=(
-            "tensor_memory = cutlass.memory.TmemAllocator(",
-            "    tensor_memory_address,",
-            f"    barrier_for_retrieve=pipeline.NamedBarrier(barrier_id={found.number}, num_threads={found.threads}),",
-            "    allocator_warp_id=0,",
-            ")",
-        ),
+        objects_of_kernel=allocator(program),
     )
-
-
-def _fences() -> list[list[str]]:
-    """Print the fences between accesses of tensor memory and barriers of threads (PTX ISA, ``tcgen05.fence``)."""
-    return [
-        [f"def fence_{when}():", f'    cute.arch.inline_ptx("tcgen05.fence::{when}_thread_sync;")']
-        for when in ("before", "after")
-    ]
 
 
 def _matmul_functions(plan: UmmaPlan) -> list[list[str]]:

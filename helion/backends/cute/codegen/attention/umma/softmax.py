@@ -11,7 +11,10 @@ from ....plan.attention.umma import EXPONENTIALS, UmmaPlan
 from .. import numbers, spans
 from ..formula import arguments_of, computed, gathers, head_axes, read
 from ..softmax import NEGATIVE_INFINITY, exp2_function, has_formula, has_masks
+from .finish import chunk_of
 
+MOST_WEIGHTS = 16
+"""Pairs of weights that a thread has in registers next to its scores."""
 LEAST_EXPONENT = -127.0
 """The exponent of fp32 below which the polynomial gives 0."""
 ROUNDER = 12582912.0 + 127.0
@@ -62,12 +65,24 @@ def maxima_call(plan: UmmaPlan, masked: bool, first: bool, axes: Sequence[str]) 
     return lines
 
 
-def exponentials_call(plan: UmmaPlan, masked: bool) -> str:
-    """Return the call from scores to rounded weights. Blocks with masks, which are few, take no polynomials: the registers
-    hold either."""
-    if not plan.problem.softmax:
-        return "round_weights(scores, packed)"
-    return f"weigh(scores, packed, shifts, polynomial={bool(plan.polynomial) and not (masked and has_masks(plan))})"
+def weights_lines(plan: UmmaPlan, masked: bool) -> list[str]:
+    """Return the lines from scores to rounded weights in tensor memory, a chunk after the other: registers do not hold all of
+    both. Blocks with masks, which are few, take no polynomials."""
+    polynomial = bool(plan.polynomial) and not (masked and has_masks(plan))
+    lines, pairs = [], chunk_of_weights(plan)
+    for part in range(plan.keys // 2 // pairs):
+        span = f"{part * pairs}, {(part + 1) * pairs}"
+        if plan.problem.softmax:
+            lines.append(f"weigh(scores, packed, shifts, {span}, polynomial={polynomial})")
+        else:
+            lines.append(f"round_weights(scores, packed, {span})")
+        lines.append(f"cute.copy(weight_writes, rounded_weights[None, None, {part}], weight_parts[None, None, {part}])")
+    return lines
+
+
+def chunk_of_weights(plan: UmmaPlan) -> int:
+    """Return the pairs of weights of one store to tensor memory."""
+    return min(MOST_WEIGHTS, chunk_of(plan.keys // 2))
 
 
 def _registers(plan: UmmaPlan) -> list[str]:
@@ -201,8 +216,8 @@ def _packed(plan: UmmaPlan, one: str, other: str) -> list[str]:
 def _rounded(plan: UmmaPlan) -> list[str]:
     """Return the function of rounded weights without a softmax."""
     return [
-        "def round_weights(scores, packed):",
-        f"    for pair in range({plan.keys // 2}):",
+        "def round_weights(scores, packed, first, end):",
+        "    for pair in range(first, end):",
         *_packed(plan, "scores[2 * pair]", "scores[2 * pair + 1]"),
     ]
 
@@ -213,8 +228,8 @@ def _exponentials(plan: UmmaPlan) -> list[str]:
     unit = problem.unit * problem.scale
     pairs, chosen = EXPONENTIALS // 2, plan.polynomial // 2
     lines = [
-        "def weigh(scores, packed, shifts, polynomial):",
-        f"    for pair in range({plan.keys // 2}):",
+        "def weigh(scores, packed, shifts, first, end, polynomial):",
+        "    for pair in range(first, end):",
         "        pair_of_scores = (scores[2 * pair], scores[2 * pair + 1])",
         f"        one, other = cute.arch.fma_packed_f32x2(pair_of_scores, ({unit!r}, {unit!r}), (shifts[0], shifts[0]))",
     ]

@@ -13,11 +13,11 @@ from ...setups import dsl
 from ...writer import Writer
 from .. import spans, steps
 from ..formula import arguments_of, head_axes
-from ..module import WORK_STEP
-from ..steps import print_steps, stored_rows
+from ..steps import WORK_STEP, print_steps, stored_rows
 from . import splits
 from .finish import chunk_of, finish_lines
-from .softmax import exponentials_call, maxima_call
+from .softmax import chunk_of_weights, maxima_call, weights_lines
+from .views import accumulators, copy_of, tile
 
 RULES: dict[type[g.Step], Callable[..., None]] = {}
 
@@ -58,8 +58,8 @@ def _multiply(plan: UmmaPlan) -> list[str]:
     }
     lines = [
         "mma_of_scores, mma_of_output = score_mma(), output_mma()",
-        _accumulators("scores", "mma_of_scores", "", plan.keys, groups),
-        _accumulators("outputs", "mma_of_output", f" + {plan.score_columns}", columns, groups),
+        accumulators("scores", "mma_of_scores", "", plan.keys, groups),
+        accumulators("outputs", "mma_of_output", f" + {plan.score_columns}", columns, groups),
         f"layout_of_weights = mma_of_output.make_fragment_A(mma_of_output.partition_shape_A((128, {plan.keys}))).layout",
         "weights = cute.make_tensor(",
         f"    cute.recast_ptr(sums_pointer, dtype={dtype}),",
@@ -78,16 +78,6 @@ def _bits(plan: UmmaPlan) -> int:
     return 8 * plan.operand_bytes
 
 
-def _accumulators(name: str, mma: str, offset: str, columns: int, groups: int) -> str:
-    shape = f"cute.append({mma}.partition_shape_C((128, {columns})), {groups})"
-    return f"{name} = cute.make_tensor(sums_pointer{offset}, {mma}.make_fragment_C({shape}).layout)"
-
-
-def _tile(name: str, place: str, columns: int) -> str:
-    """Return the view of a group's columns of tensor memory, by lane and column."""
-    return f"{name} = cute.make_tensor(sums_pointer + {place}, cute.make_layout((128, {columns}), stride=(65536, 1)))"
-
-
 def _tiles(name: str, place: int, columns: int, groups: int) -> list[str]:
     """Return the view of the columns of all groups, by lane, column and group."""
     return [
@@ -97,31 +87,23 @@ def _tiles(name: str, place: int, columns: int, groups: int) -> list[str]:
     ]
 
 
-def _copy(name: str, op: str, columns: int, tile: str) -> list[str]:
-    return [
-        f"{name} = tcgen05.make_tmem_copy(",
-        f"    cute.make_copy_atom(tcgen05.{op}(tcgen05.Repetition.x{columns}), cutlass.Float32), {tile}",
-        ")",
-    ]
-
-
 def _softmax(plan: UmmaPlan) -> list[str]:
     """Return the registers and views of a thread: its row of scores, which it loads, and of weights, which it stores."""
-    packed = plan.keys * _bits(plan) // 32
+    packed, chunk = plan.keys * _bits(plan) // 32, chunk_of_weights(plan)
     names = ["highest", "total", "factors", "shifts", *(["peaks"] if plan.restores_maxima else [])]
     if not plan.problem.softmax:
         names = ["total"] if plan.problem.needs_total else []
     return [
         "group = cute.arch.make_warp_uniform(thread // 128)",
         "group_thread = thread % 128",
-        _tile("scores_tile", f"group * {plan.keys}", plan.keys),
-        *_copy("score_reads", "Ld32x32bOp", chunk_of(plan.keys), "scores_tile"),
+        tile("scores_tile", f"group * {plan.keys}", plan.keys),
+        *copy_of("score_reads", "Ld32x32bOp", chunk_of(plan.keys), "scores_tile"),
         "score_parts = score_reads.get_slice(group_thread).partition_S(scores_tile)",
-        _tile("weights_tile", f"group * {plan.keys}", packed),
-        *_copy("weight_writes", "St32x32bOp", chunk_of(packed), "weights_tile"),
+        tile("weights_tile", f"group * {plan.keys}", packed),
+        *copy_of("weight_writes", "St32x32bOp", chunk, "weights_tile"),
         "weight_parts = weight_writes.get_slice(group_thread).partition_D(weights_tile)",
         f"scores = cute.make_rmem_tensor({_registers(plan.keys)}, cutlass.Float32)",
-        f"rounded_weights = cute.make_rmem_tensor({_registers(packed)}, cutlass.Float32)",
+        f"rounded_weights = cute.make_rmem_tensor((({chunk}, 1), 1, {packed // chunk}), cutlass.Float32)",
         "packed = cute.recast_tensor(rounded_weights, cutlass.Int32)",
         *(f"{name} = cute.make_rmem_tensor(1, cutlass.Float32)" for name in names),
     ]
@@ -139,8 +121,8 @@ def _correct(plan: UmmaPlan) -> list[str]:
     chunk = chunk_of(columns)
     lines = [f"correction_thread = thread - {32 * plan.softmax_warps}", "group_warp = correction_thread // 32"]
     lines += _tiles("outputs", plan.score_columns, columns, plan.groups)
-    lines += _copy("output_reads", "Ld32x32bOp", chunk, "outputs[None, None, 0]")
-    lines += _copy("output_writes", "St32x32bOp", chunk, "outputs[None, None, 0]")
+    lines += copy_of("output_reads", "Ld32x32bOp", chunk, "outputs[None, None, 0]")
+    lines += copy_of("output_writes", "St32x32bOp", chunk, "outputs[None, None, 0]")
     return [
         *lines,
         "from_parts = output_reads.get_slice(correction_thread).partition_S(outputs)",
@@ -272,9 +254,8 @@ def _(out: Writer, program: UmmaProgram, step: u.OutputOfBlock) -> None:
 
 
 RULES[u.ReadScores] = _text("cute.copy(score_reads, score_parts, scores)", "cute.arch.fence_view_async_tmem_load()")
-RULES[u.WriteWeights] = _text(
-    "cute.copy(weight_writes, rounded_weights, weight_parts)", "cute.arch.fence_view_async_tmem_store()"
-)
+RULES[u.WriteWeights] = _text("cute.arch.fence_view_async_tmem_store()")
+"""Weights are stored where they are computed."""
 
 
 @_rule(a.TransformQueries)
@@ -290,7 +271,7 @@ def _(out: Writer, program: UmmaProgram, step: u.Maxima) -> None:
 
 @_rule(u.Exponentials)
 def _(out: Writer, program: UmmaProgram, step: u.Exponentials) -> None:
-    out.line(exponentials_call(program.plan, step.masked))
+    out.lines(weights_lines(program.plan, step.masked))
 
 
 @_rule(u.AddWeights)
@@ -349,3 +330,4 @@ def _query(plan: UmmaPlan) -> list[str]:
 
 steps.OWN_RULES[UmmaProgram] = RULES
 steps.OWN_QUERIES[UmmaProgram] = _query
+steps.OWN_WORK.add(UmmaProgram)
