@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 
 from .... import hardware
 from ...._compiler.decisions import Decisions
+from ...._compiler.facts.access import MemoryOpFact
 from ...._compiler.facts.records import AttentionFact, AxisFact, KernelFacts, MatmulFact
 from ....autotuner.proposal import Predicted
 from ....hardware import Target
 from ..plan.attention.build import MOST_COLUMNS, REGISTERS, consumer_registers, registers_of
+from ..plan.attention.operands import PAIR, VECTOR
 from ..plan.attention.records import LATENT_GROUPS, AttentionChoice
 from ..plan.records import WGMMA_ROWS
 
@@ -49,6 +51,9 @@ class AttentionRates:
     """Time that a read of a table adds, by a computed index, and one of an integer for each query and key. Both are fitted to
     six kernels on an H200 (tables in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
     pair_ns: float = 0.33
+    load_ns: float = 0.113
+    """Time that a load of one element for each query and key adds, which is that of eight rows in a warp. It is fitted to a bias
+    on an H200 (``hooks:64:bias`` in benchmarks/results/nvidia-h200-attention.jsonl)."""
     draw_ns: float = 0.64
     """Time of Philox for a random number, next to which neither MMAs nor exponentials are seen. It is fitted to three kernels
     on an H200 (``dropout_times`` in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
@@ -114,6 +119,8 @@ class AttentionShape:
     """Tables that a score reads by computed indices."""
     pairs: int = 0
     """Integers that are loaded for each query and key."""
+    loads: float = 0.0
+    """Loads of elements for each query and key, fewer where a load is of several elements."""
     draws: int = 0
     """Random numbers that are drawn for a score."""
     latent: bool = False
@@ -210,10 +217,17 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
         whole=facts.axes[fact.query_axis].kind == "full",
         gathers=sum(op.gathered for op in of_pairs),
         pairs=sum(not op.gathered and not op.dtype.is_floating_point for op in of_pairs),
+        loads=sum(_loads(op) for op in of_pairs if op.dtype.is_floating_point and not op.gathered),
         draws=len(facts.random_tiles),
         latent=latent,
         fixed={axis.block_id: axis.size for axis in facts.axes if axis.kind == "fixed" and axis.size is not None},
     )
+
+
+def _loads(op: MemoryOpFact) -> float:
+    """Return the loads for an element: those of vectors are exchanged between lanes, which takes as long as the loads."""
+    exchanged = op.itemsize == 2 and op.aligned % VECTOR == 0
+    return 2 / VECTOR if exchanged else 1 / PAIR if op.aligned % PAIR == 0 else 1.0
 
 
 def _packed(facts: KernelFacts, axis: int, queries: int, others: Sequence[AxisFact], groups: int) -> tuple[int, int]:
@@ -287,7 +301,7 @@ def predicted_us(
         blocks = min(blocks, -(-rows // choice.keys) - (1 - shape.window) // choice.keys)
     per_sm = rate_per_sm(target) / rate_per_sm(hardware.target(MEASURED))
     softmax = rates.softmax_ns + rates.operation_ns * shape.operations + rates.special_ns * shape.special
-    softmax += rates.gather_ns * shape.gathers + rates.pair_ns * shape.pairs
+    softmax += rates.gather_ns * shape.gathers + rates.pair_ns * shape.pairs + rates.load_ns * shape.loads
     softmax += rates.operation_ns * ROUNDING_OPS * shape.rounded * shape.v_columns / choice.keys
     computed = LATENT_GROUPS if shape.latent else 1  # times that scores are computed, by groups that overlap
     matmuls = rates.column_ns * (computed * shape.qk_columns + shape.v_columns) * shape.operand_bytes / 2

@@ -121,10 +121,10 @@ def _formula(plan: AttentionPlan, formula: Formula, name: str) -> list[str]:
     for source in formula.sources:
         if isinstance(source, Table):  # read where an index of it is known
             continue
-        if vectors.takes_vectors(plan, source):
+        if vectors.width_of(plan, source) > 1:
             by_kind["once"] += [] if by_kind["column"] else ["    lane = cute.arch.lane_idx()"]
             by_kind["column"] += vectors.loads(plan, source, axes)
-            by_kind["exact"].append(f"{source.label}_value = {vectors.element(source)}")
+            by_kind["exact"].append(f"{source.label}_value = {vectors.element(plan, source)}")
             continue
         text = read(plan, source, axes, "query", "key", problem.keys)
         if source.kind == "query":

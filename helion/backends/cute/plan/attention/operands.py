@@ -10,6 +10,8 @@ from typing import Any, Literal
 from ..dtypes import NUMBER, SEED
 from .numbers import text_of
 
+VECTOR, PAIR = 8, 2
+"""Elements of a source that a thread loads at once: of 16 bits in aligned rows, and of others."""
 SourceKind = Literal["exact", "query", "key", "head", "number", "table"]
 
 GATHER = "gather"
