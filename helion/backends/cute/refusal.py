@@ -72,21 +72,25 @@ def unproven(program: Program, target: Target) -> str:
     Hopper has run copies of A and B, strided outputs, TF32, int8, windows, batches of several dimensions and tensors, and
     additions to fp32. It has run up to four products and sums of products, with copies of their operands, strided matrices of
     the epilogue, and sums along K. Up to two products of groups of rows have run, of picked rows as well, one with matrices
-    that TMA does not move. So have 4-bit numbers of which neighbors share a byte, numbers that neighbors share, and integers
-    that are added in int32. Rows in memory that the launch counts have run (cute/nvidia-h200-parts.jsonl,
-    cute/nvidia-h200-products.jsonl, cute/nvidia-h200-row-counts.jsonl).
+    that TMA does not move. So have 4-bit numbers of which neighbors share a byte, and numbers that neighbors share.
+    Integers that are added in int32, K that ends with tiles and indices of minima have run. So have rows in memory that the
+    launch counts (cute/nvidia-h200-parts.jsonl, cute/nvidia-h200-products.jsonl, cute/nvidia-h200-row-counts.jsonl).
     """
     product = known_product(program)
     given = [program.tensors[at] for at in product.arguments if isinstance(at, int)]
     unaligned = [tensor.name for tensor in given if not tensor.aligned]
     if unaligned:
         part = f"of {unaligned[0]}, which may begin between multiples of 16 bytes and is copied for each launch,"
-    elif product.depth is not None and any(made.op == "row_first" for made in product.problem.epilogue.instructions):
+    elif unit_of(target) == "tcgen05" and product.depth is not None and _gives_indices(product.problem):
         part = "over all of K at once, with indices of minima or maxima,"
     else:
         parts = _not_run_on_hopper if unit_of(target) == "wgmma" else _not_run_on_blackwell
         part = next((part for holds, part in parts(product.problem) if holds), "")
     return str(as_written(program, Refusal(part)))
+
+
+def _gives_indices(problem: GemmProblem) -> bool:
+    return any(made.op == "row_first" for made in problem.epilogue.instructions)
 
 
 def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
@@ -136,13 +140,14 @@ def _not_run_on_blackwell(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     yield problem.epilogue.of_kind("uniform"), "with random numbers in the epilogue"
     yield problem.epilogue.of_kind("integers"), "with integers that are added in int32"
     yield from _ends_of_k(problem)
+    yield problem.ends, "whose K ends with tiles"
 
 
 def _ends_of_k(problem: GemmProblem) -> Iterator[tuple[object, str]]:
-    """Yield the part that ends K before all of it, if there is one."""
+    """Yield the part that ends K before all of it, if there is one. Ends with tiles have run on Hopper."""
     if problem.ends is not None:
         groups = problem.ends.groups
-        yield True, "whose K ends with tiles" if groups is None else f"over groups of K by {groups.name}"
+        yield groups, f"over groups of K by {'' if groups is None else groups.name}"
 
 
 def _first(copied: Sequence[Copied]) -> str:
