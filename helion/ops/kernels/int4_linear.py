@@ -6,14 +6,13 @@ high ones. So both halves multiply consecutive columns of the activations. Shift
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.nn import functional as F
 
 import helion
 import helion.language as hl
 
+from .._low_bits import differentiate_linear
 from .._operators import Operator, check, check_tensor, rows, split
 
 
@@ -125,20 +124,7 @@ _int4_linear = Operator(
     run=_run,
     fake=lambda x, packed, scale, bias: x.new_empty(x.size(0), packed.size(0)),
 )
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    _, packed, scale, bias = inputs
-    ctx.bias_dtype = None if bias is None else bias.dtype
-    ctx.save_for_backward(packed, scale)
-
-
-def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    of_bias = None if ctx.bias_dtype is None else grad.sum(0, dtype=torch.float32).to(ctx.bias_dtype)
-    return _backward(grad, *ctx.saved_tensors), None, None, of_bias
-
-
-_int4_linear.differentiate(_save, _gradients)
+differentiate_linear(_int4_linear, _backward)
 
 
 def _check_group(op: str, group: int, columns: int) -> None:

@@ -7,13 +7,12 @@ and a second kernel adds their parts.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 import helion
 import helion.language as hl
 
+from .._low_bits import differentiate_linear
 from .._operators import Operator, check_tensor, rows
 
 #: The gradient of at most so many rows is added up in parts.
@@ -112,20 +111,7 @@ _int8_linear = Operator(
     int8_linear_kernel,
     fake=lambda x, weight, scale, bias: x.new_empty(x.size(0), weight.size(0)),
 )
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    _, weight, scale, bias = inputs
-    ctx.bias_dtype = None if bias is None else bias.dtype
-    ctx.save_for_backward(weight, scale)
-
-
-def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    of_bias = None if ctx.bias_dtype is None else grad.sum(0, dtype=torch.float32).to(ctx.bias_dtype)
-    return _backward(grad, *ctx.saved_tensors), None, None, of_bias
-
-
-_int8_linear.differentiate(_save, _gradients)
+differentiate_linear(_int8_linear, _backward)
 
 
 def int8_linear(
