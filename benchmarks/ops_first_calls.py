@@ -4,9 +4,10 @@
 
 For each number of workers it starts with empty caches. So many processes take operators in turn, one cell of
 ``benchmarks/ops.py`` each, and call each operator once. Then one process calls them all again with what the first ones
-cached, and another one after it: the former still times configs that had compiled too late. A row has the seconds of each call and of the import of ``helion.ops``, and those from the first call of any
-process to the last. ``HELION_FIRST_CALL_SECONDS=0`` leaves out what first calls measure. ``--profile`` writes where the slow
-calls of one more process spend their time.
+cached, and another one after it: the former still times configs that had compiled too late. A row has the seconds of each
+call and of the import of ``helion.ops``, and those from the first call of any process to the last.
+``HELION_FIRST_CALL_SECONDS=0`` leaves out what first calls measure. ``--profile`` writes where the slow calls of one more
+process spend their time.
 """
 
 from __future__ import annotations
@@ -104,14 +105,12 @@ def main() -> int:
     options = parser.parse_args()
     spawned = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawned) as pool:
-        names = pool.submit(names_of_cells).result()
-        device = pool.submit(device_name).result()
+        names, device = pool.submit(names_of_cells).result(), pool.submit(device_name).result()
     found: dict[str, Any] = {"environment": {"device": device, "date": datetime.date.today().isoformat()}, "rows": []}
     for workers in options.workers:
         with tempfile.TemporaryDirectory() as folder:
             os.environ["HELION_CACHE_DIR"], os.environ["TRITON_CACHE_DIR"] = f"{folder}/helion", f"{folder}/triton"
-            os.environ["PYTHONPYCACHEPREFIX"] = f"{folder}/bytecode"  # an installed package has it from the start
-            os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+            os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has bytecode from the start
             last = [("profiled", 1)] if options.profile else []
             for caches, count in (("empty", workers), ("filled", 1), ("filled", 1), *last):
                 watched = options.profile if caches == "profiled" else None
