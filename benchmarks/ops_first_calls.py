@@ -32,6 +32,8 @@ sys.path[:0] = [str(ROOT)]
 OUT = ROOT / "build" / "ops-first-calls.json"
 
 
+#: Operators of several or long kernels, which processes take first, so that none begins one when others are done.
+LONG = ("moe", "attention", "selective_scan", "gated_delta_rule", "latent_decode", "linear_cross_entropy", "sample")
 #: Calls that take so many seconds are in the profile.
 SLOW = 0.1
 
@@ -72,10 +74,10 @@ def call_all(names: list[str], profile: Path | None = None) -> dict[str, Any]:
 
 
 def names_of_cells() -> list[str]:
-    """Return the names of the operators that have cells."""
+    """Return the names of the operators that have cells, in the order of their calls."""
     from benchmarks.ops import cells
 
-    return list(dict.fromkeys(cell.name for cell in cells()))
+    return list(dict.fromkeys((*LONG, *(cell.name for cell in cells()))))
 
 
 def run(names: list[str], workers: int, profile: Path | None = None) -> dict[str, Any]:
