@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from helion.autotuner.pool.compiling import Built
 from helion.autotuner.pool.threads import ThreadPool
 
 
@@ -28,11 +29,19 @@ def here(function: Callable[[], Any]) -> Any:
     return function()
 
 
+def polled(pool: ThreadPool) -> list[Built]:
+    """Return the results of all jobs."""
+    found: list[Built] = []
+    while pool._jobs:
+        found += pool.poll(1.0)
+    return found
+
+
 def test_results_and_errors_come_with_their_keys() -> None:
     pool = ThreadPool(here, 2, time.monotonic() + 1e4)
     for key, work in (("right", lambda: 7), ("wrong", failing), ("also right", lambda: 8)):
         pool.submit(key, Job(work))
-    found = {built.key: built for built in pool.poll(0.0)}
+    found = {built.key: built for built in polled(pool)}
     pool.close()
     assert [found[key].answer for key in ("right", "also right")] == [7, 8]
     assert found["wrong"].failure == "no such instruction" and not found["wrong"].timed_out
@@ -48,7 +57,7 @@ def test_every_job_runs_in_the_given_function() -> None:
 
     pool = ThreadPool(run, 1, time.monotonic() + 1e4)
     pool.submit("a", Job(threading.get_ident))
-    (built,) = pool.poll(0.0)
+    (built,) = polled(pool)
     pool.close()
     assert inside == [built.answer] != [threading.get_ident()]
 
@@ -63,7 +72,7 @@ def test_what_is_not_done_at_the_deadline_is_late_and_what_waits_never_begins() 
     pool = ThreadPool(here, 1, time.monotonic() + 0.2)
     for key in ("first", "second"):
         pool.submit(key, Job(slow))
-    late = pool.poll(0.0)
+    late = polled(pool)
     go.set()
     pool.close()
     assert [(built.key, built.timed_out) for built in late] == [("first", True), ("second", True)]
@@ -82,16 +91,16 @@ def test_what_is_compiled_already_is_done_even_at_the_deadline() -> None:
 def test_what_cannot_end_in_time_never_begins() -> None:
     pool = ThreadPool(here, 1, time.monotonic() + 1e4, expected=1e5)
     pool.submit("long", Job(failing))
-    (built,) = pool.poll(0.0)
+    (built,) = polled(pool)
     assert built.timed_out
     pool = ThreadPool(here, 1, time.monotonic() + 1e4, expected=1e3)
     pool.submit("short", Job(lambda: 7))
     pool.submit("short", Job(failing))  # under way
     pool.submit("second", Job(lambda: 8))
-    assert [built.answer for built in pool.poll(0.0)] == [7, 8]
+    assert [built.answer for built in polled(pool)] == [7, 8]
     pool._seconds[:] = [1e5]  # as if they had taken longer than expected
     pool.submit("third", Job(failing))
-    assert [built.timed_out for built in pool.poll(0.0)] == [True]
+    assert [built.timed_out for built in polled(pool)] == [True]
     pool.close()
 
 
@@ -123,6 +132,18 @@ def test_after_the_deadline_nothing_is_compiled() -> None:
     (built,) = pool.poll(0.0)
     pool.close()
     assert built.timed_out and built.failure == "not compiled before the deadline"
+
+
+def test_results_are_taken_as_they_come() -> None:
+    pool, go = ThreadPool(here, 2, time.monotonic() + 1e4), threading.Event()
+    pool.submit("slow", Job(go.wait))
+    assert pool.poll(0.0) == []
+    pool.submit("fast", Job(lambda: 7))
+    assert [built.key for built in pool.poll(1.0)] == ["fast"]
+    go.set()
+    assert [built.key for built in pool.poll(1.0)] == ["slow"]
+    assert pool.poll(1.0) == []
+    pool.close()
 
 
 def test_results_can_be_taken_at_another_time() -> None:

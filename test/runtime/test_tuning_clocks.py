@@ -144,3 +144,5 @@ def test_runs_begin_when_the_device_is_warm() -> None:
     assert samples(run, 1e9, lambda: now[0]) == [1.0] * 20
     now[0] = 0.0
     assert in_turns([run], 3, Random(0), lambda: now[0]) == [[1.0]] * 3
+    now[0] = 0.0
+    assert samples(run, 0.0, lambda: now[0]) == [2.0] * 3

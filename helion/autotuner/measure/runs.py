@@ -30,8 +30,12 @@ def warmed(runs: Sequence[Run], now: Now) -> None:
 
 
 def samples(run: Run, best: float, now: Now) -> list[float]:
-    """Return microseconds of runs of one function; one far from ``best`` runs a few times only."""
-    warmed([run], now)
+    """Return microseconds of runs of one function; one far from ``best`` runs a few times only.
+
+    Where all are (``best`` is 0), these runs only drop what is much slower, and a cold device is precise enough.
+    """
+    if best > 0.0:
+        warmed([run], now)
     times: list[float] = []
     began = now()
     while len(times) < _RUNS and (len(times) < _FEWEST or now() - began < _SECONDS):

@@ -1,10 +1,10 @@
-"""Compilations in threads of this process, whose results are taken at one deadline."""
+"""Compilations in threads of this process, whose results are taken until a deadline."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Hashable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, Protocol
 
 from .compiling import Built
@@ -24,7 +24,7 @@ class LimitedJob(Protocol):
 class ThreadPool:
     """Pool of at most ``workers`` jobs at once, which begin in the order in which they are submitted.
 
-    Times are those of ``time.monotonic``. Results are taken at the time ``until``. No job begins that needs longer than
+    Times are those of ``time.monotonic``. Results are taken until the time ``until``. No job begins that needs longer than
     that: as long as the fastest so far, or ``expected`` seconds at first. A job in flight at ``until`` ends at the time
     ``ends`` at the latest, and is ``late``. Jobs with a key in ``compiled`` are done.
     """
@@ -64,14 +64,21 @@ class ThreadPool:
         wait([self._jobs[key]])
 
     def take_at(self, until: float) -> None:
-        """Take results at another time than the pool was made for."""
+        """Take results until another time than the pool was made for."""
         self._until = until
 
     def poll(self, seconds: float) -> list[Built]:
-        """Return the results of all jobs once all have ended, or at the deadline. ``seconds`` has no effect."""
-        jobs, self._jobs = self._jobs, {}
-        wait(jobs.values(), max(0.0, self._until - time.monotonic()))
-        return list(self._results(jobs))
+        """Return the results of the jobs that have ended. At the deadline the others are late.
+
+        Wait for one that ends if none has, unless ``seconds`` is 0.
+        """
+        if seconds and not any(job.done() for job in self._jobs.values()):
+            wait(self._jobs.values(), max(0.0, self._until - time.monotonic()), FIRST_COMPLETED)
+        is_over = time.monotonic() >= self._until
+        taken = {key: job for key, job in self._jobs.items() if is_over or job.done()}
+        for key in taken:
+            del self._jobs[key]
+        return list(self._results(taken))
 
     def close(self) -> None:
         """Wait for the jobs in flight, and drop those that wait."""
