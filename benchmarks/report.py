@@ -163,8 +163,8 @@ def limits(rows: Sequence[Row]) -> list[str]:
         "- *`fused_linear_jsd_tiled`* never stores the logits and computes them twice: four products, in kernels that reduce their",
         "  rows, against the two that cuBLAS does for `fused_linear_jsd` and torch.compile. It is for memory, not for time, and",
         "  counts in no goal.",
-        "- *Products.* The times above are from before programs shared the sums of few tiles and a long K (`split_k`), as the",
-        "  default does now for K = 65536 and an output of 256 x 256. Rows of 4097 elements are not aligned for vectors unless",
+        "- *Products.* Programs share the sums of few tiles and a long K (`split_k`), as for K = 65536 and an output of",
+        "  256 x 256. Rows of 4097 elements are not aligned for vectors unless",
         "  operands are copied first (`pack_operands`), and TF32 products whose right operand is not contiguous along K reach",
         "  Hopper's asynchronous unit as their transposes (`swap_ab`) or from a copy (`transpose_operands`): defaults on an H200",
         "  have what is predicted to be faster.",
@@ -226,7 +226,8 @@ def machines(results: Sequence[Results], dispatches: Sequence[Dispatch]) -> list
         names = ("device", "torch", "triton", "python", "float32_matmul_precision", "date", "copy_gb_per_s")
         runs = f", in {known['runs']} runs" if known.get("runs", 1) > 1 else ""
         cells = coverage(each.suite, each.rows) + runs
-        lines.append((each.suite, *(str(known[name]) for name in names), cells, backends(each.rows)))
+        shown = {**known, "date": " to ".join(dict.fromkeys((known.get("since", known["date"]), known["date"])))}
+        lines.append((each.suite, *(str(shown[name]) for name in names), cells, backends(each.rows)))
     for dispatch in dispatches:
         known = dispatch.environment
         device = f"{known['device']}, {known['processor']}"

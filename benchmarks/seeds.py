@@ -355,7 +355,7 @@ def kept(
     earlier: Mapping[str, Any], head: Mapping[str, Any], found: Sequence[Row]
 ) -> tuple[dict[str, Any], Sequence[Row]]:
     """``head`` and ``found`` with what an earlier file has of other cells, in the order of that file; ``runs`` counts the runs
-    that the rows are of. Raises ValueError for a file of another device or of other versions."""
+    that the rows are of, ``since`` is the date of the first one. Raises ValueError for a file of another device or of other versions."""
     if not earlier:
         return dict(head), found
     before = earlier["environment"]
@@ -365,7 +365,8 @@ def kept(
     rows = {_key(row): row for row in (Row(**fields) for fields in earlier["rows"])}
     rows |= {_key(row): row for row in found}
     backends = sorted({*before.get("backends", ()), *head.get("backends", ())})
-    return {**head, "backends": backends, "runs": before.get("runs", 1) + 1}, list(rows.values())
+    since, runs = before.get("since", before["date"]), before.get("runs", 1) + 1
+    return {**head, "backends": backends, "since": since, "runs": runs}, list(rows.values())
 
 
 def _earlier(path: Path) -> Mapping[str, Any]:

@@ -239,7 +239,10 @@ def test_cells_that_are_not_timed_again_are_kept(tmp_path: Path) -> None:
     later = {**HEAD, "date": "2026-01-03", "backends": ["cute", "triton"]}
     head, rows = seeds.kept(json.loads(path.read_text()), later, [again, new])
     assert list(rows) == [again, second, new]
-    assert head == {**later, "runs": 2}
+    assert head == {**later, "since": HEAD["date"], "runs": 2}
+    assert f"| {HEAD['date']} to 2026-01-03 |" in report.render(
+        [report.Results(suite="matmul", environment=head, rows=tuple(rows))], []
+    )
     assert seeds.kept({}, HEAD, [new]) == (HEAD, [new])
     with pytest.raises(ValueError, match=r"rows of matmul cannot be kept: triton is 3\.7\.0 now and was 3\.6\.0"):
         seeds.kept(json.loads(path.read_text()), {**HEAD, "triton": "3.7.0"}, [new])
@@ -413,8 +416,8 @@ def test_the_backends_of_a_suite_are_those_of_its_seeds() -> None:
     rows = [row("matmul", "matmul", f"M={at}", HALF) for at in range(len(names))]
     rows = [seeds.Row(**{**vars(each), "heuristic": name}) for each, name in zip(rows, names, strict=True)]
     assert report.backends(rows) == "triton 2, cute 1, none 1"
-    page = report.machines(*report.read(report.RESULTS))
-    assert any(line.startswith("| matmul |") and line.endswith("| cute 13, triton 3 |") for line in page)
+    result = report.Results(suite="matmul", environment=HEAD, rows=tuple(rows))
+    assert any(line.endswith("| triton 2, cute 1, none 1 |") for line in report.machines([result], []))
 
 
 def test_row_kernels_have_a_ledger() -> None:
