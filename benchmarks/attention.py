@@ -40,6 +40,8 @@ from helion.ops.kernels.varlen import varlen_attention_kernel  # noqa: E402
 WINDOW, CAP, DOCUMENTS = 1024, 30.0, 8
 #: Limit of the relative error of a group of heads in bf16.
 ERROR = 8e-3
+#: The share of the time after which turns begin, though some processes still compile.
+PREPARED = 0.65
 #: Cycles that the GPU waits for the host to launch a call of autograd.
 QUEUED_CYCLES = 2_000_000
 #: Queries of heads that share no keys for which the gradients are derived as well, since each size compiles four kernels.
@@ -409,7 +411,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seconds", type=float, default=200.0)
     parser.add_argument("--turn", type=float, default=30.0, help="seconds between two lines of a process with the GPU")
-    parser.add_argument("--at-once", type=int, default=24)
+    parser.add_argument("--at-once", type=int, default=40)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("jobs", nargs="*", help="all, if none is named")
@@ -427,6 +429,7 @@ def main() -> None:
             at_once=options.at_once,
             turn_seconds=options.turn,
             seconds=options.seconds,
+            together_seconds=options.seconds * PREPARED if options.at_once >= len(names) else 0.0,
         )
         for name, line in found:
             text = json.dumps({"job": name, **line})

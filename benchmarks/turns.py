@@ -22,7 +22,7 @@ from typing import IO, Any
 
 LOCK = "GPU_TURN_FILE"
 """The environment variable that names the locked file."""
-_BEGINS = "gpu turn begins"
+_BEGINS, _WAITS = "gpu turn begins", "waits for the gpu"
 
 
 @contextlib.contextmanager
@@ -32,6 +32,7 @@ def turn() -> Iterator[None]:
     if path is None:
         yield
         return
+    print(json.dumps(_WAITS), flush=True)
     with open(path, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         print(json.dumps(_BEGINS), flush=True)
@@ -43,19 +44,28 @@ class _Child:
     process: subprocess.Popen[bytes]
     errors: IO[bytes]
     unread: bytes = b""
+    waits: bool = False
     since: float | None = None
     """The time of its last line from its turn on."""
 
 
 def in_turn(
-    jobs: Mapping[str, Sequence[str]], *, at_once: int, turn_seconds: float, seconds: float
+    jobs: Mapping[str, Sequence[str]],
+    *,
+    at_once: int,
+    turn_seconds: float,
+    seconds: float,
+    together_seconds: float = 0.0,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Run commands by name, and yield their lines. The line of one that failed has the key ``why``.
 
     ``turn_seconds`` pass between two lines of a child that holds the GPU at most, and all have ended after ``seconds``.
+    Turns begin when all children wait for one, or after ``together_seconds``: what they launch before disturbs none then.
     """
-    waiting, running, end = [*jobs], dict[str, _Child](), time.monotonic() + seconds
+    waiting, running, start = [*jobs], dict[str, _Child](), time.monotonic()
+    end = start + seconds
     with tempfile.NamedTemporaryFile() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             while waiting or running:
                 while waiting and len(running) < at_once:
@@ -63,6 +73,8 @@ def in_turn(
                     running[name] = _start(jobs[name], lock.name)
                 select.select([each.process.stdout for each in running.values()], [], [], 0.25)
                 now = time.monotonic()
+                if now > start + together_seconds or (not waiting and all(each.waits for each in running.values())):
+                    fcntl.flock(lock, fcntl.LOCK_UN)
                 for name, child in [*running.items()]:
                     over = child.process.poll() is not None
                     yield from ((name, line) for line in _lines(child, now))
@@ -96,6 +108,7 @@ def _lines(child: _Child, now: float) -> Iterator[dict[str, Any]]:
     *whole, child.unread = child.unread.split(b"\n")
     for text in whole:
         begins = text == json.dumps(_BEGINS).encode()
+        child.waits |= text == json.dumps(_WAITS).encode()
         if begins or child.since is not None:
             child.since = now
         if text.startswith(b"{"):  # libraries print as well

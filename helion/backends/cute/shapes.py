@@ -41,7 +41,6 @@ from .lower.attention.kernel import (
     build_attention,
     build_backward,
     known_attention,
-    known_backward,
 )
 from .lower.attention.loops import has_attention
 from .lower.groups import without_groups_of_k
@@ -320,17 +319,8 @@ def _predict_backward(facts: KernelFacts, decisions: Decisions, target: Target) 
 
 
 def _backward_on_request(program: Program, facts: KernelFacts, target: Target) -> str:
-    """Return a reason for gradients that are slower on a GPU than those of the general backend, though predicted to be faster.
-
-    Those of sequences are slower with heads of 64 dimensions, and faster with 128. Predictions take sequences of all rows,
-    and are lower for both (``sequence_times`` in benchmarks/results/cute/nvidia-h200-attention.jsonl).
-    """
-    problem = known_backward(program).problem
-    if target.has("tcgen05"):
-        return f"gradients of attention on tcgen05 run on request, {_REQUEST}"
-    if problem.key_range is not None:
-        return f"gradients of rows that are bounded by loaded integers run on request, {_REQUEST}"
-    return ""
+    """Return a reason for gradients that have not run on a GPU."""
+    return f"gradients of attention on tcgen05 run on request, {_REQUEST}" if target.has("tcgen05") else ""
 
 
 def _verify_backward(plan: CuteBackwardPlan) -> None:

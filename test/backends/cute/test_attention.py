@@ -58,6 +58,16 @@ def test_auto_selects_the_faster_backend_by_prediction() -> None:
     assert older.backend_on_gpu == "triton"
 
 
+@pytest.mark.parametrize("m", [4, 16])
+def test_auto_packs_the_heads_of_few_queries(m: int) -> None:
+    """Compare with times of an H200 (``decode`` in benchmarks/results/nvidia-h200-attention.jsonl)."""
+    shapes = (1, 32, m, 128), (1, 8, 65536, 128), (1, 8, 65536, 128)
+    tensors = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in shapes]
+    assert helion.kernel(kernels.flex_attention.fn).bind(tensors, target="h200").backend_on_gpu == "cute"
+    bound = helion.kernel(kernels.flex_attention.fn, backend="cute").bind(tensors, target="h200")
+    assert abs(bound.seeds[0].predicted.time_us / 88 - 1) < 0.25
+
+
 def aligned(score, b, h, q, k):
     return torch.where(k <= q + (150 - 5), score, float("-inf"))
 
@@ -94,9 +104,6 @@ def test_few_queries_of_heads_that_share_keys_are_rows_of_one_tile(m: int, apart
     wanted = torch.softmax(scores, -1) @ wide[1]
     assert (bound(q, k, v, *more).double() - wanted).norm() < 5e-3 * wanted.norm()
     assert problem.band.period == (m if mask is not None else 0)
-    analysis = bound.variant.analysis
-    asked = analysis.backend.on_request(analysis.program, analysis.facts, analysis.target)
-    assert bool(asked) == packed
 
 
 @pytest.mark.parametrize("name", ["biased", "scaled queries"])

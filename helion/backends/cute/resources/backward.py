@@ -28,6 +28,11 @@ WIDE = 128
 """Columns of a gradient from which blocks are shorter than those of narrow heads."""
 UNEVEN = 1.05
 """Factor of tiles that differ in length."""
+SEQUENCE = 512
+"""Rows of a sequence where integers in memory bound them: facts do not show how many. Tiles, of two
+consumer groups at most, and blocks reach past its ends."""
+MASK_OPS = 2
+"""Operations of a mask by loaded integers, which each pair of rows has, again for each gradient."""
 LAUNCH_US = 5.0
 
 
@@ -168,6 +173,9 @@ def predicted_us(shape: BackwardShape, choice: BackwardChoice, target: Target) -
     added = len(shape.gradients) // shape.passes + bool(shape.atomic)
     others = shape.passes * BLOCK_NS[added] / per_sm * (SINGLE[shape.is_wide] if choice.groups == 1 else 1.0)
     others += choice.keys * RATES.draw_ns * shape.draws / per_sm
+    if shape.loaded:
+        blocks *= 1 + (2 * WGMMA_ROWS + choice.keys) / SEQUENCE
+        others += choice.keys * RATES.operation_ns * MASK_OPS * len(shape.gradients) / per_sm
     tile_us = rows * shape.repeats * blocks * (2 * choice.keys * shape.columns / rate + others) / 1e3
     memory_us = shape.bytes_moved / (target.bandwidth_gb_per_s * 1e3)
     return LAUNCH_US + max(-(-tiles // target.num_sms) * tile_us, memory_us)
