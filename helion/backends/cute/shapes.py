@@ -268,11 +268,7 @@ def _attention_on_request(program: Program, facts: KernelFacts, target: Target) 
     """Return a reason for attention that has not run on a GPU."""
     if target.has("tcgen05"):
         return f"attention on tcgen05 runs on request, {_REQUEST}"
-    found = known_attention(program)
-    queries = found.loops.extent(found.loops.queries)
-    if queries not in (1, found.problem.queries):
-        return f"attention of heads of several queries in one tile runs on request, {_REQUEST}"
-    if found.problem.rounded:
+    if known_attention(program).problem.rounded:
         return f"attention whose p @ v is rounded before it is added runs on request, {_REQUEST}"
     return ""
 
