@@ -3,13 +3,14 @@
     python benchmarks/row_misses.py [--out FILE]
 
 It compiles what ``auto`` runs in the slowest cell of each kernel and type that misses the goal, for H200, and writes the
-SASS instructions of an element. Nothing is launched, and no GPU is needed. ``row_report`` makes the table.
+SASS instructions of an element in the loop over rows. Nothing is launched, and no GPU is needed. ``row_report`` makes the table.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -26,7 +27,9 @@ from benchmarks import row_report, row_suites  # noqa: E402
 from benchmarks.row_binaries import tensors  # noqa: E402
 from benchmarks.row_workloads import WORKLOADS  # noqa: E402
 from helion.backends.binaries import tool  # noqa: E402
-from helion.backends.cute.toolchain.audit import audit  # noqa: E402
+from helion.backends.cute.codegen.rowwise.module import pointer_dtypes, render  # noqa: E402
+from helion.backends.cute.toolchain.audit import audit, loops  # noqa: E402
+from helion.backends.cute.toolchain.offline import compile_source  # noqa: E402
 from helion.backends.triton.toolchain import compile_offline  # noqa: E402
 from helion.backends.triton.toolchain.signature import offline_signature  # noqa: E402
 
@@ -57,7 +60,8 @@ def counted(cell: Mapping[str, Any]) -> dict[str, Any]:
     counts = found.sass_counts or _of_triton(bound, config)
     instructions, passes = sum(counts.values()), 1
     if bound.backend == "cute":
-        layout = bound.plan(config).rows.layout
+        layout, counts = bound.plan(config).rows.layout, _of_loop(bound.plan(config))
+        instructions = sum(counts.values())
         thread = layout.lanes * (layout.chunk_granules if layout.rolled else layout.thread_granules)
         count, clusters = instructions / thread, layout.choice.cluster
     else:
@@ -72,6 +76,23 @@ def counted(cell: Mapping[str, Any]) -> dict[str, Any]:
         cluster=clusters,
         passes=passes,
     )
+
+
+def _of_loop(plan: Any) -> Mapping[str, int]:
+    """Return the count of each opcode in the loop over rows of a kernel of the cute backend, or over their chunks: in the
+    smallest loop with most of the arithmetic."""
+    compiled = compile_source(render(plan.roles), plan.rows.unit, pointer_dtypes(plan.rows.problem))
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.cubin)
+        file.flush()
+        listing = subprocess.run([tool("nvdisasm"), "-c", file.name], capture_output=True, text=True, check=True).stdout
+    found = loops(listing)
+    most = max(map(_arithmetic, found))
+    return min((each for each in found if 4 * _arithmetic(each) >= 3 * most), key=lambda each: sum(each.values()))
+
+
+def _arithmetic(counts: Mapping[str, int]) -> int:
+    return sum(counts.get(name, 0) for name in ("FADD", "FFMA", "FMUL", "MUFU", "FMNMX"))
 
 
 def _of_triton(bound: Any, config: helion.Config) -> Mapping[str, int]:

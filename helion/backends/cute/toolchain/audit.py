@@ -63,9 +63,15 @@ def audit(cubin: bytes, *, nvdisasm: str, cuobjdump: str, always_disassembled: b
 
 def mainloop_instructions(listing: str) -> int:
     """Return the mainloop instructions of a disassembly: 0 if no loop contains MMAs."""
+    found = (each for each in loops(listing) if any(each[opcode] for opcode in MATRIX_OPCODES))
+    return min((each.total() for each in found), default=0)
+
+
+def loops(listing: str) -> list[Counter[str]]:
+    """Return the count of each opcode in each loop of a disassembly, with those of the loops inside of it."""
     labels: dict[str, int] = {}
     opcodes: list[str] = []
-    sizes: list[int] = []
+    found: list[Counter[str]] = []
     for line in listing.splitlines():
         if label := _LABEL.match(line):
             labels[label[1]] = len(opcodes)
@@ -73,9 +79,9 @@ def mainloop_instructions(listing: str) -> int:
             opcodes.append(instruction[1])
             branch = _BRANCH.search(line)
             start = labels.get(branch[1]) if branch else None
-            if start is not None and any(opcode in MATRIX_OPCODES for opcode in opcodes[start:]):
-                sizes.append(len(opcodes) - start)
-    return min(sizes, default=0)
+            if start is not None:
+                found.append(Counter(opcodes[start:]))
+    return found
 
 
 def _run(*command: str) -> str:

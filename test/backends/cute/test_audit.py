@@ -1,0 +1,26 @@
+"""Instructions of a disassembly, and of its loops."""
+
+from __future__ import annotations
+
+from helion.backends.cute.toolchain.audit import loops, mainloop_instructions
+
+LISTING = """
+        /*0000*/                   MOV R1, c[0x0][0x28] ;
+.L_x_1:
+        /*0010*/                   LDS.128 R4, [R1] ;
+.L_x_2:
+        /*0020*/                   FADD R2, R3, R4 ;
+        /*0030*/              @!P0 BRA `(.L_x_2) ;
+        /*0040*/                   HGMMA.64x8x16.F32 R24, gdesc[UR4], R24 ;
+        /*0050*/               @P1 BRA `(.L_x_1) ;
+        /*0060*/               @P1 BRA `(.L_x_3) ;
+.L_x_3:
+        /*0070*/                   EXIT ;
+"""
+
+
+def test_loops_of_a_listing() -> None:
+    inner, outer = loops(LISTING)
+    assert inner == {"FADD": 1, "BRA": 1}
+    assert outer == {"LDS": 1, "FADD": 1, "BRA": 2, "HGMMA": 1}
+    assert mainloop_instructions(LISTING) == 5 and mainloop_instructions("") == 0
