@@ -9,7 +9,6 @@ from ...autotuner.margins import Lead
 from ...hardware import Target
 from .lower.rowwise.kernel import known_rows
 from .plan.build import unit_of
-from .plan.epilogue import COLUMN_NUMBER
 from .plan.rowwise.logs import short_logs
 from .plan.rowwise.passes import demand_of
 from .plan.rowwise.records import RowProblem
@@ -51,9 +50,6 @@ def rows_on_request(program: Program, target: Target, request: str) -> str:
         return f"row kernels with a matrix whose rows repeat run on request, {request}"
     if demand.fewest < LEAST_AUTO_COLUMNS and not _saves_instructions(problem):
         return f"row kernels of fewer than {LEAST_AUTO_COLUMNS} columns run on request, {request}"
-    if any(made.op == COLUMN_NUMBER for made in problem.epilogue.instructions):
-        # their times are under-predicted by more than half: smoothed_loss_and_gradient in nvidia-h200-first-call.json
-        return f"row kernels that compute with numbers of columns run on request, {request}"
     return ""
 
 

@@ -66,6 +66,15 @@ def test_sums_of_several_warps_are_about_one_number_near_their_means(ahead: bool
     assert ((variance.double() - spread).abs() <= 4e-6 * spread).all()
 
 
+def test_means_of_many_rows_have_no_bias() -> None:
+    """Sums over rows add up what all means have in common."""
+    n = 16 * 32 * 4 * 3  # the inverse of the 384 elements of a warp is off by half of a rounding
+    x = numbers(48, n, dtype=torch.float32) + 300
+    mean, variance, out = torch.empty(48), torch.empty(48), torch.empty_like(x)
+    run(moments, (x, mean, variance, out), RowChoice(cluster=2, warps=8, keep="shared"))
+    assert abs((mean.double() / x.double().mean(-1) - 1).mean()) <= 1e-8
+
+
 def test_what_is_not_finite_stays_so() -> None:
     x = numbers(4, 1000, dtype=torch.float32)
     x[0, 0], x[1, 999], x[2, 500] = float("inf"), float("-inf"), float("nan")

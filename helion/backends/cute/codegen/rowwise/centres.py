@@ -127,7 +127,8 @@ def received_sums(plan: RowPlan, schedule: Schedule) -> list[str]:
     for at, value in enumerate(sums):
         part, term = _part(schedule, value), f"part[{places[value]}]"
         if value in means:
-            term = f"part[{count}] * off_{value}"
+            # not of a part's mean: the rounded inverse of its count would bias the mean of every row alike
+            term = f"cute.math.fma(-part[{count}], {_near(problem, value)}, {term})"
         elif part is not None and part.kind == "products":
             term += f" + part[{places[part.weights]}] * off_{part.of}"
         elif part is not None:

@@ -114,7 +114,8 @@ def _print_count(out: Writer, plan: RowPlan) -> None:
     sure = granules.count("all") * layout.lanes
     out.lines(("", ""))
     with out.block("def inverse(count):"):
-        out.line("return 1.0 / cute.arch.fmax(count, Float32(1.0))")
+        # of any accuracy: a sum and what it is corrected by have the same
+        out.line("return cute.arch.rcp_approx(cute.arch.fmax(count, Float32(1.0)))")
     out.lines(("", ""))
     with out.block("def count_elements(cta, row):"):
         if len(set(granules)) == 1 and granules[0] == "all":
@@ -130,7 +131,9 @@ def _print_count(out: Writer, plan: RowPlan) -> None:
             out.line('if kind == "edge":')
             out.line("    for each in inside:")
             out.line("        count = count + Float32(cutlass.select_(each, Float32(1.0), Float32(0.0)))")
-        out.line("return count, butterfly(count, 32, add_counts)")
+        known = layout.partials == 1 and not plan.problem.columns_at_launch
+        elements = f"Float32({float(plan.problem.n)})" if known else "butterfly(count, 32, add_counts)"
+        out.line(f"return count, {elements}")
     out.lines(("", "", "def add_counts(x, y):", "    return x + y"))
 
 
