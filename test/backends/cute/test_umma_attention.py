@@ -12,10 +12,11 @@ import pytest
 import torch
 from backends.cute import attention_kernels as kernels
 from backends.cute import attention_spans as spans
-from backends.cute import dropped_kernels, fp8_kernels, latent_kernels
+from backends.cute import fp8_kernels, latent_kernels
 from backends.cute import test_attention_spans as sequences
 from backends.cute.printed_registers import unwritten_registers
 from backends.cute.test_attention_sizes import caches, close
+from backends.cute.test_dropout import cases as dropped_kernels_cases
 from backends.cute.test_umma_verify import plan
 from backends.cute.umma_lanes import evaluate_as, objects
 
@@ -102,6 +103,29 @@ def test_values_of_split_keys(monkeypatch: pytest.MonkeyPatch, splits: int, lazy
     made, errors = values(monkeypatch, case, arguments, choice)
     assert made.splits == splits and made.restores_maxima == lazy
     assert errors[0] < 5e-3 and errors[1] < 1e-6
+
+
+@pytest.mark.parametrize(
+    "name", ["dropout, causal, shared keys", pytest.param("a seed for each head", marks=pytest.mark.prove)]
+)
+def test_values_of_dropped_weights(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Sums are those of all weights; random numbers are those of the offsets that the user gives."""
+    choice = UmmaChoice(groups=1, keys=32, lazy=True, polynomial=4)
+    monkeypatch.setitem(evaluators.EVALUATORS, AttentionProblem, evaluate_as(choice))  # type: ignore[arg-type]
+    case = dropped_kernels_cases()[name]
+    found = helion.kernel(backend="cute")(case.kernel)(*case.arguments)
+    for one, other in zip((found,) if torch.is_tensor(found) else found, case.wanted, strict=True):
+        assert (one.double() - other).norm() < 4e-3 * other.norm()
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("name", ["dropout", "dropout, causal, shared keys", "a seed for each head"])
+def test_binaries_with_dropout_do_not_spill(name: str) -> None:
+    case = dropped_kernels_cases()[name]
+    meta = tuple(each.to("meta") if torch.is_tensor(each) else each for each in case.arguments)
+    bound = helion.kernel(backend="cute")(case.kernel).bind(meta, target="b200")
+    for seed in bound.seeds:
+        assert bound.resources(seed.config).spill_bytes == 0
 
 
 @pytest.mark.parametrize("static", [True, pytest.param(False, marks=pytest.mark.prove)])
@@ -259,14 +283,13 @@ def refused() -> dict[str, tuple[Any, tuple[Any, ...]]]:
     """Return kernels and arguments by the part that is refused."""
     meta = functools.partial(torch.empty, device="meta", dtype=torch.bfloat16)
     lengths = torch.empty(2, device="meta", dtype=torch.int32)
-    narrow, dropped = fp8_kernels.cases(device="meta")[0], dropped_kernels.cases(device="meta")[0]
+    narrow = fp8_kernels.cases(device="meta")[0]
     return {
         "whose values are columns of its keys": (
             latent_kernels.decoded,
             (meta(2, 16, 576), meta(2, 300, 576), lengths, 512, False),
         ),
         "in float8_e4m3fn": (narrow.kernel, narrow.arguments),
-        "with weights that are changed after they were summed": (dropped.kernel, dropped.arguments),
     }
 
 

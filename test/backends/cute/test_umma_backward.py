@@ -12,6 +12,7 @@ import torch
 from backends.cute.edited_roles import edited, without
 from backends.cute.printed_registers import unwritten_registers
 from backends.cute.test_backward import NAMES, bound_of, case_of
+from backends.cute.test_dropout import cases as dropped_cases
 from backends.cute.umma_gradients import evaluate_as
 
 import helion
@@ -176,6 +177,19 @@ def check_values(monkeypatch: pytest.MonkeyPatch, name: str, choice: BackwardCho
 @pytest.mark.parametrize("name", ["queries, causal", "shared keys, causal"])
 def test_values_of_the_text(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     check_values(monkeypatch, name, BackwardChoice(groups=1, keys=32))
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("name", ["gradient of queries with dropout", "gradients of keys with dropout"])
+def test_values_with_dropout(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    choice = BackwardChoice(groups=1, keys=32)
+    monkeypatch.setitem(evaluators.EVALUATORS, BackwardProblem, evaluate_as(choice))  # type: ignore[arg-type]
+    case = dropped_cases()[name]
+    found = helion.kernel(backend="cute")(case.kernel)(*case.arguments)
+    for one, other in zip((found,) if torch.is_tensor(found) else found, case.wanted, strict=True):
+        assert (one.double() - other).norm() < 4e-3 * other.norm()
+    bound = bound_of(case, "b200")
+    assert all(bound.resources(seed.config).spill_bytes == 0 for seed in bound.seeds)
 
 
 @pytest.mark.prove

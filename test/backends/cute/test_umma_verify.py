@@ -173,6 +173,33 @@ def test_planted_faults_are_found(name: str, own: bool) -> None:
         verify_attention(changed)
 
 
+DROPPED = {
+    "weights are changed before they are summed": (
+        lambda each: (u.DropWeights(each.first), each) if isinstance(each, u.AddWeights) else (each,),
+        "or before they are summed",
+    ),
+    "weights are not changed": (
+        lambda each: () if isinstance(each, u.DropWeights) else (each,),
+        "are stored from",
+    ),
+    "the first block's weights are another's": (
+        lambda each: (u.DropWeights(),) if isinstance(each, u.DropWeights) else (each,),
+        "is printed as",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DROPPED)
+def test_planted_faults_of_changed_weights_are_found(name: str) -> None:
+    edit, message = DROPPED[name]
+    program = u.umma_program(plan(CAUSAL, of={"dropped": SCALED}))
+    verify_attention(program)
+    changed = edited(program, "softmax", edit)
+    assert changed != program, "the fault changes nothing"
+    with pytest.raises(Fault, match=message):
+        verify_attention(changed)
+
+
 SPLIT: dict[str, Any] = {"keys": 4096, "queries": 200}
 SPLIT_FAULTS = {
     "partials are not stored": (without(g.StorePartials()), "before all warps have released|not stored"),

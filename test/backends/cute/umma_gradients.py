@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from backends.cute.edited_roles import edited
 from backends.cute.lockstep import Lanes
-from backends.cute.umma_lanes import Row, Vector, objects
+from backends.cute.umma_lanes import Row, Vector, objects, sources_of, uniform_lanes
 
 from helion.backends.cute.codegen.attention.umma.backward_kernel import umma_backward_kernel
 from helion.backends.cute.codegen.attention.umma.finish import chunk_of
@@ -83,16 +83,19 @@ class Execution:
             }
         source = umma_backward_kernel("kernel", self.program).source
         exec(source[source.index("def ") : source.index("@cute.kernel")].replace("@cute.jit", ""), self.names)
+        self.names["uniform"] = uniform_lanes
         exec(out.text(), self.names)
 
     def _objects(self) -> dict[str, Any]:
         """Return what the text takes from the DSL, and the tensors."""
         named, problem = objects(), self.plan.problem
         named["cute"].copy, named["cute"].autovec_copy = self._copy, self._store
-        vectors: dict[str, Any] = {f"vector_{source.label}": Vector(self, source) for source in problem.sources}
-        vectors |= {each.label: float(self.tensors[each.label]) for each in problem.sources if each.kind == "number"}
         staged = (source for sources in self.plan.staged.values() for source in sources)
-        return {**named, **vectors, **{f"staged_{source.label}": _Staged(self, source) for source in staged}}
+        return {
+            **named,
+            **sources_of(self, problem),
+            **{f"staged_{source.label}": _Staged(self, source) for source in staged},
+        }
 
     def head(self) -> tuple[int, ...]:
         """Return the coordinates of the head, the repetition included."""
@@ -190,7 +193,7 @@ def evaluate_as(
         assert isinstance(problem, BackwardProblem)
         plan = plan_umma_backward(problem, choice, target("sm_100"))
         outputs = (each.output.label for each in problem.gradients)
-        labels = ["own_0", "own_1", *STREAMED, *outputs, *(each.label for each in problem.sources)]
+        labels = ["own_0", "own_1", *STREAMED, *outputs, *(each.passed.label for each in problem.sources)]
         tensors = (each if isinstance(each, torch.Tensor) else torch.tensor(each) for each in given)
         Execution(plan, dict(zip(labels, tensors, strict=True))).run()
         if found is not None:

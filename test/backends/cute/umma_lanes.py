@@ -17,6 +17,7 @@ import torch
 from backends.cute.edited_roles import edited
 from backends.cute.lockstep import CONVERSIONS, FUNCTIONS, Lanes, lifted
 
+from helion._support.philox import WORD, philox, uniform
 from helion.backends.cute.codegen.attention import spans
 from helion.backends.cute.codegen.attention.umma.finish import chunk_of
 from helion.backends.cute.codegen.attention.umma.kernel import umma_kernel
@@ -26,7 +27,7 @@ from helion.backends.cute.codegen.writer import Writer
 from helion.backends.cute.execute.attention import _matrix, _rows, _source, place_at
 from helion.backends.cute.execute.problems import launched, split
 from helion.backends.cute.plan.attention.operands import Matrix, Source, Table
-from helion.backends.cute.plan.attention.records import AttentionProblem
+from helion.backends.cute.plan.attention.records import AttentionProblem, ScoreProblem
 from helion.backends.cute.plan.attention.umma import (
     MESSAGE_VALUES,
     UMMA_ROWS,
@@ -34,6 +35,7 @@ from helion.backends.cute.plan.attention.umma import (
     UmmaPlan,
     plan_umma_attention,
 )
+from helion.backends.cute.plan.dtypes import SEED
 from helion.backends.cute.roles import grammar as g
 from helion.backends.cute.roles.attention import grammar as a
 from helion.backends.cute.roles.attention import umma as u
@@ -217,7 +219,7 @@ class Execution:
         functions = source[source.index("def ") : source.index("@cute.kernel")]
         functions = functions.replace("@cute.jit", "").replace("if inside:", "if True:")  # rows past the last query too
         exec(functions, self.names)
-        self.names["store_number"] = self._store_number
+        self.names["store_number"], self.names["uniform"] = self._store_number, uniform_lanes
         exec(out.text(), self.names)
 
     def _objects(self) -> dict[str, Any]:
@@ -227,8 +229,7 @@ class Execution:
         named["cute"].assume, named["cute"].make_tensor = (lambda at, divby: at), (lambda at, layout: ("queries", at))
         named["cute"].make_layout = lambda size: size
         problem = self.plan.problem
-        sources: dict[str, Any] = {f"vector_{source.label}": Vector(self, source) for source in problem.sources}
-        sources |= {each.label: float(self.tensors[each.label]) for each in problem.sources if each.kind == "number"}
+        sources = sources_of(self, problem)
         outputs = {f"vector_{each.label}": each for each in problem.outputs if each.kind == "query"}
         return {**named, **sources, **outputs}
 
@@ -418,6 +419,21 @@ class _Partials:
         return self.held[at[1:]]
 
 
+def sources_of(execution: Any, problem: ScoreProblem) -> dict[str, Any]:
+    """Return the tensors and numbers of formulas by their names in the text."""
+    passed = [source.passed for source in problem.sources]
+    found: dict[str, Any] = {f"vector_{source.label}": Vector(execution, source) for source in passed}
+    numbers = [source for source in passed if source.kind == "number"]
+    kinds = {source.label: int if source.argument == SEED else float for source in numbers}
+    return {**found, **{label: kind(execution.tensors[label]) for label, kind in kinds.items()}}
+
+
+def uniform_lanes(seed: Any, offset: Any, wide: bool) -> Lanes:
+    """Return the random numbers of offsets."""
+    words = torch.as_tensor(_plain(offset)) if wide else torch.as_tensor(_plain(offset)) & WORD
+    return Lanes(uniform(philox(torch.as_tensor(_plain(seed)), words)[0]))
+
+
 class Vector:
     """A source, read at a query and a key."""
 
@@ -474,7 +490,12 @@ def evaluate_as(choice: UmmaChoice, found: list[UmmaPlan] | None = None) -> Call
         assert isinstance(problem, AttentionProblem)
         of_softmax = choice if problem.softmax else dataclasses.replace(choice, lazy=False, polynomial=None)
         plan = plan_umma_attention(problem, of_softmax, target("sm_100"))
-        labels = ["q", "k", "v", *(each.label for each in (*problem.outputs, *problem.sources))]
+        labels = [
+            "q",
+            "k",
+            "v",
+            *(each.label for each in (*problem.outputs, *(each.passed for each in problem.sources))),
+        ]
         tensors = (each if isinstance(each, torch.Tensor) else torch.tensor(each) for each in given)
         Execution(plan, dict(zip(labels, tensors, strict=True))).run()
         if found is not None:

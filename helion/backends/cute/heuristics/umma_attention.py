@@ -53,11 +53,11 @@ class CuteTcgen05AttentionHeuristic(Heuristic):
 
 
 def _needs_registers(facts: KernelFacts, shape: AttentionShape) -> bool:
-    """Return whether formulas fill the registers next to 128 scores. They read a number for each key, as a bias, or are all
-    that weights without a softmax have. Blocks of 128 keys spill 80 to 520 bytes then (sm_100a, 2026-11-29)."""
+    """Return whether formulas fill the registers next to 128 scores. They read a number for each key, as a bias, draw one, or are
+    all that weights without a softmax have. Blocks of 128 keys spill 80 to 520 bytes then (sm_100a, 2026-11-29)."""
     multiplied = {fact.rhs_slot for fact in facts.matmuls}
     loads = (op for op in facts.memory_ops if op.kind == "load" and op.slot not in multiplied)
-    return not shape.softmax or any(shape.blocks[1] in op.tile_axes for op in loads)
+    return not shape.softmax or bool(facts.random_tiles) or any(shape.blocks[1] in op.tile_axes for op in loads)
 
 
 def _choices(shape: AttentionShape, target: Target, longest: int) -> Iterator[UmmaChoice]:

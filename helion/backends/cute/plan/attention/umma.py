@@ -37,7 +37,7 @@ UMMA_GROUPS, UMMA_KEYS = 2, 128
 UMMA_STAGES = 6
 SOFTMAX_WARPS, CORRECTION_WARPS = 4, 4
 """Warps of a group that compute weights, and those that rescale and store the outputs of all groups."""
-UMMA_REGISTERS = {1: (240, 144, 120), 2: (192, 88, 40)}
+UMMA_REGISTERS = {1: (224, 160, 120), 2: (192, 88, 40)}
 """Registers of a thread that computes weights, of one that corrects outputs, and of one that loads or issues MMAs, by
 groups: the register file holds them all."""
 MESSAGE_VALUES = 3
@@ -181,8 +181,6 @@ def _parts(problem: AttentionProblem) -> Iterator[tuple[object, str]]:
     yield problem.latent, "whose values are columns of its keys"
     yield problem.rests, "whose scores are of dimensions in two tensors"
     yield problem.q.dtype not in HALF_DTYPES, f"in {problem.q.dtype}"
-    yield problem.dropped is not None, "with weights that are changed after they were summed"
-    yield problem.draws, "with random numbers"
     yield problem.rounded, f"whose p @ v is rounded to {problem.rounded} before it is added"
 
 

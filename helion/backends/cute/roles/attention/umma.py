@@ -108,10 +108,16 @@ class WriteFactors(Step):
 
 @dataclass(frozen=True)
 class Exponentials(Step):
-    """Compute the weights of the block, with or without masks, and round them to the operand type. Without a softmax they are
-    the scores."""
+    """Compute the weights of the block, with or without masks. Without a softmax they are the scores."""
 
     masked: bool
+
+
+@dataclass(frozen=True)
+class DropWeights(Step):
+    """Apply the formula of weights that were summed, as of dropout."""
+
+    first: bool = False
 
 
 @dataclass(frozen=True)
@@ -299,13 +305,18 @@ def _multiply(plan: UmmaPlan, warp: int) -> Role:
 
 
 def _block(plan: UmmaPlan, masked: bool, first: bool = False) -> tuple[Step, ...]:
-    """Return the steps of a block's softmax. The correction starts before the exponentials, the next MMA before the sum."""
+    """Return the steps of a block's softmax. The correction starts before the exponentials, the next MMA before the sum, unless
+    weights are changed after that."""
     message: tuple[Step, ...] = (
         Acquire("message_fill"),
         WriteFactors(),
         Commit("message_fill"),
         Advance("message_fill"),
     )
+    summed: tuple[Step, ...] = (AddWeights(first),) if plan.problem.needs_total else ()
+    dropped: tuple[Step, ...] = ()
+    if plan.problem.dropped is not None:
+        dropped, summed = (*summed, DropWeights(first)), ()
     return (
         Wait("scores_read"),
         TensorFence(after=True),
@@ -314,10 +325,11 @@ def _block(plan: UmmaPlan, masked: bool, first: bool = False) -> tuple[Step, ...
         Maxima(masked, first),
         *(() if first or not plan.problem.softmax else message),
         Exponentials(masked),
+        *dropped,
         WriteWeights(),
         TensorFence(after=False),
         Commit("weights_fill"),
-        *((AddWeights(first),) if plan.problem.needs_total else ()),
+        *summed,
     )
 
 

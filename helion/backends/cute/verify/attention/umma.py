@@ -345,17 +345,28 @@ def _(machine: UmmaMachine, step: u.Exponentials, warp: Warp) -> None:
     if found.scores != ("raised", block):
         raise Fault(f"weights of {block} are computed from {found.scores}")
     found.scores = ("weights", block)
+    found.unsummed = block if machine.plan.problem.needs_total else None
+
+
+@_rule(u.DropWeights)
+def _(machine: UmmaMachine, step: u.DropWeights, warp: Warp) -> None:
+    found, block = machine.of(warp), (warp.tile, warp.block)
+    if found.scores != ("weights", block) or found.unsummed is not None:
+        raise Fault(f"weights of {found.scores} are changed as those of {block}, or before they are summed")
+    if step.first != (warp.part is None):
+        raise Fault(f"block {block} of part {warp.part} is printed as the first one, or as a later one")
+    found.scores = ("dropped", block)
 
 
 @_rule(u.WriteWeights)
 def _(machine: UmmaMachine, step: u.WriteWeights, warp: Warp) -> None:
     found, block = access(machine, warp), (warp.tile, warp.block)
-    if found.scores != ("weights", block):
+    if found.scores != ("weights" if machine.plan.problem.dropped is None else "dropped", block):
         raise Fault(f"weights of {block} are stored from {found.scores}")
     if machine.multiplying.get(("scores", warp.group)):
         raise Fault(f"weights of {block} are stored while MMAs write scores")
     machine.lanes[warp.group].scores[warp.number % 4] = ("weights", block)
-    found.unsummed, found.open = block if machine.plan.problem.needs_total else None, True
+    found.open = True
 
 
 @_rule(u.AddWeights)

@@ -17,6 +17,7 @@ from ....toolchain.kernel import GemmKernel
 from ...writer import Writer
 from .. import backward_steps, spans, steps
 from ..bounds import bounds_function, place_function
+from ..formula import uniform_functions
 from ..host import backward_matrices, backward_tensors
 from ..kernel import integer_kinds
 from ..module import ENTRY, Pieces, render
@@ -60,7 +61,13 @@ def _pieces(program: UmmaBackwardProgram) -> Pieces:
     owned = tuple(f"own_{at}" for at in range(len(problem.owned)))
     gradients = tuple(f"gradient_{at}" for at in range(len(problem.gradients)))
     return Pieces(
-        functions=(*fences(), place_function(plan), bounds_function(plan), *backward_functions(plan)),
+        functions=(
+            *fences(),
+            place_function(plan),
+            bounds_function(plan),
+            *uniform_functions(problem),
+            *backward_functions(plan),
+        ),
         matrices=(*owned, *problem.blocks, *gradients),
         objects=backward_matrices(plan),
         tensors=backward_tensors(plan),

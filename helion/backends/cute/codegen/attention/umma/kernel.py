@@ -11,6 +11,7 @@ from ....toolchain.kernel import GemmKernel
 from ...setups import dsl
 from .. import spans
 from ..bounds import bounds_function, place_function
+from ..formula import uniform_functions
 from ..host import matrices, tensors
 from ..kernel import pointer_dtypes
 from ..module import ENTRY, Pieces, render
@@ -62,6 +63,7 @@ def umma_pieces(program: UmmaProgram) -> Pieces:
             place_function(plan),
             *spans.functions(plan),
             bounds_function(plan),
+            *uniform_functions(plan.problem),
             *queries_functions(plan),
             *softmax_functions(plan),
             *correction_functions(plan),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ....plan.attention.numbers import text_of
 from ....plan.attention.operands import Table
-from ....plan.attention.records import LAZY, PRODUCT
+from ....plan.attention.records import LAZY, PRODUCT, Formula
 from ....plan.attention.umma import EXPONENTIALS, UmmaPlan
 from .. import numbers, spans
 from ..formula import arguments_of, computed, gathers, head_axes, read
@@ -45,8 +45,11 @@ def softmax_functions(plan: UmmaPlan) -> list[list[str]]:
         functions.append(_restore(plan))
     if has_masks(plan):
         functions.insert(0, _mask(plan))
+    if plan.problem.dropped is not None:
+        functions = [_formula(plan, plan.problem.dropped, "drop_weights"), *functions]
+        functions += [_rounded(plan)] if plan.problem.softmax else []
     if has_formula(plan):
-        functions.insert(0, _formula(plan))
+        functions.insert(0, _formula(plan, plan.problem.score, "apply_formula"))
     return functions
 
 
@@ -54,9 +57,9 @@ def maxima_call(plan: UmmaPlan, masked: bool, first: bool, axes: Sequence[str]) 
     """Return the calls of the kernel from scores to the row maximum."""
     lines, masks = [], masked and has_masks(plan)
     if has_formula(plan) or masks:
-        lines.append(f"first_key = {spans.plus_origin(plan)}({'end - 1' if first else 'block'}) * {plan.keys}")
+        lines.append(_first_key(plan, first))
     if has_formula(plan):
-        lines.append(f"apply_formula({', '.join(_formula_arguments(plan, axes))})")
+        lines.append(f"apply_formula({', '.join(_formula_arguments(plan, plan.problem.score, axes))})")
     if masks:
         lines.append(f"mask({', '.join(_mask_arguments(plan))})")
     guarded = plan.problem.guarded or masks
@@ -65,17 +68,40 @@ def maxima_call(plan: UmmaPlan, masked: bool, first: bool, axes: Sequence[str]) 
     return lines
 
 
+def _first_key(plan: UmmaPlan, first: bool) -> str:
+    return f"first_key = {spans.plus_origin(plan)}({'end - 1' if first else 'block'}) * {plan.keys}"
+
+
+def dropped_lines(plan: UmmaPlan, first: bool, axes: Sequence[str]) -> list[str]:
+    """Return the lines of the kernel that change the weights of a block."""
+    formula = plan.problem.dropped
+    assert formula is not None
+    return [_first_key(plan, first), f"drop_weights({', '.join(_formula_arguments(plan, formula, axes))})"]
+
+
 def weights_lines(plan: UmmaPlan, masked: bool) -> list[str]:
-    """Return the lines from scores to rounded weights in tensor memory, a chunk after the other: registers do not hold all of
-    both. Blocks with masks, which are few, take no polynomials."""
+    """Return the lines from scores to weights, and to tensor memory, unless weights are changed before. Blocks with masks, which
+    are few, take no polynomials."""
     polynomial = bool(plan.polynomial) and not (masked and has_masks(plan))
+    call = f"weigh(scores, packed, shifts, {{span}}, polynomial={polynomial})"
+    if plan.problem.dropped is None:
+        return _stored(plan, call if plan.problem.softmax else _ROUND)
+    return [call.format(span=f"0, {plan.keys // 2}")] if plan.problem.softmax else []
+
+
+def stored_lines(plan: UmmaPlan) -> list[str]:
+    """Return the lines from changed weights to tensor memory; others are there."""
+    return [] if plan.problem.dropped is None else _stored(plan, _ROUND)
+
+
+_ROUND = "round_weights(scores, packed, {span})"
+
+
+def _stored(plan: UmmaPlan, call: str) -> list[str]:
+    """Return the lines that round weights and store them, a chunk after the other: registers do not hold all of both."""
     lines, pairs = [], chunk_of_weights(plan)
     for part in range(plan.keys // 2 // pairs):
-        span = f"{part * pairs}, {(part + 1) * pairs}"
-        if plan.problem.softmax:
-            lines.append(f"weigh(scores, packed, shifts, {span}, polynomial={polynomial})")
-        else:
-            lines.append(f"round_weights(scores, packed, {span})")
+        lines.append(call.format(span=f"{part * pairs}, {(part + 1) * pairs}"))
         lines.append(f"cute.copy(weight_writes, rounded_weights[None, None, {part}], weight_parts[None, None, {part}])")
     return lines
 
@@ -89,8 +115,8 @@ def _registers(plan: UmmaPlan) -> list[str]:
     return ["scores", "highest", "factors", "shifts", *(["peaks"] if plan.restores_maxima else [])]
 
 
-def _formula_arguments(plan: UmmaPlan, axes: Sequence[str]) -> list[str]:
-    return ["scores", "query", "first_key", *axes, *arguments_of(plan.problem.score), *numbers.parameters(plan)]
+def _formula_arguments(plan: UmmaPlan, formula: Formula, axes: Sequence[str]) -> list[str]:
+    return ["scores", "query", "first_key", *axes, *arguments_of(formula), *numbers.parameters(plan)]
 
 
 def _mask_arguments(plan: UmmaPlan) -> list[str]:
@@ -98,9 +124,9 @@ def _mask_arguments(plan: UmmaPlan) -> list[str]:
     return ["scores", "query", "first_key", *limits, *numbers.parameters(plan)]
 
 
-def _formula(plan: UmmaPlan) -> list[str]:
-    """Return the function that applies the formula of scores to a row."""
-    problem, formula = plan.problem, plan.problem.score
+def _formula(plan: UmmaPlan, formula: Formula, name: str) -> list[str]:
+    """Return the function that applies a formula to the scores, or weights, of a row."""
+    problem = plan.problem
     axes = head_axes(problem)
 
     def names(value: int) -> str:
@@ -119,7 +145,7 @@ def _formula(plan: UmmaPlan) -> list[str]:
         text = f"{source.label}_value = {read(plan, source, axes, 'query', 'key', problem.keys)}"
         (of_keys if source.kind in ("key", "exact") else once).append(text)
     lines = [
-        f"def apply_formula({', '.join(_formula_arguments(plan, axes))}):",
+        f"def {name}({', '.join(_formula_arguments(plan, formula, axes))}):",
         *(f"    {line}" for line in once),
         f"    for column in range({plan.keys}):",
         "        key = first_key + column",
@@ -242,11 +268,8 @@ def _exponentials(plan: UmmaPlan) -> list[str]:
         ]
     else:
         lines.append("        one, other = exp2(one), exp2(other)")
-    return [
-        *lines,
-        "        scores[2 * pair], scores[2 * pair + 1] = one, other",
-        *_packed(plan, "one", "other"),
-    ]
+    lines.append("        scores[2 * pair], scores[2 * pair + 1] = one, other")
+    return lines if problem.dropped is not None else [*lines, *_packed(plan, "one", "other")]
 
 
 def _polynomial(plan: UmmaPlan) -> list[str]:

@@ -16,7 +16,7 @@ from ..formula import arguments_of, head_axes
 from ..steps import WORK_STEP, print_steps, stored_rows
 from . import splits
 from .finish import chunk_of, finish_lines
-from .softmax import chunk_of_weights, maxima_call, weights_lines
+from .softmax import chunk_of_weights, dropped_lines, maxima_call, stored_lines, weights_lines
 from .views import accumulators, copy_of, tile
 
 RULES: dict[type[g.Step], Callable[..., None]] = {}
@@ -254,8 +254,12 @@ def _(out: Writer, program: UmmaProgram, step: u.OutputOfBlock) -> None:
 
 
 RULES[u.ReadScores] = _text("cute.copy(score_reads, score_parts, scores)", "cute.arch.fence_view_async_tmem_load()")
-RULES[u.WriteWeights] = _text("cute.arch.fence_view_async_tmem_store()")
-"""Weights are stored where they are computed."""
+
+
+@_rule(u.WriteWeights)
+def _(out: Writer, program: UmmaProgram, step: u.WriteWeights) -> None:
+    out.lines(stored_lines(program.plan))
+    out.line("cute.arch.fence_view_async_tmem_store()")
 
 
 @_rule(a.TransformQueries)
@@ -272,6 +276,11 @@ def _(out: Writer, program: UmmaProgram, step: u.Maxima) -> None:
 @_rule(u.Exponentials)
 def _(out: Writer, program: UmmaProgram, step: u.Exponentials) -> None:
     out.lines(weights_lines(program.plan, step.masked))
+
+
+@_rule(u.DropWeights)
+def _(out: Writer, program: UmmaProgram, step: u.DropWeights) -> None:
+    out.lines(dropped_lines(program.plan, step.first, head_axes(program.plan.problem)))
 
 
 @_rule(u.AddWeights)
