@@ -104,7 +104,7 @@ def _row_cells(m: int, n: int) -> Iterator[Cell]:
         "layer_norm",
         shape,
         {"helion": ops.layer_norm, "liger": lambda x, w, b: layer(x, w, b, 1e-5)},
-        lambda x, w, b: F.layer_norm(x.float(), [n], w.float(), b.float()),
+        lambda x, w, b: F.layer_norm(x.float(), [x.size(-1)], w.float(), b.float()),
         row(1, 2),
         (0, 1, 2),
     )

@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import attention_report, distributed_report, first_call_report, goals, row_report, sweep  # noqa: E402
+from benchmarks import attention_report, distributed_report, first_call_report, goals, ops_report, row_report, sweep  # noqa: E402
 from benchmarks.cells import timed_cells  # noqa: E402
 from benchmarks.goals import Finding, number  # noqa: E402
 from benchmarks.seeds import BOUNDS, RESULTS, SUITES, Row  # noqa: E402
@@ -519,6 +519,7 @@ def render(
     first_calls: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     rows: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     attention: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    operators: Mapping[str, ops_report.Operators] | None = None,
 ) -> str:
     """The page; ``folder`` is where its plots are, relative to it."""
     lines = [
@@ -556,12 +557,10 @@ def render(
     for suites in by_device(results).values():
         if suites:
             lines += limits([row for each in suites.values() for row in each.rows])
-    lines += cute_sections(cute or {})
-    lines += attention_report.sections(attention or {})
+    lines += [*cute_sections(cute or {}), *attention_report.sections(attention or {})]
     lines += distributed_report.sections(distributed or {})
-    lines += first_call_report.sections(first_calls or {})
-    lines += row_report.sections(rows or {})
-    lines += dispatch_sections(dispatches)
+    lines += [*first_call_report.sections(first_calls or {}), *ops_report.sections(operators or {})]
+    lines += [*row_report.sections(rows or {}), *dispatch_sections(dispatches)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -587,9 +586,9 @@ def main() -> int:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     scores = sweep.scores(sweep.parse(sweep.KEPT.read_text()))
     cute, distributed = read_cute(options.results / "cute"), distributed_report.read(options.results)
-    first_calls = first_call_report.read(options.results)
+    first_calls, operators = first_call_report.read(options.results), ops_report.read(options.results / "ops")
     rows, attention = row_report.read(options.results / "cute"), attention_report.read(options.results)
-    page = render(results, dispatches, scores, folder.name, cute, distributed, first_calls, rows, attention)
+    page = render(results, dispatches, scores, folder.name, cute, distributed, first_calls, rows, attention, operators)
     options.out.write_text(page)
     if options.out == PAGE:
         README.write_text(with_figures(README.read_text(), cute))

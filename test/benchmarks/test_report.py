@@ -293,7 +293,10 @@ def test_the_page_is_what_the_results_say() -> None:
     calls = report.first_call_report.read(seeds.RESULTS)
     rows = report.row_report.read(seeds.RESULTS / "cute")
     attention = report.attention_report.read(seeds.RESULTS)
-    made = report.render(results, dispatches, scores, "performance", cute, distributed, calls, rows, attention)
+    operators = report.ops_report.read(seeds.RESULTS / "ops")
+    made = report.render(
+        results, dispatches, scores, "performance", cute, distributed, calls, rows, attention, operators
+    )
     assert made == page, remedy
     drawn = {path.stem for path in report.PAGE.with_suffix("").glob("*.svg")}
     assert drawn == {each.slug for each in results if report.has_plot(each)}, remedy

@@ -1,0 +1,78 @@
+"""The section of the page about operators, from files as the benchmarks write them; and the cells of other libraries."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import ops as benchmark
+from benchmarks import ops_first_calls, ops_peers, ops_report
+
+ENVIRONMENT = {"device": "NVIDIA X", "date": "2026-01-01"}
+CELLS = [
+    {
+        "name": "swiglu",
+        "shape": "8x8",
+        "forward": {"helion": 2.0, "compile": 3.0, "eager": 8.0},
+        "both": {"helion": 5.0},
+    },
+    {"name": "rope", "shape": "4x4", "forward": {"helion": 4.0, "eager": 2.0}, "host": {"helion": 9.0, "eager": 18.0}},
+]
+PEER = {"name": "rope", "shape": "4x4", "forward": {"helion": 4.0, "liger": 4.2}, "by": {"forward": "events"}}
+CALLS = {"caches": "filled", "processes": 1, "seconds": 1.5, "sum_s": 1.2, "import_s": 0.1, "calls_s": {"rope": 0.7}}
+
+
+def lines(folder: Path) -> list[str]:
+    (folder / "x.json").write_text(json.dumps({"environment": ENVIRONMENT, "rows": CELLS}))
+    (folder / "x-peers.jsonl").write_text(json.dumps({**PEER, **ENVIRONMENT}) + "\n")
+    (folder / "x-first-calls.json").write_text(json.dumps({"environment": ENVIRONMENT, "rows": [CALLS]}))
+    return list(ops_report.sections(ops_report.read(folder)))
+
+
+def test_the_section_has_ratios_and_misses(tmp_path: Path) -> None:
+    found = lines(tmp_path)
+    assert "- At least as fast in 1 of 2 cells (50 %; the goal is 90 %)." in found
+    assert "- Below 0.9: rope 4x4, forward: 0.50." in found
+    assert "| swiglu | 8x8 | forward | 2.0 | 3.0 | 8.0 | 1.50 |" in found
+    assert "| swiglu | 8x8 | both | 5.0 |  |  |  |" in found
+    assert "| rope | 4x4 | host | 9.0 |  | 18.0 | 2.00 |" in found
+    assert "| rope | 4x4 | forward, by events | 4.0 | 4.2 | 1.05 |" in found
+    assert "- None is below 0.9." in found
+    assert "| filled | 1 | 1.5 | 1.2 | 0.10 | rope 0.70 |" in found
+
+
+def test_nothing_without_results(tmp_path: Path) -> None:
+    assert list(ops_report.sections(ops_report.read(tmp_path))) == []
+
+
+def test_cells_of_other_libraries_have_names_of_operators() -> None:
+    names = [cell.name for cell in benchmark.cells()]
+    assert {cell.name for cell in ops_peers.cells()} <= set(names)
+    assert sorted(ops_first_calls.names_of_cells()) == sorted(set(names))
+    for cell in ops_peers.cells():
+        assert next(iter(cell.variants)) == "helion" and len(cell.variants) > 1
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm", "layer_norm", "softmax", "swiglu", "geglu"])
+def test_references_of_other_libraries(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmark, "DEVICE", "cpu")
+    cell = next(cell for cell in ops_peers.cells() if cell.name == name)
+    torch.manual_seed(0)
+    args = tuple(torch.randn([8, 64][-each.dim() :]).to(torch.bfloat16) for each in made(cell))
+    assert ops_peers.largest_error(cell.variants["helion"](*args), cell.reference(*args)) < 1e-2
+    ours, theirs = (
+        ops_peers.passes_of(cell, function, ops_peers.cloned(args), backward=True)()
+        for function in (cell.variants["helion"], cell.reference)
+    )
+    assert ops_peers.largest_error(ours, theirs) < 3e-2
+
+
+def made(cell: ops_peers.Cell) -> tuple[torch.Tensor, ...]:
+    """Return the arguments of a cell without their memory."""
+    with torch.device("meta"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(benchmark, "DEVICE", "meta")
+        found: tuple[torch.Tensor, ...] = cell.make()
+        return found
