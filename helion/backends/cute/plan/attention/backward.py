@@ -197,7 +197,7 @@ ATOMIC_COLUMNS = 64
 """Columns of that gradient that a consumer group computes."""
 EXCHANGE_STAGES = 2
 """Blocks of left operands in shared memory: one is written while the one before is multiplied."""
-FEW_TILES = 16
+FEW_TILES = 8
 """Tiles of an SM up to which their order matters more than the L2 cache: tiles of a head visit the same blocks in turn."""
 SHORTEST_KEYS = 32
 """Streamed rows of the shortest blocks that are chosen for heads of many dimensions."""
