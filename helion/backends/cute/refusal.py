@@ -113,7 +113,6 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
         any(each.kind != "exact" or each.dtype != "float32" for each in added),
         "that are added to memory in 16 bits, or by threads,",
     )
-    yield problem.rounded, f"whose tiles of K are rounded to {problem.rounded} before they are added"
     yield from _ends_of_k(problem)
 
 

@@ -545,9 +545,7 @@ def _check_tcgen05(plan: GemmPlan) -> None:
     if n % step or not step <= n <= 256:
         raise Refusal(f"a tile of {n} columns; multiples of {step} up to 256 are implemented on tcgen05")
     if plan.promote or plan.problem.rounded:
-        raise Refusal(
-            "tcgen05 accumulates in fp32: the matmul of a K tile is neither promoted nor rounded before it is added"
-        )
+        raise Refusal("tcgen05 accumulates in fp32; matmuls of K tiles are neither promoted nor rounded before")
     kept = n // 2 if plan.paired else n
     if promoted(plan.problem.scales) is not None and kept > MAX_SCALED_SUMS:
         raise Refusal(

@@ -134,20 +134,8 @@ class GemmProblem:
     """Names of A, B and D in messages."""
 
     def __repr__(self) -> str:
-        optional = [
-            "batch",
-            "scales",
-            "copied",
-            "summed",
-            "groups",
-            "ends",
-            "terms",
-            "rounded",
-            "absent",
-            "starts",
-            "runtime",
-        ]
-        hidden = {name: not getattr(self, name) for name in optional} | {"names": self.names == NAMES}
+        optional = ("batch", "scales", "copied", "summed", "groups", "ends", "terms", "rounded", "absent", "starts")
+        hidden = {name: not getattr(self, name) for name in (*optional, "runtime")} | {"names": self.names == NAMES}
         shown = [each.name for each in dataclasses.fields(self) if not hidden.get(each.name)]
         return f"GemmProblem({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 

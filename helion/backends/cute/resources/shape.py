@@ -296,6 +296,7 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
     loads = _without_offsets(facts) if sides.grouped or sides.of_groups else facts
     sums = tuple(sums_along_k(facts, fact, axes))
     products = _second(sides.others, _pitch(majors[1], n, k))
+    scales = None if copied and not packed else block_scales(fact, facts, axes, k)
     operands = (*products, *_operands(loads, axes), *(operand for operand, _ in sums))
     problem = GemmProblem(
         m=m,
@@ -311,12 +312,19 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
         epilogue=_epilogue(operands, facts, stores, axes, n),
         terms=tuple(_terms(facts, sides, (m, n), majors)),
         absent=_absent(facts, sides, ("b", *(each.label for each in products))),
-        scales=None if copied and not packed else block_scales(fact, facts, axes, k),
+        scales=scales,
+        rounded=_rounded(fact, sides) if scales is None else "",
         copied=copied,
         summed=tuple(summed for _, summed in sums),
         runtime=_runtime(facts, zip(("size_m", "size_n", "size_k"), walked, strict=True)),
     )
     return with_most_rows(problem)
+
+
+def _rounded(fact: MatmulFact, sides: _Sides) -> str:
+    """Return the type that the matmul of a K tile seems to be rounded to: a loop carries it, but adds another value than it."""
+    plain = fact.added or fact.accumulator_loop is None or sides.nested or sides.others or sides.terms
+    return "" if plain or fact.lhs_dtype.itemsize != 2 else dtype_name(fact.lhs_dtype)
 
 
 def _stored_by_threads(problem: GemmProblem) -> GemmProblem:
