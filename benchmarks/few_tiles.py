@@ -1,10 +1,10 @@
-"""Time configs of matmuls with few tiles, and with rows between lines of memory, beside cuBLAS.
+"""Time configs of matmuls beside those of torch: with few tiles, with rows between lines of memory, and of experts.
 
-    python benchmarks/few_tiles.py {few,odd} [--compile] [--seconds N] [--turn N] [--workers N] [--out FILE]
+    python benchmarks/few_tiles.py {few,odd,gated,grouped} [--compile] [--seconds N] [--turn N] [--workers N] [--out FILE]
 
 ``--compile`` fills the cache of compiled kernels without the GPU. Without it, one process times all configs in order, the
 default first. It is replaced where a config gives no line for ``--turn`` seconds. A line of JSON has the config, the
-microseconds of both, and the error of the result beside that of cuBLAS.
+microseconds of both, and the distance of the results. ``gated`` and ``grouped`` are the two matmuls of ``helion.ops.moe``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,16 @@ from benchmarks.timing import GraphTimer, reason  # noqa: E402
 from helion.backends.cute.resources.time import resident_clusters  # noqa: E402
 from helion.backends.cute.space import GRID_SPLITS  # noqa: E402
 from helion.hardware import target as target_of  # noqa: E402
+from helion.ops.kernels.experts import gated_experts_kernel, grouped_matmul_kernel  # noqa: E402
 
 BF16, TARGET = torch.bfloat16, "h200"
-SHAPES = {
+EXPERTS = ((1024, 8, 4096, 14336, 2), (1024, 128, 2048, 768, 8))
+"""Tokens, experts, K, N and the experts of a token."""
+SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
     "few": ((256, 256, 65536), (512, 512, 16384), (64, 64, 262144)),
     "odd": ((4096, 4104, 1000), (4096, 4104, 1024), (4096, 4096, 1000), (4096, 4096, 1024)),
+    "gated": EXPERTS,
+    "grouped": EXPERTS,
 }
 TILES = ((64, 64), (64, 128), (128, 64), (128, 128), (256, 64), (64, 256), (256, 128), (128, 256))
 CLUSTERS, SPLITS = ((1, 1), (2, 1), (1, 2), (2, 2)), (1, 2, 4, 8)
@@ -49,7 +54,13 @@ MOST_CTAS, LEAST_CTAS, MOST_READ_BYTES = 8, 60, 700_000
 WIDE = ((128, 128, True), (128, 128, False), (256, 128, False), (128, 256, False), (64, 256, True))
 """Tiles, and whether two consumer groups take turns."""
 
-Job = tuple[tuple[int, int, int], dict[str, Any]]
+OF_GROUPS = {
+    "gated": ((128, 128), (64, 128), (128, 64), (64, 64)),
+    "grouped": ((128, 256), (256, 128), (64, 256), (128, 128), (64, 128)),
+}
+"""Tiles of groups of rows."""
+
+Job = tuple[str, tuple[int, ...], dict[str, Any]]
 
 
 def few(m: int, n: int, k: int) -> Iterator[dict[str, Any]]:
@@ -79,27 +90,66 @@ def odd(m: int, n: int, k: int) -> Iterator[dict[str, Any]]:
         yield {"block_sizes": [rows, columns, 64], "l2_groupings": [4], "wgmma_pingpong": pingpong, **clusters}
 
 
+def of_groups(kind: str) -> Iterator[dict[str, Any]]:
+    for (rows, columns), (cm, cn), pingpong in itertools.product(OF_GROUPS[kind], CLUSTERS[:3], (False, True)):
+        if not (pingpong and rows * columns > 128 * 128):
+            clusters = {"wgmma_cluster_m": cm, "wgmma_cluster_n": cn}
+            yield {"block_sizes": [columns, rows, 64], "l2_groupings": [8], "wgmma_pingpong": pingpong, **clusters}
+
+
 def jobs(kind: str) -> list[Job]:
     """Return the configs of a kind; an empty one is the default."""
-    configs = {"few": few, "odd": odd}[kind]
-    return [(shape, keys) for shape in SHAPES[kind] for keys in ({}, *configs(*shape))]
+    known = {"few": few, "odd": odd}
+    found = [(shape, known[kind](*shape) if kind in known else of_groups(kind)) for shape in SHAPES[kind]]
+    return [(kind, shape, keys) for shape, configs in found for keys in ({}, *configs)]
+
+
+def filled(*shape: int, device: str, scale: float = 1.0) -> torch.Tensor:
+    made = torch.empty(*shape, dtype=BF16, device=device)
+    return made if device == "meta" else made.normal_().mul_(scale)
 
 
 @functools.lru_cache(1)
-def arguments(shape: tuple[int, int, int], device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    m, n, k = shape
-    x, y = torch.empty(m, k, dtype=BF16, device=device), torch.empty(k, n, dtype=BF16, device=device)
-    if device != "meta":
-        x.normal_()
-        y.normal_().mul_(k**-0.5)
-    return x, y
+def arguments(kind: str, shape: tuple[int, ...], device: str) -> tuple[torch.Tensor, ...]:
+    if kind not in OF_GROUPS:
+        m, n, k = shape
+        return filled(m, k, device=device), filled(k, n, device=device, scale=k**-0.5)
+    tokens, experts, k, n, chosen = shape
+    routed = torch.rand(tokens, experts, generator=torch.Generator().manual_seed(0)).topk(chosen, -1).indices
+    rows = torch.bincount(routed.flatten(), minlength=experts).cumsum(0)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), rows]).to(device)
+    k, n = (k, 2 * n) if kind == "gated" else (n, k)
+    return filled(tokens * chosen, k, device=device), filled(experts, k, n, device=device, scale=k**-0.5), offsets
+
+
+def kernel_of(kind: str) -> helion.Kernel:
+    if kind not in OF_GROUPS:
+        return helion.kernel(products.matmul.fn, backend="cute")
+    kernel = gated_experts_kernel if kind == "gated" else grouped_matmul_kernel
+    return helion.kernel(kernel.fn, backend="cute", static_shapes=False)
+
+
+def library(kind: str, given: tuple[torch.Tensor, ...]) -> Callable[[], torch.Tensor]:
+    """Return torch's call, or its composition."""
+    x, y, *offsets = given
+    if not offsets:
+        return lambda: x @ y
+    ends = offsets[0][1:].to(torch.int32)
+    if kind == "grouped":
+        return lambda: torch._grouped_mm(x, y, offs=ends)
+
+    def gated() -> torch.Tensor:
+        gate, up = torch._grouped_mm(x, y, offs=ends).chunk(2, -1)
+        return torch.nn.functional.silu(gate) * up
+
+    return gated
 
 
 def compiled(job: Job) -> dict[str, Any]:
     """Compile a config of a shape without the GPU, and return its line."""
-    shape, keys = job
+    kind, shape, keys = job
     try:
-        bound = helion.kernel(products.matmul.fn, backend="cute").bind(arguments(shape, "meta"), target=TARGET)
+        bound = kernel_of(kind).bind(arguments(kind, shape, "meta"), target=TARGET)
         found = bound.resources(helion.Config(**keys) if keys else bound.default_config())
         return {"shape": shape, "config": keys, "registers": found.registers, "spills": found.spill_bytes}
     except (helion.exc.Base, RuntimeError) as error:
@@ -108,19 +158,19 @@ def compiled(job: Job) -> dict[str, Any]:
 
 def timed(timer: GraphTimer, job: Job) -> dict[str, Any]:
     """Time a config of a shape, and return its line."""
-    shape, keys = job
-    x, y = arguments(shape, "cuda")
-    bound = helion.kernel(products.matmul.fn, backend="cute").bind((x, y))
+    kind, shape, keys = job
+    given = arguments(kind, shape, "cuda")
+    bound, call = kernel_of(kind).bind(given), library(kind, given)
     config = helion.Config(**keys) if keys else bound.default_config()
     line: dict[str, Any] = {"shape": shape, "config": keys}
     line |= {} if keys else {"default": repr(bound.short_config(config)), "reason": bound.seeds[0].reason}
     try:
         function = bound.compile_config(config)
-        wanted = (x @ y).float()
-        line["error"] = float((function(x, y).float() - wanted).norm() / wanted.norm())
+        wanted = call().float()
+        line["error"] = float((function(*given).float() - wanted).norm() / wanted.norm())
     except (helion.exc.Base, RuntimeError) as error:
         return line | {"failed": reason(error)}
-    us, why = timer.time({"cute": functools.partial(function, x, y), "cublas": lambda: x @ y})
+    us, why = timer.time({"cute": functools.partial(function, *given), "library": call})
     return line | {name: round(each.median, 2) for name, each in us.items()} | ({"failed": str(why)} if why else {})
 
 
@@ -178,7 +228,7 @@ def main() -> None:
             for line in lines_of(command, options.turn, end):
                 at = at if line is None else line["number"]
                 if line is None or len(line) > 1:
-                    hung = {"number": at, "config": known[max(at, 0)][1], "failed": "no line in its time"}
+                    hung = {"number": at, "config": known[max(at, 0)][-1], "failed": "no line in its time"}
                     out.write(json.dumps(line or hung) + "\n")
             number = max(at, number) + 1
 

@@ -153,8 +153,8 @@ def plan_of(target: str = "sm_90", **changes: object) -> GemmPlan:
 
 def loaded(plan: GemmPlan, offsets: Sequence[int], batch: int) -> list[list[int]]:
     """Run the printed code of a group's end and of the views of its K tiles: return the rows that each K tile loads. TMA
-    writes zeros for lines outside of dimension 1 of its tensor, and begins a tile before the matrix."""
-    depth = plan.tile[2]
+    writes zeros for lines before the first of dimension 1 of its tensor, and dimension 2 moves the matrix by rows."""
+    depth, rows = plan.tile[2], plan.problem.k
 
     class Int(int):
         def to(self, kind: type) -> int:
@@ -167,10 +167,10 @@ def loaded(plan: GemmPlan, offsets: Sequence[int], batch: int) -> list[list[int]
     for k_tile in range(int(str(known["k_end"]))):
         lines = views_of_k(plan, "a")
         exec("\n".join(lines[:2]), known | {"k_tile": k_tile}, tile := dict[str, int]())
-        begins = f"cute.domain_offset((0, {depth} - k_lines, k_begin + k_lines), tensor_a)"
-        assert begins in lines[2]
-        first, moved = depth - tile["k_lines"], tile["k_begin"] + tile["k_lines"]
-        found.append([moved + line - depth for line in range(first, depth)])
+        assert f"cute.domain_offset((0, k_lines - {depth}, cutlass.min(k_begin, {rows - 1})), tensor_a)" in lines[2]
+        first, moved = tile["k_lines"] - depth, min(tile["k_begin"], rows - 1)
+        assert 0 <= moved < rows and first <= 0
+        found.append([moved + line for line in range(first, first + depth) if line >= 0])
     return found
 
 

@@ -11,7 +11,6 @@ from backends.cute.grouped_kernels import problem
 from helion.backends.cute.codegen.module import render
 from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.records import Choice
-from helion.backends.cute.roles import idle
 from helion.backends.cute.roles.edits import edit_role
 from helion.backends.cute.roles.grammar import Gate, KernelProgram, KLoop, Release, Step, TileLoop
 from helion.backends.cute.roles.programs import kernel_program
@@ -20,11 +19,6 @@ from helion.backends.cute.verify.verify import verify
 from helion.hardware import target as target_of
 
 TALL = Choice(tile=(128, 128, 64))
-
-
-@pytest.fixture(autouse=True)
-def _skips(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idle, "SKIPS", True)
 
 
 def program_of(choice: Choice = TALL) -> KernelProgram:

@@ -7,14 +7,15 @@ numbers only increase. Rows of another group that a tile loads are not stored. A
 they are outside of its tensor: dimension 0 of that has the rows of a tile, and the last dimension moves it along the
 matrix, by one row for each element.
 
-Tiles of groups of K are loaded in the same way: lines of the next group are outside of the tensor, and TMA writes zeros.
+Tiles of groups of K are loaded in a similar way. Dimension 1 of the tensor has the lines of a tile, and dimension 2 moves
+it. A box that begins before the first line has zeros there, and ends with the last line of its group.
 """
 
 from __future__ import annotations
 
 from ..plan.records import GemmPlan, Groups
 from .numbers import GROUP_OFFSETS as PARAMETER
-from .numbers import columns, extent, groups, in_group, in_groups_of_k
+from .numbers import columns, extent, groups, in_group, in_groups_of_k, last
 from .setups import load_views, residual_views, rows_of, tile_views
 
 NO_TILES = 2**30
@@ -106,7 +107,7 @@ def views_of_k(plan: GemmPlan, name: str) -> list[str]:
     if not in_groups_of_k(plan):
         return []
     depth = plan.tile[2]
-    moved = f"cute.domain_offset((0, {depth} - k_lines, k_begin + k_lines), tensor_{name})"
+    moved = f"cute.domain_offset((0, k_lines - {depth}, cutlass.min(k_begin, {last(plan, 'k')})), tensor_{name})"
     return [
         f"k_begin = group_begin + k_tile * {depth}",
         f"k_lines = cutlass.min(cutlass.max(group_end - k_begin, 0), {depth})",
@@ -114,10 +115,11 @@ def views_of_k(plan: GemmPlan, name: str) -> list[str]:
     ]
 
 
-def operand(plan: GemmPlan, pointer: str, pitch: str, lines: str) -> tuple[str, str, str]:
-    """Return pointer, shape and strides of the tensor that K tiles of groups are loaded from, as in ``matrix``."""
-    shape = f"({lines}, cutlass.Int32({plan.tile[2]}), cutlass.Int32({extent(plan, 'k')} + 1))"
-    return f"{pointer} + {-plan.tile[2]} * {pitch}", shape, f"(1, {pitch}, {pitch})"
+def operand(plan: GemmPlan, pitch: str, lines: str) -> tuple[str, str]:
+    """Return shape and strides of the tensor that K tiles of groups are loaded from. Its first element is that of the
+    matrix: an access fails if the first one is not in memory, although all of its box is outside."""
+    shape = f"({lines}, cutlass.Int32({plan.tile[2]}), cutlass.Int32({extent(plan, 'k')}))"
+    return shape, f"(1, {pitch}, {pitch})"
 
 
 def matrix(plan: GemmPlan, name: str, pitch: str, columns: str) -> tuple[str, str, str]:

@@ -38,7 +38,7 @@ def _operand_tensor(plan: GemmPlan, operand: Multiplicand) -> str:
     shape = f"({_extent(plan, 'm' if rows else 'n')}, {k}"
     shape, stride = _with_batch(plan, name, shape, stride)
     if in_groups_of_k(plan):
-        pointer, shape, stride = groups.operand(plan, pointer, lines, _extent(plan, "m" if rows else "n"))
+        shape, stride = groups.operand(plan, lines, _extent(plan, "m" if rows else "n"))
     return f"matrix_{name} = cute.make_tensor({pointer}, cute.make_layout({shape}, stride={stride}))"
 
 

@@ -545,6 +545,8 @@ def _inside(plan: GemmPlan) -> list[str]:
         conditions.append(f"{_stored_rows(plan)} < {rows}")
     if not columns.isdigit() or int(columns) < walked[1]:
         conditions.append(f"tile_n * {plan.subtiles} + subtile < {columns}")
+    if plan.problem.groups is not None and plan.cluster[0] > 1:  # a CTA may have no row of its group
+        conditions.append("tile_rows > 0")
     return conditions
 
 

@@ -95,11 +95,13 @@ def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[C
         paired = dataclasses.replace(plain, cluster=(2, 1))
         found += [paired] if rows > 1 and copies_in != "registers" else []  # such clusters run on request
         found.append(plain)
+        if shape.problem.groups is not None and columns > 1 and not in_stages:
+            found.append(dataclasses.replace(plain, cluster=(1, 2)))
         if together > target.num_sms and not in_stages:  # these have not run with two consumer groups
             found += [dataclasses.replace(paired, pingpong=True)] if rows > 1 else []
             found.append(dataclasses.replace(plain, pingpong=True))
         found += _in_clusters(shape, tile, (rows, columns), copies_in, target) if not in_stages else []
-        if tile[0] > WGMMA_ROWS * 2 and tile[1] <= FEW_COLUMNS:
+        if tile[0] > WGMMA_ROWS * 2 and tile[1] <= FEW_COLUMNS and copies_in != "registers":
             continue
         for splits, clusters in itertools.product((1, *SPLITS), (1, *GRID_SPLITS)):
             ctas = together * splits * clusters

@@ -8,13 +8,10 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from ..plan.records import GemmPlan
+from ..plan.counts import has_idle_rows
 from .edits import edit_role
 from .grammar import Advance, Gate, KernelProgram, KLoop, Release, Step, TileLoop, Wait
 from .hopper import MAINLOOP
-
-SKIPS = False
-"""True to leave out rows: it has not run on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +25,9 @@ PASSING: tuple[Step, ...] = (
 )
 
 
-def has_idle_rows(plan: GemmPlan) -> bool:
-    """Return whether one of two warpgroups may have no row of a tile."""
-    return plan.problem.groups is not None and plan.unit == "wgmma" and plan.warpgroups > 1 and not plan.promote
-
-
 def with_idle_rows(program: KernelProgram) -> KernelProgram:
     """Run the mainloop of a tile only in the warpgroups that have rows of it."""
-    return edit_role(program, "store", _skip) if SKIPS and has_idle_rows(program.plan) else program
+    return edit_role(program, "store", _skip) if has_idle_rows(program.plan) else program
 
 
 def _skip(step: Step) -> tuple[Step, ...]:
