@@ -32,7 +32,7 @@ MORE_SUMS_REGISTERS = 4
 """Registers in addition for each output of sums but the first."""
 
 MOST_WIDE_SUMS = 32
-"""Sums of a thread up to which vectors of 16 bits are kept in fp32: with 64, binaries of clusters spill 8 bytes."""
+"""Sums of a thread up to which vectors of 16 bits are kept in fp32: with 64 of one output, binaries spill 8 bytes."""
 
 ANYWHERE_SUM_REGISTERS = 56
 """Registers in addition where rows with sums begin anywhere, and stay in shared memory: compiled kernels need up to 58."""
@@ -388,10 +388,11 @@ class RowLayout:
     def wide(self) -> bool:
         """True if threads convert vectors of 16 bits to fp32 in shared memory.
 
-        ptxas has room for twice the words of a granule where sums take up to half of the registers, or no cluster.
+        ptxas has room for twice the words of a granule where sums take up to a fifth of the registers, or where each is of a
+        few granules.
         """
         sums = self.demand.sums * self.lanes * self.thread_granules
-        few = sums <= MOST_WIDE_SUMS or (self.choice.cluster == 1 and self.demand.sums > 1 and self.choice.warps > 1)
+        few = sums <= MOST_WIDE_SUMS or (self.demand.sums > 1 and self.choice.warps > 1)
         return self.demand.wide_vectors and few
 
     @property
