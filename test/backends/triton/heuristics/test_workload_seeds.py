@@ -26,13 +26,13 @@ TILES = {
 }
 
 
-#: The first cell of kernels whose loops from and to where data says reduce their tiles, and of one whose rows share
-#: weights: their warps on an H200.
-WARPS = {"segment_softmax": 1, "neighbour_sums": 1, "depthwise_nhwc": 1}
+#: The first cell of kernels whose loops from and to where data says reduce their tiles, of one whose rows share weights,
+#: and of one with ten dependent reductions: their warps on an H200.
+WARPS = {"segment_softmax": 1, "neighbour_sums": 1, "depthwise_nhwc": 1, "routed_gates": 4}
 
 
 @pytest.mark.parametrize("kernel", WARPS)
-def test_rows_that_share_operands_or_a_loop_are_those_of_a_warp(kernel: str) -> None:
+def test_warps(kernel: str) -> None:
     cell = next(cell for cell in workload_cells() if cell.kernel == kernel)
     assert cell.function.bind(cell.args, target="h200").default_config()["num_warps"] == WARPS[kernel]
 

@@ -50,6 +50,10 @@ class _Numbers(Tuned):
     deep_threads: int
     #: Elements per thread where only one element per row is stored: latency bounds it, and small blocks hide it.
     thread_elements: int
+    #: The number of dependent reductions from which on a thread of such rows has fewer elements: the instructions of
+    #: all of them are unrolled.
+    chained_stages: int
+    chained_thread_elements: int
     #: Rows up to this many elements are loaded whole. Up to twice as many are, if a second read would miss L1 (64 KiB
     #: for each resident row). The same holds if a loop would rescale its sum for each new maximum.
     held: int
@@ -322,7 +326,9 @@ def _threads(
     if _is_heavy(primary):
         return _TUNED.heavy_threads if looped else max(least, elements // _TUNED.heavy_thread_elements)
     if primary.full_extent and not _stores_rows(facts, primary):
-        return _TUNED.scalar_threads if looped else max(least, min(most, elements // _TUNED.thread_elements))
+        is_chained = len(primary.stages) >= _TUNED.chained_stages
+        each = _TUNED.chained_thread_elements if is_chained else _TUNED.thread_elements
+        return _TUNED.scalar_threads if looped else max(least, min(most, elements // each))
     if looped and not _is_aligned(facts, primary):
         return _TUNED.unaligned_threads
     if looped:
