@@ -388,8 +388,8 @@ class RowLayout:
     def wide(self) -> bool:
         """True if threads convert vectors of 16 bits to fp32 in shared memory.
 
-        ptxas has room for twice the words of a granule where sums take up to a fifth of the registers, or where each is of a
-        few granules.
+        ptxas has room for twice the words of a granule where sums take up to a fifth of the registers. It also has where
+        each is of a few granules.
         """
         sums = self.demand.sums * self.lanes * self.thread_granules
         few = sums <= MOST_WIDE_SUMS or (self.demand.sums > 1 and self.choice.warps > 1)
