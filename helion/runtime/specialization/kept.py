@@ -45,7 +45,7 @@ _LOG = _logging.logger(__name__)
 #: Changes with the form of the records.
 _VERSION = 1
 #: Records in each of 256 folders.
-_MOST = 16
+_MOST = 8
 
 
 @dataclass(frozen=True, kw_only=True)
