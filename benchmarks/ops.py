@@ -313,7 +313,7 @@ def delta_rule(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor
 ) -> torch.Tensor:
     """Compute `gated_delta_rule` by chunks of 64 positions, of as many heads of `q` as of `v`."""
-    heads = [t.unflatten(2, (-1, 64)).float() for t in (q, k, v, decay, beta)]
+    heads, dtype = [t.unflatten(2, (-1, 64)).float() for t in (q, k, v, decay, beta)], v.dtype
     q, k, v, decay, beta = heads
     since = decay.cumsum(-1)
     between = (since[..., :, None] - since[..., None, :]).tril().exp().tril()
@@ -326,7 +326,7 @@ def delta_rule(
         found.append(scores[:, :, c] @ values + q[:, :, c] * since[:, :, c].exp()[..., None] @ state)
         faded = k[:, :, c] * (since[:, :, c, -1:] - since[:, :, c]).exp()[..., None]
         state = state * since[:, :, c, -1].exp()[..., None, None] + faded.mT @ values
-    return torch.cat(found, 2).mul(k.size(-1) ** -0.5)
+    return torch.cat(found, 2).mul(k.size(-1) ** -0.5).to(dtype)
 
 
 # --- cells -----------------------------------------------------------------------------------------------------------------
