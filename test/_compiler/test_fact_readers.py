@@ -109,6 +109,7 @@ def test_every_fact_is_read() -> None:
             ("tuned_split", AMD),
             ("rowwise_fp8", TARGETS[0]),
             ("causal_gqa", TARGETS[0]),
+            ("gated_state_scan", TARGETS[0]),
         )
     ]
     bound += [_unseen(name, TARGETS[0], backend="cute") for name in ("causal_gqa", "fused_backward")]
