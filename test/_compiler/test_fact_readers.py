@@ -21,6 +21,7 @@ from backends.cute.row_kernels import softmax_with_statistics
 import helion
 import helion.language as hl
 from benchmarks.unseen.table import ALL, Maker
+from benchmarks.workloads.table import WORKLOADS
 from examples.matmul import matmul
 from helion._compiler.facts import records
 from helion._compiler.facts.summary import summarize
@@ -78,7 +79,7 @@ def first_cells() -> list:
 
 
 def _unseen(name: str, target: str, backend: str = "") -> BoundKernel:
-    one = next(each for each in ALL if each.kernel.name == name)
+    one = next(each for each in (*ALL, *WORKLOADS) if each.kernel.name == name)
     one.kernel.reset()
     dtype, extents = one.shapes[0]
     kernel = helion.kernel(backend=backend)(one.kernel.fn) if backend else one.kernel

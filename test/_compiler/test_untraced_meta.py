@@ -47,7 +47,7 @@ print([name for name in ("torch._dynamo", "torch._inductor") if name in sys.modu
 COMPILED = """
 compiled = torch.compile(lambda x: F.gelu(x).logsumexp(1), backend="eager")
 torch.testing.assert_close(compiled(x), F.gelu(x).logsumexp(1))
-from helion._compiler.frontend import untraced_meta
+from helion._compiler.frontend.host import untraced_meta
 print(len(untraced_meta._GIVEN))
 """
 
