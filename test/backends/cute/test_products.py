@@ -154,11 +154,12 @@ def test_large_products_get_large_tiles_and_small_ones_many() -> None:
         (131072, 512, 512, {"block_sizes": [128, 128, 64], "wgmma_pingpong": True, "wgmma_cluster_m": 2}),
         (8192, 14336, 4096, {"block_sizes": [128, 128, 64], "wgmma_pingpong": True, "wgmma_cluster_m": 2}),
         (4096, 4096, 4096, {"block_sizes": [128, 256, 64], "wgmma_pingpong": False, "wgmma_c_stages": 4}),
-        (256, 256, 65536, {"wgmma_grid_splits": 6, "wgmma_k_splits": 4}),
+        (256, 256, 65536, {"wgmma_grid_splits": 7, "wgmma_k_splits": 4, "wgmma_cluster_n": 2}),
     ],
 )
 def test_seeds_are_what_was_fastest_on_an_h200(m: int, n: int, k: int, keys: dict[str, Any]) -> None:
-    """Of the configs of benchmarks/results/cute/nvidia-h200-times.json; the last one has been predicted only."""
+    """Of the configs of benchmarks/results/cute/nvidia-h200-times.json; the last one is within 3 % of the fastest of
+    nvidia-h200-few-tiles.jsonl."""
     config = bound_of("h200", m, n, k).seeds[0].config
     assert {name: config[name] for name in keys} == keys
 
@@ -172,9 +173,11 @@ def test_times_are_predicted_in_microseconds() -> None:
 
 def test_memory_moves_again_what_several_ctas_read_together() -> None:
     """Tiles of 128 x 128 in 24 parts of K take 37.8 us, and one tile that reads each operand once moves nothing again."""
-    config = helion.Config(block_sizes=[128, 128, 64], wgmma_ab_stages=4, wgmma_grid_splits=6, wgmma_k_splits=4)
     times = []
-    for m in (128, 256):
+    for m, clusters in ((128, 16), (256, 6)):  # enough for the matrix units to take less than the memory
+        config = helion.Config(
+            block_sizes=[128, 128, 64], wgmma_ab_stages=4, wgmma_grid_splits=clusters, wgmma_k_splits=4
+        )
         bound = bound_of("h200", m, m, 65536)
         times.append(bound.variant.analysis.predict(bound.config_spec.normalize(config)).time_us)
     assert 0.85 * 37.8 < times[1] < 1.15 * 37.8 and times[1] > 1.5 * times[0]
