@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -43,7 +43,7 @@ from ..ir.grammar import (
 )
 from ..ir.loops import loops_of
 from ..ir.ops import OPS
-from ..ir.rewrite import Declined
+from ..ir.rewrite import Declined, remembered
 from ..passes.analysis.iterations import may_permute
 
 #: Properties of a tile that require one dimension per lane.
@@ -113,11 +113,19 @@ def _from_zero(axis: LoopAxis) -> bool:
 
 def can_flatten(program: Program, root_number: int) -> str | None:
     """Return the reason why the grid of a root cannot be flattened, None if it can."""
-    try:
-        flatten(program, root_number)
-    except Declined as reason:
-        return str(reason)
-    return None
+    return _refusals(program).get(root_number)
+
+
+@remembered
+def _refusals(program: Program) -> Mapping[int, str]:
+    """Return the reason by number of the roots that cannot be flattened."""
+    found = {}
+    for number in range(len(program.roots)):
+        try:
+            flatten(program, number)
+        except Declined as reason:
+            found[number] = str(reason)
+    return found
 
 
 def flatten(program: Program, root_number: int, order: Sequence[int] = ()) -> Program:

@@ -301,6 +301,31 @@ def test_code_is_of_its_backend_and_loads_without_the_dsl() -> None:
         triton.export_shared_object("nowhere.so")
 
 
+@helion.kernel(backend="cute")
+def batched(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    b, m, k = x.size()
+    n = y.size(2)
+    out = torch.empty([b, m, n], dtype=x.dtype, device=x.device)
+    for tile_b, tile_m, tile_n in hl.tile([b, m, n]):
+        acc = hl.zeros([tile_b, tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.baddbmm(acc, x[tile_b, tile_m, tile_k], y[tile_b, tile_k, tile_n])
+        out[tile_b, tile_m, tile_n] = acc.to(x.dtype)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "lines"),
+    [(1024, 96, True), (512, 96, True), (1024, 64, False), (1024, 192, False)],
+    ids=["long rows", "short rows", "one K tile", "three K tiles"],
+)
+def test_stores_that_take_as_long_as_the_mainloop_are_of_whole_lines(m: int, k: int, lines: bool) -> None:
+    x, y = (torch.empty(sizes, dtype=BF16, device="meta") for sizes in ((96, m, k), (96, k, m)))
+    first = batched.bind((x, y), target="h200").seeds[0].config
+    assert (first["wgmma_epilogue_columns"], first["wgmma_c_stages"]) == ((64, 4) if lines else (32, 2))
+    assert first["wgmma_pingpong"] and first["wgmma_cluster_m"] == (1 if lines else 2)
+
+
 def test_explain_and_repro(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cutlass", None)  # compiling the seeds takes seconds
     bound = bound_of(HOPPER, 256, 256, 64)

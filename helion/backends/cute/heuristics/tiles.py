@@ -12,8 +12,9 @@ from ...._shapes import is_power_of_2
 from ....hardware import Target
 from ..bounds import column_step, ctas_per_mma, tile_bounds
 from ..legality import key
+from ..plan.dtypes import itemsize
 from ..plan.operands import can_convert
-from ..plan.records import Choice, CopiesIn, GemmPlan, RowsIn, TileFinish
+from ..plan.records import WGMMA_ROWS, Choice, CopiesIn, GemmPlan, RowsIn, TileFinish
 from ..proposal import CuteProposal
 from ..resources.predict import plan_of, timing
 from ..resources.shape import ProductShape
@@ -23,6 +24,9 @@ from ..subtiles import buffers_of, subtile_of
 MOST_GROUPED = 16
 TALLEST_OF_SEVERAL = 128
 MOST_BUFFERS = 4
+#: Bytes of a line of memory, and of the elements that are stored in lines. Tiles for them may be predicted to take this
+#: much of the fastest time: predictions do not see lines.
+_LINE_BYTES, _NARROW_BYTES, AS_FAST = 128, 2, 1.05
 #: Other seeds have to be predicted within this factor of the best one.
 ALTERNATES, WITHIN = 3, 1.5
 #: Predicted times within this factor do not order two tilings where each SM has many tiles (cell ``bounded_scores``).
@@ -162,8 +166,41 @@ def proposals(shape: ProductShape, target: Target, ranked: Sequence[Option]) -> 
         if option.time.total_us <= WITHIN * ranked[0].time.total_us:
             chosen.setdefault((option.choice.tile, option.choice.rows_in, option.choice.copies_in), option)
     best = [_with_buffers(shape, target, option) for option in list(chosen.values())[:ALTERNATES]]
+    if ranked and (lines := _in_whole_lines(shape, target, ranked)) is not None:
+        best = [lines, *(option for option in best if option.choice.tile != lines.choice.tile)]
     even = next((option for option in ranked if not option.uneven), None)
     return tuple(_proposal(shape, target, option, fastest, even) for option in best)
+
+
+def _in_whole_lines(shape: ProductShape, target: Target, ranked: Sequence[Option]) -> Option | None:
+    """Return an option that stores whole lines, where a tile's stores take as long as its few K tiles.
+
+    Each sub-tile has lines of 128 bytes. Tiles of one warp group are wide, and no CTA waits for another of a cluster
+    (measurement ``whole_lines``). With a single K tile, clusters are as fast.
+    """
+    first = ranked[0]
+    plan = first.plan
+    few = plan.unit == "wgmma" and plan.teams > 1 and plan.k_tiles > 1 and plan.problem.groups is None
+    narrow = all(itemsize(each.dtype) == _NARROW_BYTES for each in plan.problem.matrices)
+    if not (few and narrow) or plan.problem.copied or plan.problem.epilogue.of_kind("exact"):
+        return None
+    alike = [
+        option
+        for option in ranked
+        if option.plan.teams > 1 and option.choice.cluster == (1, 1) and option.choice.tile[0] == WGMMA_ROWS
+        if option.time.total_us <= AS_FAST * first.time.total_us and is_power_of_2(option.choice.tile[1])
+    ]
+    widest = max(alike, key=lambda option: option.choice.tile[1], default=None)
+    if widest is None:
+        return None
+    mainloop = min(o.plan.k_tiles * o.time.k_tile_us for o in ranked if o.choice.tile == widest.choice.tile)
+    if widest.time.epilogue_us < mainloop:
+        return None
+    choice = dataclasses.replace(widest.choice, epilogue_n=_LINE_BYTES // _NARROW_BYTES, store_stages=MOST_BUFFERS)
+    stored = plan_of(shape, choice, target)
+    if isinstance(stored, str) or stored.ab_stages < 2 * stored.k_tiles:
+        return None
+    return dataclasses.replace(widest, choice=choice, plan=stored, time=timing(stored, target))
 
 
 def _with_buffers(shape: ProductShape, target: Target, option: Option) -> Option:

@@ -156,3 +156,83 @@ def test_shuffled_pixels_are_right_in_such_tiles() -> None:
     config = helion.Config(block_sizes=[1, 1, 8, 2, 8, 2], num_warps=4)
     got = helion.kernel(shuffled_pixels.fn, config=config)(x)
     torch.testing.assert_close(got.reshape(3, 2, 10, 14), torch.nn.functional.pixel_shuffle(x, 2))
+
+
+# --- elements with numbers ----------------------------------------------------------------------------------------------
+
+
+def upper(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for a, b in hl.tile(x.size()):
+        out[a, b] = torch.where(a.index[:, None] <= b.index[None, :], x[a, b], 0.0)
+    return out
+
+
+def enlarged(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0), 2 * x.size(1), 2 * x.size(2)], dtype=x.dtype, device=x.device)
+    for a, b, c in hl.tile(out.size()):
+        out[a, b, c] = x[a, b.index // 2, c.index // 2]
+    return out
+
+
+def pooled(x: torch.Tensor) -> torch.Tensor:
+    """The maxima of windows of 3 x 3."""
+    _, h, w = x.size()
+    out = torch.empty_like(x)
+    for a, b, c in hl.tile(x.size()):
+        best = hl.full([a, b, c], float("-inf"), dtype=x.dtype)
+        for dy in hl.static_range(3):
+            for dx in hl.static_range(3):
+                rows, columns = b.index + (dy - 1), c.index + (dx - 1)
+                inside = ((rows >= 0) & (rows < h))[:, None] & ((columns >= 0) & (columns < w))[None, :]
+                near = hl.load(x, [a, rows, columns], extra_mask=inside[None, :, :])
+                best = torch.maximum(best, torch.where(inside[None, :, :], near, float("-inf")))
+        out[a, b, c] = best
+    return out
+
+
+@pytest.mark.parametrize(
+    ("kernel", "sizes", "flat"),
+    [
+        (upper, (4096, 4099), [True]),  # rows begin anywhere
+        (upper, (4096, 4096), [False]),
+        (enlarged, (2048, 64, 64), [True]),  # computed indices select elements
+        (pooled, (2048, 112, 112), [False]),
+    ],
+)
+def test_numbered_elements_are_a_run_where_tiles_have_single_accesses(
+    kernel: Any, sizes: tuple[int, ...], flat: list[bool]
+) -> None:
+    bound = helion.kernel(kernel).bind((meta(*sizes),), target="h200")
+    seeds = [seed.config for seed in bound.seeds if "Pointwise" in seed.heuristic]
+    assert seeds[0]["flatten_loops"] == flat
+    assert any(config["flatten_loops"] != flat for config in seeds)
+
+
+def test_windows_of_many_loads_have_fewer_rows_per_thread() -> None:
+    bound = helion.kernel(pooled).bind((meta(2048, 112, 112),), target="h200")
+    first, second = bound.seeds[0].config, bound.seeds[1].config
+    assert (first["block_sizes"], second["block_sizes"]) == ([1, 4, 128], [1, 16, 128])
+    assert first["num_warps"] == second["num_warps"]
+
+
+def test_programs_follow_memory_where_a_tile_covers_the_contiguous_axis() -> None:
+    three = helion.kernel(pooled).bind((meta(2048, 112, 112),), target="h200")
+    assert three.seeds[0].config["loop_orders"] == [[2, 1, 0]]
+    two = helion.kernel(upper).bind((meta(4096, 1024),), target="h200")
+    assert two.seeds[0].config["loop_orders"] == [[0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "sizes", "reference"),
+    [
+        (upper, (13, 35), torch.triu),
+        (enlarged, (3, 5, 9), lambda x: x.repeat_interleave(2, 1).repeat_interleave(2, 2)),
+        (pooled, (3, 7, 9), lambda x: torch.nn.functional.max_pool2d(x, 3, 1, 1)),
+    ],
+)
+def test_seeds_of_numbered_elements_are_right(kernel: Any, sizes: tuple[int, ...], reference: Any) -> None:
+    x = torch.randn(*sizes, generator=torch.Generator().manual_seed(1))
+    for seed in helion.kernel(kernel).bind((meta(*sizes, dtype=FP32),), target="h200").seeds:
+        config = {key: seed.config[key] for key in ("block_sizes", "flatten_loops", "loop_orders")}
+        torch.testing.assert_close(helion.kernel(kernel, config=helion.Config(**config))(x), reference(x))

@@ -4,13 +4,15 @@ Matches kernels that only map elements (add, gelu, swiglu, rope, transpose, embe
 contiguous axis. Where loads and stores disagree, it is square. The numbers are the published ones for H100 (8 KiB per
 tile, 8 waves) and B200 (16 KiB, 4 waves); those of B200 apply where memory is fast for the number of SMs (measurement
 ``pointwise``). Tensors that are one run in memory are iterated over as one run, so that accesses of unaligned rows are
-vectorized (measurement ``pointwise_one_run``). Tiles of copies that exchange axes
+vectorized (measurement ``pointwise_one_run``). So are those whose elements are numbered, if rows begin anywhere or
+computed indices select what they load. Tiles of copies that exchange axes
 have few rows, which meet in the same banks of shared memory (measurement ``turned_rows``). Predicted time chooses them.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -62,6 +64,8 @@ _SHARED = 16
 _VECTOR_BYTES, _NARROW_BYTES = 16, 2
 #: Bytes that rows share, for each byte of their own, from which fewer warps with more rows each are tried.
 _NEARLY = 0.75
+#: Loads of one tensor around a position from which fewer rows per thread are an alternate, and their divisor.
+_WIDE_WINDOW, _QUARTERS = 8, 4
 #: Halves of the rows of a tile, and by how much the warps are divided: tries of rows per thread.
 _ROWS_AND_WARPS = ((1, 2), (1, 4), (2, 2), (2, 4), (4, 1), (4, 2), (8, 1), (16, 1))
 
@@ -104,7 +108,9 @@ class TritonPointwiseHeuristic(Heuristic):
             return reused, tiles
         run = replace(tiles, reason=f"{reason}, of one run in memory", loop_orders={}, flatten_loops={0: True})
         if fact.numbered_run:
-            return tiles, run
+            fewer = _fewer_per_thread(tiles, facts)
+            first = _is_gathered(facts) or (_begin_anywhere(fact, facts) and not fewer)
+            return (run, tiles) if first else (*fewer, tiles, run)
         if not fact.one_run and not (fact.rows_beside_run and _is_accessed_singly(fact, facts)):
             return (tiles,)
         return run, tiles
@@ -222,12 +228,37 @@ def _is_accessed_singly(fact: PointwiseFact, facts: KernelFacts) -> bool:
     ``pointwise_single_accesses``).
     """
 
+    return fact.storage_itemsize <= _NARROW_BYTES and _begin_anywhere(fact, facts)
+
+
+def _begin_anywhere(fact: PointwiseFact, facts: KernelFacts) -> bool:
+    """Return whether rows are unaligned for vectors in all full accesses."""
+
     def begins_anywhere(op: MemoryOpFact) -> bool:
         apart = [stride for stride, extent in zip(op.strides, op.extents, strict=True) if stride != 1 and extent > 1]
         return bool(apart) and math.gcd(*apart) * op.itemsize % _VECTOR_BYTES != 0
 
     full = [op for op in facts.memory_ops if 2 * op.accessed_numel >= fact.total_numel]
-    return fact.storage_itemsize <= _NARROW_BYTES and bool(full) and all(map(begins_anywhere, full))
+    return bool(full) and all(map(begins_anywhere, full))
+
+
+def _is_gathered(facts: KernelFacts) -> bool:
+    """Return whether computed indices select what a load reads along its rows, as those of an interpolation do.
+
+    In several dimensions Triton orders the threads of such a load by the other axes. In one run they follow the stores
+    (measurement ``numbered_runs``).
+    """
+    return any(op.kind == "load" and op.gathered and op.subscript_axes[-1] is None for op in facts.memory_ops)
+
+
+def _fewer_per_thread(tiles: TritonProposal, facts: KernelFacts) -> tuple[TritonProposal, ...]:
+    """Return the same with a quarter of the rows, for windows of so many loads that each thread waits for few of them."""
+    loads = Counter(op.name for op in facts.memory_ops if op.kind == "load" and not op.gathered)
+    rows = [axis.block_id for axis in facts.tunable_axes if tiles.block_sizes.get(axis.block_id, 1) >= _QUARTERS]
+    if max(loads.values(), default=0) < _WIDE_WINDOW or len(rows) < 2:
+        return ()
+    sizes = {**tiles.block_sizes, rows[-2]: tiles.block_sizes[rows[-2]] // _QUARTERS}
+    return (replace(tiles, reason=f"{tiles.reason}, a quarter of the rows for a window", block_sizes=sizes),)
 
 
 def _shared_rows(sizes: dict[int, int], fact: PointwiseFact, facts: KernelFacts) -> dict[int, int] | None:
@@ -261,14 +292,15 @@ def _lane_bytes(op: MemoryOpFact, axis: int) -> int:
 
 
 def _order(sizes: dict[int, int], fact: PointwiseFact, facts: KernelFacts) -> dict[int, tuple[int, ...]]:
-    """Return ``loop_orders`` with neighbouring programs along the contiguous axis, so that resident programs share
-    memory pages.
+    """Return ``loop_orders`` with neighbouring programs along the contiguous axis, then along the last of the others, so
+    that resident programs share memory pages (measurement ``grid_in_memory_order``).
     """
     if len(fact.contiguous_axes) != 1:
         return {}
     (first,) = fact.contiguous_axes
     extent = facts.axes[first].extent
-    return {} if extent is not None and sizes.get(first, 1) >= extent else _innermost_first(first, facts)
+    covered = extent is not None and sizes.get(first, 1) >= extent
+    return {} if covered and len(facts.grid_axes) <= 2 else _innermost_first(first, facts)
 
 
 def _innermost_first(first: int, facts: KernelFacts) -> dict[int, tuple[int, ...]]:
