@@ -221,9 +221,13 @@ def is_general(kernel: helion.Kernel, given: tuple[Any, ...]) -> bool:
 
 
 def _runs_together(q: torch.Tensor, v: torch.Tensor, given: tuple[Any, ...]) -> bool:
-    """Return whether one kernel computes all gradients: five products of a block, and not seven, in any order of additions."""
+    """Return whether one kernel computes all gradients: five products of a block, and not seven, in any order of additions.
+
+    Windows and capped scores have two kernels, since no GPU has run one for them.
+    """
+    window, softcap = given[-2:]
     of_size = q.is_cuda and q.size(2) == v.size(2) == TOGETHER and q.dtype in (torch.bfloat16, torch.float16)
-    free = of_size and not torch.are_deterministic_algorithms_enabled()
+    free = of_size and not (window or softcap) and not torch.are_deterministic_algorithms_enabled()
     return free and not is_general(attention_keys_backward_kernel, (*given, True))
 
 
