@@ -13,6 +13,8 @@ from backends.cute.edited_roles import edited, without
 from backends.cute.printed_registers import unwritten_registers
 from backends.cute.test_backward import NAMES, bound_of, case_of
 from backends.cute.test_dropout import cases as dropped_cases
+from backends.cute.test_sequence_gradients import NAMES as SEQUENCES
+from backends.cute.test_sequence_gradients import cases as sequences
 from backends.cute.umma_gradients import evaluate_as
 
 import helion
@@ -177,6 +179,26 @@ def check_values(monkeypatch: pytest.MonkeyPatch, name: str, choice: BackwardCho
 @pytest.mark.parametrize("name", ["queries, causal", "shared keys, causal"])
 def test_values_of_the_text(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     check_values(monkeypatch, name, BackwardChoice(groups=1, keys=32))
+
+
+@pytest.mark.parametrize(
+    ("name", "static"),
+    [
+        ("queries", False),
+        *(pytest.param(name, static, marks=pytest.mark.prove) for name in SEQUENCES[1:] for static in (True, False)),
+    ],
+)
+def test_values_of_sequences(monkeypatch: pytest.MonkeyPatch, name: str, static: bool) -> None:
+    """Streamed rows that loaded integers bound: those out of a tile's span are read as 0."""
+    choice = BackwardChoice(groups=1, keys=32)
+    monkeypatch.setitem(evaluators.EVALUATORS, BackwardProblem, evaluate_as(choice))  # type: ignore[arg-type]
+    case = sequences()[name]
+    found = helion.kernel(backend="cute", static_shapes=static)(case.kernel)(*case.arguments)
+    for one, other in zip((found,) if torch.is_tensor(found) else found, case.wanted, strict=True):
+        assert (one.double() - other).norm() < 4e-3 * other.norm()
+    made = bound_of(case, "b200").plan()
+    assert made.backward.problem.spans_keys
+    assert not unwritten_registers(shape_of_plan(made).kernel(made).source)
 
 
 @pytest.mark.prove

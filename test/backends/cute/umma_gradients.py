@@ -68,6 +68,7 @@ class Execution:
             **dict.fromkeys(("product_reads", "left_writes")),
             "group_thread": threads,
             "group": group,
+            "lane": Lanes(threads.held % 32),
         }
         for at, gradient in enumerate(problem.gradients):
             columns = gradient.output.matrix.columns
@@ -106,8 +107,10 @@ class Execution:
 
     def _block(self, number: int) -> torch.Tensor:
         """Return the current block of a streamed matrix, zeros past the last row."""
-        problem = self.plan.problem
+        problem, names = self.plan.problem, self.names
         rows = _matrix(problem.streamed[number], self.tensors[STREAMED[number]], self.head(), problem.keys)
+        if self.plan.is_limited:
+            rows = rows[: int(names.get("origin", 0)) + int(names["limit"])]
         return _padded(rows, int(self.names["block_key"]), self.plan.keys)
 
     def _copy(self, kind: Any, source: Any, to: Any) -> None:

@@ -100,7 +100,6 @@ def _parts(problem: BackwardProblem) -> Iterator[tuple[object, str]]:
     added = "" if problem.atomic is None else problem.atomic.matrix.name
     yield problem.atomic is not None, f"that are added to {added} in memory"
     yield len(problem.passes) > 1, "whose sums are too wide for one pass over the blocks"
-    yield problem.spans_keys, "of rows that are bounded by loaded integers"
 
 
 def _check_choice(problem: BackwardProblem, choice: BackwardChoice) -> None:

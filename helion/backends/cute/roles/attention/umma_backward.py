@@ -36,6 +36,7 @@ from .grammar import (
     FirstWarp,
     GroupLoop,
     GroupSync,
+    LoadLoop,
     NextTile,
     ProductMma,
     RepeatLoop,
@@ -47,10 +48,8 @@ from .umma import OTHER_WARPS, CommitMma, TensorFence
 
 
 @dataclass(frozen=True)
-class OtherBlocks(Step):
+class OtherBlocks(LoadLoop):
     """Loop over all blocks of a tile but the first, those of all repetitions."""
-
-    body: tuple[Step, ...]
 
 
 @dataclass(frozen=True)

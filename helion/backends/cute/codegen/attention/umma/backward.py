@@ -10,7 +10,7 @@ from ....plan.attention.umma_backward import UmmaBackwardPlan
 from ....plan.dtypes import itemsize
 from ....plan.epilogue import Constant
 from ...setups import dsl
-from .. import numbers
+from .. import numbers, spans
 from ..backward import FAST, finish_name, pack_function, seen_function, with_sizes
 from ..formula import arguments_of, computed, head_axes, read
 from ..softmax import exp2_function, has_masks
@@ -135,7 +135,7 @@ def lefts_lines(plan: UmmaBackwardPlan, masked: bool, block: str) -> list[str]:
     given = ", ".join(_lefts_arguments(plan))
     stages = [f"{READ}.index" for name in STREAMED if plan.staged[name] for READ in (f"{name}_read",)]
     return [
-        f"block_key = ({block}) * {plan.keys}",
+        f"block_key = {spans.plus_origin(plan)}({block}) * {plan.keys}",
         f"for part in cutlass.range({plan.keys // chunk}, unroll=1):",
         f"    first_key = block_key + {chunk} * part",
         *(
@@ -154,7 +154,8 @@ def _lefts_arguments(plan: UmmaBackwardPlan) -> list[str]:
     packed = [f"packed_{at}" for at in range(len(plan.problem.gradients))]
     staged = [f"staged_{source.label}" for sources in plan.staged.values() for source in sources]
     products = [f"product_{at}" for at in range(PRODUCTS)]
-    given = [*products, *packed, "query", "first_key", *head_axes(plan.problem), *arguments_of(plan.problem.formula)]
+    positions = ["query", "first_key", *spans.row_names(plan), *head_axes(plan.problem)]
+    given = [*products, *packed, *positions, *arguments_of(plan.problem.formula)]
     return [*given, *staged, *numbers.parameters(plan)]
 
 
@@ -166,7 +167,7 @@ def _lefts(plan: UmmaBackwardPlan) -> list[str]:
     gradients = range(len(plan.problem.gradients))
     lines = [f"def lefts({', '.join(given)}):"]
     if has_masks(plan):
-        seen = f"seen({with_sizes(plan, 'query', 'first_key')})"
+        seen = f"seen({with_sizes(plan, 'query', 'first_key', *spans.row_names(plan))})"
         lines.append(f"    first, last = {seen} if masked else (0, 0)")
     for source in plan.problem.formula.sources:
         if source.kind in ("query", "head", "number"):

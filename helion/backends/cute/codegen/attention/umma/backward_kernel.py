@@ -64,6 +64,7 @@ def _pieces(program: UmmaBackwardProgram) -> Pieces:
         functions=(
             *fences(),
             place_function(plan),
+            *spans.functions(plan),
             bounds_function(plan),
             *uniform_functions(problem),
             *backward_functions(plan),
