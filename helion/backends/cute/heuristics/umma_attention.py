@@ -23,9 +23,9 @@ from .attention import key_splits
 
 SHORTER_KEYS = (UMMA_KEYS, 96, 64, 32)
 """Keys of blocks, the longest first."""
-SPLIT_SCORES = 192
-"""The most columns of scores of a tile whose keys are split: threads of two groups with 128 keys spill 36 bytes then (sm_100a,
-2026-11-29)."""
+SPLIT_SCORES, SPLIT_FORMULAS = 192, 64
+"""The most columns of scores of a tile whose keys are split, also where formulas fill registers. With more, threads of two
+groups spill 36 to 204 bytes (sm_100a, 2026-11-29)."""
 ALTERNATES = 3
 SMALL_BYTES = 8192
 """Shared memory of messages and barriers, at most."""
@@ -73,7 +73,8 @@ def _choices(shape: AttentionShape, target: Target, longest: int) -> Iterator[Um
             if groups * (keys + shape.v_columns) <= target.tensor_memory_columns and _fits(shape, groups, keys, target):
                 choice = UmmaChoice(groups=groups, keys=keys, lazy=shape.softmax)
                 yield choice
-                if groups * keys <= SPLIT_SCORES and _fits(shape, groups, keys, target, own_output=True):
+                most_split = SPLIT_SCORES if longest == UMMA_KEYS else SPLIT_FORMULAS
+                if groups * keys <= most_split and _fits(shape, groups, keys, target, own_output=True):
                     for splits in key_splits(shape, choice, UMMA_ROWS * groups, target):
                         yield replace(choice, splits=splits)
 

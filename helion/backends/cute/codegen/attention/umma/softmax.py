@@ -13,8 +13,9 @@ from ..formula import arguments_of, computed, gathers, head_axes, read
 from ..softmax import NEGATIVE_INFINITY, exp2_function, has_formula, has_masks
 from .finish import chunk_of
 
-MOST_WEIGHTS = 16
-"""Pairs of weights that a thread has in registers next to its scores."""
+MOST_WEIGHTS = {1: 16, 2: 32}
+"""Pairs of weights that a thread has in registers next to its scores, by groups. With more of one group, or fewer of two, some
+kernels spill (sm_100a, 2026-11-29)."""
 LEAST_EXPONENT = -127.0
 """The exponent of fp32 below which the polynomial gives 0."""
 ROUNDER = 12582912.0 + 127.0
@@ -108,7 +109,7 @@ def _stored(plan: UmmaPlan, call: str) -> list[str]:
 
 def chunk_of_weights(plan: UmmaPlan) -> int:
     """Return the pairs of weights of one store to tensor memory."""
-    return min(MOST_WEIGHTS, chunk_of(plan.keys // 2))
+    return min(MOST_WEIGHTS[plan.groups], chunk_of(plan.keys // 2))
 
 
 def _registers(plan: UmmaPlan) -> list[str]:
