@@ -10,6 +10,7 @@ from harness import tensor
 
 import helion
 import helion.language as hl
+from benchmarks.cells import row_cells
 from helion._testing import EXAMPLES_DIR, import_path
 from helion.hardware import known_targets
 
@@ -88,3 +89,17 @@ def test_what_is_left_alone_says_why() -> None:
     ):
         declined = dict(kernel._analysis.seeds.declined)
         assert why in declined["TritonProductsFirstHeuristic"]
+
+
+def test_grids_of_one_kernel_prefetch_into_memory_of_their_own() -> None:
+    cell = next(c for c in row_cells() if c.kernel == "fused_linear_jsd_tiled" and c.dtype == "float32")
+    bound = cell.function.bind(cell.args, target="h200")
+    (seed,) = (seed for seed in bound.seeds if seed.heuristic == "TritonProductsFirstHeuristic")
+    rows, columns, depth = seed.config["unfuse_matmul"]
+    stages = seed.config["matmul_num_stages"]
+    held = 4 * stages * depth * (rows + columns)
+    assert seed.predicted.fits and stages >= 2
+    assert 2 * held <= seed.predicted.shared_bytes <= 232448
+    more = bound.config_spec.normalize({**seed.config, "matmul_num_stages": 4})
+    assert bound.variant.analysis.predict(more).shared_bytes == 4 * 4 * depth * (rows + columns) * 2
+    assert not bound.variant.analysis.predict(more).fits

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from ......_compiler.facts.records import KernelFacts, UnfusedMatmulFact
@@ -66,7 +66,9 @@ class TritonProductsFirstHeuristic(Heuristic):
         if apart.rest.primary_reduction is None:
             return Declined("rows of the matmuls are not reduced, or over a range from data")
         first = _products(apart, target)
-        return first if isinstance(first, Declined) else (_both(facts, apart.rest, first, target),)
+        if isinstance(first, Declined):
+            return first
+        return (_both(facts, apart.rest, _fitting(apart, first, target), target),)
 
 
 def _products(apart: UnfusedMatmulFact, target: Target) -> ProductLaunch | Declined:
@@ -88,6 +90,12 @@ def _products(apart: UnfusedMatmulFact, target: Target) -> ProductLaunch | Decli
     return ProductLaunch(
         tile=(rows, columns, depth), warps=proposal.num_warps or _TUNED.warps, stages=proposal.num_stages or 1
     )
+
+
+def _fitting(apart: UnfusedMatmulFact, made: ProductLaunch, target: Target) -> ProductLaunch:
+    """Return the launch with as many stages as fit: its tile is that of one matmul, and all of them share a kernel."""
+    fewer = (replace(made, stages=stages) for stages in range(made.stages, 0, -1))
+    return next((each for each in fewer if predict_products(apart, each, {}, target).fits), made)
 
 
 def _turned(apart: UnfusedMatmulFact, target: Target) -> ProductLaunch:
