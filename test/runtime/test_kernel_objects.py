@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from graph_kernels import add_scaled, rms_norm  # a process that is spawned finds this module
 
 import helion
 import helion.language as hl
@@ -123,16 +124,12 @@ def test_an_error_with_a_location_and_an_odd_field() -> None:
         raise pickle.loads(pickle.dumps(UnknownTargetName("no such GPU")))
 
 
-def _fails(kernel: helion.Kernel) -> list[float]:
-    return kernel(torch.ones(2, 2, 2)[0, 0, 0]).tolist()
-
-
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.prove)])
 def test_kernels_and_errors_cross_processes(method: str) -> None:
     with ProcessPoolExecutor(1, multiprocessing.get_context(method)) as pool:
-        assert pool.submit(double, torch.ones(3)).result(300).tolist() == [2.0] * 3
+        assert pool.submit(add_scaled, torch.ones(3), torch.ones(3)).result(300).tolist() == [2.0] * 3
         with pytest.raises(exc.BaseError, match="out of range"):
-            pool.submit(_fails, double).result(300)
+            pool.submit(rms_norm, torch.ones(()), torch.ones(3)).result(300)
 
 
 # --- reentrance --------------------------------------------------------------------------------------------------------
