@@ -16,14 +16,10 @@ from helion.backends.cute.heuristics.wgmma_matmul import choices
 from helion.backends.cute.lower.kernel import known_product
 from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.copied import Copied
-from helion.backends.cute.plan.counts import counts
-from helion.backends.cute.plan.records import Choice
 from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.plan.shared import shared_memory
 from helion.backends.cute.resources.shape import ProductShape, shape_of
-from helion.backends.cute.roles.programs import kernel_program
 from helion.backends.cute.shapes import MATMUL
-from helion.backends.cute.verify.verify import verify
 
 
 @helion.kernel(backend="cute", static_shapes=True)
@@ -105,18 +101,11 @@ def test_what_cannot_be_in_registers_is_refused() -> None:
         plan_gemm(problem, choice, gemms.BLACKWELL)
 
 
-@pytest.mark.parametrize("splits", [1, 2])
-def test_ctas_of_a_cluster_share_the_rows(splits: int) -> None:
-    """Each of two CTAs loads half of the rows of B for both; no seed has such a cluster."""
-    problem, _ = copies.COPIES["registers_int8"]
-    choice = Choice(
-        tile=(64, 16, 128), epilogue_n=8, cluster=(2, 1), splits=splits, ctas_per_sm=2, copies_in="registers"
-    )
-    gemm = plan_gemm(problem, choice, gemms.HOPPER)
-    verify(kernel_program(gemm))
-    assert counts(gemm).b_multicast == 2 and counts(gemm).ab.empty_arrivals == 8
-    bound = linear.bind(arguments(13), target="h100")
-    assert {seed.config["wgmma_cluster_m"] for seed in bound.seeds} == {1}
+def test_clusters_along_the_weights_are_refused() -> None:
+    """On an H200 a kernel whose two CTAs shared the few rows did not report in time."""
+    problem, choice = copies.COPIES["registers_int8"]
+    with pytest.raises(Refusal, match="one CTA along M in a cluster"):
+        plan_gemm(problem, dataclasses.replace(choice, cluster=(2, 1)), gemms.HOPPER)
 
 
 def test_shared_memory_has_no_converted_operand() -> None:

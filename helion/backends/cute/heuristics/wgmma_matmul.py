@@ -93,7 +93,7 @@ def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[C
         together = rows * columns * shape.problem.repeats
         plain = narrowed(Choice(tile=tile, copies_in=copies_in))
         paired = dataclasses.replace(plain, cluster=(2, 1))
-        found += [paired] if rows > 1 and copies_in != "registers" else []  # such clusters run on request
+        found += [paired] if rows > 1 else []
         found.append(plain)
         if shape.problem.groups is not None and columns > 1 and not in_stages:
             found.append(dataclasses.replace(plain, cluster=(1, 2)))

@@ -49,9 +49,9 @@ def check_copies(plan: GemmPlan) -> None:
             "operands of groups of rows, of sums of matmuls, of several batched tensors or dimensions, of picked lines, of 4-bit"
             " neighbors, and of numbers that neighbors along K share, are copied in memory"
         )
-    if plan.problem.copied and not plan.converts and (plan.cluster[0] > 1 or plan.ctas_per_sm > 1):
+    if plan.problem.copied and (plan.cluster[0] > 1 or (plan.ctas_per_sm > 1 and not plan.converts)):
         raise Refusal(
-            "operands that warps copy are implemented with one CTA along M in a cluster and one on an SM, unless the warps"
+            "operands that warps copy are implemented with one CTA along M in a cluster, and one on an SM unless the warps"
             " that multiply convert them"
         )
     if plan.converts:

@@ -24,8 +24,9 @@ Turn = Literal[0, 1]
 """The accumulator of even K tiles of a CTA, or of odd ones."""
 
 
-GROUP = 2
-"""K tiles of an iteration, after which the warpgroup waits for all MMAs; an even number."""
+GROUP = 8
+"""Turns of an iteration, after which the warpgroup waits for all MMAs; an even number (``blockwise`` of
+benchmarks/results/cute/nvidia-h200-parts.jsonl)."""
 
 
 @dataclass(frozen=True)
