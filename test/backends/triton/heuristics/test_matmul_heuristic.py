@@ -24,6 +24,8 @@ from heuristic_kernels import (
 )
 from sample_kernels import bmm, matmul_to_bf16, softmax
 
+import helion
+import helion.language as hl
 from helion._compiler.facts.records import KernelFacts
 from helion._shapes import cdiv
 from helion._testing import EXAMPLES_DIR, import_path
@@ -212,3 +214,23 @@ def test_sums_that_cannot_be_shared_are_left() -> None:
     facts = facts_of(split_k, tensor(256, 65536), tensor(65536, 256))
     assert not facts.splittable_k
     assert all("split_k" not in p.launch for p in proposed(TritonMatmulHeuristic(), facts, target("h200")))
+
+
+@helion.kernel()
+def gradient_of_weights(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    (tokens, n), k = grad.size(), x.size(1)
+    out = torch.empty([n, k], dtype=torch.float32, device=x.device)
+    for tile_n, tile_k in hl.tile([n, k]):
+        acc = hl.zeros([tile_n, tile_k], dtype=torch.float32)
+        for tile_t in hl.tile(tokens):
+            acc = hl.dot(grad[tile_t, tile_n].T, x[tile_t, tile_k], acc=acc)
+        out[tile_n, tile_k] = acc
+    return out
+
+
+@pytest.mark.parametrize(("n", "boxed"), [(300, True), (301, False)], ids=["aligned rows", "rows that begin anywhere"])
+def test_turned_tf32_operands_are_loaded_with_descriptors(n: int, boxed: bool) -> None:
+    args = (torch.empty(16384, n, device="meta"), torch.empty(16384, 300, device="meta"))
+    bound = gradient_of_weights.bind(args, target="h200")
+    first = next(seed.config for seed in bound.seeds if "Matmul" in seed.heuristic)
+    assert first["indexing"] == ["tensor_descriptor" if boxed else "pointer", "pointer", "pointer"]
