@@ -76,6 +76,7 @@ from benchmarks.cute_parts_loops import (  # noqa: E402
     heads_in_each,
     in_each,
     normalized_in_each,
+    with_rounded_tiles,
 )
 from benchmarks.cute_parts_sequences import through_few_columns, with_low_rank  # noqa: E402
 from benchmarks.turns import in_turn, turn  # noqa: E402
@@ -161,6 +162,8 @@ CASES = {
     "ended_rows_large": ended_by_rows(4096, 4096),
     "ended_columns": ended_by_columns(300, 304),
     "ended_columns_large": ended_by_columns(4096, 4096),
+    "rounded_tiles": with_rounded_tiles(203, 264, 200),
+    "rounded_tiles_large": with_rounded_tiles(4096, 4096, 4096),
     "spread": in_each(3, 203, 264, 200),
     "spread_odd": in_each(3, 203, 263, 201),
     "spread_large": in_each(64, 512, 512, 512),

@@ -1,4 +1,5 @@
-"""Cases of ``benchmarks/cute_parts.py`` whose loops end with tiles, or become dimensions of an ``hl.grid`` loop."""
+"""Cases of ``benchmarks/cute_parts.py`` whose loops end with tiles, round each of them, or become dimensions of an ``hl.grid``
+loop."""
 
 from __future__ import annotations
 
@@ -32,6 +33,17 @@ def upper(x: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
         for tile_k in hl.tile(tile_n.end):
             acc = hl.dot(x[tile_m, tile_k], up[tile_k, tile_n], acc=acc)
+        out[tile_m, tile_n] = acc.to(x.dtype)
+    return out
+
+
+def rounded_tiles(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Multiply ``x[M, K]`` by ``w[K, N]``, and round the matmul of each tile of K before it is added."""
+    out = torch.empty([x.size(0), w.size(1)], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([x.size(0), w.size(1)]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(x.size(1)):
+            acc += x[tile_m, tile_k] @ w[tile_k, tile_n]
         out[tile_m, tile_n] = acc.to(x.dtype)
     return out
 
@@ -99,6 +111,10 @@ def ended_by_rows(m: int, n: int) -> Case:
 
 def ended_by_columns(m: int, n: int) -> Case:
     return _case(upper, torch.matmul, (m, n), (n, n), triangle=1)
+
+
+def with_rounded_tiles(m: int, n: int, k: int) -> Case:
+    return _case(rounded_tiles, torch.matmul, (m, k), (k, n))
 
 
 def in_each(batch: int, m: int, n: int, k: int) -> Case:
