@@ -355,7 +355,7 @@ def kept(
     earlier: Mapping[str, Any], head: Mapping[str, Any], found: Sequence[Row]
 ) -> tuple[dict[str, Any], Sequence[Row]]:
     """``head`` and ``found`` with what an earlier file has of other cells, in the order of that file; ``runs`` counts the runs
-    that the rows are of, ``since`` is the date of the first one. Raises ValueError for a file of another device or of other versions."""
+    that the rows are of, ``since`` is the date of the first one, and the copy is the fastest of all. Raises ValueError for a file of another device or of other versions."""
     if not earlier:
         return dict(head), found
     before = earlier["environment"]
@@ -366,7 +366,9 @@ def kept(
     rows |= {_key(row): row for row in found}
     backends = sorted({*before.get("backends", ()), *head.get("backends", ())})
     since, runs = before.get("since", before["date"]), before.get("runs", 1) + 1
-    return {**head, "backends": backends, "since": since, "runs": runs}, list(rows.values())
+    copy = max(each.get("copy_gb_per_s", 0) for each in (before, head))
+    known = {"backends": backends, "copy_gb_per_s": copy, "since": since, "runs": runs}
+    return {**head, **known}, list(rows.values())
 
 
 def _earlier(path: Path) -> Mapping[str, Any]:

@@ -53,6 +53,8 @@ SILENT = 60.0
 _SHAPES = 128
 #: Seconds for which a check goes on after the end of its turn.
 _GRACE = 8.0
+#: Seconds in which the GPU ends what stopped processes have launched: slow configs run for half a second.
+SETTLING = 1.5
 #: The option of Linux's prctl by which a process ends with its parent.
 _PARENT_DEATH_SIGNAL = 1
 
@@ -180,6 +182,7 @@ class Run:
         self._waiting = collections.deque(keys)
         self._workers = [Worker(serve) for _ in range(workers)]
         self._silent = silent
+        self._settling = SETTLING
         self._short: set[Key] = set()
         self._has_environment = False
 
@@ -235,6 +238,8 @@ class Run:
         began = time.monotonic()
         for worker in stopped:
             worker.signal(signal.SIGSTOP)
+        if stopped:
+            time.sleep(self._settling)
         for worker in self._workers:
             while worker.ready and worker not in stopped and time.monotonic() < end:
                 if not self._has_environment:
