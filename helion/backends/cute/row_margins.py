@@ -38,7 +38,8 @@ LOGS_LEAD = replace(ROWS_LEAD, corrected=1.2)
 
 def rows_on_request(program: Program, target: Target, request: str) -> str:
     """Return a reason for row kernels that have not run on a GPU, and for those that are slower than the general
-    backend's: short rows, and matrices whose rows repeat, of which every row is loaded. ``request`` says how to ask."""
+    backend's: short rows, and matrices whose rows repeat, of which every row is loaded, unless these are masks.
+    ``request`` says how to ask."""
     if unit_of(target) != "wgmma":
         return f"row kernels on {target.name} run on request, {request}"
     problem = known_rows(program).problem
@@ -46,7 +47,7 @@ def rows_on_request(program: Program, target: Target, request: str) -> str:
     if demand.sums > 1 and any(pitch % demand.lanes for pitch in demand.pitches):
         # 0.2 to 0.5 of the copy's speed: layer_norm_backward of 50257 columns in nvidia-h200-row-kernels.jsonl
         return f"row kernels with several sums over rows that begin anywhere run on request, {request}"
-    if demand.repeated:
+    if demand.repeated and demand.lanes == demand.copied_lanes:
         return f"row kernels with a matrix whose rows repeat run on request, {request}"
     if demand.fewest < LEAST_AUTO_COLUMNS and not _saves_instructions(problem):
         return f"row kernels of fewer than {LEAST_AUTO_COLUMNS} columns run on request, {request}"

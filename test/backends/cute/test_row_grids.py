@@ -95,11 +95,21 @@ def test_positions_of_rows_elsewhere_are_refused() -> None:
         helion.kernel(of_positions, backend="cute").bind((x, out), target="h100").to_cute_code()
 
 
+def biased_softmax(x: torch.Tensor, bias: torch.Tensor, scale: float) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile_h, tile_m in hl.tile([x.size(0), x.size(1)]):
+        row = x[tile_h, tile_m, :].to(torch.float32) * scale + bias[tile_m, :].to(torch.float32)[None, :, :]
+        out[tile_h, tile_m, :] = torch.softmax(row, -1).to(out.dtype)
+    return out
+
+
 def test_examples_are_taken_for_long_rows() -> None:
     scores, masked = tensor(4, 512, 131072, dtype=torch.bfloat16), tensor(512, 131072, dtype=torch.bool)
     arguments = scores, masked, 0.125
     assert helion.kernel(scaled_masked_softmax.fn, backend="cute").bind(arguments, target="h200").seeds
-    auto = helion.kernel(scaled_masked_softmax.fn, backend="auto").bind(arguments, target="h200")
+    assert helion.kernel(scaled_masked_softmax.fn, backend="auto").bind(arguments, target="h200").backend == "cute"
+    bias = scores, scores[0], 0.125  # of the same width: a granule has 16 bytes of both
+    auto = helion.kernel(biased_softmax, backend="auto").bind(bias, target="h200")
     assert "not cute: row kernels with a matrix whose rows repeat run on request" in auto.explain()
     logits, tokens = tensor(4, 512, 131072, dtype=torch.bfloat16), tensor(4, 512, dtype=torch.int64)
     given = logits, tokens, tensor(4, 512), tensor(4, 512), tensor(4)
