@@ -113,7 +113,6 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
         any(each.kind != "exact" or each.dtype != "float32" for each in added),
         "that are added to memory in 16 bits, or by threads,",
     )
-    yield from _ends_of_k(problem)
 
 
 def _not_run_on_blackwell(problem: GemmProblem) -> Iterator[tuple[object, str]]:
@@ -138,15 +137,9 @@ def _not_run_on_blackwell(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     yield strided, f"whose matrix {''.join(strided[:1])} has strides that TMA cannot take"
     yield problem.epilogue.of_kind("uniform"), "with random numbers in the epilogue"
     yield problem.epilogue.of_kind("integers"), "with integers that are added in int32"
-    yield from _ends_of_k(problem)
+    groups = None if problem.ends is None else problem.ends.groups
+    yield groups, f"over groups of K by {'' if groups is None else groups.name}"
     yield problem.ends, "whose K ends with tiles"
-
-
-def _ends_of_k(problem: GemmProblem) -> Iterator[tuple[object, str]]:
-    """Yield the part that ends K before all of it, if there is one. Ends with tiles have run on Hopper."""
-    if problem.ends is not None:
-        groups = problem.ends.groups
-        yield groups, f"over groups of K by {'' if groups is None else groups.name}"
 
 
 def _first(copied: Sequence[Copied]) -> str:

@@ -213,10 +213,11 @@ def test_what_is_refused() -> None:
             plan_of(**changes)
 
 
-def test_auto_leaves_them_to_another_backend() -> None:
-    bound = by_rows.bind((tensor(310, M), tensor(310, N), torch.tensor([0, 100, 310])), target="sm_90")
+@pytest.mark.parametrize("target", TARGETS)
+def test_blackwell_takes_them_on_request(target: str) -> None:
+    bound = by_rows.bind((tensor(310, M), tensor(310, N), torch.tensor([0, 100, 310])), target=target)
     asked = MATMUL.on_request(bound._analysis.program, bound.facts, bound.env.target)
-    assert asked.startswith("matmuls over groups of K by offsets run on request")
+    assert asked.startswith("matmuls over groups of K by offsets run on request") if target == "sm_100" else not asked
     assert "K of 2 groups from offsets" in str(bound.plan())
 
 
