@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..plan.counts import turns
-from ..plan.records import WGMMA_ROWS, GemmPlan, Multiplicand
+from ..plan.records import GemmPlan, Multiplicand
 from ..plan.runtime import is_size
 from ..roles.grammar import KLoop, Who
 from ..roles.halves import OfKTile
@@ -222,6 +222,4 @@ def predicate(plan: GemmPlan, who: Who, first_warp: int) -> str:
         "others": f"place[3] != subtile % {plan.splits}",
         "last_part": f"shared_count[0] == {plan.grid_splits - 1}",
         "earlier_part": f"shared_count[0] != {plan.grid_splits - 1}",
-        "some": f"tile_rows > store_warp // 4 * {WGMMA_ROWS}",
-        "none": f"tile_rows <= store_warp // 4 * {WGMMA_ROWS}",
     }[who]

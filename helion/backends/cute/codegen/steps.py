@@ -12,7 +12,6 @@ from ..plan.records import GemmPlan
 from ..plan.shared import staged_as
 from ..roles import grammar as g
 from ..roles.halves import HalfStep, OfKTile
-from ..roles.idle import LeaveSums
 from ..roles.messages import MessageStep
 from ..roles.micro import MicroMma, MicroStep
 from ..roles.overlapped import Ahead, Rest, TurnMma, TurnPromote, TurnScales
@@ -74,7 +73,6 @@ _LINES: Mapping[type[g.Step], str] = {
     g.FenceShared: 'cute.arch.fence_proxy("async.shared", space="cta")',
     g.LaunchFinish: "cute.arch.griddepcontrol_launch_dependents()",
     g.WarpSync: "cute.arch.sync_warp()",
-    LeaveSums: "# the accumulator stays as it is",
     g.WorkspaceRelease: "cute.arch.fence_acq_rel_gpu()",
     g.WorkspaceAcquire: "cute.arch.fence_acq_rel_gpu()",
 }

@@ -279,11 +279,6 @@ def copy_warps(plan: GemmPlan) -> int:
     return LOADING_WARPS if loads_while_copying(plan) else COPY_WARPS
 
 
-def has_idle_rows(plan: GemmPlan) -> bool:
-    """Return whether the second of two warpgroups may have no row of a tile, the last one of a group."""
-    return plan.problem.groups is not None and plan.unit == "wgmma" and plan.warpgroups > 1 and not plan.promote
-
-
 def turns(plan: GemmPlan) -> int:
     """Return the groups of copying warps, which take K tiles by turns.
 

@@ -7,7 +7,6 @@ with the timings in benchmarks/results/cute (measurement ``cute_time_model``).
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 
 from .... import hardware
@@ -17,7 +16,6 @@ from ..plan.counts import (
     copied_lines,
     counts,
     granule_walk,
-    has_idle_rows,
     is_raw,
     past_registers,
     raw_bytes,
@@ -236,8 +234,7 @@ def _at_rate(plan: GemmPlan, bytes_moved: int, target: Target, rates: Rates, mat
         _slot_us(plan, rates),
         _copied_us(plan, rates),
     )
-    half_us = min(k_tile_us, max(multiplied / 2, loaded, rates.k_tile_us))
-    waves = math.ceil((pieces - _saved_pieces(plan) * (1 - half_us / k_tile_us)) / resident)
+    waves = -(-pieces // resident)
     epilogue_us = _epilogue_us(plan, share, l2, rates)
     tile_us = -(-plan.k_tiles // plan.parts) * k_tile_us
     tile_us *= _share_of_k(plan)
@@ -285,15 +282,6 @@ def expected_pieces(plan: GemmPlan) -> int:
     rows, (most, columns) = plan.tile[0] * plan.cluster_tiles[0], plan.work
     along_m = -(-plan.problem.m // rows) + groups.size // 2
     return min(most, max(groups.size, along_m)) * columns
-
-
-def _saved_pieces(plan: GemmPlan) -> float:
-    """Return the work items of groups with at most half of their rows, which half of the warpgroups multiply: the last tile of
-    every second group."""
-    groups = plan.problem.groups
-    if groups is None or not has_idle_rows(plan):
-        return 0.0
-    return groups.size / 2 / plan.cluster_tiles[0] * plan.work[1]
 
 
 def _slot_us(plan: GemmPlan, rates: Rates) -> float:

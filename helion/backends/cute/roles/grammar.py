@@ -13,9 +13,7 @@ PipelineKind = Literal[
 ]
 """``tma_rows``: each consumer group has a stage of its own. ``mailbox``: tile numbers from a dynamic scheduler."""
 Side = Literal["producer", "consumer"]
-Who = Literal[
-    "own_turn", "leader", "first_warp", "last_subtile", "owner", "others", "last_part", "earlier_part", "some", "none"
-]
+Who = Literal["own_turn", "leader", "first_warp", "last_subtile", "owner", "others", "last_part", "earlier_part"]
 Slots = Literal["k_tiles", "subtiles"]
 Vector = Literal["column", "row"]
 VECTORS: tuple[Vector, ...] = ("column", "row")
@@ -68,8 +66,8 @@ class Gate(Step):
     It holds for the CTA of a pair that issues for both (``leader``), the first warp of the role, or the last sub-tile.
     With split K in a cluster, it holds for the CTA that stores the sub-tile (``owner``) or for the ``others``. With
     split K across clusters, it holds for the CTA that found all other partials in the workspace (``last_part``), or for
-    any other. Of warps that copy by turns, it holds for those of the current K tile (``own_turn``). With groups of
-    rows, it holds for warpgroups that have ``some`` rows of the tile, or ``none``."""
+    any other. Of warps that copy by turns, it holds for those of the current K tile (``own_turn``).
+    """
 
     who: Who
     body: tuple[Step, ...]

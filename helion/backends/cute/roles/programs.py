@@ -41,7 +41,6 @@ from .grammar import (
     Wait,
 )
 from .grid_splits import with_grid_splits
-from .idle import with_idle_rows
 from .messages import with_messages
 from .micro import with_micro_scales
 from .rows import with_rows
@@ -65,7 +64,7 @@ def kernel_program(plan: GemmPlan) -> KernelProgram:
     if plan.problem.scales is not None and plan.problem.scales.micro:
         program = with_micro_scales(program)
     if plan.problem.groups is not None:
-        program = with_idle_rows(with_groups(program))
+        program = with_groups(program)
     if plan.splits > 1:
         program = with_splits(program)
     if plan.grid_splits > 1:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from ..plan.counts import k_range, multicast_masks, subtile_bytes
 from ..roles import grammar as g
 from ..roles.halves import OfKTile
-from ..roles.idle import LeaveSums
 from .cluster import Cluster, Leaf, Ready, Running, rule
 from .messages import check_awaited, meet
 from .state import Barrier, Cta, Fault, Ring, Slot, Sums, Tag, Warp
@@ -80,20 +79,6 @@ def _(cluster: Cluster, step: g.Gate, warp: Warp) -> Iterator[Leaf]:
         yield from cluster.steps(step.body, warp)
 
 
-def has_rows(warp: Warp) -> bool:
-    """Return whether a warp has rows of its tile: the first one has, and others, of either warpgroup, have of every second
-    tile."""
-    return warp.number == 0 or warp.tile % 2 == 0
-
-
-@rule(LeaveSums)
-def _(cluster: Cluster, step: LeaveSums, warp: Warp) -> None:
-    """Take any accumulator for one of a tile without rows. Raises ``Fault`` if there are rows."""
-    if has_rows(warp):
-        raise Fault(f"rows of tile {warp.tile} are not multiplied")
-    warp.sums.added = [(warp.tile, k_tile) for k_tile in multiplied_tiles(cluster, warp)]
-
-
 GATES: Mapping[g.Who, Callable[[Cluster, Warp], bool]] = {
     "own_turn": lambda cluster, warp: (warp.k_tiles - 1 + warp.number) % cluster.turns == 0,
     "leader": lambda cluster, warp: cluster.leader(warp.cta.rank) is warp.cta,
@@ -101,8 +86,6 @@ GATES: Mapping[g.Who, Callable[[Cluster, Warp], bool]] = {
     "last_subtile": lambda cluster, warp: warp.subtile == cluster.plan.subtiles - 1,
     "owner": lambda cluster, warp: cluster.owner(warp) is warp.cta,
     "others": lambda cluster, warp: cluster.owner(warp) is not warp.cta,
-    "some": lambda cluster, warp: has_rows(warp),
-    "none": lambda cluster, warp: not has_rows(warp),
 }
 GUARDS: Mapping[g.Who, Callable[[Cluster, Warp], bool]] = {
     "last_part": lambda cluster, warp: warp.cta.count == cluster.plan.grid_splits - 1,
