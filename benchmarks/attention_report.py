@@ -100,10 +100,11 @@ def sections(by_device: Mapping[str, Sequence[Row]]) -> list[str]:
 
 def _section(rows: Sequence[Row]) -> list[str]:
     known, found = rows[0], cells(rows)
+    runs = f" in {known['runs']} runs" if known.get("runs", 1) > 1 else ""
     lines = [
         f"## Attention, {known['device']}",
         "",
-        f"`{known['script']}` with torch {known['torch']}, cuDNN {known['cudnn']} and Triton {known['triton']}, {known['date']}: bf16 and",
+        f"`{known['script']}` with torch {known['torch']}, cuDNN {known['cudnn']} and Triton {known['triton']}, {known['date']}{runs}: bf16 and",
         "microseconds with a cold L2, all variants of a cell in turn in one process. Ratios are the time of the fastest other over",
         "that of the default config: above 1 the kernel is faster. Others are the backends of torch's `scaled_dot_product_attention`,",
         "and compiled FlexAttention where scores have a formula. The copy moves as many bytes as keys and values have. Gradients",
