@@ -19,7 +19,7 @@ from ...._compiler.facts.records import AttentionFact, AxisFact, KernelFacts, Ma
 from ....autotuner.proposal import Predicted
 from ....hardware import Target
 from ..plan.attention.build import MOST_COLUMNS, REGISTERS, consumer_registers, registers_of
-from ..plan.attention.operands import PAIR, VECTOR
+from ..plan.attention.operands import PAIR
 from ..plan.attention.records import LATENT_GROUPS, AttentionChoice
 from ..plan.records import WGMMA_ROWS
 
@@ -52,8 +52,8 @@ class AttentionRates:
     six kernels on an H200 (tables in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
     pair_ns: float = 0.33
     load_ns: float = 0.113
-    """Time that a load of one element for each query and key adds, which is that of eight rows in a warp. It is fitted to a bias
-    on an H200 (``hooks:64:bias`` in benchmarks/results/nvidia-h200-attention.jsonl)."""
+    """Time that a load of one element for each query and key adds, which is that of eight rows in a warp: a bias of 4 x 32 x 4096
+    x 64 took 3170 us with such loads on an H200 (2026-11-29, benchmarks/attention.py)."""
     draw_ns: float = 0.64
     """Time of Philox for a random number, next to which neither MMAs nor exponentials are seen. It is fitted to three kernels
     on an H200 (``dropout_times`` in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
@@ -225,9 +225,9 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
 
 
 def _loads(op: MemoryOpFact) -> float:
-    """Return the loads for an element: those of vectors are exchanged between lanes, which takes as long as the loads."""
-    exchanged = op.itemsize == 2 and op.aligned % VECTOR == 0
-    return 2 / VECTOR if exchanged else 1 / PAIR if op.aligned % PAIR == 0 else 1.0
+    """Return the loads for an element: half of one where two are loaded, or eight and exchanged between lanes, which takes as
+    long (``hooks:64:bias`` and ``hooks:128:bias`` in benchmarks/results/nvidia-h200-attention.jsonl)."""
+    return 1 / PAIR if op.aligned % PAIR == 0 else 1.0
 
 
 def _packed(facts: KernelFacts, axis: int, queries: int, others: Sequence[AxisFact], groups: int) -> tuple[int, int]:
