@@ -52,8 +52,8 @@ class AttentionRates:
     six kernels on an H200 (tables in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
     pair_ns: float = 0.33
     load_ns: float = 0.113
-    """Time that a load of one element for each query and key adds, which is that of eight rows in a warp: a bias of 4 x 32 x 4096
-    x 64 took 3170 us with such loads on an H200 (2026-11-29, benchmarks/attention.py)."""
+    """Time that a load of one element for each query and key adds, which is that of eight rows in a warp. It is fitted to a
+    bias of 4 x 32 x 4096 x 64 on an H200 (2026-11-29, benchmarks/attention.py)."""
     draw_ns: float = 0.64
     """Time of Philox for a random number, next to which neither MMAs nor exponentials are seen. It is fitted to three kernels
     on an H200 (``dropout_times`` in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
