@@ -19,9 +19,8 @@ from ...._compiler.autodiff.transform import StagedBackward
 from ...._compiler.ir.grammar import HostTensor, Program
 from ...._shapes import NeedsValue
 from ....hardware import Target
-from ..lower.attention.kernel import known_attention
 from ..lower.attention.loops import has_attention
-from ..lower.attention.recognise import Attention
+from ..lower.attention.recognise import Attention, attention_of
 from ..plan.attention.build import HALF_DTYPES
 from ..plan.attention.numbers import is_known
 from ..plan.attention.operands import Matrix, Place
@@ -83,7 +82,7 @@ def _attention(program: Program) -> Attention | None:
     if not has_attention(program):
         return None
     try:
-        return known_attention(program)
+        return attention_of(program, packed=False)
     except (Refusal, NeedsValue):
         return None
 

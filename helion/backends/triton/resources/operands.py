@@ -466,6 +466,7 @@ class _Tally:
         same = [each for each in self.facts.staged if each.slot == operand.slot and each is not operand]
         direct = operand.role == "rhs" and operand.direct and self.target.kind == "cuda"
         known = bool(same) or len(set(operand.axes)) == len(operand.axes)
+        known = known and len(operand.axes) > 1  # the others are constant
         return direct and known and self.is_permuted(operand) and not any(map(self.is_permuted, same))
 
     def rounds_transposed(self, operand: StagedOperand, fact: MatmulFact) -> int:

@@ -72,8 +72,11 @@ class Weighting:
     rounded: str = ""
 
 
-def attention_of(program: Program) -> Attention:
-    """Return the attention that ``program`` computes. Raises ``Refusal``."""
+def attention_of(program: Program, packed: bool = True) -> Attention:
+    """Return the attention that ``program`` computes, with heads as rows of a tile where they may be ``packed``.
+
+    Raises ``Refusal``.
+    """
     loops = loops_of(with_joined_loops(program))
     found = _with_softmax if has_softmax(loops) else _with_weights
     finish = Finish(loops)
@@ -111,7 +114,7 @@ def attention_of(program: Program) -> Attention:
     )
     check_spans(loops, problem)
     problem = replace(problem, latent=_is_latent(problem, k[1] == v[1]))
-    problem = with_heads_as_rows(loops, with_packed_heads(loops, problem))
+    problem = with_heads_as_rows(loops, with_packed_heads(loops, problem) if packed else problem)
     problem = replace(problem, units=tuple(loops.numbers.units))
     check_problem(problem)
     check_strides(loops, problem)
