@@ -105,6 +105,16 @@ def test_wide_heads_have_shorter_blocks() -> None:
     assert attention_plan(dims=128).attention.keys < attention_plan(dims=64).attention.keys
 
 
+def test_products_in_float16_have_the_true_maximum() -> None:
+    """Weights relative to a smaller maximum are up to 256 times larger, so that rounded products would overflow."""
+    bound = bound_for(torch.float16, 128)
+    assert not any(bound.plan(seed.config).attention.lazy for seed in bound.seeds)
+    assert attention_plan(torch.bfloat16, 128).attention.lazy
+    config = helion.Config(**{**bound.default_config(), "wgmma_lazy_rescale": True})
+    with pytest.raises(exc.BaseError, match="wgmma_lazy_rescale"):
+        bound.plan(config)
+
+
 def test_tcgen05_refuses() -> None:
     with pytest.raises(exc.CuteUnsupported, match=r"p @ v is rounded to bfloat16 before it is added.* not for tcgen05"):
         bound_for(torch.bfloat16, 64, "b200")

@@ -171,8 +171,9 @@ def visited_blocks(problem: AttentionProblem, rows: int, keys: int) -> int:
 
 
 def takes_lazy(problem: AttentionProblem) -> bool:
-    """Return whether weights that are relative to a smaller maximum are in the range of their type."""
-    return 2.0 ** (LAZY + problem.lift) <= LARGEST.get(problem.q.dtype, math.inf)
+    """Return whether weights that are relative to a smaller maximum are in the range of their type, and so are products that
+    are rounded: in float16 a block of larger weights would overflow where the program does not."""
+    return problem.rounded != "float16" and 2.0 ** (LAZY + problem.lift) <= LARGEST.get(problem.q.dtype, math.inf)
 
 
 def key_step(problem: AttentionProblem) -> int:
