@@ -1,6 +1,6 @@
 """``helion.ops`` on a GPU: all cases of its tests against fp64, then times of each operator, torch.compile and eager.
 
-    python benchmarks/ops.py [--out FILE.json] [--seconds S] [--workers N] [--no-check | --only-check] [NAME ...]
+    python benchmarks/ops.py [--out FILE.json] [--seconds S] [--workers N] [--no-check | --only-check] [--cells KEY ...] [NAME ...]
 
 Operators have shapes of models in use. Workers share the cases and the cells. They check and compile side by side, and note
 the time of first calls. Then each in turn has the GPU alone and times all variants, with a cold L2: device time of a
@@ -659,6 +659,11 @@ def work(channel: Connection, share: Sequence[int], checked: Sequence[int], unti
     channel.send(("done", None))
 
 
+def is_picked(cell: Cell, names: Sequence[str], keys: Sequence[str]) -> bool:
+    """Return whether a run times a cell; without names and keys it times all."""
+    return cell.name in names or cell.key.startswith(tuple(keys)) if names or keys else True
+
+
 def shown(row: dict[str, Any]) -> str:
     parts = []
     for label in ("forward", "both", "host"):
@@ -713,6 +718,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="operators; all if none is named")
     parser.add_argument("--out", type=Path, default=OUT, metavar="FILE.json")
+    parser.add_argument(
+        "--cells", nargs="*", default=[], metavar="KEY", help='times cells alone whose "name shape" begins so'
+    )
     parser.add_argument("--seconds", type=float, default=230.0, help="time for everything")
     parser.add_argument("--workers", type=int, default=15, help="processes that check and compile")
     only = parser.add_mutually_exclusive_group()
@@ -721,7 +729,7 @@ def main() -> int:
     options = parser.parse_args()
     began = time.time()
     every = () if options.only_check else enumerate(cells())
-    wanted = {at: cell for at, cell in every if not options.names or cell.name in options.names}
+    wanted = {at: cell for at, cell in every if is_picked(cell, options.names, options.cells)}
     picked = [
         at for at, case in enumerate(cases()[1]) if not options.names or case.name.startswith(tuple(options.names))
     ]
