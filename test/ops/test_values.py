@@ -8,7 +8,7 @@ import pytest
 import torch
 from ops.table import ROUNDED, Case, cases, gradients
 
-from helion.ops.kernels import recurrences
+from helion.ops.kernels import experts, recurrences
 from helion.testing import check
 
 NAMES = [case.name for case in cases()]
@@ -58,3 +58,16 @@ def test_parts_of_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
     longer = tuple(torch.cat((t, t + 0.1, t[:, :1]), 1) for t in (x, dt, b, c))
     x, dt, b, c = (t[:, :15] for t in longer)
     check("selective_scan", case.op, case.reference, (x, dt, a, b, c, skip))
+
+
+@pytest.mark.parametrize(
+    ("slots", "count", "dtype"), [(300, 7, torch.int32), (20, 130, torch.int64), (0, 3, torch.int32)]
+)
+def test_numbers_in_order(slots: int, count: int, dtype: torch.dtype) -> None:
+    """The kernel sorts as a stable sort does, also with experts that nothing has chosen."""
+    indices = torch.randint(count, (slots,), generator=torch.Generator().manual_seed(0)).to(dtype)
+    order, places, offsets = experts.order_by_expert_kernel(indices, count)
+    by_expert, wanted = torch.sort(indices, stable=True)
+    torch.testing.assert_close(order.long(), wanted)
+    torch.testing.assert_close(places.long(), torch.argsort(wanted))
+    torch.testing.assert_close(offsets.long(), torch.searchsorted(by_expert, torch.arange(count + 1, dtype=dtype)))

@@ -111,19 +111,44 @@ def gated_experts_kernel(x: torch.Tensor, gate_up: torch.Tensor, offsets: torch.
 
 
 @helion.kernel(static_shapes=False)
-def gather_tokens_kernel(
-    x: torch.Tensor, order: torch.Tensor, count: hl.constexpr
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return row `order[i] // count` of `x[T, K]` for each `i`, and the inverse of the permutation `order`."""
+def order_by_expert_kernel(
+    indices: torch.Tensor, experts: hl.constexpr
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Sort `indices[S]`, numbers from 0 to `experts - 1`, in the order of their positions where they are equal.
+
+    Returns the position of each sorted number, its inverse, and the first place of each expert with the end of the last
+    one. A program places the numbers of one expert: it counts those of the experts before.
+    """
+    slots = indices.size(0)
+    order = torch.empty([slots], dtype=torch.int32, device=indices.device)
+    places = torch.empty([slots], dtype=torch.int32, device=indices.device)
+    offsets = torch.empty([experts + 1], dtype=torch.int32, device=indices.device)
+    for expert in hl.grid(experts):
+        place = hl.zeros([], dtype=torch.int32)
+        for tile in hl.tile(slots):
+            place = place + torch.sum((indices[tile] < expert).to(torch.int32), dtype=torch.int32)
+        offsets[expert] = place
+        if expert == experts - 1:
+            offsets[experts] = slots
+        for tile in hl.tile(slots):
+            own = (indices[tile] == expert).to(torch.int32)
+            at = place + hl.cumsum(own, dim=0) - 1
+            hl.store(order, [at], tile.index.to(torch.int32), extra_mask=own > 0)
+            hl.store(places, [tile], at, extra_mask=own > 0)
+            place = place + torch.sum(own, dtype=torch.int32)
+    return order, places, offsets
+
+
+@helion.kernel(static_shapes=False)
+def gather_tokens_kernel(x: torch.Tensor, order: torch.Tensor, count: hl.constexpr) -> torch.Tensor:
+    """Return row `order[i] // count` of `x[T, K]` for each `i`."""
     slots, k = order.size(0), x.size(1)
     out = torch.empty([slots, k], dtype=x.dtype, device=x.device)
-    places = torch.empty([slots], dtype=torch.int32, device=x.device)
     for tile in hl.tile(slots):
-        slot = order[tile]
-        places[slot] = tile.index.to(torch.int32)
+        token = order[tile] // count
         for tile_k in hl.tile(k):
-            out[tile, tile_k] = x[slot // count, tile_k]
-    return out, places
+            out[tile, tile_k] = x[token, tile_k]
+    return out
 
 
 @helion.kernel(static_shapes=False)
@@ -223,23 +248,22 @@ def _gradients_of_grouped(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 _grouped.differentiate(_save_grouped, _gradients_of_grouped)
 
 
-def _by_expert(indices: torch.Tensor, experts: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the order of all choices by expert, and the offsets of the experts in it.
-
-    Numbers of experts that fit in 8 bits are sorted in one pass.
-    """
-    numbers = indices.reshape(-1).to(torch.uint8 if experts < 256 else torch.int32)
-    by_expert, order = torch.sort(numbers, stable=True)
-    bounds = torch.arange(experts + 1, dtype=by_expert.dtype, device=by_expert.device)
-    return order, torch.searchsorted(by_expert, bounds)
+_order_by_expert = Operator(
+    "order_by_expert(Tensor indices, int experts) -> (Tensor, Tensor, Tensor)",
+    order_by_expert_kernel,
+    fake=lambda indices, experts: (
+        *(indices.new_empty(indices.shape, dtype=torch.int32) for _ in range(2)),
+        indices.new_empty(experts + 1, dtype=torch.int32),
+    ),
+)
 
 
 def _layers(
     x: torch.Tensor, weights: torch.Tensor, indices: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
 ) -> torch.Tensor:
     """Compute `moe` of rows: a gather, the two matmuls with `swiglu` in the first one's epilogue, and a weighted sum."""
-    order, offsets = _by_expert(indices, gate_up.size(0))
-    gathered, places = gather_tokens_kernel(x, order, weights.size(1))
+    order, places, offsets = order_by_expert_kernel(indices.reshape(-1), gate_up.size(0))
+    gathered = gather_tokens_kernel(x, order, weights.size(1))
     found = grouped_matmul_kernel(gated_experts_kernel(gathered, gate_up, offsets), down, offsets)
     out: torch.Tensor = combine_kernel(found, places.view(weights.shape), weights)
     return out
@@ -247,6 +271,7 @@ def _layers(
 
 _moe = Operator(
     "moe(Tensor x, Tensor weights, Tensor indices, Tensor gate_up, Tensor down) -> Tensor",
+    order_by_expert_kernel,
     gather_tokens_kernel,
     gated_experts_kernel,
     grouped_matmul_kernel,
@@ -260,7 +285,7 @@ def _differentiable_layers(
     x: torch.Tensor, weights: torch.Tensor, indices: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
 ) -> torch.Tensor:
     """Compute `_layers` from operators that have gradients, with the matmul before `swiglu` in memory."""
-    order, offsets = _by_expert(indices, gate_up.size(0))
+    order, _, offsets = _order_by_expert(indices.reshape(-1), gate_up.size(0))
     token = order // weights.size(1)
     gate, up = grouped_matmul(x[token], gate_up, offsets).chunk(2, dim=-1)
     found = grouped_matmul(swiglu(gate, up), down, offsets).float() * weights.reshape(-1)[order, None]
