@@ -344,6 +344,21 @@ def static_dims(tensor: torch.Tensor) -> frozenset[int]:
     return frozenset(dim % rank for dim in getattr(tensor, "_dynamo_static_indices", ()))
 
 
+ROW_MAJOR = "is_row_major"
+"""A step of a path in the arguments: the question that ``is_row_major`` answers."""
+
+
+def is_row_major(tensor: torch.Tensor) -> bool:
+    """Return whether the strides of a tensor, those of dimensions of one element too, are the products of the sizes after
+    them."""
+    step = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if stride != step:
+            return False
+        step *= size
+    return True
+
+
 def shared_memory(tensors: Sequence[torch.Tensor]) -> list[int]:
     """Return for each tensor the position of the first one whose memory overlaps its own.
 

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,6 @@ from ._compiler.frontend.trace import Traced, index_dtype
 from ._compiler.host.program import PLAIN, Form, HostProgram, Module
 from ._compiler.ir.grammar import Program
 from ._compiler.ir.hints import sizes_of_blocks, with_hints
-from ._compiler.pipeline import front_end
 from ._compiler.rewrites.reduction_loops.roll import rollable_blocks
 from ._shapes import NeedsValue, hint_of
 from ._support import logs
@@ -26,6 +25,7 @@ from ._support.lazy import lazy
 from ._support.locks import new_lock
 from .backends import BACKENDS, GENERAL
 from .backends.protocol import Backend
+from .backends.tracing import traced_for
 from .config import Config, as_config
 from .hardware import Target
 from .settings import Settings
@@ -33,6 +33,7 @@ from .settings import Settings
 if TYPE_CHECKING:
     from ._compiler.facts import collect
     from ._compiler.facts.records import KernelFacts
+    from ._compiler.rewrites.steps import Step
     from .autotuner import default, legalise, margins, seeds, space
     from .autotuner.proposal import Predicted
     from .autotuner.seeds import SeedReport
@@ -552,13 +553,17 @@ def _analyse_with(
     index = index_dtype(wanted, arguments)
     context = context_of(backend, device_of(name, arguments), settings, target, index, observed)
     try:
-        traced = _traced(backend, fn, arguments, context, constants, divisibility)
+        traced = traced_for(backend, _steps, fn, arguments, context, constants, divisibility)
     except exc.IndexOffsetOutOfRangeForInt32:
         if wanted != "auto":
             raise
         context = replace(context, index_dtype=torch.int64)
-        traced = _traced(backend, fn, arguments, context, constants, divisibility)
+        traced = traced_for(backend, _steps, fn, arguments, context, constants, divisibility)
     return Analysis(traced, name, target, settings, backend, context)
+
+
+def _steps() -> Iterator[Step]:
+    return (step for each in BACKENDS.values() for step in each.steps)
 
 
 def context_of(
@@ -574,23 +579,3 @@ def context_of(
     return CompileContext(
         settings=settings, target=target, limits=limits, rules=rules, device=device, index_dtype=index, observed=seen
     )
-
-
-def _traced(
-    backend: Backend[Any],
-    fn: Callable[..., Any],
-    arguments: Mapping[str, Any],
-    context: CompileContext,
-    constants: frozenset[str],
-    divisibility: dict[str, Any],
-) -> Traced:
-    steps = (step for each in BACKENDS.values() for step in each.steps)
-    traced = front_end(fn, arguments, context, constants, steps)
-    for number, multiple in backend.required_divisibility(traced.program).items():
-        if number in traced.origins:
-            path = (*traced.origins[number], ("__mod__", multiple), ("__eq__", 0))
-            divisibility[f"{number} % {multiple} == 0"] = path
-    refused = backend.refusal(traced.program, context.target)
-    if refused is not None:
-        raise refused
-    return traced

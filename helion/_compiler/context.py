@@ -63,6 +63,8 @@ class CompileContext:
     observed: Mapping[str, Observed] = field(default_factory=dict)
     #: Front-end rules for functions that only the backend has, in the form of the front end's own rules.
     rules: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
+    #: Names of arguments whose strides are products of their sizes in each launch, with dynamic shapes.
+    row_major: frozenset[str] = frozenset()
 
 
 def device_of(name: str, arguments: Mapping[str, Any]) -> torch.device:

@@ -100,6 +100,11 @@ class Backend(Protocol[P]):
         """
         ...
 
+    def reads_rows(self, program: Program) -> bool:
+        """Return whether it may take a program that it refuses, if arguments are row-major: if the strides of those of
+        three and more dimensions are products of their sizes."""
+        ...
+
     def keys(self, shape: ProgramShape, program: Program, target: Target, settings: Settings) -> OwnKeys:
         """Return its own config keys for ``program``, and the rules that legalize a config.
 

@@ -156,6 +156,9 @@ class Toy:
     def required_ranges(self, program: Program) -> Mapping[str, range]:
         return {}
 
+    def reads_rows(self, program: Program) -> bool:
+        return False
+
     def refusal(self, program: Program, target: Target) -> exc.Base | None:
         op = next((op for op in program.walk() if not _is_known(op)), None)
         if op is None:

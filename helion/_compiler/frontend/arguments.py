@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from ..._support.symmetric import are_peers
 from ...language.constants import ConstExpr
 from ..ir.host_module import Member
 from .frames import lift_object
+from .host.factories import contiguous_strides
 from .state import Origin, TraceState
 from .values import HostTensorValue
 
@@ -82,16 +84,23 @@ class Arguments:
             self.extent(size, f"{source}.size({i})", (*origin, ("size", i)), i in fixed)
             for i, size in enumerate(known.shape)
         )
-        strides = tuple(
-            self.extent(stride, f"{source}.stride({i})", (*origin, ("stride", i)), False)
-            for i, stride in enumerate(known.strides)
-        )
+        strides = self.strides(known.strides, shape, source, origin)
         lifted = HostTensorValue(self.t, shape, strides, value.dtype, value.device, known.storage, source)
         lifted.origin = origin
         lifted.offset = known.offset
         lifted.python_type = type(value)
         self.t.tensors.lifted[(id(value), source)] = lifted
         return lifted
+
+    def strides(self, seen: Sequence[int], shape: Sequence[Number], source: str, origin: Origin) -> tuple[Number, ...]:
+        """Return the strides of a tensor: products of its sizes where the context says so, else symbols."""
+        if source not in self.t.context.row_major:
+            each = enumerate(seen)
+            return tuple(self.extent(n, f"{source}.stride({i})", (*origin, ("stride", i)), False) for i, n in each)
+        for at in range(len(shape)):
+            product = " * ".join(f"{source}.size({after})" for after in range(at + 1, len(shape))) or "1"
+            self.t.numbers.argument_checks.append(f"{source}.stride({at}) == {product}")
+        return contiguous_strides(tuple(shape))
 
     def extent(self, value: Any, source: str, origin: Origin, fixed: bool) -> Number:
         (found,) = self.classes.of((value,), (0,) if fixed else ())

@@ -79,6 +79,9 @@ class Cute:
     def required_ranges(self, program: Program) -> Mapping[str, range]:
         return shapes.shape_of_program(program).ranges(program)
 
+    def reads_rows(self, program: Program) -> bool:
+        return shapes.ROWS.claims(program)
+
     def keys(self, shape: ProgramShape, program: Program, target: Target, settings: Settings) -> OwnKeys:
         return shapes.shape_of_program(program).keys(shape, program, target, settings)
 

@@ -42,6 +42,8 @@ def rows_on_request(program: Program, target: Target, request: str) -> str:
     ``request`` says how to ask."""
     if unit_of(target) != "wgmma":
         return f"row kernels on {target.name} run on request, {request}"
+    if any("*" in check for check in program.host.argument_checks):
+        return f"row kernels over tensors of several dimensions with dynamic shapes run on request, {request}"
     problem = known_rows(program).problem
     demand = demand_of(problem)
     if demand.sums > 1 and any(pitch % demand.lanes for pitch in demand.pitches):

@@ -105,6 +105,10 @@ class Triton:
         """Return no ranges: a kernel is right for all values."""
         return {}
 
+    def reads_rows(self, program: Program) -> bool:
+        """Return False: addresses follow from any strides."""
+        return False
+
     def keys(self, shape: ProgramShape, program: Program, target: Target, settings: Settings) -> OwnKeys:
         return space.own_keys(shape, program, target, settings)
 

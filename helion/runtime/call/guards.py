@@ -11,7 +11,7 @@ import torch
 from torch.autograd import forward_ad
 
 from ..._exact import float_key
-from ..._shapes import CONCRETE_TENSORS, SYMBOLIC, WIDE, SizeClasses, shared_memory
+from ..._shapes import CONCRETE_TENSORS, ROW_MAJOR, SYMBOLIC, WIDE, SizeClasses, is_row_major, shared_memory
 from ...backends.execution import Inlining
 from .signature import TensorGuards, TensorSignature, ask, signature_of, size_table
 from .size_buckets import Bucket
@@ -221,12 +221,15 @@ class Guards:
                 return False
             for step in steps:
                 method, *given = step
+                if method == ROW_MAJOR:
+                    text, value = f"{self.cell(is_row_major)}({text})", is_row_major(value)
+                    continue
                 name = "memory_format=" if method == "is_contiguous" else ""
                 text = f"{text}.{method}({', '.join(name + self.cell(each) for each in given)})"
                 value = ask(value, step)
             if type(value) not in (int, bool, str) and not isinstance(value, (int, torch.dtype)):
                 return False
-            of_shape = names[at] in self.tensors and steps and steps[0][0] in ("size", "stride")
+            of_shape = names[at] in self.tensors and steps and steps[0][0] in ("size", "stride", ROW_MAJOR)
             (self.sized if of_shape else self.conditions).append(f"{text} == {self.cell(value)}")
         return True
 

@@ -16,7 +16,17 @@ from torch.autograd import forward_ad
 
 from ... import exc, hardware, knobs
 from ..._exact import exact_key, is_constant
-from ..._shapes import CONCRETE_TENSORS, SYMBOLIC, WIDE, SizeClasses, has_wide_offsets, shared_memory, static_dims
+from ..._shapes import (
+    CONCRETE_TENSORS,
+    ROW_MAJOR,
+    SYMBOLIC,
+    WIDE,
+    SizeClasses,
+    has_wide_offsets,
+    is_row_major,
+    shared_memory,
+    static_dims,
+)
 from ..._support.nested import tensors_in
 from ...backends.execution import SizeTable
 from ...language.constants import ConstExpr
@@ -336,6 +346,8 @@ def _groups(storages: Sequence[int]) -> tuple[int, ...]:
 def ask(value: Any, step: tuple[Any, ...]) -> Any:
     """Call a method, given as its name and its arguments."""
     method, *given = step
+    if method == ROW_MAJOR:
+        return is_row_major(value)
     if method == "is_contiguous" and given:
         return value.is_contiguous(memory_format=given[0])
     return getattr(value, method)(*given)

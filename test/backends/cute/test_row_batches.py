@@ -162,3 +162,57 @@ def over_rows(x, out):
 def test_grids_that_are_refused(fn: Any, arguments: Any, reason: str) -> None:
     with pytest.raises(exc.CuteUnsupported, match=reason):
         helion.kernel(fn, backend="cute").bind(arguments, target="h100")
+
+
+def batched(x):
+    out = torch.empty_like(x)
+    for tile_b, tile_m in hl.tile([x.size(0), x.size(1)]):
+        out[tile_b, tile_m, :] = torch.softmax(x[tile_b, tile_m, :].to(torch.float32), -1).to(out.dtype)
+    return out
+
+
+def merged(x):
+    n = hl.specialize(x.size(-1))
+    rows = x.reshape(-1, n)
+    out = torch.empty_like(rows)
+    for tile in hl.tile(rows.size(0)):
+        out[tile, :] = torch.softmax(rows[tile, :].to(torch.float32), -1).to(out.dtype)
+    return out.view(x.shape)
+
+
+@pytest.mark.parametrize("fn", [batched, merged])
+def test_batches_of_any_size(fn: Any) -> None:
+    """One kernel is for all row-major batches of a bucket, with a batch of one too."""
+    kernel, bound = helion.kernel(fn, backend="cute", static_shapes=False), set()
+    for shape in ((3, 5, 1000), (2, 9, 1000), (1, 4, 1000)):
+        x = numbers(*shape)
+        assert close(kernel(x), torch.softmax(x.double(), -1))
+        bound.add(id(kernel.bind((x,))))
+    assert len(bound) == 1
+
+
+def gaps(*shape: int) -> torch.Tensor:
+    """Return a tensor whose rows have gaps between them."""
+    return numbers(*shape[:-1], shape[-1] + 8)[..., : shape[-1]]
+
+
+OTHERS = (
+    gaps(3, 5, 1000),
+    numbers(5, 3, 1000).transpose(0, 1),
+    numbers(1, 5, 1000).as_strided((1, 5, 1000), (9999, 1000, 1)),
+)
+
+
+@pytest.mark.parametrize("x", OTHERS, ids=["gaps", "turned", "batch of one"])
+def test_batches_that_are_not_row_major_have_other_code(x: torch.Tensor) -> None:
+    kernel, x_rows = helion.kernel(batched, backend="cute", static_shapes=False), numbers(3, 5, 1000)
+    with pytest.raises(exc.BoundToOtherArguments, match="row-major"):
+        kernel.bind((x_rows,))(x)
+    with pytest.raises(exc.CuteUnsupported, match="no stride leads from each row"):
+        kernel(x)
+    with helion.runtime.stub_driver() as stub:  # written calls have the condition too
+        for given in (x_rows, x_rows, numbers(2, 7, 1000), numbers(1, 5, 1000), numbers(1, 5, 1000)):
+            kernel(given)
+        assert len(stub.launches) == 5
+        with pytest.raises(exc.CuteUnsupported, match="no stride leads from each row"):
+            kernel(x)

@@ -21,7 +21,6 @@ row_users = import_path(EXAMPLES_DIR.parent / "benchmarks" / "row_users.py")
 
 REFUSED = {"length_of_power": "powers of an exponent that varies"}
 DYNAMIC = {
-    "batched_softmax": "no stride leads from each row",
     "groups_of_channels": "a number that the host computes",
     "causal_rows": "needs a size that is known",
     "length_of_power": "powers of an exponent that varies",

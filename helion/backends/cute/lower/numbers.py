@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, TypeGuard
 
 from ...._compiler.ir.grammar import Program
@@ -24,6 +25,18 @@ def known(number: object, what: str) -> int:
 def equal(one: object, other: object) -> bool:
     """Return whether two numbers are equal in every launch."""
     return bool(number_key(one) == number_key(other))
+
+
+def factors(number: Number, fixed: Collection[str] = ()) -> tuple[int, list[Any]]:
+    """Return a product as its known factor and the identities of others, in order; host numbers ``fixed`` are known."""
+    if not isinstance(number, Expr):
+        return int(number), []
+    if number.op == "host" and number.args[0] in fixed:
+        return int(number.hint), []
+    if number.op != "mul":
+        return 1, [number.key]
+    (one, first), (other, second) = (factors(each, fixed) for each in number.args)
+    return one * other, sorted((*first, *second), key=repr)
 
 
 def size(number: object) -> Number:

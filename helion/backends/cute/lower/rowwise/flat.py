@@ -34,7 +34,7 @@ from ....._compiler.ir.grammar import (
 )
 from ....._shapes import ONE, Dim, Expr
 from ...plan.refusal import Refusal
-from ..numbers import equal, size
+from ..numbers import equal, factors, size
 from ..product import check_axis
 
 #: Divisor and modulus, by tensor: the element of row r is (r // divisor) % modulus.
@@ -245,7 +245,8 @@ class _Flat:
         if not all(map(equal, shape, self.extents)):
             raise Refusal(f"{tensor.name} is {tuple(tensor.shape)}, of which the grid covers {self.extents}")
         for outer, inner, count in zip(strides, strides[1:], shape[1:], strict=False):
-            if not equal(outer, inner * count):
+            fixed = self.source.host.specialized
+            if factors(outer, fixed) != factors(inner * count, fixed):
                 raise Refusal(f"no stride leads from each row of {tensor.name} to the next: {tuple(tensor.strides)}")
         return replace(
             tensor,
