@@ -20,6 +20,7 @@ FOLDERS = {
     "": "Kernels",
     "attention_variants": "Forms of attention",
     "jagged": "Segments of rows of different lengths",
+    "linear": "Linear attention and its states",
     "aot": "Configs in a table next to the kernel",
     "cute": "Kernels of the cute backend",
     "distributed": "Several GPUs",

@@ -11,17 +11,18 @@ from helion._testing import EXAMPLES_DIR, as_meta, import_path
 
 FOLDER = EXAMPLES_DIR / "attention_variants"
 EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "comparison")
+REFUSED = ("exclusive", "fp8")
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compare values, and compile for Hopper by the cute backend, which has no such fp8 attention."""
+    """Compare values, and compile for Hopper by the cute backend, which refuses two forms."""
     monkeypatch.syspath_prepend(FOLDER)
     example, comparison = import_path(FOLDER / f"{name}.py"), import_path(FOLDER / "comparison.py")
     for kernel, args in example.cases():
         comparison.relative_error(kernel, example.reference, args)
         cute = helion.kernel(backend="cute")(kernel.fn)
-        if name == "fp8":
+        if name in REFUSED:
             with pytest.raises(exc.CuteUnsupported):
                 cute.bind(as_meta(args), target="sm_90")
         else:
