@@ -327,7 +327,7 @@ def product_fields() -> dict[str, Field]:
     odd = torch.empty([256, 257], dtype=torch.bfloat16, device="meta")[:, :256]
     subjects = ((_residual, (x, x, x)), (_residual, (odd, x, x)), (_softmax, (x, x)), (_row_softmax, (x,)))
     of_matmuls = ((kernel, args, target) for target in ("sm_90", "sm_100") for kernel, args in subjects)
-    of_attention = ((_attention, (x, x, x), target) for target in ("sm_90", "sm_100"))
+    of_attention = ((_attention, (x, x, x, x), target) for target in ("sm_90", "sm_100"))
     return _fields((*of_matmuls, *of_attention))
 
 
@@ -444,14 +444,14 @@ def _softmax(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 @helion.kernel(backend="cute")
-def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(q)
     for tile_m in hl.tile(q.size(0)):
         highest = hl.full([tile_m], float("-inf"), dtype=torch.float32)
         total = hl.zeros([tile_m])
         acc = hl.zeros([tile_m, v.size(1)])
         for tile_n in hl.tile(k.size(0)):
-            scores = hl.dot(q[tile_m, :], k[tile_n, :].T)
+            scores = hl.dot(q[tile_m, :], k[tile_n, :].T) + bias[tile_m, tile_n]
             raised = torch.maximum(highest, scores.amax(-1))
             weights, shrink = torch.exp2(scores - raised[:, None]), torch.exp2(highest - raised)
             total = total * shrink + weights.sum(-1)

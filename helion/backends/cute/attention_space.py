@@ -24,6 +24,7 @@ from .plan.attention.build import (
     MOST_STAGES,
     key_step,
     plan_attention,
+    takes_bias,
     takes_lazy,
 )
 from .plan.attention.records import AttentionChoice, AttentionProblem
@@ -40,11 +41,15 @@ ATTENTION_DOCS: dict[str, str] = {
     "kv_stages": "Pipeline stages of K and of V in shared memory; None is as many as fit.",
     "lazy_rescale": "Whether the accumulator of attention is rescaled only where a row maximum grows by more than 2**8.",
     "key_splits": "CTAs that share the keys of a tile of queries; the last one to arrive combines their results.",
+    "bias_stages": "Pipeline stages of a bias per query and key, which TMA loads to shared memory; 0 loads it to registers.",
     "tile_scheduler": "Order of attention's tiles: `static`, a fixed stride, or `dynamic`, a counter in global memory.",
     **UMMA_DOCS,
 }  # fmt: skip
 """Config keys of attention without the unit's name in front, and their meaning."""
 
+
+BIAS_STAGES = "wgmma_bias_stages"
+NO_BIAS = "its scores read no tensor per query and key that TMA takes"
 
 _SIMPLER: tuple[dict[str, Any], ...] = (
     {"wgmma_kv_stages": None},
@@ -121,6 +126,10 @@ def attention_keys(shape: ProgramShape, program: Program, target: Target, settin
     else:
         simpler = _SIMPLER if takes_lazy(found.problem) else (*_OF_WEIGHTS[:1], *_SIMPLER)
 
+    bias = takes_bias(found.problem)
+    if bias:
+        simpler = ({BIAS_STAGES: 0}, *simpler)
+
     def planned(decisions: Decisions) -> dict[str, Any]:
         plan = plan_attention(found.problem, choice_of(decisions, (loops.queries, loops.keys)), target)
         return {"wgmma_kv_stages": plan.stages, "wgmma_pingpong": plan.pingpong}
@@ -132,8 +141,9 @@ def attention_keys(shape: ProgramShape, program: Program, target: Target, settin
             Scalar(key="wgmma_lazy_rescale", fragment=BooleanFragment(), initial=False),
             Scalar(key="wgmma_key_splits", fragment=EnumFragment(KEY_SPLITS), initial=1),
             Scalar(key="wgmma_tile_scheduler", fragment=EnumFragment(("static", "dynamic")), initial="static"),
+            *([Scalar(key=BIAS_STAGES, fragment=EnumFragment((0, 1, 2)), initial=0)] if bias else []),
         ),
-        absent=absent_keys(),
+        absent={**absent_keys(), **({} if bias else {BIAS_STAGES: NO_BIAS})},
         verbatim=VERBATIM_PREFIX,
         rules=ScoreRules(program.host.name, target, planned, simpler).rules(),
         sizes=sizes,

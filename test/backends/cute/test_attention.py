@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,9 @@ from backends.cute.printed_registers import unwritten_registers
 import helion
 import helion.language as hl
 from benchmarks.unseen.attention import flash_forward
-from helion.backends.cute.codegen.attention import softmax
+from examples.flex_attention import unchanged
+from helion import exc
+from helion.backends.cute.codegen.attention import bounds, softmax
 from helion.backends.cute.shapes import shape_of_plan
 
 CASES = kernels.cases()
@@ -267,3 +270,42 @@ def test_lanes_of_a_row_exchange_the_vectors_of_a_bias(keys: int) -> None:
     for lane in range(4):
         wanted = [bias[5, 32 + 8 * column + 2 * lane + i] for column in range(width // 2) for i in range(2)]
         assert found[lane].tolist() == wanted
+
+
+BIASES: dict[str, Any] = {
+    "heads": ((4, 300, 200), lambda bias: lambda score, b, h, q, k: score + bias[h, q, k], 3),
+    "batches": ((3, 300, 200), lambda bias: lambda score, b, h, q, k: score + bias[b, q, k], 4),
+    "all": ((300, 200), lambda bias: lambda score, b, h, q, k: score + bias[q, k], 12),
+    "own": ((3, 4, 300, 200), lambda bias: lambda score, b, h, q, k: score + bias[b, h, q, k], 1),
+}
+
+
+@pytest.mark.parametrize("name", BIASES)
+def test_heads_that_share_a_tile_of_a_bias_follow_one_another(name: str) -> None:
+    """Execute the printed order of tiles: each is visited once, those of heads with one tile of the bias in succession."""
+    shape, formula, sharing = BIASES[name]
+    tensors = [torch.empty(3, 4, rows, 64, dtype=torch.bfloat16, device="meta") for rows in (300, 200, 200)]
+    score = formula(torch.empty(shape, dtype=torch.bfloat16, device="meta"))
+    bound = helion.kernel(kernels.flex_attention.fn, backend="cute").bind((*tensors, score), target="h100")
+    plan = bound.plan({**bound.default_config(), "block_sizes": [128, 128], "wgmma_bias_stages": 2}).attention
+    names: dict[str, Any] = {}
+    exec("\n".join(bounds.place_function(plan)), names)
+    places = [names["place"](work) for work in range(plan.pieces)]
+    assert sorted(places) == [(tile, head) for tile in range(3) for head in range(12)]
+
+    axes = [mode.at.arguments[0] for mode in plan.bias.modes]
+    seen = [(tile, *(divmod(head, 4)[axis] for axis in axes)) for tile, head in places]
+    assert len([*itertools.groupby(seen)]) == len(places) // sharing
+
+
+def test_a_bias_that_tma_does_not_take_has_no_stages() -> None:
+    """Refuse stages for rows that are not aligned, for fp32, and without a bias; the reason names the key."""
+    tensors = [torch.empty(3, 4, rows, 64, dtype=torch.bfloat16, device="meta") for rows in (300, 201, 201)]
+    for keys, dtype in ((201, torch.bfloat16), (208, torch.float32), (0, None)):
+        score = unchanged
+        if keys:
+            bias = torch.empty(4, 300, keys, dtype=dtype, device="meta")
+            score = lambda s, b, h, q, k, bias=bias: s + bias[h, q, k]  # noqa: E731
+        bound = helion.kernel(kernels.flex_attention.fn, backend="cute").bind((*tensors, score), target="h100")
+        with pytest.raises(exc.InvalidConfig, match="wgmma_bias_stages.*TMA takes"):
+            bound.plan({**bound.default_config(), "wgmma_bias_stages": 2})

@@ -103,6 +103,36 @@ def test_planted_faults_of_split_keys_are_found(name: str) -> None:
         verify_attention(edited(attention_program(made), role, edit))
 
 
+BIAS = o.Source(name="bias", kind="exact", dtype="bfloat16", pitches=(1000, 1))
+
+
+def biased_plan(**changes: Any) -> r.AttentionPlan:
+    score = r.Formula(sources=(BIAS,), instructions=(Instruction("add", (0, 1)),), value=2)
+    choice = r.AttentionChoice(groups=2, keys=64, scheduler="dynamic", bias_stages=2)
+    return plan_attention(dataclasses.replace(problem(), score=score), dataclasses.replace(choice, **changes), HOPPER)
+
+
+def test_tiles_of_a_bias_are_right() -> None:
+    for groups, stages, pingpong in itertools.product((1, 2, 3), (1, 2), (False, True)):
+        verify_attention(attention_program(biased_plan(groups=groups, bias_stages=stages, pingpong=pingpong)))
+
+
+BIAS_FAULTS = {
+    "no wait for the bias": ("attend", without(g.Wait("bias_read")), "the bias holds"),
+    "the bias is not read": ("attend", without(a.ReadBias("bias_read")), "adds the bias of"),
+    "the bias is not released": ("attend", without(g.Release("bias_read")), "deadlock"),
+    "the bias is loaded early": ("load", without(g.Acquire("bias_fill")), "the bias holds|negative|deadlock"),
+    "the bias is not loaded": ("load", without(a.LoadBias("bias_fill")), "deadlock"),
+}
+
+
+@pytest.mark.parametrize("name", BIAS_FAULTS)
+def test_planted_faults_of_a_bias_are_found(name: str) -> None:
+    role, edit, message = BIAS_FAULTS[name]
+    with pytest.raises(Fault, match=message):
+        verify_attention(edited(attention_program(biased_plan()), role, edit))
+
+
 FAULTS = {
     "no wait for keys": ("attend", without(g.Wait("k_read")), "stale"),
     "no wait for values": ("attend", without(g.Wait("v_read")), "stale"),

@@ -370,6 +370,7 @@ def choice_of(decisions: Decisions, blocks: tuple[int, int]) -> AttentionChoice:
         lazy=values.get("wgmma_lazy_rescale", False),
         scheduler=values.get("wgmma_tile_scheduler", "static"),
         splits=values.get("wgmma_key_splits", 1),
+        bias_stages=values.get("wgmma_bias_stages", 0),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...plan.attention.numbers import text_of
 from ...plan.attention.records import Part, ScorePlan
+from ..writer import Writer
 from . import numbers, spans
 
 
@@ -11,12 +12,18 @@ def place_function(plan: ScorePlan) -> list[str]:
     """Return the function from the number of a tile to (tile of queries, head).
 
     Heads are in bands whose K and V stay in the L2 cache. Where tiles differ in length, those of all heads of a band
-    come longest first.
+    come longest first. Tiles of heads that share a tile of a bias follow one another, so that it is in the cache.
     """
     tiles, heads, band = numbers.query_tiles(plan), numbers.batches(plan), numbers.heads_per_band(plan)
     lines = [f"def place({', '.join(['work', *numbers.parameters(plan)])}):"]
     if not plan.orders_by_length:
-        return [*lines, f"    return work % {tiles}, work // {tiles}"]
+        sharing, leads = numbers.heads_of_bias(plan)
+        if sharing == 1:
+            return [*lines, f"    return work % {tiles}, work // {tiles}"]
+        rest = int(heads) // sharing
+        shared, other = f"work % {sharing}", f"work // {int(tiles) * sharing}"
+        head = f"({shared}) * {rest} + {other}" if leads else f"{other} * {sharing} + {shared}"
+        return [*lines, f"    return work // {sharing} % {tiles}, {head}"]
     of_band = numbers.product(band, tiles)
     last = f"{numbers.less(tiles, 1)} - " if plan.problem.band.last is not None else ""
     lines += [f"    first = work // {of_band} * {band}"]
@@ -89,3 +96,46 @@ def block_index(plan: ScorePlan, part: Part) -> str:
         return "end - 1"
     passed = [f" - {name}_blocks" for name in plan.parts[: plan.parts.index(part)]]
     return f"end - 2{''.join(passed)} - at"
+
+
+def take_ticket(out: Writer) -> None:
+    """Print the draw of the next tile by the loading warp."""
+    out.line("ticket = cutlass.Int32(0)")
+    with out.block("if lane == 0:"):
+        out.line(
+            'ticket = cute.arch.atomic_add(ticket_counter.iterator, cutlass.Int32(1), sem="relaxed", scope="gpu") + work_step'
+        )
+
+
+def hand_out(out: Writer, plan: ScorePlan) -> None:
+    """Print the hand-over of the drawn tile to the other roles."""
+    if plan.scheduler != "dynamic":
+        out.line("work += work_step")
+        return
+    out.lines(
+        (
+            "work = cute.arch.make_warp_uniform(ticket)",
+            "cute.arch.mbarrier_wait(tile_barriers + 2 + (visited & 1), ((visited >> 1) & 1) ^ 1)",
+        )
+    )
+    with out.block("if lane == 0:"):
+        with out.block(f"if work == {numbers.less(numbers.pieces(plan), 1)} + work_step:"):
+            out.line("ticket_counter[0] = cutlass.Int32(0)")
+        out.line("tile_slots[visited & 1] = work")
+        out.line("cute.arch.mbarrier_arrive(tile_barriers + (visited & 1))")
+
+
+def next_tile(out: Writer, plan: ScorePlan) -> None:
+    """Print the read of the next tile by the other roles."""
+    if plan.scheduler != "dynamic":
+        out.line("work += work_step")
+        return
+    out.lines(
+        (
+            "cute.arch.mbarrier_wait(tile_barriers + (visited & 1), (visited >> 1) & 1)",
+            "work = cute.arch.make_warp_uniform(tile_slots[visited & 1])",
+            "cute.arch.sync_warp()",
+        )
+    )
+    with out.block("with cute.arch.elect_one():"):
+        out.line("cute.arch.mbarrier_arrive(tile_barriers + 2 + (visited & 1))")

@@ -51,7 +51,23 @@ def matrices(plan: AttentionPlan) -> list[str]:
         *_descriptor("q", "G2S", (rows, q.columns), own_name("q", problem.q_rest)),
         *(quads.descriptor(plan) if plan.takes_quads else of_keys),
         *descriptor_of_v,
+        *_bias(plan),
         *_descriptor("o", "S2G", (rows, columns)),
+    ]
+
+
+def _bias(plan: AttentionPlan) -> list[str]:
+    """Return the same objects of a bias that TMA loads: a stage has a part for each group of queries."""
+    bias = plan.bias
+    if bias is None:
+        return []
+    extents = [f"cutlass.Int32({text_of(number)})" for number in (plan.problem.queries, plan.problem.keys)]
+    layout = _layout(extents, [*map(text_of, bias.pitches)], bias.modes)
+    shape, stages = f"({plan.group_rows}, {plan.keys}, {plan.keys})", plan.groups * plan.bias_stages
+    return [
+        f"matrix_bias = cute.make_tensor({_moved(bias.label, bias.offset)}, {layout})",
+        f"layout_bias = hopper.make_smem_layout_a(LayoutEnum.ROW_MAJOR, {shape}, {dsl(bias.dtype)}, {stages})",
+        *_descriptor("bias", "G2S", (plan.group_rows, plan.keys)),
     ]
 
 

@@ -5,11 +5,13 @@ The host function derives numbers of tiles from those that it is passed. Functio
 
 from __future__ import annotations
 
+import math
+
 from ...plan.attention.backward import BackwardPlan
 from ...plan.attention.launch import strides_of
 from ...plan.attention.numbers import is_known, launch_integers, text_of
 from ...plan.attention.operands import RandomNumbers, Table
-from ...plan.attention.records import ScorePlan, ScoreProblem
+from ...plan.attention.records import AttentionPlan, ScorePlan, ScoreProblem
 from ...plan.dtypes import PITCH, SIZE
 
 QUERY_TILES, BATCHES, PIECES, BAND = "query_tiles", "batches", "pieces", "heads_per_band"
@@ -53,6 +55,18 @@ def pieces(plan: ScorePlan) -> str:
 def heads_per_band(plan: ScorePlan) -> str:
     """Return the heads whose tiles are visited together."""
     return BAND if plan.problem.runtime else str(plan.heads_per_band)
+
+
+def heads_of_bias(plan: ScorePlan) -> tuple[int, bool]:
+    """Return the number of heads that share a tile of the bias that TMA loads. The flag is true if the first coordinates of a
+    head number them, false if the last ones do. The number is 1 if K and V of all of them do not stay in the L2 cache."""
+    bias = plan.bias if isinstance(plan, AttentionPlan) else None
+    if bias is None:
+        return 1, True
+    heads, read = plan.problem.heads, frozenset[int]().union(*(mode.at.coordinates for mode in bias.modes))
+    first, last = min(read, default=len(heads)), max(read, default=-1)
+    found = max((math.prod(heads[:first]), True), (math.prod(heads[last + 1 :]), False))
+    return found if found[0] <= plan.heads_per_band else (1, True)
 
 
 def definitions(plan: ScorePlan) -> dict[str, str]:

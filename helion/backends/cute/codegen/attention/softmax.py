@@ -63,6 +63,7 @@ def softmax_call(plan: AttentionPlan, masked: bool, first: bool, axes: Sequence[
 
 def _formula_arguments(plan: AttentionPlan, formula: Formula, axes: Sequence[str]) -> list[str]:
     given = ["scores", "first_query", "first_key", *axes, *arguments_of(formula)]
+    given += ["bias_values"] if plan.bias in formula.sources else []
     return given + numbers.parameters(plan)
 
 
@@ -120,6 +121,9 @@ def _formula(plan: AttentionPlan, formula: Formula, name: str) -> list[str]:
     by_kind: dict[str, list[str]] = {"once": [], "column": [], "key": [], "exact": []}
     for source in formula.sources:
         if isinstance(source, Table):  # read where an index of it is known
+            continue
+        if source is plan.bias:
+            by_kind["exact"].append(f"{source.label}_value = {vectors.element_of_bias(source)}")
             continue
         if vectors.width_of(plan, source) > 1:
             by_kind["once"] += [] if by_kind["column"] else ["    lane = cute.arch.lane_idx()"]

@@ -15,8 +15,8 @@ from ...roles.attention import grammar as a
 from ...roles.attention.grammar import AttentionProgram, ScoreProgram
 from ..setups import dsl
 from ..writer import Writer
-from . import numbers, quads, spans, splits
-from .bounds import block_index, part_lengths
+from . import numbers, quads, spans, splits, vectors
+from .bounds import block_index, hand_out, next_tile, part_lengths, take_ticket
 from .finish import finish_call
 from .formula import arguments_of, head_axes
 from .host import own_name
@@ -141,6 +141,7 @@ def _blocks(plan: AttentionPlan, first_row: str = "") -> list[str]:
         return of_keys
     return [
         *of_keys,
+        *vectors.partition(plan),
         *partition("v", problem.v, (problem.v.columns, plan.keys), transposed=True, first_row=first_row),
     ]
 
@@ -218,6 +219,7 @@ def _attend(plan: AttentionPlan) -> list[str]:
         *_registers_of_rows(plan),
         *spans.registers(plan),
         *(["peaks = cute.make_rmem_tensor(2, cutlass.Float32)"] if plan.restores_maxima else []),
+        *vectors.registers(plan),
         "fragment_q = mma_of_scores.make_fragment_A(mma_of_scores.get_slice(0).partition_A(shared_q))",
         "fragment_k = mma_of_scores.make_fragment_B(mma_of_scores.get_slice(0).partition_B(shared_k))",
         *(values_in_keys(plan) if problem.latent else []),
@@ -321,7 +323,7 @@ RULES[a.FirstWarp] = _block("if group_warp == 0:", lambda out, program, step: ()
 
 @_rule(g.Cursor)
 def _(out: Writer, program: ScoreProgram, step: g.Cursor) -> None:
-    stages = program.plan.stages
+    stages = next(each.counts.stages for each in program.pipelines if each.name == step.pipeline)
     out.line(
         f"{step.name} = pipeline.make_pipeline_state(pipeline.PipelineUserType.{step.side.capitalize()}, {stages})"
     )
@@ -440,6 +442,8 @@ def _load_block(out: Writer, program: ScoreProgram, step: a.LoadBlock, name: str
         )
 
 
+RULES[a.LoadBias] = lambda out, program, step: out.lines(vectors.load(program.plan, step.cursor))
+RULES[a.ReadBias] = lambda out, program, step: out.lines(vectors.read_bias(program.plan, step.cursor))
 RULES[g.WgmmaFence] = _text("warpgroup.fence()")
 RULES[g.WgmmaCommit] = _text("warpgroup.commit_group()")
 RULES[g.FenceShared] = _text('cute.arch.fence_proxy("async.shared", space="cta")')
@@ -555,45 +559,6 @@ def _(out: Writer, program: ScoreProgram, step: a.LastSplit) -> None:
 
 # Scheduler -------------------------------------------------------------------------------------------------------------
 
-
-@_rule(a.TakeTicket)
-def _(out: Writer, program: ScoreProgram, step: a.TakeTicket) -> None:
-    out.line("ticket = cutlass.Int32(0)")
-    with out.block("if lane == 0:"):
-        out.line(
-            'ticket = cute.arch.atomic_add(ticket_counter.iterator, cutlass.Int32(1), sem="relaxed", scope="gpu") + work_step'
-        )
-
-
-@_rule(a.HandOut)
-def _(out: Writer, program: ScoreProgram, step: a.HandOut) -> None:
-    if program.plan.scheduler != "dynamic":
-        out.line("work += work_step")
-        return
-    out.lines(
-        (
-            "work = cute.arch.make_warp_uniform(ticket)",
-            "cute.arch.mbarrier_wait(tile_barriers + 2 + (visited & 1), ((visited >> 1) & 1) ^ 1)",
-        )
-    )
-    with out.block("if lane == 0:"):
-        with out.block(f"if work == {numbers.less(numbers.pieces(program.plan), 1)} + work_step:"):
-            out.line("ticket_counter[0] = cutlass.Int32(0)")
-        out.line("tile_slots[visited & 1] = work")
-        out.line("cute.arch.mbarrier_arrive(tile_barriers + (visited & 1))")
-
-
-@_rule(a.NextTile)
-def _(out: Writer, program: ScoreProgram, step: a.NextTile) -> None:
-    if program.plan.scheduler != "dynamic":
-        out.line("work += work_step")
-        return
-    out.lines(
-        (
-            "cute.arch.mbarrier_wait(tile_barriers + (visited & 1), (visited >> 1) & 1)",
-            "work = cute.arch.make_warp_uniform(tile_slots[visited & 1])",
-            "cute.arch.sync_warp()",
-        )
-    )
-    with out.block("with cute.arch.elect_one():"):
-        out.line("cute.arch.mbarrier_arrive(tile_barriers + 2 + (visited & 1))")
+RULES[a.TakeTicket] = lambda out, program, step: take_ticket(out)
+RULES[a.HandOut] = lambda out, program, step: hand_out(out, program.plan)
+RULES[a.NextTile] = lambda out, program, step: next_tile(out, program.plan)

@@ -26,6 +26,7 @@ from .records import (
     Formula,
     ScorePlan,
     ScoreProblem,
+    biases,
 )
 
 MOST_GROUPS, MOST_KEYS, KEY_STEP = 3, 256, 16
@@ -67,6 +68,7 @@ class AttentionCounts:
     q: PipelineCounts
     k: PipelineCounts
     v: PipelineCounts | None
+    bias: PipelineCounts | None
     tile: PipelineCounts | None
 
 
@@ -92,6 +94,7 @@ def plan_attention(problem: AttentionProblem, choice: AttentionChoice, target: T
                 lazy=choice.lazy,
                 scheduler=choice.scheduler,
                 splits=choice.splits,
+                bias_stages=choice.bias_stages,
                 own_output=own,
                 heads_per_band=heads_per_band(problem, cached),
                 cached_rows=cached,
@@ -131,14 +134,63 @@ def _check_choice(problem: AttentionProblem, choice: AttentionChoice) -> None:
     if choice.splits > 1:
         groups = choice.groups * (LATENT_GROUPS if problem.latent else 1)
         check_splits(problem, choice, WGMMA_ROWS * choice.groups, groups)
+    if choice.bias_stages:
+        check_bias(problem)
     size, shared = itemsize(problem.q.dtype), LATENT_GROUPS if problem.latent else 1
     groups, most = choice.groups * shared, consumer_registers(choice.groups, problem.latent)
     needed = registers_of(problem.v.columns // shared, choice.keys, size, bool(problem.rounded))
+    needed += bias_registers(choice)
     if needed > most:
         raise Refusal(
             f"{groups} consumer groups with blocks of {choice.keys} keys need {needed} registers per thread; they"
             f" have {most}"
         )
+
+
+def check_bias(problem: AttentionProblem) -> None:
+    """Check that TMA takes the one bias of scores in tiles, and that threads have pairs of its keys. Raises ``Refusal``."""
+    key, (bias, *others) = "wgmma_bias_stages", biases(problem) or (None,)
+    if bias is None or others:
+        raise Refusal(
+            f"{key} with {len(biases(problem))} tensors per query and key that scores read; one is implemented"
+        )
+    if bias.dtype not in HALF_DTYPES or problem.q.dtype in NARROW_DTYPES:
+        raise Refusal(
+            f"{key} with {bias.name} in {bias.dtype} and {problem.q.name} in {problem.q.dtype} is not implemented"
+        )
+    if problem.spans_keys or problem.spans_queries or problem.latent or problem.k.pages is not None:
+        raise Refusal(
+            f"{key} is not implemented where keys or queries are bounded by loaded integers, in pages, or where values are the"
+            " first dimensions of keys"
+        )
+    steps = (bias.pitches[0], bias.offset, *(mode.stride for mode in bias.modes))
+    if bias.pitches[1] != 1 or not all(
+        map(is_known, (problem.queries, problem.keys, *problem.heads, *bias.pitches, *steps))
+    ):
+        raise Refusal(f"{key} with {bias.name} is implemented for contiguous keys, and sizes known before a launch")
+    for step in steps:
+        if step * itemsize(bias.dtype) % TMA_ALIGNMENT_BYTES:
+            raise Refusal(
+                f"{bias.name} has a stride or offset of {step} elements; {key} needs a multiple of {TMA_ALIGNMENT_BYTES} bytes"
+            )
+    if bias.pitches[0] <= 0 or any(mode.stride <= 0 for mode in bias.modes) or 2 + len(bias.modes) > MOST_MODES:
+        raise Refusal(
+            f"{key} with {bias.name}, which is expanded or has {2 + len(bias.modes)} dimensions, is not implemented"
+        )
+
+
+def takes_bias(problem: AttentionProblem) -> bool:
+    """Return whether TMA takes the bias of scores in tiles."""
+    try:
+        check_bias(problem)
+    except Refusal:
+        return False
+    return True
+
+
+def bias_registers(choice: AttentionChoice) -> int:
+    """Return the registers of a block's bias, in pairs of 16 bits."""
+    return choice.keys // 4 if choice.bias_stages else 0
 
 
 def check_splits(problem: AttentionProblem, choice: AttentionChoice, rows: int, groups: int) -> None:
@@ -353,6 +405,14 @@ def counts(plan: AttentionPlan) -> AttentionCounts:
         ),
         k=blocks_counts(plan, plan.problem.k.columns),
         v=None if plan.problem.latent else blocks_counts(plan, plan.problem.v.columns),
+        bias=PipelineCounts(
+            stages=plan.bias_stages,
+            full_arrivals=1,
+            empty_arrivals=plan.consumer_warps,
+            transaction_bytes=plan.rows * plan.keys * itemsize(plan.bias.dtype),
+        )
+        if plan.bias is not None
+        else None,
         tile=PipelineCounts(stages=TILE_SLOTS, full_arrivals=1, empty_arrivals=1 + plan.consumer_warps)
         if plan.scheduler == "dynamic"
         else None,
@@ -378,9 +438,9 @@ def shared_memory(plan: AttentionPlan) -> tuple[Allocation, ...]:
         output = plan.problem.matrix
         size = plan.rows * output.matrix.columns * itemsize(output.dtype)
         wanted.append(("shared_o", size, RING_ALIGNMENT_BYTES))
-    rings = {"k": numbers.k} if numbers.v is None else {"k": numbers.k, "v": numbers.v}
+    rings = {name: ring for name in ("k", "v", "bias") if (ring := getattr(numbers, name)) is not None}
     wanted += [
-        (f"shared_{name}", plan.stages * ring.transaction_bytes, RING_ALIGNMENT_BYTES) for name, ring in rings.items()
+        (f"shared_{name}", ring.stages * ring.transaction_bytes, RING_ALIGNMENT_BYTES) for name, ring in rings.items()
     ]
     wanted += [
         (f"{name}_barriers", ring.barrier_words * WORD_BYTES, WORD_BYTES)

@@ -348,6 +348,12 @@ class AttentionProblem(ScoreProblem):
         return next(output for output in self.outputs if output.kind == "exact")
 
 
+def biases(problem: AttentionProblem) -> tuple[Source, ...]:
+    """Return the tensors with a number per query and key that scores read."""
+    sources = problem.score.sources
+    return tuple(each for each in sources if each.kind == "exact" and not isinstance(each, RandomNumbers))
+
+
 def without_rest(matrix: Matrix, rest: Matrix | None) -> Matrix:
     """Return the columns of a matrix that are in its own tensor."""
     return matrix if rest is None else replace(matrix, columns=matrix.columns - rest.columns)
@@ -367,6 +373,8 @@ class AttentionChoice:
     scheduler: Scheduler = "static"
     splits: int = 1
     """CTAs that share the keys of a tile; the last one to arrive combines their partials."""
+    bias_stages: int = 0
+    """Pipeline stages of a bias per query and key; 0 if threads load it from global memory."""
 
 
 class ScorePlan:
@@ -471,12 +479,19 @@ class AttentionPlan(ScorePlan):
     shared_limit_bytes: int
     registers_per_sm: int
     registers_per_thread: int
+    bias_stages: int = 0
+    """Pipeline stages of a bias per query and key, which TMA loads; 0 if threads load it from global memory."""
 
     __hash__ = ScorePlan.__hash__
 
     @property
     def operand_bytes(self) -> int:
         return itemsize(self.problem.q.dtype)
+
+    @functools.cached_property
+    def bias(self) -> Source | None:
+        """The bias that TMA loads in tiles of queries and keys, if any."""
+        return next(iter(biases(self.problem)), None) if self.bias_stages else None
 
     @property
     def takes_quads(self) -> bool:

@@ -56,6 +56,20 @@ class LoadBlock(Step):
 
 
 @dataclass(frozen=True)
+class LoadBias(Step):
+    """Load the bias of all queries of a tile and the current block's keys through TMA, 64 queries at a time."""
+
+    cursor: str
+
+
+@dataclass(frozen=True)
+class ReadBias(Step):
+    """Read the bias of the group's queries from the stage of ``cursor`` to registers, in the layout of the scores."""
+
+    cursor: str
+
+
+@dataclass(frozen=True)
 class TransformQueries(Step):
     """Replace the queries of the group in shared memory by their formula, rounded."""
 

@@ -44,12 +44,14 @@ from .grammar import (
     HandOut,
     JoinTotals,
     LastSplit,
+    LoadBias,
     LoadBlock,
     LoadLoop,
     LoadRows,
     NextTile,
     OutputMma,
     PassTurn,
+    ReadBias,
     Rescale,
     RestoreMaxima,
     RoundWeights,
@@ -77,6 +79,8 @@ def attention_program(plan: AttentionPlan) -> AttentionProgram:
     ]
     if numbers.v is not None:
         pipelines.insert(1, Pipeline(name="v", kind="tma_wgmma", counts=numbers.v, barriers="v_barriers"))
+    if numbers.bias is not None:
+        pipelines.append(Pipeline(name="bias", kind="tma_wgmma", counts=numbers.bias, barriers="bias_barriers"))
     if numbers.tile is not None:
         pipelines.append(Pipeline(name="tile", kind="mailbox", counts=numbers.tile, barriers="tile_barriers"))
     groups = range(plan.consumer_groups)
@@ -111,6 +115,18 @@ def _load(operand: str, behind: bool = False) -> tuple[Step, ...]:
     return Acquire(cursor), LoadBlock(operand, cursor, behind), Commit(cursor), Advance(cursor)
 
 
+def _load_bias(plan: AttentionPlan) -> tuple[Step, ...]:
+    cursor = "bias_fill"
+    return (Acquire(cursor), LoadBias(cursor), Commit(cursor), Advance(cursor)) if plan.bias is not None else ()
+
+
+def _read_bias(plan: AttentionPlan) -> tuple[Step, ...]:
+    """Return the steps that read a block's bias. The fence orders the reads before the load that fills the stage again."""
+    cursor = "bias_read"
+    steps = (Wait(cursor), ReadBias(cursor), FenceShared(), Release(cursor), Advance(cursor))
+    return steps if plan.bias is not None else ()
+
+
 def _load_blocks(plan: AttentionPlan) -> Role:
     """Build the role that loads K one block before V: the scores of a block are multiplied before the output of the
     former one."""
@@ -119,17 +135,17 @@ def _load_blocks(plan: AttentionPlan) -> Role:
         body = (*_load("k"), LoadLoop(_load("k")), *ticket, HandOut())
         program = (SetUp("load_blocks"), Cursor("k_fill", "k", "producer"), WorkLoop(body), Tail("k_fill"))
         return Role(name="load", first_warp=0, warps=1, program=program)
+    cursors = ("k_fill", "v_fill", *(["bias_fill"] if plan.bias is not None else []))
+    scores = (*_load("k"), *_load_bias(plan))
     return Role(
         name="load",
         first_warp=0,
         warps=1,
         program=(
             SetUp("load_blocks"),
-            Cursor("k_fill", "k", "producer"),
-            Cursor("v_fill", "v", "producer"),
-            WorkLoop((*_load("k"), LoadLoop((*_load("k"), *_load("v", behind=True))), *ticket, *_load("v"), HandOut())),
-            Tail("k_fill"),
-            Tail("v_fill"),
+            *(Cursor(cursor, cursor.removesuffix("_fill"), "producer") for cursor in cursors),
+            WorkLoop((*scores, LoadLoop((*scores, *_load("v", behind=True))), *ticket, *_load("v"), HandOut())),
+            *(Tail(cursor) for cursor in cursors),
         ),
     )
 
@@ -170,6 +186,7 @@ def _step(plan: AttentionPlan, masked: bool) -> tuple[Step, ...]:
         OutputMma("v_read"),
         WgmmaCommit(),
         *give,
+        *_read_bias(plan),
         WgmmaWait(1),
         Release("k_read"),
         Advance("k_read"),
@@ -185,13 +202,14 @@ def _step(plan: AttentionPlan, masked: bool) -> tuple[Step, ...]:
     )
 
 
-def _first_block() -> tuple[Step, ...]:
+def _first_block(plan: AttentionPlan) -> tuple[Step, ...]:
     """Return the steps of the first block, which holds the end of K and is always masked."""
     return (
         Wait("k_read"),
         WgmmaFence(),
         ScoreMma("k_read"),
         WgmmaCommit(),
+        *_read_bias(plan),
         WgmmaWait(0),
         Release("k_read"),
         Advance("k_read"),
@@ -262,8 +280,11 @@ def _attend(plan: AttentionPlan) -> Role:
             Cursor("k_read", "k", "consumer"),
             Cursor("v_read", "v", "consumer"),
             Cursor("v_free", "v", "consumer"),
+            *([Cursor("bias_read", "bias", "consumer")] if plan.bias is not None else []),
             *begin,
-            WorkLoop((Wait("q_read"), *_queries(plan), ClearOutput(), *_first_block(), *parts, *_last_output(plan))),
+            WorkLoop(
+                (Wait("q_read"), *_queries(plan), ClearOutput(), *_first_block(plan), *parts, *_last_output(plan))
+            ),
             *end,
             FirstWarp((StoreWait(0),)),
         ),

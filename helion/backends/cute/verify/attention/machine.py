@@ -136,6 +136,8 @@ class Warp:
     """State of the score registers, and their block: ``mma``, ``scores`` or ``weights``."""
     weights: int | None = None
     """The block whose rounded weights are in registers."""
+    bias: Block | None = None
+    """The block whose bias is in registers."""
     factors: int | None = None
     """The block whose factors the accumulator needs next; None after it was rescaled."""
     unadded: int | None = None

@@ -192,6 +192,20 @@ def _(machine: Machine, step: a.LoadBlock, warp: Warp) -> None:
     _fill(machine, stage, step.operand, (warp.tile, (warp.place[0], warp.block + 1 if step.behind else warp.block)))
 
 
+@_rule(a.LoadBias)
+def _(machine: Machine, step: a.LoadBias, warp: Warp) -> None:
+    stage, _ = stage_of(machine, warp, step.cursor)
+    _fill(machine, stage, "bias", (warp.tile, warp.place))
+
+
+@_rule(a.ReadBias)
+def _(machine: Machine, step: a.ReadBias, warp: Warp) -> None:
+    stage, _ = stage_of(machine, warp, step.cursor)
+    if stage.held != (warp.tile, warp.place):
+        raise Fault(f"a stage of the bias holds {stage.held}, to be read is {(warp.tile, warp.place)}")
+    warp.bias = warp.tile, warp.place
+
+
 # MMAs ------------------------------------------------------------------------------------------------------------------
 
 
@@ -310,6 +324,12 @@ def _(machine: Machine, step: a.Softmax, warp: Warp) -> None:
         raise Fault(f"block {warp.block} of part {warp.part} is not masked")
     if step.first != (warp.part is None):
         raise Fault(f"block {warp.block} of part {warp.part} sets, or does not set, the first maxima")
+    if (
+        isinstance(machine.plan, AttentionPlan)
+        and machine.plan.bias is not None
+        and warp.bias != (warp.tile, warp.place)
+    ):
+        raise Fault(f"the softmax of block {warp.place} of tile {warp.tile} adds the bias of {warp.bias}")
     warp.scores = ("weights", warp.block)
     problem = machine.plan.problem
     rescaled = isinstance(problem, AttentionProblem) and problem.softmax and not step.first
