@@ -202,6 +202,19 @@ def look_up(table, index):
     return out
 
 
+def gathered(x, rows, columns, out):
+    """An index that no step changes, one that each step loads, and, with a store in the loop, both again."""
+    for tile_m in hl.tile(rows.size(0)):
+        acc = hl.zeros([tile_m], dtype=torch.float32)
+        for tile_n in hl.tile(columns.size(0)):
+            acc = acc + hl.load(x, [rows[tile_m], tile_n]).sum(1)
+        for tile_n in hl.tile(columns.size(0)):
+            acc = acc + hl.load(x, [rows[tile_m], columns[tile_n]]).sum(1)
+        out[tile_m, 0] = acc
+        for tile_n in hl.tile(columns.size(0)):
+            out[tile_m, tile_n] = hl.load(x, [rows[tile_m], tile_n])
+
+
 def count(x, out):
     for tile in hl.tile(x.size(0)):
         hl.atomic_add(out, [x[tile]], 1)
@@ -232,6 +245,13 @@ def test_axes_of_loops() -> None:
         (1, "loop", 0, (inner.block_id,)),
     ]
     assert facts.enclosing_axes(1) == (outer.block_id, inner.block_id)
+
+
+def test_lookups_of_indices_that_no_step_changes() -> None:
+    index = tensor(100, dtype=torch.int64)
+    facts = facts_of(gathered, tensor(1000, 200, dtype=FP32), index, index, tensor(100, 100, dtype=FP32))
+    loops = [region for region in facts.regions if region.kind == "loop"]
+    assert [(loop.gathers, loop.lookups) for loop in loops] == [(1, 0), (1, 1), (1, 1)]
 
 
 def test_dynamic_extents_are_hints() -> None:

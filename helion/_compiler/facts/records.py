@@ -78,13 +78,15 @@ class AxisFact:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegionFact:
     """One region. ``axes`` are those of its grid or loop. ``parent`` is None for roots, and ``root`` numbers the grid
-    loops from 0. ``lookups`` is the most loads of one step, in a row, each of which gives the index of the next load."""
+    loops from 0. ``gathers`` is the most loads of one step, in a row, each of which gives the index of the next load;
+    ``lookups`` counts those that change from step to step."""
 
     region: int
     kind: RegionKind
     root: int
     parent: int | None
     axes: tuple[int, ...]
+    gathers: int = 0
     lookups: int = 0
 
 

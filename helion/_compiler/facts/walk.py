@@ -9,7 +9,9 @@ from ..._shapes import Dims, hint_of
 from ..ir.grammar import (
     Bound,
     ForAttrs,
+    IotaAttrs,
     LoopAxis,
+    MemoryAttrs,
     NumberAttrs,
     Op,
     Operand,
@@ -105,6 +107,7 @@ def _region(
     blocks = tuple(axis.block for axis in axes)
     walk.regions.append(RegionFact(region=number, kind=kind, root=root, parent=parent, axes=blocks))  # type: ignore[arg-type]
     walk.bodies.append(region)
+    written = len(walk.stores) + len(walk.atomics)
     by_kind = {
         "load": walk.loads,
         "store": walk.stores,
@@ -146,8 +149,28 @@ def _region(
         if isinstance(result, Value):
             read.add(result.number)
     if kind == "loop" and max(loaded.values(), default=0) > 1:
-        walk.regions[number] = replace(walk.regions[number], lookups=max(loaded.values()) - 1)
+        gathers = max(loaded.values()) - 1
+        # a loop that writes memory repeats its loads
+        kept = written == len(walk.stores) + len(walk.atomics)
+        lookups = _changing_lookups(region, blocks) if kept else gathers
+        walk.regions[number] = replace(walk.regions[number], gathers=gathers, lookups=lookups)
     return read
+
+
+def _changing_lookups(region: Region, blocks: tuple[int, ...]) -> int:
+    """Return the lookups in a row of one step of a loop over ``blocks`` that no earlier step has made."""
+    changing = {each.number for each in region.params}
+    loaded: dict[int, int] = {}
+    for op in region.ops:
+        own = [op.attrs.block] if isinstance(op.attrs, (TileAttrs, IotaAttrs)) else []
+        if isinstance(op.attrs, MemoryAttrs):
+            own = [index.block for index in op.attrs.indices if index.block is not None]
+        operands = (each.number for each in op.operands if isinstance(each, Value))
+        if op.regions or not set(own).isdisjoint(blocks) or not changing.isdisjoint(operands):
+            changing.update(made.number for made in op.results)
+            if op.kind in _FOLLOWED:
+                _note_loads(op, loaded)
+    return max(0, max(loaded.values(), default=0) - 1)
 
 
 def _note_loads(op: Op, loaded: dict[int, int]) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from ...._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact, StagedOperand
 from ...._shapes import cdiv
 from ....hardware import Target
+from .buffers import Exchange, Passing
 from .layouts import fragment_warps, moved_at_once, rounds, rows_held
 from .matrix import Unit, is_transposed, is_waiting, keeps_rows, tile_shape, unit_of
 from .tiles import VECTOR_BYTES, tile_bytes, vector_elements
@@ -73,35 +74,6 @@ def prefetched_sources(
     return frozenset(op.slot for _, op in tally.source_loads())
 
 
-@dataclass(frozen=True, kw_only=True)
-class Exchange:
-    """Bytes of another use in ``region``, live after ``after`` dots, or with None anywhere in the region.
-
-    ``boxed``: it is a store with a descriptor, whose own buffer needs no conversion.
-    """
-
-    region: int
-    size: int
-    after: int | None = None
-    boxed: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Passing:
-    """A transient buffer in ``region``, live from after dot ``after`` - 1 to dot ``until``, which is in region
-    ``used``.
-
-    ``lasting``: the dot may not complete before later loops run.
-    """
-
-    region: int
-    after: int
-    until: int
-    used: int
-    size: int
-    lasting: bool
-
-
 @dataclass
 class _Tally:
     """Shared memory by region. ``loops`` has the bytes of each loop.
@@ -118,7 +90,7 @@ class _Tally:
     exchanges: list[Exchange]
     loops: dict[int, int] = field(default_factory=dict)
     turns: dict[int, int] = field(default_factory=dict)
-    passing: list[_Passing] = field(default_factory=list)
+    passing: list[Passing] = field(default_factory=list)
     homes: list[int] = field(default_factory=list)
     #: Steps per iteration of a loop: each is prefetched into separate buffers.
     unrolled: int = 1
@@ -150,9 +122,15 @@ class _Tally:
 
         Loads that give the index of others have an equal part of the steps on CUDA, and one step each on AMD.
         """
-        lookups = self.facts.regions[loop].lookups
+        lookups = self.lookups_of(loop)
         left = self.num_stages - lookups if self.target.kind == "hip" else (self.num_stages - 1) // (1 + lookups) + 1
         return max(2, left)
+
+    def lookups_of(self, loop: int) -> int:
+        """Return the lookups of a step: Triton hoists those of loop-invariant indices, except with tcgen05."""
+        units = {self.units[fact.number] for fact in self.facts.matmuls if self.home(fact.region) == loop}
+        region = self.facts.regions[loop]
+        return region.gathers if "tcgen05" in units else region.lookups
 
     def add(self, region: int, size: int, dot: int, after: int, axes: tuple[int, ...] | None = None) -> None:
         """Add ``size`` bytes made in ``region`` for dot number ``dot``, of a tile that spans ``axes``."""
@@ -172,7 +150,7 @@ class _Tally:
         if around.kind == "loop" and axes is not None and not set(axes) & set(around.axes):
             # loop-invariant: loaded once, and live throughout
             after, dot = 0, len(self.facts.matmuls)
-        self.passing.append(_Passing(region=home, after=after, until=dot, used=used, size=size, lasting=lasting))
+        self.passing.append(Passing(region=home, after=after, until=dot, used=used, size=size, lasting=lasting))
 
     def is_over(self, dot: int) -> bool:
         """Return whether a dot in a loop completes before the next begins, so that its transient shared
@@ -276,7 +254,7 @@ class _Tally:
         known = {operand.slot for operand in self.facts.staged} | {op.slot for _, op in self.source_loads()}
         for op in self.facts.memory_ops if self.target.kind == "cuda" else ():
             loop = self.pipeline_of(op.region)
-            if op.kind == "load" and op.slot not in known and loop is not None and self.facts.regions[loop].lookups:
+            if op.kind == "load" and op.slot not in known and loop is not None and self.lookups_of(loop):
                 size = tile_bytes((op.tile_axes, op.itemsize), self.sizes) * self.num_stages
                 self.loops[loop] = self.loops.get(loop, 0) + cdiv(size, VECTOR_BYTES) * VECTOR_BYTES
 
@@ -349,7 +327,9 @@ class _Tally:
     def source_loads(self) -> Iterator[tuple[int, MemoryOpFact]]:
         """Yield the prefetched loads that operands in the same loop are computed from."""
         computing = {
-            self.pipeline_of(fact.region) for fact in self.facts.matmuls if None in (fact.lhs_slot, fact.rhs_slot)
+            self.pipeline_of(fact.region)
+            for fact in self.facts.matmuls
+            if None in (fact.lhs_slot, fact.rhs_slot) or self.is_decoded(fact)  # computed with the scales
         }
         known = {operand.slot for operand in self.facts.staged}
         # AMD converts them to the layout of a matmul result when it is live
@@ -518,7 +498,9 @@ class _Tally:
             ):
                 # it converts its layout on the way to the unit, and copies of fp32 may remain from the loop before
                 after = 0 if apart else fact.number
-                self.add(fact.region, m * k * fact.lhs_dtype.itemsize, fact.number, after)
+                row, column = fact.m_axis, fact.k_axis
+                axes = None if fact.consumes or row is None or column is None else (row, column)
+                self.add(fact.region, m * k * fact.lhs_dtype.itemsize, fact.number, after, axes)
             if fact.rhs_slot is None:
                 self.add(fact.region, k * n * fact.rhs_dtype.itemsize, fact.number, fact.number)
 
@@ -567,11 +549,11 @@ class _Tally:
         """Return the exchanges in ``region``, and in loops of one iteration in it."""
         return [each for each in self.exchanges if self.home(each.region) == region]
 
-    def at_once(self, passing: list[_Passing], exchanges: list[Exchange]) -> int:
+    def at_once(self, passing: list[Passing], exchanges: list[Exchange]) -> int:
         """Return the most bytes of ``passing`` live at a dot, or during one of ``exchanges``."""
         return max([self.peak(passing), *(self.beside(passing, each) + each.size for each in exchanges)])
 
-    def beside(self, passing: list[_Passing], exchange: Exchange) -> int:
+    def beside(self, passing: list[Passing], exchange: Exchange) -> int:
         """Return the bytes of ``passing`` live during an exchange."""
         if exchange.after is None:
             return self.peak(passing)
@@ -584,14 +566,14 @@ class _Tally:
         """
         return self.units[dot] != "mma" or self.facts.matmuls[dot].lhs_dtype.itemsize >= _WIDE_BYTES
 
-    def held(self, passing: list[_Passing], region: int) -> int:
+    def held(self, passing: list[Passing], region: int) -> int:
         """Return the bytes of ``passing``, made in ``region``, live while a loop or branch in it runs."""
         inner = [fact.number for fact in self.facts.matmuls if self.home(fact.region) != region]
         return sum(
             p.size for p in passing if p.lasting or p.used != region or any(p.after <= i < p.until for i in inner)
         )
 
-    def peak(self, passing: list[_Passing]) -> int:
+    def peak(self, passing: list[Passing]) -> int:
         """Return the most bytes live at the same dot."""
         return max(
             (sum(p.size for p in passing if p.after <= fact.number <= p.until) for fact in self.facts.matmuls),

@@ -13,10 +13,11 @@ from ...._shapes import cdiv
 from ....hardware import DESCRIPTOR_RANKS, GROUP_WARPS, Target
 from ..lower.align import is_long
 from . import known
+from .buffers import Exchange
 from .known import Alike
 from .layouts import fragment_held, moved_at_once, rounds, rows_held, spread
 from .matrix import is_k_major, is_swapped, is_transposed, keeps_rows, tile_shape, unit_of
-from .operands import Exchange, operand_bytes, prefetched_sources
+from .operands import operand_bytes, prefetched_sources
 from .tiles import VECTOR_BYTES, by_nearness, tile_bytes, vector_elements
 
 #: Rows of tensor memory.
@@ -308,7 +309,9 @@ def _expanded_bytes(facts: KernelFacts, sizes: Mapping[int, int], threads: int, 
             in_rows = op.inner_axis in (own[-1], None)
             width = vector_elements(op, sizes, threads)
             held = rows_held(own if in_rows else own[::-1], sizes, width, threads)
-            moved = moved_at_once(width * op.itemsize, op.itemsize, target) if in_rows else VECTOR_BYTES
+            # lanes along another axis first read no matrices
+            ahead = in_rows and next((axis for axis in reversed(axes) if sizes[axis] > 1), own[-1]) == own[-1]
+            moved = moved_at_once(width * op.itemsize, op.itemsize, target) if ahead else VECTOR_BYTES
             apart = 1 if known.repeats(axes) else rounds(held, spread_out, op.itemsize, moved)
             most = max(most, tile_bytes((own, op.itemsize), sizes) // apart)
     return most

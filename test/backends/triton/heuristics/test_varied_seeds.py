@@ -51,6 +51,7 @@ SAMPLE = (
     "tropical_product-1000x128x2000 bfloat16",
     "channel_group_norm-32x4096x32x8 bfloat16",
     "gated_dual_product-2048x2048x2048 float32",
+    "routed_product-1000x1000x3000 float16",
     "bilinear_scores-4096x1024x1024 bfloat16",
 )
 
