@@ -9,7 +9,7 @@ from backends.cute.test_row_kernels import prepared, run
 import helion.language as hl
 from helion.backends.cute.codegen.rowwise.module import render
 from helion.backends.cute.plan.rowwise.choice import RowChoice
-from helion.backends.cute.plan.rowwise.logs import short_logs
+from helion.backends.cute.plan.rowwise.logs import short_logs, summed_logs
 from helion.backends.cute.roles.rowwise import program as r
 
 
@@ -46,8 +46,23 @@ def test_the_exact_logarithm_where_a_row_has_32_bits(other: torch.dtype, short: 
         if first.itemsize == 4:
             x = x.float()
         kernel, plan = prepared(divergence, (target, x, torch.empty(4)), RowChoice(warps=4))
-        assert len(short_logs(kernel.problem)) == wanted
-        assert ("lg2.approx" in render(r.row_program(plan))) == bool(wanted)
+        assert len(short_logs(kernel.problem)) == len(summed_logs(kernel.problem)) == wanted
+        text = render(r.row_program(plan))
+        assert ("lg2.approx" in text) == bool(wanted) and "log_near_one" not in text
+
+
+def entropy(x, out, total):
+    for tile in hl.tile(x.size(0)):
+        row = x[tile, :].to(torch.float32)
+        total[tile] = (row * torch.log1p(row)).sum(-1)
+        out[tile, :] = (torch.log(row) * total[tile][:, None]).to(out.dtype)
+
+
+def test_logarithms_near_one_where_an_element_or_a_small_argument_shows_them() -> None:
+    x = torch.empty(4, 1003, dtype=torch.bfloat16)
+    kernel, plan = prepared(entropy, (x, x.clone(), torch.empty(4)), RowChoice(warps=4))
+    assert len(short_logs(kernel.problem)) == 2 and not summed_logs(kernel.problem)
+    assert "summed_log" not in render(r.row_program(plan))
 
 
 def test_a_divergence_of_16_bit_rows() -> None:

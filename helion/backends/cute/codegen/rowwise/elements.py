@@ -18,7 +18,7 @@ from ...plan.epilogue import (
 )
 from ...plan.joint import OwnPart
 from ...plan.rowwise.extremes import IDENTITIES, packed_dtype, packed_extremes
-from ...plan.rowwise.logs import short_logs
+from ...plan.rowwise.logs import short_logs, summed_logs
 from ...plan.rowwise.passes import RowPass, Schedule, elements, kept_bytes, schedule_of
 from ...plan.rowwise.powers import fused_powers, fused_quotients, minuend
 from ...plan.rowwise.records import GRANULE_BYTES, SIZE_N, RowLayout, RowPlan, RowProblem, pitch_name
@@ -310,7 +310,7 @@ def _value(plan: RowPlan, schedule: Schedule, each: RowPass, value: int) -> str:
     if value in short_logs(problem):
         (argument,) = made.arguments
         assert isinstance(argument, int)
-        return f"short_{made.op}({names(argument)})"
+        return f"{'summed' if value in summed_logs(problem) else 'short'}_{made.op}({names(argument)})"
     if made.op == PARTNER:
         return f"{value_name(problem, _reduced(made))}_each[i ^ 1]"
     if made.op == COLUMN_NUMBER:

@@ -325,6 +325,10 @@ _LOG2_APPROXIMATE = """
 def log2_approximate(x):
     return ptx("lg2.approx.f32 {$w0}, {$r0};", [Float32], [x])
 """
+_SUMMED_LOG = """
+def summed_log(x):
+    return log2_approximate(x) * 0.6931471805599453
+"""
 _SHORT_LOG = """
 def short_log(x):
     return log_near_one(x, x - 1.0)
@@ -375,7 +379,7 @@ FUNCTIONS: Mapping[str, str] = {
         ),
         _FIRST_MATCH,
         *(_ROW_MAXIMUM_BFLOAT16, _ROW_MINIMUM_BFLOAT16, _ROW_MAXIMUM_FLOAT16, _ROW_MINIMUM_FLOAT16),
-        *(_POWER_BASE, _LOG2_APPROXIMATE, _LOG_NEAR_ONE, _SHORT_LOG, _SHORT_LOG1P),
+        *(_POWER_BASE, _LOG2_APPROXIMATE, _LOG_NEAR_ONE, _SUMMED_LOG, _SHORT_LOG, _SHORT_LOG1P),
     )
 }
 
