@@ -12,7 +12,9 @@ from helion.backends.cute.plan.attention.records import ScorePlan
 
 def function(lines: list[str], name: str) -> Callable[..., Any]:
     """Return a printed function of integers, with the DSL's names as Python's."""
-    names: dict[str, Any] = {"cutlass": SimpleNamespace(Int32=int, min=min, max=max)}
+    names: dict[str, Any] = {
+        "cutlass": SimpleNamespace(Int32=int, min=min, max=max, select_=lambda c, x, y: x if c else y)
+    }
     exec("\n".join(lines), names)
     return names[name]
 

@@ -240,7 +240,11 @@ def test_every_tile_is_visited_once(band: r.Band | None) -> None:
     for heads in (1, 3, 4):
         given = dataclasses.replace(made, heads_per_band=heads)
         place = function(bounds.place_function(given), "place")
-        assert sorted(place(at) for at in range(made.tiles)) == sorted(itertools.product(range(tiles), range(4)))
+        order = [place(at) for at in range(made.tiles)]
+        assert sorted(order) == sorted(itertools.product(range(tiles), range(4)))
+        if band is not None and heads == 3:
+            longest = [tile for tile, _ in order]
+            assert longest == sorted(longest, reverse=True), "a band has the head that is left over"
 
 
 # Elements of a block ---------------------------------------------------------------------------------------------------

@@ -12,7 +12,9 @@ def place_function(plan: ScorePlan) -> list[str]:
     """Return the function from the number of a tile to (tile of queries, head).
 
     Heads are in bands whose K and V stay in the L2 cache. Where tiles differ in length, those of all heads of a band
-    come longest first. Tiles of heads that share a tile of a bias follow one another, so that it is in the cache.
+    come longest first. The last band has the heads that are left over as well: few of their own would begin with the longest
+    tiles when other SMs have none left. Tiles of heads that share a tile of a bias follow one another, so that it is in the
+    cache.
     """
     tiles, heads, band = numbers.query_tiles(plan), numbers.batches(plan), numbers.heads_per_band(plan)
     lines = [f"def place({', '.join(['work', *numbers.parameters(plan)])}):"]
@@ -25,19 +27,20 @@ def place_function(plan: ScorePlan) -> list[str]:
         head = f"({shared}) * {rest} + {other}" if leads else f"{other} * {sharing} + {shared}"
         return [*lines, f"    return work // {sharing} % {tiles}, {head}"]
     of_band = numbers.product(band, tiles)
-    last = f"{numbers.less(tiles, 1)} - " if plan.problem.band.last is not None else ""
-    lines += [f"    first = work // {of_band} * {band}"]
-    width = band
-    if not numbers.divides(band, heads):
+    reverse = f"{numbers.less(tiles, 1)} - " if plan.problem.band.last is not None else ""
+    if numbers.divides(band, heads):
+        width = band
+        lines += [f"    first = work // {of_band} * {band}", f"    within = work % {of_band}"]
+    else:
         width = "width"
         lines += [
-            f"    width = cutlass.min({band}, {heads} - first)",
+            f"    last = {numbers.less(numbers.quotient(heads, band), 1)}",
+            f"    number = cutlass.min(work // {of_band}, last)",
+            f"    first = number * {band}",
+            f"    width = cutlass.select_(number < last, cutlass.Int32({band}), {heads} - first)",
+            f"    within = work - first * {tiles}",
         ]
-    return [
-        *lines,
-        f"    within = work % {of_band}",
-        f"    return {last}within // {width}, first + within % {width}",
-    ]
+    return [*lines, f"    return {reverse}within // {width}, first + within % {width}"]
 
 
 def bounds_function(plan: ScorePlan) -> list[str]:

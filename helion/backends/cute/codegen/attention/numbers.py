@@ -27,6 +27,11 @@ def product(one: str, other: str) -> str:
     return str(int(one) * int(other)) if one.isdigit() and other.isdigit() else f"({one} * {other})"
 
 
+def quotient(one: str, other: str) -> str:
+    """Return the quotient of two numbers, rounded down."""
+    return str(int(one) // int(other)) if one.isdigit() and other.isdigit() else f"{one} // {other}"
+
+
 def divides(one: str, other: str) -> bool:
     """Return whether a number is known to divide another one."""
     return one.isdigit() and other.isdigit() and int(other) % int(one) == 0

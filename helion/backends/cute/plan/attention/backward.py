@@ -310,8 +310,9 @@ def plan_backward(problem: BackwardProblem, choice: BackwardChoice, target: Targ
     if not target.has("wgmma"):
         raise Refusal(f"gradients of attention are implemented for wgmma, which {target} does not have")
     _check_choice(problem, choice)
-    columns = sum(matrix.columns for matrix in problem.streamed)
-    cached = target.l2_bytes // (2 * columns * itemsize(problem.streamed[0].dtype))
+    row_bytes = sum(matrix.columns for matrix in problem.streamed) * itemsize(problem.streamed[0].dtype)
+    row_bytes += 0 if problem.atomic is None else problem.atomic.matrix.columns * SUM_BYTES
+    cached = target.l2_bytes // (2 * row_bytes)
     few = 0 if problem.band.is_whole else FEW_TILES * target.num_sms
     stages = range(MOST_STAGES, LEAST_STAGES - 1, -1) if choice.stages is None else (choice.stages,)
     for number in stages:
