@@ -26,6 +26,7 @@ from benchmarks.cute_parts_kernels import (
     integer_blocks,
     integers,
     into_zeros,
+    masked,
     rotated,
     routed_experts,
     routed_gated_experts,
@@ -76,9 +77,15 @@ def made(*shape: int, seed: int = 0, dtype: torch.dtype = BF16, scale: float = 1
 
 
 def grouped(
-    *sizes: int, n: int = 2048, k: int = 1024, first: int = 0, dtype: torch.dtype = BF16, **changes: Any
+    *sizes: int,
+    n: int = 2048,
+    k: int = 1024,
+    first: int = 0,
+    dtype: torch.dtype = BF16,
+    longest: int | None = None,
+    **changes: Any,
 ) -> Case:
-    """Return the case of groups of these sizes, from row ``first`` on."""
+    """Return the case of groups of these sizes, from row ``first`` on, of which at most ``longest`` rows are computed."""
     bounds = list(itertools.accumulate(sizes, initial=first))
     groups = [(at, slice(*each)) for at, each in enumerate(itertools.pairwise(bounds)) if each[0] < each[1]]
 
@@ -93,7 +100,8 @@ def grouped(
     def exact(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         wanted = torch.full(out.shape, torch.nan, dtype=torch.float64, device=out.device)
         for at, rows in groups:
-            wanted[rows] = x[rows].double() @ w[at].double().t()
+            of_group = slice(rows.start, min(rows.stop, rows.start + (longest or len(x))))
+            wanted[of_group] = x[of_group].double() @ w[at].double().t()
         return wanted
 
     def weighted_exact(*given: torch.Tensor) -> torch.Tensor:
@@ -115,6 +123,12 @@ def grouped(
         return *arguments(), *more
 
     known: dict[str, Any] = {"kernel": experts, "arguments": arguments, "exact": exact, "library": library}
+    if longest is not None:
+        known |= {
+            "kernel": masked,
+            "arguments": lambda: (*arguments(), longest),
+            "exact": lambda *given: exact(*given[:4]),
+        }
     if changes.get("kernel") is weighted:
         known |= {"arguments": weighted_arguments, "exact": weighted_exact}
     return Case(**{**known, **changes})

@@ -32,6 +32,19 @@ def lengths(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, out: torch.
     return out
 
 
+def masked(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor, longest: int) -> torch.Tensor:
+    """The same in parallel over the first ``longest`` rows of each group, with masks."""
+    k, (groups, n, _) = x.size(1), w.size()
+    for g, tile_m, tile_n in hl.tile([groups, longest, n], block_size=[1, None, None]):
+        row = offsets[g.id] + tile_m.index
+        inside = (row < offsets[g.id + 1])[:, None]
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = hl.dot(hl.load(x, [row, tile_k], extra_mask=inside), w[g.id, tile_n, tile_k].T, acc=acc)
+        hl.store(out, [row, tile_n], acc.to(out.dtype), extra_mask=inside)
+    return out
+
+
 def weighted(
     x: torch.Tensor,
     w: torch.Tensor,

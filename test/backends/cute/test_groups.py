@@ -68,7 +68,8 @@ def test_products_of_groups(spelling: str, bounds: str) -> None:
     check(kernel(x, w, offsets), multiplied(x, w, BOUNDARIES[bounds]))
     problem = kernel.bind((x, w, offsets), target="sm_90").plan().gemm.problem
     size = len(offsets) - 1
-    assert problem.groups == Groups(name=problem.groups.name, size=size, dtype=str(offsets.dtype).split(".")[1])
+    dtype, longest = str(offsets.dtype).split(".")[1], 310 if spelling == "by_masks" else None
+    assert problem.groups == Groups(name=problem.groups.name, size=size, dtype=dtype, longest=longest)
     assert problem.batch == (Batch(size=size, a=0, b=K * N, d=0) if size > 1 else None)
 
 
@@ -76,6 +77,13 @@ def test_offsets_with_a_stride_and_rows_along_columns() -> None:
     offsets = torch.tensor([[0, 9], [40, 9], [300, 9]])[:, 0]
     x, w = tensor(K, 304).t(), tensor(2, N, K, seed=1).transpose(1, 2)
     check(grouped_kernels.by_bounds(x, w, offsets), multiplied(x, w, offsets.tolist()))
+
+
+def test_no_more_rows_of_a_group_than_the_grid_has_are_computed() -> None:
+    bounds, x, w = (5, 70, 71, 200), tensor(310, K), tensor(3, K, N, seed=1)
+    wanted = multiplied(x, w, bounds)
+    wanted[5 + 40 : 70], wanted[71 + 40 : 200] = 0, 0
+    check(grouped_kernels.by_masks(x, w, torch.tensor(bounds), 40), wanted)
 
 
 def test_sizes_that_only_the_launch_knows() -> None:
@@ -172,11 +180,14 @@ def test_every_row_of_a_group_is_stored_once(choice: str) -> None:
         sizes = torch.randint(0, 1 + 40 * trial, (5,), generator=generator)
         sizes[torch.randint(0, 5, (trial % 4,), generator=generator)] = trial % 2
         offsets = [0, *sizes.cumsum(0).tolist()]
-        plan = plan_of(choice, problem(rows=max(1, offsets[-1])))
+        longest = 30 * (trial % 5) if trial % 3 == 0 else None
+        limited = Groups(name="offsets", size=5, dtype="int64", longest=longest)
+        plan = plan_of(choice, dataclasses.replace(problem(rows=max(1, offsets[-1])), groups=limited))
         clusters = 1 + trial % 7
         found = sum((stored_rows(plan, offsets, at, clusters) for at in range(clusters)), Counter())
         tiles = plan.work[1] * plan.cluster_tiles[1]
-        rows = ((g, row) for g in range(5) for row in range(offsets[g], offsets[g + 1]))
+        rows = [(g, row) for g in range(5) for row in range(offsets[g], offsets[g + 1])]
+        rows = [(g, row) for g, row in rows if longest is None or row < offsets[g] + longest]
         assert found == Counter((g, row, column) for g, row in rows for column in range(tiles))
         assert len(stored_rows(plan, offsets, plan.tiles, 1)) == 0, "the grid covers all tiles"
 
@@ -225,7 +236,7 @@ def bound(kernel: helion.Kernel, target: str, backend: str = "cute", rows: int =
 
 
 @pytest.mark.parametrize("target", ["sm_90", "sm_100"])
-@pytest.mark.parametrize("spelling", ["by_bounds", "by_lengths"])
+@pytest.mark.parametrize("spelling", ["by_bounds", "by_lengths", "by_masks"])
 def test_seeds_count_the_tiles_of_groups(target: str, spelling: str) -> None:
     kernel = bound(grouped_kernels.SPELLINGS[spelling], target)
     shape, plan = shape_of(kernel.facts), kernel.plan()
@@ -234,7 +245,7 @@ def test_seeds_count_the_tiles_of_groups(target: str, spelling: str) -> None:
     rows = plan.gemm.tile[0] * plan.gemm.cluster_tiles[0]
     assert plan.gemm.work[0] == 4096 // rows + 8
     assert shape.flops == 2 * 4096 * 1024 * 512
-    assert "tile scheduler: rows of 8 groups from offsets" in str(plan)
+    assert "rows of 8 groups from offsets" in str(plan)
     assert "a scheduler on the device gives each of 8 groups of rows those that it fills" in kernel.seeds[0].reason
 
 
@@ -245,6 +256,7 @@ def on_request(kernel: helion.BoundKernel) -> str:
 def test_groups_that_have_not_run_on_a_gpu_run_on_request() -> None:
     asked = "matmuls over groups of rows by offsets run on request, with backend='cute'"
     assert not on_request(bound(grouped_kernels.by_bounds, "sm_90"))
+    assert on_request(bound(grouped_kernels.by_masks, "sm_90")) == asked.replace("offsets", "offsets with masks")
     assert on_request(bound(grouped_kernels.by_bounds, "sm_100")) == asked
     meta = {"dtype": BF16, "device": "meta"}
     x, w, row = torch.empty(300, K, **meta), torch.empty(3, N, K, **meta), torch.empty(300, device="meta")

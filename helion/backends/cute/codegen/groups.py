@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from ..plan.records import GemmPlan, Groups
 from .numbers import GROUP_OFFSETS as PARAMETER
-from .numbers import columns, extent, groups, in_group, in_groups_of_k, last
+from .numbers import columns, extent, groups, in_group, in_groups_of_k, last, longest
 from .setups import load_views, residual_views, rows_of, tile_views
 
 NO_TILES = 2**30
@@ -52,13 +52,15 @@ def _no_rows() -> list[str]:
 def find(plan: GemmPlan) -> tuple[list[str], str, list[str]]:
     """Return the code that finds the group of tile number ``work``: the lines before a loop, its condition and its
     body."""
-    rows = plan.tile[0] * plan.cluster_tiles[0]
+    rows, most = plan.tile[0] * plan.cluster_tiles[0], longest(plan)
+    ended = [f"group_end = group_begin + cutlass.min(group_end - group_begin, {most})"] if most else []
     body = [
         "earlier_tiles += group_tiles",
         "row_group += 1",
         f"at_group = cutlass.min(row_group, {groups(plan)} - 1)",
         f"group_begin = cutlass.max({PARAMETER}[at_group].to(cutlass.Int32), 0)",
         f"group_end = cutlass.min({PARAMETER}[at_group + 1].to(cutlass.Int32), {extent(plan, 'm')})",
+        *ended,
         f"group_tiles = (cutlass.max(group_end - group_begin, 0) + {rows - 1}) // {rows}",
         f"group_tiles = cutlass.Int32(cutlass.select_(row_group < {groups(plan)}, group_tiles, cutlass.Int32({NO_TILES})))",
     ]

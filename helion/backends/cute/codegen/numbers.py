@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..plan.counts import turns
 from ..plan.records import GemmPlan, Multiplicand
 from ..plan.runtime import is_size
+from ..plan.scales import LONGEST
 from ..roles.grammar import KLoop, Who
 from ..roles.halves import OfKTile
 from ..roles.overlapped import Ahead, GroupLoop, Rest
@@ -189,6 +190,12 @@ def groups(plan: GemmPlan) -> str:
     """Return the number of groups of rows, or of K."""
     assert plan.problem.offsets is not None
     return number(plan, "batches", plan.problem.offsets.size)
+
+
+def longest(plan: GemmPlan) -> str:
+    """Return the most rows of a group that are computed; an empty string if all are."""
+    of = plan.problem.groups
+    return "" if of is None or of.longest is None else number(plan, LONGEST, of.longest)
 
 
 def definitions(plan: GemmPlan) -> list[str]:

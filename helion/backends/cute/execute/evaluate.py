@@ -145,6 +145,7 @@ def _evaluate_groups(problem: GemmProblem, groups: Groups, tensors: Sequence[tor
     bounds = _offset_view(offsets, 0).as_strided((groups.size + 1,), (groups.pitch,)).tolist()
     for group, (first, after) in enumerate(itertools.pairwise(bounds)):
         first, after = max(first, 0), min(after, problem.m)
+        after = after if groups.longest is None else min(after, first + groups.longest)
         if first < after:
             starts = (group * step + first * pitch for step, pitch in zip(of_group, pitches, strict=True))
             views = [_offset_view(tensor, start) for tensor, start in zip(tensors, starts, strict=True)]

@@ -13,6 +13,10 @@
 
     for tile_g, tile_m, tile_n in hl.tile([groups, rows, n]):         x[tile_m, tile_k]
 
+    for tile_g, tile_m, tile_n in hl.tile([groups, longest, n]):
+        row = offsets[tile_g.begin] + tile_m.index                    (the same, of at most ``longest`` rows of a group)
+        hl.load(x, [row, tile_k], extra_mask=row < offsets[tile_g.begin + 1])
+
 The groups are a batch of the result, and a tile has the rows of one group. Loops by ``hl.jagged_tile`` over groups of
 one element are of the second kind.
 """
@@ -59,11 +63,12 @@ _NOT_EMPTY = ("ne", "gt")
 @dataclass(frozen=True, kw_only=True)
 class Grouped:
     """A ``program`` over all rows. ``offsets`` is None without groups, where ``program`` is the original one; ``block``
-    iterates over the rows."""
+    iterates over the rows, of a group at most ``longest``."""
 
     program: Program
     offsets: HostTensor | None = None
     block: int = -1
+    longest: Number | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +96,8 @@ def described_groups(offsets: HostTensor, size: Number) -> Groups:
 def without_groups(program: Program) -> Grouped:
     """Return the program over all rows. Raises ``Refusal`` for groups whose use is not implemented."""
     nest = _nest(program.roots[0]) if len(program.roots) == 1 else None
+    if nest is not None and not nest.bounds and not nest.conditions:
+        return _of_masked_rows(program, nest)
     if nest is None or len(nest.bounds) != 1:
         return Grouped(program=program)
     ((block, (begin, end)),) = nest.bounds.items()
@@ -109,6 +116,34 @@ def without_groups(program: Program) -> Grouped:
     root = dataclasses.replace(program.roots[0], axes=axes, body=body)
     changed = dataclasses.replace(program, blocks=blocks, roots=(root,))
     return Grouped(program=changed, offsets=tensor, block=block)
+
+
+def _of_masked_rows(program: Program, nest: _Nest) -> Grouped:
+    """Return the program over all rows, if the grid goes over as many rows of each group, and masks leave out those of
+    other groups."""
+    ops = tuple(_all(nest.ops))
+    stores = [op for op in ops if op.kind in ("store", "atomic")]
+    for axis in nest.axes:
+        inner = dataclasses.replace(nest, ops=ops, bounds={axis.block: (axis.begin, axis.end)})
+        reader = _Reader(program, inner, axis.block)
+        if not isinstance(axis.end, OperandRef) and stores and all(map(reader.is_masked, stores)):
+            break
+    else:
+        return Grouped(program=program)
+    reader.check_loops()
+    if not fixed_at(axis.begin, 0):
+        raise Refusal("masked rows of groups are implemented from the first row of each group on")
+    rows = reader.all_rows()
+    body = dataclasses.replace(
+        program.roots[0].body, ops=tuple(reader.over_all_rows(reader.unmasked(op), True) for op in nest.ops)
+    )
+    axes = tuple(dataclasses.replace(each, begin=0, end=rows) if each is axis else each for each in nest.axes)
+    blocks = tuple(dataclasses.replace(each, extent=rows) if each.id == axis.block else each for each in program.blocks)
+    root = dataclasses.replace(program.roots[0], axes=axes, body=body)
+    changed = drop_dead(dataclasses.replace(program, blocks=blocks, roots=(root,)))
+    reader.check_rest(changed.roots[0].body.ops, True)
+    offsets = program.tensors[reader.tensor]
+    return Grouped(program=changed, offsets=offsets, block=axis.block, longest=axis.end)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,13 +274,17 @@ class _Reader:
                 "a loop over rows that begins or ends at numbers on the device is implemented from offsets[g] to"
                 " offsets[g + 1] of a loop over groups g, or over their difference"
             )
+        self.check_loops()
+        return relative, self.program.tensors[self.tensor]
+
+    def check_loops(self) -> None:
+        """Check the loops over groups and over the rows of one. Raises ``Refusal``."""
         axis = next(each for each in self.nest.axes if each.block == self.group)
         size = self.program.blocks[axis.block].size
         if (not axis.scalar and size != 1) or not self._is_plain_loop():
             raise Refusal(
                 "groups of rows are implemented with a program for each group, and a plain loop over its rows"
             )
-        return relative, self.program.tensors[self.tensor]
 
     def is_loaded(self, value: Operand | Bound) -> bool:
         """Return whether a number is computed from a loaded one, and not from the bounds of tiles alone."""
@@ -377,13 +416,37 @@ class _Reader:
         picked = op.operands[index.operand] if index.operand is not None else None
         if index.kind == "block" and index.block == self.block:
             return fixed_at(index.shift, 0) and (picked is None or self._is_offset(picked, 0))
-        made = self._made(picked) if index.kind == "tensor" and picked is not None else None
-        if made is None or made.attrs != PointwiseAttrs("add") or not fixed_at(index.shift, 0):
-            return False
-        return any(
-            self._is_offset(first, 0) and self._is_position(second)
-            for first, second in (made.operands, made.operands[::-1])
+        return index.kind == "tensor" and fixed_at(index.shift, 0) and picked is not None and self._is_row(picked)
+
+    def _is_row(self, value: Operand) -> bool:
+        """Return whether a value is the first row of a group plus positions in it."""
+        made = self._made(value)
+        return (
+            made is not None
+            and made.attrs == PointwiseAttrs("add")
+            and any(
+                self._is_offset(first, 0) and self._is_position(second)
+                for first, second in (made.operands, made.operands[::-1])
+            )
         )
+
+    def is_masked(self, op: Op) -> bool:
+        """Return whether the mask of an access is that of the rows before the end of a group."""
+        at = op.attributes(MemoryAttrs).mask
+        made = self._made(op.operands[at]) if at is not None else None
+        if made is None or made.attrs not in (PointwiseAttrs("lt"), PointwiseAttrs("gt")):
+            return False
+        row, end = made.operands if made.attrs == PointwiseAttrs("lt") else made.operands[::-1]
+        return self._is_row(row) and self._is_offset(end, 1)
+
+    def unmasked(self, op: Op) -> Op:
+        """Return an op, and those within, without such masks."""
+        regions = (dataclasses.replace(region, ops=tuple(map(self.unmasked, region.ops))) for region in op.regions)
+        op = dataclasses.replace(op, regions=tuple(regions)) if op.regions else op
+        if not isinstance(op.attrs, MemoryAttrs) or op.attrs.mask is None or not self.is_masked(op):
+            return op
+        operands = tuple(0 if at == op.attrs.mask else each for at, each in enumerate(op.operands))
+        return dataclasses.replace(op, operands=operands, attrs=dataclasses.replace(op.attrs, mask=None))
 
     def _is_position(self, value: Operand) -> bool:
         made = self._made(value)

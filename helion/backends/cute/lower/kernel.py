@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from .... import exc
 from ...._compiler.decisions import Decisions
 from ...._compiler.host.analysis import overwritten
-from ...._compiler.ir.grammar import HostTensor, Program
+from ...._compiler.ir.grammar import Program
 from ...._compiler.passes.always.simplify import drop_dead
 from ...._shapes import Expr, Number, hint_of
 from ....hardware import Target
@@ -20,10 +20,10 @@ from ..plan.kernel import CutePlan
 from ..plan.records import TMA_ALIGNMENT_BYTES, Batch
 from ..plan.refusal import Refusal
 from ..plan.runtime import multiple_of, shown
-from ..plan.scales import Ends
+from ..plan.scales import LONGEST, Ends
 from .batch import Batched, Level, without_batch
 from .chain import EXAMPLE_MULTIPLE
-from .groups import GroupedK, described_groups, without_groups, without_groups_of_k
+from .groups import Grouped, GroupedK, described_groups, without_groups, without_groups_of_k
 from .held import with_loop
 from .names import as_written
 from .numbers import dividing, equal, example, known
@@ -95,10 +95,7 @@ def _of_groups_or_batch(program: Program, pairs: Mapping[int, bool]) -> Product:
     product = _of_terms(looped.program, batched.strides, picked.picks, pairs)
     if looped.held:
         product = dataclasses.replace(product, depth=product.problem.line)
-    if grouped.offsets is not None:
-        product = _of_groups(product, batched, grouped.block, grouped.offsets)
-    else:
-        product = _side_by_side(product, batched)
+    product = _of_groups(product, batched, grouped) if grouped.offsets is not None else _side_by_side(product, batched)
     return _renamed(product, {each: pick.tensor.id for each, pick in picked.picks.items()})
 
 
@@ -168,10 +165,11 @@ def _begun(product: Product, starts: Mapping[int, Start]) -> Product:
     return _renamed(product, {each: start.tensor for each, start in starts.items()})
 
 
-def _of_groups(product: Product, batched: Batched, rows: int, offsets: HostTensor) -> Product:
+def _of_groups(product: Product, batched: Batched, grouped: Grouped) -> Product:
     """Return the product of groups of rows, in place of a batch."""
-    problem = product.problem
-    if product.blocks[0] != rows:
+    problem, offsets = product.problem, grouped.offsets
+    assert offsets is not None
+    if product.blocks[0] != grouped.block:
         raise Refusal(
             f"{offsets.name} is of groups of what is contiguous in {problem.names[2]}; of rows it is implemented"
         )
@@ -182,8 +180,12 @@ def _of_groups(product: Product, batched: Batched, rows: int, offsets: HostTenso
         raise Refusal("groups of rows are implemented where they select matrices of the right operand alone")
     if any(batched.program.tensors[output].storage == offsets.storage for output in product.outputs):
         raise Refusal(f"{offsets.name} shares memory with an output")
-    groups = described_groups(offsets, level.size)
-    product = dataclasses.replace(product, problem=dataclasses.replace(problem, groups=groups), offsets=offsets.id)
+    groups, longest, runtime = described_groups(offsets, level.size), grouped.longest, product.runtime
+    if longest is not None:
+        groups = dataclasses.replace(groups, longest=example(longest))
+        runtime = (*runtime, (LONGEST, longest)) if isinstance(longest, Expr) else runtime
+    problem = dataclasses.replace(problem, groups=groups, runtime=tuple(name for name, _ in runtime))
+    product = dataclasses.replace(product, problem=problem, offsets=offsets.id, runtime=runtime)
     return _side_by_side(product, batched)
 
 

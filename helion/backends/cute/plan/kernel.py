@@ -15,7 +15,7 @@ from .records import Finish, GemmPlan, Prepared, RowFinish, TileFinish
 from .reductions import exchanges
 from .report import memory_lines, pipeline_lines, role_lines
 from .runtime import SIZES
-from .scales import Scale
+from .scales import LONGEST, Scale
 from .shared import shared_bytes, shared_memory
 from .workspace import workspace_bytes
 
@@ -72,8 +72,9 @@ def _product_lines(plan: CutePlan) -> list[str]:
     lines += [_prepared(each) for each in (gemm.prepare.operands if gemm.prepare is not None else ())]
     if problem.groups is not None:
         groups = varying.get("batches", problem.groups.size)
+        most = "" if problem.groups.longest is None else f"at most {varying.get(LONGEST, problem.groups.longest)} "
         lines.append(
-            f"  tile scheduler: rows of {groups} groups from {problem.groups.name}, as many tiles as they need"
+            f"  tile scheduler: {most}rows of {groups} groups from {problem.groups.name}, as many tiles as they need"
         )
     operands = [f"{each.name} ({each.kind}, {each.dtype})" for each in problem.epilogue.operands]
     if problem.ends is not None and problem.ends.groups is not None:

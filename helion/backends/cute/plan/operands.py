@@ -28,6 +28,7 @@ from .records import (
     Prepared,
 )
 from .refusal import Refusal
+from .scales import LONGEST
 
 MAX_MATRICES = 65535
 """CTAs along the second dimension of a grid (CUDA programming guide)."""
@@ -75,9 +76,8 @@ def check_copies(plan: GemmPlan) -> None:
 
 def needs_registers(problem: GemmProblem) -> bool:
     """Return whether only the warps that multiply may convert its copied operands."""
-    return bool(problem.copied and (problem.runtime or problem.scales)) or any(
-        each.is_packed for each in problem.copied
-    )
+    unknown = {*problem.runtime} - {LONGEST}
+    return bool(problem.copied and (unknown or problem.scales)) or any(each.is_packed for each in problem.copied)
 
 
 def check_known(problem: GemmProblem) -> None:

@@ -1,6 +1,6 @@
 """Sizes and strides of a GEMM: those known only at launch, and checks of strides and of parts of a problem.
 
-Numbers known only at launch are ``size_m``, ``size_n``, ``size_k`` and ``batches``, and ``pitch_`` and ``batch_stride_`` with the label of an
+Numbers known only at launch are ``size_m``, ``size_n``, ``size_k``, ``batches`` and ``longest``, and ``pitch_`` and ``batch_stride_`` with the label of an
 operand or output: parameters of the kernel have these names.
 """
 
@@ -15,7 +15,7 @@ from .epilogue import ROW_NUMBER, EpilogueOperand, EpilogueOutput
 from .finish import ROWS
 from .records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, Batch, Choice, GemmPlan, GemmProblem, Groups
 from .refusal import Refusal
-from .scales import ATOM_BLOCKS, ATOM_LINES, MICRO_FORMATS, SCALE_DTYPES, BlockScales, Ends, micro_block
+from .scales import ATOM_BLOCKS, ATOM_LINES, LONGEST, MICRO_FORMATS, SCALE_DTYPES, BlockScales, Ends, micro_block
 
 MAX_EXTENT = 2**31 - 1
 """Tile coordinates are 32-bit."""
@@ -26,7 +26,7 @@ MAX_TERMS = 12
 """Matmuls of a sum: each has TMA descriptors of its own among the parameters of the kernel."""
 MAX_BATCH_DIMENSIONS = 3
 """Dimensions of TMA after rows and columns."""
-SIZES = ("size_m", "size_n", "size_k", "batches")
+SIZES = ("size_m", "size_n", "size_k", "batches", LONGEST)
 MAX_INT8_K = 2**17 - 1
 """Products of two int8 numbers, up to 2**14 each, whose sum int32 holds."""
 
@@ -97,12 +97,19 @@ def filled(problem: GemmProblem, numbers: Mapping[str, int]) -> GemmProblem:
             more=tuple(more),
             outer=batch.outer,
         ),
-        groups=None
-        if problem.groups is None
-        else dataclasses.replace(problem.groups, size=known("batches", problem.groups.size)),
+        groups=_filled_groups(problem, known),
         ends=_filled_ends(problem, known),
         runtime=(),
     )
+
+
+def _filled_groups(problem: GemmProblem, known: Callable[[str, int], int]) -> Groups | None:
+    """Return the groups of rows of a launch."""
+    groups = problem.groups
+    if groups is None:
+        return None
+    longest = None if groups.longest is None else known(LONGEST, groups.longest)
+    return dataclasses.replace(groups, size=known("batches", groups.size), longest=longest)
 
 
 def _filled_ends(problem: GemmProblem, known: Callable[[str, int], int]) -> Ends | None:

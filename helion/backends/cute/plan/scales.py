@@ -24,18 +24,24 @@ ATOM_COLUMNS = 4
 """Columns of tensor memory of an atom."""
 
 
+LONGEST = "longest"
+"""The name of the most rows of a group among the numbers that a launch passes."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Groups:
     """Groups of the rows of A and of the outputs, or of K: tiles have rows of one group each.
 
     The offsets are ``size`` + 1 numbers on the device, with a stride of ``pitch`` elements. Number g is the first row of
-    group g, and number g + 1 the row after its last one.
+    group g, and number g + 1 the row after its last one. No more than ``longest`` rows of a group are computed, if that
+    is given.
     """
 
     name: str
     size: int
     dtype: str
     pitch: int = 1
+    longest: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

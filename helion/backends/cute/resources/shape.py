@@ -27,11 +27,10 @@ from ..plan.finish import with_most_rows
 from ..plan.operands import gains_by_turning
 from ..plan.records import TMA_ALIGNMENT_BYTES, Batch, GemmProblem, Groups, Major, Term
 from ..plan.scales import MICRO_FORMATS, Ends
+from .groups import has_groups_of_k, rows_of_groups, without_offsets
 from .picks import LINES, is_picked, with_picks
 from .scales import block_scales, blocks_of_k, depth_of, fixed_size, scale_loads
 from .sources import copied_operands, has_one_source, load_of, multiplied_dtype, sums_along_k
-
-OFFSETS = (torch.int32, torch.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +189,7 @@ def _sides(facts: KernelFacts) -> _Sides | str:
         return "the matmuls of the kernel have different tiles"
     nested = bool(blocks_of_k(fact, facts))
     m, n = (_extent(facts, axis) for axis in (fact.m_axis, fact.n_axis))
-    all_rows = _rows_of_groups(fact, facts) if m is None else None
+    all_rows = rows_of_groups(fact, facts)
     parts = _parts_of_k(facts, fact)
     k = depth_of(fact, facts) if nested or parts is not None else _extent(facts, fact.k_axis)
     whole = _whole_axis(fact, facts)
@@ -200,7 +199,7 @@ def _sides(facts: KernelFacts) -> _Sides | str:
     columns = _tile(facts, fact.n_axis) if whole is None else whole
     if rows is None or columns is None or inner is None:
         return "M, N and K of the matmul are not three tiles, nor is N a whole dimension"
-    m = all_rows if m is None else m
+    m = m if all_rows is None else all_rows
     if m is None or n is None or k is None:
         return "an extent of the matmul depends on data"
     return _Sides(
@@ -216,18 +215,8 @@ def _sides(facts: KernelFacts) -> _Sides | str:
         held=held,
         terms=_more_terms(facts),
         parts=parts,
-        of_groups=_has_groups_of_k(facts, fact),
+        of_groups=has_groups_of_k(facts, fact),
     )
-
-
-def _has_groups_of_k(facts: KernelFacts, fact: MatmulFact) -> bool:
-    """Return whether K is that of groups of a batch: programs load the first element of a group and the one after its
-    last, and operands are the same for all."""
-    single = [op for op in facts.memory_ops if op.kind == "load" and not op.tile_axes and op.dtype in OFFSETS]
-    operands = [load_of(facts, slot) for slot in (fact.lhs_slot, fact.rhs_slot)]
-    tiles = {fact.m_axis, fact.n_axis, fact.k_axis}
-    shared = all(op is not None and {*op.subscript_axes, *op.tile_axes} <= tiles for op in operands)
-    return shared and len(single) == 2 and len({op.storage for op in single}) == 1
 
 
 def _parts_of_k(facts: KernelFacts, fact: MatmulFact) -> int | None:
@@ -238,14 +227,6 @@ def _parts_of_k(facts: KernelFacts, fact: MatmulFact) -> int | None:
     indexed = {axis for op in accessed for axis in (*op.subscript_axes, *op.tile_axes)}
     rest = [at for at, axis in enumerate(facts.axes) if axis.on_grid and at not in indexed]
     return rest[0] if len(rest) == 1 and all(op.kind != "store" for op in accessed) else None
-
-
-def _rows_of_groups(fact: MatmulFact, facts: KernelFacts) -> int | None:
-    """Return the rows of the left operand, if a loop over rows has bounds on the device."""
-    left = load_of(facts, fact.lhs_slot)
-    if left is None or fact.m_axis is None or facts.axes[fact.m_axis].on_grid or fact.m_axis not in left.subscript_axes:
-        return None
-    return left.extents[left.subscript_axes.index(fact.m_axis)]
 
 
 def _stores(facts: KernelFacts, axes: tuple[int, int]) -> list[MemoryOpFact] | str:
@@ -293,7 +274,7 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
     left = load_of(facts, fact.lhs_slot)
     if sides.grouped and left is not None and left.static:
         walked[axes.index(sides.rows)] = None  # all rows are those of the operand
-    loads = _without_offsets(facts) if sides.grouped or sides.of_groups else facts
+    loads = without_offsets(facts) if sides.grouped or sides.of_groups else facts
     sums = tuple(sums_along_k(facts, fact, axes))
     products = _second(sides.others, _pitch(majors[1], n, k))
     scales = None if copied and not packed else block_scales(fact, facts, axes, k)
@@ -571,12 +552,6 @@ def _operands(facts: KernelFacts, axes: tuple[int, int]) -> Iterator[EpilogueOpe
             kind = "integers" if added else _kind(op, axes)
             pitch = _even(facts.axes[axes[1]].extent or 0) if kind in ("exact", "strided") else 1
             yield EpilogueOperand(name=f"operand_{op.slot}", kind=kind, dtype=dtype_name(op.dtype), pitch=pitch)
-
-
-def _without_offsets(facts: KernelFacts) -> KernelFacts:
-    """Return the facts without loads of single integers: those of the first rows of groups."""
-    kept = tuple(op for op in facts.memory_ops if op.tile_axes or op.dtype not in OFFSETS)
-    return replace(facts, memory_ops=kept)
 
 
 def _is_strided(op: MemoryOpFact) -> bool:
