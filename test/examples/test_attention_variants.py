@@ -11,12 +11,12 @@ from helion._testing import EXAMPLES_DIR, as_meta, import_path
 
 FOLDER = EXAMPLES_DIR / "attention_variants"
 EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "comparison")
-REFUSED = ("exclusive", "fp8")
+REFUSED = ("exclusive",)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compare values, and compile for Hopper by the cute backend, which refuses two forms."""
+    """Compare values, and compile for Hopper by the cute backend, which refuses one form."""
     monkeypatch.syspath_prepend(FOLDER)
     example, comparison = import_path(FOLDER / f"{name}.py"), import_path(FOLDER / "comparison.py")
     for kernel, args in example.cases():
