@@ -16,7 +16,42 @@ import helion
 import helion.language as hl
 
 from .._operators import INDICES, Operator, check, check_tensor
-from .attention import MASKED, check_scores, gradient_of_sinks
+from .attention import MASKED, check_scores, gradient_of_sinks, row_products_kernel
+
+#: A window that no sequence is longer than.
+ALL = 1 << 30
+#: Rows of a tile, and offsets that they are compared with at a time.
+ROWS, OFFSETS = 128, 32
+
+
+@helion.kernel(static_shapes=False)
+def varlen_ranges_kernel(
+    offsets: torch.Tensor, k_offsets: torch.Tensor, rows: int, window: int, causal: hl.constexpr
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the first key that each of `rows` rows sees, and the key after the last one; equal if it sees none.
+
+    The offsets `[B + 1]` do not decrease. `ALL` keys are a window without an end.
+    """
+    last = offsets.size(0) - 1
+    begins = torch.empty([rows], dtype=torch.int32, device=offsets.device)
+    ends = torch.empty([rows], dtype=torch.int32, device=offsets.device)
+    for tile in hl.tile(rows, block_size=ROWS):
+        row = tile.index.to(torch.int32)
+        after = hl.zeros([tile], dtype=torch.int32)  # 0 before the first sequence, B + 1 after the last one
+        for part in hl.tile(offsets.size(0), block_size=OFFSETS):
+            reached = offsets[part].to(torch.int32)[None, :] <= row[:, None]
+            after = after + torch.sum(reached, dim=-1).to(torch.int32)
+        begin = k_offsets[torch.clamp(after - 1, min=0)].to(torch.int32)
+        end = k_offsets[torch.clamp(after, max=last)].to(torch.int32)
+        if causal:
+            own = row + end - offsets[torch.clamp(after, max=last)].to(torch.int32)
+            earliest = begin
+            begin = torch.maximum(begin, own - (window - 1))
+            end = torch.maximum(torch.minimum(end, own + 1), earliest)
+            begin = torch.minimum(begin, end)
+        begins[tile] = begin
+        ends[tile] = end
+    return begins, ends
 
 
 @helion.kernel(static_shapes=False)
@@ -184,7 +219,7 @@ def _run_backward(
     grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     sinks, begins, ends, out, normalizers, *options = others
-    along = (grad.float() * out.float()).sum(-1).T.contiguous()
+    along = row_products_kernel(grad.transpose(0, 1), out.transpose(0, 1))
     first_rows, last_rows = _rows_of_keys(begins, ends, k.size(0))
     args = (grad, q, k, v, normalizers, along)
     of_keys = varlen_keys_backward_kernel(*args, first_rows, last_rows, *options)
@@ -192,6 +227,14 @@ def _run_backward(
     return of_queries, *of_keys, gradient_of_sinks(sinks, normalizers, along)
 
 
+_ranges = Operator(
+    "varlen_ranges(Tensor offsets, Tensor k_offsets, SymInt rows, SymInt window, bool causal) -> (Tensor, Tensor)",
+    varlen_ranges_kernel,
+    fake=lambda offsets, k_offsets, rows, *others: (
+        offsets.new_empty(rows, dtype=torch.int32),
+        offsets.new_empty(rows, dtype=torch.int32),
+    ),
+)
 _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? sinks, Tensor begins, Tensor ends"
 _OPTIONS = "SymInt shared, float scale, float softcap"
 _attention = Operator(
@@ -207,6 +250,7 @@ _backward = Operator(
     "-> (Tensor, Tensor, Tensor, Tensor)",
     varlen_queries_backward_kernel,
     varlen_keys_backward_kernel,
+    row_products_kernel,
     run=_run_backward,
     fake=lambda grad, q, k, v, sinks, *others: (
         *(t.new_empty(t.shape) for t in (q, k, v)),
@@ -228,25 +272,6 @@ def _gradients(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]
 
 
 _attention.differentiate(_save, _gradients)
-
-
-def _ranges(
-    offsets: torch.Tensor, k_offsets: torch.Tensor, rows: int, causal: bool, window: int | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the first key that each row sees, and the key after the last one, as int32; equal if it sees none."""
-    row = torch.arange(rows, dtype=torch.int32, device=offsets.device)
-    after = torch.searchsorted(offsets, row, right=True)  # 0 before the first sequence, B + 1 after the last one
-    row_ends = torch.cat((offsets, offsets[-1:])).to(torch.int32)[after]
-    bounds = torch.cat((k_offsets[:1], k_offsets, k_offsets[-1:])).to(torch.int32)
-    begins, ends = bounds[after], bounds[after + 1]
-    if causal:
-        own = row + ends - row_ends
-        earliest = begins
-        if window is not None:
-            begins = torch.maximum(begins, own - (window - 1))
-        ends = torch.maximum(torch.minimum(ends, own + 1), earliest)
-        begins = torch.minimum(begins, ends)
-    return begins, ends
 
 
 def varlen_attention(
@@ -304,7 +329,8 @@ def varlen_attention(
         check_tensor(op, "k_offsets", k_offsets, dtypes=INDICES, shape=offsets.shape, like=q)
     check_scores(op, q, heads, causal, window, softcap, sinks)
     factor = 1 / math.sqrt(depth) if scale is None else float(scale)
-    ranges = _ranges(offsets, offsets if k_offsets is None else k_offsets, q.size(0), causal, window)
+    k_offsets = offsets if k_offsets is None else k_offsets
+    ranges = _ranges(offsets, k_offsets, q.size(0), ALL if window is None else min(window, ALL), causal)
     out: torch.Tensor
     out, _ = _attention(q, k, v, sinks, *ranges, heads // groups, factor, float(softcap or 0))
     return out
