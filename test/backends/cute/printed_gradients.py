@@ -207,11 +207,12 @@ def _run(plan, names, owned, streamed, outputs, tile, group, head, dtype) -> Non
 
 
 def _finished_sum(plan: BackwardPlan, names: dict[str, Any], product: torch.Tensor) -> torch.Tensor:
-    """Return a block's gradient after its formula, which consumer groups apply to 64 columns each."""
+    """Return a block's gradient after its formula, which consumer groups apply to 64 columns each, or to some rows transposed."""
     assert plan.problem.atomic is not None
     formula = plan.problem.atomic.finish
-    for part in product.split(64, dim=1) if formula.instructions else ():
-        elements = _elements(64)
+    parts = [each.t() for each in product.split(plan.keys // plan.groups)] if plan.turned else product.split(64, dim=1)
+    for part in parts if formula.instructions else ():
+        elements = _elements(part.shape[1])
         held = Held(_lanes(part[place]) for place in elements)
         names["finish_sum"](held, *(names[each] for each in arguments_of(formula)))
         for place, value in zip(elements, held, strict=True):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -108,9 +110,37 @@ class Written(dict):
         super().__init__()
         self.place = place
 
-    def __setitem__(self, at: tuple[int, int, int], value: object) -> None:
+    def __setitem__(self, at: tuple[int, int, int] | int, value: object) -> None:
+        if isinstance(at, int):
+            at = (128 * at, 0, 0)
         i, row, half = at
         super().__setitem__(self.place + i + 256 * row + 2048 * half, value)
+
+
+def test_transposed_sums_are_stored_where_the_copy_engine_reads_them() -> None:
+    """The same of a transposed accumulator: rows of 64 bytes, two of which are one line of banks. Each store has all banks."""
+    names: dict[str, object] = {"cutlass": CUTLASS}
+    plan = SimpleNamespace(keys=96, groups=GROUPS)
+    for lines in atomic._turned_stores(plan):  # type: ignore[arg-type]
+        exec("\n".join(lines), names)
+    places, store = names["sum_places"], names["store_sum"]
+    memory: dict[int, object] = {}
+    for group, warp in itertools.product(range(GROUPS), range(4)):
+        orders = []
+        for lane in range(32):
+            elements = [(lane // 4 + e // 2 % 2 * 8, e // 4 * 8 + lane % 4 * 2 + e % 2) for e in range(24)]
+            written = [Written(place) for place in places(lane, warp, group)]  # type: ignore[operator]
+            numbers = [torch.tensor(64 * (48 * group + row) + 16 * warp + column) for column, row in elements]
+            store(numbers, written, lane % 2 == 1)  # type: ignore[operator]
+            orders.append([place for part in written for place in part])
+            for part in written:
+                assert not memory.keys() & part.keys(), "stores meet"
+                memory |= part
+        assert all(len({place % BANKS for place in step}) == BANKS for step in zip(*orders, strict=True))
+    for group, row, column in itertools.product(range(GROUPS), range(48), range(64)):
+        part = (column % 16 // 4) ^ (row // 2 % 4)
+        place = (4 * group + column // 16) * 768 + row * 16 + part * 4 + column % 4
+        assert memory[place] == 64 * (48 * group + row) + column
 
 
 def test_sums_are_stored_where_the_copy_engine_reads_them() -> None:

@@ -31,8 +31,8 @@ def problem(name: str) -> BackwardProblem:
     return bound_of(case_of(name)).plan().backward.problem
 
 
-def plan(name: str, groups: int = 2, **changes: object) -> BackwardPlan:
-    return plan_backward(problem(name), BackwardChoice(groups=groups, keys=64, **changes), HOPPER)  # type: ignore[arg-type]
+def plan(name: str, groups: int = 2, keys: int = 64, **changes: object) -> BackwardPlan:
+    return plan_backward(problem(name), BackwardChoice(groups=groups, keys=keys, **changes), HOPPER)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", [QUERIES, KEYS, "keys", "queries, capped in a window"])
@@ -44,7 +44,9 @@ def test_programs_are_right(name: str) -> None:
 def test_programs_that_add_to_memory_are_right() -> None:
     for stages, scheduler in itertools.product((2, 3), ("static", "dynamic")):
         verify_backward(backward_program(plan(ALL, stages=stages, scheduler=scheduler)))
-    verify_backward(backward_program(plan("all, 64 and 96 dimensions", groups=1)))
+    turned = plan("all, 64 and 96 dimensions", keys=96)
+    assert turned.turned
+    verify_backward(backward_program(turned))
 
 
 def masked_as_free(step: g.Step) -> tuple[g.Step, ...]:
@@ -219,7 +221,7 @@ def test_choices_that_do_not_fit_are_refused(changes: dict[str, int], message: s
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"groups": 1}, "tiles of 64 rows; a kernel that adds to dq_6, of 128 dimensions, has as many rows"),
+        ({"groups": 1}, "tiles of 64 rows; a kernel that adds to dq_6, of 128 dimensions, has tiles of 128"),
         ({"keys": 80}, "blocks of 80 rows; a kernel that adds to dq_6 has blocks of 64"),
     ],
 )

@@ -15,10 +15,9 @@ from ...._compiler.facts.records import KernelFacts
 from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
 from ..plan.attention.backward import (
-    ATOMIC_COLUMNS,
-    ATOMIC_KEYS,
     SHORTEST_KEYS,
     BackwardChoice,
+    atomic_tile,
 )
 from ..plan.attention.build import KEY_STEP, REGISTERS
 from ..plan.attention.records import Scheduler
@@ -70,12 +69,12 @@ def _allows(shape: BackwardShape, choice: BackwardChoice) -> bool:
 def choices(shape: BackwardShape, target: Target) -> Iterator[BackwardChoice]:
     """Yield choices that fit; among equally fast ones the first wins."""
     needed = -(-shape.rows // WGMMA_ROWS)
-    for groups in (each for each in GROUPS if each <= needed):
-        if shape.atomic and shape.atomic != groups * ATOMIC_COLUMNS:
-            continue
-        longest = ATOMIC_KEYS if shape.atomic else MOST[len(shape.gradients)]
-        sizes = [keys for keys in range(longest, SHORTEST_KEYS - 1, -KEY_STEP) if _fits(shape, groups, keys, target)]
-        for keys in [each for each in sizes if each >= LEAST] or ([] if shape.atomic else sizes):
+    own, longest = atomic_tile(shape.atomic, shape.gradients, shape.draws > 0) if shape.atomic else (0, 0)
+    for groups in (own,) if shape.atomic else (each for each in GROUPS if each <= needed):
+        longest = longest or MOST[len(shape.gradients)]
+        shortest = longest if shape.atomic else SHORTEST_KEYS
+        sizes = [keys for keys in range(longest, shortest - 1, -KEY_STEP) if _fits(shape, groups, keys, target)]
+        for keys in [each for each in sizes if each >= LEAST] or sizes:
             differ = shape.loaded or (shape.hidden and (len(shape.gradients) > 1 or shape.is_wide))
             schedulers = SCHEDULERS[differ]
             yield from (BackwardChoice(groups=groups, keys=keys, scheduler=each) for each in schedulers)

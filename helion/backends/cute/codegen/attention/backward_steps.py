@@ -12,7 +12,7 @@ from ...roles.attention import grammar as a
 from ...roles.attention.grammar import BackwardProgram
 from ..writer import Writer
 from . import spans
-from .atomic import BOX, WARPS
+from .atomic import BOX, WARPS, sum_name
 from .backward import finish_arguments, registers, values_arguments, values_name
 from .formula import arguments_of, head_axes
 from .softmax import has_masks
@@ -212,8 +212,13 @@ def _(out: Writer, program: BackwardProgram, step: a.AllRows) -> None:
 
 @_rule(a.WriteLeft)
 def _(out: Writer, program: BackwardProgram, step: a.WriteLeft) -> None:
-    part = f"{_WRITTEN} * {program.plan.groups} + group"
-    out.line(f"cute.copy(exchange_copy, exchange_registers, exchange_part[None, None, None, {part}])")
+    groups, part = program.plan.groups, f"{_WRITTEN} * {program.plan.groups} + group"
+    if not program.plan.turned:
+        out.line(f"cute.copy(exchange_copy, exchange_registers, exchange_part[None, None, None, {part}])")
+        return
+    for at in range(groups):
+        target = f"exchange_part[None, None, None, ({part}) * {groups} + {at}]"
+        out.line(f"cute.copy(exchange_copy, exchange_registers[{at}], {target})")
 
 
 @_rule(a.PublishLeft)
@@ -232,16 +237,16 @@ def _(out: Writer, program: BackwardProgram, step: a.WaitExchange) -> None:
 
 @_rule(a.SumMma)
 def _(out: Writer, program: BackwardProgram, step: a.SumMma) -> None:
-    out.line(f"multiply_sum(product_1, sum_left, sum_right, {_FORMER}, group)")
+    out.line(f"multiply_sum({sum_name(program.plan)}, sum_left, sum_right, {_FORMER}, group)")
 
 
 @_rule(a.WriteSum)
 def _(out: Writer, program: BackwardProgram, step: a.WriteSum) -> None:
-    atomic = program.plan.problem.atomic
+    atomic, name = program.plan.problem.atomic, sum_name(program.plan)
     assert atomic is not None
     if atomic.finish.instructions:
-        out.line(f"finish_sum({', '.join(['product_1', *arguments_of(atomic.finish)])})")
-    out.line("store_sum(product_1, written, odd_row)")
+        out.line(f"finish_sum({', '.join([name, *arguments_of(atomic.finish)])})")
+    out.line(f"store_sum({name}, written, {'odd_pair' if program.plan.turned else 'odd_row'})")
 
 
 @_rule(a.AddSum)
@@ -253,10 +258,18 @@ def _(out: Writer, program: BackwardProgram, step: a.AddSum) -> None:
         axes[-1] = "former_repeat"
     places = [mode.at.text(tuple(axes)) for mode in problem.atomic.matrix.modes]
     width = ATOMIC_COLUMNS // BOX[1]
-    for column in range(width):
-        source = f"group * {WARPS * width} + {column * WARPS} + group_warp"
-        target = ", ".join(["None", f"former * {WARPS} + group_warp", f"group * {width} + {column}", *places])
-        out.line(f"cute.copy(tma_sum, from_sum[None, {source}], to_sum[{target}])")
+    copies = [
+        (
+            f"group * {WARPS * width} + {at * WARPS} + group_warp",
+            f"former * {WARPS} + group_warp",
+            f"group * {width} + {at}",
+        )
+        for at in range(width)
+    ]
+    if program.plan.turned:
+        copies = [(f"group * {WARPS} + group_warp", f"former * {program.plan.groups} + group", "group_warp")]
+    for source, *target in copies:
+        out.line(f"cute.copy(tma_sum, from_sum[None, {source}], to_sum[{', '.join(['None', *target, *places])}])")
     out.line("cute.arch.cp_async_bulk_commit_group()")
 
 

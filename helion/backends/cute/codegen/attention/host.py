@@ -12,7 +12,7 @@ from ...plan.dtypes import NUMBER, SEED
 from ...plan.records import WGMMA_ROWS
 from ..setups import dsl
 from . import quads, spans, splits
-from .atomic import BOX, exchange_layout, sum_layout
+from .atomic import box, exchange_layout, sum_layout
 
 SCALARS = {NUMBER: "cutlass.Float32", SEED: "cutlass.Int64"}
 """Types of scalars in the kernel, by kind."""
@@ -134,7 +134,7 @@ def backward_matrices(plan: BackwardPlan) -> list[str]:
             *_matrix("sum", problem.atomic.label, problem.atomic.matrix, problem.keys),
             f"layout_sum = {sum_layout(plan)}",
             "tma_sum, tensor_sum = cpasync.make_tiled_tma_atom(",
-            f"    cpasync.CopyReduceBulkTensorTileS2GOp(), matrix_sum, cute.select(layout_sum, mode=[0, 1]), {BOX}",
+            f"    cpasync.CopyReduceBulkTensorTileS2GOp(), matrix_sum, cute.select(layout_sum, mode=[0, 1]), {box(plan)}",
             ")",
             f"layout_exchange = {exchange_layout(plan)}",
         ]

@@ -193,6 +193,8 @@ class BackwardProblem(ScoreProblem):
 
 ATOMIC_KEYS = 64
 """Streamed rows of a block whose gradient is added to memory: those of one MMA."""
+TURNED_KEYS = 96
+"""The same where MMAs compute the gradient transposed: the most whose accumulators two consumer groups hold."""
 ATOMIC_COLUMNS = 64
 """Columns of that gradient that a consumer group computes."""
 EXCHANGE_STAGES = 2
@@ -298,6 +300,13 @@ class BackwardPlan(ScorePlan):
         return self.problem.spans_keys
 
     @property
+    def turned(self) -> bool:
+        """True if MMAs compute the gradient that is added to memory transposed: consumer groups share its streamed rows, since
+        it has no 64 columns for each."""
+        atomic = self.problem.atomic
+        return atomic is not None and atomic.matrix.columns < ATOMIC_COLUMNS * self.groups
+
+    @property
     def overlap(self) -> bool:
         """True if the MMAs of a block's gradient are in flight while the next block's first product is issued. Those of two
         gradients are not, since ptxas serializes MMAs with two accumulators in flight at a loop's edge."""
@@ -355,24 +364,33 @@ def _check_choice(problem: BackwardProblem, choice: BackwardChoice) -> None:
 
 
 def _check_atomic_choice(problem: BackwardProblem, atomic: AtomicSum, choice: BackwardChoice) -> None:
-    columns = problem.owned[atomic.right].columns
-    if ATOMIC_COLUMNS * choice.groups != columns:
+    columns = [problem.streamed[each.right].columns for each in problem.gradients]
+    groups, keys = atomic_tile(problem.owned[atomic.right].columns, columns, problem.draws)
+    if choice.groups != groups:
         raise Refusal(
-            f"tiles of {WGMMA_ROWS * choice.groups} rows; a kernel that adds to {atomic.matrix.name}, of {columns} dimensions,"
-            f" has as many rows"
+            f"tiles of {WGMMA_ROWS * choice.groups} rows; a kernel that adds to {atomic.matrix.name}, of"
+            f" {atomic.matrix.columns} dimensions, has tiles of {WGMMA_ROWS * groups}"
         )
-    if choice.keys != ATOMIC_KEYS:
-        raise Refusal(
-            f"blocks of {choice.keys} rows; a kernel that adds to {atomic.matrix.name} has blocks of {ATOMIC_KEYS}"
-        )
+    if choice.keys != keys:
+        raise Refusal(f"blocks of {choice.keys} rows; a kernel that adds to {atomic.matrix.name} has blocks of {keys}")
+
+
+def atomic_tile(added: int, columns: Sequence[int], draws: bool = False) -> tuple[int, int]:
+    """Return the consumer groups and the streamed rows of a block where the gradient of streamed rows, of ``added`` columns, is
+    added to memory. ``columns`` are those of the tile's own gradients."""
+    fits = estimated_registers(columns, TURNED_KEYS, atomic=True, draws=draws) <= REGISTERS[2][1]
+    if added == ATOMIC_COLUMNS and fits:
+        return 2, TURNED_KEYS
+    return max(1, added // ATOMIC_COLUMNS), ATOMIC_KEYS
 
 
 def least_choice(problem: BackwardProblem) -> BackwardChoice:
     """Return the choice of the fewest registers and the least shared memory."""
     if problem.atomic is None:
         return BackwardChoice(groups=1, keys=KEY_STEP)
-    groups = max(1, problem.owned[problem.atomic.right].columns // ATOMIC_COLUMNS)
-    return BackwardChoice(groups=groups, keys=ATOMIC_KEYS)
+    columns = [problem.streamed[each.right].columns for each in problem.gradients]
+    groups, keys = atomic_tile(problem.owned[problem.atomic.right].columns, columns, problem.draws)
+    return BackwardChoice(groups=groups, keys=keys)
 
 
 def backward_registers(problem: BackwardProblem, keys: int) -> int:
