@@ -8,6 +8,8 @@ import pytest
 import torch
 from ops.table import ROUNDED, Case, cases, gradients
 
+import helion
+from helion.ops.kernels import attention as attention_kernels
 from helion.ops.kernels import experts, recurrences
 from helion.testing import check
 
@@ -71,3 +73,19 @@ def test_numbers_in_order(slots: int, count: int, dtype: torch.dtype) -> None:
     torch.testing.assert_close(order.long(), wanted)
     torch.testing.assert_close(places.long(), torch.argsort(wanted))
     torch.testing.assert_close(offsets.long(), torch.searchsorted(by_expert, torch.arange(count + 1, dtype=dtype)))
+
+
+@pytest.mark.parametrize("backend", ["triton", "cute"])
+def test_one_kernel_computes_all_gradients_of_attention(backend: str) -> None:
+    """Compare it with the kernels of queries, and of keys and values, which add in the same order."""
+    torch.manual_seed(0)
+    shapes = ((4, 70), (4, 70), (2, 90), (2, 90))
+    tensors = [(torch.randn(heads, rows, 64) + 0.2).bfloat16() for heads, rows in shapes]
+    given = (*tensors, torch.randn(4, 70) + 9, torch.randn(4, 70) / 10, 2, None, True, 0, 0.0)
+    together = helion.kernel(attention_kernels.attention_keys_backward_kernel.fn, backend=backend, static_shapes=False)
+    grad_k, grad_v, sums = together(*given, True)
+    wanted = attention_kernels.attention_queries_backward_kernel(*given)
+    for one, other in zip((grad_k, grad_v), attention_kernels.attention_keys_backward_kernel(*given), strict=True):
+        assert (one.double() - other.double()).norm() < 1e-3 * other.double().norm()
+    assert sums.dtype == torch.float32
+    assert (sums.double() - wanted.double()).norm() < 3e-3 * wanted.double().norm()

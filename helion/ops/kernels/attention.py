@@ -15,11 +15,17 @@ import torch
 import helion
 import helion.language as hl
 
+from ...backends import GENERAL
 from .._operators import Operator, check, check_tensor, rows
 
 #: Maximum of a row that has seen no key, below all scores. It is finite, so that rows whose first tiles are masked have
 #: no NaN.
 MASKED = -1e30
+#: Dimensions of heads for which one kernel of all gradients is the fastest.
+TOGETHER = 64, 128
+#: Kernels with arguments by whether the general backend runs them, and the most of these that are remembered.
+_GENERAL: dict[tuple[Any, ...], bool] = {}
+MOST_KNOWN = 1024
 
 
 @helion.kernel(static_shapes=False)
@@ -103,8 +109,12 @@ def attention_keys_backward_kernel(
     causal: hl.constexpr,
     window: hl.constexpr,
     softcap: hl.constexpr,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the gradients of `k[G, N, D]` and `v[G, N, E]`; `along[H, M]` is the sum of `grad * out` of each row."""
+    together: hl.constexpr = False,
+) -> tuple[torch.Tensor, ...]:
+    """Compute the gradients of `k[G, N, D]` and `v[G, N, E]`; `along[H, M]` is the sum of `grad * out` of each row.
+
+    With `together` also that of `q[H, M, D]` in fp32, which programs add to memory in any order.
+    """
     m = q.size(1)
     groups, n = k.size(0), k.size(1)
     depth, width = hl.specialize(q.size(2)), hl.specialize(v.size(2))
@@ -112,6 +122,8 @@ def attention_keys_backward_kernel(
     later = n - m
     grad_k = torch.empty([groups, n, depth], dtype=k.dtype, device=k.device)
     grad_v = torch.empty([groups, n, width], dtype=v.dtype, device=v.device)
+    if together:
+        grad_q = torch.zeros(q.size(), dtype=torch.float32, device=q.device)
     for tile_g, tile_n in hl.tile([groups, n], block_size=[1, None]):
         group = tile_g.begin
         key, value = k[group, tile_n, :], v[group, tile_n, :]
@@ -138,10 +150,13 @@ def attention_keys_backward_kernel(
                 grad_scores = weights * (hl.dot(value, given.T) - along[head, tile_m][None, :])
                 if softcap:
                     grad_scores = grad_scores * (1 - tangent * tangent)
-                acc_k = hl.dot(grad_scores.to(query.dtype), query, acc=acc_k)
+                changes = grad_scores.to(query.dtype)
+                acc_k = hl.dot(changes, query, acc=acc_k)
+                if together:
+                    hl.atomic_add(grad_q, [head, tile_m, slice(None)], hl.dot(changes.T, key) * factor)
         grad_k[group, tile_n, :] = acc_k * factor
         grad_v[group, tile_n, :] = acc_v
-    return grad_k, grad_v
+    return (grad_k, grad_v, grad_q) if together else (grad_k, grad_v)
 
 
 @helion.kernel(static_shapes=False)
@@ -194,6 +209,30 @@ def attention_queries_backward_kernel(
     return grad_q
 
 
+def is_general(kernel: helion.Kernel, given: tuple[Any, ...]) -> bool:
+    """Return whether the general backend runs a kernel, remembered by what binding it depends on: that takes longer."""
+    tensors = ((each.shape, each.dtype, each.device) if torch.is_tensor(each) else each for each in given)
+    key = (kernel, *tensors)
+    if key not in _GENERAL:
+        if len(_GENERAL) >= MOST_KNOWN:
+            _GENERAL.clear()
+        _GENERAL[key] = kernel.bind(given).backend_on_gpu == GENERAL
+    return _GENERAL[key]
+
+
+def _runs_together(q: torch.Tensor, v: torch.Tensor, given: tuple[Any, ...]) -> bool:
+    """Return whether one kernel computes all gradients: five products of a block, and not seven, in any order of additions.
+
+    Windows and capped scores have two kernels, since no GPU has run one for them.
+    """
+    window, softcap = given[-2:]
+    of_size = (
+        q.is_cuda and q.size(2) == v.size(2) and q.size(2) in TOGETHER and q.dtype in (torch.bfloat16, torch.float16)
+    )
+    free = of_size and not (window or softcap) and not torch.are_deterministic_algorithms_enabled()
+    return free and not is_general(attention_keys_backward_kernel, (*given, True))
+
+
 def _run_backward(
     grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -201,7 +240,12 @@ def _run_backward(
     along = row_products_kernel(grad, out)
     args = (grad, q, k, v, normalizers, along, *options)
     of_sinks = gradient_of_sinks(sinks, normalizers, along)
-    return attention_queries_backward_kernel(*args), *attention_keys_backward_kernel(*args), of_sinks
+    keys_kernel: Any = attention_keys_backward_kernel
+    if _runs_together(q, v, args):
+        grad_k, grad_v, sums = keys_kernel(*args, True)
+        return sums.to(q.dtype), grad_k, grad_v, of_sinks
+    grad_k, grad_v = keys_kernel(*args)
+    return attention_queries_backward_kernel(*args), grad_k, grad_v, of_sinks
 
 
 def gradient_of_sinks(sinks: torch.Tensor | None, normalizers: torch.Tensor, along: torch.Tensor) -> torch.Tensor:
@@ -282,7 +326,8 @@ def attention(
     """Compute `softmax(scale * q @ k.T) @ v` per head.
 
     Query i has the position i + N - M, so that the last query is at the last key. fp32 tensors are multiplied in
-    TF32 on a GPU.
+    TF32 on a GPU. Gradients of heads of 128 dimensions may be added in any order on a GPU, unless torch is asked for
+    deterministic algorithms.
 
     Args:
         q: `[B, H, M, D]`; float32, bfloat16 or float16.

@@ -15,9 +15,8 @@ import torch
 import helion
 import helion.language as hl
 
-from ...backends import GENERAL
 from .._operators import INDICES, Operator, check, check_tensor
-from .attention import MASKED
+from .attention import MASKED, is_general
 
 #: Programs that a call should have: some for each SM of a large GPU.
 PROGRAMS = 512
@@ -32,9 +31,6 @@ LATENT_PROGRAMS = 128
 LATENT_WIDTH = 256
 #: Pages of a multiple of so many keys hold whole blocks of keys, as backends with TMA need them.
 PAGE_MULTIPLE = 16
-#: Kernels with arguments by whether the general backend runs them, and the most of these that are remembered.
-_GENERAL: dict[tuple[Any, ...], bool] = {}
-MOST_KNOWN = 1024
 #: A part of a sequence has a multiple of so many keys.
 LATENT_KEYS = 64
 
@@ -258,23 +254,12 @@ def _parts(programs: int, table: torch.Tensor, page: int, wanted: int = PROGRAMS
     return 1 << max(most, 1).bit_length() - 1  # a power of two, so that few kernels are compiled
 
 
-def _is_general(kernel: helion.Kernel, given: tuple[Any, ...]) -> bool:
-    """Return whether the general backend runs a kernel, remembered by what binding it depends on: that takes longer."""
-    tensors = ((each.shape, each.dtype, each.device) if torch.is_tensor(each) else each for each in given)
-    key = (kernel, *tensors)
-    if key not in _GENERAL:
-        if len(_GENERAL) >= MOST_KNOWN:
-            _GENERAL.clear()
-        _GENERAL[key] = kernel.bind(given).backend_on_gpu == GENERAL
-    return _GENERAL[key]
-
-
 def _run(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor, *options: Any
 ) -> torch.Tensor:
     page, scale = options
     given = q, k, v, table, lengths, page, q.size(0) * q.size(1) < FEW_PROGRAMS, scale
-    if page % PAGE_MULTIPLE == 0 and not _is_general(paged_kernel, given):
+    if page % PAGE_MULTIPLE == 0 and not is_general(paged_kernel, given):
         found: torch.Tensor = paged_kernel(*given)
         return found
     return _run_in_parts(q, k, v, table, lengths, page, scale)
@@ -296,7 +281,7 @@ def _run_contiguous(
 ) -> torch.Tensor:
     few = q.size(0) * q.size(1) < FEW_PROGRAMS
     given = q, k, v, lengths, few, scale
-    if few and _is_general(decode_kernel, given):
+    if few and is_general(decode_kernel, given):
         sequences = torch.arange(q.size(0), dtype=torch.int32, device=q.device)
         factor = q.size(3) ** -0.5 if scale is None else scale
         return _run_in_parts(q, k.flatten(0, 1), v.flatten(0, 1), sequences[:, None], lengths, k.size(1), factor)
@@ -310,7 +295,7 @@ def _run_latent(
     width, page, scale = options
     few = q.size(0) * -(-q.size(1) // LATENT_HEADS) < FEW_PROGRAMS
     given = q, cache, table, lengths, width, page, few, scale
-    if page % PAGE_MULTIPLE == 0 and not _is_general(latent_kernel, given):
+    if page % PAGE_MULTIPLE == 0 and not is_general(latent_kernel, given):
         whole: torch.Tensor = latent_kernel(*given)
         return whole
     slices = 1
