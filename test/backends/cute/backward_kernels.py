@@ -20,6 +20,7 @@ def gradient_of_queries(q, k, v, do, logsum, delta, causal: hl.constexpr):
     batch, heads, m, _ = q.size()
     n, shared = k.size(2), heads // k.size(1)
     dims = hl.specialize(q.size(3))
+    hl.specialize(v.size(3))
     scale = 1 / math.sqrt(dims)
     dq = torch.empty_like(q)
     for b, h, tile_m in hl.tile([batch, heads, m], block_size=[1, 1, None]):
