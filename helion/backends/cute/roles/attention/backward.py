@@ -91,6 +91,8 @@ def backward_program(plan: BackwardPlan) -> BackwardProgram:
 
 
 def _load_blocks(plan: BackwardPlan) -> Role:
+    """Build the role that loads blocks. It draws a tile after all blocks of the one before: the CTAs with the longest tiles draw
+    last then."""
     ticket: tuple[Step, ...] = (TakeTicket(),) if plan.scheduler == "dynamic" else ()
     whole = repeated(plan, loads_of_blocks())
     later = [NextPass(loads=True), *whole] * (len(plan.problem.passes) - 1)
@@ -101,7 +103,7 @@ def _load_blocks(plan: BackwardPlan) -> Role:
         program=(
             SetUp("load_blocks"),
             *(Cursor(f"{name}_fill", name, "producer") for name in STREAMED),
-            WorkLoop((*ticket, *whole, *later, HandOut())),
+            WorkLoop((*whole, *later, *ticket, HandOut())),
             *(Tail(f"{name}_fill") for name in STREAMED),
         ),
     )
