@@ -22,7 +22,7 @@ from .._operators import Operator, check, check_tensor, rows
 #: no NaN.
 MASKED = -1e30
 #: Dimensions of heads for which one kernel of all gradients is the fastest.
-TOGETHER = 64, 128
+TOGETHER = (128,)
 #: Kernels with arguments by whether the general backend runs them, and the most of these that are remembered.
 _GENERAL: dict[tuple[Any, ...], bool] = {}
 MOST_KNOWN = 1024

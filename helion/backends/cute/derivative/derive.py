@@ -31,7 +31,7 @@ from .indexed import Indexed, indexed_matrix
 from .scores import Input, Sink, factor_of, held_sink_of, inputs_of, made_by, score_of, sink_of
 from .text import Derived, Known, Saved
 
-TOGETHER = 64, 128
+TOGETHER = (128,)
 """Dimensions of heads for which one kernel of all gradients is faster than two: it computes five products of each block, and not
 seven (gradients named ``all`` in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
 
