@@ -49,6 +49,14 @@ def test_programs_that_add_to_memory_are_right() -> None:
     verify_backward(backward_program(turned))
 
 
+@pytest.mark.parametrize("name", [KEYS, ALL])
+def test_tiles_are_drawn_after_the_blocks_of_the_last(name: str) -> None:
+    """CTAs with the longest tiles would draw first else, and draw the longest of the others."""
+    load = next(role for role in backward_program(plan(name, scheduler="dynamic")).roles if role.name == "load")
+    (body,) = (step.body for step in load.program if isinstance(step, a.WorkLoop))
+    assert body[-2:] == (a.TakeTicket(), a.HandOut())
+
+
 def masked_as_free(step: g.Step) -> tuple[g.Step, ...]:
     return (dataclasses.replace(step, masked=False),) if isinstance(step, a.Weights) else (step,)
 
