@@ -37,10 +37,11 @@ DOCS: dict[str, str] = {
     "cute_row_ctas_per_sm": "CTAs per SM: the exchange of one overlaps the loads and stores of the other. More than 8 load their own rows.",
     "cute_row_keep": "Place of a row between passes: `registers`, or `shared` memory, from which it is read again.",
     "cute_row_ahead": "Reduce the next row before the exchange of a row is awaited: that needs memory for two rows.",
+    "cute_row_overlap": "Map a row with sums while the second one after it is reduced: that needs memory for three rows.",
 }
 
-SIMILAR = 4
-"""Decisions, of five, that a legal layout shares with the one that does not fit and that it replaces."""
+SIMILAR = 5
+"""Decisions, of six, that a legal layout shares with the one that does not fit and that it replaces."""
 LAYOUT = "warps, stages and copies of a row kernel follow from cute_row_cluster, cute_row_warps and the like"
 
 
@@ -73,6 +74,7 @@ def own_keys(shape: ProgramShape, program: Program, target: Target, settings: Se
             _field("cute_row_ctas_per_sm", [layout.choice.ctas_per_sm for layout in found]),
             _field("cute_row_keep", [layout.choice.keep for layout in found]),
             _field("cute_row_ahead", [layout.choice.ahead for layout in found]),
+            _field("cute_row_overlap", [layout.choice.overlap for layout in found]),
         ),
         absent=_absent(),
         verbatim=VERBATIM_PREFIX,
@@ -133,9 +135,10 @@ class RowSettling:
             cute_row_ctas_per_sm=best.ctas_per_sm,
             cute_row_keep=best.keep,
             cute_row_ahead=best.ahead,
+            cute_row_overlap=best.overlap,
         )
 
 
 def _common(one: RowChoice, other: RowChoice) -> int:
-    names = ("cluster", "warps", "ctas_per_sm", "keep", "ahead")
+    names = ("cluster", "warps", "ctas_per_sm", "keep", "ahead", "overlap")
     return sum(getattr(one, name) == getattr(other, name) for name in names)

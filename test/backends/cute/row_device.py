@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import threading
 import types
@@ -19,7 +20,8 @@ import numpy as np
 import torch
 from backends.cute.ptx import rounded_to
 
-from helion.backends.cute.codegen.rowwise.module import render
+from helion.backends.cute.codegen.rowwise.module import parameters, render
+from helion.backends.cute.codegen.rowwise.totals import parts_of, shared_parameters, width_of
 from helion.backends.cute.plan.rowwise.records import SIZE_M, SIZE_N, RowPlan
 from helion.backends.cute.roles.rowwise.program import row_program
 
@@ -226,7 +228,7 @@ class Cluster:
         replaced = (
             *("load_shared", "load_plane", "load_global", "store_shared", "store_words", "store_element", "bulk_load"),
             "bulk_load_where",
-            *("send", "put", "expect", "arrive", "await_cluster", "log2_approximate"),
+            *("send", "put", "expect", "arrive", "count_in", "await_cluster", "log2_approximate"),
             *("unpack_float16", "unpack_float8_e4m3fn", "pack_bfloat16", "pack_float16", "pack_float8_e4m3fn"),
         )
         found.update({name: getattr(self, name) for name in replaced if name in found})
@@ -275,6 +277,8 @@ class Cluster:
     def arrive(self, barrier: Any, inside: Any) -> None:
         for cta in range(self.ctas):
             self.barriers[cta][int(barrier)].arrive(int(self._each(inside)[self.cta == cta].sum()))
+
+    count_in = arrive
 
     def await_cluster(self, barrier: Any, phase: Any) -> None:
         self.wait(barrier, phase)
@@ -391,6 +395,25 @@ class Cluster:
         return words_of(torch.from_numpy(rows).to(dtype).view(torch.uint8).numpy().reshape(len(self.cta), -1))
 
 
+class TotalsCta(Cluster):
+    """A CTA of the kernel that adds up the sums over rows: all of its threads at once."""
+
+    def __init__(self, plan: RowPlan, memory: Memory, place: int, number: int) -> None:
+        super().__init__(plan, memory, number, 1)
+        self.place, self.ctas, self.loads = place, 1, 0
+        self.threads = parts_of(plan.problem) * width_of(plan.problem)
+        self.cta = np.zeros(self.threads, int)
+        self.role.cta = None
+
+    def run_once(self, text: str, arguments: Sequence[Any]) -> None:
+        names = self.names(text)
+        arch = names["cute"].arch
+        arch.thread_idx = lambda: (Int32(np.arange(self.threads)), 0, 0)
+        arch.block_idx = lambda: (self.place, self.number, 0)
+        arch.sync_threads = lambda: None
+        names["totals"](*arguments)
+
+
 class Pointer:
     def __init__(self, address: int, size: int) -> None:
         self.address, self.size = address, size
@@ -450,9 +473,15 @@ def run_rows(
     count = min(clusters, -(-m // (plan.layout.choice.rows * max(1, plan.problem.span))))
     for number in range(count):
         Cluster(plan, memory, number, count).run(text, arguments)
+    if plan.problem.totals:
+        known = dict(zip([name for name, _ in parameters(plan.problem)], arguments, strict=True))
+        given = [*(known[name] for name in shared_parameters(plan.problem)), -(-m // plan.problem.span)]
+        width = width_of(plan.problem)
+        for place, number in itertools.product(range(-(-n // width)), range(len(plan.problem.totals))):
+            TotalsCta(plan, memory, place, number).run_once(text, given)
     for (_, _, written), output, tensor in zip(memory.parts, plan.problem.outputs, outputs, strict=False):
         assert written is not None
-        rows = -(-m // plan.problem.span) if output.kind == "sum" else m
+        rows = {"sum": -(-m // max(1, plan.problem.span)), "total": 1}.get(output.kind, m)
         groups = {"group": plan.problem.epilogue.grouped[output.value], "pair": 2}.get(output.kind, 1)
         size = rows * (1 if output.kind == "column" else n // groups) * tensor.element_size()
         assert int(written.sum()) == size, f"{output.name}: {int(written.sum())} of {size} bytes are written"

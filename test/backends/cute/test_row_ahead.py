@@ -134,3 +134,41 @@ def test_a_config_reduces_rows_ahead() -> None:
     config = dict(cute_row_cluster=4, cute_row_warps=16, cute_row_ctas_per_sm=1, cute_row_keep="shared")
     chosen = helion.kernel(softmax, backend="cute", config=helion.Config(**config, cute_row_ahead=True))
     assert "the next one reduced ahead" in str(chosen.bind((x, out), target="h100").plan())
+
+
+OVERLAPPED = tuple(
+    RowChoice(cluster=cluster, warps=8, ctas_per_sm=1, keep="shared", overlap=True) for cluster in (1, 2)
+)
+
+
+def _overlapped(choice: RowChoice) -> r.RowProgram:
+    x = numbers(7, 1000)
+    return r.row_program(smaller(prepared(rms_gradients, (x, x[0], x, x, torch.empty(2, 1000)), choice, SPAN)[1]))
+
+
+@pytest.mark.parametrize("choice", OVERLAPPED, ids=str)
+def test_overlapped_rows_are_free_of_faults(choice: RowChoice) -> None:
+    for seed in range(9):
+        RowCluster(_overlapped(choice), tiles=seed, seed=seed).run()
+
+
+def test_overlapped_rows_need_four_stages_of_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RowLayout, "exchange_stages", property(lambda layout: 3))
+    with pytest.raises(Fault, match="message"):
+        for seed in range(60):
+            RowCluster(_overlapped(OVERLAPPED[1]), tiles=4, seed=seed).run()
+
+
+def test_cursors_of_rows_that_are_not_there_are_restored() -> None:
+    """A block of three rows moves the cursors of rows ahead by five."""
+    changed = edited(_overlapped(OVERLAPPED[1]), lambda step: () if isinstance(step, r.Restart) else (step,))
+    with pytest.raises(Fault):
+        RowCluster(changed, tiles=3, seed=0).run()
+
+
+def test_refusals_of_overlapped_rows() -> None:
+    x = tensor(64, 4096)
+    with pytest.raises(Refusal, match="only maps of rows with sums, in shared memory"):
+        _with_refusal(softmax, x, x, ahead=False, overlap=True)
+    with pytest.raises(Refusal, match="not reduced ahead as well"):
+        _with_refusal(softmax, x, x, overlap=True)

@@ -132,7 +132,7 @@ def prepared(
     kernel = rows_of(program_of(fn, *given))
     layout = layout_of(demand_of(kernel.problem), choice, H100)
     limits = {"shared_limit_bytes": H100.smem_per_block_bytes, "registers_per_sm": H100.registers_per_sm}
-    problem = dataclasses.replace(kernel.problem, span=span)
+    problem = dataclasses.replace(kernel.problem, span=span, late_sums=choice.overlap)
     return kernel, RowPlan(problem=problem, layout=layout, unit="wgmma", **limits)
 
 

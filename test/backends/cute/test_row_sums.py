@@ -65,13 +65,17 @@ CHOICES = (
     RowChoice(cluster=1, warps=4, keep="shared"),
     RowChoice(cluster=2, warps=8),
 )
+OVERLAPPED = (
+    RowChoice(cluster=1, warps=4, keep="shared", overlap=True),
+    RowChoice(cluster=2, warps=8, ctas_per_sm=1, keep="shared", overlap=True),
+)
 
 
 def _blocks(rows: torch.Tensor) -> torch.Tensor:
     return torch.stack([each.sum(0) for each in rows.split(SPAN)])
 
 
-@pytest.mark.parametrize("choice", CHOICES, ids=str)
+@pytest.mark.parametrize("choice", (*CHOICES, *OVERLAPPED), ids=str)
 @pytest.mark.parametrize(("dtype", "m", "n"), [(torch.bfloat16, 11, 1000), (torch.float32, 4, 1020)])
 def test_gradients_of_norms(choice: RowChoice, dtype: torch.dtype, m: int, n: int) -> None:
     x, grad, w = numbers(m, n, dtype=dtype), numbers(m, n, dtype=dtype, seed=1), numbers(n, dtype=dtype, seed=2)

@@ -51,5 +51,6 @@ def _proposal(shape: RowShape, layout: RowLayout, target: Target) -> CuteProposa
             "cute_row_ctas_per_sm": layout.choice.ctas_per_sm,
             "cute_row_keep": layout.choice.keep,
             "cute_row_ahead": layout.choice.ahead,
+            "cute_row_overlap": layout.choice.overlap,
         },
     )

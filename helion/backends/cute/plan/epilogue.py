@@ -13,7 +13,7 @@ from .refusal import Refusal
 Awaiting = Literal["operands", "matrices"]
 """Loads after messages: those of A and B, in a CTA and in all that share them, or those of matrices of the epilogue."""
 OperandKind = Literal["exact", "strided", "row", "column", "product", "number", "uniform", "integers"]
-OutputKind = Literal["exact", "strided", "column", "tile", "sum", "group", "pair"]
+OutputKind = Literal["exact", "strided", "column", "tile", "sum", "total", "group", "pair"]
 
 ARITY: Mapping[str, int] = {
     "add": 2,
@@ -167,7 +167,7 @@ class EpilogueOutput:
     """A tensor that value number ``value`` is stored to, rounded once.
 
     It is ``exact`` or ``strided`` (M, N), ``column`` (M,), or ``tile`` (M, tiles of N). Each tile stores a reduction of
-    its own columns to a ``tile``. A ``sum`` (blocks of M, N) has the sum of the values over the rows of each block. A ``group`` (M, groups of N) has one value of
+    its own columns to a ``tile``. A ``sum`` (blocks of M, N) has the sum of the values over the rows of each block, a ``total`` (N,) over all rows. A ``group`` (M, groups of N) has one value of
     each group of columns. A ``pair`` (M, N / 2) has the value of the first column of each pair.
 
     ``pitch`` counts elements from one row to the next of ``exact``, ``tile``, ``sum``, ``group`` and ``pair``, and from one element to the next of
@@ -393,5 +393,5 @@ class Epilogue:
             raise Refusal(f"output {output.name} has one number per group of columns, value {output.value} has not")
         if output.kind == "pair" and self.per_row[output.value]:
             raise Refusal(f"output {output.name} has one number per pair of columns, value {output.value} one per row")
-        if output.kind not in ("exact", "strided", "sum", "group", "pair") and not self.per_row[output.value]:
+        if output.kind not in ("exact", "strided", "sum", "total", "group", "pair") and not self.per_row[output.value]:
             raise Refusal(f"output {output.name} has one number per row, value {output.value} one per column as well")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...plan.counts import PipelineCounts
 from ...plan.dtypes import NUMBER, PITCH, SIZE, itemsize
 from ...plan.epilogue import EpilogueOperand
 from ...plan.rowwise.kernel import RowsPlan
@@ -26,6 +27,7 @@ from .groups import print_groups
 from .planes import print_planes
 from .statistics import print_statistics
 from .steps import print_fill, print_functions, print_role
+from .totals import print_launch, print_totals
 
 ENTRY = "gemm"
 """The host function. It takes pointers of the outputs and the operands (or scalars), the numbers that only the launch
@@ -82,6 +84,8 @@ def render(program: RowProgram) -> str:
     if plan.layout.choice.loads_itself:
         print_fill(body, plan)
     _kernel(body, program)
+    if plan.problem.totals:
+        print_totals(body, plan)
     _host(body, plan)
     out = Writer()
     out.lines(IMPORTS)
@@ -216,7 +220,7 @@ def _kernel(out: Writer, program: RowProgram) -> None:
     out.lines(("", "", "@cute.kernel", "def kernel("))
     out.lines(f"    {name}: {annotation}," for name, annotation in names)
     with out.block(") -> None:"):
-        out.lines(_prologue(plan))
+        out.lines(_prologue(plan, program.exchange))
         out.line("cta = types.SimpleNamespace(")
         out.lines(f"    {name}={name}," for name, _ in names)
         for name in ("ring", "vectors", "partials", "planes"):
@@ -240,7 +244,7 @@ def _kernel(out: Writer, program: RowProgram) -> None:
             out.lines(("cute.arch.cluster_arrive_relaxed()", "cute.arch.cluster_wait()"))
 
 
-def _prologue(plan: RowPlan) -> list[str]:
+def _prologue(plan: RowPlan, exchange: PipelineCounts | None) -> list[str]:
     """Return the thread indices, shared memory, and barriers that all CTAs of the cluster see initialized."""
     layout = plan.layout
     choice, words = (
@@ -272,8 +276,9 @@ def _prologue(plan: RowPlan) -> list[str]:
         f"        for stage in cutlass.range_constexpr({stages}):",
         "            cute.arch.mbarrier_init(barriers + stage, 1)",
         f"            cute.arch.mbarrier_init(barriers + {stages} + stage, {choice.rows * choice.warps})",
-        f"        for word in cutlass.range_constexpr({layout.exchange_stages + 1}):",
-        f"            cute.arch.mbarrier_init(barriers + {2 * stages} + word, 1)",
+        f"        for word in cutlass.range_constexpr({layout.exchange_stages}):",
+        f"            cute.arch.mbarrier_init(barriers + {2 * stages} + word, {exchange.full_arrivals if exchange else 1})",
+        f"        cute.arch.mbarrier_init(barriers + {layout.vectors_barrier}, 1)",
         "cute.arch.mbarrier_init_fence()",
     ]
     lines += (
@@ -325,3 +330,5 @@ def _host(out: Writer, plan: RowPlan) -> None:
             out.line("preferred_smem_carveout=100,")
             out.line("stream=stream,")
         out.line(")")
+        if problem.totals:
+            print_launch(out, plan)

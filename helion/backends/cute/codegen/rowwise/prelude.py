@@ -116,6 +116,11 @@ def arrive(barrier, inside):
     body = "@p mbarrier.arrive.shared::cta.b64 _, [{$r0}];"
     ptx(f"{{ .reg .pred p; setp.ne.b32 p, {{$r1}}, 0; {body} }}", (), [barrier, flag(inside)])
 """
+_COUNT_IN = """
+def count_in(barrier, inside):
+    body = "@p mbarrier.arrive.shared::cta.b64 _, [{$r0}];"
+    ptx(f"{{ .reg .pred p; setp.ne.b32 p, {{$r1}}, 0; {body} }}", (), [barrier, flag(inside)])
+"""
 _AWAIT_CLUSTER = """
 def await_cluster(barrier, phase):
     attempt = "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [{$r0}], {$r1};"
@@ -358,6 +363,7 @@ FUNCTIONS: Mapping[str, str] = {
             _PUT,
             _EXPECT,
             _ARRIVE,
+            _COUNT_IN,
             _AWAIT_CLUSTER,
             _UNPACK_BFLOAT16,
             _UNPACK_FLOAT16,

@@ -6,12 +6,14 @@ import functools
 
 from ...plan.dtypes import itemsize
 from ...plan.epilogue import EpilogueOperand
+from ...plan.rowwise.choice import OVERLAPPED_ROWS
 from ...plan.rowwise.passes import RowPass, Schedule, gathers_late, schedule_of
 from ...plan.rowwise.records import GRANULE_BYTES, WORD_BYTES, RowLayout, RowPlan, RowProblem
 from ...roles import grammar as g
 from ...roles.rowwise import program as r
 from ..writer import Writer
 from .elements import columns_of, divisors_again, numbers_columns, pitch_of, slice_of, widened
+from .overlap import print_overlap
 from .planes import print_stored_planes
 
 
@@ -43,6 +45,8 @@ def print_functions(out: Writer, plan: RowPlan) -> None:
     _print_take(out, plan, schedule.passes[0])
     for each in schedule.passes[1:]:
         _print_walk(out, plan, each)
+    if layout.choice.overlap:
+        print_overlap(out, plan)
 
 
 def _print_take(out: Writer, plan: RowPlan, each: RowPass) -> None:
@@ -144,6 +148,45 @@ def _(loop: r.RowLoop, out: Writer, program: r.RowProgram) -> None:
     with out.block(f"while tile < {_end(problem)}{more}:"):
         print_steps(out, program, loop.body)
         out.line(f"tile = tile + {step}")
+
+
+@_print.register
+def _(step: r.Lead, out: Writer, program: r.RowProgram) -> None:
+    problem = program.plan.problem
+    out.line(f"tile = {_first(problem)}")
+    out.line(f"first_end = cutlass.min(tile + {min(problem.span, OVERLAPPED_ROWS)}, tiles)")
+    with out.block("while tile < first_end:"):
+        print_steps(out, program, step.body)
+        out.line("tile = tile + 1")
+
+
+@_print.register
+def _(step: r.Follow, out: Writer, program: r.RowProgram) -> None:
+    out.line("former = tile")
+    out.line(f"following = tile + {OVERLAPPED_ROWS}")
+    out.lines(("next_row = row_of(cta, following)", "begin(cta, next_row)"))
+    with out.block(f"for chunk in cutlass.range_constexpr({program.plan.layout.chunks}):"):
+        with out.block("if following < end:"):
+            out.line(f"cute.arch.mbarrier_wait(barriers + {step.cursor}_index, {step.cursor}_phase)")
+        out.line(f"next_row.stages.append({step.cursor}_index)")
+        _print(g.Advance(step.cursor), out, program)
+
+
+@_print.register
+def _(step: r.Overlap, out: Writer, program: r.RowProgram) -> None:
+    out.line(f"walk_{step.number}_and_reduce(cta, row, next_row)")
+    out.line("row = next_row")
+
+
+@_print.register
+def _(step: r.Following, out: Writer, program: r.RowProgram) -> None:
+    with out.block("if following < end:"):
+        print_steps(out, program, step.body)
+
+
+@_print.register
+def _(step: r.Restart, out: Writer, program: r.RowProgram) -> None:
+    out.line(f"{step.cursor}_index, {step.cursor}_phase = {step.place}_index, {step.place}_phase")
 
 
 def _first(problem: RowProblem) -> str:
@@ -307,7 +350,10 @@ def _(step: r.LoadChunk, out: Writer, program: r.RowProgram) -> None:
 
 @_print.register
 def _(step: g.Wait, out: Writer, program: r.RowProgram) -> None:
-    if step.cursor.startswith(r.EXCHANGE):
+    if step.cursor.startswith(r.EXCHANGE) and program.plan.layout.choice.cluster == 1:
+        at = f"barriers + {2 * program.ring.stages} + {step.cursor}_index"
+        out.line(f"cute.arch.mbarrier_wait({at}, {step.cursor}_phase)")
+    elif step.cursor.startswith(r.EXCHANGE):
         out.line(f"await_cluster({_messages(program, step.cursor)}, {step.cursor}_phase)")
     else:
         out.line(f"cute.arch.mbarrier_wait(barriers + {step.cursor}_index, {step.cursor}_phase)")
@@ -508,6 +554,11 @@ def _(step: r.SendMessage, out: Writer, program: r.RowProgram) -> None:
         out.line(f"put({_slots(program, step.cursor)} + row_warp * {size}, message_{step.number}(row), lane == 0)")
         return
     barrier = _messages(program, step.cursor)
+    if layout.choice.cluster == 1:
+        place = f"{_slots(program, step.cursor)} + row_warp * {size}"
+        out.line(f"put({place}, message_{step.number}(row), lane == 0)")
+        out.line(f"count_in({barrier}, lane == 0)")
+        return
     place = f"{_slots(program, step.cursor)} + (rank * {layout.choice.warps} + row_warp) * {size}"
     out.line(f"send({place}, message_{step.number}(row), {barrier}, lane, lane < {layout.choice.cluster})")
 

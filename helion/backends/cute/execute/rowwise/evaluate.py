@@ -62,8 +62,10 @@ def evaluate_rows(kernel: GemmKernel, given: Sequence[Given]) -> None:
             value = value[:, :: problem.epilogue.grouped[output.value]]
         if output.kind == "pair":
             value = value[:, ::2]
-        if output.kind == "sum":
+        if output.kind in ("sum", "total"):
             value = torch.stack([rows.sum(0) for rows in value.split(problem.span)]) if m else value
+        if output.kind == "total":
+            value = value.sum(0, keepdim=True)
         torch.as_strided(out, value.shape, (pitch_of(output), 1)).copy_(value)
 
 

@@ -29,6 +29,6 @@ def check_problem(problem: RowProblem) -> None:
         if operand.dtype not in known:
             raise Refusal(f"{operand.name} is of {operand.dtype}; {', '.join(known)} are implemented")
     for output in problem.outputs:
-        allowed = ROW_NUMBER_DTYPES if output.kind in ("column", "group", "sum") else ROW_OUTPUT_DTYPES
+        allowed = ROW_NUMBER_DTYPES if output.kind in ("column", "group", "sum", "total") else ROW_OUTPUT_DTYPES
         if output.dtype not in allowed:
             raise Refusal(f"output {output.name} is of {output.dtype}; {', '.join(allowed)} are implemented")

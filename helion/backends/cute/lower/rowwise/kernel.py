@@ -23,6 +23,7 @@ from ...plan.rowwise.records import RowPlan, interned
 from ..names import as_written
 from .grids import with_row_tiles
 from .rows import RowKernel, rows_of
+from .totals import without_totals
 
 KEPT = 64
 _KERNELS: dict[int, tuple[Program, RowKernel]] = {}
@@ -41,7 +42,7 @@ def known_rows(program: Program) -> RowKernel:
 def with_tiles(program: Program) -> Program:
     """Return the program that facts describe: of tiles of rows, if it is one over single rows that can be."""
     try:
-        return with_row_tiles(program)
+        return with_row_tiles(without_totals(program)[0])
     except Refusal:
         return program
 
@@ -96,6 +97,7 @@ def choice_of(decisions: Decisions, tile: int | None) -> RowChoice:
         ctas_per_sm=values["cute_row_ctas_per_sm"],
         keep=values["cute_row_keep"],
         ahead=values["cute_row_ahead"],
+        overlap=values["cute_row_overlap"],
     )
 
 
@@ -108,7 +110,7 @@ def build_plan(program: Program, decisions: Decisions, target: Target, settings:
         raise exc.InvalidConfig(f"{program.host.name} on {target}: {as_written(program, error)}.") from error
     span = 0 if kernel.blocks is None else decisions.sizes[kernel.blocks]
     plan = RowPlan(
-        problem=interned(replace(kernel.problem, span=span)),
+        problem=interned(replace(kernel.problem, span=span, late_sums=layout.choice.overlap)),
         layout=layout,
         unit=unit_of(target),
         shared_limit_bytes=target.smem_per_block_bytes,

@@ -58,6 +58,7 @@ from .integers import INTEGERS, Ranges, whole_number
 from .lengths import bucket_of_rows
 from .strides import launch_strides
 from .sums import RowSum, with_single_rows
+from .totals import Total, without_totals
 
 PARTS = 2
 """Dimensions of columns that are reshaped to groups."""
@@ -401,6 +402,17 @@ class RowChain(Chain):
         pitch = self._pitch(f"{name_of(tensor)}_output", tensor.strides[0])
         self.outputs.append(Written(op=summed.store, place=place, value=value, kind="sum", pitch=pitch))
 
+    def add_total(self, total: Total) -> None:
+        """Add the sums over all blocks of rows to the outputs."""
+        of = next((each for each in self.outputs if each.kind == "sum" and each.place.tensor.id == total.parts), None)
+        tensor = self.frame.tensor(total.store)
+        if of is None:
+            raise Refusal(f"{tensor.name} is the sum of a tensor that has no sums over the rows of blocks")
+        if equal(self.frame.extent(self.frame.m), 0):
+            raise Refusal(f"{tensor.name} is a sum of no rows")
+        place = Place(tensor=tensor, blocks=(self.frame.n,), strides=(1,))
+        self.outputs.append(Written(op=total.store, place=place, value=of.value, kind="total", pitch=1))
+
     def epilogue(self) -> Epilogue:
         """Return the program with all outputs named."""
         found = super().epilogue()
@@ -445,10 +457,9 @@ class RowTiles(TiledRows):
 
 def rows_of(program: Program) -> RowKernel:
     """Return the row kernel that `program` computes. Raises ``Refusal``."""
-    if len(program.roots) != 1:
-        raise Refusal("row kernels over one grid of tiles of rows are implemented")
+    program, after = without_totals(program)
     program = with_row_tiles(program)
-    others = tuple(axis.block for axis in program.roots[0].axes[:-1])
+    others = (*(axis.block for axis in program.roots[0].axes[:-1]), *after.blocks)
     program, repeated = with_flat_rows(program)
     program, blocks = with_single_rows(program)
     root = program.roots[0]
@@ -463,6 +474,8 @@ def rows_of(program: Program) -> RowKernel:
         chain.store(store)
     for each in blocks.sums if blocks else ():
         chain.add_rows(each)
+    for total in after.totals:
+        chain.add_total(total)
     one_tile = tiled is not None and tiled.one_tile
     if one_tile and any(step.op in GROUP_REDUCTIONS for step in chain.steps):
         raise Refusal("tiles of columns are reduced for themselves, in a kernel that needs one tile of all columns")

@@ -18,6 +18,7 @@ import torch
 
 from ....._compiler.ir.grammar import (
     ForAttrs,
+    LoopAxis,
     MemoryAttrs,
     Op,
     Operand,
@@ -86,53 +87,26 @@ def _loop_over_tile(program: Program) -> Op | None:
     return None
 
 
-class _Blocks:
-    """The reader of what a block of rows computes."""
+class SumReader:
+    """A reader of sums over the tiles of a loop, which begin at 0."""
 
     def __init__(self, program: Program, root: Root, loop: Op) -> None:
         self.program, self.root, self.loop = program, root, loop
         self.region: Region = loop.regions[0]
         self.makers = {result.number: op for op in program.walk() for result in op.results}
 
-    def sums(self) -> tuple[RowSum, ...]:
-        """Return the sums that are stored after the loop."""
-        stores, at = [], self.root.body.ops.index(self.loop)
-        for number, op in enumerate(self.root.body.ops):
-            if op.kind == "store" and number > at:
-                stores.append(op)
-            elif number > at and op.kind not in ("tile", "pointwise", "view"):
-                raise Refusal(f"{op.kind} after the loop over the rows of a block is not implemented")
-        return tuple(RowSum(value=self._summed(store), store=store) for store in stores)
+    @property
+    def axis(self) -> LoopAxis:
+        """The axis of the loop."""
+        return self.loop.attributes(ForAttrs).axes[0]
 
-    def _summed(self, store: Op) -> Value:
-        tensor = self.program.tensors[store.attributes(MemoryAttrs).tensor]
-        if not self._stores_block(store):
-            raise Refusal(f"{tensor.name} is not stored at the index of a block of rows")
-        if tensor.dtype != torch.float32:
-            raise Refusal(f"sums over rows are stored as {dtype_name(tensor.dtype)}; float32 is implemented")
-        final = self._through_views(store.operands[0])
+    def _summed(self, value: Operand, name: str) -> Value:
+        """Return the terms of a value that is such a sum, of which tensor ``name`` is to have the result."""
+        final = self._through_views(value)
         at = next((at for at, result in enumerate(self.loop.results) if result is final), None)
         if at is None or not self._is_zero(self.loop.operands[at]):
-            raise Refusal(f"{tensor.name} is no sum over the rows of a block that begins at 0")
-        return self._term(at, tensor.name)
-
-    def _stores_block(self, store: Op) -> bool:
-        """Return whether a store writes line ``block.id`` of a matrix, or its only line for the only block."""
-        attrs = store.attributes(MemoryAttrs)
-        if attrs.mask is not None or len(attrs.indices) != 2:
-            return False
-        line, columns = attrs.indices
-        number = store.operands[line.operand] if line.operand is not None else None
-        made = self.makers.get(number.number) if isinstance(number, Value) else None
-        one = number is None and self._is_one_block()
-        if not one and (made is None or made.attrs != TileAttrs(self.root.axes[0].block, "id")):
-            return False
-        plain = line.kind == "scalar" and line.shift == 0
-        return plain and columns.kind == "block" and (columns.shift, columns.operand) == (0, None)
-
-    def _is_one_block(self) -> bool:
-        block = self.program.blocks[self.root.axes[0].block]
-        return isinstance(block.extent, int) and isinstance(block.size, int) and block.extent <= block.size
+            raise Refusal(f"{name} is no sum over the rows of a block that begins at 0")
+        return self._term(at, name)
 
     def _term(self, at: int, name: str) -> Value:
         """Return the values whose sum over the rows of a tile is added to carried value number ``at``."""
@@ -166,3 +140,43 @@ class _Blocks:
             value = made.operands[0]
             made = self.makers.get(value.number) if isinstance(value, Value) else None
         return value
+
+
+class _Blocks(SumReader):
+    """The reader of what a block of rows computes."""
+
+    def sums(self) -> tuple[RowSum, ...]:
+        """Return the sums that are stored after the loop."""
+        stores, at = [], self.root.body.ops.index(self.loop)
+        for number, op in enumerate(self.root.body.ops):
+            if op.kind == "store" and number > at:
+                stores.append(op)
+            elif number > at and op.kind not in ("tile", "pointwise", "view"):
+                raise Refusal(f"{op.kind} after the loop over the rows of a block is not implemented")
+        return tuple(RowSum(value=self._stored(store), store=store) for store in stores)
+
+    def _stored(self, store: Op) -> Value:
+        tensor = self.program.tensors[store.attributes(MemoryAttrs).tensor]
+        if not self._stores_block(store):
+            raise Refusal(f"{tensor.name} is not stored at the index of a block of rows")
+        if tensor.dtype != torch.float32:
+            raise Refusal(f"sums over rows are stored as {dtype_name(tensor.dtype)}; float32 is implemented")
+        return self._summed(store.operands[0], tensor.name)
+
+    def _stores_block(self, store: Op) -> bool:
+        """Return whether a store writes line ``block.id`` of a matrix, or its only line for the only block."""
+        attrs = store.attributes(MemoryAttrs)
+        if attrs.mask is not None or len(attrs.indices) != 2:
+            return False
+        line, columns = attrs.indices
+        number = store.operands[line.operand] if line.operand is not None else None
+        made = self.makers.get(number.number) if isinstance(number, Value) else None
+        one = number is None and self._is_one_block()
+        if not one and (made is None or made.attrs != TileAttrs(self.root.axes[0].block, "id")):
+            return False
+        plain = line.kind == "scalar" and line.shift == 0
+        return plain and columns.kind == "block" and (columns.shift, columns.operand) == (0, None)
+
+    def _is_one_block(self) -> bool:
+        block = self.program.blocks[self.root.axes[0].block]
+        return isinstance(block.extent, int) and isinstance(block.size, int) and block.extent <= block.size

@@ -8,6 +8,8 @@ from typing import Literal
 Keep = Literal["registers", "shared"]
 
 WARP_LANES = 32
+OVERLAPPED_ROWS = 2
+"""Rows that are reduced before a row is mapped, where both overlap: messages of one have as long as another takes."""
 MOST_LOADED_CTAS = 8
 """CTAs of an SM up to which each has a warp that loads rows."""
 
@@ -18,7 +20,8 @@ class RowChoice:
 
     ``cluster`` CTAs hold a row, in ``warps`` warps each. A CTA works on ``rows`` rows at a time. ``ctas_per_sm`` CTAs
     share an SM. Between passes a row stays in ``registers``, or in its chunks in ``shared`` memory. With ``ahead``, warps
-    reduce the next row before they await the exchange of a row.
+    reduce the next row before they await the exchange of a row. With ``overlap``, they reduce the row after that one while
+    they map a row, so that none waits for the chain of steps of another.
     """
 
     cluster: int = 1
@@ -27,6 +30,12 @@ class RowChoice:
     ctas_per_sm: int = 2
     keep: Keep = "registers"
     ahead: bool = False
+    overlap: bool = False
+
+    @property
+    def rows_ahead(self) -> int:
+        """Rows that are reduced before the messages of a row are awaited."""
+        return OVERLAPPED_ROWS if self.overlap else int(self.ahead)
 
     @property
     def loads_itself(self) -> bool:

@@ -24,6 +24,8 @@ SINGLE_ROW_CTAS = (8, 6, 4)
 """The same, in addition, where a CTA has one row at a time: more of them hide the waits of short rows."""
 OWN_LOAD_CTAS = (16, 12, 10)
 """The same where the one warp of a CTA loads its own rows with sums."""
+OVERLAP_CTAS = (5, 3)
+"""The same, in addition, where the map of a row overlaps with the reduction of a later one."""
 SHORT_ROW_BYTES = 2048
 """Bytes of a row of an input, for each sum, below which that is so (rms_norm_backward in nvidia-h200-row-kernels.jsonl)."""
 MANY_ROWS = 8
@@ -68,6 +70,10 @@ def _choices(demand: RowDemand) -> Iterator[RowChoice]:
         for rows in ROWS if cluster == 1 and not single else (1,):
             if rows * warps <= 8 * (3 - ctas) or single:
                 yield RowChoice(cluster=cluster, warps=warps, rows=rows, ctas_per_sm=ctas, keep=keep, ahead=ahead)
+    per_sm = (*OVERLAP_CTAS, *per_sm)
+    for ctas, cluster, warps in itertools.product(per_sm, CLUSTERS, WARPS) if demand.sums else ():
+        if cluster == 1 or (warps >= LEAST_CLUSTER_WARPS and ctas in CTAS):
+            yield RowChoice(cluster=cluster, warps=warps, ctas_per_sm=ctas, keep="shared", overlap=True)
 
 
 @functools.lru_cache(maxsize=256)
@@ -87,7 +93,7 @@ def ranked(demand: RowDemand, m: int, target: Target, tiled: bool = True) -> tup
         _, share = fastest_span(layout, m, target)
         spare = layout.registers_needed + 16 <= layout.register_limit
         return (
-            choice.loads_itself,
+            choice.loads_itself or choice.overlap,
             choice.cluster if bound else 0,
             float(f"{share:.2g}"),
             choice.ahead,

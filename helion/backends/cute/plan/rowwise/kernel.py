@@ -43,6 +43,8 @@ class RowsPlan(LaunchPlan):
             stored += "".join(f"; stores {output.name}" for output in each.groups)
             stored += "".join(f"; adds to {output.name}" for output in each.sums)
             lines.append(f"  pass {each.number}: {', '.join(made) or 'none'}{stored}")
+        if problem.totals:
+            lines.append(f"  a second kernel adds up {', '.join(output.name for output in problem.totals)}")
         joined = ", of two passes at once" if schedule.joint else ""
         count = len(schedule.meetings) if layout.exchanges else 0
         lines.append(f"  {count} exchanges between {layout.partials} warps{joined}")

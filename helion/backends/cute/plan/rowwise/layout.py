@@ -30,7 +30,7 @@ def layout_of(demand: RowDemand, choice: RowChoice, target: Target) -> RowLayout
     )
     granules = trial.thread_granules
     most = MOST_HELD if choice.loads_itself else MOST_PACKED
-    packed = choice.cluster == 1 and granules * len(demand.inputs) <= most
+    packed = (choice.cluster == 1 or choice.overlap) and granules * len(demand.inputs) <= most
     chunk = granules if packed else max(1, min(granules, CHUNK_GRANULES // len(demand.inputs)))
     trial = RowLayout(demand=demand, choice=choice, chunk_granules=chunk, stages=0, register_limit=trial.register_limit)
     room = target.smem_per_sm_bytes // choice.ctas_per_sm - RESERVED_SHARED_BYTES
@@ -85,6 +85,18 @@ def _check_ahead(layout: RowLayout) -> None:
         raise Refusal("rows that stay in registers are not reduced ahead of an exchange; keep them in shared memory")
 
 
+def _check_overlap(layout: RowLayout) -> None:
+    """Check that warps exchange once, and read rows with sums again from shared memory."""
+    demand, choice = layout.demand, layout.choice
+    if choice.ahead or not layout.exchanges or len(demand.exchanges) != 1 or layout.by_columns:
+        raise Refusal(
+            "the maps of rows overlap with reductions of later ones where warps have one exchange, and rows begin at"
+            " multiples of 16 bytes; such rows are not reduced ahead as well"
+        )
+    if choice.keep != "shared" or not (demand.sums and demand.later):
+        raise Refusal("only maps of rows with sums, in shared memory, overlap with reductions of later rows")
+
+
 def _check_own_loads(layout: RowLayout) -> None:
     """Check that one warp has the row of a CTA, and reads it in one chunk."""
     demand, choice = layout.demand, layout.choice
@@ -126,6 +138,8 @@ def _check(layout: RowLayout, room: int, target: Target) -> None:
         raise Refusal("nothing of the input is read again, so that a row does not stay in shared memory")
     if choice.ahead:
         _check_ahead(layout)
+    if choice.overlap:
+        _check_overlap(layout)
     limit = layout.register_limit - SPARE_REGISTERS
     if layout.registers_needed > limit:
         raise Refusal(f"a thread would hold {layout.registers_needed} registers of a row, of {limit}")

@@ -89,7 +89,7 @@ def schedule_of(problem: RowProblem) -> Schedule:
     epilogue, reductions = problem.epilogue, reductions_of(problem)
     joint = own_parts(problem)
     found = (*problem.elements, *problem.sums, *problem.groups)
-    count = max([len(reductions), *(1 + _pass_of(epilogue, each, bool(joint)) for each in found)])
+    count = max([len(reductions), *(1 + _pass_of(problem, each, bool(joint)) for each in found)])
     targets = [_targets(problem, reductions, bool(joint), number) for number in range(count)]
     once = _has_centres(problem, joint)
     later = [value for target in targets[1 + once :] for value in target]
@@ -110,9 +110,9 @@ def schedule_of(problem: RowProblem) -> Schedule:
                 ),
                 reads=tuple(value for value in values if 0 < value <= len(epilogue.operands)),
                 reduces=_reduced_by(reductions, number, once),
-                outputs=tuple(each for each in problem.elements if _pass_of(epilogue, each, bool(joint)) == number),
-                sums=tuple(each for each in problem.sums if _pass_of(epilogue, each, bool(joint)) == number),
-                groups=tuple(each for each in problem.groups if _pass_of(epilogue, each, bool(joint)) == number),
+                outputs=tuple(each for each in problem.elements if _pass_of(problem, each, bool(joint)) == number),
+                sums=tuple(each for each in problem.sums if _pass_of(problem, each, bool(joint)) == number),
+                groups=tuple(each for each in problem.groups if _pass_of(problem, each, bool(joint)) == number),
                 kept=kept if number and kept in values else 0,
             )
         )
@@ -242,9 +242,11 @@ def gathers_late(problem: RowProblem) -> bool:
     return bool(problem.gathers) and not read & gathered(problem)
 
 
-def _pass_of(epilogue: Epilogue, output: EpilogueOutput, joint: bool) -> int:
-    """Return the pass that has the values of a matrix or a sum: the first that has all statistics it needs."""
-    level = epilogue.levels[output.value]
+def _pass_of(problem: RowProblem, output: EpilogueOutput, joint: bool) -> int:
+    """Return the pass that has the values of a matrix or a sum: the first that has all statistics it needs, or a late one."""
+    if problem.late_sums and output in problem.sums:
+        return max(_pass_of(problem, each, joint) for each in problem.matrices)
+    level = problem.epilogue.levels[output.value]
     return level + 1 if joint and level == 1 else level
 
 
@@ -255,7 +257,7 @@ def _targets(problem: RowProblem, reductions: tuple[tuple[int, ...], ...], joint
         assert not isinstance(term, Constant)
         found.append(term)
     given = (*problem.elements, *problem.sums, *problem.groups)
-    return found + [each.value for each in given if _pass_of(epilogue, each, joint) == number]
+    return found + [each.value for each in given if _pass_of(problem, each, joint) == number]
 
 
 def _is_input(epilogue: Epilogue, value: int) -> bool:

@@ -90,6 +90,8 @@ class RowProblem:
     repeats: tuple[Repeat, ...] = ()
     span: int = 0
     """Rows of a block whose sums are stored, if there are sums over rows."""
+    late_sums: bool = False
+    """True if the last pass over a row adds to all sums over rows: earlier ones may run for rows that are not there."""
 
     def __hash__(self) -> int:
         return self._hash
@@ -150,6 +152,11 @@ class RowProblem:
     def sums(self) -> tuple[EpilogueOutput, ...]:
         """The outputs of sums over the rows of a block."""
         return tuple(output for output in self.outputs if output.kind == "sum")
+
+    @functools.cached_property
+    def totals(self) -> tuple[EpilogueOutput, ...]:
+        """The outputs of sums over all rows, which a second kernel of a launch adds up."""
+        return tuple(output for output in self.outputs if output.kind == "total")
 
     @property
     def counted_at_launch(self) -> bool:
@@ -364,7 +371,7 @@ class RowLayout:
     @property
     def held_rows(self) -> int:
         """Rows in the ring that wait for their last pass."""
-        return 2 if self.choice.ahead and self.demand.later else 1
+        return 1 + self.choice.rows_ahead if self.demand.later else 1
 
     @property
     def held_stages(self) -> int:
@@ -448,9 +455,10 @@ class RowLayout:
         """Stages of messages.
 
         A warp sends for exchange i + 2 after it has received all messages of i. Then all warps have read those of i - 1,
-        so that two stages do. With ``ahead``, a warp sends for i + 1 before it reads those of i: four stages.
+        so that two stages do. With ``ahead``, a warp sends for i + 1 before it reads those of i: four stages. With
+        ``overlap`` as well: it sends for i + 4 after it has those for i + 2, which each warp sends after it has read those of i.
         """
-        return 4 if self.choice.ahead else 2
+        return 4 if self.choice.rows_ahead else 2
 
     @property
     def partial_bytes(self) -> int:

@@ -84,7 +84,7 @@ def predicted_us(layout: RowLayout, m: int, target: Target, rates: RowRates = RA
         cluster = rates.cluster_ns + rates.per_cta_ns * choice.cluster
         within = rates.cta_ns * (rates.summed_cta if demand.sums else 1.0)
         exchange = (within if choice.cluster == 1 else cluster) * max(1, len(demand.exchanges))
-        waits += 0.0 if choice.ahead else exchange
+        waits += 0.0 if choice.rows_ahead else exchange
     busy = 0.7 * issue + waits * (1.0 if choice.rows == 1 else 0.6)
     chain = (memory**rates.overlap + issue**rates.overlap + busy**rates.overlap) ** (1 / rates.overlap)
     ahead = (layout.stages - layout.held_stages) * layout.stage_bytes * choice.ctas_per_sm
@@ -119,6 +119,7 @@ def described(layout: RowLayout) -> str:
     where = "registers" if choice.keep == "registers" else "shared memory"
     held = f", held in {where}" if layout.demand.held_bytes else ""
     held += ", the next one reduced ahead" if choice.ahead else ""
+    held += ", overlapped with the next but one" if choice.overlap else ""
     ctas = f"{choice.cluster} CTAs" if choice.cluster > 1 else "1 CTA"
     rows = f", {choice.rows} rows at a time" if choice.rows > 1 else ""
     return (

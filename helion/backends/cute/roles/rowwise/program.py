@@ -45,6 +45,46 @@ class Former(Step):
 
 
 @dataclass(frozen=True)
+class Lead(Step):
+    """The steps that reduce the first rows of a block before its ``RowLoop``, which has the rows after them."""
+
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Follow(Step):
+    """Begin the row that is reduced while another is mapped, if the block has one, and wait for its chunks."""
+
+    cursor: str
+
+
+@dataclass(frozen=True)
+class Overlap(Step):
+    """Reduce the row that follows over its chunks, and run pass ``number`` over the row that is mapped.
+
+    The next steps are of the former. The stages of the latter are released by ``cursor``.
+    """
+
+    number: int
+    cursor: str
+
+
+@dataclass(frozen=True)
+class Following(Step):
+    """Steps of the row that follows, if there is one."""
+
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Restart(Step):
+    """Set ``cursor`` to ``place``: the rows that were not there to be reduced ahead did not move it."""
+
+    cursor: str
+    place: str
+
+
+@dataclass(frozen=True)
 class BlockLoop(Step):
     """Loop over the blocks of rows of this cluster; a ``RowLoop`` within has the rows of one block."""
 
@@ -205,7 +245,8 @@ class RowProgram:
     plan: RowPlan
     ring: PipelineCounts
     exchange: PipelineCounts | None
-    """Barriers of the messages; None within one CTA, where a named barrier is enough."""
+    """Barriers of the messages. Within one CTA it is None, as a named barrier is enough, or counts the warps that have
+    stored theirs, which others read later."""
     barriers: tuple[NamedBarrier, ...]
     roles: tuple[RowRole, ...]
     exit: tuple[Step, ...] = ()
@@ -223,10 +264,13 @@ def row_program(plan: RowPlan) -> RowProgram:
         stages=layout.stages, full_arrivals=1, empty_arrivals=row_warps, transaction_bytes=layout.stage_bytes
     )
     exchange = None
-    if layout.exchanges and choice.cluster > 1:
-        size = layout.partials * layout.slot_words * WORD_BYTES
+    if layout.exchanges and (choice.cluster > 1 or choice.overlap):
+        apart = choice.cluster > 1
         exchange = PipelineCounts(
-            stages=layout.exchange_stages, full_arrivals=1, empty_arrivals=0, transaction_bytes=size
+            stages=layout.exchange_stages,
+            full_arrivals=1 if apart else choice.warps,
+            empty_arrivals=0,
+            transaction_bytes=layout.partials * layout.slot_words * WORD_BYTES if apart else 0,
         )
     barriers = []
     if layout.exchanges and exchange is None:
@@ -283,9 +327,12 @@ def _rows(plan: RowPlan, schedule: Schedule) -> tuple[Step, ...]:
         cursors.append(FillRing())
     if layout.exchanges:
         cursors.append(Cursor(PLACE, EXCHANGE, "consumer"))
-    if layout.choice.ahead:
+    if layout.choice.rows_ahead:
         cursors.append(Cursor(SENT, EXCHANGE, "consumer"))
         cursors += [Cursor(HELD, RING, "consumer")] if layout.held_stages else []
+    if layout.choice.overlap:
+        lead, steps = _overlapped(plan, schedule)
+        return (*vectors, *cursors, _rows_of_blocks(plan, RowLoop(steps), (ClearSums(), *lead), (StoreSums(),)))
     steps = _ahead(plan, schedule) if layout.choice.ahead else _one_row(plan, schedule)
     loop = _rows_of_blocks(plan, RowLoop(steps), (ClearSums(),), (StoreSums(),))
     return (*vectors, *cursors, loop)
@@ -315,6 +362,28 @@ def _ahead(plan: RowPlan, schedule: Schedule) -> tuple[Step, ...]:
     held += [Wait(PLACE), Combine(PLACE, 0), Advance(PLACE)]
     mapped = _released(plan, [*held, *later], HELD) if later else held
     return (Ahead((*reduced, *sent)), Former((*mapped, *_numbers(plan))))
+
+
+def _overlapped(plan: RowPlan, schedule: Schedule) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+    """Return the steps before the loop over rows, and those of a row.
+
+    A warp combines and maps a row, and reduces a later one, in one run of instructions without a wait. So the latency of
+    one chain of steps passes with the instructions of others.
+    """
+    (meeting,) = schedule.meetings
+    (last,) = (each.number for each in schedule.passes if each.number > meeting[-1])
+    reduced = _reduced(schedule, meeting)
+    armed = (ArmExchange(SENT),) if plan.layout.choice.cluster > 1 else ()
+    sent = (*armed, SendMessage(SENT, 0))
+    lead = Lead((*_taken(plan), *reduced, *sent, Advance(SENT)))
+    row = (
+        Follow(READ),
+        BeginRow(again=True),
+        ChunkLoop((HoldChunk(HELD), Advance(HELD))),
+        *(Wait(PLACE), Combine(PLACE, 0), Advance(PLACE), *_numbers(plan)),
+        *(Overlap(last, HELD), *reduced, Following(sent), Advance(SENT)),
+    )
+    return (Restart(READ, HELD), Restart(SENT, PLACE), lead), row
 
 
 def _taken(plan: RowPlan) -> list[Step]:

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from ...plan.rowwise.choice import OVERLAPPED_ROWS
 from ...plan.rowwise.records import WORD_BYTES
 from ...roles import grammar as g
 from ...roles.rowwise import program as r
@@ -71,6 +72,10 @@ class Warp:
     combined: int = -1
     """The last exchange whose results the warp has."""
     stored: int = 0
+    next_kept: list[int] = field(default_factory=list)
+    """Stages of the row that is reduced while another is mapped."""
+    following: int | None = None
+    """The tile that is reduced while another is mapped."""
 
 
 BLOCK_ROWS = 3
@@ -165,6 +170,15 @@ class RowCluster:
                     yield from self._steps(step.body, warp)
             elif isinstance(step, r.RowLoop):
                 yield from self._rows(step, warp)
+            elif isinstance(step, r.Lead):
+                tiles = self.tiles_of(warp)[:OVERLAPPED_ROWS]
+                for warp.tile in tiles:
+                    yield from self._steps(step.body, warp)
+            elif isinstance(step, r.Following):
+                if warp.following is not None:
+                    warp.tile, before = warp.following, warp.tile
+                    yield from self._steps(step.body, warp)
+                    warp.tile = before
             elif isinstance(step, r.ChunkLoop):
                 for warp.chunk in range(self.layout.chunks):
                     yield from self._steps(step.body, warp)
@@ -174,6 +188,12 @@ class RowCluster:
     def _rows(self, loop: r.RowLoop, warp: Warp) -> Running:
         """Run the rows of a loop: the steps of the former row come after those of the next one."""
         tiles = self.tiles_of(warp)
+        if self.choice.overlap and warp.role.name == "rows":
+            for warp.tile in tiles:
+                warp.following = warp.tile + OVERLAPPED_ROWS if warp.tile + OVERLAPPED_ROWS in tiles else None
+                yield from self._steps(loop.body, warp)
+                self._finish(warp)
+            return
         if not any(isinstance(step, r.Ahead) for step in loop.body):
             for warp.tile in tiles:
                 yield from self._steps(loop.body, warp)
@@ -329,12 +349,40 @@ def _(step: g.Wait, cluster: RowCluster, warp: Warp) -> Ready:
 @_run.register
 def _(step: r.TakeChunk, cluster: RowCluster, warp: Warp) -> None:
     index, _ = warp.cursors[step.cursor]
-    stage, tag = warp.cta.stages[index], (warp.tile, warp.chunk)
+    _take(warp, index, (warp.tile, warp.chunk))
+    warp.kept.append(index)
+
+
+def _take(warp: Warp, index: int, tag: Tag) -> None:
+    stage = warp.cta.stages[index]
     if stage.held != tag:
         raise Fault(f"a stage holds chunk {stage.held}, to be read is {tag}")
     stage.readers += 1
     warp.taken.append(tag)
-    warp.kept.append(index)
+
+
+@_run.register
+def _(step: r.Restart, cluster: RowCluster, warp: Warp) -> None:
+    warp.cursors[step.cursor] = warp.cursors[step.place]
+
+
+@_run.register
+def _(step: r.Follow, cluster: RowCluster, warp: Warp) -> Ready:
+    """Wait for the chunks of the row that follows, if there is one, and note their stages."""
+    warp.taken, warp.reduced, warp.next_kept, waits = [], set(), [], []
+    for _ in range(cluster.layout.chunks):
+        waits.append(warp.cursors[step.cursor])
+        warp.next_kept.append(warp.cursors[step.cursor][0])
+        _run(g.Advance(step.cursor), cluster, warp)
+    full, there = warp.cta.full, warp.following is not None
+    return lambda: not there or all(full[index].passed(phase) for index, phase in waits)
+
+
+@_run.register
+def _(step: r.Overlap, cluster: RowCluster, warp: Warp) -> None:
+    for chunk, index in enumerate(warp.next_kept if warp.following is not None else ()):
+        _take(warp, index, (warp.following or 0, chunk))
+    _run(r.WalkRow(step.number, releases=step.cursor), cluster, warp)
 
 
 @_run.register
@@ -398,8 +446,10 @@ def _(step: r.WalkRow, cluster: RowCluster, warp: Warp) -> None:
 
 @_run.register
 def _(step: r.ReduceWarp, cluster: RowCluster, warp: Warp) -> None:
-    if warp.taken != [(warp.tile, chunk) for chunk in range(cluster.layout.chunks)]:
-        raise Fault(f"a row of tile {warp.tile} is reduced over the chunks {warp.taken}")
+    tile = warp.tile if warp.following is None else warp.following
+    over = [(tile, chunk) for chunk in range(cluster.layout.chunks)]
+    if warp.taken != over and not (cluster.choice.overlap and not warp.taken):
+        raise Fault(f"a row of tile {tile} is reduced over the chunks {warp.taken}")
     warp.reduced.add(step.number)
 
 
@@ -424,11 +474,13 @@ def _(step: r.SendMessage, cluster: RowCluster, warp: Warp) -> None:
         if sender in slots:
             raise Fault(f"a message of tile {tag[0]} overwrites one that has not been read")
         slots[sender] = tag
-        if cluster.program.exchange is not None:
+        if cluster.choice.cluster == 1 and cluster.program.exchange is not None:
+            cta.messages[index].arrive()
+        elif cluster.program.exchange is not None:
             cta.messages[index].complete(cluster.layout.slot_words * WORD_BYTES)
 
     for cta in cluster.ctas:
-        if cluster.program.exchange is None:
+        if cluster.choice.cluster == 1:
             land(cta)
         else:
             cluster.send(cta, functools.partial(land, cta))

@@ -80,7 +80,10 @@ def check_structure(program: RowProgram, limit_bytes: int) -> None:
         raise Fault(
             f"rows hold {layout.held_stages} of {program.ring.stages} stages, so that the next chunk never loads"
         )
-    if program.exchange is not None:
+    if program.exchange is not None and choice.cluster == 1:
+        if (program.exchange.full_arrivals, program.exchange.transaction_bytes) != (choice.warps, 0):
+            raise Fault(f"{choice.warps} warps store messages, of which {program.exchange.full_arrivals} are awaited")
+    elif program.exchange is not None:
         sent = choice.cluster * choice.warps * layout.slot_words * WORD_BYTES
         if program.exchange.transaction_bytes != sent:
             raise Fault(f"{sent} bytes are sent to each CTA, which awaits {program.exchange.transaction_bytes}")

@@ -1,0 +1,134 @@
+"""Sums over all rows, which a second grid loop adds up: values on simulated threads and the CPU, and refusals."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+from backends.cute.edited_source import edited
+from backends.cute.test_row_kernels import close, numbers, prepared, run
+from backends.cute.test_row_sums import EPS, SPAN
+
+import helion
+import helion.language as hl
+from helion import exc
+from helion.backends.cute.codegen.rowwise.totals import parts_of
+from helion.backends.cute.plan.rowwise.choice import RowChoice
+
+
+def gradients(x, w, grad, out, of_weight, of_bias, weights, biases):
+    for block in hl.tile(x.size(0), block_size=SPAN):
+        weight_acc, bias_acc = (hl.zeros([x.size(1)], dtype=torch.float32) for _ in range(2))
+        for tile in hl.tile(block.begin, block.end):
+            row, given = x[tile, :].to(torch.float32), grad[tile, :].to(torch.float32)
+            scale = torch.rsqrt((row * row).mean(-1, keepdim=True) + EPS)
+            slope = given * w[:].to(torch.float32)
+            out[tile, :] = (scale * slope - row * scale * scale * scale * (row * slope).mean(-1, keepdim=True)).to(
+                out.dtype
+            )
+            weight_acc += (given * row * scale).sum(0)
+            bias_acc += given.sum(0)
+        weights[block.id, :] = weight_acc
+        biases[block.id, :] = bias_acc
+    hl.barrier()
+    for columns in hl.tile(x.size(1)):
+        weight_total, bias_total = (hl.zeros([columns], dtype=torch.float32) for _ in range(2))
+        for lines in hl.tile(weights.size(0)):
+            weight_total += weights[lines, columns].sum(0)
+            bias_total += biases[lines, columns].sum(0)
+        of_weight[columns] = weight_total.to(of_weight.dtype)
+        of_bias[columns] = bias_total.to(of_bias.dtype)
+
+
+def _arguments(m: int, n: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    x, grad, w = numbers(m, n, dtype=dtype), numbers(m, n, dtype=dtype, seed=1), numbers(n, dtype=dtype, seed=2)
+    blocks = -(-m // SPAN)
+    return (
+        x,
+        w,
+        grad,
+        torch.empty_like(x),
+        torch.empty(n, dtype=dtype),
+        torch.empty(n),
+        *(torch.empty(blocks, n) for _ in range(2)),
+    )
+
+
+def _are_right(x, w, grad, out, of_weight, of_bias=None, *_) -> None:
+    wide, given, slope = x.double(), grad.double(), grad.double() * w.double()
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS)
+    assert close(out, scale * slope - wide * scale**3 * (wide * slope).mean(-1, keepdim=True))
+    assert close(of_weight[None], (given * wide * scale).sum(0, keepdim=True))
+    assert of_bias is None or close(of_bias[None], given.sum(0, keepdim=True))
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "dtype", "warps"),
+    [(11, 1000, torch.bfloat16, 4), (37, 257, torch.float32, 1), (140, 264, torch.float16, 1)],
+)
+def test_totals_of_columns(m: int, n: int, dtype: torch.dtype, warps: int) -> None:
+    """One, two or eight threads add up a column."""
+    arguments = _arguments(m, n, dtype)
+    choice = RowChoice(cluster=1, warps=warps, ctas_per_sm=1)
+    assert parts_of(prepared(gradients, arguments, choice, SPAN)[1].problem) == {11: 1, 37: 2, 140: 8}[m]
+    run(gradients, arguments, choice, SPAN)
+    _are_right(*arguments)
+
+
+def made(x, w, grad, out, of_weight):
+    m, n = x.size(0), hl.specialize(x.size(1))
+    block_m = hl.register_block_size(m)
+    parts = torch.empty([helion.cdiv(m, block_m), n], dtype=torch.float32, device=x.device)
+    for block in hl.tile(m, block_size=block_m):
+        acc = hl.zeros([n], dtype=torch.float32)
+        for tile in hl.tile(block.begin, block.end):
+            row, given = x[tile, :].to(torch.float32), grad[tile, :].to(torch.float32)
+            scale = torch.rsqrt((row * row).mean(-1, keepdim=True) + EPS)
+            slope = given * w[:].to(torch.float32)
+            out[tile, :] = (scale * slope - row * scale * scale * scale * (row * slope).mean(-1, keepdim=True)).to(
+                out.dtype
+            )
+            acc += (given * row * scale).sum(0)
+        parts[block.id, :] = acc
+    hl.barrier()
+    for columns in hl.tile(n):
+        total = hl.zeros([columns], dtype=torch.float32)
+        for lines in hl.tile(parts.size(0)):
+            total += parts[lines, columns].sum(0)
+        of_weight[columns] = total.to(of_weight.dtype)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_kernel_with_totals_runs_on_the_cpu(dynamic: bool) -> None:
+    """Its facts, seeds and predictions are those of the loop over rows."""
+    kernel = helion.kernel(made, backend="cute", static_shapes=not dynamic)
+    for m in (37, 50):
+        x, w, grad, out, of_weight, *_ = _arguments(m, 1000, torch.bfloat16)
+        bound = kernel.bind((x, w, grad, out, of_weight), target="h100")
+        assert "blocks of" in bound.seeds[0].reason
+        kernel(x, w, grad, out, of_weight)
+        _are_right(x, w, grad, out, of_weight)
+
+
+REFUSED = {
+    "lines": ("hl.tile(parts.size(0))", "hl.tile(1, parts.size(0))", "no plain tile loop"),
+    "columns": ("for columns in hl.tile(n)", "for columns in hl.tile(8, n)", "no plain tile loop|does not cover"),
+    "more lines": ("torch.empty([helion.cdiv(m, block_m),", "torch.zeros([helion.cdiv(m, block_m) + 1,", "one line for each"),
+    "a factor": ("parts[lines, columns].sum(0)", "(2 * parts[lines, columns]).sum(0)", "what another loop has stored"),
+    "another start": ("total = hl.zeros([columns], dtype=torch.float32)", "total = hl.full([columns], 1.0, dtype=torch.float32)", "begins at 0"),
+    "another type": ("total.to(of_weight.dtype)", "total.to(torch.float16).to(of_weight.dtype)", "no sum"),
+    "a maximum": ("parts[lines, columns].sum(0)", "parts[lines, columns].amax(0)", "one term"),
+    "work after": ("total.to(of_weight.dtype)", "(total * 2).to(of_weight.dtype)", "no sum"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=str)
+def test_refusals(case: str, tmp_path: Path) -> None:
+    before, after, why = REFUSED[case]
+    imports = "import torch\nimport helion\nimport helion.language as hl\n\nEPS = 1e-5\n\n\n"
+    changed = edited(imports + inspect.getsource(made), before, after, tmp_path / "changed.py").made
+    given = _arguments(37, 1000, torch.bfloat16)[:5]
+    with pytest.raises(exc.CuteUnsupported, match=why):
+        helion.kernel(changed, backend="cute").bind(given, target="h100")
