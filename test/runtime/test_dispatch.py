@@ -695,3 +695,21 @@ def test_a_profile_names_the_kernel(stub: StubDriver) -> None:
             add(x, x)
     assert {event.key: event.count for event in seen.key_averages()}["helion::add"] == MAX_VERSIONS + 1
     assert runs_straight(add) and len(stub.launches) == MAX_VERSIONS + 2
+
+
+FACTORS = [2.0, 3.0]
+
+
+def test_calls_do_not_compare_values_in_lists_of_the_kernel() -> None:
+    @helion.kernel(config=CONFIG)
+    def scaled(x):
+        out = torch.empty_like(x)
+        for tile in hl.tile(x.size(0)):
+            parts = [x[tile] * factor for factor in FACTORS]
+            out[tile] = parts[0] + parts[1]
+        return out
+
+    x = torch.randn(WIDTH)
+    torch.testing.assert_close(scaled(x), 5 * x)
+    found = scaled.bind((x,)).variant.analysis.traced.guards
+    assert [each.owner for each in found if each.kind == "item" and isinstance(each.owner, list)] == [FACTORS, FACTORS]

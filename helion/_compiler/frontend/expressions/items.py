@@ -19,6 +19,9 @@ from .displays import plain
 from .hl_calls import call_hl
 from .overloads import overloaded
 
+#: Values of the trace, which containers hold that the kernel's own code makes: nothing outside can change those.
+_TRACED = (DeviceValue, HostTensorValue, Tile, Expr)
+
 
 def evaluate_subscript(s: Scope, node: ast.Subscript) -> Any:
     value = evaluate(s, node.value)
@@ -48,7 +51,7 @@ def evaluate_subscript(s: Scope, node: ast.Subscript) -> Any:
     try:
         index = plain(s, index)
         result = value[index]
-        if isinstance(value, (dict, list)) and not isinstance(index, slice):
+        if isinstance(value, (dict, list)) and not isinstance(index, slice) and not isinstance(result, _TRACED):
             s.t.world.assume("item", value, index, result)
         return lifted(s, result, node)
     except (TypeError, KeyError, IndexError) as error:
