@@ -143,6 +143,31 @@ def summed(q, k, v):
     return out, totals
 
 
+def finite_masks(q, k, v, padding, window: int):
+    """Masks by large finite numbers in place of infinities: hidden keys come first in some rows and last in others. A batch
+    whose keys are all padding gives their mean."""
+    b, m, d = q.size()
+    d = hl.specialize(d)
+    out = torch.empty_like(q)
+    for i in hl.grid(b):
+        for tile_m in hl.tile(m):
+            highest = hl.full([tile_m], -1.0e30, dtype=torch.float32)
+            total = hl.zeros([tile_m], dtype=torch.float32)
+            acc = hl.zeros([tile_m, d], dtype=torch.float32)
+            for tile_n in hl.tile(k.size(1)):
+                scores = hl.dot(q[i, tile_m, :], k[i, tile_n, :].T) * 0.125
+                apart = tile_m.index[:, None] - tile_n.index[None, :]
+                scores = torch.where((apart >= 0) & (apart < window), scores, -1.0e30) + padding[i, tile_n]
+                raised = torch.maximum(highest, torch.amax(scores, 1))
+                weights = torch.exp(scores - raised[:, None])
+                shrink = torch.exp(highest - raised)
+                total = total * shrink + weights.sum(1)
+                acc = acc * shrink[:, None] + hl.dot(weights.to(v.dtype), v[i, tile_n, :])
+                highest = raised
+            out[i, tile_m, :] = (acc / total[:, None]).to(q.dtype)
+    return out
+
+
 def _distance(q, k):
     return torch.arange(q.size(-2), device=q.device)[:, None] - torch.arange(k.size(-2), device=q.device)
 
@@ -192,6 +217,13 @@ def _of_summed(q, k, v):
 Named = tuple[str, Callable[..., Any], tuple[Any, ...], Callable[..., Any]]
 
 
+def _of_finite_masks(q, k, v, padding, window):
+    scores = q.double() @ k.double().mT * 0.125
+    apart = torch.arange(q.size(1), device=q.device)[:, None] - torch.arange(k.size(1), device=q.device)
+    scores = torch.where((apart >= 0) & (apart < window), scores, -1.0e30) + padding.double()[:, None]
+    return torch.softmax(scores, -1) @ v.double()
+
+
 def loops(three: Callable[..., tuple[torch.Tensor, ...]], device: str, large: bool) -> list[Named]:
     """Return names, kernels, arguments and references; ``three`` makes q, k and v of sizes."""
     found: list[Named] = []
@@ -204,6 +236,10 @@ def loops(three: Callable[..., tuple[torch.Tensor, ...]], device: str, large: bo
         found.append((f"sinks {size}", sinks, (*three(*size), sink, 9), _of_sinks))
         found.append((f"one more {size}", one_more, tuple(each[0] for each in three(*size)), _of_one_more))
         found.append((f"summed {size}", summed, tuple(each[0] for each in three(*size)), _of_summed))
+        padding = torch.zeros(size[1], size[4], device=device)
+        padding[0] = torch.finfo(torch.bfloat16).min
+        arguments = (*(each[0] for each in three(*size)), padding, size[3] // 3)
+        found.append((f"finite masks {size}", finite_masks, arguments, _of_finite_masks))
     for size in [(1, 3, 3, 260, 260, 64, 128), *([(1, 4, 4, 1000, 1000, 128, 64)] if large else [])]:
         slopes = torch.linspace(-0.3, -0.01, size[1], device=device)
         found.append((f"decayed {size}", decayed, (*(each[0] for each in three(*size)), slopes), _of_decayed))

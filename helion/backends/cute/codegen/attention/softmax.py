@@ -202,6 +202,9 @@ def _softmax(plan: AttentionPlan) -> list[str]:
     """
     problem = plan.problem
     unit = problem.unit * problem.scale
+    exponent = f"cute.math.fma(scores[e], cutlass.Float32({unit!r}), shifts[row])"
+    if problem.has_large_scores:
+        exponent = f"(scores[e] - bases[row]) * {unit!r}" + (f" + {problem.lift!r}" if problem.lift else "")
     return [
         f"def softmax({', '.join(_REGISTERS + _peaks(plan))}, first, guarded):",
         "    chains = [scores[e] for e in range(4)]",
@@ -211,7 +214,7 @@ def _softmax(plan: AttentionPlan) -> list[str]:
         "    for offset in (1, 2):",
         "        others = [cute.arch.shuffle_sync_bfly(each, offset=offset) for each in best]",
         "        best = [cute.arch.fmax(each, other) for each, other in zip(best, others)]",
-        "    shifts, scales = [], [None, None]",
+        f"    {'bases' if problem.has_large_scores else 'shifts'}, scales = [], [None, None]",
         "    moved = cutlass.Boolean(False)",
         "    for row in range(2):",
         "        raised = best[row]",
@@ -223,14 +226,9 @@ def _softmax(plan: AttentionPlan) -> list[str]:
         "        if not first:",
         "            former = highest[row]",
         *_raised(plan, unit),
-        f"        shift = raised * {unit!r}",
-        "        if guarded:",
-        f"            shift = cutlass.select_(raised == {NEGATIVE_INFINITY}, cutlass.Float32(0.0), shift)",
-        "        if not first:",
-        f"            scales[row] = exp2(cute.math.fma(former, cutlass.Float32({unit!r}), -shift))",
+        *(_bases if problem.has_large_scores else _shifts)(unit, problem.lift),
         "            factors[row] = scales[row]",
         "        highest[row] = raised",
-        f"        shifts.append({f'{problem.lift!r} - shift' if problem.lift else '-shift'})",
         *(
             ["    if not first:", "        factors[2] = cutlass.Float32(cutlass.select_(moved, 1.0, 0.0))"]
             if plan.lazy
@@ -239,7 +237,7 @@ def _softmax(plan: AttentionPlan) -> list[str]:
         "    sums = [None] * 4",
         f"    for e in range({plan.keys // 2}):",
         "        row = e // 2 % 2",
-        f"        weight = exp2(cute.math.fma(scores[e], cutlass.Float32({unit!r}), shifts[row]))",
+        f"        weight = exp2({exponent})",
         "        scores[e] = weight",
         "        if sums[e % 4] is None:",
         "            sums[e % 4] = weight if first or e % 2 else cute.math.fma(total[row], scales[row], weight)",
@@ -247,6 +245,30 @@ def _softmax(plan: AttentionPlan) -> list[str]:
         "            sums[e % 4] = sums[e % 4] + weight",
         "    for row in range(2):",
         "        total[row] = sums[2 * row] + sums[2 * row + 1]",
+    ]
+
+
+def _shifts(unit: float, lift: float) -> list[str]:
+    """Return the lines that multiply a row's maximum once, for exponents by one multiply-add, and scale the former sums."""
+    return [
+        f"        shift = raised * {unit!r}",
+        "        if guarded:",
+        f"            shift = cutlass.select_(raised == {NEGATIVE_INFINITY}, cutlass.Float32(0.0), shift)",
+        f"        shifts.append({f'{lift!r} - shift' if lift else '-shift'})",
+        "        if not first:",
+        f"            scales[row] = exp2(cute.math.fma(former, cutlass.Float32({unit!r}), -shift))",
+    ]
+
+
+def _bases(unit: float, lift: float) -> list[str]:
+    """Return the lines that keep a row's maximum, which exponents subtract exactly, and scale the former sums."""
+    return [
+        "        base = raised",
+        "        if guarded:",
+        f"            base = cutlass.select_(raised == {NEGATIVE_INFINITY}, cutlass.Float32(0.0), raised)",
+        "        bases.append(base)",
+        "        if not first:",
+        f"            scales[row] = exp2((former - base) * {unit!r})",
     ]
 
 

@@ -151,10 +151,10 @@ class Scores:
 
 
 def may_be_infinite(formula: Formula) -> bool:
-    """Return whether a formula may give minus infinity: it has selections, or reads numbers."""
+    """Return whether a formula may give minus infinity: it has infinite constants, or reads numbers."""
     infinite = any(
         isinstance(each, Constant) and math.isinf(float(each.text))
         for made in formula.instructions
         for each in made.arguments
     )
-    return infinite or any(source.kind != "number" for source in formula.sources)
+    return infinite or bool(formula.sources)

@@ -11,6 +11,7 @@ from typing import Literal
 from ..dtypes import itemsize
 from ..epilogue import Instruction
 from ..records import WGMMA_ROWS
+from .magnitude import LARGE, largest
 from .numbers import is_known, launch_integers
 from .operands import Matrix, Place, RandomNumbers, Source, text_without
 
@@ -307,6 +308,12 @@ class AttentionProblem(ScoreProblem):
             *tables,
             *self.loaded,
         )
+
+    @functools.cached_property
+    def has_large_scores(self) -> bool:
+        """True if scores may be so large that exponents subtract the maximum before they multiply."""
+        last = max(self.queries, self.keys) if is_known(self.queries) and is_known(self.keys) else math.inf
+        return largest(self.score, last) * self.scale >= LARGE
 
     @property
     def coordinates(self) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ....plan.attention.numbers import text_of
 from ....plan.attention.operands import Table
-from ....plan.attention.records import LAZY, PRODUCT, Formula
+from ....plan.attention.records import LAZY, PRODUCT, AttentionProblem, Formula
 from ....plan.attention.umma import EXPONENTIALS, UmmaPlan
 from .. import numbers, spans
 from ..formula import arguments_of, computed, gathers, head_axes, read
@@ -212,8 +212,15 @@ def _maxima(plan: UmmaPlan) -> list[str]:
         "    if not first:",
         f"        factors[0] = exp2((former - base) * {unit!r})",
         "    highest[0] = raised",
-        f"    shifts[0] = {f'{problem.lift!r} - ' if problem.lift else '-'}base * {unit!r}",
+        f"    shifts[0] = {_shift(problem, unit)}",
     ]
+
+
+def _shift(problem: AttentionProblem, unit: float) -> str:
+    """Return what exponents add: to the products of scores with the unit, or to large scores before they are multiplied."""
+    if problem.has_large_scores:
+        return "-base"
+    return f"{f'{problem.lift!r} - ' if problem.lift else '-'}base * {unit!r}"
 
 
 def _raised(plan: UmmaPlan, unit: float) -> list[str]:
@@ -249,6 +256,15 @@ def _rounded(plan: UmmaPlan) -> list[str]:
     ]
 
 
+def _exponents(problem: AttentionProblem, unit: float) -> str:
+    """Return the exponents of a pair of scores."""
+    units, shifts = f"({unit!r}, {unit!r})", "(shifts[0], shifts[0])"
+    if not problem.has_large_scores:
+        return f"cute.arch.fma_packed_f32x2(pair_of_scores, {units}, {shifts})"
+    differences = f"cute.arch.add_packed_f32x2(pair_of_scores, {shifts})"
+    return f"cute.arch.fma_packed_f32x2({differences}, {units}, ({problem.lift!r}, {problem.lift!r}))"
+
+
 def _exponentials(plan: UmmaPlan) -> list[str]:
     """Return the function of rounded weights of a softmax."""
     problem = plan.problem
@@ -258,7 +274,7 @@ def _exponentials(plan: UmmaPlan) -> list[str]:
         "def weigh(scores, packed, shifts, first, end, polynomial):",
         "    for pair in range(first, end):",
         "        pair_of_scores = (scores[2 * pair], scores[2 * pair + 1])",
-        f"        one, other = cute.arch.fma_packed_f32x2(pair_of_scores, ({unit!r}, {unit!r}), (shifts[0], shifts[0]))",
+        f"        one, other = {_exponents(problem, unit)}",
     ]
     if chosen:
         lines += [
