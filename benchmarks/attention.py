@@ -185,7 +185,7 @@ def ours(cell: Cell, tensors: list[torch.Tensor], given: list[torch.Tensor]) -> 
         rows = [x[0].transpose(0, 1) for x in tensors]
         begins = given[0]
         ends = torch.arange(1, cell.m + 1, device=begins.device, dtype=torch.int32)
-        return varlen_attention_kernel, (*rows, None, begins, ends, 1, cell.dims**-0.5, 0.0)
+        return varlen_attention_kernel, (*rows, None, begins, ends, 1, None, 0.0)
     if cell.heads == cell.groups and not cell.hook and cell.m == cell.n:
         return attention, (*tensors, cell.causal)
     return flex_attention, (*tensors, formula_of(cell, given))

@@ -63,15 +63,17 @@ def varlen_attention_kernel(
     begins: torch.Tensor,
     ends: torch.Tensor,
     shared: int,
-    scale: float,
+    scale: float | None,
     softcap: hl.constexpr,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the attention of row t of `q[T, H, D]` to the rows from `begins[t]` to `ends[t] - 1` of `k[S, G, D]` and `v[S, G, E]`.
 
-    Returns also the log-sum-exp `[H, T]` in base 2, infinite for a query without keys, whose result is 0.
+    Returns also the log-sum-exp `[H, T]` in base 2, infinite for a query without keys, whose result is 0. A `scale` of
+    None is `1 / sqrt(D)`.
     """
     rows, heads = q.size(0), q.size(1)
-    _, width = hl.specialize((q.size(2), v.size(2)))
+    depth, width = hl.specialize((q.size(2), v.size(2)))
+    factor = depth**-0.5 if scale is None else scale
     out = torch.empty([rows, heads, width], dtype=q.dtype, device=q.device)
     normalizers = torch.empty([heads, rows], dtype=torch.float32, device=q.device)
     for tile_h, tile_m in hl.tile([heads, rows], block_size=[1, None]):
@@ -85,9 +87,9 @@ def varlen_attention_kernel(
         for tile_n in hl.tile(torch.amin(first), torch.amax(last)):
             scores = hl.dot(query, k[tile_n, group, :].T)
             if softcap:
-                scores = softcap * torch.tanh(scores * (scale / softcap)) * math.log2(math.e)
+                scores = softcap * torch.tanh(scores * (factor / softcap)) * math.log2(math.e)
             else:
-                scores = scores * (scale * math.log2(math.e))
+                scores = scores * (factor * math.log2(math.e))
             key = tile_n.index[None, :]
             scores = torch.where((key >= first[:, None]) & (key < last[:, None]), scores, MASKED)
             raised = torch.maximum(highest, torch.amax(scores, dim=-1))
@@ -114,7 +116,7 @@ def varlen_keys_backward_kernel(
     first_rows: torch.Tensor,
     last_rows: torch.Tensor,
     shared: int,
-    scale: float,
+    scale: float | None,
     softcap: hl.constexpr,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the gradients of `k[S, G, D]` and `v[S, G, E]`.
@@ -123,6 +125,7 @@ def varlen_keys_backward_kernel(
     """
     keys, groups = k.size(0), k.size(1)
     depth, width = hl.specialize(q.size(2)), hl.specialize(v.size(2))
+    factor = depth**-0.5 if scale is None else scale
     grad_k = torch.empty([keys, groups, depth], dtype=k.dtype, device=k.device)
     grad_v = torch.empty([keys, groups, width], dtype=v.dtype, device=v.device)
     for tile_g, tile_n in hl.tile([groups, keys], block_size=[1, None]):
@@ -137,10 +140,10 @@ def varlen_keys_backward_kernel(
                 query, given = q[tile_m, head, :], grad[tile_m, head, :]
                 scores = hl.dot(key, query.T)
                 if softcap:
-                    tangent = torch.tanh(scores * (scale / softcap))
+                    tangent = torch.tanh(scores * (factor / softcap))
                     scores = softcap * tangent * math.log2(math.e)
                 else:
-                    scores = scores * (scale * math.log2(math.e))
+                    scores = scores * (factor * math.log2(math.e))
                 at = tile_m.index[None, :]
                 seen = (at >= first[:, None]) & (at < last[:, None])
                 weights = torch.where(seen, torch.exp2(scores - normalizers[head, tile_m][None, :]), 0.0)
@@ -149,7 +152,7 @@ def varlen_keys_backward_kernel(
                 if softcap:
                     grad_scores = grad_scores * (1 - tangent * tangent)
                 acc_k = hl.dot(grad_scores.to(query.dtype), query, acc=acc_k)
-        grad_k[tile_n, group, :] = acc_k * scale
+        grad_k[tile_n, group, :] = acc_k * factor
         grad_v[tile_n, group, :] = acc_v
     return grad_k, grad_v
 
@@ -165,12 +168,13 @@ def varlen_queries_backward_kernel(
     begins: torch.Tensor,
     ends: torch.Tensor,
     shared: int,
-    scale: float,
+    scale: float | None,
     softcap: hl.constexpr,
 ) -> torch.Tensor:
     """Compute the gradient of `q[T, H, D]`."""
     rows, heads = q.size(0), q.size(1)
     depth = hl.specialize(q.size(2))
+    factor = depth**-0.5 if scale is None else scale
     grad_q = torch.empty([rows, heads, depth], dtype=q.dtype, device=q.device)
     for tile_h, tile_m in hl.tile([heads, rows], block_size=[1, None]):
         head = tile_h.begin
@@ -183,10 +187,10 @@ def varlen_queries_backward_kernel(
             key = k[tile_n, group, :]
             scores = hl.dot(query, key.T)
             if softcap:
-                tangent = torch.tanh(scores * (scale / softcap))
+                tangent = torch.tanh(scores * (factor / softcap))
                 scores = softcap * tangent * math.log2(math.e)
             else:
-                scores = scores * (scale * math.log2(math.e))
+                scores = scores * (factor * math.log2(math.e))
             at = tile_n.index[None, :]
             seen = (at >= first[:, None]) & (at < last[:, None])
             weights = torch.where(seen, torch.exp2(scores - normalizer[:, None]), 0.0)
@@ -194,7 +198,7 @@ def varlen_queries_backward_kernel(
             if softcap:
                 grad_scores = grad_scores * (1 - tangent * tangent)
             acc = hl.dot(grad_scores.to(key.dtype), key, acc=acc)
-        grad_q[tile_m, head, :] = acc * scale
+        grad_q[tile_m, head, :] = acc * factor
     return grad_q
 
 
@@ -236,7 +240,7 @@ _ranges = Operator(
     ),
 )
 _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? sinks, Tensor begins, Tensor ends"
-_OPTIONS = "SymInt shared, float scale, float softcap"
+_OPTIONS = "SymInt shared, float? scale, float softcap"
 _attention = Operator(
     f"varlen_attention({_INPUTS}, {_OPTIONS}) -> (Tensor, Tensor)",
     varlen_attention_kernel,
@@ -328,7 +332,7 @@ def varlen_attention(
     else:
         check_tensor(op, "k_offsets", k_offsets, dtypes=INDICES, shape=offsets.shape, like=q)
     check_scores(op, q, heads, causal, window, softcap, sinks)
-    factor = 1 / math.sqrt(depth) if scale is None else float(scale)
+    factor = None if scale is None else float(scale)
     k_offsets = offsets if k_offsets is None else k_offsets
     ranges = _ranges(offsets, k_offsets, q.size(0), ALL if window is None else min(window, ALL), causal)
     out: torch.Tensor

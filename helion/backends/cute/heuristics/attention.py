@@ -37,6 +37,9 @@ registers, so that shorter blocks are faster there (``rounded`` in benchmarks/re
 NARROW_STEP = 64
 """Multiple of the keys of blocks of 8 bits: rows of V are contiguous keys, and swizzled by 64 bytes at least."""
 ALTERNATES, WITHIN = 3, 1.3
+MOST_WINDOWS = 4
+"""Windows in all keys, from which on few tiles are shorter than the others. A static order is faster there (``sweep`` in
+benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
 BLOCKS_OF_PART = 2
 """The least blocks of a part of the keys."""
 
@@ -70,19 +73,22 @@ def _allows(shape: AttentionShape, choice: AttentionChoice) -> bool:
 def choices(shape: AttentionShape, target: Target) -> Iterator[AttentionChoice]:
     """Yield choices that fit; among equally fast ones the first wins."""
     needed = -(-shape.queries // WGMMA_ROWS)
+    narrow = shape.v_columns <= NARROW and needed > 1  # few queries take all stages, since they wait for memory
     most = 1 if shape.latent else needed if _is_narrow(shape) else min(needed, 2)
     for groups in (each for each in GROUPS if each <= most):
         keys = longest_keys(shape, groups, target)
+        if needed == 1 and not shape.latent:
+            keys = min(keys, FORMULA_KEYS)
         if not keys or (keys < SHORTEST_KEYS and groups > 1):
             continue
         for length in sorted({keys, *(each for each in (128, 64) if each < keys)}, reverse=True):
             choice = AttentionChoice(
                 groups=groups,
                 keys=length,
-                stages=LEAST_STAGES if shape.v_columns <= NARROW else None,
-                pingpong=not shape.latent and (shape.v_columns != 128 or shape.bounded),
+                stages=LEAST_STAGES if narrow else None,
+                pingpong=not shape.latent and not shape.ranged and (shape.v_columns != 128 or shape.bounded),
                 lazy=shape.v_columns > 64 and shape.softmax and shape.operand_bytes > 1,
-                scheduler="dynamic" if shape.bounded or _varies(shape, groups) else "static",
+                scheduler="dynamic" if _varies(shape, groups) else "static",
             )
             yield choice
             fits = _shared_bytes(shape, groups, length, own_output=True) <= target.smem_per_block_bytes
@@ -91,13 +97,16 @@ def choices(shape: AttentionShape, target: Target) -> Iterator[AttentionChoice]:
 
 
 def _varies(shape: AttentionShape, groups: int) -> bool:
-    """Return whether heads have several tiles, of different lengths."""
-    return shape.loaded and shape.queries > WGMMA_ROWS * groups
+    """Return whether heads have several tiles, of different lengths: those of a short window have the same."""
+    if shape.window is not None and MOST_WINDOWS * shape.window <= shape.keys:
+        return False
+    return shape.bounded or (shape.loaded and shape.queries > WGMMA_ROWS * groups)
 
 
 def _is_narrow(shape: AttentionShape) -> bool:
     """Return whether three groups are supported by measurements."""
-    return max(shape.qk_columns, shape.v_columns) <= NARROW and not shape.operations and not shape.special
+    formula = shape.operations or shape.special or shape.ranged or shape.window
+    return max(shape.qk_columns, shape.v_columns) <= NARROW and not formula
 
 
 def key_splits(shape: AttentionShape, choice: AttentionChoice, rows: int, target: Target) -> Iterator[int]:

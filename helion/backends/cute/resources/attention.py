@@ -27,8 +27,11 @@ PLAIN_OPS = 4
 """Elementwise operations on a score of a softmax without a formula: scale, difference, exponential, rounding."""
 MASKED_KEYS = 256
 """Keys of a tile in blocks that both ends of a window mask, of 128 keys."""
-MASK_OPS = 2
-"""Those of a mask by positions, which most blocks do not have: a comparison and a selection."""
+LONG_KEYS = 128
+"""Keys of blocks that are not short."""
+MASK_OPS = {"bounds": 2, "window": 5, "loaded": 4}
+"""Those of a mask that most blocks do not have, by its kind. One by positions compares and selects. A window subtracts, compares
+twice, joins and selects, and so do loaded bounds, which need no difference."""
 
 ROUNDING_OPS = 2.5
 """Instructions for an element of a product that is rounded and added: half a conversion, a shift or a mask, an addition, half a copy."""
@@ -67,6 +70,9 @@ class AttentionRates:
     """Factor of three groups, of which two compute exponentials while one multiplies."""
     wide: float = 0.15
     """Loss where blocks of keys are short: the fraction for 64 keys, halved for 128."""
+    short: float = 0.25
+    """What the softmax loses besides in blocks of 64 keys, less in longer ones up to 128. It is fitted to causal masks and
+    windows of heads of 64 on an H200 (``sweep`` in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
     masked: float = 0.6
     """Loss by masks of windows: the fraction for ``MASKED_KEYS`` keys of a tile, less for more keys."""
     launch_us: float = 5.0
@@ -130,6 +136,11 @@ class AttentionShape:
     loaded_bytes: int
     """Bytes of K and V in memory."""
     fixed: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def ranged(self) -> bool:
+        """True if loaded integers alone bound the keys of a query."""
+        return self.loaded and not self.masked
 
     @property
     def columns_in_memory(self) -> int:
@@ -206,9 +217,7 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
         masked=fact.diagonal or fact.hidden,
         window=fact.window,
         loaded_bytes=loaded_bytes,
-        operations=max(
-            0, sum(each.ops for each in work) - PLAIN_OPS - (MASK_OPS if fact.diagonal or fact.hidden else 0)
-        ),
+        operations=max(0, sum(each.ops for each in work) - PLAIN_OPS - _mask_operations(fact, axis)),
         special=max(0, sum(each.sfu_ops for each in work) - 1),
         softmax=any(
             each.region == fact.region and not {"max", "amax"}.isdisjoint(each.names) for each in facts.reductions
@@ -222,6 +231,12 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
         latent=latent,
         fixed={axis.block_id: axis.size for axis in facts.axes if axis.kind == "fixed" and axis.size is not None},
     )
+
+
+def _mask_operations(fact: AttentionFact, keys: AxisFact) -> int:
+    if fact.diagonal or fact.hidden:
+        return MASK_OPS["window" if fact.window else "bounds"]
+    return MASK_OPS["loaded"] if keys.extent is None else 0
 
 
 def _loads(op: MemoryOpFact) -> float:
@@ -294,7 +309,8 @@ def predicted_us(
     """Return the predicted time of a launch in microseconds."""
     rows = WGMMA_ROWS * choice.groups
     tiles = -(-shape.queries // rows) * shape.heads
-    blocks = -(-shape.keys // choice.keys)
+    several = shape.ranged and shape.queries > rows  # the queries of a tile see different keys
+    blocks = -(-(shape.keys + (rows if several else 0)) // choice.keys)
     if shape.bounded:
         blocks = min(blocks, (blocks + -(-rows // choice.keys)) / 2 + 0.5)  # type: ignore[assignment]
     if shape.window:
@@ -303,6 +319,7 @@ def predicted_us(
     softmax = rates.softmax_ns + rates.operation_ns * shape.operations + rates.special_ns * shape.special
     softmax += rates.gather_ns * shape.gathers + rates.pair_ns * shape.pairs + rates.load_ns * shape.loads
     softmax += rates.operation_ns * ROUNDING_OPS * shape.rounded * shape.v_columns / choice.keys
+    softmax *= 1 + rates.short * max(0.0, LONG_KEYS / choice.keys - 1)
     computed = LATENT_GROUPS if shape.latent else 1  # times that scores are computed, by groups that overlap
     matmuls = rates.column_ns * (computed * shape.qk_columns + shape.v_columns) * shape.operand_bytes / 2
     element = (softmax**rates.overlap + matmuls**rates.overlap) ** (1 / rates.overlap)
@@ -317,15 +334,17 @@ def predicted_us(
         tile_us *= -(-blocks // choice.splits) / blocks
         tiles *= choice.splits
         overhead += rates.combine_us + (rates.latent_part_us * choice.splits if shape.latent else 0.0)
+    least_us, varies = 0.0, shape.bounded and not shape.window
+    if varies:  # the longest tile visits all blocks
+        least_us = tile_us / blocks * -(-shape.keys // choice.keys)
     if choice.scheduler == "dynamic" and tiles > target.num_sms:
         rounds = tiles / target.num_sms + 0.3
     else:
         rounds = float(-(-tiles // target.num_sms))
-        longest = blocks if not shape.bounded or shape.window else 1.2 * blocks
-        tile_us *= longest / blocks
+        tile_us *= 1.2 if varies else 1.0
     read_gb_per_s = min(rates.memory * target.bandwidth_gb_per_s, rates.sm_gb_per_s * tiles)
     memory_us = shape.bytes_moved / (read_gb_per_s * 1e3)
-    return rates.launch_us + max(rounds * (tile_us + overhead), memory_us)
+    return rates.launch_us + max(rounds * (tile_us + overhead), least_us + overhead, memory_us)
 
 
 def rate_per_sm(target: Target) -> float:
