@@ -149,6 +149,9 @@ def computed_as_printed(plan: BackwardPlan, tensors: Sequence[torch.Tensor]) -> 
     dtype = tensors[0].dtype
     names["exp2"] = lambda x: _lanes(torch.exp2(x))
     names["pack"] = lambda low, high: (low.as_subclass(torch.Tensor), high.as_subclass(torch.Tensor))
+    names["pack_owned"] = lambda owned, *pair: tuple(
+        torch.where(owned, each, 0.0).as_subclass(torch.Tensor) for each in pair
+    )
     owned, streamed, rest = tensors[:2], tensors[2:4], tensors[4:]
     outputs = [torch.full_like(each, float("nan")) for each in rest[: len(problem.gradients)]]
     outputs += [] if problem.atomic is None else [torch.zeros_like(rest[len(outputs)])]
@@ -189,7 +192,7 @@ def _run(plan, names, owned, streamed, outputs, tile, group, head, dtype) -> Non
         for total, left, each in zip(sums, lefts, problem.gradients, strict=True):
             total += left.to(dtype).float() @ blocks[each.right]
         if problem.atomic is not None:
-            at = printed_sums.exchanged_gradient(plan, problem.atomic)
+            at = printed_sums.exchanged_gradient(plan)
             part = _finished_sum(plan, names, lefts[at].to(dtype).float().t() @ own[problem.atomic.right])
             target = _matrix(problem.atomic.matrix, outputs[-1], place, problem.keys)[block * plan.keys :]
             target[: plan.keys] += part[: len(target)]

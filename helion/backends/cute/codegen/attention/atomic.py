@@ -36,8 +36,10 @@ def shared_keys(plan: BackwardPlan) -> int:
     return plan.keys // plan.groups
 
 
-def exchanged_gradient(plan: BackwardPlan, atomic: AtomicSum) -> int:
+def exchanged_gradient(plan: BackwardPlan) -> int:
     """Return the gradient whose left operands the groups exchange."""
+    atomic = plan.problem.atomic
+    assert atomic is not None
     return next(at for at, each in enumerate(plan.problem.gradients) if each.left == atomic.left)
 
 
@@ -197,7 +199,7 @@ def _written(layout: str, aligned: int) -> list[str]:
 def _turned_views(plan: BackwardPlan, atomic: AtomicSum) -> list[str]:
     dtype, at, groups, keys = (
         dsl(plan.problem.owned[0].dtype),
-        exchanged_gradient(plan, atomic),
+        exchanged_gradient(plan),
         plan.groups,
         shared_keys(plan),
     )
@@ -228,7 +230,7 @@ def _turned_views(plan: BackwardPlan, atomic: AtomicSum) -> list[str]:
 
 
 def _views(plan: BackwardPlan, atomic: AtomicSum) -> list[str]:
-    groups, dtype, at = plan.groups, dsl(plan.problem.owned[0].dtype), exchanged_gradient(plan, atomic)
+    groups, dtype, at = plan.groups, dsl(plan.problem.owned[0].dtype), exchanged_gradient(plan)
     tiles = f"(64, {plan.keys}, 64), {dtype}"
     return [
         f"exchange = hopper.make_smem_layout_a(LayoutEnum.COL_MAJOR, {tiles}, {EXCHANGE_STAGES * groups})",

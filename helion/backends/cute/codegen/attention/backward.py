@@ -12,14 +12,14 @@ from ...plan.attention.records import Formula
 from ...plan.epilogue import Constant
 from ..setups import dsl
 from . import numbers, spans
-from .atomic import atomic_functions, atomic_registers
+from .atomic import atomic_functions, atomic_registers, exchanged_gradient
 from .formula import arguments_of, computed, head_axes, read
 from .softmax import exp2_function, has_masks
 
 
 def backward_functions(plan: BackwardPlan) -> list[list[str]]:
     """Return the functions of a block and of a tile's end, as the DSL traces them: loops over elements are unrolled."""
-    functions = [*_mmas(plan), exp2_function(), pack_function(plan)]
+    functions = [*_mmas(plan), exp2_function(), pack_function(plan), *([PACK_OWNED] if _masks_rows(plan) else [])]
     if has_masks(plan):
         functions.append(seen_function(plan))
     functions += [_values(plan, late, only) for late, only in values_of_passes(plan)]
@@ -67,6 +67,13 @@ def pack_function(plan: BackwardPlan) -> list[str]:
         "        read_only_args=[high, low],",
         "    )",
     ]
+
+
+PACK_OWNED = [
+    "def pack_owned(owned, low, high):",
+    "    return cutlass.select_(owned, pack(low, high), cutlass.Int32(0))",
+]
+"""The function that rounds two numbers of a row, or returns zeros for a row past the end."""
 
 
 def seen_function(plan: BackwardPlan) -> list[str]:
@@ -154,7 +161,7 @@ def _values(plan: BackwardPlan, late: bool, only: int | None) -> list[str]:
         loaded = [f"{name}[row]" for name in spans.row_names(plan)]
         seen = f"seen({with_sizes(plan, 'first_query + 8 * row', 'first_key', *loaded)})"
         lines.append(f"    limits = [{seen} if masked else (0, 0) for row in range(2)]")
-    if _masks_rows(plan):
+    if _masks_rows(plan) and exchanged_gradient(plan) in written:
         lines.append(f"    owned = [first_query + 8 * row < {text_of(plan.problem.queries)} for row in range(2)]")
     lines += [f"    {line}" for line in _reads(plan, read_sources, ("query", "head", "number"), ())]
     lines.append(f"    for column in range({plan.keys // 8}):")
@@ -164,7 +171,10 @@ def _values(plan: BackwardPlan, late: bool, only: int | None) -> list[str]:
         "            for i in range(2):",
         *(f"                {line}" for line in _element(plan, late, only, needed)),
     ]
-    lines += [f"            packed_{at}[2 * column + row] = pack(*pair_{at})" for at in written]
+    for at in written:
+        zeroed = _masks_rows(plan) and at == exchanged_gradient(plan)
+        text = f"pack_owned(owned[row], *pair_{at})" if zeroed else f"pack(*pair_{at})"
+        lines.append(f"            packed_{at}[2 * column + row] = {text}")
     return lines
 
 
@@ -247,15 +257,13 @@ def _element(plan: BackwardPlan, late: bool, only: int | None, needed: list[int]
                 "    left = cutlass.select_(inside, left, cutlass.Float32(0.0))",
             ]
             name = "left"
-        if _masks_rows(plan):
-            name = f"cutlass.select_(owned[row], {name}, cutlass.Float32(0.0))"
         lines.append(f"pair_{at}.append({name})")
     return lines
 
 
 def _masks_rows(plan: BackwardPlan) -> bool:
-    """Return whether left operands of owned rows past the end have to be 0, since the gradient of streamed rows adds over
-    owned ones. Their weights may be infinite."""
+    """Return whether left operands of the gradient of streamed rows have to be 0 for owned rows past the end. It adds over
+    these, and their weights may be infinite. Other gradients of them are not stored."""
     queries = plan.problem.queries
     return plan.problem.atomic is not None and (not is_known(queries) or queries % plan.rows != 0)
 
