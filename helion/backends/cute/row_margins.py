@@ -32,6 +32,9 @@ READS_LEAD = replace(ROWS_LEAD, corrected=0.82)
 """The same for exponentials of rows of which no element is stored. Their times are over-predicted by up to two fifths,
 because the general backend reads such a row once."""
 
+MASKS_LEAD = replace(ROWS_LEAD, corrected=1.1)
+"""The same with masks whose rows repeat. Their times are under-predicted by up to a tenth."""
+
 LOGS_LEAD = replace(ROWS_LEAD, corrected=1.2)
 """The same where the general backend's logarithm takes 22 instructions, and its times are under-predicted by a fifth."""
 
@@ -72,5 +75,6 @@ def rows_lead(program: Program) -> Lead:
     powers = any(made.op in ("exp", "exp2") for made in problem.epilogue.instructions)
     stores = problem.elements or problem.sums or problem.groups
     lead = READS_LEAD if powers and not stores else ROWS_LEAD
+    lead = MASKS_LEAD if demand_of(problem).repeated else lead
     few = problem.m <= FEW_ROWS and problem.n >= LEAST_AUTO_COLUMNS
     return replace(lead, saved_us=FEW_ROWS_SAVED_US) if few else lead

@@ -80,6 +80,18 @@ def test_a_thread_holds_8_bytes_to_32_registers_of_a_row(example: str, dtype: to
     assert rows == sorted(rows, reverse=True)
 
 
+@pytest.mark.parametrize(("m", "length", "warps"), [(64, 1000, 4), (16, 4096, 8), (64, 256, 1)])
+def test_the_warps_of_few_rows_hide_their_latency(m: int, length: int, warps: int) -> None:
+    assert first_of(bound("softmax", tensor(m, length))).config["num_warps"] == warps
+
+
+def test_narrow_rows_with_several_reductions_have_more_warps() -> None:
+    for length, warps in ((128, 4), (1000, 1)):
+        labels = tensor(131072, dtype=torch.int64)
+        config = first_of(bound("cross_entropy", tensor(131072, length), labels)).config
+        assert config["num_warps"] == warps
+
+
 def test_rows_are_streamed_where_the_table_has_numbers_for_the_architecture() -> None:
     for name in known_targets():
         report = dict(bound("softmax", tensor(4096, 1024), gpu=name).declined)

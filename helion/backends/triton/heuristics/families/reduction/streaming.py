@@ -54,6 +54,14 @@ class _Numbers(Tuned):
     #: all of them are unrolled.
     chained_stages: int
     chained_thread_elements: int
+    #: Rows up to this many elements, with several reductions and none stored, have so many bytes per thread.
+    narrow: int
+    narrow_thread_bytes: int
+    #: With no more programs than SMs, elements per thread of rows that are loaded whole, up to ``few_threads``; and of
+    #: those with one reduction, of which no row is stored. Nothing but the warps of a program hides latency there.
+    few_thread_elements: int
+    few_summed_elements: int
+    few_threads: int
     #: Rows up to this many elements are loaded whole. Up to twice as many are, if a second read would miss L1 (64 KiB
     #: for each resident row). The same holds if a loop would rescale its sum for each new maximum.
     held: int
@@ -126,6 +134,13 @@ class TritonStreamingReductionHeuristic(Heuristic):
         first = _proposal(found, facts, target)
         if programs_of(facts, all_sizes(facts, first.block_sizes), primary.root) > target.num_sms:
             return (first,)
+        threads = _threads_of_few(facts, primary)
+        if (
+            first.num_warps is not None
+            and threads > first.num_warps * target.warp_size
+            and None in first.reduction_loops.values()
+        ):
+            first = _proposal(allocate(facts, target), facts, target, threads=threads)
         timed = [(each, proposal_us(facts, each, target)) for each in (first, *_alone(facts, target))]
         best = unless_faster(timed[0], timed[1:], trust(target).wide_programs)
         return (first,) if best is first else (best, first)
@@ -328,6 +343,8 @@ def _threads(
     if primary.full_extent and not _stores_rows(facts, primary):
         is_chained = len(primary.stages) >= _TUNED.chained_stages
         each = _TUNED.chained_thread_elements if is_chained else _TUNED.thread_elements
+        if len(primary.stages) > 1 and width <= _TUNED.narrow:
+            each = min(each, _TUNED.narrow_thread_bytes // _itemsize(primary))
         return _TUNED.scalar_threads if looped else max(least, min(most, elements // each))
     if looped and not _is_aligned(facts, primary):
         return _TUNED.unaligned_threads
@@ -354,3 +371,10 @@ def _threads(
         if elements <= _TUNED.short and len(primary.stages) >= _TUNED.many_stages:
             each *= 2
     return max(least, min(most, elements // each))
+
+
+def _threads_of_few(facts: KernelFacts, primary: ReductionFact) -> int:
+    """Return the threads of a row that is loaded whole, by one of no more programs than SMs."""
+    whole = facts.axes[primary.axis].padded or next_power_of_2(primary.extent)
+    summed = len(primary.stages) == 1 and not _stores_rows(facts, primary)
+    return min(_TUNED.few_threads, whole // (_TUNED.few_summed_elements if summed else _TUNED.few_thread_elements))
