@@ -38,6 +38,8 @@ class Trust(Tuned):
     fewer_atomics: float
     #: Programs of more warps and longer chunks, for fewer programs than SMs.
     wide_programs: float
+    #: Column reductions with half the warps, for a tile by the rule.
+    lighter_columns: float
     #: A split reduction of fewer chunks than a rule asks for, for the same without a split.
     few_chunks: float
     #: Another order of programs, for row-major.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import sample_kernels
 import torch
 from harness import tensor
+from unseen_kernels import mean_over_time
 
 import helion
 import helion.language as hl
@@ -241,6 +243,20 @@ def test_rows_of_a_transposed_tensor_are_columns() -> None:
     plain = row_sums.bind((tensor(4096, 1024),), target="sm_90")
     assert plain.seeds[0].heuristic == "TritonStreamingReductionHeuristic"
     assert "contiguous" in dict(plain.declined)["TritonColumnReductionHeuristic"]
+
+
+@pytest.mark.parametrize(("shape", "tile", "warps"), [((64, 2048, 1024), 64 * 256, 8), ((64, 512, 768), 64 * 256, 8)])
+def test_steps_that_wait_for_loads_have_fewer_warps(shape: tuple[int, int, int], tile: int, warps: int) -> None:
+    """Row ``lighter_columns`` of the tuned numbers: 16 warps leave half as many bytes in flight on an SM."""
+    bound = mean_over_time.bind((tensor(*shape), tensor(*shape[:2], dtype=torch.bool)), target="h200")
+    first = bound.seeds[0]
+    assert first.heuristic == "TritonColumnReductionHeuristic" and first.config["num_warps"] == warps
+    assert math.prod(sizes(bound).values()) == tile
+
+
+def test_two_layers_are_split_only_for_a_gain_as_large_as_that_of_one_matmul() -> None:
+    bound = two_layers.bind((tensor(4096, 256), tensor(256, 1024), tensor(1024, 256)), target="h200")
+    assert bound.seeds[0].config["split_k"] == 1 and bound.seeds[0].heuristic == "TritonProductsHeuristic"
 
 
 def _columns(live: int, directory: Path) -> helion.Kernel:

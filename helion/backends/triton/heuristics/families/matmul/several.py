@@ -168,14 +168,18 @@ def _fastest(facts: KernelFacts, target: Target) -> TritonProposal | None:
         for line in _TUNED.lines[1:]:
             if (found := _deepest(facts, tile(each, line), target)) is not None:
                 timed.append((proposal_us(facts, found, target), each, found))
-    for _, each, found in timed[: _TUNED.leading] if facts.splittable_k else ():
+    if not timed:
+        return None
+    shared = []
+    for _, _, found in timed[: _TUNED.leading] if facts.splittable_k else ():
         for parts in _TUNED.parts:
             if parts * _programs(facts, found) <= _TUNED.most_rounds * target.num_sms and parts <= _steps(
                 facts, dict(found.block_sizes)
             ):
-                shared = replace(found, reason=f"{found.reason}, split-K by {parts}", launch={"split_k": parts})
-                timed.append((proposal_us(facts, shared, target), each, shared))
-    return ordered(facts, min(timed, key=lambda option: option[0])[2], target) if timed else None
+                split = replace(found, reason=f"{found.reason}, split-K by {parts}", launch={"split_k": parts})
+                shared.append((split, proposal_us(facts, split, target)))
+    us, _, whole = min(timed, key=lambda option: option[0])
+    return ordered(facts, unless_faster((whole, us), shared, trust(target).split_k), target)
 
 
 def _deepest(facts: KernelFacts, sizes: dict[int, int], target: Target) -> TritonProposal | None:

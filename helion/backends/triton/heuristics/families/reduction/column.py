@@ -16,6 +16,7 @@ times as long.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,10 +25,12 @@ from ......_shapes import cdiv, next_power_of_2, previous_power_of_2
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import Target
 from ....proposal import TritonProposal
-from ...sizing import clamp, estimate, extent_of, warps_for_threads
+from ...choose import trust, unless_faster
+from ...predicted_time import proposal_us
+from ...sizing import Chunks, Sizes, clamp, estimate, extent_of, warps_for_threads
 from ...tuned import Tuned, tuned
 from .budget import Allocation, allocate, column_axis, reduction_alone
-from .launch import launch
+from .launch import Launch, launch
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ _TUNED = tuned(_Numbers)
 
 
 _VECTOR_BYTES = 16
+#: Bytes of a line of the cache, which a program reads whole.
+_LINE_BYTES = 128
 
 
 class TritonColumnReductionHeuristic(Heuristic):
@@ -77,18 +82,45 @@ class TritonColumnReductionHeuristic(Heuristic):
         threads = _threads(found, facts)
         _fit_chunk(found, facts, target, threads)
         chosen = launch(found, facts, target, threads=threads)
-        columns = ", ".join(str(chosen.sizes[axis]) for axis in found.columns)
-        width = chosen.chunks.get(found.primary.axis, chosen.sizes.get(found.primary.axis))
-        way = "at once" if width is None else f"in chunks of {width}"
-        return (
-            TritonProposal(
-                reason=f"{columns} columns of {found.primary.extent} per program, {way}, {chosen.num_warps} warps",
-                block_sizes=chosen.sizes,
-                reduction_loops=chosen.chunks,
-                num_warps=chosen.num_warps,
-                num_stages=1,
-            ),
-        )
+        made = _proposal(found, chosen.sizes, chosen.chunks, chosen.num_warps)
+        lighter = [(each, proposal_us(facts, each, target)) for each in _lighter(found, column, facts, chosen, target)]
+        if lighter:
+            made = unless_faster((made, proposal_us(facts, made, target)), lighter, trust(target).lighter_columns)
+        return (made,)
+
+
+def _proposal(found: Allocation, sizes: Sizes, chunks: Chunks, warps: int) -> TritonProposal:
+    columns = ", ".join(str(sizes[axis]) for axis in found.columns)
+    width = chunks.get(found.primary.axis, sizes.get(found.primary.axis))
+    way = "at once" if width is None else f"in chunks of {width}"
+    return TritonProposal(
+        reason=f"{columns} columns of {found.primary.extent} per program, {way}, {warps} warps",
+        block_sizes=sizes,
+        reduction_loops=chunks,
+        num_warps=warps,
+        num_stages=1,
+    )
+
+
+def _lighter(
+    found: Allocation, column: int, facts: KernelFacts, chosen: Launch, target: Target
+) -> Iterator[TritonProposal]:
+    """Yield programs of half the warps, with the same tile and with half the columns and twice the rows.
+
+    A step of the loop waits for its loads, so that bytes in flight decide: each thread loads twice as many, and a
+    reduction joins fewer warps.
+    """
+    axis, warps = found.primary.axis, chosen.num_warps // 2
+    if not warps or not {axis, column} <= chosen.sizes.keys() or facts.axes[axis].on_grid:
+        return
+    sizes, rows, columns = chosen.sizes, 2 * chosen.sizes[axis], chosen.sizes[column] // 2
+    itemsize = max((op.itemsize for op in facts.memory_ops if op.kind == "load" and column in op.tile_axes), default=1)
+    options = [dict(sizes)]
+    if rows <= facts.axes[axis].padded and columns * itemsize >= _LINE_BYTES:
+        options.append({**sizes, column: columns, **dict.fromkeys(_walked(found, facts), rows)})
+    for each in options:
+        if not estimate(facts, target, each, warps, 1, chosen.chunks).spill_risk:
+            yield _proposal(found, each, chosen.chunks, warps)
 
 
 def _shared_rows(facts: KernelFacts, primary: ReductionFact, target: Target) -> AxisFact | None:
