@@ -11,7 +11,7 @@ from backends.cute import gemms, products
 from helion.backends.cute.execute import workspace as workspace_module
 from helion.backends.cute.execute.workspace import Workspaces
 from helion.backends.cute.plan.build import plan_gemm
-from helion.backends.cute.plan.counts import k_range
+from helion.backends.cute.plan.counts import k_range, takes_turns
 from helion.backends.cute.plan.records import Choice, GemmPlan
 from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.plan.workspace import COUNTER_BYTES, MAX_COUNTERS, counter_bytes, sums_shape, workspace_bytes
@@ -96,7 +96,9 @@ def test_a_workspace_holds_the_sums_of_every_part_once() -> None:
 def test_parts_cover_all_of_k_once(splits: int, clusters: int, k_tiles: int) -> None:
     plan = split(splits=splits, grid_splits=clusters)
     parts = [k_range(plan, rank, k_tiles, part) for part in range(clusters) for rank in range(plan.ctas)]
-    assert [k_tile for part in parts for k_tile in part] == list(range(k_tiles))
+    assert sorted(k_tile for part in parts for k_tile in part) == list(range(k_tiles))
+    assert all(part.step == (len(parts) if takes_turns(plan) else 1) for part in parts)
+    assert takes_turns(plan) == (clusters > 1)
     assert all(len(part) in (k_tiles // len(parts), k_tiles // len(parts) + 1) for part in parts)
 
 

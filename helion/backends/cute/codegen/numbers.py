@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..plan.counts import turns
+from ..plan.counts import takes_turns, turns
 from ..plan.records import GemmPlan, Multiplicand
 from ..plan.runtime import is_size
 from ..plan.scales import LONGEST
@@ -86,8 +86,8 @@ def k_tiles(plan: GemmPlan) -> str:
 
 
 def k_bounds(plan: GemmPlan) -> tuple[str, str]:
-    """Return the first K tile of a CTA, and the one after its last."""
-    if plan.problem.ends is not None:
+    """Return the first K tile of a CTA, and the one after its last; where CTAs take turns, among its own."""
+    if plan.problem.ends is not None or takes_turns(plan):
         return "0", "k_end"
     return ("k_begin", "k_end") if plan.parts > 1 else ("0", k_tiles(plan))
 
@@ -147,6 +147,7 @@ def tile_of(plan: GemmPlan, operand: Multiplicand) -> str:
     first, lines = plan.first_k_tiles[operand.term], "tile_m" if operand.base == "a" else "tile_n"
     first -= -(-operand.k // plan.tile[2]) if operand.absent else 0  # past the end, where TMA writes zeros
     moved = f" {'-' if first > 0 else '+'} {abs(first)}" if first else ""
+    moved = f" * {plan.parts} + k_part" if takes_turns(plan) else moved
     return f"{lines}, k_tile{moved}{batched(plan, operand.label)}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..plan.counts import takes_turns
 from ..plan.records import GemmPlan
 from ..plan.workspace import MAX_COUNTERS, WORDS, sums_shape
 from .epilogue import fragment
@@ -22,10 +23,16 @@ def tensors(plan: GemmPlan) -> list[str]:
 
 
 def parts_of(plan: GemmPlan) -> list[str]:
-    """Return the tile and the K range of one work item: clusters that share a tile have adjacent items."""
+    """Return the tile and the K tiles of one work item: clusters that share a tile have adjacent items."""
+    item = [f"tile = work // {plan.grid_splits}", f"grid_part = work % {plan.grid_splits}"]
+    if takes_turns(plan):
+        return [
+            *item,
+            f"k_part = grid_part * {plan.splits} + place[3]",
+            f"k_end = ({plan.k_tiles} - k_part + {plan.parts - 1}) // {plan.parts}",
+        ]
     return [
-        f"tile = work // {plan.grid_splits}",
-        f"grid_part = work % {plan.grid_splits}",
+        *item,
         f"k_begin = {plan.k_tiles} * (grid_part * {plan.splits} + place[3]) // {plan.parts}",
         f"k_end = {plan.k_tiles} * (grid_part * {plan.splits} + place[3] + 1) // {plan.parts}",
     ]

@@ -22,13 +22,13 @@ from ..plan.operands import FEW_ROWS
 from ..plan.records import SWIZZLE_BYTES, WGMMA_ROWS, Choice, CopiesIn
 from ..plan.scales import promoted
 from ..resources.shape import ProductShape, shape_of
-from ..resources.time import resident_clusters
+from ..resources.time import crosses_lines, resident_clusters
 from .tiles import narrowed, options, proposals, tiles
 
 WIDE = (128, 256)
 FEW_COLUMNS = 64
 """Columns of tiles of 256 rows whose instructions wait for A (benchmarks/results/cute/nvidia-h200-few-tiles.jsonl)."""
-USUAL_SUBTILE = 32
+USUAL_SUBTILE, SQUARE = 32, (128, 128)
 SHARED_TILES = ((64, 128), (128, 64), (128, 128))
 SHARED_CLUSTERS, SHARED_SPLITS, MOST_SHARING = ((1, 2), (2, 1), (2, 2)), (1, 2, 4), 8
 """Tiles and clusters of few tiles that share operands, and their parts of K: 8 CTAs at most (the same rows)."""
@@ -100,10 +100,15 @@ def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[C
         if together > target.num_sms and not in_stages:  # these have not run with two consumer groups
             found += [dataclasses.replace(paired, pingpong=True)] if rows > 1 else []
             found.append(dataclasses.replace(plain, pingpong=True))
+            if tile[:2] == SQUARE and rows > 1 and columns > 1 and _crosses_lines(shape):
+                found.append(dataclasses.replace(plain, cluster=(2, 2), pingpong=True))
         found += _in_clusters(shape, tile, (rows, columns), copies_in, target) if not in_stages else []
         if tile[0] > WGMMA_ROWS * 2 and tile[1] <= FEW_COLUMNS and copies_in != "registers":
             continue
         for splits, clusters in itertools.product((1, *SPLITS), (1, *GRID_SPLITS)):
+            most = resident_clusters(splits, target) // together
+            if copies_in != "registers" and 1 < most < clusters:
+                clusters = max(each for each in MORE_GRID_SPLITS if each <= most)
             ctas = together * splits * clusters
             fills = clusters == 1 or 2 * ctas > target.num_sms
             split = Choice(tile=tile, splits=splits, grid_splits=clusters, copies_in=copies_in)
@@ -115,6 +120,11 @@ def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[C
                 resident = dataclasses.replace(split, ctas_per_sm=RESIDENTS)
                 found.append(narrowed(resident, min(plain.epilogue_n, tile[1] // splits)))
     return found
+
+
+def _crosses_lines(shape: ProductShape) -> bool:
+    """Return whether rows of A or B begin between lines of the L2 cache. Clusters of 2 x 2 load fewer of them."""
+    return shape.problem.groups is None and any(crosses_lines(shape.problem, each) for each in "ab")
 
 
 def _in_clusters(

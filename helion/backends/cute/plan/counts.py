@@ -397,13 +397,25 @@ def rank_at(plan: GemmPlan, half: int, pair_m: int, cta_n: int, part: int = 0) -
     return half + plan.ctas_per_mma * (pair_m + plan.cluster_tiles[0] * (cta_n + plan.cluster_tiles[1] * part))
 
 
-def k_range(plan: GemmPlan, rank: int, k_tiles: int, grid_part: int = 0) -> range:
-    """Return the contiguous K tiles that CTA `rank` of a cluster multiplies.
+def takes_turns(plan: GemmPlan) -> bool:
+    """Return whether CTAs that split K take its tiles by turns, so that they read neighboring elements at the same time.
 
-    On an H200 contiguous ranges are up to an eighth faster than interleaved ones. ``grid_part`` is the cluster's index
-    among those that split K.
+    That is so where clusters split K of one matmul that TMA loads. Lines are then read once by all, and leave the L2
+    cache first (benchmarks/results/cute/nvidia-h200-few-tiles.jsonl).
+    """
+    problem = plan.problem
+    return plan.grid_splits > 1 and not (problem.copied or problem.scales or problem.terms or problem.ends)
+
+
+def k_range(plan: GemmPlan, rank: int, k_tiles: int, grid_part: int = 0) -> range:
+    """Return the K tiles that CTA `rank` of a cluster multiplies: contiguous ones, or by turns.
+
+    On an H200 contiguous ranges of the CTAs of a cluster are up to an eighth faster than interleaved ones. ``grid_part``
+    is the cluster's index among those that split K.
     """
     part = grid_part * plan.splits + part_of(plan, rank)
+    if takes_turns(plan):
+        return range(part, k_tiles, plan.parts)
     return range(k_tiles * part // plan.parts, k_tiles * (part + 1) // plan.parts)
 
 

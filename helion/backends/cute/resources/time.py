@@ -24,7 +24,17 @@ from ..plan.counts import (
 )
 from ..plan.dtypes import itemsize, per_byte
 from ..plan.finish import rows_bytes, stored_last
-from ..plan.records import SUM_BYTES, WARP_THREADS, Finish, GemmPlan, Prepare, RowFinish, TileFinish
+from ..plan.records import (
+    SUM_BYTES,
+    SWIZZLE_BYTES,
+    WARP_THREADS,
+    Finish,
+    GemmPlan,
+    GemmProblem,
+    Prepare,
+    RowFinish,
+    TileFinish,
+)
 from ..plan.reductions import reductions_of
 
 
@@ -56,6 +66,8 @@ class Rates:
     read_together: float = 0.4
     """Part of an operand that memory transfers again where all CTAs that read it run at the same time: none finds it in
     the cache yet. Long K with few tiles shows it."""
+    crossed: float = 1.0
+    """Bytes that are loaded for each byte of a tile whose rows begin between lines of the L2 cache."""
     multicast: float = 0.818
     """Fraction of the bytes saved by multicast that shows in the time."""
     stored: float = 1.21
@@ -112,7 +124,9 @@ class Rates:
     """Time of a K tile that CTAs share where K is split: its stage waits for all of them (the same rows)."""
 
 
-RATES = Rates()
+RATES = Rates(crossed=1.4)
+"""Rates of matmuls that store tiles. Rows between lines are those of 4096 x 4104 x 1000 in
+benchmarks/results/cute/nvidia-h200-few-tiles.jsonl."""
 ROW_RATES = Rates(
     matrix=0.86, sustained=0.86, cooperative=1.0, promoted=1.0, l2=2.14, l2_of_few=4.5, memory=1.0, memory_of_few=1.1,
     multicast=0.75, stored=1.1, k_tile_us=0.15, overlap=64.0, launch_us=6.3, fill_us=0.0, tile_us=0.0, split_us=0.75,
@@ -333,6 +347,15 @@ def resident_clusters(ctas: int, target: Target) -> int:
     return max(1, known * target.num_sms // hardware.target(MEASURED).num_sms)
 
 
+def crosses_lines(problem: GemmProblem, operand: str) -> bool:
+    """Return whether TMA loads parts of rows of an operand, ``a`` or ``b``, that begin between lines of the L2 cache. Rows
+    of two lines are loaded whole."""
+    pitch = problem.a_pitch if operand == "a" else problem.b_pitch
+    pitch = pitch * itemsize(problem.operand_dtype) // per_byte(problem.operand_dtype)
+    known = f"pitch_{operand}" not in problem.runtime and problem.copy_of(operand) is None
+    return known and pitch > 2 * SWIZZLE_BYTES and pitch % SWIZZLE_BYTES > 0
+
+
 def _flops(plan: GemmPlan) -> int:
     """Return the operations of a K tile: the average of those of terms that add to a part of the accumulators."""
     (rows, columns), terms = plan.cta_tile, 1 + len(plan.problem.terms)
@@ -350,8 +373,10 @@ def _rate(plan: GemmPlan, target: Target, rates: Rates, matrix: float) -> float:
 
 
 def _loaded(plan: GemmPlan, numbers: Counts, rates: Rates) -> float:
-    """Return the effective bytes of a K tile after multicast."""
-    a, b = numbers.a_stage_bytes, numbers.b_stage_bytes
+    """Return the effective bytes of a K tile after multicast: more where rows of a tile lie in two lines of the L2 cache."""
+    plain = plan.finish is None  # rows in memory were not measured
+    crossed = {each: rates.crossed if plain and crosses_lines(plan.whole, each) else 1.0 for each in "ab"}
+    a, b = numbers.a_stage_bytes * crossed["a"], numbers.b_stage_bytes * crossed["b"]
     for copied in raw_operands(plan):
         operand = a if copied.operand == "a" else b // plan.products
         saved = operand - raw_bytes(plan, copied)
