@@ -225,7 +225,7 @@ def arguments_of(case: Sequences, device: str = "cpu", seed: int = 0) -> tuple[A
     for tensor in (k, v):
         tensor[n - case.rest :] = float("nan")
     sinks = torch.randn(heads, device=device) if case.has_sinks else None
-    begins, ends = varlen._ranges(offsets, k_offsets, m, case.causal, case.window)
+    begins, ends = varlen._ranges(offsets, k_offsets, m, case.window or varlen.ALL, case.causal)
     return q, k, v, sinks, begins, ends, heads // groups, dims**-0.5, case.softcap
 
 

@@ -120,6 +120,7 @@ def sequences(dims: int, length: int, say: Say, on_gpu: Lock, timer: Timer) -> N
 
     import helion
     from helion.ops.kernels.varlen import (
+        ALL,
         _ranges,
         _rows_of_keys,
         varlen_keys_backward_kernel,
@@ -132,7 +133,7 @@ def sequences(dims: int, length: int, say: Say, on_gpu: Lock, timer: Timer) -> N
     offsets = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)))
     offsets = offsets[offsets < rows]
     offsets = torch.cat((offsets, torch.tensor([rows])))
-    begins, ends = _ranges(offsets, offsets, rows, True, None)
+    begins, ends = _ranges(offsets, offsets, rows, ALL, True)
     host = [begins, ends, *_rows_of_keys(begins, ends, rows)]
     meta = [torch.empty(rows, heads, dims, dtype=torch.bfloat16, device="meta")] * 4
     numbers = [torch.empty(heads, rows, device="meta")] * 2

@@ -8,6 +8,7 @@ import torch
 from backends.cute.backward_kernels import Case
 
 from helion.ops.kernels.varlen import (
+    ALL,
     _ranges,
     _rows_of_keys,
     varlen_keys_backward_kernel,
@@ -27,7 +28,7 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.bfloat16, scale: int =
     ):
         offsets = torch.tensor(ENDS, device=device) * scale
         used, rows = int(offsets[-1]), 408 * scale
-        begins, ends = _ranges(offsets, offsets, rows, causal, None if window is None else window * scale)
+        begins, ends = _ranges(offsets, offsets, rows, ALL if window is None else window * scale, causal)
         at = torch.arange(rows, device=device)
         seen = (at >= begins[:, None]) & (at < ends[:, None])
         tensors = [(torch.randn(rows, heads, dims, device=device) + 0.2).to(dtype) for heads in (4, 2, 2, 4)]
