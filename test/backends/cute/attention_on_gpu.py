@@ -369,7 +369,7 @@ def child(name: str) -> None:
     elif what in ("stress", "repeats"):
         getattr(stress_on_gpu, what)(int(rest[0]), rest[1], say, on_gpu)
     elif what == "bias":
-        derived_on_gpu.check(rest[0], say, on_gpu)
+        derived_on_gpu.check(rest[0], say, on_gpu, rest[1:] == ["hidden"])
     elif what == "derived_any":
         derived_on_gpu.any_size(int(rest[0]), rest[1], say, on_gpu)
     elif what == "bias_times":
@@ -453,6 +453,7 @@ def jobs() -> list[str]:
         *(f"stress:{dims}:{mask}" for dims in (64, 128) for mask in sizes_on_gpu.MASKS),
         *(f"repeats:{at}:backward_kernels" for at in range(len(NAMES)) if "all" not in NAMES[at]),
         *(f"{job}:{kind}" for job in ("bias", "bias_times") for kind in DERIVED_KINDS),
+        "bias:of heads:hidden",
         *(f"derived_any:{dims}:{mask}" for dims in (64, 128) for mask in sizes_on_gpu.MASKS),
         *(f"derived:{dims}:{mask}" for dims in (64, 128, 256) for mask in ("causal", "full")),
         *(f"sequences:{at}:{sizes}" for at in range(len(SEQUENCE_NAMES)) for sizes in ("static", "any")),

@@ -13,8 +13,9 @@ BATCH, HEADS, QUERIES, KEYS, DIMS = 2, 8, 1000, 1500, 64
 TIMED = (4, 16, 2048, 2048, 64)
 
 
-def check(kind: str, say: Say, on_gpu: Lock) -> None:
-    """Compare the gradients of two calls with fp64: the first is recorded, the second is direct."""
+def check(kind: str, say: Say, on_gpu: Lock, hidden: bool = False) -> None:
+    """Compare the gradients of two calls with fp64: the first is recorded, the second is direct. The bias has rows that are
+    ``hidden``."""
     import torch
     from backends.cute import test_derived_inputs as cases
 
@@ -24,7 +25,10 @@ def check(kind: str, say: Say, on_gpu: Lock) -> None:
     sizes = [(BATCH, HEADS, rows, DIMS) for rows in (QUERIES, KEYS, KEYS)]
     shape = cases.shape_of(kind, BATCH, HEADS, QUERIES, KEYS)
     tensors = [(torch.randn(size, device="cuda") + 0.2).bfloat16().requires_grad_() for size in sizes]
-    tensors.append((torch.randn(shape, device="cuda") * (2e-3 if kind == "slopes" else 0.5)).requires_grad_())
+    bias = torch.randn(shape, device="cuda") * (2e-3 if kind == "slopes" else 0.5)
+    if hidden:
+        cases.hide(bias)
+    tensors.append(bias.requires_grad_())
     exact = [x.detach().double().requires_grad_() for x in tensors]
     given = torch.randn(sizes[0], device="cuda").bfloat16()
     result = cases.biased_reference(*exact, 0.2, kind)
@@ -40,7 +44,7 @@ def check(kind: str, say: Say, on_gpu: Lock) -> None:
         for name, one, other in zip(("out", "q", "k", "v", "bias"), found, (result.detach(), *wanted), strict=True):
             error = ((one.double() - other).norm() / other.norm()).item()
             limit = 3e-2 if (kind, name) == ("slopes", "bias") else 8e-3
-            say(kind="check", name=f"derived bias {kind}, {name}", seed=call, ok=error < limit, error=float(f"{error:.3g}"), same=True)  # fmt: skip
+            say(kind="check", name=f"derived bias {kind}{' hidden' if hidden else ''}, {name}", seed=call, ok=error < limit, error=float(f"{error:.3g}"), same=True)  # fmt: skip
     lock.close()
 
 

@@ -106,6 +106,14 @@ def biased_reference(q, k, v, bias, scale: float, kind: str):
     return torch.softmax(scores, -1) @ v
 
 
+def hide(bias: torch.Tensor) -> None:
+    """Hide all keys of some rows of a bias of heads by large finite numbers, and the first or the last of others."""
+    lowest, (_, m, n) = torch.finfo(torch.bfloat16).min, bias.shape
+    bias[0, : m // 2] = lowest
+    bias[1, :, : n * 2 // 3] = lowest
+    bias[2, :, n // 3 :] = -1e30
+
+
 def close(found: Any, wanted: Any, limit: float = 6e-3) -> None:
     for one, other in zip(found, wanted, strict=True):
         assert one.shape == other.shape
@@ -132,6 +140,22 @@ def test_gradients_of_biases(monkeypatch: pytest.MonkeyPatch, kind: str) -> None
         close(found[3:], wanted[3:], 2e-2 if kind == "slopes" else 6e-3)  # differences of sums over all elements
     assert [type(each.of) for each in made] == [StagedBackward]
     assert "attention_again" not in made[0].text
+
+
+def test_rows_hidden_by_finite_numbers_have_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = derived(monkeypatch)
+    torch.manual_seed(4)
+    tensors = [(torch.randn(2, 3, n, 32) + 0.2).bfloat16().requires_grad_() for n in (40, 50, 50)]
+    bias = torch.randn(3, 40, 50)
+    hide(bias)
+    tensors.append(bias.requires_grad_())
+    exact = [x.detach().double().requires_grad_() for x in tensors]
+    out = helion.kernel(backend="cute")(biased).differentiable()(*tensors, 0.2, "of heads")
+    result = biased_reference(*exact, 0.2, "of heads")
+    close([out], [result.detach()])
+    given = torch.randn_like(out)
+    close(torch.autograd.grad(out, tensors, given), torch.autograd.grad(result, exact, given.double()))
+    assert "peak_rows" in made[0].text
 
 
 def test_biases_without_gradients_are_not_computed_with(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,7 +130,9 @@ def _known(program: Program, found: Attention) -> Known | None:
     saved = _saved(problem, tensors[3:], sums)
     known = sums == TOTAL or sink is not None
     exact = saved is None or not problem.query.instructions  # else weights are those of rounded queries
-    if score is None or not known or not exact or (saved is None and len(problem.outputs) > 1):
+    # sums of exponentials of large scores are kept relative to the maxima
+    relative = not problem.has_large_scores or (saved is None and sink is None)
+    if score is None or not known or not exact or not relative or (saved is None and len(problem.outputs) > 1):
         return None
     named = [each for each in (*inputs, *((sink.input,) if sink else ())) if each.indexed is not None]
     ids = {"q": found.tensors[0], "k": found.tensors[1], "v": found.tensors[2]}

@@ -15,6 +15,8 @@ from .indexed import FIRST, Indexed
 from .scores import Input, Score, Sink, name_of_number
 from .sizes import Sizes
 
+LOWEST = repr(-(2.0**128 - 2.0**104))
+"""The least finite number in fp32, which no finite score is below."""
 DIFFERENCES = "ds = p * (dp - delta_rows[:, None])"
 
 
@@ -111,6 +113,11 @@ class Derived:
         return tuple(dict.fromkeys(found))
 
     @property
+    def statistics(self) -> tuple[str, ...]:
+        """What is kept of the rows of weights. With large scores, logarithms are of sums relative to the maxima."""
+        return ("logsum", "peaks") if self.problem.has_large_scores else ("logsum",)
+
+    @property
     def of_sink(self) -> tuple[str, ...]:
         """The parameters that a score without a value reads."""
         return () if self.known.sink is None else self.known.sink.input.parameters
@@ -119,7 +126,7 @@ class Derived:
         """Return the kernels, and the function that calls them."""
         kernels, lines, parameters = self._first()
         needed = {name for name, at in self.known.ids.items() if at in self.results}
-        given = ", ".join(("q", "k", "v", "grad", "logsum", "delta", *self.others))
+        given = ", ".join(("q", "k", "v", "grad", *self.statistics, "delta", *self.others))
         apart = []
         if "q" in needed:
             kernels.append(self.of_queries())
@@ -172,10 +179,10 @@ class Derived:
                 Parameter(name="logsum", kind="result", tensor=outputs["query"]),
             ]
         elif self.ahead:
-            parameters += [result, Parameter(name="logsum", kind="kept")]
+            parameters += [result, *(Parameter(name=each, kind="kept") for each in self.statistics)]
         else:
             kernels.insert(0, self.again())
-            lines.append(f"out, logsum = attention_again({read})")
+            lines.append(f"out, {', '.join(self.statistics)} = attention_again({read})")
         sums = f"sums_of_products({', '.join(self._read_by_sums)})"
         if self.wanted_sink is None:
             lines.append(f"delta = {sums}")
@@ -250,13 +257,14 @@ class Derived:
         return f"    {name} = torch.empty({self.sizes.shape(of)}, dtype=torch.{dtype}, device=q.device)"
 
     def scores(self, query: str, key: str, axes: tuple[str, ...]) -> list[str]:
-        """Return the lines of scores in powers of two, ``s``, of a tile of queries by a tile of keys."""
+        """Return the lines of scores ``s`` of a tile of queries by a tile of keys: large ones, or else in powers of two."""
         score = self.known.score
+        unit = "" if self.problem.has_large_scores else f" * {score.unit!r}"
         lines = [
             f"x = hl.dot({query}, {key}.T)",
             *score.reads(axes),
             *score.lines,
-            f"s = {score.value} * {score.unit!r}",
+            f"s = {score.value}{unit}",
         ]
         seen = self.sizes.seen()
         return [*lines, f's = torch.where({seen}, s, float("-inf"))'] if seen else lines
@@ -276,10 +284,24 @@ class Derived:
         logsum = f"logsum[{place}, tile_m]" if saved is None else saved.text(axes)
         if saved is not None and self.known.score.selects:
             logsum = f'torch.where({logsum} > float("-inf"), {logsum}, float("inf"))'
+        if self.problem.has_large_scores:
+            return f"logsum_rows, peak_rows, delta_rows = {logsum}, peaks[{place}, tile_m], delta[{place}, tile_m]"
         return f"logsum_rows, delta_rows = {logsum}, delta[{place}, tile_m]"
 
+    def relative(self, scores: str, maxima: str) -> str:
+        """Return scores less maxima in powers of two."""
+        if self.problem.has_large_scores:
+            return f"({scores} - {maxima}) * {self.known.score.unit!r}"
+        return f"{scores} - {maxima}"
+
+    @property
+    def weights(self) -> str:
+        """The line of the weights ``p`` of a tile, by the logarithms of their rows."""
+        scores = self.relative("s", "peak_rows[:, None]") if self.problem.has_large_scores else "s"
+        return f"p = torch.exp2({scores} - logsum_rows[:, None])"
+
     def header(self, name: str) -> str:
-        return f"def {name}({', '.join(('q', 'k', 'v', 'grad', 'logsum', 'delta', *self.others))}):"
+        return f"def {name}({', '.join(('q', 'k', 'v', 'grad', *self.statistics, 'delta', *self.others))}):"
 
     # Kernels of the output and of sums -------------------------------------------------------------------------------------
 
@@ -292,7 +314,7 @@ class Derived:
             *self.sizes.lines("q", "k", "v"),
             f"    out = torch.empty({dtype}, device=q.device)",
             *self._attention(f"out[{self.place}, :]"),
-            "    return out, logsum",
+            f"    return out, {', '.join(self.statistics)}",
         ]
 
     def forward(self) -> StagedForward:
@@ -308,10 +330,10 @@ class Derived:
                 f"def attention_with_logarithms({', '.join(each.name for each in parameters)}):",
                 *self.sizes.lines("q", "k", "v"),
                 *self._attention(self.known.indexed["grad"].text("out", self.axes, "tile_m")),
-                "    return logsum",
+                f"    return {', '.join(self.statistics)}",
             ),
             parameters=tuple(parameters),
-            kept=("logsum",),
+            kept=self.statistics,
         )
 
     def _attention(self, output: str) -> list[str]:
@@ -319,22 +341,26 @@ class Derived:
         body = [
             *self.scores("query", self.load("k", "tile_n"), self.axes),
             "raised = torch.maximum(highest, torch.amax(s, -1))",
-            "p = torch.exp2(s - raised[:, None])",
-            "shrink = torch.exp2(highest - raised)",
+            f"p = torch.exp2({self.relative('s', 'raised[:, None]')})",
+            f"shrink = torch.exp2({self.relative('highest', 'raised')})",
             "total = total * shrink + torch.sum(p, -1)",
             f"acc = hl.dot(p.to(v.dtype), {self.load('v', 'tile_n')}, acc=acc * shrink[:, None])",
             "highest = raised",
         ]
-        logsum = "highest + torch.log2(total)"
+        large = self.problem.has_large_scores
+        logsum, start = ("torch.log2(total)", LOWEST) if large else ("highest + torch.log2(total)", "-1e30")
         if self.known.score.selects:  # else weights of a query without keys are no numbers
             logsum = f'torch.where(total > 0, {logsum}, float("inf"))'
         guarded = "torch.where(total > 0, total, 1.0)" if self.known.guarded else "total"
         added = [] if sink is None else [f"        total = total + torch.exp2({sink.text(self.axes)} - highest)"]
         return [
-            f"    logsum = torch.empty({self.sizes.row}, dtype=torch.float32, device=q.device)",
+            *(
+                f"    {name} = torch.empty({self.sizes.row}, dtype=torch.float32, device=q.device)"
+                for name in self.statistics
+            ),
             self.grid(self.sizes.heads, "tile_m", self.sizes.queries),
             f"        query = {self.load('q', 'tile_m')}",
-            "        highest = hl.full([tile_m], -1e30, dtype=torch.float32)",
+            f"        highest = hl.full([tile_m], {start}, dtype=torch.float32)",
             "        total = hl.zeros([tile_m], dtype=torch.float32)",
             f"        acc = hl.zeros([tile_m, {problem.v.columns}], dtype=torch.float32)",
             f"        for tile_n in hl.tile({self.sizes.keys}):",
@@ -342,6 +368,7 @@ class Derived:
             *added,
             f"        {output} = acc / {guarded}[:, None]",
             f"        logsum[{self.place}] = {logsum}",
+            *([f"        peaks[{self.place}] = highest"] if large else []),
         ]
 
     def sums(self) -> list[str]:
@@ -385,7 +412,7 @@ class Derived:
         body = [
             f"key = {self.load('k', 'tile_n')}",
             *self.scores("query", "key", self.axes),
-            "p = torch.exp2(s - logsum_rows[:, None])",
+            self.weights,
             f"dp = hl.dot(upstream, {self.load('v', 'tile_n')}.T)",
             *self.changes(),
             "acc = hl.dot(ds.to(key.dtype), key, acc=acc)",
@@ -448,7 +475,7 @@ class Derived:
             f"query, upstream = {self.load('q', 'tile_m', heads)}, {self.load('grad', 'tile_m', heads)}",
             self.rows(heads),
             *self.scores("query", "key", heads),
-            "p = torch.exp2(s - logsum_rows[:, None])",
+            self.weights,
             "value_sum = hl.dot(p.to(upstream.dtype).T, upstream, acc=value_sum)",
             "dp = hl.dot(upstream, value.T)",
             *self.changes(),
@@ -487,7 +514,7 @@ class Derived:
             f"key, value = {self.load('k', 'tile_n', axes)}, {self.load('v', 'tile_n', axes)}",
             self.rows(axes),
             *self.scores("query", "key", axes),
-            "p = torch.exp2(s - logsum_rows[:, None])",
+            self.weights,
             "dp = hl.dot(upstream, value.T)",
             *self.changes(1 + self.known.score.inputs.index(of)),
         ]
