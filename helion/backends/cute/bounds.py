@@ -12,7 +12,7 @@ from .plan.build import MAX_CLUSTER, MAX_ROW_CLUSTER, MAX_SUM_REGISTERS
 from .plan.copied import COPY_WARPS, MAX_COPIED_SUMS, MAX_LOADED_REGISTERS
 from .plan.dtypes import IMPRECISE_DTYPES, itemsize
 from .plan.finish import finishes
-from .plan.operands import can_convert, has_steps, in_both_majors, needs_registers, split
+from .plan.operands import can_convert, can_slice, has_steps, in_both_majors, needs_registers, split
 from .plan.records import SWIZZLE_BYTES, WARP_THREADS, WGMMA_ROWS, Choice, CopiesIn, GemmProblem, Major
 from .plan.refusal import Refusal
 from .plan.scales import ATOM_LINES, BlockScales, promoted
@@ -39,7 +39,8 @@ def tile_bounds(problem: GemmProblem, target: Target) -> Sides:
     if target.has("wgmma") and can_convert(problem) and problem.n <= LEAST_FEW:
         least = LEAST_FEW
     if needs_registers(problem) and can_convert(problem):
-        return (WGMMA_ROWS, 2 * WGMMA_ROWS), (least, 2 * MAX_COPIED_SUMS), (depth, depth)
+        tallest = 4 if can_slice(problem) and problem.n <= LEAST_FEW else 2
+        return (WGMMA_ROWS, tallest * WGMMA_ROWS), (least, 2 * MAX_COPIED_SUMS), (depth, depth)
     if problem.copied and (problem.epilogue.reduces_rows or not suits_memory(problem)):
         (rows, most), depth = (
             _copied_bounds(problem, (min(rows, 2 * WGMMA_ROWS), most), (WGMMA_ROWS, least), target),
@@ -184,7 +185,8 @@ def smallest(
     if suits_memory(problem):
         yield from (replace(choice, copies_in="memory") for choice in found)
     if can_convert(problem) and target.has("wgmma"):
-        yield from (replace(choice, copies_in="registers", tile=(*choice.tile[:2], SWIZZLE_BYTES)) for choice in found)
+        for place in ("registers", *(("slices",) if can_slice(problem) else ())):
+            yield from (replace(choice, copies_in=place, tile=(*choice.tile[:2], SWIZZLE_BYTES)) for choice in found)
 
 
 def places_of_copies(problem: GemmProblem, target: Target) -> tuple[CopiesIn, ...]:
@@ -196,6 +198,7 @@ def places_of_copies(problem: GemmProblem, target: Target) -> tuple[CopiesIn, ..
         "memory": suits_memory(problem),
         "tma": target.has("tcgen05") and in_both_majors(problem) is not None,
         "registers": target.has("wgmma") and can_convert(problem),
+        "slices": target.has("wgmma") and can_slice(problem),
     }
     return ("tma",) if suiting["tma"] else tuple(place for place, suits in suiting.items() if suits)
 

@@ -24,10 +24,11 @@ from .bounds import (
 from .legality import TILE_COLUMNS, Asked, Legalizer, key
 from .limits import COLUMN_STEP, LEAST_COLUMNS
 from .lower.kernel import known_product
-from .plan.build import MAX_CLUSTER, MAX_RESIDUAL_STAGES, MAX_ROW_CLUSTER, MAX_SPLITS, MAX_STAGES, unit_of
+from .plan.build import MAX_CLUSTER, MAX_RESIDUAL_STAGES, MAX_ROW_CLUSTER, MAX_SPLITS, unit_of
 from .plan.dtypes import IMPRECISE_DTYPES
 from .plan.operands import can_convert, residents_of
 from .plan.records import WGMMA_ROWS, GemmProblem, Unit
+from .plan.shared import MAX_STAGES
 from .subtiles import ODD_STORE_STAGES, STORE_STAGES
 
 #: Prefix of options that are passed through; there are none.
@@ -78,7 +79,7 @@ DOCS: dict[str, str] = {
     "ctas_per_sm": "CTAs per SM where whole rows are reduced, or the warps that multiply convert A: one runs while the other waits.",
     "rows_in": "Place of rows that are reduced: `cluster`, registers of CTAs that exchange partial results, or `memory`, from which a second kernel finishes them.",
     "tile_columns": "Columns of a tile where rows are in global memory.",
-    "copies_in": "Place of operands that TMA cannot load as they are: `shared`, stages that warps fill in each tile, `memory`, where kernels before the matmul write them, or `registers` of the warps that multiply, which convert 8-bit elements. With `tma` they are loaded as they are, for a matrix unit that takes them in either major mode.",
+    "copies_in": "Place of operands that TMA cannot load as they are: `shared`, stages that warps fill in each tile, `memory`, where kernels before the matmul write them, or `registers` of the warps that multiply, which convert 8-bit elements; with `slices` each of these warps has K tiles of its own. With `tma` they are loaded as they are, for a matrix unit that takes them in either major mode.",
     "residual_stages": "Pipeline stages of residuals: sub-tiles of epilogue inputs of the output's shape, loaded in advance.",
 }  # fmt: skip
 #: Clusters per tile.

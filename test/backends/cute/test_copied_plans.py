@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import re
@@ -26,6 +27,7 @@ from helion.backends.cute.roles import grammar as g
 from helion.backends.cute.roles.edits import Rewrite, edit_role
 from helion.backends.cute.roles.halves import ConvertHalf, MmaHalf, OfKTile
 from helion.backends.cute.roles.programs import kernel_program
+from helion.backends.cute.roles.sliced import AddSlices, ClearSlice, MultiplySlice, PassSlices, ReadColumns, StoreSlice
 from helion.backends.cute.verify.verify import verify
 
 SAMPLED = (("n_major_tf32", "sm_90"),)
@@ -61,6 +63,19 @@ def labels_of_b(plan: GemmPlan) -> list[str]:
 def early(kind: type[g.Step]) -> Rewrite:
     """Move the arrival before a step of ``kind``."""
     return lambda step: (g.CopyCommit("ab_copy"), step) if isinstance(step, kind) else drop_kind(g.CopyCommit)(step)
+
+
+def met_before(kind: type[g.Step]) -> Rewrite:
+    """Remove the meeting of warps before a step of ``kind``."""
+
+    def rewritten(step: g.Step) -> tuple[g.Step, ...]:
+        if not isinstance(step, g.TileLoop):
+            return (step,)
+        at = next(at for at, each in enumerate(step.body) if isinstance(each, kind))
+        assert isinstance(step.body[at - 1], g.BarrierSync)
+        return (dataclasses.replace(step, body=(*step.body[: at - 1], *step.body[at:])),)
+
+    return rewritten
 
 
 FAULTS: tuple[tuple[str, Rewrite, str], ...] = (
@@ -129,6 +144,34 @@ IN_REGISTERS: tuple[tuple[str, Rewrite, str], ...] = (
 )
 def test_a_missing_step_of_conversions_in_registers_is_found(name: str) -> None:
     check_faults(IN_REGISTERS, kernel_program(copies.plan(name, "sm_90")))
+
+
+SLICES: tuple[tuple[str, Rewrite, str], ...] = (
+    ("load_raw", drop(g.Acquire("raw_fill")), "deadlock|arrivals|stale|bytes"),
+    ("load_raw", drop_kind(g.LoadRaw), "deadlock"),
+    ("load_raw", drop(g.Advance("raw_fill")), "stale|deadlock|arrivals|overwrites|has left"),
+    ("load", drop(g.TmaLoad("b", "ab_fill")), "deadlock"),
+    ("store", drop(g.Wait("raw_read")), "stale raw tile"),
+    ("store", drop(g.Wait("ab_read")), "stale operands"),
+    ("store", drop_kind(ReadColumns), "is multiplied by the columns of"),
+    ("store", drop_kind(MultiplySlice), "the accumulator of|no fence between"),
+    ("store", drop_kind(ClearSlice), "the accumulator of"),
+    ("store", drop_kind(PassSlices), "stale|deadlock|arrivals"),
+    ("store", drop(g.Release("raw_read")), "deadlock|arrivals"),
+    ("store", drop(g.Release("ab_read")), "deadlock|arrivals"),
+    ("store", drop(g.FenceShared()), "no fence between"),
+    ("store", drop(g.WarpSync()), "releases a raw tile for the others"),
+    ("store", drop_kind(g.Promote), "the accumulator of"),
+    ("store", drop_kind(g.LoadScales), "multiplied by the scales of"),
+    ("store", drop_kind(StoreSlice), "which has stored those of"),
+    ("store", drop_kind(AddSlices), "the accumulator of|are overwritten before"),
+    ("store", met_before(AddSlices), "which has stored those of"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["slices_int8", "slices_int4", "slices_uint4"])
+def test_a_missing_step_of_slices_is_found(name: str) -> None:
+    check_faults(SLICES, kernel_program(copies.plan(name, "sm_90")))
 
 
 @pytest.mark.parametrize("name", ["raw_n_major", "raw_both", "raw_fp8"])

@@ -27,6 +27,7 @@ from ..plan.records import WARP_THREADS, GemmPlan
 from ..roles import grammar as g
 from . import granules, raw
 from .epilogue import EXPRESSIONS, literal, numbers_name
+from .slices import sliced
 
 _WORDS = {1: "Uint8", 2: "Uint16", 4: "Uint32", 8: "Uint64"}
 """Types that elements are moved as if they are not computed."""
@@ -392,6 +393,8 @@ def definitions(plan: GemmPlan) -> tuple[str, ...]:
     """Return the functions that conversions call."""
     layouts = [Layout(plan, copied) for copied in through_registers(plan)]
     found = any(_is_bytes(layout, at) for layout in layouts for at in range(len(layout.copied.sources)))
+    if plan.sliced:
+        return sliced.definitions(plan)
     if plan.converts and not raw.is_packed(plan):
         found = raw.least_of(raw.source_of_a(plan)) is not None
     return (*(WIDEN_BYTES if found else ()), *raw.definitions(plan))

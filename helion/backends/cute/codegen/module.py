@@ -216,7 +216,7 @@ def _allocation(plan: GemmPlan, allocation: Allocation) -> str:
         return f"{name} = memory.allocate_array(cutlass.Int32, 1, byte_alignment={alignment})"
     if name == "shared_count":
         return f"{name} = memory.allocate_tensor(cutlass.Int32, cute.make_layout(1), {alignment})"
-    if name == "shared_parts":
+    if name in ("shared_parts", "shared_slices"):
         return (
             f"{name} = memory.allocate_array(cutlass.Float32, {allocation.size_bytes // 4}, byte_alignment={alignment})"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..plan.counts import takes_turns, turns
+from ..plan.counts import slices, takes_turns, turns
 from ..plan.records import GemmPlan, Multiplicand
 from ..plan.runtime import is_size
 from ..plan.scales import LONGEST
@@ -10,6 +10,7 @@ from ..roles.grammar import KLoop, Who
 from ..roles.halves import OfKTile
 from ..roles.overlapped import Ahead, GroupLoop, Rest
 from ..roles.partial import TermLoop
+from ..roles.sliced import SliceLoop
 
 GROUP_OFFSETS = "group_offsets"
 """The kernel's tensor of the first rows, or elements of K, of groups, and the pointer of the host function."""
@@ -119,6 +120,8 @@ def loop_bounds(plan: GemmPlan, loop: KLoop, group: int) -> tuple[str, str]:
         start, after_term = plan.first_k_tiles[loop.term : loop.term + 2]
         return str(start + loop.first), str(after_term if loop.stop is None else start + loop.stop)
     first, end = k_bounds(plan)
+    if isinstance(loop, SliceLoop):
+        return "own_slice" if first == "0" else f"{first} + own_slice", f"{end}, {slices(plan)}"
     if isinstance(loop, GroupLoop):
         return "0", f"{plan.k_tiles // loop.size * loop.size}, {loop.size}"
     if group:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 from ..plan.counts import block_count
 from ..plan.dtypes import DTYPES
-from ..plan.records import WARP_THREADS, GemmPlan
+from ..plan.records import WARP_THREADS, WGMMA_ROWS, GemmPlan
 from ..plan.scales import Scale, Side
 from ..roles.overlapped import Turn
-from .epilogue import converted, fragment
+from .epilogue import Fragment, converted, fragment
+from .slices import sliced
 
 
 def parameters(plan: GemmPlan) -> list[tuple[str, str, str]]:
@@ -30,13 +32,23 @@ def set_up(plan: GemmPlan) -> list[str]:
         lines.append(f"total = cute.make_rmem_tensor({fragment(plan).values * plan.subtiles}, cutlass.Float32)")
     factors = []
     if row := plan.factor("row"):
-        factors.append(f"row_factors = cute.make_rmem_tensor({fragment(plan).rows}, cutlass.Float32)")
+        factors.append(f"row_factors = cute.make_rmem_tensor({_rows(plan).rows}, cutlass.Float32)")
         if _is_loaded_as_held(plan, row):
-            factors.append(f"row_held = cute.make_rmem_tensor({fragment(plan).rows}, cutlass.{DTYPES[row.dtype].dsl})")
+            factors.append(f"row_held = cute.make_rmem_tensor({_rows(plan).rows}, cutlass.{DTYPES[row.dtype].dsl})")
     if plan.factor("column"):
         factors.append(f"column_factors = cute.make_rmem_tensor({_columns(plan)}, cutlass.Float32)")
     turns: tuple[Turn, ...] = (0, 1) if plan.unit == "wgmma" and plan.accumulator_stages > 1 else (0,)
     return [*lines, *(of_turn(line, turn) for turn in turns for line in factors)]
+
+
+def _rows(plan: GemmPlan) -> Fragment:
+    """Return the layout of a thread's sums, for its rows: those of warps with K tiles of their own are of the whole tile."""
+    places = fragment(plan)
+    if not plan.sliced:
+        return places
+    return dataclasses.replace(
+        places, rows=sliced.rows_of_thread(), first_row=f"own_rows * {WGMMA_ROWS} + lane // 4", row_offset="i * 8"
+    )
 
 
 def _columns(plan: GemmPlan) -> int:
@@ -54,7 +66,7 @@ def load(plan: GemmPlan, rows: str, block: str, turn: Turn = 0) -> list[str]:
     """Load the scales of block number `block`; `rows` is the CTA's index among tiles along M."""
     lines = []
     if row := plan.factor("row"):
-        places = fragment(plan)
+        places = _rows(plan)
         first = f"{rows} * {plan.cta_tile[0]} + {places.first_row} + {places.row_offset}"
         lines += [
             f"for i in cutlass.range_constexpr({places.rows}):",

@@ -14,6 +14,7 @@ from . import copied, exchange, raw, rows, scales, workspace
 from .attention.formula import uniform_function
 from .epilogue import dealt_columns, fragment, keeps_integers, suffixed, sum_dsl, values_of
 from .numbers import batch_modes, in_groups_of_k
+from .slices import sliced
 
 
 def dsl(dtype: str) -> str:
@@ -249,12 +250,7 @@ def _wgmma_sums(plan: GemmPlan, role: Role) -> list[str]:
         *_thread_numbers(role),
         f"group_layout = cute.make_layout({plan.warpgroups}, stride={WARPGROUP_THREADS})",
         "group_slice = tiled_mma.get_slice(group_layout(store_warp // 4))",
-        *(
-            raw.set_up(plan)
-            if plan.converts
-            else ["fragment_a = tiled_mma.make_fragment_A(group_slice.partition_A(shared_a))"]
-        ),
-        "fragment_b = tiled_mma.make_fragment_B(group_slice.partition_B(shared_b))",
+        *_wgmma_fragments(plan),
         f"sums_shape = tiled_mma.partition_shape_C(({plan.tile[0]}, {plan.sum_columns}))",
         f"sums = cute.make_rmem_tensor(sums_shape, {sum_dsl(plan)})",
         *([f"other_sums = cute.make_rmem_tensor(sums_shape, {sum_dsl(plan)})"] if plan.accumulator_stages > 1 else []),
@@ -270,6 +266,15 @@ def _wgmma_sums(plan: GemmPlan, role: Role) -> list[str]:
         *(exchange.view(plan) if plan.splits > 1 else []),
         *(workspace.view(plan) if plan.grid_splits > 1 else []),
     ]
+
+
+def _wgmma_fragments(plan: GemmPlan) -> list[str]:
+    """Return the definitions of the operands of MMAs."""
+    if plan.sliced:
+        return sliced.set_up(plan)
+    a = ["fragment_a = tiled_mma.make_fragment_A(group_slice.partition_A(shared_a))"]
+    b = "fragment_b = tiled_mma.make_fragment_B(group_slice.partition_B(shared_b))"
+    return [*(raw.set_up(plan) if plan.converts else a), b]
 
 
 def _wgmma_store(plan: GemmPlan, output: EpilogueOutput) -> list[str]:

@@ -16,6 +16,7 @@ from ..roles.messages import MessageStep
 from ..roles.micro import MicroMma, MicroStep
 from ..roles.overlapped import Ahead, Rest, TurnMma, TurnPromote, TurnScales
 from ..roles.partial import PieceViews, TermMma
+from ..roles.sliced import SliceStep
 from . import copied, exchange, groups, numbers, raw, rows, scales, vectors, workspace
 from .blackwell import micro
 from .epilogue import (
@@ -37,6 +38,7 @@ from .epilogue import (
 from .numbers import batched
 from .peers import messages
 from .setups import SETUPS, dsl, rows_of, second_b, stage_of, sums_of
+from .slices import sliced
 from .terms import partial
 from .writer import Writer
 
@@ -154,6 +156,12 @@ def _(step: g.KLoop, out: Writer, names: Names) -> None:
     first, end = numbers.loop_bounds(names.plan, step, names.group)
     with out.block(f"for k_tile in cutlass.range({first}, {end}, unroll=1):"):
         _body(step.body, out, names)
+
+
+@_print.register
+def _(step: SliceStep, out: Writer, names: Names) -> None:
+    names.pipelines |= {"ab_read": "ab", "raw_read": "raw"}
+    out.lines(sliced.lines(names.plan, step, numbers.k_bounds(names.plan)))
 
 
 @_print.register(OfKTile)
@@ -358,7 +366,8 @@ def _block(names: Names) -> str:
 @_print.register
 def _(step: g.Promote, out: Writer, names: Names) -> None:
     turn = step.turn if isinstance(step, TurnPromote) else 0
-    out.lines(scales.promote(names.plan, step.cursor, turn))
+    sums = sliced.promote(names.plan) if names.plan.sliced else scales.promote(names.plan, step.cursor, turn)
+    out.lines(sums)
 
 
 @_print.register

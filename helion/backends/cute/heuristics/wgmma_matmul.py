@@ -25,6 +25,8 @@ from ..resources.shape import ProductShape, shape_of
 from ..resources.time import crosses_lines, resident_clusters
 from .tiles import narrowed, options, proposals, tiles
 
+ON_REQUEST: tuple[CopiesIn, ...] = ("slices",)
+"""Places of copied operands that no seed has until they have run on a GPU."""
 WIDE = (128, 256)
 FEW_COLUMNS = 64
 """Columns of tiles of 256 rows whose instructions wait for A (benchmarks/results/cute/nvidia-h200-few-tiles.jsonl)."""
@@ -62,6 +64,7 @@ class CuteWgmmaMatmulHeuristic(Heuristic):
 def choices(shape: ProductShape, target: Target) -> list[Choice]:
     """Return choices, with a plan or without; among equally fast ones the first wins."""
     places = places_of_copies(shape.problem, target) if shape.problem.copied else ("shared",)
+    places = tuple(place for place in places if place not in ON_REQUEST)
     if "registers" in places and len(places) > 1:
         # they are faster than stages for few columns, and have not run with more
         few = shape.problem.n <= FEW_ROWS

@@ -7,7 +7,7 @@ import dataclasses
 from ....hardware import RESERVED_SHARED_BYTES, Target
 from . import workspace
 from .copied import MAX_COPIED_SUMS
-from .counts import counts, least_stages, loads_while_copying, micro_bytes, micro_columns, through_registers
+from .counts import counts, least_stages, loads_while_copying, micro_columns, through_registers
 from .dtypes import (
     COLUMN_DTYPES,
     EPILOGUE_DTYPES,
@@ -43,10 +43,8 @@ from .runtime import (
     of_ends,
 )
 from .scales import BlockScales, promoted
-from .shared import WORD_BYTES, shared_bytes
+from .shared import MAX_STAGES, most_stages, shared_bytes
 
-MAX_STAGES = 8
-"""Deeper pipelines of A and B gave no speedup on a B200 (measurement ``cute_stages``)."""
 MAX_CLUSTER = 8
 """CTAs of a cluster that every device can schedule (CUDA programming guide)."""
 MAX_ROW_CLUSTER = 16
@@ -116,7 +114,8 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
         warp_stores=False,
         shares_a=True,
         joins=False,
-        converts=choice.copies_in == "registers",
+        converts=choice.copies_in in ("registers", "slices"),
+        sliced=choice.copies_in == "slices",
         shared_limit_bytes=_shared_limit(target, choice.ctas_per_sm),
         tensor_memory_limit_columns=target.tensor_memory_columns,
         registers_per_sm=target.registers_per_sm,
@@ -130,7 +129,7 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
         plan, accumulator_stages=_accumulator_stages(plan, choice), warp_stores=_stores_by_warps(plan)
     )
     if choice.ab_stages is None:
-        plan = dataclasses.replace(plan, ab_stages=_most_stages(plan))
+        plan = dataclasses.replace(plan, ab_stages=most_stages(plan))
     joins = _joins(plan)
     shares = _shares_a(plan, joins)
     plan = dataclasses.replace(plan, shares_a=shares, joins=joins and shares)
@@ -569,17 +568,6 @@ def _accumulator_stages(plan: GemmPlan, choice: Choice) -> int:
     most = MAX_ACCUMULATOR_STAGES if promoted(plan.problem.scales) is not None else 2
     columns = plan.tensor_memory_limit_columns - MAX_STAGES * micro_columns(plan)
     return max(1, min(most, columns // plan.sum_columns))
-
-
-def _most_stages(plan: GemmPlan) -> int:
-    """Return the most stages of A and B that fit. Each takes its operands and two barriers; alignment after them may
-    change."""
-    numbers = counts(plan)
-    least = dataclasses.replace(plan, ab_stages=2)
-    one = numbers.a_stage_bytes + numbers.b_stage_bytes + micro_bytes(plan) + 2 * WORD_BYTES
-    stages = min(MAX_STAGES, 2 + max(0, plan.shared_limit_bytes - shared_bytes(least)) // one)
-    fits = shared_bytes(dataclasses.replace(plan, ab_stages=stages)) <= plan.shared_limit_bytes
-    return stages if fits else max(2, stages - 1)
 
 
 def _check_fits(plan: GemmPlan) -> None:

@@ -12,11 +12,13 @@ from .copied import (
     MAX_RAW_STAGES,
     MAX_TURN_BYTES,
     RAW_BYTES,
+    SLICED_BYTES,
+    SLICED_STAGES,
     Copied,
     CopySource,
 )
 from .dtypes import itemsize, per_byte
-from .records import LOADING_WARPS, SUM_BYTES, SWIZZLE_BYTES, WARP_THREADS, GemmPlan
+from .records import LOADING_WARPS, SUM_BYTES, SWIZZLE_BYTES, WARP_THREADS, WGMMA_ROWS, GemmPlan
 from .reductions import exchanges
 from .scales import ATOM_BLOCKS, ATOM_BYTES, ATOM_COLUMNS, ATOM_LINES
 
@@ -96,8 +98,9 @@ def counts(plan: GemmPlan) -> Counts:
         ab=PipelineCounts(
             stages=plan.ab_stages,
             full_arrivals=full_arrivals(plan, copy_warps(plan) // turns(plan)),
-            # wgmma: every consumer warp of every CTA that reads this CTA's loads; tcgen05: one commit per CTA or pair.
-            empty_arrivals=sharers if tcgen05 else sharers * plan.consumer_warps,
+            # wgmma: every warp that reads the stage, of every CTA that reads this CTA's loads; tcgen05: one commit per CTA or
+            # pair.
+            empty_arrivals=sharers if tcgen05 else sharers * stage_readers(plan),
             transaction_bytes=_bytes_by_tma(plan, a_bytes, b_bytes) * plan.ctas_per_mma,
         ),
         accumulator=PipelineCounts(
@@ -135,7 +138,9 @@ def counts(plan: GemmPlan) -> Counts:
 
 
 def least_stages(plan: GemmPlan) -> int:
-    """Return the fewest stages of A and B: two, or those of two accumulators that take turns."""
+    """Return the fewest stages of A and B: two, those of two accumulators that take turns, or as many for each slice of K."""
+    if plan.sliced:
+        return -(-plan.ab_stages // slices(plan)) * slices(plan)
     return 2 * plan.promote_k_tiles if plan.unit == "wgmma" and plan.accumulator_stages > 1 else 2
 
 
@@ -256,8 +261,11 @@ def raw_bytes(plan: GemmPlan, copied: Copied) -> int:
 def _raw_counts(plan: GemmPlan) -> PipelineCounts:
     size = sum(raw_bytes(plan, copied) for copied in raw_operands(plan))
     in_flight = CONVERTED_BYTES // plan.ctas_per_sm if plan.converts else RAW_BYTES
+    stages = max(2, min(MAX_RAW_STAGES, in_flight // size))
+    if plan.sliced:
+        stages = min(SLICED_STAGES, SLICED_BYTES // plan.ctas_per_sm // size)
     return PipelineCounts(
-        stages=max(2, min(MAX_RAW_STAGES, in_flight // size)),
+        stages=whole_rounds(plan, stages),
         full_arrivals=1,
         empty_arrivals=raw_readers(plan, copy_warps(plan)),
         transaction_bytes=size,
@@ -266,7 +274,30 @@ def _raw_counts(plan: GemmPlan) -> PipelineCounts:
 
 def raw_readers(plan: GemmPlan, copying_warps: int) -> int:
     """Return the warps that read a raw tile, given those that copy."""
-    return plan.consumer_warps if plan.converts else copying_warps // turns(plan)
+    return stage_readers(plan) if plan.converts else copying_warps // turns(plan)
+
+
+def whole_rounds(plan: GemmPlan, stages: int) -> int:
+    """Return up to so many stages, of which each is always read by the same slice of K.
+
+    A slice sees the parity of a phase. If others had read the stage before, it could mistake an earlier phase for its own.
+    """
+    return max(1, stages // slices(plan)) * slices(plan) if plan.sliced else stages
+
+
+def stage_readers(plan: GemmPlan) -> int:
+    """Return the warps of a CTA that read a stage of operands: all that multiply, or those of a slice of K."""
+    return plan.tile[0] // WGMMA_ROWS if plan.sliced else plan.consumer_warps
+
+
+def slices(plan: GemmPlan) -> int:
+    """Return the slices of K, each of warps that multiply K tiles of their own: 64 rows of the tile each."""
+    return plan.consumer_warps // stage_readers(plan)
+
+
+def slice_values(plan: GemmPlan) -> int:
+    """Return the sums of a thread of a warp that multiplies K tiles of its own, for 64 rows."""
+    return WGMMA_ROWS * plan.tile[1] // WARP_THREADS
 
 
 def loads_while_copying(plan: GemmPlan) -> bool:

@@ -38,6 +38,10 @@ RESIDENT_COLUMNS = 32
 """Columns of a tile of two warpgroups that convert A, of which two CTAs share the registers of an SM without spills."""
 MOST_RESIDENTS = (3, 4)
 """CTAs on an SM whose warps convert A of 8 bits, and of 4 bits, in tiles of 64 rows and few columns."""
+SLICED_COLUMNS = 16
+"""Columns of a tile of warps with K tiles of their own, which keep sums of 64 rows."""
+SLICED_RESIDENTS = 2
+"""CTAs on an SM that their registers leave room for."""
 ALIGNMENT_BYTES = 128
 """Alignment of a matrix: sectors of its first line are whole."""
 
@@ -135,6 +139,9 @@ def _check_converted(plan: GemmPlan) -> None:
         raise Refusal(
             "operands in registers are implemented on wgmma for A of 8-bit elements, contiguous along K, that become 16 bits"
         )
+    if plan.sliced:
+        _check_sliced(plan)
+        return
     if plan.teams > 1 or plan.tile[0] > 2 * WGMMA_ROWS or plan.tile[2] != SWIZZLE_BYTES:
         raise Refusal(
             f"a tile of {plan.tile} with A in registers; up to {2 * WGMMA_ROWS} rows and {SWIZZLE_BYTES} elements along K are"
@@ -145,6 +152,35 @@ def _check_converted(plan: GemmPlan) -> None:
         raise Refusal(
             f"two CTAs on an SM with a tile of {plan.tile} and A in registers; {WGMMA_ROWS} rows, or up to {most} columns"
             " without splitting K in a cluster leave registers for both"
+        )
+
+
+def can_slice(problem: GemmProblem) -> bool:
+    """Return whether warps can convert A in pairs, of K tiles of their own: integers, with scales of rows alone."""
+    if not can_convert(problem):
+        return False
+    (copied,), scales = problem.copied, problem.scales
+    paired = copied.is_packed or (copied.sources[0].dtype == "int8" and not copied.instructions)
+    return paired and (scales is None or [each.side for each in scales.factors] == ["row"])
+
+
+def _check_sliced(plan: GemmPlan) -> None:
+    """Check a plan whose warps have K tiles of their own. Raises ``Refusal``."""
+    if not can_slice(plan.problem) or plan.cluster != (1, 1):
+        raise Refusal(
+            "warps with K tiles of their own are implemented for A of int8 or 4-bit integers without arithmetic, with scales of"
+            " its rows alone, where no CTAs share operands"
+        )
+    rows, columns, depth = plan.tile
+    if columns != SLICED_COLUMNS or depth != SWIZZLE_BYTES or plan.teams > 1:
+        raise Refusal(
+            f"a tile of {plan.tile} of which warps have K tiles of their own; {SLICED_COLUMNS} columns and {SWIZZLE_BYTES} elements"
+            " along K are implemented, without ping-pong"
+        )
+    if plan.ctas_per_sm > (SLICED_RESIDENTS if rows == WGMMA_ROWS else 1):
+        raise Refusal(
+            f"{plan.ctas_per_sm} CTAs on an SM with a tile of {plan.tile} of which warps have K tiles of their own; registers of"
+            f" {SLICED_RESIDENTS} CTAs with {WGMMA_ROWS} rows, or of one, are enough"
         )
 
 

@@ -20,7 +20,7 @@ from .scales import BlockScales, Ends, Groups, Scale, Side, promoted
 Major = Literal["k", "mn"]
 Unit = Literal["wgmma", "tcgen05"]
 RowsIn = Literal["cluster", "memory"]
-CopiesIn = Literal["shared", "memory", "registers", "tma"]
+CopiesIn = Literal["shared", "memory", "registers", "slices", "tma"]
 
 SWIZZLE_BYTES = 128
 """Width of the widest swizzle atom in shared memory, and of the tile of one TMA instruction."""
@@ -387,7 +387,8 @@ class Choice:
     copies_in: CopiesIn = "shared"
     """Place of operands that are copied or computed: stages in shared memory that warps fill, global memory, where
     kernels before the matmul write them, or the registers of the warps that multiply, which convert raw tiles of A. With
-    ``tma`` they stay where they are: tcgen05 takes 8-bit floats of either major mode."""
+    ``slices`` each of these warps has K tiles of its own. With ``tma`` operands stay where they are: tcgen05 takes 8-bit
+    floats of either major mode."""
     rows_in: RowsIn = "cluster"
     """Place of rows that are reduced: the registers of a cluster's CTAs, or global memory, for a second kernel."""
 
@@ -438,6 +439,8 @@ class GemmPlan:
     """The kernels that write operands of ``problem``, which the whole problem has to compute."""
     converts: bool = False
     """The warps that multiply convert raw tiles of A in their registers; wgmma only."""
+    sliced: bool = False
+    """Each of these warps multiplies K tiles of its own, for all rows of the tile."""
 
     def __hash__(self) -> int:
         return self._hash

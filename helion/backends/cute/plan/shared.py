@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 
-from .counts import counts, micro_atoms, raw_bytes, raw_operands, subtile_bytes
+from .counts import counts, micro_atoms, micro_bytes, raw_bytes, raw_operands, slice_values, subtile_bytes, whole_rounds
 from .epilogue import EpilogueOutput
-from .records import SUM_BYTES, GemmPlan, GemmProblem
+from .records import SUM_BYTES, WARP_THREADS, GemmPlan, GemmProblem
 from .scales import ATOM_BYTES
 
 RING_ALIGNMENT_BYTES = 1024
@@ -16,6 +17,8 @@ VECTOR_ALIGNMENT_BYTES = 16
 ATOM_ALIGNMENT_BYTES = 128
 """Alignment of scales that tcgen05 copies to tensor memory."""
 WORD_BYTES = 8
+MAX_STAGES = 8
+"""Deeper pipelines of A and B gave no speedup on a B200 (measurement ``cute_stages``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +63,9 @@ def shared_memory(plan: GemmPlan) -> tuple[Allocation, ...]:
     if (raw := counts(plan).raw) is not None:
         for copied in raw_operands(plan):
             wanted.append((f"shared_raw_{copied.operand}", raw.stages * raw_bytes(plan, copied), RING_ALIGNMENT_BYTES))
+    if plan.sliced:
+        size = plan.consumer_warps * slice_values(plan) * WARP_THREADS * SUM_BYTES
+        wanted.append(("shared_slices", size, VECTOR_ALIGNMENT_BYTES))
     if plan.splits > 1:
         wanted.append(("shared_parts", plan.rounds * counts(plan).parts_stage_bytes, VECTOR_ALIGNMENT_BYTES))
     if (rows := counts(plan).rows) is not None:
@@ -89,6 +95,17 @@ def shared_bytes(plan: GemmPlan) -> int:
     """Return the total bytes, which the launch requests."""
     last = shared_memory(plan)[-1]
     return last.offset_bytes + last.size_bytes
+
+
+def most_stages(plan: GemmPlan) -> int:
+    """Return the most stages of A and B that fit. Each takes its operands and two barriers; alignment after them may
+    change."""
+    numbers = counts(plan)
+    least = dataclasses.replace(plan, ab_stages=2)
+    one = numbers.a_stage_bytes + numbers.b_stage_bytes + micro_bytes(plan) + 2 * WORD_BYTES
+    stages = min(MAX_STAGES, 2 + max(0, plan.shared_limit_bytes - shared_bytes(least)) // one)
+    fits = shared_bytes(dataclasses.replace(plan, ab_stages=stages)) <= plan.shared_limit_bytes
+    return whole_rounds(plan, stages if fits else max(2, stages - 1))
 
 
 def placed(wanted: list[tuple[str, int, int]]) -> list[Allocation]:

@@ -44,6 +44,18 @@ class Elements:
         self.synced = not self.unfenced
 
 
+@dataclass
+class Slices:
+    """The K tiles of a warp that multiplies K tiles of its own."""
+
+    passed: int = 0
+    """K tiles of the tiles so far, of all warps."""
+    columns: tuple[int, int] | None = None
+    """The K tile whose columns of B are in registers."""
+    stored: list[tuple[int, int]] | None = None
+    """The K tiles of the sums that it has stored since its last barrier."""
+
+
 SCALES = "scales"
 """The name of the scales of a stage that the matrix unit multiplies by, which one warp copies."""
 
@@ -63,7 +75,10 @@ def parts_of(program: KernelProgram, operand: str) -> list[str]:
 
 
 def turns_of(program: KernelProgram) -> int:
-    """Return the groups of copying warps that take turns; a smaller kernel has as many."""
+    """Return the groups of copying warps that take turns, or the warps that multiply K tiles of their own; a smaller kernel
+    has as many."""
+    if program.plan.sliced:
+        return program.role("store").warps
     copies = (role.program for role in program.roles if role.name == "copy")
     return 2 if any(_takes_turns(steps) for steps in copies) else 1
 

@@ -409,6 +409,9 @@ def _(cluster: Cluster, step: g.SelectSums, warp: Warp) -> None:
 def _come(cluster: Cluster, warp: Warp, name: str) -> Ready:
     """Arrive at a barrier. Return a predicate for the completion of this phase."""
     cta, barrier = warp.cta, next(barrier for barrier in cluster.program.barriers if barrier.name == name)
+    if warp.slices.stored is not None:
+        cta.slices[warp.number], warp.slices.stored = (warp.tile, warp.slices.stored), None
+        cta.slice_readers[warp.number] = set()
     if warp.shared_vectors is not None:
         cta.vectors[warp.role.team][warp.number], warp.shared_vectors = warp.shared_vectors, None
     if cluster.plan.problem.epilogue.signals:

@@ -104,12 +104,15 @@ def _recounted(pipeline: Pipeline, plan: GemmPlan, few: GemmPlan, warps: int) ->
     changed = {}
     for field in dataclasses.fields(pipeline.counts):
         before, after = (getattr(getattr(counts(each), pipeline.name), field.name) for each in (plan, few))
+        sliced = plan.sliced and pipeline.name in ("ab", "raw")
         if field.name in _BY_WARPS[pipeline.name] and not _of_the_unit(pipeline, field.name):
             after = after * warps // few.consumer_warps
         if field.name == "full_arrivals" and pipeline.name == "ab":
             after = full_arrivals(few, min(copy_warps(few), FEW_WARPS) // turns(plan))
         if field.name == "empty_arrivals" and pipeline.name == "raw":
             after = warps if few.converts else min(copy_warps(few), FEW_WARPS) // turns(plan)
+        if field.name == "empty_arrivals" and sliced:
+            after = 1  # each warp is a slice of its own
         changed[field.name] = after + getattr(pipeline.counts, field.name) - before
     return dataclasses.replace(pipeline, counts=dataclasses.replace(pipeline.counts, **changed))
 

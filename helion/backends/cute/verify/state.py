@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..roles import grammar as g
-from .elements import Elements
+from .elements import Elements, Slices
 
 Tag = tuple[int, int]
 """Contents of a stage: (tile, K tile or sub-tile)."""
@@ -122,6 +122,10 @@ class Cta:
     """By consumer group and warp: the tile of its row operands in shared memory, before the last barrier."""
     complete: dict[int, dict[int, int | None]] = field(default_factory=dict)
     """By consumer group and warp: the tile whose stores were complete in memory before the last barrier."""
+    slices: dict[int, tuple[int, list[Tag]]] = field(default_factory=dict)
+    """By warp: the tile and the K tiles of its sums in shared memory, before the last barrier."""
+    slice_readers: dict[int, set[int]] = field(default_factory=dict)
+    """By warp: the warps that have read its sums."""
     allocated: bool = False
     freed: bool = False
     running: int = 0
@@ -188,6 +192,7 @@ class Warp:
     stores: list[Store] = field(default_factory=list)
     unfenced_reads: list[Slot] = field(default_factory=list)
     copies: Elements = field(default_factory=Elements)
+    slices: Slices = field(default_factory=Slices)
     waited: bool = False
     """True if, since the last warp sync, the storing lane has waited for its stores (with stores by warps)."""
     written: bool = False

@@ -10,7 +10,7 @@ from ..plan.records import GemmPlan
 from ..roles.finish import finish_steps
 from ..roles.grammar import KernelProgram
 from ..roles.overlapped import GROUP
-from . import copied, epilogue, micro, overlapped, rules, workspace  # noqa: F401  (fill the table of rules)
+from . import copied, epilogue, micro, overlapped, rules, sliced, workspace  # noqa: F401  (fill the table of rules)
 from .cluster import Cluster
 from .finish import verify_finish
 from .smaller import smaller

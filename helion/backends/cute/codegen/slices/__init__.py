@@ -1,0 +1,1 @@
+"""Code of warps that multiply K tiles of their own."""
