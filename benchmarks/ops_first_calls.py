@@ -35,7 +35,7 @@ OUT = ROOT / "build" / "ops-first-calls.json"
 #: Operators of several or long kernels, which processes take first, so that none begins one when others are done.
 LONG = ("moe", "attention", "selective_scan", "gated_delta_rule", "latent_decode", "linear_cross_entropy", "sample")
 #: Calls that take so many seconds are in the profile.
-SLOW = 0.1
+SLOW = 0.015
 
 
 def call_all(names: list[str], profile: Path | None = None) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import html
 import json
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import exc
 from ._support import files
@@ -96,7 +96,7 @@ EVERY_REDUCTION = "reduction_loop"
 
 #: Config keys and their meaning. A kernel's own tunables are added to them. The kernel and the target decide which keys
 #: a kernel has, how long its lists are and which values are legal.
-KEYS: dict[str, str] = {
+_KEYS: dict[str, str] = {
     "block_sizes": "Elements of a tile along each dimension of `hl.tile` whose size the kernel does not fix, then each registered block size.",
     "loop_orders": "Order of the dimensions of a multi-dimensional loop: in a grid loop the first one listed varies fastest, in an inner loop the last.",
     "l2_groupings": "Number of tiles along the first dimension that run before the next tile along the second, so that neighboring programs share data in L2; 1 disables the grouping.",
@@ -123,7 +123,7 @@ KEYS: dict[str, str] = {
 }  # fmt: skip
 #: Keys beyond those of the public API, which ``declare`` adds. A kernel may have a tunable of the same name: then the
 #: name is the user's, and the kernel lacks the key.
-OWN_KEYS: set[str] = {"cooperative_launch"}
+_OWN_KEYS: set[str] = {"cooperative_launch"}
 #: Former names of keys. A kernel that has no tunable of that name accepts them, and a config can be read by them.
 RENAMED: Mapping[str, str] = {
     "turn_products": "swap_ab",
@@ -225,6 +225,10 @@ class Config(Mapping[str, Any]):
         """Return the value of a kernel's own key, such as a tunable, as an attribute."""
         if name != "config" and name in self:
             return self[name]
+        if not name.startswith("_"):
+            _declare_all()
+            if name in _KEYS:
+                return getattr(self, name)
         raise AttributeError(f"helion.Config has no attribute {name!r}")
 
     def __iter__(self) -> Iterator[str]:
@@ -321,15 +325,38 @@ class Config(Mapping[str, Any]):
         return Config(**{key: value for key, value in full.items() if key in named})
 
 
-for _key, _doc in KEYS.items():
+for _key, _doc in _KEYS.items():
     setattr(Config, _key, _property(_key, _doc))
 
 
 def declare(key: str, doc: str) -> None:
-    """Add a key beyond those of the public API. Each rewrite does so for its keys when the package is imported."""
-    KEYS[key] = doc
-    OWN_KEYS.add(key)
+    """Add a key beyond those of the public API. Each rewrite does so for its keys when it is imported."""
+    _KEYS[key] = doc
+    _OWN_KEYS.add(key)
     setattr(Config, key, _property(key, doc))
+
+
+#: Functions that import modules which declare keys.
+_DECLARING: list[Callable[[], object]] = []
+if TYPE_CHECKING:
+    KEYS, OWN_KEYS = _KEYS, _OWN_KEYS
+
+
+def declared_by(load: Callable[[], object]) -> None:
+    """Call ``load`` before ``KEYS``, ``OWN_KEYS`` or an unknown key is read: it imports a module that declares keys."""
+    _DECLARING.append(load)
+
+
+def _declare_all() -> None:
+    for load in _DECLARING:
+        load()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("KEYS", "OWN_KEYS"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _declare_all()
+    return _KEYS if name == "KEYS" else _OWN_KEYS
 
 
 declare(

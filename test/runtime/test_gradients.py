@@ -416,7 +416,7 @@ def test_calls_import_no_tracer() -> None:
         "K.settings, K.usual_inputs = helion.Settings(), signature.UsualInputs()\n"
         "argument_checks.check_call(K, (torch.ones(3, requires_grad=True),))\n"
         "argument_checks.overwrites('k', ('x',), torch.ones(3))\n"
-        "print([m for m in ('torch._dynamo', 'torch._inductor', 'triton', 'helion.pipeline') if m in sys.modules])"
+        "print([m for m in ('torch._dynamo', 'torch._inductor', 'triton', 'helion.pipeline', 'helion._compiler.ir') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]" and "GradientNotRecorded" in done.stderr

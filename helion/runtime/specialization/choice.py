@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import exc
-from ..._compiler.ir.effects import meets_other_gpus
 from ..._shapes import hint_of
 from ..._support import agreement
 from ..._support import logs as _logging
@@ -20,9 +19,11 @@ from .compiled import Compiled, ConfigLike
 from .specialized import Specialized
 
 if TYPE_CHECKING:
+    from ..._compiler.ir import effects
     from .. import checked
     from . import binary_check, repro
 else:
+    effects = lazy("helion._compiler.ir.effects")
     checked = lazy("helion.runtime.checked")
     repro = lazy("helion.runtime.specialization.repro")
     binary_check = lazy("helion.runtime.specialization.binary_check")
@@ -187,7 +188,7 @@ class Choice:
 def _agree(of: Specialized, config: Config) -> None:
     """Refuse a config of a kernel that waits for other ranks, if one of them runs it with another config."""
     program = of.analysis.program
-    if not meets_other_gpus(program):
+    if not effects.meets_other_gpus(program):
         return
     shapes = "; ".join(f"{t.dtype} {[hint_of(n) for n in t.shape]}" for t in program.tensors)
     mine = of.short_config(config)

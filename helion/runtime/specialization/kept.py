@@ -20,7 +20,6 @@ import torch
 
 from ... import exc, knobs
 from ..._compiler.context import device_of
-from ..._compiler.ir.effects import meets_other_gpus
 from ..._exact import are_same, is_constant
 from ..._support import files as _files
 from ..._support import logs as _logging
@@ -36,10 +35,12 @@ if TYPE_CHECKING:
     from ... import pipeline
     from ..._compiler.frontend.guards import Guard
     from ..._compiler.frontend.trace import Traced
+    from ..._compiler.ir import effects
     from ...pipeline import Analysis, Code
     from .specialized import Specialized
 else:
     pipeline = lazy("helion.pipeline")
+    effects = lazy("helion._compiler.ir.effects")
 
 _LOG = _logging.logger(__name__)
 #: Changes with the form of the records.
@@ -128,7 +129,7 @@ def keep(of: Specialized, config: Config | None) -> None:
         return
     path = _path(of, of.sample())
     analysis = of.analysis
-    if path is None or not analysis.program.roots or analysis.adjusted or meets_other_gpus(analysis.program):
+    if path is None or not analysis.program.roots or analysis.adjusted or effects.meets_other_gpus(analysis.program):
         return
     guards = assumptions.portable(analysis.traced.guards, of.kernel.fn.__globals__)
     if guards is None:
