@@ -114,7 +114,7 @@ class Derived:
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """What is kept of the rows of weights. With large scores, logarithms are of sums relative to the maxima."""
+        """Names of the statistics of rows that are kept. With large scores, logarithms are of sums relative to the maxima."""
         return ("logsum", "peaks") if self.problem.has_large_scores else ("logsum",)
 
     @property
