@@ -470,7 +470,7 @@ def jobs(names: Sequence[str], kinds: Sequence[str], shapes: Shapes = (), layout
     """Return the jobs: each kernel on long, odd and short rows first, then what is rarer, in turns.
 
     With ``kinds``, return those alone, one kind after the other; of the suites, kernels among ``names``, or all. With
-    ``shapes`` and ``layouts``, sweeps take these types, rows and columns, and as many layouts of each.
+    ``shapes`` and ``layouts``, sweeps take these types, rows and columns, and as many layouts of each; suites take shapes.
     """
     import row_oddities
 
@@ -504,8 +504,9 @@ def jobs(names: Sequence[str], kinds: Sequence[str], shapes: Shapes = (), layout
         import row_suites
         from row_workloads import WORKLOADS
 
-        wanted = {*names} - {*WORKLOADS}
+        wanted = () if [*names] == [*WORKLOADS] else names
         cells = [each for each in row_suites.shapes() if (not DRY or each[3] == 1000) and each[0] in (wanted or each)]
+        cells = [each for each in cells if not shapes or each[1:] in shapes]
         turns.append([Job(kind="suite", name=name, type=dtype, m=m, n=n) for name, dtype, m, n in cells])
     if "users" in kinds:
         import row_users
@@ -566,7 +567,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=200.0)
     parser.add_argument("--workers", type=int, default=15)
     parser.add_argument("--kinds", default="")
-    parser.add_argument("--shapes", default="", help="type:rows:columns,... of the kinds sweep and ahead")
+    parser.add_argument("--shapes", default="", help="type:rows:columns,... of the kinds sweep, ahead and suite")
     parser.add_argument("--layouts", type=int, default=0, help="layouts of each of these")
     parser.add_argument("--dry", action="store_true")
     parser.add_argument("--worker", type=float, help=argparse.SUPPRESS)

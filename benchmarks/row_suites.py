@@ -6,6 +6,7 @@ Each is compared with a copy of the same bytes, the general backend's default an
 from __future__ import annotations
 
 import functools
+import statistics
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,8 @@ LARGE_BYTES = 64_000_000
 """Bytes of a cell from which its share of a copy is counted."""
 FEWER_ROWS, LONG_COLUMNS = 128, 32768
 """Rows that do not fill a GPU, and the columns of long ones: there the default of each backend is timed."""
+FEW_ROUNDS = 5
+"""Rounds in which the calls of few rows are timed by turns: they differ by less than the drift of the clock."""
 
 
 def shapes() -> Iterator[tuple[str, str, int, int]]:
@@ -102,7 +105,11 @@ def timed(
         error = relative_error(calls["auto"](), cell.baseline(*wide))
         del wide
         size = least_bytes(cell, args)
-        times = {name: time(call) for name, call in calls.items()}
+        rounds = [
+            {name: time(call) for name, call in calls.items()}
+            for _ in range(FEW_ROUNDS if shape[2] < FEWER_ROWS else 1)
+        ]
+        times = {name: statistics.median(each[name] for each in rounds) for name in calls}
         copy = copies(size)
     found = {f"{name}_us": round(us, 2) for name, us in times.items()}
     return dict(

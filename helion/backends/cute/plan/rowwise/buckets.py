@@ -11,6 +11,8 @@ FIRST = 256
 """The most columns of the first bucket."""
 PARTS = 4
 """Buckets from one power of two to the next: rows have at least four fifths of the columns of the longest ones."""
+LONG, LONG_PARTS = 32768, 8
+"""Columns of long rows, and their buckets: a granule for each thread more than a row has costs a tenth of it."""
 MOST_LANES = 16
 """The most elements of a granule. The ends of buckets are multiples of it."""
 
@@ -23,7 +25,7 @@ def bucket_of(n: int, aligned: bool) -> range:
     if n <= FIRST:
         before, end = 0, FIRST
     else:
-        step = previous_power_of_2(n - 1) // PARTS
+        step = previous_power_of_2(n - 1) // (LONG_PARTS if n > LONG else PARTS)
         end = -(-n // step) * step
         before = end - step
     return range(before + 1, end + 1) if aligned else range(before + 1, end)
