@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ...plan.attention.backward import BackwardPlan, backward_bytes, backward_memory
-from ...plan.records import WARP_THREADS
 from ...plan.workspace import COUNTER_BYTES, MAX_COUNTERS
 from ...roles.attention.grammar import BackwardProgram
 from ...toolchain.kernel import GemmKernel
@@ -12,8 +11,8 @@ from .backward import backward_functions
 from .bounds import bounds_function, place_function
 from .formula import uniform_functions
 from .host import backward_matrices, backward_tensors
-from .kernel import integer_kinds
-from .module import ENTRY, Pieces, render
+from .kernel import score_kernel
+from .module import Pieces
 from .steps import OWN_BLOCKS, OWN_RULES
 
 OWN_RULES[BackwardProgram] = backward_steps.RULES
@@ -59,24 +58,7 @@ def _workspace_bytes(plan: BackwardPlan) -> int:
 
 def backward_kernel(name: str, program: BackwardProgram) -> GemmKernel:
     """Return the kernel named ``name`` of a program."""
-    plan, problem = program.plan, program.plan.problem
-    pieces = backward_pieces(plan)
-    sources = (source.argument for source in problem.sources)
-    return GemmKernel(
-        name=name,
-        unit="wgmma",
-        pointers=(
-            *(each.dtype for each in problem.matrices),
-            *sources,
-            *integer_kinds(problem),
-            *(("float32",) if pieces.workspace_bytes else ()),
-        ),
-        ctas=1,
-        threads=program.warps * WARP_THREADS,
-        shared_bytes=pieces.shared_bytes,
-        problem=repr(problem),
-        source=render(program, pieces),
-        entry=ENTRY,
-        workspace_bytes=pieces.workspace_bytes,
-        counter_bytes=COUNTER_BYTES if plan.scheduler == "dynamic" else 0,
-    )
+    plan = program.plan
+    counter = COUNTER_BYTES if plan.scheduler == "dynamic" else 0
+    matrices = tuple(each.dtype for each in plan.problem.matrices)
+    return score_kernel(name, program, backward_pieces(plan), matrices, counter)

@@ -41,12 +41,10 @@ from .grammar import (
     Finish,
     FirstWarp,
     GradientMma,
-    GroupLoop,
     GroupSync,
     HandOut,
     LoadBlock,
     LoadLoop,
-    LoadRows,
     NextPass,
     NextTile,
     ProductMma,
@@ -62,7 +60,7 @@ from .grammar import (
     WriteOutput,
     WriteSum,
 )
-from .programs import LOADING_WARPS, registers_of_roles
+from .programs import LOADING_WARPS, load_rows, registers_of_roles
 
 READ = {name: f"{name}_read" for name in STREAMED}
 FREE = {name: f"{name}_free" for name in STREAMED}
@@ -85,7 +83,7 @@ def backward_program(plan: BackwardPlan) -> BackwardProgram:
         warps=LOADING_WARPS + plan.consumer_warps,
         pipelines=pipelines,
         barriers=tuple(barriers),
-        roles=(_load_blocks(plan), load_rows(1), _multiply(plan)),
+        roles=(_load_blocks(plan), load_rows(1, "rows"), _multiply(plan)),
         registers=registers_of_roles(plan) if plan.groups > 1 else (),
     )
 
@@ -123,20 +121,6 @@ def loads_of_blocks() -> tuple[Step, ...]:
 def repeated(plan: BackwardPlan, body: tuple[Step, ...]) -> tuple[Step, ...]:
     """Return the steps of all repetitions of a tile's blocks."""
     return (RepeatLoop(body),) if plan.problem.is_repeated else body
-
-
-def load_rows(warp: int) -> Role:
-    """Build the role that loads owned rows."""
-    return Role(
-        name="load_rows",
-        first_warp=warp,
-        warps=1,
-        program=(
-            SetUp("load_rows"),
-            WorkLoop((GroupLoop((Acquire("rows_fill"), LoadRows("rows_fill"))), NextTile())),
-            Tail("rows_fill"),
-        ),
-    )
 
 
 def _freed(problem: BackwardProblem, chosen: Sequence[int], multiplied: bool) -> tuple[Step, ...]:

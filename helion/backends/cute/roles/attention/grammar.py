@@ -4,6 +4,7 @@ waits are those of ``roles.grammar``."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ...plan.attention.backward import BackwardPlan
 from ...plan.attention.records import AttentionPlan, Part, ScorePlan
@@ -315,8 +316,9 @@ class AllGroupsSync(Step):
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreProgram:
-    """A kernel. ``warps`` counts the launched warps."""
+    """A kernel for a matrix unit. ``warps`` counts the launched warps."""
 
+    unit: ClassVar[str] = "wgmma"
     plan: ScorePlan
     warps: int
     pipelines: tuple[Pipeline, ...]

@@ -97,7 +97,7 @@ def attention_program(plan: AttentionPlan) -> AttentionProgram:
         warps=LOADING_WARPS + plan.consumer_warps,
         pipelines=tuple(pipelines),
         barriers=tuple(barriers),
-        roles=(_load_blocks(plan), _load_rows(plan), _attend_latent(plan) if plan.problem.latent else _attend(plan)),
+        roles=(_load_blocks(plan), load_rows(1), _attend_latent(plan) if plan.problem.latent else _attend(plan)),
         registers=registers_of_roles(plan) if plan.consumer_groups > 1 else (),
     )
 
@@ -150,16 +150,14 @@ def _load_blocks(plan: AttentionPlan) -> Role:
     )
 
 
-def _load_rows(plan: AttentionPlan) -> Role:
+def load_rows(warp: int, rows: str = "q") -> Role:
+    """Build the role that loads a tile's own rows, by the pipeline ``rows``."""
+    fill = f"{rows}_fill"
     return Role(
         name="load_rows",
-        first_warp=1,
+        first_warp=warp,
         warps=1,
-        program=(
-            SetUp("load_rows"),
-            WorkLoop((GroupLoop((Acquire("q_fill"), LoadRows("q_fill"))), NextTile())),
-            Tail("q_fill"),
-        ),
+        program=(SetUp("load_rows"), WorkLoop((GroupLoop((Acquire(fill), LoadRows(fill))), NextTile())), Tail(fill)),
     )
 
 

@@ -8,6 +8,7 @@ memory; weights take the columns of the scores that they are computed from.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ...plan.attention.umma import CORRECTION_WARPS, UMMA_REGISTERS, UmmaPlan, umma_counts
 from ...plan.records import WARP_THREADS, WARPGROUP_THREADS
@@ -38,7 +39,6 @@ from .grammar import (
     GroupLoop,
     LoadBlock,
     LoadLoop,
-    LoadRows,
     NextTile,
     Rescale,
     ScoreMma,
@@ -47,7 +47,7 @@ from .grammar import (
     TransformQueries,
     WorkLoop,
 )
-from .programs import combined
+from .programs import combined, load_rows
 
 OF_GROUPS = ("scores", "weights", "message", "output")
 """Pipelines with a stage for each group, other than that of Q."""
@@ -154,6 +154,7 @@ class FinishRow(Step):
 class UmmaProgram(ScoreProgram):
     """A kernel of attention on tcgen05."""
 
+    unit: ClassVar[str] = "tcgen05"
     plan: UmmaPlan
 
 
@@ -183,7 +184,7 @@ def umma_program(plan: UmmaPlan) -> UmmaProgram:
             _correct(plan),
             _multiply(plan, first),
             _load_blocks(first + 1),
-            _load_rows(first + 2),
+            load_rows(first + 2),
         ),
         registers=_registers(plan),
     )
@@ -220,19 +221,6 @@ def _load_blocks(warp: int) -> Role:
             ),
             Tail("k_fill"),
             Tail("v_fill"),
-        ),
-    )
-
-
-def _load_rows(warp: int) -> Role:
-    return Role(
-        name="load_rows",
-        first_warp=warp,
-        warps=1,
-        program=(
-            SetUp("load_rows"),
-            WorkLoop((GroupLoop((Acquire("q_fill"), LoadRows("q_fill"))), NextTile())),
-            Tail("q_fill"),
         ),
     )
 

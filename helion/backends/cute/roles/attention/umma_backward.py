@@ -7,6 +7,7 @@ of a block, the tensor pipe multiplies for the other.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ...plan.attention.backward import STREAMED
 from ...plan.attention.umma_backward import OF_GROUPS, UmmaBackwardPlan, umma_backward_counts
@@ -30,7 +31,7 @@ from ..grammar import (
     Tail,
     Wait,
 )
-from .backward import FREE, READ, load_rows, loads_of_blocks, repeated
+from .backward import FREE, READ, loads_of_blocks, repeated
 from .grammar import (
     BlockLoop,
     FirstWarp,
@@ -44,6 +45,7 @@ from .grammar import (
     StoreOutput,
     WorkLoop,
 )
+from .programs import load_rows
 from .umma import OTHER_WARPS, CommitMma, TensorFence
 
 
@@ -82,6 +84,7 @@ class FinishGradient(Step):
 class UmmaBackwardProgram(ScoreProgram):
     """A kernel of attention's gradients on tcgen05."""
 
+    unit: ClassVar[str] = "tcgen05"
     plan: UmmaBackwardPlan
 
 
@@ -104,7 +107,7 @@ def umma_backward_program(plan: UmmaBackwardPlan) -> UmmaBackwardProgram:
         warps=first + OTHER_WARPS,
         pipelines=pipelines,
         barriers=tuple(barriers),
-        roles=(_compute(plan), _multiply(plan, first), _load_blocks(plan, first + 1), load_rows(first + 2)),
+        roles=(_compute(plan), _multiply(plan, first), _load_blocks(plan, first + 1), load_rows(first + 2, "rows")),
         registers=(),
     )
 

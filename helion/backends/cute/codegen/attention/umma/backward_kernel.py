@@ -8,7 +8,6 @@ from ....plan.attention.backward import STREAMED
 from ....plan.attention.numbers import text_of
 from ....plan.attention.umma import UMMA_ROWS
 from ....plan.attention.umma_backward import UmmaBackwardPlan, umma_backward_bytes, umma_backward_memory
-from ....plan.records import WARP_THREADS
 from ....roles import grammar as g
 from ....roles.attention import grammar as a
 from ....roles.attention import umma_backward as b
@@ -19,8 +18,8 @@ from .. import backward_steps, spans, steps
 from ..bounds import bounds_function, place_function
 from ..formula import uniform_functions
 from ..host import backward_matrices, backward_tensors
-from ..kernel import integer_kinds
-from ..module import ENTRY, Pieces, render
+from ..kernel import score_kernel
+from ..module import Pieces
 from ..steps import print_steps
 from . import steps as forward
 from .backward import backward_functions, computing, finish_lines, lefts_lines, multiplying
@@ -37,22 +36,8 @@ RULES: dict[type[g.Step], Callable[..., None]] = {
 
 def umma_backward_kernel(name: str, program: UmmaBackwardProgram) -> GemmKernel:
     """Return the kernel named ``name`` of a program."""
-    problem, pieces = program.plan.problem, _pieces(program)
-    return GemmKernel(
-        name=name,
-        unit="tcgen05",
-        pointers=(
-            *(each.dtype for each in problem.matrices),
-            *(source.argument for source in problem.sources),
-            *integer_kinds(problem),
-        ),
-        ctas=1,
-        threads=program.warps * WARP_THREADS,
-        shared_bytes=pieces.shared_bytes,
-        problem=repr(problem),
-        source=render(program, pieces),
-        entry=ENTRY,
-    )
+    matrices = tuple(each.dtype for each in program.plan.problem.matrices)
+    return score_kernel(name, program, _pieces(program), matrices)
 
 
 def _pieces(program: UmmaBackwardProgram) -> Pieces:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from ....plan.attention.build import counter_bytes, workspace_bytes
 from ....plan.attention.umma import UmmaPlan, umma_bytes, umma_memory
 from ....plan.dtypes import DTYPES
-from ....plan.records import WARP_THREADS
 from ....roles.attention.umma import UmmaProgram
 from ....toolchain.kernel import GemmKernel
 from ...setups import dsl
@@ -13,8 +12,8 @@ from .. import spans
 from ..bounds import bounds_function, place_function
 from ..formula import uniform_functions
 from ..host import matrices, tensors
-from ..kernel import pointer_dtypes
-from ..module import ENTRY, Pieces, render
+from ..kernel import matrix_dtypes, score_kernel
+from ..module import Pieces
 from ..queries import queries_functions
 from . import splits
 from . import steps as steps
@@ -37,19 +36,7 @@ IMPORTS = (
 def umma_kernel(name: str, program: UmmaProgram) -> GemmKernel:
     """Return the kernel named ``name`` of a program."""
     plan = program.plan
-    return GemmKernel(
-        name=name,
-        unit="tcgen05",
-        pointers=pointer_dtypes(plan),
-        ctas=1,
-        threads=program.warps * WARP_THREADS,
-        shared_bytes=umma_bytes(plan),
-        problem=repr(plan.problem),
-        source=render(program, umma_pieces(program)),
-        entry=ENTRY,
-        workspace_bytes=workspace_bytes(plan),
-        counter_bytes=counter_bytes(plan),
-    )
+    return score_kernel(name, program, umma_pieces(program), matrix_dtypes(plan), counter_bytes(plan))
 
 
 def umma_pieces(program: UmmaProgram) -> Pieces:
