@@ -59,7 +59,8 @@ def sections(by_device: Mapping[str, Sequence[Line]]) -> Iterator[str]:
             continue
         if device in (BINARIES, LINEAR):
             yield from (_binaries if device == BINARIES else _linear)(lines)
-            yield from _parts(by_device.get(PARTS, ())) if device == LINEAR else ()
+            compiled = {each["shape"]: each["both"]["compile"] for each in lines if not each.get("failed", True)}
+            yield from _parts(by_device.get(PARTS, ()), compiled) if device == LINEAR else ()
             continue
         cells = _last(line for line in lines if line.get("kind") == "suite")
         if cells:
@@ -316,7 +317,7 @@ def _linear(lines: Sequence[Line]) -> Iterator[str]:
     yield ""
 
 
-def _parts(lines: Sequence[Line]) -> Iterator[str]:
+def _parts(lines: Sequence[Line], compiled: Mapping[str, float]) -> Iterator[str]:
     """Yield the table of the kernels of one step of linear cross entropy with gradients, each timed in a short burst."""
     if not lines:
         return
@@ -328,12 +329,25 @@ def _parts(lines: Sequence[Line]) -> Iterator[str]:
         f"A step of {run['rows']} of the rows of {run['shape']} on {run['device']}, each kernel in a burst of five calls.",
         f"{steps} steps take {burst:.1f} ms in bursts, {products:.1f} of them in products, and {run['both_us'] / 1e3:.1f} ms in",
         "a row: under the power of long products the clock falls. What is no product bounds the gain that is left.",
+        *_bound(run, parts, steps, burst, compiled),
         "",
         "| part | us | cuBLAS, us |",
         "| :-- | --: | --: |",
     )
     yield from (f"| {line['name']} | {line['us']:.0f} | {_us(line['cublas_us'])} |" for line in parts)
     yield ""
+
+
+def _bound(
+    run: Line, parts: Sequence[Line], steps: int, burst_ms: float, compiled: Mapping[str, float]
+) -> Iterator[str]:
+    """Yield the time of the three products alone at cuBLAS's speed, at the clock of the whole, beside torch.compile's."""
+    if run["shape"] not in compiled:
+        return
+    alone = steps * sum(line["cublas_us"] or 0.0 for line in parts) / 1e3 * run["both_us"] / 1e3 / burst_ms
+    whole = compiled[run["shape"]] / 1e3
+    yield f"Three products of cuBLAS and nothing else would take {alone:.1f} ms at that clock. torch.compile takes {whole:.1f} ms:"
+    yield f"{whole / alone:.2f} times as fast is the most that three products allow."
 
 
 def _us(value: float | None) -> str:
