@@ -78,11 +78,23 @@ def wide(function: Any) -> Any:
 
 
 def span(start: Any, stop: Any = None, step: int = 1, unroll: int = 1) -> Any:
-    """A loop; where each thread has a start of its own, those that are through repeat the last iteration."""
+    """A loop; where each thread has a start of its own, those that are through repeat the last iteration, and store
+    nothing to global memory."""
     if stop is None or np.ndim(start) == 0:
         return range(int(start)) if stop is None else range(int(start), int(stop), step)
-    rounds = -(-(int(stop) - int(start.min())) // step)
-    return (np.minimum(start + step * at, stop - 1).view(Array) for at in range(rounds))
+    return _apart(start, int(stop), step)
+
+
+LOOPING = threading.local()
+"""The threads that are in a loop of threads with a start each, as ``on``."""
+
+
+def _apart(start: Array, stop: int, step: int) -> Any:
+    for first in range(int(start.min()), stop, step):
+        at = start + (first - int(start.min()))
+        LOOPING.on = np.asarray(at < stop)
+        yield np.minimum(at, stop - 1).view(Array)
+    LOOPING.on = True
 
 
 class Barrier:
@@ -353,7 +365,7 @@ class Cluster:
         self._store(self._each(address) + offset, data[:, shift // 8 : shift // 8 + size], inside)
 
     def _store(self, address: np.ndarray, data: np.ndarray, inside: Any) -> None:
-        on = np.nonzero(self._each(inside))[0]
+        on = np.nonzero(self._each(inside) & getattr(LOOPING, "on", True))[0]
         if not len(on):
             return
         assert (address[on] % min(16, data.shape[1]) == 0).all(), "a store is not aligned"
