@@ -12,9 +12,9 @@ from ..writer import Writer
 from .elements import stored_word
 
 NAME = "totals"
-LOADS = 8
+LOADS = 16
 """Lines that a thread loads at a time."""
-MOST_PARTS, LEAST_COLUMNS, THREADS = 16, 32, 256
+MOST_PARTS, LEAST_COLUMNS, THREADS = 32, 32, 256
 """The most threads of a column, the fewest columns of a CTA, whose words are a line of memory, and the fewest threads."""
 
 
