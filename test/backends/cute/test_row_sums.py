@@ -173,6 +173,8 @@ ANYWHERE = (
     (RowChoice(cluster=1, warps=4, keep="shared"), 1023),
     (RowChoice(cluster=2, warps=8, ctas_per_sm=1), 3003),
     (RowChoice(cluster=1, warps=8, ctas_per_sm=1, keep="shared"), 1023),
+    (RowChoice(cluster=2, warps=8, ctas_per_sm=1, keep="shared", ahead=True), 1023),
+    (RowChoice(cluster=2, warps=8, ctas_per_sm=1, keep="shared", overlap=True), 1023),
 )
 """Layouts, and the most columns of which registers hold two sums."""
 
@@ -220,7 +222,7 @@ def test_every_plan_is_free_of_faults() -> None:
 def test_every_plan_of_rows_that_begin_anywhere_is_free_of_faults() -> None:
     x = numbers(64, 1001)
     arguments = (x, numbers(1001), x, x, torch.empty(16, 1001))
-    for choice in CHOICES:
+    for choice in (*CHOICES, *(choice for choice, _ in ANYWHERE[-2:])):
         program = r.row_program(smaller(prepared(rms_gradients, arguments, choice, SPAN)[1]))
         assert program.plan.layout.by_columns
         for seed in range(4):

@@ -138,13 +138,10 @@ def _(step: r.BlockLoop, out: Writer, program: r.RowProgram) -> None:
 
 @_print.register
 def _(loop: r.RowLoop, out: Writer, program: r.RowProgram) -> None:
-    problem = program.plan.problem
-    by_columns = program.plan.layout.by_columns
-    out.line(f"tile = {_first(problem)}{' + residue' if by_columns else ''}")
-    first = _first(problem) if by_columns else "tile"
-    out.lines([f"end = cutlass.min({first} + {problem.span}, tiles)"] if problem.sums else [])
-    step = str(program.plan.layout.period) if by_columns else _step(problem)
-    more = f" + {_step(problem)}" if any(isinstance(each, r.Former) for each in loop.body) else ""
+    problem, step = program.plan.problem, _step(program.plan)
+    out.line(f"tile = {_first(program.plan)}")
+    out.lines([f"end = cutlass.min(block * {problem.span} + {problem.span}, tiles)"] if problem.sums else [])
+    more = f" + {step}" if any(isinstance(each, r.Former) for each in loop.body) else ""
     with out.block(f"while tile < {_end(problem)}{more}:"):
         print_steps(out, program, loop.body)
         out.line(f"tile = tile + {step}")
@@ -152,18 +149,19 @@ def _(loop: r.RowLoop, out: Writer, program: r.RowProgram) -> None:
 
 @_print.register
 def _(step: r.Lead, out: Writer, program: r.RowProgram) -> None:
-    problem = program.plan.problem
-    out.line(f"tile = {_first(problem)}")
-    out.line(f"first_end = cutlass.min(tile + {min(problem.span, OVERLAPPED_ROWS)}, tiles)")
+    problem, each = program.plan.problem, _step(program.plan)
+    out.line(f"tile = {_first(program.plan)}")
+    out.line(f"end = cutlass.min(block * {problem.span} + {problem.span}, tiles)")
+    out.line(f"first_end = cutlass.min(tile + {OVERLAPPED_ROWS} * {each}, end)")
     with out.block("while tile < first_end:"):
         print_steps(out, program, step.body)
-        out.line("tile = tile + 1")
+        out.line(f"tile = tile + {each}")
 
 
 @_print.register
 def _(step: r.Follow, out: Writer, program: r.RowProgram) -> None:
     out.line("former = tile")
-    out.line(f"following = tile + {OVERLAPPED_ROWS}")
+    out.line(f"following = tile + {OVERLAPPED_ROWS} * {_step(program.plan)}")
     out.lines(("next_row = row_of(cta, following)", "begin(cta, next_row)"))
     with out.block(f"for chunk in cutlass.range_constexpr({program.plan.layout.chunks}):"):
         with out.block("if following < end:"):
@@ -189,17 +187,21 @@ def _(step: r.Restart, out: Writer, program: r.RowProgram) -> None:
     out.line(f"{step.cursor}_index, {step.cursor}_phase = {step.place}_index, {step.place}_phase")
 
 
-def _first(problem: RowProblem) -> str:
-    """Return the first row of the cluster, or of its block with sums."""
-    return f"block * {problem.span}" if problem.sums else "Int32(first_tile)"
+def _first(plan: RowPlan) -> str:
+    """Return the first row of the cluster, or of its block with sums, or of those that begin at one place."""
+    first = f"block * {plan.problem.span}" if plan.problem.sums else "Int32(first_tile)"
+    return f"{first} + residue" if plan.layout.by_columns else first
 
 
 def _end(problem: RowProblem) -> str:
     return "end" if problem.sums else "tiles"
 
 
-def _step(problem: RowProblem) -> str:
-    return "1" if problem.sums else "tile_step"
+def _step(plan: RowPlan) -> str:
+    """Return the rows from one row of a loop to the next."""
+    if plan.layout.by_columns:
+        return str(plan.layout.period)
+    return "1" if plan.problem.sums else "tile_step"
 
 
 @_print.register
@@ -210,9 +212,8 @@ def _(step: r.Ahead, out: Writer, program: r.RowProgram) -> None:
 
 @_print.register
 def _(step: r.Former, out: Writer, program: r.RowProgram) -> None:
-    problem = program.plan.problem
-    with out.block(f"if tile > {_first(problem)}:"):
-        out.line(f"former = tile - {_step(problem)}")
+    with out.block(f"if tile > {_first(program.plan)}:"):
+        out.line(f"former = tile - {_step(program.plan)}")
         print_steps(out, program, step.body)
 
 

@@ -93,7 +93,7 @@ def ranked(demand: RowDemand, m: int, target: Target, tiled: bool = True) -> tup
         _, share = fastest_span(layout, m, target)
         spare = layout.registers_needed + 16 <= layout.register_limit
         return (
-            choice.loads_itself or choice.overlap,
+            choice.loads_itself or choice.overlap or (choice.ahead and layout.by_columns),
             choice.cluster if bound else 0,
             float(f"{share:.2g}"),
             choice.ahead,

@@ -79,8 +79,6 @@ def _check_ahead(layout: RowLayout) -> None:
     demand, choice = layout.demand, layout.choice
     if len(demand.exchanges) != 1 or choice.cluster == 1:
         raise Refusal("rows are reduced ahead of one exchange between the CTAs of a cluster")
-    if layout.by_columns:
-        raise Refusal("rows with sums that begin anywhere are not reduced ahead of an exchange")
     if demand.later and choice.keep != "shared":
         raise Refusal("rows that stay in registers are not reduced ahead of an exchange; keep them in shared memory")
 
@@ -88,10 +86,10 @@ def _check_ahead(layout: RowLayout) -> None:
 def _check_overlap(layout: RowLayout) -> None:
     """Check that warps exchange once, and read rows with sums again from shared memory."""
     demand, choice = layout.demand, layout.choice
-    if choice.ahead or not layout.exchanges or len(demand.exchanges) != 1 or layout.by_columns:
+    if choice.ahead or not layout.exchanges or len(demand.exchanges) != 1:
         raise Refusal(
-            "the maps of rows overlap with reductions of later ones where warps have one exchange, and rows begin at"
-            " multiples of 16 bytes; such rows are not reduced ahead as well"
+            "the maps of rows overlap with reductions of later ones where warps have one exchange; such rows are not"
+            " reduced ahead as well"
         )
     if choice.keep != "shared" or not (demand.sums and demand.later):
         raise Refusal("only maps of rows with sums, in shared memory, overlap with reductions of later rows")

@@ -34,7 +34,7 @@ MORE_SUMS_REGISTERS = 4
 MOST_WIDE_SUMS = 32
 """Sums of a thread up to which vectors of 16 bits are kept in fp32: with 64 of one output, binaries spill 8 bytes."""
 
-ANYWHERE_SUM_REGISTERS = 56
+ANYWHERE_SUM_REGISTERS = 55
 """Registers in addition where rows with sums begin anywhere, and stay in shared memory: compiled kernels need up to 58."""
 
 ANYWHERE_BUCKET_REGISTERS = 3

@@ -190,7 +190,8 @@ class RowCluster:
         tiles = self.tiles_of(warp)
         if self.choice.overlap and warp.role.name == "rows":
             for warp.tile in tiles:
-                warp.following = warp.tile + OVERLAPPED_ROWS if warp.tile + OVERLAPPED_ROWS in tiles else None
+                following = warp.tile + OVERLAPPED_ROWS * tiles.step
+                warp.following = following if following in tiles else None
                 yield from self._steps(loop.body, warp)
                 self._finish(warp)
             return
