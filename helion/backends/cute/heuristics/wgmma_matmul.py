@@ -25,6 +25,8 @@ from ..resources.shape import ProductShape, shape_of
 from ..resources.time import crosses_lines, resident_clusters
 from .tiles import narrowed, options, proposals, tiles
 
+CONVERTED = ("registers", "slices")
+"""Places of operands that the warps that multiply convert."""
 ON_REQUEST: tuple[CopiesIn, ...] = ("slices",)
 """Places of copied operands that no seed has until they have run on a GPU."""
 WIDE = (128, 256)
@@ -68,7 +70,7 @@ def choices(shape: ProductShape, target: Target) -> list[Choice]:
     if "registers" in places and len(places) > 1:
         # they are faster than stages for few columns, and have not run with more
         few = shape.problem.n <= FEW_ROWS
-        places = tuple(place for place in places if (place == "registers") == few)
+        places = tuple(place for place in places if (place in CONVERTED) == few)
     return [_in_turn(shape, choice) for place in places for choice in _choices(shape, target, place)]
 
 
