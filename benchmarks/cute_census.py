@@ -1,6 +1,6 @@
 """Print the matmul kernels that the CuTe backend takes on each target, and its reasons to refuse the others.
 
-    python benchmarks/cute_census.py [--targets sm_90,sm_100] [--suites unseen,workloads] [--kernels linear_fp8] [--brief]
+    python benchmarks/cute_census.py [--targets sm_90,sm_100] [--suites unseen,workloads] [--kernels linear_fp8] [--brief] [--json FILE.jsonl]
 
 The kernels are the matmuls among those of ``benchmarks/unseen``, ``benchmarks/workloads``, ``benchmarks/holdout.py``,
 ``test/unseen_kernels.py`` and the cases of the examples. Nothing is run or compiled, and no GPU is needed. Tensors are
@@ -11,6 +11,8 @@ structure of their programs, are no products and do not count; ``--all`` counts 
 from __future__ import annotations
 
 import argparse
+import datetime
+import json
 import re
 import sys
 from collections import Counter
@@ -146,6 +148,7 @@ def main() -> None:
     parser.add_argument("--kernels", default="", help="these alone, by name")
     parser.add_argument("--all", action="store_true", help="attention and its gradients too")
     parser.add_argument("--brief", action="store_true", help="the summary alone")
+    parser.add_argument("--json", type=Path, metavar="FILE.jsonl", help="append the shares of each target")
     arguments = parser.parse_args()
     targets = arguments.targets.split(",")
     found = []
@@ -155,6 +158,12 @@ def main() -> None:
         if not arguments.brief:
             print(one.line, flush=True)
     print(summary(found, targets))
+    if arguments.json:
+        with arguments.json.open("a") as file:
+            for target in targets:
+                own = [not one.reason for one in found if one.target == target]
+                line = {"target": target, "taken": sum(own), "of": len(own), "date": datetime.date.today().isoformat()}
+                file.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":

@@ -298,3 +298,9 @@ def dispatch_findings(tables: Sequence[Mapping[str, Any]]) -> list[Finding]:
                 )
             )
     return found
+
+
+def table(header: Sequence[str], alignment: str, lines: Iterable[Sequence[str]]) -> list[str]:
+    """A table in Markdown; ``alignment`` has an ``l`` or ``r`` for each column."""
+    rule = [{"l": ":--", "r": "--:"}[side] for side in alignment]
+    return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |" for cells in (header, rule, *lines)]

@@ -13,18 +13,27 @@ import collections
 import dataclasses
 import functools
 import json
-import statistics
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import attention_report, distributed_report, first_call_report, goals, ops_report, row_report, sweep  # noqa: E402
+from benchmarks import (  # noqa: E402
+    attention_report,
+    cute_report,
+    distributed_report,
+    first_call_report,
+    goals,
+    ops_report,
+    product_goals,
+    row_report,
+    sweep,
+)
 from benchmarks.cells import timed_cells  # noqa: E402
-from benchmarks.goals import Finding, number  # noqa: E402
+from benchmarks.goals import Finding, number, table  # noqa: E402
 from benchmarks.seeds import BOUNDS, RESULTS, SUITES, Row  # noqa: E402
 from benchmarks.timing import FLUSH_BYTES, REPETITIONS, SLOW, SLOW_REPETITIONS  # noqa: E402
 from helion.backends import BACKENDS  # noqa: E402
@@ -108,12 +117,6 @@ def coverage(suite: str, rows: Sequence[Row]) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------- writing
-
-
-def table(header: Sequence[str], alignment: str, lines: Iterable[Sequence[str]]) -> list[str]:
-    """A table in Markdown; ``alignment`` has an ``l`` or ``r`` for each column."""
-    rule = [{"l": ":--", "r": "--:"}[side] for side in alignment]
-    return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |" for cells in (header, rule, *lines)]
 
 
 def method() -> list[str]:
@@ -383,82 +386,6 @@ def suite_section(suite: str, results: Results | None, copy: float | None) -> li
     ]
 
 
-def cute_sections(times: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
-    """What benchmarks/cute.py measured, by device."""
-    lines: list[str] = []
-    for device, rows in sorted(times.items()):
-        lines += [f"## The cute backend, {device}", ""]
-        lines += [
-            'Default configs of `backend="cute"` beside torch\'s own kernels and the default of the Triton backend:'
-        ]
-        lines += [
-            "device time with a cold L2, medians in µs; a ratio is torch's time over ours (`benchmarks/cute.py times`).",
-            "",
-        ]
-        body = []
-        for row in rows:
-            times_us, other = row["us"], row["against"]
-            figures = (times_us.get("cute"), times_us.get(other), row["ratio"], times_us.get("triton"))
-            body.append((row["case"], other, *map(number, figures), f"`{row['seed']}`".replace("helion.Config", "")))
-        header = ("product", "beside", "cute, µs", "beside it, µs", "ratio", "Triton, µs", "config")
-        lines += [*table(header, "llrrrrl", body), ""]
-        for against in dict.fromkeys(row["against"] for row in rows):
-            ratios = [row["ratio"] for row in rows if row["against"] == against and row["ratio"]]
-            mean = statistics.geometric_mean(ratios)
-            lines += [f"Beside {against}: geometric mean {mean:.3f}, least {min(ratios):.3f}.", ""]
-    return lines
-
-
-#: What README says of the cute backend: the first word of a case, what it is beside, and both in words.
-README_GROUPS = (
-    ("bf16", "cublas", "bf16 matmuls", "cuBLAS"),
-    ("fp8", "scaled_mm", "fp8 matmuls", "`torch._scaled_mm`"),
-    ("", "compile", "matmuls with an elementwise epilogue", "torch.compile"),
-    ("rows", "compile", "matmuls followed by a row reduction", "torch.compile"),
-    ("blockwise", "scaled_mm", "fp8 matmuls with scales of blocks", "`torch._scaled_mm`"),
-)
-README_BEGIN, README_END = "<!-- figures: written by `make report` -->", "<!-- end of figures -->"
-
-
-def readme_figures(times: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """The speed of the cute backend in README: all of a group, with its worst and its best case."""
-    lines = []
-    known = {word for word, *_ in README_GROUPS if word}
-    for device, rows in sorted(times.items()):
-        lines += [f"Untuned on {device}, as multiples of the other's speed:", ""]
-        for word, against, what, beside in README_GROUPS:
-            ratios = [
-                row["ratio"]
-                for row in rows
-                if row["against"] == against and row["ratio"] and _is_of(row["case"].split()[0], word, known)
-            ]
-            if ratios:
-                mean, low, high = statistics.geometric_mean(ratios), min(ratios), max(ratios)
-                lines.append(
-                    f"- {what}: {mean:.2f}x {beside} in the geometric mean of {len(ratios)}, {low:.2f}x to {high:.2f}x"
-                )
-        lines.append("")
-    return "\n".join(lines).strip()
-
-
-def _is_of(first: str, word: str, known: Collection[str]) -> bool:
-    return first == word if word else first not in known
-
-
-def with_figures(readme: str, times: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """README with what is between its marks written anew."""
-    before, _, rest = readme.partition(README_BEGIN)
-    _, _, behind = rest.partition(README_END)
-    return f"{before}{README_BEGIN}\n{readme_figures(times)}\n{README_END}{behind}"
-
-
-def read_cute(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Rows of `benchmarks/cute.py times` by device, of files that are called so."""
-    suffix = "-times"
-    files = sorted(folder.glob(f"*{suffix}.json"))
-    return {path.stem.removesuffix(suffix): json.loads(path.read_text()) for path in files}
-
-
 def dispatch_sections(dispatches: Sequence[Dispatch]) -> list[str]:
     lines = ["## What a call costs before the kernel runs", ""]
     if not dispatches:
@@ -520,6 +447,7 @@ def render(
     rows: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     attention: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     operators: Mapping[str, ops_report.Operators] | None = None,
+    products: Mapping[str, Sequence[str]] | None = None,
 ) -> str:
     """The page; ``folder`` is where its plots are, relative to it."""
     lines = [
@@ -557,7 +485,7 @@ def render(
     for suites in by_device(results).values():
         if suites:
             lines += limits([row for each in suites.values() for row in each.rows])
-    lines += [*cute_sections(cute or {}), *attention_report.sections(attention or {})]
+    lines += [*cute_report.sections(cute or {}, products or {}), *attention_report.sections(attention or {})]
     lines += distributed_report.sections(distributed or {})
     lines += [*first_call_report.sections(first_calls or {}), *ops_report.sections(operators or {})]
     lines += [*row_report.sections(rows or {}), *dispatch_sections(dispatches)]
@@ -585,13 +513,16 @@ def main() -> int:
     write_plots(results, folder)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     scores = sweep.scores(sweep.parse(sweep.KEPT.read_text()))
-    cute, distributed = read_cute(options.results / "cute"), distributed_report.read(options.results)
+    cute, distributed = cute_report.read(options.results / "cute"), distributed_report.read(options.results)
+    products = product_goals.read(options.results, cute)
     first_calls, operators = first_call_report.read(options.results), ops_report.read(options.results / "ops")
     rows, attention = row_report.read(options.results / "cute"), attention_report.read(options.results)
-    page = render(results, dispatches, scores, folder.name, cute, distributed, first_calls, rows, attention, operators)
+    page = render(
+        results, dispatches, scores, folder.name, cute, distributed, first_calls, rows, attention, operators, products
+    )
     options.out.write_text(page)
     if options.out == PAGE:
-        README.write_text(with_figures(README.read_text(), cute))
+        README.write_text(cute_report.with_figures(README.read_text(), cute))
     print(f"{options.out}: {len(results)} suites, {len(dispatches)} of dispatch")
     return 0
 

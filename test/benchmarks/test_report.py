@@ -281,7 +281,7 @@ def test_costs_of_a_call(tmp_path: Path) -> None:
 def test_the_page_is_what_the_results_say() -> None:
     remedy = "docs/performance.md differs from what benchmarks/results say; run `make report`"
     results, dispatches = report.read(seeds.RESULTS)
-    cute, page = report.read_cute(seeds.RESULTS / "cute"), report.PAGE.read_text()
+    cute, page = report.cute_report.read(seeds.RESULTS / "cute"), report.PAGE.read_text()
     scores: list[sweep.Score] = []
     if PROVE:  # each score takes a kernel's seeds
         scores += sweep.scores(sweep.parse(sweep.KEPT.read_text()))
@@ -294,8 +294,9 @@ def test_the_page_is_what_the_results_say() -> None:
     rows = report.row_report.read(seeds.RESULTS / "cute")
     attention = report.attention_report.read(seeds.RESULTS)
     operators = report.ops_report.read(seeds.RESULTS / "ops")
+    products = report.product_goals.read(seeds.RESULTS, cute)
     made = report.render(
-        results, dispatches, scores, "performance", cute, distributed, calls, rows, attention, operators
+        results, dispatches, scores, "performance", cute, distributed, calls, rows, attention, operators, products
     )
     assert made == page, remedy
     drawn = {path.stem for path in report.PAGE.with_suffix("").glob("*.svg")}
@@ -397,19 +398,19 @@ def test_products_of_the_cute_backend_stand_beside_what_they_were_timed_with(tmp
 
     (tmp_path / "gpu-times.json").write_text(json.dumps([row(0.5, "small"), row(2.0, "large")]))
     (tmp_path / "other.json").write_text("{}")
-    lines = report.cute_sections(report.read_cute(tmp_path))
-    assert "## The cute backend, gpu" in lines
+    lines = report.cute_report.sections(report.cute_report.read(tmp_path), {"gpu": ["| goal | wanted |"]})
+    assert "## The cute backend, gpu" in lines and "| goal | wanted |" in lines
     assert any(line.startswith("| small | cublas | 10.0 |") and "`(block_sizes=[64])`" in line for line in lines)
     assert "Beside cublas: geometric mean 1.000, least 0.500." in lines
 
 
 def test_readme_says_what_was_measured() -> None:
     readme = report.README.read_text()
-    times = report.read_cute(report.RESULTS / "cute")
-    assert report.with_figures(readme, times) == readme
+    times = report.cute_report.read(report.RESULTS / "cute")
+    assert report.cute_report.with_figures(readme, times) == readme
     slower = {name: [{**row, "ratio": 0.5 * row["ratio"]} for row in rows] for name, rows in times.items()}
-    assert report.with_figures(readme, slower) != readme
-    text = report.readme_figures(times)
+    assert report.cute_report.with_figures(readme, slower) != readme
+    text = report.cute_report.readme_figures(times)
     worst = min(row["ratio"] for rows in times.values() for row in rows if row["case"].startswith("rows "))
     assert "followed by a row reduction: " in text and f"{worst:.2f}x to " in text
 

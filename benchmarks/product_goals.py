@@ -1,0 +1,187 @@
+"""The table of goals of matmuls in the cute backend, with what was measured, for ``benchmarks/report.py``.
+
+All ratios are of a library's time, or of torch.compile's, over ours. Of each case and config the last run counts.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Line = Mapping[str, Any]
+#: Share of the matmuls among kernels of others, on Hopper and Blackwell.
+CENSUS, EPILOGUES, EPILOGUES_LEAST = 0.85, 1.05, 0.95
+#: Epilogues of elements, and the names of cases of benchmarks/cute.py that have them.
+FUSED = ("bias_", "scale_", "relu_", "row_column", "swiglu")
+#: Cases of benchmarks/cute_products.py with pitches that are no multiples of 16 bytes.
+ODD, ODD_RATIO = ("odd_k", "odd_n", "fp16_odd", "four_bytes", "eight_bytes"), 1.5
+FP8, BLOCKWISE, COPY, TF32 = 1.04, 1.0, 0.80, 0.95
+TF32_SQUARE = ("tf32", "tf32_2048")
+#: Cases of benchmarks/cute_parts.py with groups of rows, or of K.
+GROUPED = (
+    "even_128",
+    "few_rows_128",
+    "giant_128",
+    "turned_8",
+    "turned_128",
+    "expert_gradients_8",
+    "expert_gradients_1k",
+)
+GROUPED += ("expert_gradients_128", "expert_gradients_few_128")
+GROUPED_CUBLAS, GROUPED_TORCH, LAYER, FEW_TILES, ROWS, ROWS_LEAST = 1.05, 1.0, 1.3, 0.95, 1.2, 1.0
+FEW = ("bf16 256x256x65536", "bf16 512x512x16384", "bf16 64x64x262144", "bf16 4096x4104x1000")
+Row = tuple[str, str, str, bool]
+
+
+def read(folder: Path, times: Mapping[str, Sequence[Line]]) -> dict[str, list[str]]:
+    """Return the table of each device: ``times`` are those of ``benchmarks/cute.py times``, and ``folder`` has all results."""
+    return {device: _table(folder, device, lines) for device, lines in times.items()}
+
+
+def _table(folder: Path, device: str, times: Sequence[Line]) -> list[str]:
+    cute = folder / "cute"
+    rows = [
+        *_census(_lines(cute / "census.jsonl")),
+        *_fused(times),
+        *_products(_last(_lines(cute / f"{device}-products.jsonl"), "torch")),
+        *_eight_bits(times, _lines(cute / f"{device}-parts.jsonl")),
+        *_weights(_lines(cute / f"{device}-few-rows.jsonl")),
+        *_grouped(_last(_lines(cute / f"{device}-parts.jsonl"), "cute")),
+        *_layers(_lines(folder / "ops" / f"{device}-moe.jsonl")),
+        *_few(times, _lines(cute / f"{device}-few-tiles.jsonl")),
+        *_rows(times),
+    ]
+    lines = [
+        "Goals of matmuls: times of the other over ours, geometric means and lowest ones. Each case has its last run.",
+        "",
+    ]
+    lines += ["| goal | wanted | measured | met |", "| :-- | --: | :-- | :-- |"]
+    lines += [f"| {goal} | {wanted} | {measured} | {'yes' if met else 'no'} |" for goal, wanted, measured, met in rows]
+    return [*lines, ""]
+
+
+def _lines(path: Path) -> list[Line]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _last(lines: Sequence[Line], of: str) -> dict[str, Line]:
+    """Return the last line of each case that has the time of a variant."""
+    return {line["name"]: line for line in lines if of in line and "cute" in line}
+
+
+def _ratios(ratios: Mapping[str, float], least: float) -> tuple[str, bool]:
+    """Return the geometric mean of ratios and the lowest with its case, and whether it reaches ``least``."""
+    name, low = min(ratios.items(), key=lambda each: each[1])
+    mean = statistics.geometric_mean(ratios.values())
+    return f"{mean:.2f}, lowest {low:.2f} ({name}), of {len(ratios)}", low >= least
+
+
+def _over(lines: Mapping[str, Line], names: Sequence[str], other: str) -> dict[str, float]:
+    return {name: lines[name][other] / lines[name]["cute"] for name in names if name in lines and other in lines[name]}
+
+
+def _census(lines: Sequence[Line]) -> Iterator[Row]:
+    for line in {each["target"]: each for each in lines}.values():
+        share = line["taken"] / line["of"]
+        measured = f"{share:.3f}, {line['taken']} of {line['of']} cases"
+        yield f"share of matmuls that it takes, {line['target']}", f"{CENSUS}", measured, share >= CENSUS
+
+
+def _fused(times: Sequence[Line]) -> Iterator[Row]:
+    found = {each["case"]: each["ratio"] for each in times if each["case"].startswith(FUSED) and each["ratio"]}
+    if found:
+        measured, met = _ratios(found, EPILOGUES_LEAST)
+        mean = statistics.geometric_mean(found.values())
+        yield (
+            "bf16 with epilogues, torch.compile",
+            f"{EPILOGUES}; {EPILOGUES_LEAST}",
+            measured,
+            met and mean >= EPILOGUES,
+        )
+
+
+def _products(lines: Mapping[str, Line]) -> Iterator[Row]:
+    for goal, names, least in (
+        ("odd pitches, cuBLAS", ODD, ODD_RATIO),
+        ("TF32 of 4096 and 2048, cuBLAS", TF32_SQUARE, TF32),
+    ):
+        if found := _over(lines, names, "torch"):
+            yield goal, f"{least}", *_ratios(found, least)
+
+
+def _eight_bits(times: Sequence[Line], parts: Sequence[Line]) -> Iterator[Row]:
+    if by_row := {each["case"]: each["ratio"] for each in times if each["case"].startswith("fp8 ") and each["ratio"]}:
+        measured, _ = _ratios(by_row, FP8)
+        yield (
+            "fp8 with scales of rows, `_scaled_mm`",
+            f"{FP8}",
+            measured,
+            statistics.geometric_mean(by_row.values()) >= FP8,
+        )
+    blocks = {each["name"]: each for each in parts if each["name"].startswith("blockwise") and "scaled_mm" in each}
+    found = {name: each["scaled_mm"] / _fastest(each) for name, each in blocks.items()}
+    if found:
+        yield "fp8 with scales of blocks, `_scaled_mm`", f"{BLOCKWISE}", *_ratios(found, BLOCKWISE)
+
+
+def _fastest(line: Line) -> float:
+    """Return the microseconds of the form that ``auto`` takes: two accumulators by turns."""
+    names = ("cute", "group_8", "two_accumulators")
+    return float(next(line[name] for name in names if name in line))
+
+
+def _weights(lines: Sequence[Line]) -> Iterator[Row]:
+    kinds: tuple[tuple[str, Callable[[str], bool]], ...] = (
+        ("int8 weights of few rows, share of the copy", lambda name: name.startswith("int8")),
+        ("int4 weights of few rows, share of the copy", lambda name: name.startswith("int4")),
+    )
+    for goal, is_of in kinds:
+        best: dict[str, float] = {}
+        for line in lines:
+            if "share" in line and is_of(line["name"]):
+                best[line["name"]] = max(best.get(line["name"], 0.0), line["share"])
+        if best:
+            yield goal, f"{COPY:.2f}", *_ratios(best, COPY)
+
+
+def _grouped(lines: Mapping[str, Line]) -> Iterator[Row]:
+    for goal, other, least in (
+        ("groups, all calls of cuBLAS", "cublas", GROUPED_CUBLAS),
+        ("groups, `torch._grouped_mm`", "grouped_mm", GROUPED_TORCH),
+    ):
+        if found := _over(lines, GROUPED, other):
+            yield goal, f"{least}", *_ratios(found, least)
+
+
+def _layers(lines: Sequence[Line]) -> Iterator[Row]:
+    cells = {
+        f"{each['tokens']} tokens, {each['experts']} experts": each["us"] for each in lines if each["name"] == "moe"
+    }
+    for other in ("eager", "compile"):
+        if found := {name: us[other] / us["helion"] for name, us in cells.items() if other in us}:
+            yield f"mixture of experts, torch {other}", f"{LAYER}", *_ratios(found, LAYER)
+
+
+def _few(times: Sequence[Line], lines: Sequence[Line]) -> Iterator[Row]:
+    found = {each["case"]: each["ratio"] for each in times if each["case"] in FEW and each["ratio"]}
+    for each in lines:
+        if each["kind"] in ("few", "odd") and not each["config"] and "cute" in each and "variant" not in each:
+            name = "bf16 " + "x".join(map(str, each["shape"]))
+            found |= {name: each["library"] / each["cute"]} if name in FEW else {}
+    if found:
+        yield "few tiles and odd rows, cuBLAS", f"{FEW_TILES}", *_ratios(found, FEW_TILES)
+
+
+def _rows(times: Sequence[Line]) -> Iterator[Row]:
+    found = {each["case"]: each["ratio"] for each in times if each["case"].startswith("rows ") and each["ratio"]}
+    if found:
+        measured, met = _ratios(found, ROWS_LEAST)
+        yield (
+            "epilogues of rows, torch.compile",
+            f"{ROWS}; {ROWS_LEAST}",
+            measured,
+            met and statistics.geometric_mean(found.values()) >= ROWS,
+        )
