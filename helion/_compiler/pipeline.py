@@ -16,6 +16,7 @@ from .context import CompileContext
 from .frontend.trace import Traced, trace
 from .ir.grammar import Program
 from .ir.watch import watching
+from .passes.always.drop_fills import drop_fills
 from .passes.always.masks import mask_tails
 from .passes.always.simplify import drop_dead, merge_common
 from .passes.always.spread_loops import spread_loops
@@ -32,6 +33,7 @@ Pass = Callable[[Program], Program]
 PASSES: tuple[Pass, ...] = (
     merge_common,
     drop_dead,
+    drop_fills,
     check_dependencies,
     check_overlaps,
     check_messages,

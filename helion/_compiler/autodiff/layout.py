@@ -9,8 +9,9 @@ import torch
 
 from ..._shapes import Number
 from ..ir.grammar import LoopAxis, MemoryAttrs, OperandRef, Program
+from ..passes.analysis.places import Places
 from .adjoint import computed
-from .memory import Places, Site
+from .memory import Site
 from .spelling import Names, Spelling, dtype_text, in_list
 from .statements import Assign, Effect, Sink, Statement, Var
 

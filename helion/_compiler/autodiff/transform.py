@@ -11,9 +11,10 @@ from ..._support.syntax import parse
 from ..ir.effects import is_message
 from ..ir.grammar import InlineAttrs, LoopAxis, MemoryAttrs, Program
 from ..ir.ops import OPS
+from ..passes.analysis.places import Places
 from .adjoint import DIFFERENTIABLE, Sweep, computed
 from .layout import Gradient, Layout
-from .memory import Places, Site, check_memory, classify
+from .memory import Site, check_memory, classify
 from .prepare import prepare
 from .refusal import not_supported
 from .rules import RULES

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ..ir.grammar import LoopAxis, OperandRef, Program
+from ..passes.analysis.places import Places
 from .layout import Layout, unmasked
-from .memory import Places, Site
+from .memory import Site
 from .spelling import Names, Spelling
 from .statements import Assign, Effect, Nest, Statement, Var, closure, defined, hoist, names_of, prune, render
 

@@ -12,8 +12,12 @@ from ..ir.host_module import Launch
 from ..ir.ops import OPS
 
 _ALLOCATORS = frozenset(f"{name}{like}" for name in ("empty", "zeros", "ones", "full") for like in ("", "_like"))
+_FORMS = (("", ""), ("", "_like"), ("new_", ""))
 _NEW = frozenset(("new_empty", "new_zeros", "new_ones", "new_full"))
 _VIEWS = frozenset(("view", "reshape", "flatten", "unsqueeze", "squeeze", "permute", "transpose", "t", "contiguous"))
+#: Factories that fill a tensor, with those that take the same arguments and do not.
+_UNFILLED = {f"{new}{fill}{like}": f"{new}empty{like}" for fill in ("zeros", "ones") for new, like in _FORMS}
+_PLACING = frozenset(("size", "dtype", "device", "layout", "memory_format", "requires_grad"))
 #: Attributes and methods of a tensor that do not expose the tensor to other code.
 _METADATA = frozenset(
     ("shape", "size", "dtype", "device", "stride", "numel", "dim", "ndim", "element_size", "is_contiguous", "layout")
@@ -25,6 +29,28 @@ def fresh_names(function: ast.FunctionDef) -> frozenset[str]:
     stores = [n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
     pairs = (pair for node in function.body if isinstance(node, ast.Assign) for pair in _assigned(node))
     return frozenset(name for name, value in pairs if stores.count(name) == 1 and _allocates(value))
+
+
+def unread_until(function: ast.FunctionDef, name: str, at: int) -> bool:
+    """Return whether statements between the only assignment of a fresh tensor and statement ``at`` of the body read
+    nothing but its metadata."""
+    body = function.body[:at]
+    made = [i for i, s in enumerate(body) if isinstance(s, ast.Assign) and name in dict(_assigned(s))]
+    return len(made) == 1 and all(name not in _exposed(statement) for statement in body[made[0] + 1 :])
+
+
+def filled_names(function: ast.FunctionDef) -> dict[str, ast.Call]:
+    """Return the fresh tensors that ``torch.zeros``, ``torch.ones`` and their like fill, with the calls."""
+    fresh = fresh_names(function)
+    pairs = (pair for node in function.body if isinstance(node, ast.Assign) for pair in _assigned(node))
+    return {n: c for n, c in pairs if n in fresh and isinstance(c, ast.Call) and unfilled(c) is not None}
+
+
+def unfilled(call: ast.Call) -> str | None:
+    """Return the factory that takes the arguments of ``call`` and leaves the tensor unfilled; None for other calls."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    plain = all(keyword.arg in _PLACING for keyword in call.keywords)
+    return _UNFILLED.get(name) if plain else None
 
 
 def hidden_names(function: ast.FunctionDef) -> frozenset[str]:
@@ -167,4 +193,14 @@ def written(program: Program) -> frozenset[str] | None:
     return frozenset(found)
 
 
-__all__ = ["fresh_names", "hidden_names", "launches_once", "overwritten", "writes_before_launch", "written"]
+__all__ = [
+    "filled_names",
+    "fresh_names",
+    "hidden_names",
+    "launches_once",
+    "overwritten",
+    "unfilled",
+    "unread_until",
+    "writes_before_launch",
+    "written",
+]
