@@ -148,6 +148,20 @@ def quantize_groups(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return values.view_as(x), scale.view(*x.shape[:-1], -1)
 
 
+def add_rms_groups(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    normed, added = add_rms(x, residual, weight)
+    return *quantize_groups(normed), added
+
+
+def layer_groups(*args: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return quantize_groups(layer(*args))
+
+
+def add_layer_groups(*args: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    normed, added = add_layer(*args)
+    return *quantize_groups(normed), added
+
+
 def gated_groups(gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return quantize_groups(F.silu(gate) * up)
 
@@ -363,6 +377,14 @@ def _row_cells(m: int, n: int) -> Iterator[Cell]:
     yield Cell("rms_norm_fp8", shape, ops.rms_norm_fp8, lambda x, w: quantize(rms(x, w)), row(1, 1), (), m)
     in_groups = functools.partial(ops.rms_norm_fp8, group=BLOCK)
     yield Cell("rms_norm_fp8", f"{shape} groups", in_groups, lambda x, w: quantize_groups(rms(x, w)), row(1, 1), (), m)
+    added = functools.partial(ops.add_rms_norm_fp8, group=BLOCK)
+    yield Cell("add_rms_norm_fp8", f"{shape} groups", added, add_rms_groups, row(2, 1), (), m)
+    of_layer = functools.partial(ops.layer_norm_fp8, group=BLOCK)
+    yield Cell("layer_norm_fp8", f"{shape} groups", of_layer, layer_groups, row(1, 2), (), m)
+    of_sum = functools.partial(ops.add_layer_norm_fp8, group=BLOCK)
+    yield Cell("add_layer_norm_fp8", f"{shape} groups", of_sum, add_layer_groups, row(2, 2), (), m)
+    geglu = functools.partial(ops.geglu_fp8, group=BLOCK)
+    yield Cell("geglu_fp8", f"{shape} groups", geglu, lambda a, b: quantize_groups(F.gelu(a) * b), row(2, 0), (), m)
     gated = functools.partial(ops.swiglu_fp8, group=BLOCK)
     yield Cell("swiglu_fp8", f"{shape} groups", gated, gated_groups, row(2, 0), (), m)
     yield Cell(

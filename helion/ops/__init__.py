@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from .kernels.experts import grouped_matmul as grouped_matmul
     from .kernels.experts import moe as moe
     from .kernels.experts import route as route
+    from .kernels.fp8 import add_layer_norm_fp8 as add_layer_norm_fp8
+    from .kernels.fp8 import add_rms_norm_fp8 as add_rms_norm_fp8
     from .kernels.fp8 import block_scaled_matmul as block_scaled_matmul
+    from .kernels.fp8 import geglu_fp8 as geglu_fp8
+    from .kernels.fp8 import layer_norm_fp8 as layer_norm_fp8
     from .kernels.fp8 import quantize_fp8 as quantize_fp8
     from .kernels.fp8 import quantize_fp8_blocks as quantize_fp8_blocks
     from .kernels.fp8 import rms_norm_fp8 as rms_norm_fp8
@@ -75,7 +79,9 @@ _PATCHING: Any = lazy("helion.ops.patching")
 _OTHERS: dict[str, Any] = {"Patches": _PATCHING, "patch": _PATCHING}
 _OPS: dict[str, Any] = {
     "add_layer_norm": _FILES["layer_norm"],
+    "add_layer_norm_fp8": _FILES["fp8"],
     "add_rms_norm": _FILES["rms_norm"],
+    "add_rms_norm_fp8": _FILES["fp8"],
     "attention": _FILES["attention"],
     "bias_dropout_residual": _FILES["dropout"],
     "block_scaled_matmul": _FILES["fp8"],
@@ -84,6 +90,7 @@ _OPS: dict[str, Any] = {
     "embedding_bag": _FILES["bags"],
     "gated_delta_rule": _FILES["recurrences"],
     "geglu": _FILES["gated"],
+    "geglu_fp8": _FILES["fp8"],
     "grouped_matmul": _FILES["experts"],
     "int4_linear": _FILES["int4_linear"],
     "int8_linear": _FILES["integer_linear"],
@@ -91,6 +98,7 @@ _OPS: dict[str, Any] = {
     "jagged_softmax": _FILES["bags"],
     "latent_decode": _FILES["decode"],
     "layer_norm": _FILES["layer_norm"],
+    "layer_norm_fp8": _FILES["fp8"],
     "linear_attention": _FILES["recurrences"],
     "linear_cross_entropy": _FILES["linear_cross_entropy"],
     "moe": _FILES["experts"],

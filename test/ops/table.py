@@ -594,8 +594,19 @@ def quantized() -> list[Case]:
     def norm(x: torch.Tensor, w: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
         return quantize(_rms(x, w), **options)
 
+    def layer(x: torch.Tensor, w: torch.Tensor, *bias: torch.Tensor, **options: Any) -> tuple[torch.Tensor, ...]:
+        return quantize(F.layer_norm(x, [x.size(-1)], w, *bias), **options)
+
+    def after_sum(reference: Callable[..., Any]) -> Callable[..., tuple[torch.Tensor, ...]]:
+        return lambda x, y, *others, **options: (*reference(x + y, *others, **options), x + y)
+
     def gated(gate: torch.Tensor, up: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
         return quantize(F.silu(gate) * up, **options)
+
+    def geglu(gate: torch.Tensor, up: torch.Tensor, approximate: str = "none", **options: Any) -> tuple[Any, ...]:
+        return quantize(F.gelu(gate, approximate=approximate) * up, **options)
+
+    y, bias = _normal(*x.shape), _normal(x.size(-1))
 
     return [
         case("quantize_fp8, fp32", ops.quantize_fp8, quantize, x),
@@ -604,6 +615,14 @@ def quantized() -> list[Case]:
         case("quantize_fp8_blocks, fp32", ops.quantize_fp8_blocks, blocks, _normal(70, 45), block=32),
         case("rms_norm_fp8, bf16", ops.rms_norm_fp8, norm, x.bfloat16(), w),
         case("rms_norm_fp8, groups", ops.rms_norm_fp8, norm, x, w, group=10),
+        case("add_rms_norm_fp8, fp32", ops.add_rms_norm_fp8, after_sum(norm), x, y, w),
+        case("add_rms_norm_fp8, groups", ops.add_rms_norm_fp8, after_sum(norm), x.bfloat16(), y, w, group=10),
+        case("layer_norm_fp8, bf16", ops.layer_norm_fp8, layer, x.bfloat16(), w, bias),
+        case("layer_norm_fp8, groups without bias", ops.layer_norm_fp8, layer, x, w, group=10),
+        case("add_layer_norm_fp8, fp32", ops.add_layer_norm_fp8, after_sum(layer), x, y, w, bias),
+        case("add_layer_norm_fp8, groups", ops.add_layer_norm_fp8, after_sum(layer), x, y, w, bias, group=14),
+        case("geglu_fp8, groups", ops.geglu_fp8, geglu, gate.float(), up, group=32),
+        case("geglu_fp8, approximated", ops.geglu_fp8, geglu, gate, up, approximate="tanh"),
         case("swiglu_fp8, strided bf16", ops.swiglu_fp8, gated, gate, up),
         case("swiglu_fp8, groups", ops.swiglu_fp8, gated, gate.float(), up, group=32),
         case("swiglu_fp8, no rows", ops.swiglu_fp8, gated, gate[:0], up[:0], group=32),

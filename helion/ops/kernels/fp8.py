@@ -7,13 +7,15 @@ accumulator; scales of blocks apply to the product of each block.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 import helion
 import helion.language as hl
 
 from .._operators import FLOATS, Operator, check, check_tensor, rows, split
-from .gated import silu
+from .gated import ACTIVATIONS
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -57,52 +59,88 @@ def quantize_fp8_blocks_kernel(
 
 
 @helion.kernel(static_shapes=False)
-def rms_norm_fp8_kernel(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, dtype: hl.constexpr, largest: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the same of the normalized rows, which are not stored."""
+def norm_fp8_kernel(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    eps: float,
+    centered: hl.constexpr,
+    dtype: hl.constexpr,
+    largest: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Compute the same of the normalized rows of `x[M, N] + residual[M, N]`, which are not stored; return that sum too.
+
+    With `centered`, rows have their mean subtracted before, as in a layer norm.
+    """
     m = x.size(0)
     n = hl.specialize(x.size(1))
     out = torch.empty([m, n], dtype=dtype, device=x.device)
     scales = torch.empty([m], dtype=torch.float32, device=x.device)
+    added = None if residual is None else torch.empty([m, n], dtype=residual.dtype, device=x.device)
     for tile in hl.tile(m):
         row = x[tile, :].to(torch.float32)
+        if residual is not None and added is not None:
+            total = (row + residual[tile, :].to(torch.float32)).to(residual.dtype)
+            added[tile, :] = total
+            row = total.to(torch.float32)
+        if centered:
+            row = row - torch.mean(row, dim=-1, keepdim=True)
         row = row * torch.rsqrt(torch.mean(row * row, dim=-1, keepdim=True) + eps) * weight[:].to(torch.float32)
+        if bias is not None:
+            row = row + bias[:].to(torch.float32)
         row, scale = scaled(row, largest)
         scales[tile] = scale
         out[tile, :] = row.to(dtype)
-    return out, scales
+    return out, scales, added
 
 
 @helion.kernel(static_shapes=False)
-def rms_norm_fp8_groups_kernel(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, dtype: hl.constexpr, largest: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def norm_fp8_groups_kernel(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    eps: float,
+    centered: hl.constexpr,
+    dtype: hl.constexpr,
+    largest: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Compute the same of rows `x[M, G, N / G]` with a scale for each of the G groups of a row."""
     m = x.size(0)
     groups, width = hl.specialize(x.size(1)), hl.specialize(x.size(2))
     out = torch.empty([m, groups, width], dtype=dtype, device=x.device)
     scales = torch.empty([m, groups], dtype=torch.float32, device=x.device)
+    added = None if residual is None else torch.empty([m, groups, width], dtype=residual.dtype, device=x.device)
     for tile in hl.tile(m):
         row = x[tile, :, :].to(torch.float32)
+        if residual is not None and added is not None:
+            total = (row + residual[tile, :, :].to(torch.float32)).to(residual.dtype)
+            added[tile, :, :] = total
+            row = total.to(torch.float32)
+        if centered:
+            row = row - (torch.sum(torch.sum(row, dim=-1), dim=-1) / (groups * width))[:, None, None]
         squares = torch.sum(torch.sum(row * row, dim=-1), dim=-1) / (groups * width)
-        row, scale = scaled(row * torch.rsqrt(squares + eps)[:, None, None] * weight[:, :].to(torch.float32), largest)
+        row = row * torch.rsqrt(squares + eps)[:, None, None] * weight[:, :].to(torch.float32)
+        if bias is not None:
+            row = row + bias[:, :].to(torch.float32)
+        row, scale = scaled(row, largest)
         scales[tile, :] = scale
         out[tile, :, :] = row.to(dtype)
-    return out, scales
+    return out, scales, added
 
 
 @helion.kernel(static_shapes=False)
-def swiglu_fp8_kernel(
-    gate: torch.Tensor, up: torch.Tensor, dtype: hl.constexpr, largest: float
+def gated_fp8_kernel(
+    gate: torch.Tensor, up: torch.Tensor, activation: hl.constexpr, dtype: hl.constexpr, largest: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute fp8 values and scales `[M, G]` of `silu(gate) * up`, both `[M, G, N / G]`."""
+    """Compute fp8 values and scales `[M, G]` of `activation(gate) * up`, both `[M, G, N / G]`."""
     m, groups = gate.size(0), gate.size(1)
     width = hl.specialize(gate.size(2))
     out = torch.empty([m, groups, width], dtype=dtype, device=gate.device)
     scales = torch.empty([m, groups], dtype=torch.float32, device=gate.device)
     for tile_m, tile_g in hl.tile([m, groups]):
-        activated, _ = silu(gate[tile_m, tile_g, :].to(torch.float32))
+        activated, _ = activation(gate[tile_m, tile_g, :].to(torch.float32))
         values, scale = scaled(activated * up[tile_m, tile_g, :].to(torch.float32), largest)
         scales[tile_m, tile_g] = scale
         out[tile_m, tile_g, :] = values.to(dtype)
@@ -161,11 +199,9 @@ def _fake_blocks(x: torch.Tensor, dtype: torch.dtype, block: int) -> tuple[torch
     return x.new_empty(x.shape, dtype=dtype), x.new_empty(*blocks, dtype=torch.float32)
 
 
-def _run_rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    kernel = rms_norm_fp8_kernel if x.dim() == 2 else rms_norm_fp8_groups_kernel
-    found: tuple[torch.Tensor, torch.Tensor] = kernel(x, weight, eps, dtype, _largest(dtype))
+def _normed(x: torch.Tensor, *others: Any) -> tuple[torch.Tensor, ...]:
+    kernel: Any = norm_fp8_kernel if x.dim() == 2 else norm_fp8_groups_kernel
+    found: tuple[torch.Tensor, ...] = kernel(x, *others, _largest(others[-1]))
     return found
 
 
@@ -181,18 +217,26 @@ _quantize_blocks = Operator(
     run=lambda x, dtype, block: quantize_fp8_blocks_kernel(x, dtype, _largest(dtype), block),
     fake=_fake_blocks,
 )
-_rms_norm_fp8 = Operator(
-    "rms_norm_fp8(Tensor x, Tensor weight, float eps, ScalarType dtype) -> (Tensor, Tensor)",
-    rms_norm_fp8_kernel,
-    rms_norm_fp8_groups_kernel,
-    run=_run_rms_norm,
-    fake=lambda x, weight, eps, dtype: _fake(x, dtype),
+_NORM = "Tensor weight, Tensor? bias, float eps, bool centered, ScalarType dtype"
+_norm_fp8 = Operator(
+    f"norm_fp8(Tensor x, {_NORM}) -> (Tensor, Tensor)",
+    norm_fp8_kernel,
+    norm_fp8_groups_kernel,
+    run=lambda x, *options: _normed(x, None, *options)[:2],
+    fake=lambda x, *options: _fake(x, options[-1]),
 )
-_swiglu_fp8 = Operator(
-    "swiglu_fp8(Tensor gate, Tensor up, ScalarType dtype) -> (Tensor, Tensor)",
-    swiglu_fp8_kernel,
-    run=lambda gate, up, dtype: swiglu_fp8_kernel(gate, up, dtype, _largest(dtype)),
-    fake=lambda gate, up, dtype: _fake(gate, dtype),
+_add_norm_fp8 = Operator(
+    f"add_norm_fp8(Tensor x, Tensor residual, {_NORM}) -> (Tensor, Tensor, Tensor)",
+    norm_fp8_kernel,
+    norm_fp8_groups_kernel,
+    run=_normed,
+    fake=lambda x, residual, *options: (*_fake(x, options[-1]), residual.new_empty(residual.shape)),
+)
+_gated_fp8 = Operator(
+    "gated_fp8(Tensor gate, Tensor up, str activation, ScalarType dtype) -> (Tensor, Tensor)",
+    gated_fp8_kernel,
+    run=lambda gate, up, activation, dtype: gated_fp8_kernel(gate, up, ACTIVATIONS[activation], dtype, _largest(dtype)),
+    fake=lambda gate, up, activation, dtype: _fake(gate, dtype),
 )
 _scaled_matmul = Operator(
     "scaled_matmul(Tensor x, Tensor weight, Tensor x_scale, Tensor weight_scale, ScalarType dtype) -> Tensor",
@@ -268,6 +312,37 @@ def quantize_fp8_blocks(
     return values, scales
 
 
+def _norm(
+    op: str,
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    eps: float,
+    dtype: torch.dtype,
+    group: int | None,
+) -> tuple[torch.Tensor, ...]:
+    """Check the arguments of a norm and compute it; return values and scales, and the sum with a residual."""
+    check_tensor(op, "x", x, least_dims=1)
+    if residual is not None:
+        check_tensor(op, "residual", residual, shape=x.shape, like=x)
+    check_tensor(op, "weight", weight, shape=x.shape[-1:], like=x)
+    if bias is not None:
+        check_tensor(op, "bias", bias, shape=x.shape[-1:], like=x)
+    _check_format(op, dtype)
+    _check_group(op, group, x.size(-1))
+    shape = x.shape
+    parts: tuple[torch.Tensor | None, ...] = (rows(x), None if residual is None else rows(residual), weight, bias)
+    if group is not None:
+        parts = tuple(None if t is None else split(t, t.dim() - 1, shape[-1] // group, group) for t in parts)
+    flat, *others = parts
+    if residual is None:
+        values, scales = _norm_fp8(flat, *others[1:], eps, "layer" in op, dtype)
+        return values.view(shape), scales.view(*shape[:-1], *scales.shape[1:])
+    values, scales, added = _add_norm_fp8(flat, *others, eps, "layer" in op, dtype)
+    return values.view(shape), scales.view(*shape[:-1], *scales.shape[1:]), added.view(shape)
+
+
 def rms_norm_fp8(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -291,16 +366,111 @@ def rms_norm_fp8(
     Raises:
         exc.WrongOpArgument: an argument has another dtype, shape, device or value.
     """
-    op = "rms_norm_fp8"
-    check_tensor(op, "x", x, least_dims=1)
-    check_tensor(op, "weight", weight, shape=x.shape[-1:], like=x)
+    values, scales = _norm("rms_norm_fp8", x, None, weight, None, eps, dtype, group)
+    return values, scales
+
+
+def add_rms_norm_fp8(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    *,
+    dtype: torch.dtype = torch.float8_e4m3fn,
+    group: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Add a residual to `x`, normalize the rows of the sum and quantize them, in one kernel. There is no gradient.
+
+    Args:
+        x: `[..., N]`; float32, bfloat16 or float16.
+        residual: a tensor of the shape of `x`, of any of these dtypes.
+        weight: `[N]`; any of these dtypes.
+        eps: added to the mean of squares.
+        dtype: `torch.float8_e4m3fn` or `torch.float8_e5m2`.
+        group: number of consecutive columns with one scale, a divisor of N; None: all.
+
+    Returns:
+        Values of the shape of `x`, fp32 scales, `[...]` or `[..., N / group]`, and `x + residual` in the dtype of `residual`.
+
+    Raises:
+        exc.WrongOpArgument: an argument has another dtype, shape, device or value.
+    """
+    values, scales, added = _norm("add_rms_norm_fp8", x, residual, weight, None, eps, dtype, group)
+    return values, scales, added
+
+
+def layer_norm_fp8(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    dtype: torch.dtype = torch.float8_e4m3fn,
+    group: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Normalize rows as `layer_norm` does and quantize them as `quantize_fp8` does, in one kernel. There is no gradient.
+
+    Args:
+        x: `[..., N]`; float32, bfloat16 or float16.
+        weight: `[N]`; any of these dtypes.
+        bias: `[N]`; any of these dtypes, or None.
+        eps: added to the variance.
+        dtype: `torch.float8_e4m3fn` or `torch.float8_e5m2`.
+        group: number of consecutive columns with one scale, a divisor of N; None: all.
+
+    Returns:
+        Values of the shape of `x`, and fp32 scales, `[...]` or `[..., N / group]`.
+
+    Raises:
+        exc.WrongOpArgument: an argument has another dtype, shape, device or value.
+    """
+    values, scales = _norm("layer_norm_fp8", x, None, weight, bias, eps, dtype, group)
+    return values, scales
+
+
+def add_layer_norm_fp8(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    dtype: torch.dtype = torch.float8_e4m3fn,
+    group: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Add a residual to `x` and do the same as `layer_norm_fp8` with the sum, in one kernel. There is no gradient.
+
+    Args:
+        x: `[..., N]`; float32, bfloat16 or float16.
+        residual: a tensor of the shape of `x`, of any of these dtypes.
+        weight: `[N]`; any of these dtypes.
+        bias: `[N]`; any of these dtypes, or None.
+        eps: added to the variance.
+        dtype: `torch.float8_e4m3fn` or `torch.float8_e5m2`.
+        group: number of consecutive columns with one scale, a divisor of N; None: all.
+
+    Returns:
+        Values of the shape of `x`, fp32 scales, `[...]` or `[..., N / group]`, and `x + residual` in the dtype of `residual`.
+
+    Raises:
+        exc.WrongOpArgument: an argument has another dtype, shape, device or value.
+    """
+    values, scales, added = _norm("add_layer_norm_fp8", x, residual, weight, bias, eps, dtype, group)
+    return values, scales, added
+
+
+def _gate(
+    op: str, gate: torch.Tensor, up: torch.Tensor, activation: str, dtype: torch.dtype, group: int | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Check the arguments of a gated unit and compute it; return values and scales."""
+    check_tensor(op, "gate", gate, least_dims=1)
+    check_tensor(op, "up", up, shape=gate.shape, like=gate)
     _check_format(op, dtype)
-    _check_group(op, group, x.size(-1))
-    flat, wide = rows(x), weight
-    if group is not None:
-        flat, wide = (split(t, t.dim() - 1, t.size(-1) // group, group) for t in (flat, wide))
-    values, scales = _rms_norm_fp8(flat, wide, eps, dtype)
-    return values.view(x.shape), scales.view(*x.shape[:-1], *scales.shape[1:])
+    _check_group(op, group, gate.size(-1))
+    columns = group or gate.size(-1)
+    parts = (split(rows(t), 1, t.size(-1) // columns, columns) for t in (gate, up))
+    values, scales = _gated_fp8(*parts, activation, dtype)
+    return values.view(gate.shape), scales.view(*gate.shape[:-1], *scales.shape[1 if group else 2 :])
 
 
 def swiglu_fp8(
@@ -324,15 +494,34 @@ def swiglu_fp8(
     Raises:
         exc.WrongOpArgument: an argument has another dtype, shape, device or value.
     """
-    op = "swiglu_fp8"
-    check_tensor(op, "gate", gate, least_dims=1)
-    check_tensor(op, "up", up, shape=gate.shape, like=gate)
-    _check_format(op, dtype)
-    _check_group(op, group, gate.size(-1))
-    columns = group or gate.size(-1)
-    parts = (split(rows(t), 1, t.size(-1) // columns, columns) for t in (gate, up))
-    values, scales = _swiglu_fp8(*parts, dtype)
-    return values.view(gate.shape), scales.view(*gate.shape[:-1], *scales.shape[1 if group else 2 :])
+    return _gate("swiglu_fp8", gate, up, "silu", dtype, group)
+
+
+def geglu_fp8(
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    *,
+    approximate: str = "none",
+    dtype: torch.dtype = torch.float8_e4m3fn,
+    group: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute `geglu` and quantize it as `quantize_fp8` does, in one kernel. There is no gradient.
+
+    Args:
+        gate: `[..., N]`; float32, bfloat16 or float16.
+        up: a tensor of the shape of `gate`, of any of these dtypes.
+        approximate: `"none"`, or `"tanh"` for the approximation.
+        dtype: `torch.float8_e4m3fn` or `torch.float8_e5m2`.
+        group: number of consecutive columns with one scale, a divisor of N; None: all.
+
+    Returns:
+        Values of the shape of `gate`, and fp32 scales, `[...]` or `[..., N / group]`.
+
+    Raises:
+        exc.WrongOpArgument: an argument has another dtype, shape, device or value.
+    """
+    check("geglu_fp8", "approximate", approximate in ("none", "tanh"), "'none' or 'tanh'", approximate)
+    return _gate("geglu_fp8", gate, up, "gelu_tanh" if approximate == "tanh" else "gelu", dtype, group)
 
 
 def scaled_matmul(
