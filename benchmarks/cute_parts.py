@@ -54,7 +54,7 @@ from benchmarks.cute_parts_cases import (  # noqa: E402
     with_sums,
 )
 from benchmarks.cute_parts_epilogues import into_bytes, of_centres, with_dropout  # noqa: E402
-from benchmarks.cute_parts_groups import of_experts  # noqa: E402
+from benchmarks.cute_parts_groups import of_blocks_of_experts, of_experts  # noqa: E402
 from benchmarks.cute_parts_kernels import (  # noqa: E402
     added_experts,
     cosines,
@@ -108,6 +108,9 @@ CASES = {
     "weighted": grouped(*FEW, n=264, k=200, first=5, kernel=weighted),
     "weighted_skewed": grouped(*SKEWED, first=3, kernel=weighted),
     "dynamic": grouped(*FEW, n=264, k=200, first=5, static=False),
+    "blocks_of_experts": of_blocks_of_experts(700, 5, k=200, n=264),
+    "picked_blocks": of_blocks_of_experts(700, 5, k=200, n=264, tokens=300),
+    "picked_blocks_large": of_blocks_of_experts(16384, 32, k=2048, n=1536, tokens=4096),
     "masked": grouped(*FEW, n=264, k=200, first=5, longest=1000),
     "masked_shorter": grouped(*FEW, n=264, k=200, first=5, longest=64),
     "masked_dynamic": grouped(*FEW, n=264, k=200, first=5, longest=40, static=False),

@@ -1,4 +1,4 @@
-"""Cases of ``benchmarks/cute_parts.py`` with groups of K: gradients of the matrices of experts."""
+"""Cases of ``benchmarks/cute_parts.py`` of experts: gradients of their matrices, and blocks of rows that have one each."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 import helion.language as hl
 from benchmarks.cute_parts_cases import BF16, Arguments, Calls, Case, made
+from benchmarks.workloads.products import aligned_experts
 from helion.ops.kernels.experts import grouped_matmul_backward_kernel
 
 
@@ -64,4 +65,46 @@ def of_experts(
         }
 
     kernel = decayed if decay else grouped_matmul_backward_kernel.fn
+    return Case(kernel=kernel, arguments=arguments, exact=exact, library=library, **changes)
+
+
+def blocks(
+    x: torch.Tensor, w: torch.Tensor, expert_of: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor
+) -> torch.Tensor:
+    """Compute ``x[rows, K] @ w[expert, K, N]`` of each block of 128 rows, with a bias of its expert and a residual."""
+    (rows, k), n = x.size(), w.size(2)
+    out = torch.empty([rows, n], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([rows, n], block_size=[128, None]):
+        expert = expert_of[tile_m.id]
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = hl.dot(x[tile_m, tile_k], w[expert, tile_k, tile_n], acc=acc)
+        out[tile_m, tile_n] = (acc + bias[expert, tile_n][None, :] + residual[tile_m, tile_n]).to(x.dtype)
+    return out
+
+
+def of_blocks_of_experts(rows: int, experts: int, k: int, n: int, tokens: int = 0, **changes: Any) -> Case:
+    """Return the case of blocks of rows with an expert each, of ``rows`` of ``tokens`` that an index picks, if given."""
+    size = 64 if tokens else 128
+    generator = torch.Generator().manual_seed(rows)
+    expert_of = torch.randint(experts, (-(-rows // size),), generator=generator, device="cpu").to(torch.int32)
+
+    def arguments() -> Arguments:
+        numbers = expert_of.to(torch.get_default_device())
+        if tokens:
+            picked = torch.randint(tokens, (rows,), generator=generator, device="cpu").to(numbers.device)
+            return made(tokens, k), made(experts, n, k, seed=1), picked, numbers
+        return made(rows, k), made(experts, k, n, seed=1), numbers, made(experts, n, seed=2), made(rows, n, seed=3)
+
+    def exact(*given: Any) -> torch.Tensor:
+        x, w = (each.double() for each in given[:2])
+        x, w = (x[given[2]], w.transpose(1, 2)) if tokens else (x, w)
+        found = torch.cat([part @ w[e] for part, e in zip(x.split(size), expert_of.tolist(), strict=True)])
+        of_row = expert_of.repeat_interleave(size)[:rows].to(found.device)
+        return found if tokens else found + given[3].double()[of_row] + given[4].double()
+
+    def library(*given: Any) -> Calls:
+        return {}
+
+    kernel = aligned_experts.fn if tokens else blocks
     return Case(kernel=kernel, arguments=arguments, exact=exact, library=library, **changes)

@@ -105,6 +105,7 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     yield begun and not problem.terms, f"of {''.join(begun[:1])}, which begins between multiples of 16 bytes,"
     yield groups and products > 1, of_groups
     yield groups is not None and groups.longest is not None, f"{of_groups} with masks"
+    yield groups is not None and groups.rows is not None, f"{of_groups} for each block"
     yield (
         groups and products and (in_memory or by_threads),
         f"{of_groups} with matrices that TMA does not move",

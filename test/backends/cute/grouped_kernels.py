@@ -98,6 +98,20 @@ def by_masks(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, longest: i
 
 
 @helion.kernel(backend="cute")
+def by_blocks(x: torch.Tensor, w: torch.Tensor, group_of: torch.Tensor) -> torch.Tensor:
+    """Each block of 64 rows has a group."""
+    (rows, k), n = x.size(), w.size(2)
+    out = torch.empty([rows, n], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([rows, n], block_size=[64, None]):
+        group = group_of[tile_m.id]
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = hl.dot(x[tile_m, tile_k], w[group, tile_k, tile_n], acc=acc)
+        out[tile_m, tile_n] = acc.to(x.dtype)
+    return out
+
+
+@helion.kernel(backend="cute")
 def fused(
     x: torch.Tensor,
     gate: torch.Tensor,

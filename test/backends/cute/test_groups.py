@@ -86,6 +86,41 @@ def test_no_more_rows_of_a_group_than_the_grid_has_are_computed() -> None:
     check(grouped_kernels.by_masks(x, w, torch.tensor(bounds), 40), wanted)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_blocks_of_rows_have_the_numbers_of_their_groups(dtype: torch.dtype) -> None:
+    numbers, x, w = torch.tensor([2, 0, 0, 1, 2], dtype=dtype), tensor(300, K), tensor(3, K, N, seed=1)
+    wanted = torch.cat([rows.double() @ w[at].double() for rows, at in zip(x.split(64), numbers, strict=True)])
+    check(grouped_kernels.by_blocks(x, w, numbers), wanted)
+    bound = grouped_kernels.by_blocks.bind((x, w, numbers), target="sm_90")
+    groups, shape = bound.plan().gemm.problem.groups, shape_of(bound.facts)
+    assert groups == Groups(name=groups.name, size=3, dtype=str(dtype).split(".")[1], rows=64)
+    assert not isinstance(shape, str) and dataclasses.replace(shape.problem.groups, name=groups.name) == groups
+    asked = "matmuls over groups of rows by group_of for each block run on request, with backend='cute'"
+    assert on_request(bound) == asked
+    assert "blocks of 64 rows of 3 groups" in str(bound.plan())
+
+
+@pytest.mark.parametrize("choice", [choice for choice, each in CHOICES.items() if each.cluster[0] == 1])
+def test_every_row_of_a_block_is_stored_once(choice: str) -> None:
+    numbers = [1, 4, 0, 0, 7, -1]  # others than those of groups pick the nearest one
+    groups = Groups(name="offsets", size=5, dtype="int64", rows=128)
+    plan = plan_of(choice, dataclasses.replace(problem(rows=700), groups=groups))
+    found = sum((stored_rows(plan, numbers, at, 3) for at in range(3)), Counter())
+    tiles = plan.work[1] * plan.cluster_tiles[1]
+    of_row = [min(max(numbers[row // 128], 0), 4) for row in range(700)]
+    assert found == Counter((of_row[row], row, column) for row in range(700) for column in range(tiles))
+
+
+def test_a_tile_has_rows_of_one_block() -> None:
+    blocks = dataclasses.replace(problem(), groups=Groups(name="offsets", size=5, dtype="int64", rows=64))
+    with pytest.raises(Refusal, match="groups of blocks of 64 rows by offsets"):
+        plan_gemm(blocks, Choice(tile=(128, 128, 64)), target_of("sm_90"))
+    with pytest.raises(Refusal, match="with one CTA along M"):
+        plan_gemm(blocks, Choice(tile=(64, 128, 64), cluster=(2, 1)), target_of("sm_90"))
+    with pytest.raises(Refusal, match="blocks of rows by offsets .* use hl.specialize"):
+        plan_gemm(dataclasses.replace(blocks, runtime=("size_m",)), Choice(tile=(64, 128, 64)), target_of("sm_90"))
+
+
 def test_sizes_that_only_the_launch_knows() -> None:
     dynamic = helion.kernel(grouped_kernels.by_bounds.fn, backend="cute", static_shapes=False)
     for bounds in ((0, 30, 200), (0, 5, 5, 64, 128, 300)):
@@ -133,16 +168,16 @@ def stored_rows(plan: GemmPlan, offsets: Sequence[int], first: int, step: int) -
         *groups.start(),
         f"work = {first}",
         *find,
-        f"while {condition}:",
-        *(f"    {line}" for line in body),
+        f"while {condition or False}:",
+        *(f"    {line}" for line in body or ["pass"]),
         f"while row_group < {plan.problem.groups.size}:",
         "    for place in places:",
         *(f"        {line}" for line in (*groups.tile(plan), *views[:2])),
         "        store(row_group, tile_begin, tile_rows, tile_n)",
         f"    work += {step}",
         *(f"    {line}" for line in find),
-        f"    while {condition}:",
-        *(f"        {line}" for line in body),
+        f"    while {condition or False}:",
+        *(f"        {line}" for line in body or ["pass"]),
     ]
     found: Counter[tuple[int, int, int]] = Counter()
 

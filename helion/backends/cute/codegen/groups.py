@@ -27,6 +27,12 @@ def _groups(plan: GemmPlan) -> Groups:
     return plan.problem.offsets
 
 
+def _numbers(plan: GemmPlan) -> str:
+    """Return how many offsets, or numbers of blocks, there are."""
+    rows = _groups(plan).rows
+    return f"{groups(plan)} + 1" if rows is None else str(-(-plan.problem.m // rows))
+
+
 def parameters(plan: GemmPlan) -> list[str]:
     """Return the name of the offsets, if there are any."""
     return [] if plan.problem.offsets is None else [PARAMETER]
@@ -35,7 +41,7 @@ def parameters(plan: GemmPlan) -> list[str]:
 def tensors(plan: GemmPlan) -> list[tuple[str, str]]:
     """Return the host's tensor of offsets by name, if there are any."""
     return [
-        (name, f"cute.make_tensor({name}, cute.make_layout({groups(plan)} + 1, stride={_groups(plan).pitch}))")
+        (name, f"cute.make_tensor({name}, cute.make_layout({_numbers(plan)}, stride={_groups(plan).pitch}))")
         for name in parameters(plan)
     ]
 
@@ -53,6 +59,9 @@ def find(plan: GemmPlan) -> tuple[list[str], str, list[str]]:
     """Return the code that finds the group of tile number ``work``: the lines before a loop, its condition and its
     body."""
     rows, most = plan.tile[0] * plan.cluster_tiles[0], longest(plan)
+    of_block = _groups(plan).rows
+    if of_block is not None:
+        return _blocks(plan), "", []
     ended = [f"group_end = group_begin + cutlass.min(group_end - group_begin, {most})"] if most else []
     body = [
         "earlier_tiles += group_tiles",
@@ -67,18 +76,39 @@ def find(plan: GemmPlan) -> tuple[list[str], str, list[str]]:
     return [f"row_tile = work // {columns(plan)}"], "row_tile >= earlier_tiles + group_tiles", body
 
 
+def _blocks(plan: GemmPlan) -> list[str]:
+    """Return the code before a tile of blocks of rows: all rows are those of one group, and there is none after the last
+    tile. The number of its group follows from its coordinates."""
+    tiles, last_group = plan.work[0], f"cutlass.Int32({groups(plan)})"
+    return [
+        f"row_tile = work // {columns(plan)}",
+        f"row_group = cutlass.Int32(cutlass.select_(row_tile < {tiles}, cutlass.Int32(0), {last_group}))",
+        f"group_end = cutlass.Int32({plan.problem.m})",
+        f"group_tiles = cutlass.Int32({tiles})",
+    ]
+
+
 def tile(plan: GemmPlan) -> list[str]:
     """Return the code of the coordinates of tile number ``work``: along M within its group."""
     lines = ["batch = row_group"] if plan.problem.batch is not None else []
+    if (of_block := _groups(plan).rows) is not None:
+        block = f"{PARAMETER}[tile_m * {plan.tile[0]} // {of_block}].to(cutlass.Int32)"
+        return [
+            *_coordinates(plan),
+            f"row_group = cutlass.max(cutlass.min({block}, {groups(plan)} - 1), 0)",
+            *lines,
+        ]
+    return [*lines, *_coordinates(plan)]
+
+
+def _coordinates(plan: GemmPlan) -> list[str]:
     rows, columns_of_work = plan.cluster_tiles
     if plan.group == 1:
         return [
-            *lines,
             f"tile_m = (row_tile - earlier_tiles) * {rows} + place[1]",
             f"tile_n = work % {columns(plan)} * {columns_of_work} + place[2]",
         ]
     return [
-        *lines,
         f"band = (row_tile - earlier_tiles) // {plan.group} * {plan.group}",
         f"band_rows = cutlass.min(group_tiles - band, {plan.group})",
         f"within = work - (earlier_tiles + band) * {columns(plan)}",

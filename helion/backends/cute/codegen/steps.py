@@ -142,8 +142,9 @@ def _group_tiles(step: g.TileLoop, out: Writer, names: Names, every: str) -> Non
 def _find_group(out: Writer, plan: GemmPlan) -> None:
     lines, condition, body = groups.find(plan)
     out.lines(lines)
-    with out.block(f"while {condition}:"):
-        out.lines(body)
+    if condition:
+        with out.block(f"while {condition}:"):
+            out.lines(body)
 
 
 @_print.register

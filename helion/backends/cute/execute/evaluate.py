@@ -142,14 +142,25 @@ def _evaluate_groups(problem: GemmProblem, groups: Groups, tensors: Sequence[tor
     if problem.batch is not None:
         steps = [problem.batch.a, problem.batch.b, *problem.batch.outputs, *problem.batch.operands]
         of_group[: len(steps)] = steps
-    bounds = _offset_view(offsets, 0).as_strided((groups.size + 1,), (groups.pitch,)).tolist()
-    for group, (first, after) in enumerate(itertools.pairwise(bounds)):
+    for group, first, after in _groups_of_rows(problem, groups, offsets):
         first, after = max(first, 0), min(after, problem.m)
         after = after if groups.longest is None else min(after, first + groups.longest)
         if first < after:
             starts = (group * step + first * pitch for step, pitch in zip(of_group, pitches, strict=True))
             views = [_offset_view(tensor, start) for tensor, start in zip(tensors, starts, strict=True)]
             _evaluate(dataclasses.replace(problem, m=after - first), views)
+
+
+def _groups_of_rows(problem: GemmProblem, groups: Groups, offsets: torch.Tensor) -> Iterator[tuple[int, int, int]]:
+    """Yield the number of a group, its first row and the one after its last, of each group or block of rows."""
+    if groups.rows is None:
+        bounds = _offset_view(offsets, 0).as_strided((groups.size + 1,), (groups.pitch,)).tolist()
+        yield from ((group, *each) for group, each in enumerate(itertools.pairwise(bounds)))
+        return
+    firsts = range(0, problem.m, groups.rows)
+    numbers = _offset_view(offsets, 0).as_strided((len(firsts),), (groups.pitch,)).tolist()
+    for first, number in zip(firsts, numbers, strict=True):
+        yield min(max(number, 0), groups.size - 1), first, first + groups.rows
 
 
 def _evaluate_groups_of_k(problem: GemmProblem, groups: Groups, tensors: Sequence[torch.Tensor]) -> None:

@@ -17,6 +17,9 @@
         row = offsets[tile_g.begin] + tile_m.index                    (the same, of at most ``longest`` rows of a group)
         hl.load(x, [row, tile_k], extra_mask=row < offsets[tile_g.begin + 1])
 
+    for tile_m, tile_n in hl.tile([rows, n], block_size=[64, None]):      (blocks of rows with the numbers of their groups)
+        g = group_of[tile_m.id]
+
 The groups are a batch of the result, and a tile has the rows of one group. Loops by ``hl.jagged_tile`` over groups of
 one element are of the second kind.
 """
@@ -30,6 +33,7 @@ from dataclasses import dataclass
 import torch
 
 from ...._compiler.ir.grammar import (
+    Block,
     Bound,
     ForAttrs,
     HostTensor,
@@ -63,12 +67,13 @@ _NOT_EMPTY = ("ne", "gt")
 @dataclass(frozen=True, kw_only=True)
 class Grouped:
     """A ``program`` over all rows. ``offsets`` is None without groups, where ``program`` is the original one; ``block``
-    iterates over the rows, of a group at most ``longest``."""
+    iterates over the rows, of a group at most ``longest``. With ``rows`` the offsets are the groups of blocks of rows."""
 
     program: Program
     offsets: HostTensor | None = None
     block: int = -1
     longest: Number | None = None
+    rows: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +102,7 @@ def without_groups(program: Program) -> Grouped:
     """Return the program over all rows. Raises ``Refusal`` for groups whose use is not implemented."""
     nest = _nest(program.roots[0]) if len(program.roots) == 1 else None
     if nest is not None and not nest.bounds and not nest.conditions:
-        return _of_masked_rows(program, nest)
+        return _of_blocks(program, nest) or _of_masked_rows(program, nest)
     if nest is None or len(nest.bounds) != 1:
         return Grouped(program=program)
     ((block, (begin, end)),) = nest.bounds.items()
@@ -116,6 +121,64 @@ def without_groups(program: Program) -> Grouped:
     root = dataclasses.replace(program.roots[0], axes=axes, body=body)
     changed = dataclasses.replace(program, blocks=blocks, roots=(root,))
     return Grouped(program=changed, offsets=tensor, block=block)
+
+
+def _of_blocks(program: Program, nest: _Nest) -> Grouped | None:
+    """Return the program with a loop over groups, if each block of rows loads the number of its group; else None."""
+    ops = tuple(_all(nest.ops))
+    makers = {result.number: op for op in ops for result in op.results}
+    for load in ops:
+        axis = _block_of_number(program, nest, makers, load)
+        picked = [] if axis is None else [(op, at) for op in ops for at in _picked(op, load.results[0])]
+        sizes = {program.tensors[op.attributes(MemoryAttrs).tensor].shape[at] for op, at in picked}
+        reads = [op for op in ops if any(value is load.results[0] for value in op.operands)]
+        if axis is None or len(sizes) != 1 or len(reads) != len(picked):
+            continue
+        (size,), (root,), offsets = sizes, program.roots, program.tensors[load.attributes(MemoryAttrs).tensor]
+        rows = program.blocks[axis.block].size
+        assert isinstance(size, (int, Expr)) and isinstance(rows, int)
+        group = Block(id=len(program.blocks), kind="grid", extent=size, size=1, name=f"group of {offsets.name}")
+        counted = dataclasses.replace(load, kind="tile", operands=(), attrs=TileAttrs(group.id, "begin"))
+        body = dataclasses.replace(root.body, ops=tuple(counted if op is load else op for op in root.body.ops))
+        axes = (LoopAxis(block=group.id, begin=0, end=size, scalar=True), *root.axes)
+        changed = dataclasses.replace(
+            program, blocks=(*program.blocks, group), roots=(dataclasses.replace(root, axes=axes, body=body),)
+        )
+        if any(isinstance(op.attrs, MemoryAttrs) and op.attrs.tensor == offsets.id for op in _all(body.ops)):
+            raise Refusal(f"{offsets.name} is read for more than the groups of blocks of rows")
+        return Grouped(program=drop_dead(changed), offsets=offsets, block=axis.block, rows=rows)
+    return None
+
+
+def _block_of_number(program: Program, nest: _Nest, makers: Mapping[int, Op], load: Op) -> LoopAxis | None:
+    """Return the axis of blocks of rows whose number indexes a load of integers; None for another load."""
+    attrs = load.attrs
+    if load.kind != "load" or not isinstance(attrs, MemoryAttrs) or load not in program.roots[0].body.ops:
+        return None
+    tensor, index = program.tensors[attrs.tensor], attrs.indices[0]
+    if tensor.ndim != 1 or tensor.dtype not in OFFSET_DTYPES or attrs.mask is not None or index.kind != "scalar":
+        return None
+    picked = load.operands[index.operand] if index.operand is not None else None
+    made = makers.get(picked.number) if isinstance(picked, Value) else None
+    if made is None or made.kind != "tile" or made.attributes(TileAttrs).field != "id" or not fixed_at(index.shift, 0):
+        return None
+    for axis in nest.axes:
+        plain = not (axis.scalar or axis.merged or axis.split) and fixed_at(axis.begin, 0)
+        if (
+            axis.block == made.attributes(TileAttrs).block
+            and plain
+            and isinstance(program.blocks[axis.block].size, int)
+        ):
+            return axis
+    return None
+
+
+def _picked(op: Op, value: Value) -> Iterator[int]:
+    """Yield the dimensions of a load that an integer indexes."""
+    for at, index in enumerate(op.attrs.indices if isinstance(op.attrs, MemoryAttrs) and op.kind == "load" else ()):
+        picked = op.operands[index.operand] if index.kind == "scalar" and index.operand is not None else None
+        if picked is value and fixed_at(index.shift, 0):
+            yield at
 
 
 def _of_masked_rows(program: Program, nest: _Nest) -> Grouped:

@@ -49,6 +49,7 @@ def _group_pieces(plan: CutePlan, groups: Groups) -> Number:
     gemm, problem = plan.gemm, plan.gemm.problem
     rows, columns = (tile * tiles for tile, tiles in zip(gemm.tile, gemm.cluster_tiles, strict=False))
     along_m = numbers.get("size_m", problem.m) // rows + numbers.get("batches", groups.size)
+    along_m = along_m if groups.rows is None else gemm.work[0]
     return along_m * -(-numbers.get("size_n", problem.n) // columns)
 
 

@@ -29,6 +29,7 @@ from .runtime import (
     SIZES,
     accumulators_in_turn,
     check_batch,
+    check_blocks,
     check_ends,
     check_groups,
     check_integers,
@@ -311,6 +312,7 @@ def _check_tile(plan: GemmPlan) -> None:
     problem, (m, n, k) = plan.problem, plan.tile
     if min(m, n, k, *plan.cluster) < 1:
         raise Refusal(f"a tile of {plan.tile} in a cluster of {plan.cluster}")
+    check_blocks(plan)
     if plan.ctas_per_mma not in (1, 2) or plan.cluster[0] % plan.ctas_per_mma or m % plan.ctas_per_mma:
         raise Refusal(f"a cluster of {plan.cluster} CTAs does not consist of groups of {plan.ctas_per_mma} along M")
     if k * plan.operand_bytes not in (SWIZZLE_BYTES, 2 * SWIZZLE_BYTES):

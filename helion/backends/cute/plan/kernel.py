@@ -72,7 +72,8 @@ def _product_lines(plan: CutePlan) -> list[str]:
     lines += [_prepared(each) for each in (gemm.prepare.operands if gemm.prepare is not None else ())]
     if problem.groups is not None:
         groups = varying.get("batches", problem.groups.size)
-        most = "" if problem.groups.longest is None else f"at most {varying.get(LONGEST, problem.groups.longest)} "
+        blocks = "" if problem.groups.rows is None else f"blocks of {problem.groups.rows} "
+        most = blocks if problem.groups.longest is None else f"at most {varying.get(LONGEST, problem.groups.longest)} "
         lines.append(
             f"  tile scheduler: {most}rows of {groups} groups from {problem.groups.name}, as many tiles as they need"
         )

@@ -546,7 +546,7 @@ class GemmPlan:
         """Cluster tiles along M and N. Along M they are those of all groups, at most."""
         rows, columns = (self.tile[at] * self.cluster_tiles[at] for at in (0, 1))
         groups = self.problem.groups
-        along_m = -(-self.problem.m // rows) if groups is None else self.problem.m // rows + groups.size
+        along_m = -(-self.problem.m // rows) if groups is None else groups.most_tiles(self.problem.m, rows)
         return along_m, -(-self.problem.n // columns)
 
     @property

@@ -327,6 +327,11 @@ def check_groups(problem: GemmProblem, groups: Groups) -> None:
         raise Refusal(
             f"{groups.name} of {groups.dtype} with a stride of {groups.pitch} for {groups.size} groups of rows"
         )
+    if groups.rows is not None and {*SIZES} & {*problem.runtime}:
+        raise Refusal(
+            f"blocks of rows by {groups.name} are implemented for sizes that are known when the kernel is compiled; use"
+            " hl.specialize"
+        )
     if problem.scales is not None or any(each.by_threads for each in problem.epilogue.operands):
         raise Refusal(
             f"groups of rows by {groups.name} are implemented where TMA loads what the epilogue reads, without scales along K"
@@ -337,6 +342,16 @@ def check_groups(problem: GemmProblem, groups: Groups) -> None:
     if problem.epilogue.reduces_rows or problem.numbers or problem.epilogue.numbers(ROW_NUMBER):
         raise Refusal(
             f"groups of rows by {groups.name} are implemented without reductions, numbers and indices of rows"
+        )
+
+
+def check_blocks(plan: GemmPlan) -> None:
+    """Check that the rows of a cluster are of one block, where blocks have the numbers of their groups."""
+    groups, (rows, _, _) = plan.problem.groups, plan.tile
+    if groups is not None and groups.rows is not None and (groups.rows % rows or plan.cluster[0] > 1):
+        raise Refusal(
+            f"a tile of {rows} rows in a cluster of {plan.cluster} CTAs, with groups of blocks of {groups.rows} rows by"
+            f" {groups.name}; tiles that divide a block are implemented, with one CTA along M"
         )
 
 

@@ -35,6 +35,8 @@ class Groups:
     The offsets are ``size`` + 1 numbers on the device, with a stride of ``pitch`` elements. Number g is the first row of
     group g, and number g + 1 the row after its last one. No more than ``longest`` rows of a group are computed, if that
     is given.
+
+    With ``rows``, the numbers are those of the groups of blocks of so many rows instead, from 0 to ``size`` - 1.
     """
 
     name: str
@@ -42,6 +44,11 @@ class Groups:
     dtype: str
     pitch: int = 1
     longest: int | None = None
+    rows: int | None = None
+
+    def most_tiles(self, m: int, rows: int) -> int:
+        """Return the most tiles of ``rows`` that ``m`` rows have: of each group, one that its rows do not fill."""
+        return -(-m // rows) if self.rows is not None else m // rows + self.size
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,8 @@ from dataclasses import replace
 import torch
 
 from ...._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact
+from ...._shapes import dtype_name
+from ..plan.scales import Groups
 from .sources import load_of
 
 OFFSETS = (torch.int32, torch.int64)
@@ -30,6 +32,19 @@ def rows_of_groups(fact: MatmulFact, facts: KernelFacts) -> int | None:
     if facts.axes[fact.m_axis].on_grid and not (_loads_bounds(facts) and _picks_matrices(fact, facts, left)):
         return None
     return left.extents[left.subscript_axes.index(fact.m_axis)]
+
+
+def groups_of_blocks(fact: MatmulFact, facts: KernelFacts) -> Groups | None:
+    """Return the groups whose numbers blocks of rows load, which pick a matrix of the right operand; None without them."""
+    right = load_of(facts, fact.rhs_slot)
+    numbers = [op for op in facts.memory_ops if op.kind == "load" and not op.tile_axes and op.dtype in OFFSETS]
+    rows = facts.axes[fact.m_axis].size if fact.m_axis is not None else None
+    if right is None or right.subscript_axes.count(None) != 1 or rows is None:
+        return None
+    if len(numbers) != 1 or numbers[0].subscript_axes != (None,):
+        return None
+    size = right.extents[right.subscript_axes.index(None)]
+    return Groups(name=numbers[0].name, size=size, dtype=dtype_name(numbers[0].dtype), rows=rows)
 
 
 def _loads_bounds(facts: KernelFacts) -> bool:

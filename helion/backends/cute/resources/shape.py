@@ -27,7 +27,7 @@ from ..plan.finish import with_most_rows
 from ..plan.operands import gains_by_turning
 from ..plan.records import TMA_ALIGNMENT_BYTES, Batch, GemmProblem, Groups, Major, Term
 from ..plan.scales import MICRO_FORMATS, Ends
-from .groups import has_groups_of_k, rows_of_groups, without_offsets
+from .groups import groups_of_blocks, has_groups_of_k, rows_of_groups, without_offsets
 from .picks import LINES, is_picked, with_picks
 from .scales import block_scales, blocks_of_k, depth_of, fixed_size, scale_loads
 from .sources import copied_operands, has_one_source, load_of, multiplied_dtype, sums_along_k
@@ -274,7 +274,8 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
     left = load_of(facts, fact.lhs_slot)
     if sides.grouped and left is not None and left.static:
         walked[axes.index(sides.rows)] = None  # all rows are those of the operand
-    loads = without_offsets(facts) if sides.grouped or sides.of_groups else facts
+    of_groups = sides.grouped or sides.of_groups or groups_of_blocks(fact, facts) is not None
+    loads = without_offsets(facts) if of_groups else facts
     sums = tuple(sums_along_k(facts, fact, axes))
     products = _second(sides.others, _pitch(majors[1], n, k))
     scales = None if copied and not packed else block_scales(fact, facts, axes, k)
@@ -363,6 +364,9 @@ def _with_batch(
     facts: KernelFacts, sides: _Sides, axes: tuple[int, int], problem: GemmProblem, batch: Sequence[AxisFact]
 ) -> GemmProblem:
     size = math.prod(axis.extent or 1 for axis in batch)
+    blocks = groups_of_blocks(sides.fact, facts)
+    if blocks is not None and axes[0] == sides.rows and not batch:
+        problem, size = replace(problem, groups=blocks), blocks.size
     if sides.grouped and axes[0] == sides.rows:
         problem = replace(problem, groups=Groups(name="offsets", size=size, dtype="int32"))
     if size == 1:
@@ -370,7 +374,7 @@ def _with_batch(
     slots = sides.fact.lhs_slot, sides.fact.rhs_slot
     if axes[0] != sides.rows:
         slots = slots[::-1]
-    varying = [] if len(batch) > 1 else _runtime(facts, [("batches", batch[0].block_id)])
+    varying = [] if len(batch) != 1 else _runtime(facts, [("batches", batch[0].block_id)])
     batches = _batch(facts, slots, problem, size)
     if problem.groups is not None:
         batches = replace(batches, a=0, d=0, more=(0,) * len(batches.more))

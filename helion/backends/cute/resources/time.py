@@ -291,7 +291,7 @@ def expected_pieces(plan: GemmPlan) -> int:
     """Return the work items of the tile loop. Of groups of rows, whose sizes only the device knows, they are those of even
     groups: the last tile of a group is half full on average, and each group has one at least."""
     groups = plan.problem.groups
-    if groups is None:
+    if groups is None or groups.rows is not None:
         return plan.pieces
     rows, (most, columns) = plan.tile[0] * plan.cluster_tiles[0], plan.work
     along_m = -(-plan.problem.m // rows) + groups.size // 2
