@@ -19,14 +19,13 @@ import functools
 import linecache
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from .. import settings
 from .._support.locks import in_forked_process, new_lock
-from .._support.syntax import parse
 from ..backends import stub
 from ..config import Config
 from ..language.constants import ConstExpr
@@ -285,22 +284,28 @@ def _maker(
     only = [n for n, p in kernel.signature.parameters.items() if p.kind is p.POSITIONAL_ONLY]
     parameters = [f"{n}={PREFIX}default_{n}" for n in names]
     parameters[len(only) : len(only)] = ["/"] if only else []
-    around = "\n".join(
-        (
-            f"def {PREFIX}make({', '.join(cells)}, {PREFIX}slow, {PREFIX}profiled):",
-            f"    def {kernel.name}({', '.join(parameters)}, *{PREFIX}more):",
-            f"        if {condition}:",
-            "            pass",
-            f"        return {PREFIX}slow({', '.join(names)}, *{PREFIX}more)",
-            f"    return {kernel.name}",
-        )
+    head = (
+        f"def {PREFIX}make({', '.join(cells)}, {PREFIX}slow, {PREFIX}profiled):",
+        f"    def {kernel.name}({', '.join(parameters)}, *{PREFIX}more):",
+        f"        if {condition}:",
     )
-    tree = parse(around)
-    branch = next(node for node in ast.walk(tree) if isinstance(node, ast.If))
-    branch.body = [*statements, *([] if isinstance(statements[-1], ast.Return) else [ast.Return()])]
+    tail = (
+        f"        return {PREFIX}slow({', '.join(names)}, *{PREFIX}more)",
+        f"    return {kernel.name}",
+    )
+    text = "\n".join((*head, *_indented(statements), *tail))
     found: dict[str, Any] = {}
-    exec(_compiled(ast.unparse(tree), kernel.name), host.__globals__, found)
+    exec(_compiled(text, kernel.name), host.__globals__, found)
     return functools.partial(found[f"{PREFIX}make"], **cells)
+
+
+def _indented(statements: Sequence[ast.stmt]) -> Iterator[str]:
+    """Yield the lines of statements, three blocks deep. They end with a return."""
+    body = [*statements, *([] if isinstance(statements[-1], ast.Return) else [ast.Return()])]
+    inner: list[ast.stmt] = [ast.If(test=ast.Name("_"), body=body, orelse=[])]
+    for _ in range(2):
+        inner = [ast.If(test=ast.Name("_"), body=inner, orelse=[])]
+    yield from ast.unparse(inner[0]).split("\n")[3:]
 
 
 def _missed(*args: Any) -> Any:
