@@ -61,6 +61,8 @@ class StepInputs:
     """Programs that fill the GPU, one on each SM; with fewer, loads precede reductions. 0 leaves loads in place."""
     float_reads: bool = False
     """True if float instructions are the first to read the accumulators of matmuls."""
+    summed_logs: bool = False
+    """True if logarithms of 16-bit elements that are summed take one instruction."""
     tunables: Mapping[str, Any] = field(default_factory=dict)
     """Values of the kernel's own keys."""
 

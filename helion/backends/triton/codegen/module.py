@@ -44,12 +44,13 @@ def render_module(plan: Plan, kernels: Sequence[Kernel], host: HostProgram, form
     sizes = [b for b in plan.blocks if b.symbol in symbols and b.dynamic is None]
     # subtiles of one tile share a symbol
     constants = dict.fromkeys(f"{b.symbol} = tl.constexpr({b.size})" for b in sizes)
-    lines = [_FUTURE, "", *_imports(host, LIBDEVICE in needs, form), ""]
+    helpers = [helper for name, helper in _HELPERS.items() if name in needs]
+    libdevice = LIBDEVICE in needs or any(f"{LIBDEVICE}." in helper for helper in helpers)
+    lines = [_FUTURE, "", *_imports(host, libdevice, form), ""]
     for part in (constants, print_comparisons(host)):
         lines += [*part, ""] if part else []
-    for name, helper in _HELPERS.items():
-        if name in needs:
-            lines += ["", helper.rstrip(), ""]
+    for helper in helpers:
+        lines += ["", helper.rstrip(), ""]
     joined = [
         (name, plan.launch_of(phase)) for name, phase in plan.launched if plan.are_together(plan.launch_of(phase))
     ]

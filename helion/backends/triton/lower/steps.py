@@ -32,6 +32,7 @@ from .early_loads import load_first
 from .early_operands import load_early
 from .float_reads import read_as_floats
 from .pin_reductions import pin_reductions
+from .summed_logs import shorten_logs
 from .whole_tiles import part_whole_tiles
 from .wide_counters import count_widely
 
@@ -128,5 +129,6 @@ STEPS: tuple[Step, ...] = (
     Step("triton.early_operands", load_early),
     Step("triton.early_loads", load_first),
     Step("triton.float_reads", read_as_floats),
+    Step("triton.summed_logs", shorten_logs),
     Step("triton.carries", share_variables),
 )

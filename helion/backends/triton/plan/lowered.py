@@ -110,6 +110,7 @@ def _inputs(program: Program, decisions: Decisions, settings: Settings, target: 
         early_operands=target.has("wgmma"),
         filling_programs=target.num_sms,
         float_reads=target.has("wgmma"),
+        summed_logs=target.kind == "cuda",
         tunables={name: decisions.values[name] for name, _ in program.tunables},
     )
 

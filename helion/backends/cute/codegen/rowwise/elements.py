@@ -30,6 +30,8 @@ from .stages import divisors_of_groups, last_stage, read_by, stage_of
 
 CHAINS, FEWER_CHAINS = 4, 2
 """Independent partial results of a thread for each reduction, which hide latency; and where several sums do as well."""
+PARTED = False
+"""Whether granules that are parts store their elements behind a branch, for which only warps with such ones wait."""
 SEVERAL = 4
 """Reductions of one walk from which they do."""
 _NAMES = {"bool": "int8"}
@@ -446,19 +448,22 @@ def print_places(out: Writer, plan: RowPlan) -> None:
         shift = "" if layout.aligned else " - row.shift"
         out.line(f"return (row.base + row.thread + granule * {threads}) * {lanes}{shift}")
     out.lines(("", ""))
+    with out.block("def range_inside(cta, row, granule):"):
+        out.line("inside, first = is_inside(cta, row, granule), column_of(cta, row, granule)")
+        begin, end = "Int32(0)", f"Int32({n})"
+        if layout.by_columns and layout.choice.cluster > 1:
+            begin, end = f"cta.base * {lanes}", f"cutlass.min({end}, (cta.base + {slice_of(layout)}) * {lanes})"
+        out.line(f"return {begin} - first, cutlass.select_(inside, {end} - first, Int32(0))")
+    out.lines(("", ""))
     with out.block("def elements_inside(cta, row, granule, kind):"):
         out.line('if kind == "all":')
         out.line("    return None")
         out.line("inside = is_inside(cta, row, granule)")
         out.line('if kind == "some":')
         out.line(f"    return [inside] * {lanes}")
-        out.line("first = column_of(cta, row, granule)")
-        begin, end = "0", n
-        if layout.by_columns and layout.choice.cluster > 1:
-            begin, end = f"cta.base * {lanes}", "end"
-            out.line(f"end = cutlass.min(Int32({n}), (cta.base + {slice_of(layout)}) * {lanes})")
-        low = "" if layout.aligned else f" & (first + i >= {begin})"
-        out.line(f"return [inside{low} & (first + i < {end}) for i in range({lanes})]")
+        out.line("begin, end = range_inside(cta, row, granule)")
+        low = "" if layout.aligned else "(i >= begin) & "
+        out.line(f"return [{low}(i < end) for i in range({lanes})]")
 
 
 def print_stores(out: Writer, plan: RowPlan) -> None:
@@ -468,7 +473,7 @@ def print_stores(out: Writer, plan: RowPlan) -> None:
         _print_pairs(out, plan, output)
     for output in (*plan.problem.matrices, *plan.problem.sums):
         size = itemsize(output.dtype)
-        step, per_word = layout.threads * layout.granule_bytes(size), 4 // size
+        step = layout.threads * layout.granule_bytes(size)
         out.lines(("", ""))
         with out.block(f"def store_{output.label}(cta, row, granule, kind, inside, values):"):
             out.line(f"words = pack_{storage(output.dtype)}(values)")
@@ -478,7 +483,12 @@ def print_stores(out: Writer, plan: RowPlan) -> None:
             out.line("    return")
             out.line(f"whole = inside[0] & inside[{layout.lanes - 1}]")
             out.line("store_words(address, offset, words, whole)")
+            if PARTED:
+                out.line("begin, end = range_inside(cta, row, granule)")
+                out.line(f"store_parted(address, offset, words, {size}, begin, cutlass.select_(whole, Int32(0), end))")
+                continue
             with out.block(f"for i in range({layout.lanes}):"):
+                per_word = 4 // size
                 shift = f"{8 * size} * (i % {per_word})" if per_word > 1 else "0"
                 word = f"words[i // {per_word}]" if per_word > 1 else "words[i]"
                 apart = "inside[i] & (whole == cutlass.Boolean(False))"

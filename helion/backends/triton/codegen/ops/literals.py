@@ -115,6 +115,14 @@ def _tanh(x):
     small = x * (square * {_horner(_TANH_SMALL, "square")} + 1.0)
     return tl.where(size < {_TANH_BOUND!r}, small, libdevice.copysign(large, x))
 ''',
+    "_summed_log": """\
+@triton.jit
+def _summed_log(x):
+    \"\"\"log(x) by one instruction, which takes no subnormal numbers.\"\"\"
+    subnormal = x < 1.1754943508222875e-38
+    scaled = tl.where(subnormal, x * 16777216.0, x)
+    return libdevice.fast_logf(scaled) + tl.where(subnormal, -16.635532333438686, 0.0)
+""",
     "_integer_power": '''\
 @triton.jit
 def _integer_power(base, exponent, BITS: tl.constexpr):

@@ -15,7 +15,9 @@ Accuracy in fp32 on NVIDIA, against the correctly rounded result. Bounds are tho
 - within 4 ulp: ``tanh`` and the other functions of libdevice, except ``lgamma`` and ``i0`` (6 ulp);
 - ``exp`` and ``sigmoid``: 2 ulp plus 1.2 ulp for every unit of ``|x|``, 2 more for ``sigmoid``. They are ``ex2(x *
   log2(e))``, 2 instructions where libdevice takes 9 and ``tl.exp`` 5, and the multiplication is rounded. Softmax and
-  attention evaluate it once per element and with x <= 0, where the absolute error stays below 2^-22.
+  attention evaluate it once per element and with x <= 0, where the absolute error stays below 2^-22;
+- ``log`` of 16-bit elements in sums (``lower/summed_logs.py``): to base 2, an absolute error of 2^-22 near 1, and a
+  relative one of 2^-22 elsewhere.
 
 ``exp``, ``exp2``, ``sigmoid``, ``rsqrt``, ``floor``, ``ceil`` and the functions of libdevice flush subnormal numbers to
 zero. ``floordiv`` of floats may lose the sign of a zero.
