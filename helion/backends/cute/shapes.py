@@ -41,7 +41,6 @@ from .lower.attention.kernel import (
     build_attention,
     build_backward,
     known_attention,
-    known_backward,
 )
 from .lower.attention.loops import has_attention
 from .lower.groups import without_groups_of_k
@@ -53,7 +52,6 @@ from .lower.rewrites.partials import with_whole_k
 from .lower.rowwise import kernel as rows
 from .lower.weights.nibbles import with_nibbles
 from .lower.weights.pairs import with_pairs
-from .plan.attention.backward import ATOMIC_COLUMNS
 from .plan.attention.plan import CuteAttentionPlan, CuteBackwardPlan
 from .plan.build import unit_of
 from .plan.chained.records import ChainedPlan
@@ -321,12 +319,7 @@ def _predict_backward(facts: KernelFacts, decisions: Decisions, target: Target) 
 
 def _backward_on_request(program: Program, facts: KernelFacts, target: Target) -> str:
     """Return a reason for gradients that have not run on a GPU."""
-    if target.has("tcgen05"):
-        return f"gradients of attention on tcgen05 run on request, {_REQUEST}"
-    atomic = known_backward(program).problem.atomic
-    if atomic is not None and atomic.matrix.columns == ATOMIC_COLUMNS:
-        return f"gradients of {ATOMIC_COLUMNS} dimensions that are added to memory run on request, {_REQUEST}"
-    return ""
+    return f"gradients of attention on tcgen05 run on request, {_REQUEST}" if target.has("tcgen05") else ""
 
 
 def _verify_backward(plan: CuteBackwardPlan) -> None:

@@ -22,7 +22,7 @@ from .._operators import Operator, check, check_tensor, rows
 #: no NaN.
 MASKED = -1e30
 #: Dimensions of heads for which one kernel of all gradients is the fastest.
-TOGETHER = (128,)
+TOGETHER = 64, 128
 #: Kernels with arguments by whether the general backend runs them, and the most of these that are remembered.
 _GENERAL: dict[tuple[Any, ...], bool] = {}
 MOST_KNOWN = 1024
@@ -223,13 +223,13 @@ def is_general(kernel: helion.Kernel, given: tuple[Any, ...]) -> bool:
 def _runs_together(q: torch.Tensor, v: torch.Tensor, given: tuple[Any, ...]) -> bool:
     """Return whether one kernel computes all gradients: five products of a block, and not seven, in any order of additions.
 
-    Windows and capped scores have two kernels, since no GPU has run one for them.
+    Capped scores have two kernels: registers do not hold their derivatives as well.
     """
-    window, softcap = given[-2:]
+    softcap = given[-1]
     of_size = (
         q.is_cuda and q.size(2) == v.size(2) and q.size(2) in TOGETHER and q.dtype in (torch.bfloat16, torch.float16)
     )
-    free = of_size and not (window or softcap) and not torch.are_deterministic_algorithms_enabled()
+    free = of_size and not softcap and not torch.are_deterministic_algorithms_enabled()
     return free and not is_general(attention_keys_backward_kernel, (*given, True))
 
 
@@ -326,7 +326,7 @@ def attention(
     """Compute `softmax(scale * q @ k.T) @ v` per head.
 
     Query i has the position i + N - M, so that the last query is at the last key. fp32 tensors are multiplied in
-    TF32 on a GPU. Gradients of heads of 128 dimensions may be added in any order on a GPU, unless torch is asked for
+    TF32 on a GPU. Gradients of heads of 64 and 128 dimensions may be added in any order on a GPU, unless torch is asked for
     deterministic algorithms.
 
     Args:

@@ -232,13 +232,14 @@ def test_gradients_of_some_tensors(monkeypatch: pytest.MonkeyPatch, missing: int
 
 
 @pytest.mark.parametrize(
-    ("causal", "cap", "deterministic"), [(True, None, False), (False, 2.0, False), (True, None, True)]
+    ("dims", "causal", "cap", "deterministic"),
+    [(64, True, None, False), (128, False, 2.0, False), (128, True, None, True)],
 )
 def test_gradients_in_one_kernel(
-    monkeypatch: pytest.MonkeyPatch, causal: bool, cap: float | None, deterministic: bool
+    monkeypatch: pytest.MonkeyPatch, dims: int, causal: bool, cap: float | None, deterministic: bool
 ) -> None:
-    """Heads of 128 dimensions that share keys: one kernel, or two in a fixed order where torch is asked for that."""
-    made, tensors = derived(monkeypatch), operands(4, 2, 70, 90, 128, 128, torch.bfloat16)
+    """Heads that share keys: one kernel, or two in a fixed order where torch is asked for that."""
+    made, tensors = derived(monkeypatch), operands(4, 2, 70, 90, dims, dims, torch.bfloat16)
     out = helion.kernel(backend="cute")(attention).differentiable()(*tensors, causal, cap, None)
     (backward,) = made
     names: Any = backward.kernel.__globals__  # type: ignore[attr-defined]
@@ -260,11 +261,11 @@ def test_gradients_in_one_kernel(
 
 @pytest.mark.parametrize("backend", ["cute", "triton"])
 def test_two_kernels_where_one_is_not_faster(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
-    """Derive no kernel of all gradients for Triton, nor for some of the tensors, nor for 64 dimensions."""
-    for dims, asked in ((128, 2), (64, 3)) if backend == "cute" else ((128, 3),):
+    """Derive no kernel of all gradients for Triton, nor for some of the tensors, nor for capped scores of narrow heads."""
+    for dims, asked, cap in ((128, 2, None), (64, 3, 2.0)) if backend == "cute" else ((128, 3, None),):
         made, tensors = derived(monkeypatch), operands(1, 1, 60, 70, dims, dims, torch.bfloat16)
         tensors = [x.detach().requires_grad_(at < asked) for at, x in enumerate(tensors)]
-        helion.kernel(backend=backend)(attention).differentiable()(*tensors, False, None, None)
+        helion.kernel(backend=backend)(attention).differentiable()(*tensors, False, cap, None)
         assert "all_gradients" not in made[0].text
 
 
@@ -282,7 +283,7 @@ def test_the_cute_backend_takes_all_kernels(monkeypatch: pytest.MonkeyPatch, dim
         ("attention_with_logarithms", (*meta, grad)),
         ("gradient_of_queries", (*meta, grad, *numbers)),
         ("gradients_of_keys", (*meta, grad, *numbers)),
-        *([("all_gradients", (*meta, grad, *numbers))] if dims == 128 else []),
+        *([("all_gradients", (*meta, grad, *numbers))] if dims < 256 else []),
     ):
         helion.kernel(backend="cute")(names[name].fn).bind(tuple(given), target="h200").plan()
 

@@ -31,7 +31,7 @@ from .indexed import Indexed, indexed_matrix
 from .scores import Input, Sink, factor_of, held_sink_of, inputs_of, made_by, score_of, sink_of
 from .text import Derived, Known, Saved
 
-TOGETHER = (128,)
+TOGETHER = 64, 128
 """Dimensions of heads for which one kernel of all gradients is faster than two: it computes five products of each block, and not
 seven (gradients named ``all`` in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
 
@@ -64,18 +64,26 @@ def derivative(
         return None
     compiled = target is not None and target.has("wgmma")
     q, k, v = (ids[each] for each in "qkv")
-    same = known.problem.q.columns == known.problem.v.columns and known.problem.q.columns in TOGETHER
     text = Derived(
         known=known,
         name=name,
         results=results,
-        together=compiled and {q, k, v} <= {*results} and same,
+        together=compiled and {q, k, v} <= {*results} and _runs_together(known),
         ahead=ahead and compiled and known.saved is None and not known.indexed["grad"].is_turned,
     )
     if not text.has_all_slopes:
         return None
     any_size = dynamic is not None and not text.wanted and text.wanted_sink is None
     return (replace(text, aligned=_aligned(dynamic)) if any_size else text).staged()
+
+
+def _runs_together(known: Known) -> bool:
+    """Return whether one kernel is faster than two. Blocks of narrow heads are so long that registers hold no more values of
+    them than weights."""
+    problem, score = known.problem, known.score
+    if problem.q.columns != problem.v.columns or problem.q.columns not in TOGETHER:
+        return False
+    return problem.q.columns > min(TOGETHER) or (score.slopes[0] == "1.0" and not problem.has_large_scores)
 
 
 def _attention(program: Program) -> Attention | None:
