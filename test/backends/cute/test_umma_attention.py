@@ -205,14 +205,16 @@ def test_every_register_is_written(case: kernels.Case, arguments: tuple[Any, ...
     ("case", "arguments"), kernels.cases(device="meta", large=True), ids=lambda each: getattr(each, "name", "")
 )
 def test_binaries_do_not_spill(case: kernels.Case, arguments: tuple[Any, ...]) -> None:
-    """Compile each seed for sm_100a; MMAs are those of the first block, of the loop, and of the last one."""
+    """Compile each seed for sm_100a; MMAs are those of the first block, of the loop, and of the last one. One block has none of
+    the loop."""
     kernel = helion.kernel(backend="cute")(case.kernel)
     bound = kernel.bind(arguments, target="b200")
     for seed in bound.seeds:
         found, made = bound.resources(seed.config), bound.plan(seed.config).attention
         assert found.spill_bytes == 0
         assert found.tensor_memory_columns >= made.memory_columns
-        assert found.sass_counts["UTCHMMA"] == 2 * (made.problem.q.columns + made.keys) // 16
+        blocks = 1 if made.problem.keys <= made.keys else 2
+        assert found.sass_counts["UTCHMMA"] == blocks * (made.problem.q.columns + made.keys) // 16
 
 
 TENSORS = tuple(torch.empty(2, 4, 1000, 128, dtype=torch.bfloat16, device="meta") for _ in range(3))
