@@ -194,7 +194,8 @@ class BackwardProblem(ScoreProblem):
 ATOMIC_KEYS = 64
 """Streamed rows of a block whose gradient is added to memory: those of one MMA."""
 TURNED_KEYS = 96
-"""The same where MMAs compute the gradient transposed: the most whose accumulators two consumer groups hold."""
+"""The same where MMAs compute the gradient transposed: the most whose accumulators two consumer groups hold. Half of them are
+a multiple of 16, the columns of a swizzled line of left operands."""
 ATOMIC_COLUMNS = 64
 """Columns of that gradient that a consumer group computes."""
 EXCHANGE_STAGES = 2
