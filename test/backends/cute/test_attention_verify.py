@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from backends.cute.edited_roles import edited, without
 from backends.cute.printed_blocks import function, visited
 
 from helion.backends.cute.codegen.attention import bounds, softmax
+from helion.backends.cute.codegen.attention import splits as printed_splits
 from helion.backends.cute.plan.attention import operands as o
 from helion.backends.cute.plan.attention import records as r
 from helion.backends.cute.plan.attention.build import plan_attention
@@ -253,7 +255,7 @@ def test_every_tile_is_visited_once(band: r.Band | None) -> None:
 def elements(made: r.AttentionPlan, lane: int, query: int, block: int, end: int, first: bool) -> list[float]:
     """Return one thread's scores of a block, as the printed code leaves them before the softmax of zeros."""
     names: dict[str, Any] = {
-        "cutlass": SimpleNamespace(Float32=float, Int32=int, min=min, select_=lambda c, x, y: x if c else y),
+        "cutlass": SimpleNamespace(Float32=float, Int32=int, min=min, max=max, select_=lambda c, x, y: x if c else y),
         "scores": [0.0] * (made.keys // 2),
         "first_query": query,
         "lane": lane,
@@ -284,3 +286,61 @@ def test_masked_elements_are_those_out_of_the_band(band: r.Band, first: bool) ->
             low = -(10**9) if band.first is None else of_head + band.first
             high = 10**9 if band.last is None else of_head + band.last
             assert (value == 0.0) == (low <= key <= high and key < 300), (lane, query, block, e)
+
+
+@pytest.mark.parametrize(("splits", "queries", "dims"), [(3, 5, 64), (16, 64, 128), (2, 70, 16)])
+def test_combined_partials_are_those_of_all_keys(splits: int, queries: int, dims: int) -> None:
+    """Execute the printed stores and combination for a few threads: rows that no part has seen have a sum of 0."""
+    rng = np.random.default_rng(splits)
+    made = plan_attention(problem(dims, queries=queries), r.AttentionChoice(groups=1, keys=64, splits=splits), HOPPER)
+    numbers = np.full((4, 128, made.partial_values // 4, made.pieces), np.nan)
+
+    class Partials:
+        def __getitem__(self, place: tuple[None, int, int, int]) -> np.ndarray:
+            return numbers[:, place[1], place[2], place[3]]
+
+    shown = SimpleNamespace(range=lambda n, unroll=1: range(n), range_constexpr=range, Float32=float)
+    shown.select_ = lambda condition, one, other: one if condition else other
+    names: dict[str, Any] = {
+        "cute": SimpleNamespace(
+            make_rmem_tensor=lambda size, dtype: np.zeros(size),
+            autovec_copy=lambda source, to: to.__setitem__(slice(None), source),
+            arch=SimpleNamespace(fmax=max),
+        ),
+        "cutlass": shown,
+        "partials": Partials(),
+        "exp2": lambda x: 2.0**x,
+        "group": 0,
+    }
+    for thread, tile in ((0, 0), (5, 0), (127, 0), (21, -(-queries // 64) - 1)):
+        first_query = tile * 64 + thread // 32 * 16 + thread % 32 // 4
+        highest, total = rng.normal(size=(splits, 2)), rng.uniform(1, 2, size=(splits, 2))
+        output = rng.normal(size=(splits, dims // 2))
+        highest[0, 0], total[0, 0], output[0, [e for e in range(dims // 2) if e // 2 % 2 == 0]] = (
+            float("-inf"),
+            0.0,
+            0.0,
+        )
+        own = {"group_thread": thread, "first_query": first_query}
+        for split in range(splits):
+            registers = {"highest": highest[split], "total": total[split], "output": output[split]}
+            exec(
+                "\n".join(printed_splits.put(made)),
+                {**names, **own, **registers, "work": tile * splits + split, "split": split},
+            )
+        found: dict[str, Any] = {
+            "highest": np.zeros(2),
+            "total": np.zeros(2),
+            "output": np.ones(dims // 2),
+            "quad": np.zeros(4),
+        }
+        exec("\n".join(printed_splits.combine(made)), {**names, **own, **found, "work": tile * splits})
+        for row in range(2):
+            if first_query + 8 * row >= queries:
+                continue
+            most = highest[:, row].max()
+            factors = 2.0 ** ((highest[:, row] - most) * made.problem.unit * made.problem.scale)
+            assert found["highest"][row] == most
+            assert np.isclose(found["total"][row], factors @ total[:, row])
+            elements = [e for e in range(dims // 2) if e // 2 % 2 == row]
+            assert np.allclose(found["output"][elements], factors @ output[:, elements])

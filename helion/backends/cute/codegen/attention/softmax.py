@@ -13,6 +13,8 @@ from ..scales import add_rounded
 from . import numbers, spans, vectors
 from .formula import arguments_of, computed, gathers, head_axes, read
 
+WORD = 16
+"""Scores of a row in a word of a mask: shifts by so many bits are defined."""
 NEGATIVE_INFINITY = 'cutlass.Float32(float("-inf"))'
 
 
@@ -158,7 +160,10 @@ def _formula(plan: AttentionPlan, formula: Formula, name: str) -> list[str]:
 
 
 def _mask(plan: AttentionPlan) -> list[str]:
-    """Return the function that hides the keys out of range, and those that a query does not see."""
+    """Return the function that hides the keys out of range, and those that a query does not see.
+
+    A word has a bit for each of a row's next scores, so that a score takes a selection and a part of a move to predicates.
+    """
     band, loaded = plan.problem.band, spans.bounds_of(plan)
     shift, query = " + shift" if band.shift else "", band.query("first_query + 8 * row")
     hidden = NEGATIVE_INFINITY if plan.problem.softmax else "cutlass.Float32(0.0)"
@@ -177,7 +182,34 @@ def _mask(plan: AttentionPlan) -> list[str]:
     if "begins" in loaded:
         first = "row_begins[row] - first_key"
         lines.append(f"        first = {first if band.first is None else f'cutlass.max(first, {first})'}")
-    lines += [
+    lines += _masked_pairs(plan, hidden) if plan.takes_quads else _masked_words(plan, hidden)
+    return lines
+
+
+def _masked_words(plan: AttentionPlan, hidden: str) -> list[str]:
+    """Return the selections of a row's scores by the bits of words; scores are of two in each eight keys."""
+    counts = {"last": "last", "first": "(first - 1)"} if plan.problem.has_first else {"last": "last"}
+    lines = [
+        f"        below_{name} = ({bound} >> 3) * 2 + cutlass.min(({bound} & 7) + 1, 2)"
+        for name, bound in counts.items()
+    ]
+    lines.append(f"        for word in range({-(-plan.keys // 4 // WORD)}):")
+    for name in counts:
+        lines.append(f"            {name}_bits = cutlass.min(cutlass.max(below_{name} - {WORD} * word, 0), {WORD})")
+    lines.append("            bits = (cutlass.Int32(1) << last_bits) - 1")
+    if plan.problem.has_first:
+        lines.append("            bits = bits & (cutlass.Int32(-1) << first_bits)")
+    return [
+        *lines,
+        f"            for e in range(min({WORD}, {plan.keys // 4} - {WORD} * word)):",
+        f"                at = {2 * WORD} * word + e // 2 * 4 + 2 * row + e % 2",
+        f"                scores[at] = cutlass.select_((bits & (1 << e)) != 0, scores[at], {hidden})",
+    ]
+
+
+def _masked_pairs(plan: AttentionPlan, hidden: str) -> list[str]:
+    """Return the selections of a row's scores by the distances of their keys."""
+    lines = [
         f"        for column in range({plan.keys // 8}):",
         "            for i in range(2):",
         "                at = 4 * column + 2 * row + i",

@@ -67,9 +67,8 @@ def functions(plan: ScorePlan) -> list[list[str]]:
             f"    for at in range({plan.rows // WARP}):",
             f"        bound = {_bound(plan, source, shift, f'tile_m * {plan.rows} + at * {WARP} + lane')}",
             "        least, most = cutlass.min(least, bound), cutlass.max(most, bound)",
-            "    for offset in (1, 2, 4, 8, 16):",
-            "        least = cutlass.min(least, cute.arch.shuffle_sync_bfly(least, offset=offset))",
-            "        most = cutlass.max(most, cute.arch.shuffle_sync_bfly(most, offset=offset))",
+            "    least = cute.arch.warp_redux_sync(least, 'min')",
+            "    most = cute.arch.warp_redux_sync(most, 'max')",
             "    return cute.arch.make_warp_uniform(least), cute.arch.make_warp_uniform(most)",
         ]
         for name, (source, shift) in bounds_of(plan).items()

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from ...plan.attention.records import AttentionPlan
+from ...plan.attention.umma import UmmaPlan
 from ...plan.records import WARPGROUP_THREADS
 from ...plan.workspace import MAX_COUNTERS
 from .softmax import NEGATIVE_INFINITY
 
+QUAD = 4
+"""Consecutive numbers of a partial that a thread stores and loads at once, 16 bytes."""
+
 
 def tensors(plan: AttentionPlan) -> list[tuple[str, str, str]]:
-    """Return (name, annotation, expression of the host) of the workspace's tensors."""
-    values = plan.partial_values
-    shape = f"({WARPGROUP_THREADS}, {values}, {plan.pieces * plan.consumer_groups})"
-    strides = f"(1, {WARPGROUP_THREADS}, {WARPGROUP_THREADS * values})"
+    """Return (name, annotation, expression of the host) of the workspace's tensors.
+
+    A partial has numbers of each thread: on tcgen05 those of all threads follow one another, else ``QUAD`` of one thread do.
+    """
+    values, parts = plan.partial_values, plan.pieces * plan.consumer_groups
+    shape, strides = (
+        f"({WARPGROUP_THREADS}, {values}, {parts})",
+        f"(1, {WARPGROUP_THREADS}, {WARPGROUP_THREADS * values})",
+    )
+    if not isinstance(plan, UmmaPlan):
+        shape = f"({QUAD}, {WARPGROUP_THREADS}, {values // QUAD}, {parts})"
+        strides = f"(1, {QUAD}, {QUAD * WARPGROUP_THREADS}, {WARPGROUP_THREADS * values})"
     counters = f"cute.make_tensor(cute.recast_ptr(workspace, dtype=cutlass.Int32), cute.make_layout({MAX_COUNTERS}))"
     partials = f"cute.make_tensor(workspace + {MAX_COUNTERS}, cute.make_layout({shape}, stride={strides}))"
     return [("counters", "cute.Tensor", counters), ("partials", "cute.Tensor", partials)]
@@ -38,18 +50,27 @@ def place(plan: AttentionPlan, part: str) -> str:
 
 
 def put(plan: AttentionPlan) -> list[str]:
-    """Store the partial, each value of all threads together. Rows past the last query are left out."""
-    values = plan.output_columns // 2
+    """Store the partial: maxima and sums of a thread's rows, then the accumulator of each. Rows past the last query are left
+    out."""
+    quads = plan.output_columns // 4 // QUAD
     return [
         f"own_part = {place(plan, 'split')}",
+        f"quad = cute.make_rmem_tensor({QUAD}, cutlass.Float32)",
+        f"if first_query < {plan.problem.queries}:",
+        "    for row in cutlass.range_constexpr(2):",
+        "        quad[row], quad[2 + row] = highest[row], total[row]",
+        f"    cute.autovec_copy(quad, partials[None, group_thread, {2 * quads}, own_part])",
         "for row in cutlass.range_constexpr(2):",
         f"    if first_query + 8 * row < {plan.problem.queries}:",
-        f"        for e in cutlass.range_constexpr({values // 2}):",
-        "            at = e // 2 * 4 + row * 2 + e % 2",
-        "            partials[group_thread, at, own_part] = output[at]",
-        f"        partials[group_thread, {values} + row, own_part] = highest[row]",
-        f"        partials[group_thread, {values + 2} + row, own_part] = total[row]",
+        f"        for e in cutlass.range_constexpr({quads}):",
+        f"            for i in cutlass.range_constexpr({QUAD}):",
+        f"                quad[i] = {_ELEMENT}",
+        f"            cute.autovec_copy(quad, partials[None, group_thread, {quads} * row + e, own_part])",
     ]
+
+
+_ELEMENT = "output[(2 * e + i // 2) * 4 + 2 * row + i % 2]"
+"""Element ``i`` of quad ``e`` of a row."""
 
 
 def _counter(plan: AttentionPlan) -> str:
@@ -79,24 +100,32 @@ def factor_of(plan: AttentionPlan, part: str, highest: str) -> str:
 
 def combine(plan: AttentionPlan) -> list[str]:
     """Combine partials relative to the largest maximum, in the order of the keys, so that all launches agree."""
-    values = plan.output_columns // 2
-    inside = f"    if first_query + 8 * row < {plan.problem.queries}:"
+    quads = plan.output_columns // 4 // QUAD
     return [
+        "output.fill(0.0)",
         "for row in cutlass.range_constexpr(2):",
         f"    highest[row] = {NEGATIVE_INFINITY}",
         "    total[row] = cutlass.Float32(0.0)",
-        "output.fill(0.0)",
-        "for row in cutlass.range_constexpr(2):",
-        inside,
-        f"        for part in cutlass.range({plan.splits}, unroll=4):",
+        f"    if first_query + 8 * row < {plan.problem.queries}:",
+        f"        for part in cutlass.range({plan.splits}, unroll={min(8, plan.splits)}):",
+        f"            cute.autovec_copy(partials[None, group_thread, {2 * quads}, {place(plan, 'part')}], quad)",
+        "            highest[row] = cute.arch.fmax(highest[row], quad[row])",
+        f"        for part in cutlass.range({plan.splits}, unroll={_together(plan)}):",
         f"            place_of_part = {place(plan, 'part')}",
-        f"            highest[row] = cute.arch.fmax(highest[row], partials[group_thread, {values} + row, place_of_part])",
-        f"        for part in cutlass.range({plan.splits}, unroll=2):",
-        f"            place_of_part = {place(plan, 'part')}",
-        f"            former = partials[group_thread, {values} + row, place_of_part]",
-        f"            factor = {factor_of(plan, 'former', 'highest[row]')}",
-        f"            total[row] = total[row] + factor * partials[group_thread, {values + 2} + row, place_of_part]",
-        f"            for e in cutlass.range_constexpr({values // 2}):",
-        "                at = e // 2 * 4 + row * 2 + e % 2",
-        "                output[at] = output[at] + factor * partials[group_thread, at, place_of_part]",
+        f"            cute.autovec_copy(partials[None, group_thread, {2 * quads}, place_of_part], quad)",
+        f"            factor = {factor_of(plan, 'quad[row]', 'highest[row]')}",
+        "            total[row] = total[row] + factor * quad[2 + row]",
+        f"            for e in cutlass.range_constexpr({quads}):",
+        f"                cute.autovec_copy(partials[None, group_thread, {quads} * row + e, place_of_part], quad)",
+        f"                for i in cutlass.range_constexpr({QUAD}):",
+        f"                    {_ELEMENT} = {_ELEMENT} + factor * quad[i]",
     ]
+
+
+def _together(plan: AttentionPlan) -> int:
+    """Return the parts whose loads are in flight together, as registers allow: a row has a quarter of the columns."""
+    return max(1, min(plan.splits, MOST_LOADED * 4 // plan.output_columns))
+
+
+MOST_LOADED = 128
+"""Registers of loads in flight."""

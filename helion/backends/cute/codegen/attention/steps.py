@@ -258,6 +258,9 @@ def _(out: Writer, program: ScoreProgram, step: a.WorkLoop) -> None:
         item = "work" if plan.splits == 1 else f"work // {plan.splits}"
         out.lines((f"tile_m, head = place({', '.join([item, *sizes])})", *coordinates(plan)))
         loads, computes = _has(step.body, a.LoadBlock), _has(step.body, a.BlockLoop)
+        own = OWN_QUERIES.get(type(program))
+        if computes and own is None:  # before the bounds of the tile, whose loads these overlap with
+            out.lines(_first_query(plan))
         if (
             loads or computes or _has(step.body, a.LoadLoop) or not plan.is_limited
         ):  # other roles need no blocks, nor the loads of their bounds
@@ -265,8 +268,7 @@ def _(out: Writer, program: ScoreProgram, step: a.WorkLoop) -> None:
             out.line(f"begin, end, whole, edge = blocks_of({', '.join(['tile_m', *spans.names(plan), *sizes])})")
             out.lines(splits.part_of_keys(plan) if isinstance(plan, AttentionPlan) and plan.splits > 1 else ())
         if computes:
-            out.lines(part_lengths(plan))
-            out.lines(OWN_QUERIES.get(type(program), _first_query)(plan))
+            out.lines([*part_lengths(plan), *(own(plan) if own is not None else [])])
         if isinstance(plan, AttentionPlan) and plan.problem.spans_queries:
             if _has(step.body, a.StoreOutput):
                 out.lines(stored_rows(plan, spans.first_row("query_limit")))
