@@ -71,7 +71,7 @@ def test_programs_are_right(groups: int, band: r.Band | None) -> None:
         (False, True), (2, 3), ("static", "dynamic"), (False, True)
     ):
         made = plan(band, groups=groups, pingpong=pingpong, stages=stages, scheduler=scheduler)
-        verify_attention(attention_program(dataclasses.replace(made, own_output=own)))
+        verify_attention(attention_program(dataclasses.replace(made, own_output=own, row_buffers=1 + own)))
 
 
 @pytest.mark.prove
@@ -82,7 +82,7 @@ def test_programs_are_right_under_many_schedules(groups: int) -> None:
     ):
         made = plan(band, groups=groups, pingpong=pingpong, stages=stages, scheduler=scheduler)
         for own, seed in itertools.product((False, True), range(20)):
-            program = attention_program(dataclasses.replace(made, own_output=own))
+            program = attention_program(dataclasses.replace(made, own_output=own, row_buffers=1 + own))
             Machine(program, tiles=seed % 6, seed=seed).run(execute)
 
 
@@ -176,7 +176,7 @@ FAULTS = {
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
 def test_planted_faults_are_found(name: str, own: bool) -> None:
     role, edit, message = FAULTS[name]
-    program = attention_program(dataclasses.replace(plan(CAUSAL), own_output=own))
+    program = attention_program(dataclasses.replace(plan(CAUSAL), own_output=own, row_buffers=1 + own))
     changed = edited(program, role, edit)
     assert changed != program, "the fault changes nothing"
     with pytest.raises((Fault, AssertionError), match=message if own or "stores" not in name else None):

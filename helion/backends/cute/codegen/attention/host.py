@@ -43,7 +43,7 @@ def matrices(plan: AttentionPlan) -> list[str]:
         *([] if plan.takes_quads else _matrix("k", "k", k, problem.keys, spanned=problem.spans_keys)),
         *matrix_of_v,
         *_matrix("o", output.label, output.matrix, problem.queries, spanned=problem.spans_queries),
-        f"layout_q = hopper.make_smem_layout_a(LayoutEnum.ROW_MAJOR, ({rows}, {keys}, {qk}), {dtype}, {plan.groups})",
+        f"layout_q = hopper.make_smem_layout_a(LayoutEnum.ROW_MAJOR, ({rows}, {keys}, {qk}), {dtype}, {plan.groups * plan.row_buffers})",
         f"layout_k = hopper.make_smem_layout_b(LayoutEnum.ROW_MAJOR, ({rows}, {keys}, {qk}), {dtype}, {plan.stages})",
         *layout_of_v,
         f"layout_o = hopper.make_smem_layout_a(LayoutEnum.ROW_MAJOR, ({rows}, {keys}, {columns}), {dsl(output.dtype)}, {plan.consumer_groups})",
@@ -80,7 +80,7 @@ def _rests(plan: AttentionPlan) -> list[str]:
     """Return the same objects of matrices with the last columns of Q and K, and the layouts of both parts of a stage."""
     problem, dtype = plan.problem, dsl(plan.problem.q.dtype)
     wholes = {
-        "q_rest": (problem.q, "a", WGMMA_ROWS, plan.groups, problem.queries, problem.spans_queries),
+        "q_rest": (problem.q, "a", WGMMA_ROWS, plan.groups * plan.row_buffers, problem.queries, problem.spans_queries),
         "k_rest": (problem.k, "b", plan.keys, plan.stages, problem.keys, problem.spans_keys),
     }
     lines = []

@@ -161,7 +161,8 @@ def _load_rows(plan: AttentionPlan) -> list[str]:
 
 
 def _rows(plan: AttentionPlan, first_row: str = "") -> list[str]:
-    return _parts(plan, "q", plan.group_rows, plan.problem.q, plan.problem.q_rest, plan.groups, first_row)
+    stages = plan.groups * plan.row_buffers
+    return _parts(plan, "q", plan.group_rows, plan.problem.q, plan.problem.q_rest, stages, first_row)
 
 
 def _spanned_rows(plan: AttentionPlan) -> list[str]:
@@ -339,10 +340,10 @@ def _pipeline_of(cursor: str) -> str:
 def _(out: Writer, program: ScoreProgram, step: g.Acquire) -> None:
     rows = rows_pipeline(program)
     if _pipeline_of(step.cursor) == rows.name:
-        out.lines(_wait_for_rows(rows))
+        out.line(_wait_for_rows(program))
         with out.block("with cute.arch.elect_one():"):
             out.line(
-                f"cute.arch.mbarrier_arrive_and_expect_tx({rows.barriers} + group, {rows.counts.transaction_bytes})"
+                f"cute.arch.mbarrier_arrive_and_expect_tx({rows.barriers} + {_stage_of_rows(program)}, {rows.counts.transaction_bytes})"
             )
         return
     out.line(f"{_pipeline_of(step.cursor)}.producer_acquire({step.cursor})")
@@ -353,14 +354,24 @@ def rows_pipeline(program: ScoreProgram) -> g.Pipeline:
     return next(each for each in program.pipelines if each.kind == "tma_rows")
 
 
-def _stage_of_rows(program: ScoreProgram) -> str:
-    """Return the stage of a consumer group's rows."""
-    return "group" if program.plan.column_groups == 1 else "0"
+def _stage_of_rows(program: ScoreProgram, ahead: int = 0) -> str:
+    """Return the stage of a consumer group's rows, in a tile that is ``ahead`` of the current one."""
+    plan, visited = program.plan, f"(visited + {ahead})" if ahead else "visited"
+    group = "group" if plan.column_groups == 1 else "0"
+    return group if plan.row_buffers == 1 else f"({visited} & 1) * {plan.groups} + {group}"
 
 
-def _wait_for_rows(rows: g.Pipeline) -> list[str]:
+def _parity_of_rows(program: ScoreProgram, ahead: int = 0) -> str:
+    """Return the parity of the phase in which the stage is filled."""
+    visited = f"(visited + {ahead})" if ahead else "visited"
+    return f"({visited} >> 1) & 1" if program.plan.row_buffers > 1 else f"{visited} & 1"
+
+
+def _wait_for_rows(program: ScoreProgram, ahead: int = 0) -> str:
     """Return the wait until the group's stage is empty."""
-    return [f"cute.arch.mbarrier_wait({rows.barriers} + {rows.counts.stages} + group, (visited & 1) ^ 1)"]
+    rows = rows_pipeline(program)
+    stage, parity = _stage_of_rows(program, ahead), _parity_of_rows(program, ahead)
+    return f"cute.arch.mbarrier_wait({rows.barriers} + {rows.counts.stages} + {stage}, ({parity}) ^ 1)"
 
 
 @_rule(g.Commit)
@@ -372,7 +383,7 @@ def _(out: Writer, program: ScoreProgram, step: g.Commit) -> None:
 def _(out: Writer, program: ScoreProgram, step: g.Wait) -> None:
     rows = rows_pipeline(program)
     if _pipeline_of(step.cursor) == rows.name:
-        out.line(f"cute.arch.mbarrier_wait({rows.barriers} + {_stage_of_rows(program)}, visited & 1)")
+        out.line(f"cute.arch.mbarrier_wait({rows.barriers} + {_stage_of_rows(program)}, {_parity_of_rows(program)})")
         return
     out.line(f"{_pipeline_of(step.cursor)}.consumer_wait({step.cursor})")
 
@@ -397,7 +408,7 @@ def _(out: Writer, program: ScoreProgram, step: g.Tail) -> None:
     rows = rows_pipeline(program)
     if _pipeline_of(step.cursor) == rows.name:
         with out.block(f"for group in cutlass.range_constexpr({program.plan.groups}):"):
-            out.lines(_wait_for_rows(rows))
+            out.lines(_wait_for_rows(program, ahead) for ahead in range(program.plan.row_buffers))
         return
     out.line(f"{_pipeline_of(step.cursor)}.producer_tail({step.cursor})")
 
@@ -411,8 +422,9 @@ def _(out: Writer, program: AttentionProgram, step: a.LoadRows) -> None:
     rest = {} if plan.problem.q_rest is None else {"q_rest": plan.problem.q_rest}
     for name, matrix in {"q": plan.problem.q, **rest}.items():
         source = indexed(plan, matrix, f"tile_m * {plan.groups} + group", _end_of_queries(plan, matrix))
+        stage = _stage_of_rows(program)
         out.line(
-            f"cute.copy(tma_{name}, from_{name}[{source}], to_{name}[None, group], tma_bar_ptr=q_barriers + group)"
+            f"cute.copy(tma_{name}, from_{name}[{source}], to_{name}[None, {stage}], tma_bar_ptr=q_barriers + {stage})"
         )
 
 

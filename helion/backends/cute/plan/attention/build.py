@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ QUAD = 4
 """Consecutive keys that a thread has in a register of weights of 8 bits."""
 LEAST_STAGES, MOST_STAGES = 2, 4
 """The wait for a block of V comes one block before its use, which needs two stages."""
+MOST_BUFFERS = 2
+"""Tiles of queries in shared memory."""
 MOST_COLUMNS, COLUMN_STEP = 256, 16
 LATENT_COLUMNS, LATENT_STEP = (576, 512), 64
 """The most columns of K and of V of latent attention, and what those of K are a multiple of: the columns of a swizzle."""
@@ -81,29 +84,31 @@ def plan_attention(problem: AttentionProblem, choice: AttentionChoice, target: T
     found: AttentionPlan | None = None
     cached = cached_rows(problem, target)
     stages = range(MOST_STAGES, LEAST_STAGES - 1, -1) if choice.stages is None else (choice.stages,)
-    for number in stages:
-        for own in (True, False):
-            if problem.latent if own else (choice.splits > 1 and not problem.latent) or not may_share(problem):
-                continue
-            found = AttentionPlan(
-                problem=problem,
-                groups=choice.groups,
-                keys=choice.keys,
-                stages=number,
-                pingpong=choice.pingpong and choice.groups > 1,
-                lazy=choice.lazy,
-                scheduler=choice.scheduler,
-                splits=choice.splits,
-                bias_stages=choice.bias_stages,
-                own_output=own,
-                heads_per_band=heads_per_band(problem, cached),
-                cached_rows=cached,
-                shared_limit_bytes=target.smem_per_block_bytes,
-                registers_per_sm=target.registers_per_sm,
-                registers_per_thread=target.max_registers_per_thread,
-            )
-            if shared_bytes(found) <= found.shared_limit_bytes:
-                return found
+    for number, own, buffers in itertools.product(stages, (True, False), range(MOST_BUFFERS, 0, -1)):
+        if problem.latent if own else (choice.splits > 1 and not problem.latent) or not may_share(problem):
+            continue
+        if buffers > 1 and (not own or choice.splits > 1):  # an output in the memory of Q ends the tile there
+            continue
+        found = AttentionPlan(
+            problem=problem,
+            groups=choice.groups,
+            keys=choice.keys,
+            stages=number,
+            pingpong=choice.pingpong and choice.groups > 1,
+            lazy=choice.lazy,
+            scheduler=choice.scheduler,
+            splits=choice.splits,
+            bias_stages=choice.bias_stages,
+            own_output=own,
+            row_buffers=buffers,
+            heads_per_band=heads_per_band(problem, cached),
+            cached_rows=cached,
+            shared_limit_bytes=target.smem_per_block_bytes,
+            registers_per_sm=target.registers_per_sm,
+            registers_per_thread=target.max_registers_per_thread,
+        )
+        if shared_bytes(found) <= found.shared_limit_bytes:
+            return found
     assert found is not None
     raise Refusal(
         f"tiles of {found.rows} queries and {found.keys} keys with {found.stages} stages need {shared_bytes(found)} bytes"
@@ -398,7 +403,7 @@ def counts(plan: AttentionPlan) -> AttentionCounts:
     """Return the counts of ``plan``."""
     return AttentionCounts(
         q=PipelineCounts(
-            stages=plan.groups,
+            stages=plan.groups * plan.row_buffers,
             full_arrivals=1,
             empty_arrivals=4 if plan.own_output else plan.column_groups,
             transaction_bytes=WGMMA_ROWS * plan.problem.q.columns * plan.operand_bytes,
@@ -433,7 +438,7 @@ def blocks_counts(plan: ScorePlan, columns: int) -> PipelineCounts:
 def shared_memory(plan: AttentionPlan) -> tuple[Allocation, ...]:
     """Return every allocation of ``plan``, by offset."""
     numbers = counts(plan)
-    wanted = [("shared_q", plan.groups * numbers.q.transaction_bytes, RING_ALIGNMENT_BYTES)]
+    wanted = [("shared_q", numbers.q.stages * numbers.q.transaction_bytes, RING_ALIGNMENT_BYTES)]
     if plan.own_output:
         output = plan.problem.matrix
         size = plan.rows * output.matrix.columns * itemsize(output.dtype)

@@ -399,6 +399,8 @@ class ScorePlan:
     shared_limit_bytes: int
     registers_per_sm: int
     registers_per_thread: int
+    row_buffers: int = 1
+    """Tiles of rows that shared memory holds: with two, those of the next tile are loaded before the current one ends."""
 
     def __hash__(self) -> int:
         return self._hash
@@ -488,6 +490,7 @@ class AttentionPlan(ScorePlan):
     registers_per_thread: int
     bias_stages: int = 0
     """Pipeline stages of a bias per query and key, which TMA loads; 0 if threads load it from global memory."""
+    row_buffers: int = 1
 
     __hash__ = ScorePlan.__hash__
 

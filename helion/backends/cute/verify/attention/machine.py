@@ -243,7 +243,8 @@ class Machine:
     def rows_of(self, warp: Warp) -> Stage:
         """Return the stage of the rows that a loading warp's group, or a consumer warp, has."""
         shared = self.plan.column_groups if warp.role.warps > 1 else 1
-        return self.rings[self.rows][warp.group // shared]
+        buffer = warp.visited % self.plan.row_buffers
+        return self.rings[self.rows][buffer * self.plan.groups + warp.group // shared]
 
     def part_of_rows(self, warp: Warp) -> int:
         """Return the number of a consumer warp among those that share rows."""

@@ -3,6 +3,7 @@ never waits."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 from ...plan.attention.records import AttentionPlan, AttentionProblem
@@ -105,7 +106,8 @@ def _(machine: Machine, step: g.Cursor, warp: Warp) -> None:
 def stage_of(machine: Machine, warp: Warp, cursor: str) -> tuple[Stage, int]:
     """Return the stage of a cursor, and the parity of the phase to wait for. That of Q is the group's own."""
     if cursor.partition("_")[0] == machine.rows:
-        return machine.rows_of(warp), (warp.visited & 1) ^ (1 if cursor.endswith("_fill") else 0)
+        parity = warp.visited // machine.plan.row_buffers & 1
+        return machine.rows_of(warp), parity ^ (1 if cursor.endswith("_fill") else 0)
     name, index, parity = warp.cursors[cursor]
     return machine.rings[name][index], parity
 
@@ -149,9 +151,10 @@ def _(machine: Machine, step: g.Advance, warp: Warp) -> None:
 @_rule(g.Tail)
 def _(machine: Machine, step: g.Tail, warp: Warp) -> Running:
     if step.cursor.partition("_")[0] == machine.rows:
-        for group in range(machine.plan.groups):
-            stage = machine.rings[machine.rows][group]
-            yield lambda stage=stage: stage.empty.passed((warp.visited & 1) ^ 1)  # type: ignore[misc]
+        groups, buffers = machine.plan.groups, machine.plan.row_buffers
+        for group, visited in itertools.product(range(groups), range(warp.visited, warp.visited + buffers)):
+            stage, parity = machine.rings[machine.rows][visited % buffers * groups + group], visited // buffers & 1
+            yield lambda stage=stage, parity=parity: stage.empty.passed(parity ^ 1)  # type: ignore[misc]
         return
     for _ in machine.rings[warp.cursors[step.cursor][0]]:
         stage, parity = stage_of(machine, warp, step.cursor)

@@ -32,6 +32,8 @@ MOST_SPLITS = 3
 """Simulated parts of the keys of a tile, of which more are alike."""
 OF_SHARED_ROWS = ((3, 0),)
 """Those of programs whose groups share queries besides (test_latent.py)."""
+OF_BUFFERS = ((2, 5),)
+"""Those of programs that load the queries of two tiles besides (test_attention_verify.py)."""
 OF_BIASES = ((3, 0),)
 """Those of programs that load tiles of a bias besides (test_attention_verify.py)."""
 
@@ -83,6 +85,7 @@ def _simulate(program: ScoreProgram) -> None:
         return
     exchanges = any(pipeline.kind == "exchange" for pipeline in program.pipelines)
     more = (*(OF_EXCHANGES if exchanges else ()), *(OF_SHARED_ROWS if program.plan.column_groups > 1 else ()))
+    more += OF_BUFFERS if program.plan.row_buffers > 1 else ()
     more += OF_BIASES if any(pipeline.name == "bias" for pipeline in program.pipelines) else ()
     for tiles, seed in (*SCHEDULES, *more):
         Machine(program, tiles=tiles, seed=seed).run(execute)
