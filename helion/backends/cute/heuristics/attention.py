@@ -34,6 +34,9 @@ SHORTEST_KEYS = 32
 WIDE_KEYS, FORMULA_KEYS = 176, 128
 """The longest blocks that were measured: longer ones leave more of the last block empty. Masks and formulas of scores take
 registers, so that shorter blocks are faster there (``rounded`` in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
+MANY_OPERATIONS, MANY_KEYS = 16, 112
+"""Operations of a formula for which one group has shorter blocks: with 20 operations, those of 128 keys of 64 dimensions spill 40
+bytes (sm_90a, 2026-11-29)."""
 NARROW_STEP = 64
 """Multiple of the keys of blocks of 8 bits: rows of V are contiguous keys, and swizzled by 64 bytes at least."""
 ALTERNATES, WITHIN = 3, 1.3
@@ -128,6 +131,8 @@ def longest_keys(shape: AttentionShape, groups: int, target: Target) -> int:
     most -= GATHERED_REGISTERS if shape.gathers else 0
     computed = shape.operations > 0 and shape.v_columns > NARROW
     limit = FORMULA_KEYS if groups == 3 or shape.bounded or shape.loaded or computed else WIDE_KEYS
+    if groups == 1 and shape.operations >= MANY_OPERATIONS:
+        limit = min(limit, MANY_KEYS)
     own_output = shape.qk_columns != shape.v_columns or shape.operand_bytes != shape.output_bytes
     step = KEY_STEP if shape.operand_bytes > 1 else NARROW_STEP
     for keys in range(min(limit, MOST_KEYS) // step * step, 0, -step):
