@@ -231,7 +231,8 @@ def flex(cell: Cell, tensors: list[torch.Tensor], given: list[torch.Tensor]) -> 
 def chosen(bound: Any, backend: str) -> str:
     """Return the backend that runs, and its config."""
     config = bound.default_config()
-    keys = ("block_sizes", "wgmma_kv_stages", "wgmma_pingpong", "wgmma_key_splits", "wgmma_tile_scheduler", "num_warps")
+    names = ("kv_stages", "pingpong", "key_splits", "tile_scheduler", "bias_stages")
+    keys = ("block_sizes", *(f"wgmma_{name}" for name in names), "num_warps")
     return f"{backend} " + ", ".join(f"{key}={config[key]}" for key in keys if key in config)
 
 
@@ -289,6 +290,7 @@ def forward(cells: list[Cell]) -> Iterator[dict[str, Any]]:
             if cell.n >= 8 * cell.m:
                 half = torch.empty(tensors[1].numel(), dtype=torch.bfloat16, device="cuda")
                 functions["copy"] = functools.partial(half.copy_, torch.empty_like(half))
+                functions["read"] = torch.zeros(tensors[1].numel(), device="cuda").sum
             yield from results(cell, functions, wanted, each.configs)
 
 
@@ -296,7 +298,10 @@ def results(
     cell: Cell, functions: Mapping[str, Callable[[], Any]], wanted: torch.Tensor, configs: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
     """Yield a line for each variant of a forward cell."""
-    errors = {name: error_of(cell, each(), wanted) if name != "copy" else 0.0 for name, each in functions.items()}
+    errors = {
+        name: error_of(cell, each(), wanted) if name not in ("copy", "read") else 0.0
+        for name, each in functions.items()
+    }
     times, failures = GraphTimer().time(functions)
     for name in functions:
         found = {"us": round(times[name].median, 2)} if name in times else {"why": failures[name]}
