@@ -14,21 +14,21 @@ from typing import ClassVar
 from ...._compiler.facts.records import KernelFacts
 from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
-from ..plan.attention.build import KEY_STEP, LEAST_STAGES, MOST_KEYS, consumer_registers, registers_of
+from ..plan.attention.build import KEY_STEP, LEAST_STAGES, MOST_KEYS, bias_registers, consumer_registers, registers_of
 from ..plan.attention.records import LATENT_GROUPS, AttentionChoice
 from ..plan.records import WGMMA_ROWS
 from ..proposal import CuteProposal
-from ..resources.attention import AttentionShape, describes, predicted_us, shape_of
+from ..resources.attention import NARROW, AttentionShape, describes, predicted_us, shape_of
 from ..score_rules import KEY_SPLITS
 
 MASKED_REGISTERS = 18
 """Registers that masks of the diagonal add."""
 GATHERED_REGISTERS = 96
 """Those that indices of tables add: blocks of 176 keys of 64 dimensions spill 52 bytes without them (sm_90a, 2026-11-28)."""
-NARROW = 64
-"""Heads of up to this many dimensions are faster with two stages than with four (measurement
-``cute_attention_stages``)."""
 GROUPS = (3, 2, 1)
+MOST_GROUPS_OF_STAGES = 2
+"""Tiles of so many groups take all stages where masks make them short; longer ones of narrow heads are faster with two stages
+than with four (measurement ``cute_attention_stages``)."""
 SHORTEST_KEYS = 32
 """The shortest blocks of tiles of several groups, which have room for longer ones with fewer queries."""
 WIDE_KEYS, FORMULA_KEYS = 176, 128
@@ -37,12 +37,11 @@ registers, so that shorter blocks are faster there (``rounded`` in benchmarks/re
 MANY_OPERATIONS, MANY_KEYS = 16, 112
 """Operations of a formula for which one group has shorter blocks: with 20 operations, those of 128 keys of 64 dimensions spill 40
 bytes (sm_90a, 2026-11-29)."""
+BIAS_STAGES, LEAST_BIAS_KEYS = 2, 64
+"""Stages of a bias that TMA loads, and the shortest blocks that they leave room for."""
 NARROW_STEP = 64
 """Multiple of the keys of blocks of 8 bits: rows of V are contiguous keys, and swizzled by 64 bytes at least."""
 ALTERNATES, WITHIN = 3, 1.3
-MOST_WINDOWS = 4
-"""Windows in all keys, from which on few tiles are shorter than the others. A static order is faster there (``sweep`` in
-benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
 BLOCKS_OF_PART = 2
 """The least blocks of a part of the keys."""
 
@@ -76,33 +75,48 @@ def _allows(shape: AttentionShape, choice: AttentionChoice) -> bool:
 def choices(shape: AttentionShape, target: Target) -> Iterator[AttentionChoice]:
     """Yield choices that fit; among equally fast ones the first wins."""
     needed = -(-shape.queries // WGMMA_ROWS)
-    narrow = shape.v_columns <= NARROW and needed > 1  # few queries take all stages, since they wait for memory
     most = 1 if shape.latent else needed if _is_narrow(shape) else min(needed, 2)
     for groups in (each for each in GROUPS if each <= most):
-        keys = longest_keys(shape, groups, target)
+        keys, bias_stages = longest_keys(shape, groups, target), 0
+        if shape.bias and (keys_with_bias := longest_keys(shape, groups, target, BIAS_STAGES)) >= LEAST_BIAS_KEYS:
+            keys, bias_stages = keys_with_bias, BIAS_STAGES
         if needed == 1 and not shape.latent:
             keys = min(keys, FORMULA_KEYS)
         if not keys or (keys < SHORTEST_KEYS and groups > 1):
             continue
-        for length in sorted({keys, *(each for each in (128, 64) if each < keys)}, reverse=True):
+        ranged = shape.ranged and shape.queries > WGMMA_ROWS * groups  # their estimated numbers of keys are small
+        for length in sorted({keys, *(each for each in (128, 64) if each < keys and not ranged)}, reverse=True):
             choice = AttentionChoice(
                 groups=groups,
                 keys=length,
-                stages=LEAST_STAGES if narrow else None,
-                pingpong=not shape.latent and not shape.ranged and (shape.v_columns != 128 or shape.bounded),
+                stages=_stages(shape, groups),
+                pingpong=_takes_turns(shape),
                 lazy=shape.v_columns > 64 and shape.softmax and shape.operand_bytes > 1,
                 scheduler="dynamic" if _varies(shape, groups) else "static",
+                bias_stages=bias_stages,
             )
             yield choice
-            fits = _shared_bytes(shape, groups, length, own_output=True) <= target.smem_per_block_bytes
+            fits = _shared_bytes(shape, groups, length, True, bias_stages) <= target.smem_per_block_bytes
             for splits in key_splits(shape, choice, WGMMA_ROWS * groups, target) if fits else ():
                 yield replace(choice, splits=splits, scheduler="static")
 
 
-def _varies(shape: AttentionShape, groups: int) -> bool:
-    """Return whether heads have several tiles, of different lengths: those of a short window have the same."""
-    if shape.window is not None and MOST_WINDOWS * shape.window <= shape.keys:
+def _stages(shape: AttentionShape, groups: int) -> int | None:
+    """Return the stages of K and V, None for all that fit: few queries wait for memory, and so do short tiles."""
+    few = shape.queries <= WGMMA_ROWS
+    short = shape.bounded and groups <= MOST_GROUPS_OF_STAGES
+    return LEAST_STAGES if shape.v_columns <= NARROW and not few and not short else None
+
+
+def _takes_turns(shape: AttentionShape) -> bool:
+    """Return whether groups take turns: not in narrow heads whose tiles are short, nor in others whose MMAs take longer."""
+    if shape.latent or shape.ranged or (shape.window is not None and shape.v_columns <= NARROW):
         return False
+    return shape.v_columns != 128 or shape.bounded or shape.bias
+
+
+def _varies(shape: AttentionShape, groups: int) -> bool:
+    """Return whether heads have several tiles, of different lengths."""
     return shape.bounded or (shape.loaded and shape.queries > WGMMA_ROWS * groups)
 
 
@@ -123,7 +137,7 @@ def key_splits(shape: AttentionShape, choice: AttentionChoice, rows: int, target
             yield splits
 
 
-def longest_keys(shape: AttentionShape, groups: int, target: Target) -> int:
+def longest_keys(shape: AttentionShape, groups: int, target: Target, bias_stages: int = 0) -> int:
     """Return the most keys of a block that registers and shared memory hold, 0 if none."""
     masked = (shape.bounded or shape.loaded) and shape.operand_bytes > 1
     sharing = LATENT_GROUPS if shape.latent else 1
@@ -136,18 +150,20 @@ def longest_keys(shape: AttentionShape, groups: int, target: Target) -> int:
     own_output = shape.qk_columns != shape.v_columns or shape.operand_bytes != shape.output_bytes
     step = KEY_STEP if shape.operand_bytes > 1 else NARROW_STEP
     for keys in range(min(limit, MOST_KEYS) // step * step, 0, -step):
-        shared = _shared_bytes(shape, groups, keys, own_output)
+        shared = _shared_bytes(shape, groups, keys, own_output, bias_stages)
         needed = registers_of(shape.v_columns // sharing, keys, shape.operand_bytes, shape.rounded)
+        needed += bias_registers(AttentionChoice(groups=groups, keys=keys, bias_stages=bias_stages))
         if needed <= most and shared <= target.smem_per_block_bytes:
             return keys
     return 0
 
 
-def _shared_bytes(shape: AttentionShape, groups: int, keys: int, own_output: bool) -> int:
-    """Return the shared memory of a tile with two stages, barriers included."""
+def _shared_bytes(shape: AttentionShape, groups: int, keys: int, own_output: bool, bias_stages: int) -> int:
+    """Return the shared memory of a tile with two stages of K and V, barriers included."""
     rows = WGMMA_ROWS * groups
     size, own_output = shape.operand_bytes, own_output and not shape.latent
     tiles = rows * (size * shape.qk_columns + (shape.output_bytes * shape.v_columns if own_output else 0))
+    tiles += 2 * bias_stages * rows * keys
     return tiles + LEAST_STAGES * size * keys * shape.columns_in_memory + 2048
 
 
@@ -170,5 +186,6 @@ def _proposal(shape: AttentionShape, choice: AttentionChoice, target: Target) ->
             "wgmma_lazy_rescale": choice.lazy,
             "wgmma_tile_scheduler": choice.scheduler,
             "wgmma_key_splits": choice.splits,
+            **({"wgmma_bias_stages": choice.bias_stages} if choice.bias_stages else {}),
         },
     )

@@ -12,6 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from .... import hardware
 from ...._compiler.decisions import Decisions
 from ...._compiler.facts.access import MemoryOpFact
@@ -21,14 +23,14 @@ from ....hardware import Target
 from ..plan.attention.build import MOST_COLUMNS, REGISTERS, consumer_registers, registers_of
 from ..plan.attention.operands import PAIR
 from ..plan.attention.records import LATENT_GROUPS, AttentionChoice
-from ..plan.records import WGMMA_ROWS
+from ..plan.records import TMA_ALIGNMENT_BYTES, WGMMA_ROWS
 
 PLAIN_OPS = 4
 """Elementwise operations on a score of a softmax without a formula: scale, difference, exponential, rounding."""
 MASKED_KEYS = 256
 """Keys of a tile in blocks that both ends of a window mask, of 128 keys."""
-LONG_KEYS = 128
-"""Keys of blocks that are not short."""
+NARROW, LONG_KEYS = 64, 128
+"""The most dimensions of narrow heads, and the keys of blocks that are not short."""
 MASK_OPS = {"bounds": 2, "window": 5, "loaded": 4}
 """Those of a mask that most blocks do not have, by its kind. One by positions compares and selects. A window subtracts, compares
 twice, joins and selects, and so do loaded bounds, which need no difference."""
@@ -57,6 +59,9 @@ class AttentionRates:
     load_ns: float = 0.113
     """Time that a load of one element for each query and key adds, which is that of eight rows in a warp. It is fitted to a
     bias of 4 x 32 x 4096 x 64 on an H200 (2026-11-29, benchmarks/attention.py)."""
+    bias_ns: float = 0.025
+    """Time that an element of a bias adds which TMA loads: a conversion, an eighth of a matrix load, and exponents that
+    subtract before they multiply. It is fitted to four biases on an H200 (2026-11-29)."""
     draw_ns: float = 0.64
     """Time of Philox for a random number, next to which neither MMAs nor exponentials are seen. It is fitted to three kernels
     on an H200 (``dropout_times`` in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
@@ -71,14 +76,14 @@ class AttentionRates:
     wide: float = 0.15
     """Loss where blocks of keys are short: the fraction for 64 keys, halved for 128."""
     short: float = 0.25
-    """What the softmax loses besides in blocks of 64 keys, less in longer ones up to 128. It is fitted to causal masks and
-    windows of heads of 64 on an H200 (``sweep`` in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
+    """What the softmax of narrow heads loses besides in blocks of 64 keys, less in longer ones up to 128. It is fitted to causal
+    masks and windows of heads of 64 on an H200 (``sweep`` in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
     masked: float = 0.6
     """Loss by masks of windows: the fraction for ``MASKED_KEYS`` keys of a tile, less for more keys."""
     launch_us: float = 5.0
     memory: float = 0.82
     """Fraction of the memory bandwidth for the first reads of K and V."""
-    sm_gb_per_s: float = 53.0
+    sm_gb_per_s: float = 36.0
     """Most that one SM reads."""
     combine_us: float = 2.0
     """Store, count and combination of the partials of split keys."""
@@ -127,6 +132,8 @@ class AttentionShape:
     """Integers that are loaded for each query and key."""
     loads: float = 0.0
     """Loads of elements for each query and key, fewer where a load is of several elements."""
+    bias: bool = False
+    """True if TMA takes the one tensor with an element per query and key."""
     draws: int = 0
     """Random numbers that are drawn for a score."""
     latent: bool = False
@@ -227,6 +234,7 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
         gathers=sum(op.gathered for op in of_pairs),
         pairs=sum(not op.gathered and not op.dtype.is_floating_point for op in of_pairs),
         loads=sum(_loads(op) for op in of_pairs if op.dtype.is_floating_point and not op.gathered),
+        bias=len(of_pairs) == 1 and _takes_tiles(of_pairs[0]) and axis.extent is not None,
         draws=len(facts.random_tiles),
         latent=latent,
         fixed={axis.block_id: axis.size for axis in facts.axes if axis.kind == "fixed" and axis.size is not None},
@@ -237,6 +245,12 @@ def _mask_operations(fact: AttentionFact, keys: AxisFact) -> int:
     if fact.diagonal or fact.hidden:
         return MASK_OPS["window" if fact.window else "bounds"]
     return MASK_OPS["loaded"] if keys.extent is None else 0
+
+
+def _takes_tiles(op: MemoryOpFact) -> bool:
+    """Return whether TMA takes tiles of a load of 16 bits per query and key."""
+    aligned = op.static and op.aligned * op.itemsize % TMA_ALIGNMENT_BYTES == 0
+    return aligned and op.dtype in (torch.bfloat16, torch.float16) and not op.gathered
 
 
 def _loads(op: MemoryOpFact) -> float:
@@ -317,9 +331,11 @@ def predicted_us(
         blocks = min(blocks, -(-rows // choice.keys) - (1 - shape.window) // choice.keys)
     per_sm = rate_per_sm(target) / rate_per_sm(hardware.target(MEASURED))
     softmax = rates.softmax_ns + rates.operation_ns * shape.operations + rates.special_ns * shape.special
-    softmax += rates.gather_ns * shape.gathers + rates.pair_ns * shape.pairs + rates.load_ns * shape.loads
+    softmax += rates.gather_ns * shape.gathers + rates.pair_ns * shape.pairs
+    softmax += rates.bias_ns if choice.bias_stages else rates.load_ns * shape.loads
     softmax += rates.operation_ns * ROUNDING_OPS * shape.rounded * shape.v_columns / choice.keys
-    softmax *= 1 + rates.short * max(0.0, LONG_KEYS / choice.keys - 1)
+    if shape.v_columns <= NARROW:
+        softmax *= 1 + rates.short * max(0.0, LONG_KEYS / choice.keys - 1)
     computed = LATENT_GROUPS if shape.latent else 1  # times that scores are computed, by groups that overlap
     matmuls = rates.column_ns * (computed * shape.qk_columns + shape.v_columns) * shape.operand_bytes / 2
     element = (softmax**rates.overlap + matmuls**rates.overlap) ** (1 / rates.overlap)

@@ -162,7 +162,7 @@ def _formula(plan: AttentionPlan, formula: Formula, name: str) -> list[str]:
 def _mask(plan: AttentionPlan) -> list[str]:
     """Return the function that hides the keys out of range, and those that a query does not see.
 
-    A word has a bit for each of a row's next scores, so that a score takes a selection and a part of a move to predicates.
+    A word has a bit for each of a row's next scores. So a score takes a selection, and a part of a move to predicates.
     """
     band, loaded = plan.problem.band, spans.bounds_of(plan)
     shift, query = " + shift" if band.shift else "", band.query("first_query + 8 * row")

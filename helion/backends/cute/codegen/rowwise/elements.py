@@ -31,7 +31,7 @@ from .stages import divisors_of_groups, last_stage, read_by, stage_of
 CHAINS, FEWER_CHAINS = 4, 2
 """Independent partial results of a thread for each reduction, which hide latency; and where several sums do as well."""
 PARTED = False
-"""Whether granules that are parts store their elements behind a branch, for which only warps with such ones wait."""
+"""Whether granules that are parts store their elements after a branch, for which only warps with such ones wait."""
 SEVERAL = 4
 """Reductions of one walk from which they do."""
 _NAMES = {"bool": "int8"}
