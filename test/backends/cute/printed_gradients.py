@@ -180,7 +180,7 @@ def _run(plan, names, owned, streamed, outputs, tile, group, head, dtype) -> Non
     sums = [torch.zeros(64, each.output.matrix.columns) for each in problem.gradients]
     thread = {"first_query": rows + WARP * 16 + LANE // 4, "lane": LANE}
     span, loaded = _span(plan, names, tile, thread)
-    for repeat, (block, masked) in itertools.product(range(problem.repeats), visited(plan, tile, loaded)):
+    for (block, masked), repeat in itertools.product(visited(plan, tile, loaded), range(problem.repeats)):
         place = [*head, repeat] if problem.repeats > 1 else head
         thread |= {f"head_{at}": number for at, number in enumerate(place)}
         blocks = [

@@ -205,7 +205,7 @@ def test_repetitions_begin_with_the_first_block() -> None:
     program = backward_program(plan(KEYS))
 
     def skipped(step: g.Step) -> tuple[g.Step, ...]:
-        return () if isinstance(step, a.BlockLoop) and step.part == "again" else (step,)
+        return () if isinstance(step, a.RepeatLoop) and step.begin else (step,)
 
     with pytest.raises(Fault, match="stale|deadlock|has blocks"):
         verify_backward(edited(program, "multiply", skipped))

@@ -11,7 +11,7 @@ from ...roles import grammar as g
 from ...roles.attention import grammar as a
 from ...roles.attention.grammar import BackwardProgram
 from ..writer import Writer
-from . import spans
+from . import numbers, spans
 from .atomic import BOX, WARPS, sum_name
 from .backward import finish_arguments, registers, values_arguments, values_name
 from .formula import arguments_of, head_axes
@@ -97,12 +97,11 @@ _SETUPS: Mapping[str, Callable[[BackwardPlan], list[str]]] = {
 @_rule(a.RepeatLoop)
 def _(out: Writer, program: BackwardProgram, step: a.RepeatLoop) -> None:
     problem = program.plan.problem
-    with out.block(f"for repeat in cutlass.range({text_of(problem.repeats)}, unroll=1):"):
-        out.line(f"{head_axes(problem)[-1]} = repeat")
-        if isinstance(step.body[0], a.BlockLoop):
-            out.line("again_blocks = cutlass.min(repeat, 1)")
-        else:
-            out.line("block = end - 1")
+    if step.first:
+        out.line("block = end - 1")
+    repeats = numbers.less(text_of(problem.repeats), step.begin) if step.begin else text_of(problem.repeats)
+    with out.block(f"for repeat in cutlass.range({repeats}, unroll=1):"):
+        out.line(f"{head_axes(problem)[-1]} = repeat{f' + {step.begin}' if step.begin else ''}")
         print_steps(out, program, step.body)
 
 

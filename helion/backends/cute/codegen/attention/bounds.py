@@ -95,8 +95,6 @@ def part_lengths(plan: ScorePlan) -> list[str]:
 
 def block_index(plan: ScorePlan, part: Part) -> str:
     """Return the index of a part's block from the loop variable ``at``."""
-    if part == "again":
-        return "end - 1"
     passed = [f" - {name}_blocks" for name in plan.parts[: plan.parts.index(part)]]
     return f"end - 2{''.join(passed)} - at"
 

@@ -7,7 +7,7 @@ all groups for that. It multiplies those of a block during the next one, in the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ...plan.attention.backward import STREAMED, BackwardPlan, BackwardProblem, backward_counts
 from ...plan.records import WARPGROUP_THREADS
@@ -92,7 +92,7 @@ def _load_blocks(plan: BackwardPlan) -> Role:
     """Build the role that loads blocks. It draws a tile after all blocks of the one before: the CTAs with the longest tiles draw
     last then."""
     ticket: tuple[Step, ...] = (TakeTicket(),) if plan.scheduler == "dynamic" else ()
-    whole = repeated(plan, loads_of_blocks())
+    whole = loads_of_blocks(plan)
     later = [NextPass(loads=True), *whole] * (len(plan.problem.passes) - 1)
     return Role(
         name="load",
@@ -107,7 +107,7 @@ def _load_blocks(plan: BackwardPlan) -> Role:
     )
 
 
-def loads_of_blocks() -> tuple[Step, ...]:
+def loads_of_blocks(plan: BackwardPlan) -> tuple[Step, ...]:
     """Return the steps that load all blocks of both streamed matrices."""
     block = tuple(
         step
@@ -115,12 +115,18 @@ def loads_of_blocks() -> tuple[Step, ...]:
         for cursor in (f"{name}_fill",)
         for step in (Acquire(cursor), LoadBlock(name, cursor), Commit(cursor), Advance(cursor))
     )
+    if plan.problem.is_repeated:
+        return RepeatLoop(block, first=True), LoadLoop((RepeatLoop(block),))
     return *block, LoadLoop(block)
 
 
-def repeated(plan: BackwardPlan, body: tuple[Step, ...]) -> tuple[Step, ...]:
-    """Return the steps of all repetitions of a tile's blocks."""
-    return (RepeatLoop(body),) if plan.problem.is_repeated else body
+def other_blocks(plan: BackwardPlan, block: Callable[[bool], tuple[Step, ...]]) -> tuple[Step, ...]:
+    """Return the steps of all blocks of a tile but the first; ``block`` returns those of a masked one, or of another."""
+    parts = [(part, block(part != "free")) for part in plan.parts]
+    if not plan.problem.is_repeated:
+        return tuple(BlockLoop(part, steps) for part, steps in parts)
+    again = RepeatLoop(block(True), first=True, begin=1)
+    return again, *(BlockLoop(part, (RepeatLoop(steps),)) for part, steps in parts)
 
 
 def _freed(problem: BackwardProblem, chosen: Sequence[int], multiplied: bool) -> tuple[Step, ...]:
@@ -224,10 +230,8 @@ def _stored(plan: BackwardPlan, chosen: Sequence[int], last: bool) -> tuple[Step
 def _pass(plan: BackwardPlan, chosen: Sequence[int]) -> tuple[Step, ...]:
     """Return the steps of the blocks of a tile, for the gradients of a pass."""
     block = _block if plan.problem.atomic is None else _atomic_block
-    parts: tuple[Step, ...] = tuple(BlockLoop(part, block(plan, chosen, masked=part != "free")) for part in plan.parts)
-    if plan.problem.is_repeated:
-        parts = (RepeatLoop((BlockLoop("again", block(plan, chosen, masked=True)), *parts)),)
-    return *block(plan, chosen, masked=True, first=True), *parts
+    others = other_blocks(plan, lambda masked: block(plan, chosen, masked))
+    return *block(plan, chosen, masked=True, first=True), *others
 
 
 def _multiply(plan: BackwardPlan) -> Role:

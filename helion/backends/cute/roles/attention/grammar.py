@@ -214,9 +214,14 @@ class NextTile(Step):
 
 @dataclass(frozen=True)
 class RepeatLoop(Step):
-    """Loop over the repetitions of a tile's blocks. Each begins with its first block."""
+    """Loop over the repetitions of a block from number ``begin`` on: of the tile's ``first`` one, or of the current one.
+
+    Tiles that run at the same time so read the same blocks of all heads, though some have more blocks than others.
+    """
 
     body: tuple[Step, ...]
+    first: bool = False
+    begin: int = 0
 
 
 @dataclass(frozen=True)

@@ -31,16 +31,14 @@ from ..grammar import (
     Tail,
     Wait,
 )
-from .backward import FREE, READ, loads_of_blocks, repeated
+from .backward import FREE, READ, loads_of_blocks, other_blocks
 from .grammar import (
-    BlockLoop,
     FirstWarp,
     GroupLoop,
     GroupSync,
     LoadLoop,
     NextTile,
     ProductMma,
-    RepeatLoop,
     ScoreProgram,
     StoreOutput,
     WorkLoop,
@@ -120,7 +118,7 @@ def _load_blocks(plan: UmmaBackwardPlan, warp: int) -> Role:
         program=(
             SetUp("load_blocks"),
             *(Cursor(f"{name}_fill", name, "producer") for name in STREAMED),
-            WorkLoop((*repeated(plan, loads_of_blocks()), NextTile())),
+            WorkLoop((*loads_of_blocks(plan), NextTile())),
             *(Tail(f"{name}_fill") for name in STREAMED),
         ),
     )
@@ -186,9 +184,7 @@ def _block(plan: UmmaBackwardPlan, masked: bool, first: bool = False) -> tuple[S
 def _compute(plan: UmmaBackwardPlan) -> Role:
     """Build the role that computes left operands and outputs, which take the shared memory of rows that no MMA reads then."""
     outputs = range(len(plan.problem.gradients))
-    parts: tuple[Step, ...] = tuple(BlockLoop(part, _block(plan, masked=part != "free")) for part in plan.parts)
-    if plan.problem.is_repeated:
-        parts = (RepeatLoop((BlockLoop("again", _block(plan, masked=True)), *parts)),)
+    others = other_blocks(plan, lambda masked: _block(plan, masked))
     stored = (*(StoreOutput(at) for at in outputs), StoreWait(0), Release("rows_read"))
     end = (
         Wait("output_read"),
@@ -213,7 +209,7 @@ def _compute(plan: UmmaBackwardPlan) -> Role:
             Cursor("scores_read", "scores", "consumer"),
             Cursor("lefts_fill", "lefts", "producer"),
             Cursor("output_read", "output", "consumer"),
-            WorkLoop((*_block(plan, masked=True, first=True), *parts, *end)),
+            WorkLoop((*_block(plan, masked=True, first=True), *others, *end)),
             BarrierSync("end"),
             FreeSums(),
         ),

@@ -233,7 +233,8 @@ class Machine:
     def visits(self, tile: int, output: int) -> list[Place]:
         """Return the blocks of a tile in the order of their visits by the pass of an output."""
         first = MOST_REPEATS * next(at for at, chosen in enumerate(self.passes) if output in chosen)
-        return [*itertools.product(range(first, first + self.repeats), reversed(range(self.tiles[tile].blocks)))]
+        blocks, repeats = reversed(range(self.tiles[tile].blocks)), range(first, first + self.repeats)
+        return [(repeat, block) for block, repeat in itertools.product(blocks, repeats)]
 
     def memory_of(self, output: int) -> int:
         """Return the number of the matrix of rows whose shared memory an output takes."""

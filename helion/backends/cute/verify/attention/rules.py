@@ -54,9 +54,8 @@ def _(machine: Machine, step: a.WorkLoop, warp: Warp) -> Running:
 @_rule(a.BlockLoop)
 def _(machine: Machine, step: a.BlockLoop, warp: Warp) -> Running:
     assert warp.tile is not None
-    again = step.part == "again"
-    for _ in range(min(warp.repeat, 1) if again else machine.tiles[warp.tile].parts.get(step.part, 0)):
-        warp.block -= 0 if again else 1
+    for _ in range(machine.tiles[warp.tile].parts.get(step.part, 0)):
+        warp.block -= 1
         warp.part = step.part
         yield from run_steps(machine, warp, step.body)
 
@@ -64,8 +63,10 @@ def _(machine: Machine, step: a.BlockLoop, warp: Warp) -> Running:
 @_rule(a.RepeatLoop)
 def _(machine: Machine, step: a.RepeatLoop, warp: Warp) -> Running:
     assert warp.tile is not None
-    for repeat in range(machine.repeats):
-        warp.repeat, warp.block = repeat, machine.tiles[warp.tile].blocks - 1
+    if step.first:
+        warp.block = machine.tiles[warp.tile].blocks - 1
+    for warp.repeat in range(step.begin, machine.repeats):
+        warp.part = "again" if step.begin else warp.part
         yield from run_steps(machine, warp, step.body)
 
 
