@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from ..plan.copied import Copied, raw_major
-from ..plan.counts import copied_lines, counts, raw_operands
+from ..plan.counts import copied_lines, counts, is_read_once, raw_operands
 from ..plan.dtypes import DTYPES, itemsize, per_byte
 from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, Instruction
 from ..plan.records import SWIZZLE_BYTES, WARP_ROWS, GemmPlan
@@ -80,7 +80,7 @@ def _layout(plan: GemmPlan, copied: Copied) -> list[str]:
 
 def views(plan: GemmPlan) -> list[str]:
     """Define the TMA views of raw tiles: all tiles of a source, and the stages."""
-    found = [*READ_ONCE] if any(_is_read_once(plan, copied.operand) for copied in raw_operands(plan)) else []
+    found = [*READ_ONCE] if any(is_read_once(plan, copied.operand) for copied in raw_operands(plan)) else []
     for copied in raw_operands(plan):
         label = copied.operand
         modes = f"(None, None{', None' * len(batch_modes(plan, label))})"
@@ -99,7 +99,7 @@ def load(plan: GemmPlan, step: g.LoadRaw) -> list[str]:
     """Return the code that loads a raw tile."""
     label, cursor = step.operand, step.cursor
     tile = f"[None, {'tile_m' if label == 'a' else 'tile_n'}, k_tile{batched(plan, label)}]"
-    policy = ", cache_policy=read_once" if _is_read_once(plan, step.operand) else ""
+    policy = ", cache_policy=read_once" if is_read_once(plan, step.operand) else ""
     return [
         f"cute.copy(tma_raw_{label}, from_raw_{label}{tile}, to_raw_{label}[None, {cursor}.index],"
         f" tma_bar_ptr=raw.producer_get_barrier({cursor}){policy})"
@@ -113,12 +113,6 @@ READ_ONCE = (
 )
 """The policy of lines that L2 drops first. What other kernels have written stays there, and is not written back to make
 room."""
-
-
-def _is_read_once(plan: GemmPlan, label: str) -> bool:
-    """Return whether one tile alone reads each line of an operand, which then need not stay in the L2 cache."""
-    others = plan.work[1] if label == "a" else plan.work[0]
-    return others == 1 and all(plan.problem.batch_pitches(label))
 
 
 # Fragments of A ----------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ..plan.counts import counts, takes_turns
+from ..plan.counts import counts, leaves_cache
 from ..plan.dtypes import DTYPES, per_byte
 from ..plan.epilogue import EpilogueOutput
 from ..plan.records import WARPGROUP_THREADS, GemmPlan
@@ -177,7 +177,7 @@ def _views(plan: GemmPlan) -> list[str]:
     if plan.products > 1:
         lines.append("shared_part = cute.make_tensor(shared_b.iterator, layout_part.outer)")
     lines += [line for name in names for line in _partition(plan, name)]
-    lines += raw.READ_ONCE if takes_turns(plan) else []
+    lines += raw.READ_ONCE if any(leaves_cache(plan, name) for name in by_tma(plan)) else []
     if counts(plan).a_multicast > 1:
         lines.append("mask_a = cpasync.create_tma_multicast_mask(cluster_layout, place, mcast_mode=2)")
     if counts(plan).b_multicast > 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 
-from ..plan.counts import counts, takes_turns
+from ..plan.counts import counts, leaves_cache
 from ..plan.epilogue import ROW_NUMBER
 from ..plan.passes import Pass, passes
 from ..plan.records import GemmPlan
@@ -295,7 +295,7 @@ def _(step: g.TmaLoad, out: Writer, names: Names) -> None:
         source = f"[None, {numbers.tile_of(plan, multiplied)}]"
         shared = numbers_of.a_multicast if is_a else numbers_of.b_multicast
         mask = f", mcast_mask=mask_{'a' if is_a else 'b'}" if shared > 1 else ""
-        mask += ", cache_policy=read_once" if takes_turns(plan) else ""
+        mask += ", cache_policy=read_once" if leaves_cache(plan, step.operand) else ""
         if not is_a and plan.products > 1:
             slot = f"{slot} * {plan.products} + {('b', *second_b(plan)).index(multiplied.base)}"
     else:

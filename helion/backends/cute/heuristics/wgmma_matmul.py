@@ -128,8 +128,8 @@ def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[C
 
 
 def _crosses_lines(shape: ProductShape) -> bool:
-    """Return whether rows of A or B begin between lines of the L2 cache. Clusters of 2 x 2 load fewer of them."""
-    return shape.problem.groups is None and any(crosses_lines(shape.problem, each) for each in "ab")
+    """Return whether rows of A begin between lines of the L2 cache. Clusters of 2 x 2 load fewer of them."""
+    return shape.problem.groups is None and crosses_lines(shape.problem)
 
 
 def _in_clusters(

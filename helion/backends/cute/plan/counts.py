@@ -431,11 +431,32 @@ def rank_at(plan: GemmPlan, half: int, pair_m: int, cta_n: int, part: int = 0) -
 def takes_turns(plan: GemmPlan) -> bool:
     """Return whether CTAs that split K take its tiles by turns, so that they read neighboring elements at the same time.
 
-    That is so where clusters split K of one matmul that TMA loads. Lines are then read once by all, and leave the L2
-    cache first (benchmarks/results/cute/nvidia-h200-few-tiles.jsonl).
+    That is so where clusters split K of one matmul that TMA loads.
     """
     problem = plan.problem
     return plan.grid_splits > 1 and not (problem.copied or problem.scales or problem.terms or problem.ends)
+
+
+def leaves_cache(plan: GemmPlan, label: str) -> bool:
+    """Return whether the lines of an operand that TMA loads leave the L2 cache first: those that CTAs read once, or all at
+    the same time.
+
+    Lines that other kernels have written then stay there, and are not written back to make room
+    (benchmarks/results/cute/nvidia-h200-few-tiles.jsonl).
+    """
+    problem = plan.problem
+    if takes_turns(plan):
+        return True
+    if problem.runtime or problem.groups is not None or problem.terms or problem.ends is not None:
+        return False
+    base = problem.multiplicand(label).base
+    return is_read_once(plan, "a" if base == "a" else "b") and all(problem.batch_pitches(label))
+
+
+def is_read_once(plan: GemmPlan, operand: str) -> bool:
+    """Return whether one tile alone reads each line of ``a`` or ``b``."""
+    others = plan.work[1] if operand == "a" else plan.work[0]
+    return others == 1 and all(plan.problem.batch_pitches(operand))
 
 
 def k_range(plan: GemmPlan, rank: int, k_tiles: int, grid_part: int = 0) -> range:

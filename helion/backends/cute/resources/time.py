@@ -67,7 +67,7 @@ class Rates:
     """Part of an operand that memory transfers again where all CTAs that read it run at the same time: none finds it in
     the cache yet. Long K with few tiles shows it."""
     crossed: float = 1.0
-    """Bytes that are loaded for each byte of a tile whose rows begin between lines of the L2 cache."""
+    """Bytes that are loaded for each byte of A whose rows begin between lines of the L2 cache."""
     multicast: float = 0.818
     """Fraction of the bytes saved by multicast that shows in the time."""
     stored: float = 1.21
@@ -125,8 +125,8 @@ class Rates:
 
 
 RATES = Rates(crossed=1.4)
-"""Rates of matmuls that store tiles. Rows between lines are those of 4096 x 4104 x 1000 in
-benchmarks/results/cute/nvidia-h200-few-tiles.jsonl."""
+"""Rates of matmuls that store tiles. Rows of A between lines are those of ``odd`` in
+benchmarks/results/cute/nvidia-h200-few-tiles.jsonl; rows of B, which two CTAs share, cost less and are not counted."""
 ROW_RATES = Rates(
     matrix=0.86, sustained=0.86, cooperative=1.0, promoted=1.0, l2=2.14, l2_of_few=4.5, memory=1.0, memory_of_few=1.1,
     multicast=0.75, stored=1.1, k_tile_us=0.15, overlap=64.0, launch_us=6.3, fill_us=0.0, tile_us=0.0, split_us=0.75,
@@ -347,12 +347,11 @@ def resident_clusters(ctas: int, target: Target) -> int:
     return max(1, known * target.num_sms // hardware.target(MEASURED).num_sms)
 
 
-def crosses_lines(problem: GemmProblem, operand: str) -> bool:
-    """Return whether TMA loads parts of rows of an operand, ``a`` or ``b``, that begin between lines of the L2 cache. Rows
-    of two lines are loaded whole."""
-    pitch = problem.a_pitch if operand == "a" else problem.b_pitch
-    pitch = pitch * itemsize(problem.operand_dtype) // per_byte(problem.operand_dtype)
-    known = f"pitch_{operand}" not in problem.runtime and problem.copy_of(operand) is None
+def crosses_lines(problem: GemmProblem) -> bool:
+    """Return whether TMA loads parts of rows of A that begin between lines of the L2 cache. Rows of two lines are loaded
+    whole."""
+    pitch = problem.a_pitch * itemsize(problem.operand_dtype) // per_byte(problem.operand_dtype)
+    known = "pitch_a" not in problem.runtime and problem.copy_of("a") is None
     return known and pitch > 2 * SWIZZLE_BYTES and pitch % SWIZZLE_BYTES > 0
 
 
@@ -375,8 +374,8 @@ def _rate(plan: GemmPlan, target: Target, rates: Rates, matrix: float) -> float:
 def _loaded(plan: GemmPlan, numbers: Counts, rates: Rates) -> float:
     """Return the effective bytes of a K tile after multicast: more where rows of a tile lie in two lines of the L2 cache."""
     plain = plan.finish is None  # rows in memory were not measured
-    crossed = {each: rates.crossed if plain and crosses_lines(plan.whole, each) else 1.0 for each in "ab"}
-    a, b = numbers.a_stage_bytes * crossed["a"], numbers.b_stage_bytes * crossed["b"]
+    a, b = float(numbers.a_stage_bytes), float(numbers.b_stage_bytes)
+    a *= rates.crossed if plain and crosses_lines(plan.whole) else 1.0
     for copied in raw_operands(plan):
         operand = a if copied.operand == "a" else b // plan.products
         saved = operand - raw_bytes(plan, copied)
