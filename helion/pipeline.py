@@ -14,18 +14,16 @@ import torch
 
 from . import exc
 from ._compiler.context import CompileContext, Observed, device_of
-from ._compiler.frontend.trace import Traced, index_dtype
+from ._compiler.frontend.guards import Traced
 from ._compiler.host.program import PLAIN, Form, HostProgram, Module
 from ._compiler.ir.grammar import Program
 from ._compiler.ir.hints import sizes_of_blocks, with_hints
-from ._compiler.rewrites.reduction_loops.roll import rollable_blocks
 from ._shapes import NeedsValue, hint_of
 from ._support import logs
 from ._support.lazy import lazy
 from ._support.locks import new_lock
 from .backends import BACKENDS, GENERAL
 from .backends.protocol import Backend
-from .backends.tracing import traced_for
 from .config import Config, as_config
 from .hardware import Target
 from .settings import Settings
@@ -33,14 +31,20 @@ from .settings import Settings
 if TYPE_CHECKING:
     from ._compiler.facts import collect
     from ._compiler.facts.records import KernelFacts
+    from ._compiler.frontend import trace
+    from ._compiler.rewrites.reduction_loops import roll
     from ._compiler.rewrites.steps import Step
     from .autotuner import default, legalise, margins, seeds, space
     from .autotuner.proposal import Predicted
     from .autotuner.seeds import SeedReport
     from .autotuner.space import ConfigSpace
     from .autotuner.space.adjusted import Adjustment, Dropped
+    from .backends import tracing
 else:
-    # Binding needs only the front end.
+    # Binding needs only the front end, and a call that was kept not even that.
+    trace = lazy("helion._compiler.frontend.trace")
+    roll = lazy("helion._compiler.rewrites.reduction_loops.roll")
+    tracing = lazy("helion.backends.tracing")
     collect = lazy("helion._compiler.facts.collect")
     default = lazy("helion.autotuner.default")
     legalise = lazy("helion.autotuner.legalise")
@@ -259,7 +263,7 @@ class Analysis:
 
     @functools.cached_property
     def rollable(self) -> tuple[int, ...]:
-        return rollable_blocks(self.program)[0]
+        return roll.rollable_blocks(self.program)[0]
 
     @functools.cached_property
     def facts(self) -> KernelFacts:
@@ -550,15 +554,15 @@ def _analyse_with(
     ``divisibility`` receives the numeric arguments whose divisibility the backend's code depends on.
     """
     wanted = settings.index_dtype_name
-    index = index_dtype(wanted, arguments)
+    index = trace.index_dtype(wanted, arguments)
     context = context_of(backend, device_of(name, arguments), settings, target, index, observed)
     try:
-        traced = traced_for(backend, _steps, fn, arguments, context, constants, divisibility)
+        traced = tracing.traced_for(backend, _steps, fn, arguments, context, constants, divisibility)
     except exc.IndexOffsetOutOfRangeForInt32:
         if wanted != "auto":
             raise
         context = replace(context, index_dtype=torch.int64)
-        traced = traced_for(backend, _steps, fn, arguments, context, constants, divisibility)
+        traced = tracing.traced_for(backend, _steps, fn, arguments, context, constants, divisibility)
     return Analysis(traced, name, target, settings, backend, context)
 
 

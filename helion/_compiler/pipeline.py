@@ -13,7 +13,8 @@ from typing import Any
 from .. import knobs
 from .._support import logs
 from .context import CompileContext
-from .frontend.trace import Traced, trace
+from .frontend.guards import Traced
+from .frontend.trace import trace
 from .ir.grammar import Program
 from .ir.watch import watching
 from .passes.always.drop_fills import drop_fills

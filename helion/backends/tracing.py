@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .._compiler.context import CompileContext
-from .._compiler.frontend.trace import Traced
+from .._compiler.frontend.guards import Traced
 from .._compiler.pipeline import front_end
 from .._compiler.rewrites.steps import Step
 from .._shapes import CONCRETE_TENSORS, ROW_MAJOR, is_row_major

@@ -30,7 +30,7 @@ EXAMPLES = sorted(p.stem for p in (ROOT / "examples").glob("*.py") if p.stem != 
 #: Reads (program, name, settings, config) and gives the module that is made of each.
 ELSEWHERE = """
 import pickle, sys
-from helion._compiler.frontend.trace import Traced
+from helion._compiler.frontend.guards import Traced
 from helion.backends import BACKENDS
 from helion.hardware import target
 from helion.pipeline import Analysis

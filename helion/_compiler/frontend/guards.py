@@ -1,15 +1,21 @@
-"""Assumptions of a compiled kernel about globals and about objects that it reads through them."""
+"""The result of a trace, and its assumptions about globals and about objects that it reads through them.
+
+Later processes read both without importing the front end.
+"""
 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 
+from ... import exc
 from ..._exact import are_same, exact_key, is_constant
+from ..ir.grammar import Program
+from ..source import Location
 from .purity import is_library_module
 
 Kind = Literal["item", "attribute", "absent", "length", "content", "keys", "state"]
@@ -71,3 +77,29 @@ def guard(kind: Kind, owner: Any, key: Any, value: Any) -> Guard | None:
     ):
         return None
     return Guard(kind, owner, key, tensor_key(value) if isinstance(value, torch.Tensor) else value)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """The result of a trace.
+
+    ``specialized``: origins (paths into the arguments) of numbers the program depends on, by host name. ``origins``:
+    those of the numbers that are read at run time.
+
+    ``warnings``: warnings for the user. ``guards``: assumptions about globals. ``seeds``: the number of seeds that each
+    launch with random numbers draws from torch's generator, in order.
+
+    ``detached``: location of the first ``detach()`` in device code, which records no op. ``recorded``: the program as
+    recorded, including functions that have their own derivatives. ``misplaced``: the error of a call with CPU tensors,
+    because device code uses a tensor that host code makes on a GPU.
+    """
+
+    program: Program
+    specialized: Mapping[str, Any]
+    warnings: tuple[exc.Base, ...]
+    guards: tuple[Guard, ...]
+    seeds: tuple[int, ...] = ()
+    detached: Location | None = None
+    origins: Mapping[str, Any] = field(default_factory=dict)
+    recorded: Program | None = None
+    misplaced: exc.Base | None = None

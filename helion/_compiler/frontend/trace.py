@@ -6,7 +6,6 @@ import ast
 import copy
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,42 +15,16 @@ from ..._shapes import WIDE, hint_of
 from ..context import CompileContext
 from ..ir.grammar import ForAttrs, OperandRef, Program
 from ..ir.host_module import HostModule
-from ..source import FunctionSource, Location, parse_kernel
+from ..source import FunctionSource, parse_kernel
 from . import lost_results
 from .arguments import Arguments
 from .frames import Frame, assigned_names, names_in
-from .guards import Guard
+from .guards import Traced
 from .statements.kernel import walk_kernel
 from .syntax import SYNTAX
 from .torch.functions import RULES
 from .tracer import Tracer
 from .walk.scope import Walk
-
-
-@dataclass(frozen=True)
-class Traced:
-    """The result of a trace.
-
-    ``specialized``: origins (paths into the arguments) of numbers the program depends on, by host name. ``origins``:
-    those of the numbers that are read at run time.
-
-    ``warnings``: warnings for the user. ``guards``: assumptions about globals. ``seeds``: the number of seeds that each
-    launch with random numbers draws from torch's generator, in order.
-
-    ``detached``: location of the first ``detach()`` in device code, which records no op. ``recorded``: the program as
-    recorded, including functions that have their own derivatives. ``misplaced``: the error of a call with CPU tensors,
-    because device code uses a tensor that host code makes on a GPU.
-    """
-
-    program: Program
-    specialized: Mapping[str, Any]
-    warnings: tuple[exc.Base, ...]
-    guards: tuple[Guard, ...]
-    seeds: tuple[int, ...] = ()
-    detached: Location | None = None
-    origins: Mapping[str, Any] = field(default_factory=dict)
-    recorded: Program | None = None
-    misplaced: exc.Base | None = None
 
 
 def index_dtype(name: str, arguments: Mapping[str, Any]) -> torch.dtype:

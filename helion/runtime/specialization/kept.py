@@ -33,8 +33,7 @@ from . import assumptions, remembered
 
 if TYPE_CHECKING:
     from ... import pipeline
-    from ..._compiler.frontend.guards import Guard
-    from ..._compiler.frontend.trace import Traced
+    from ..._compiler.frontend.guards import Guard, Traced
     from ..._compiler.ir import effects
     from ...pipeline import Analysis, Code
     from .specialized import Specialized
