@@ -16,7 +16,7 @@ from ..roles.messages import MessageStep
 from ..roles.micro import MicroMma, MicroStep
 from ..roles.overlapped import Ahead, Rest, TurnMma, TurnPromote, TurnScales
 from ..roles.partial import PieceViews, TermMma
-from ..roles.sliced import SliceStep
+from ..roles.sliced import SliceScales, SliceStep
 from . import copied, exchange, groups, numbers, raw, rows, scales, vectors, workspace
 from .blackwell import micro
 from .epilogue import (
@@ -355,7 +355,10 @@ def _(step: HalfStep, out: Writer, names: Names) -> None:
 @_print.register
 def _(step: g.LoadScales, out: Writer, names: Names) -> None:
     turn = step.turn if isinstance(step, TurnScales) else 0
-    out.lines(scales.load(names.plan, rows_of(names.plan), _block(names), turn))
+    block = (
+        sliced.block(names.plan, step, numbers.k_bounds(names.plan)) if isinstance(step, SliceScales) else _block(names)
+    )
+    out.lines(scales.load(names.plan, rows_of(names.plan), block, turn))
 
 
 def _block(names: Names) -> str:

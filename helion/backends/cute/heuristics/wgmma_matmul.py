@@ -16,9 +16,9 @@ from typing import ClassVar
 from ...._compiler.facts.records import KernelFacts
 from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
-from ..bounds import places_of_copies
+from ..bounds import places_of_copies, tile_bounds
 from ..plan.dtypes import IMPRECISE_DTYPES
-from ..plan.operands import FEW_ROWS
+from ..plan.operands import FEW_ROWS, SLICED_COLUMNS
 from ..plan.records import SWIZZLE_BYTES, WGMMA_ROWS, Choice, CopiesIn
 from ..plan.scales import promoted
 from ..resources.shape import ProductShape, shape_of
@@ -28,7 +28,7 @@ from .tiles import narrowed, options, proposals, tiles
 CONVERTED = ("registers", "slices")
 """Places of operands that the warps that multiply convert."""
 ON_REQUEST: tuple[CopiesIn, ...] = ("slices",)
-"""Places of copied operands that no seed has until they have run on a GPU."""
+"""Places of copied operands that no seed with scales or sizes of the launch has until they have run on a GPU."""
 WIDE = (128, 256)
 FEW_COLUMNS = 64
 """Columns of tiles of 256 rows whose instructions wait for A (benchmarks/results/cute/nvidia-h200-few-tiles.jsonl)."""
@@ -66,7 +66,8 @@ class CuteWgmmaMatmulHeuristic(Heuristic):
 def choices(shape: ProductShape, target: Target) -> list[Choice]:
     """Return choices, with a plan or without; among equally fast ones the first wins."""
     places = places_of_copies(shape.problem, target) if shape.problem.copied else ("shared",)
-    places = tuple(place for place in places if place not in ON_REQUEST)
+    if shape.problem.scales is not None or shape.problem.runtime:
+        places = tuple(place for place in places if place not in ON_REQUEST)
     if "registers" in places and len(places) > 1:
         # they are faster than stages for few columns, and have not run with more
         few = shape.problem.n <= FEW_ROWS
@@ -93,7 +94,13 @@ def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[C
     found: list[Choice] = []
     in_stages = bool(shape.problem.copied) and copies_in != "memory"
     for tile in sorted(tiles(shape, target), key=lambda tile: tile[:2] != WIDE):
-        tile = (*tile[:2], SWIZZLE_BYTES) if copies_in == "registers" else tile
+        tile = (*tile[:2], SWIZZLE_BYTES) if copies_in in CONVERTED else tile
+        if copies_in == "slices" and tile[1] != SLICED_COLUMNS:
+            continue
+        if (
+            shape.problem.rounded and shape.blocks[2] not in shape.fixed
+        ):  # half as many sums are rounded (the same rows)
+            tile = (*tile[:2], tile_bounds(shape.problem, target)[2][1])
         rows, columns = -(-shape.problem.m // tile[0]), -(-shape.problem.n // tile[1])
         together = rows * columns * shape.problem.repeats
         plain = narrowed(Choice(tile=tile, copies_in=copies_in))
@@ -102,13 +109,15 @@ def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[C
         found.append(plain)
         if shape.problem.groups is not None and columns > 1 and not in_stages:
             found.append(dataclasses.replace(plain, cluster=(1, 2)))
-        if together > target.num_sms and not in_stages:  # these have not run with two consumer groups
+        # copies in stages have not run with two consumer groups; matmuls that round each K tile are faster without them
+        # (``rounded_tiles_time`` of benchmarks/results/cute/nvidia-h200-parts.jsonl)
+        if together > target.num_sms and not in_stages and not shape.problem.rounded:
             found += [dataclasses.replace(paired, pingpong=True)] if rows > 1 else []
             found.append(dataclasses.replace(plain, pingpong=True))
             if tile[:2] == SQUARE and rows > 1 and columns > 1 and _crosses_lines(shape):
                 found.append(dataclasses.replace(plain, cluster=(2, 2), pingpong=True))
         found += _in_clusters(shape, tile, (rows, columns), copies_in, target) if not in_stages else []
-        if tile[0] > WGMMA_ROWS * 2 and tile[1] <= FEW_COLUMNS and copies_in != "registers":
+        if tile[0] > WGMMA_ROWS * 2 and tile[1] <= FEW_COLUMNS and copies_in not in CONVERTED:
             continue
         for splits, clusters in itertools.product((1, *SPLITS), (1, *GRID_SPLITS)):
             most = resident_clusters(splits, target) // together
@@ -121,7 +130,7 @@ def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[C
                 found.append(narrowed(split, min(plain.epilogue_n, tile[1] // splits)))
             parted = shape.problem.n >= LEAST_OF_TWO and ctas <= RESIDENTS * target.num_sms
             scaled = tile[0] > WGMMA_ROWS and shape.problem.scales is not None  # two of these on an SM run on request
-            if copies_in == "registers" and ctas > target.num_sms and not scaled and (parted or splits * clusters == 1):
+            if copies_in in CONVERTED and ctas > target.num_sms and not scaled and (parted or splits * clusters == 1):
                 resident = dataclasses.replace(split, ctas_per_sm=RESIDENTS)
                 found.append(narrowed(resident, min(plain.epilogue_n, tile[1] // splits)))
     return found

@@ -20,6 +20,7 @@ from ..plan.counts import (
     past_registers,
     raw_bytes,
     raw_operands,
+    slices,
     through_registers,
 )
 from ..plan.dtypes import itemsize, per_byte
@@ -106,6 +107,14 @@ class Rates:
     """Time of an element that these warps convert, from the same runs."""
     issued_us: float = 0.000033
     """The same for each of two CTAs on an SM, which share its schedulers."""
+    slice_us: float = 0.65
+    """Time of a K tile of a warp that has it alone (benchmarks/results/cute/nvidia-h200-few-rows.jsonl)."""
+    sliced_us: float = 0.000012
+    """Time of an element that such warps convert and multiply, from the same runs."""
+    added_us: float = 3.0
+    """Time after the last K tile has arrived: that of a warp, and of the sums of all warps, from the same runs."""
+    sliced_memory: float = 0.96
+    """Fraction of the memory bandwidth that remains where warps hold stages longer, from the same runs."""
     shared_bytes_per_us: float = 218e3
     """Shared-memory bandwidth of an SM: 128 bytes per cycle. It limits K tiles that are written twice."""
     granules_us: float = 0.0023
@@ -249,7 +258,7 @@ def _at_rate(plan: GemmPlan, bytes_moved: int, target: Target, rates: Rates, mat
         _copied_us(plan, rates),
     )
     waves = -(-pieces // resident)
-    epilogue_us = _epilogue_us(plan, share, l2, rates)
+    epilogue_us = _epilogue_us(plan, share, l2, rates) + (rates.added_us if plan.sliced else 0.0)
     tile_us = -(-plan.k_tiles // plan.parts) * k_tile_us
     tile_us *= _share_of_k(plan)
     if plan.teams > 1 or (plan.unit == "tcgen05" and plan.accumulator_stages > 1):
@@ -258,6 +267,7 @@ def _at_rate(plan: GemmPlan, bytes_moved: int, target: Target, rates: Rates, mat
         body = rates.fill_us + waves * (tile_us + epilogue_us + rates.tile_us)
     moved = bytes_moved + (_read_together(plan) * rates.read_together if waves == 1 else 0.0)
     memory_us = moved / (share * min(rates.memory * target.num_sms, rates.memory_of_few * busy))
+    memory_us /= rates.sliced_memory if plan.sliced else 1.0
     return Timing(
         k_tile_us=k_tile_us,
         epilogue_us=epilogue_us,
@@ -329,6 +339,8 @@ def _converted_us(plan: GemmPlan, rates: Rates) -> float:
     shared_us = moved / rates.shared_bytes_per_us
     if not plan.converts:
         return max(rates.raw_us + elements * rates.converted_us, shared_us)
+    if plan.sliced:
+        return max(rates.slice_us / slices(plan), plan.ctas_per_sm * max(elements * rates.sliced_us, shared_us))
     issued_us = elements * rates.issued_us
     return max(rates.fragment_us + elements * rates.fragments_us, plan.ctas_per_sm * max(issued_us, shared_us))
 

@@ -42,6 +42,13 @@ class MultiplySlice(SliceStep):
 
 
 @dataclass(frozen=True)
+class SliceScales(LoadScales):
+    """Load the scales of the warp's first K tile of a tile, or those of its next one after the current one."""
+
+    first: bool = False
+
+
+@dataclass(frozen=True)
 class ClearSlice(SliceStep):
     """Clear the sums of the warp."""
 
@@ -62,17 +69,21 @@ class AddSlices(SliceStep):
 
 
 def sliced_mainloop(scaled: bool, promoted: bool) -> tuple[Step, ...]:
-    """Build the mainloop. The scales of a K tile arrive during its MMAs."""
+    """Build the mainloop.
+
+    The scales of a K tile are loaded during the one before. The fence before a stage is released would wait for later loads.
+    """
     return (
         ClearSlice(),
+        *((SliceScales(first=True),) if scaled else ()),
         SliceLoop(
             (
-                *((LoadScales(),) if scaled else ()),
                 SliceCursors(),
                 *(Wait("ab_read"), ReadColumns("ab_read")),
                 *(Wait("raw_read"), MultiplySlice("raw_read")),
                 *(Release("raw_read"), Release("ab_read")),
                 *((Promote(),) if promoted else ()),
+                *((SliceScales(),) if scaled else ()),
             )
         ),
         PassSlices(),

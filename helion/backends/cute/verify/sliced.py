@@ -12,6 +12,7 @@ from ..roles.sliced import (
     ReadColumns,
     SliceCursors,
     SliceLoop,
+    SliceScales,
     StoreSlice,
 )
 from .cluster import Cluster, Leaf, rule
@@ -37,6 +38,13 @@ def _(cluster: Cluster, step: SliceCursors, warp: Warp) -> None:
 @rule(PassSlices)
 def _(cluster: Cluster, step: PassSlices, warp: Warp) -> None:
     warp.slices.passed += len(multiplied_tiles(cluster, warp))
+
+
+@rule(SliceScales)
+def _(cluster: Cluster, step: SliceScales, warp: Warp) -> None:
+    k_tiles = multiplied_tiles(cluster, warp)
+    k_tile = k_tiles.start + warp.number if step.first else warp.k_tile + warp.role.warps
+    warp.scales = warp.tile, min(k_tile, k_tiles.stop - 1)
 
 
 @rule(ReadColumns)

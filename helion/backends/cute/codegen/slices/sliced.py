@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from ...plan.counts import counts, slice_values, slices, stage_readers
 from ...plan.records import SWIZZLE_BYTES, WGMMA_ROWS, GemmPlan
-from ...roles.sliced import AddSlices, ClearSlice, MultiplySlice, PassSlices, ReadColumns, SliceCursors, StoreSlice
+from ...roles.sliced import (
+    AddSlices,
+    ClearSlice,
+    MultiplySlice,
+    PassSlices,
+    ReadColumns,
+    SliceCursors,
+    SliceScales,
+    StoreSlice,
+)
 from ...roles.sliced import SliceStep as Step
 from ..raw import source_of_a
 from .pairs import Conversion, conversion, masks
@@ -188,6 +197,12 @@ def _of_word(plan: GemmPlan, words: int) -> list[str]:
         f"        x0, x1, x2, x3 = multiply({c}, {a}, slice_columns[b], slice_columns[b + 1])",
         *(f"        slice_sums[c + {i}] = x{i}" for i in range(4)),
     ]
+
+
+def block(plan: GemmPlan, step: SliceScales, bounds: tuple[str, str]) -> str:
+    """Return the block of K of the scales that a warp loads; past its last one, those of the CTA's last one again."""
+    first = "own_slice" if bounds[0] == "0" else f"{bounds[0]} + own_slice"
+    return f"cutlass.min({first if step.first else f'k_tile + {slices(plan)}'}, {bounds[1]} - 1)"
 
 
 def promote(plan: GemmPlan) -> list[str]:
