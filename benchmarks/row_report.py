@@ -70,6 +70,7 @@ def sections(by_device: Mapping[str, Sequence[Line]]) -> Iterator[str]:
             yield from _misses(misses(lines), [line for line in by_device.get(MISSES, ()) if line["device"] == device])
             yield from _few(few)
             yield from _any_length(lines)
+            yield from _logs([line for line in lines if line.get("kind") == "logs"])
 
 
 def _last(lines: Iterator[Line] | Sequence[Line]) -> list[Line]:
@@ -201,6 +202,10 @@ def _device(
         "`benchmarks/row_kernels.py --kinds suite`. Each is timed in one process with a copy of the same bytes, Triton's",
         "default where `auto` takes the cute backend, and torch.compile. Shares of the copy's speed are geometric means.",
         "",
+        "Lines of `benchmarks/results/cute` say what was checked: `result` between guards in four equal runs, `lengths` in launches",
+        "of random sizes, `sanitized` under compute-sanitizer. Tests plant faults of exchanges (`test_row_kernels.py`, `test_row_ahead.py`,",
+        "`test_row_sums.py`): each is found.",
+        "",
         *row_goals.table(lines, [*means.values()], _mean([*means.values()]), (LEAST, MEAN), others),
         f"- {_held(means.values(), LEAST)} of {len(means)} kernels and dtypes reach {LEAST:.2f} of the copy; all together"
         f" {_mean(list(means.values())):.3f} (goal {MEAN:.2f}).",
@@ -250,12 +255,14 @@ def _any_length(lines: Sequence[Line]) -> Iterator[str]:
     if not timed:
         return
     right = [line for line in checked if line["ok"]]
+    batches = [line for line in lines if line.get("kind") == "batches" and line["ok"]]
     yield from (
         "### Rows of any length",
         "",
         "With dynamic shapes one binary is for all rows of a bucket. It ran the first, the last and random lengths of buckets",
         f"between guards, then {sum(line['launches'] for line in checked)} launches in random order:"
-        f" {len(right)} of {len(checked)} kernels and types are right.",
+        f" {len(right)} of {len(checked)} kernels and types are right."
+        + (f" So are {len(batches)} calls with tensors of three and four dimensions." if batches else ""),
         "",
         "| kernel | dtype | size | us | of one length, us | share of copy |",
         "| :-- | :-- | :-- | --: | --: | --: |",
@@ -265,6 +272,25 @@ def _any_length(lines: Sequence[Line]) -> Iterator[str]:
         yield (
             f"| {cell['name']} | {cell['type']} | {size} | {cell['us']:.1f} | {cell['known_us']:.1f} | {cell['share']:.3f} |"
         )
+    yield ""
+
+
+def _logs(lines: Sequence[Line]) -> Iterator[str]:
+    """Yield the table of errors of logarithms over every number of a type."""
+    if not lines:
+        return
+    yield from (
+        "### Logarithms of 16-bit elements",
+        "",
+        "Errors over every finite positive number of a type, by `benchmarks/row_logs.py`. Stored logarithms have a polynomial",
+        "near 1; summed ones are one instruction. Rounding its argument changes a logarithm near 1 by up to 2.8e-3 to base 2 for",
+        "bf16, and by 3.5e-4 for fp16.",
+        "",
+        "| logarithm | dtype | largest relative error | largest error to base 2, from 1/2 to 2 |",
+        "| :-- | :-- | --: | --: |",
+    )
+    for line in {(line["name"], line["type"]): line for line in lines}.values():
+        yield f"| {line['name']} | {line['type']} | {line['relative']:.1e} | {line['log2_near_one']:.1e} |"
     yield ""
 
 

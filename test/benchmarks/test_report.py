@@ -450,6 +450,7 @@ def test_row_kernels_have_a_table_of_goals() -> None:
         kind="result", name="softmax", type="bfloat16", m=4096, n=50257, us=200.0, share=0.88, ok=True, guards=True
     )
     checks = [dict(kind="lengths", launches=7, wrong=1), dict(kind="sanitized", form="held", errors=0)]
+    checks.append(dict(kind="logs", name="summed", relative=7e-6, log2_near_one=2e-7, ok=True))
     lines = [cell, {**odd, "same": True}, {**odd, "type": "float32", "same": False}]
     binaries = [dict(registers=64, plan_ms=21.0, compile_s=1.0, spill_bytes=8, target="h100", name="a", m=1, n=1)]
     binaries[0]["instructions"] = 9.0
@@ -466,6 +467,7 @@ def test_row_kernels_have_a_table_of_goals() -> None:
         "| cells whose results differ in four runs | 0 | 1 of 2 | no |",
         "| launches of random sizes that differ | 0 | 1 of 7 | no |",
         "| errors of compute-sanitizer in held | 0 | 0 | yes |",
+        "| summed | bfloat16 | 7.0e-06 | 2.0e-07 |",
     ):
         assert row in page
 
