@@ -26,6 +26,9 @@ SINGLE = {False: 1.3, True: 1.75}
 """Factor of one consumer group, whose other work overlaps with its own MMAs alone, by whether heads are wide."""
 WIDE = 128
 """Columns of a gradient from which blocks are shorter than those of narrow heads."""
+ADDED_TILE_US = 3.0
+"""Time of a tile beside its blocks where it adds sums to memory, of which the first and the last block have no other work
+(``operator_gradients`` in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
 UNEVEN = 1.05
 """Factor of tiles that differ in length."""
 SEQUENCE = 512
@@ -56,6 +59,8 @@ class BackwardShape:
     """Heads that a tile streams."""
     hidden: bool = False
     """True if tiles differ in their blocks, as with causal masks."""
+    bounded: bool = False
+    """True if ``streamed`` is the mean of what tiles see, as of loops that begin with the tile."""
     loaded: bool = False
     """True if integers in memory bound the blocks of a tile, as of sequences."""
     draws: int = 0
@@ -79,7 +84,7 @@ class BackwardShape:
     def seen(self) -> float:
         """Fraction of the pairs of rows that causal masks leave."""
         fewer, more = sorted((self.rows, self.streamed))
-        return 1 - fewer / (2 * max(1, more)) if self.hidden else 1.0
+        return 1 - fewer / (2 * max(1, more)) if self.hidden and not self.bounded else 1.0
 
     @property
     def columns(self) -> int:
@@ -114,9 +119,11 @@ def backward_shape(facts: KernelFacts) -> BackwardShape | str:
     gradients = [each for each in inside if each.k_axis == fact.streamed_axis]
     added = [each for each in inside if each.k_axis == fact.stationary_axis]
     products = [each for each in inside if each not in gradients and each not in added]
-    rows, streamed = facts.axes[fact.stationary_axis].extent, facts.axes[fact.streamed_axis].extent
+    axis = facts.axes[fact.streamed_axis]
+    rows, streamed, bounded = facts.axes[fact.stationary_axis].extent, axis.extent, False
     if streamed is None and gradients:  # the loop begins or ends with the tile
-        streamed = facts.axes[fact.streamed_axis].mean or rows_of(facts, gradients[0], fact.streamed_axis)
+        bounded = axis.mean is not None
+        streamed = axis.mean or rows_of(facts, gradients[0], fact.streamed_axis)
     dims, columns = (
         [_k(facts, each) for each in products],
         [_n(facts, each) for each in (*gradients, *added)],
@@ -135,6 +142,7 @@ def backward_shape(facts: KernelFacts) -> BackwardShape | str:
         head_blocks=tuple(axis.block_id for axis in others if axis.kind == "tile"),
         repeats=math.prod(axis.extent or 1 for axis in facts.axes if axis.kind == "scalar" and not axis.on_grid),
         hidden=fact.hidden,
+        bounded=bounded,
         loaded=facts.axes[fact.streamed_axis].extent is None and not fact.hidden,
         draws=len(facts.random_tiles) * max(1, len(gradients)),
         fixed={axis.block_id: axis.size for axis in facts.axes if axis.kind == "fixed" and axis.size is not None},
@@ -169,7 +177,8 @@ def predicted_us(shape: BackwardShape, choice: BackwardChoice, target: Target) -
     per_sm = rate_per_sm(target) / rate_per_sm(hardware.target(MEASURED))
     blocks: float = -(-shape.streamed // choice.keys)
     if shape.hidden:  # half of the blocks on the diagonal is computed, and not seen
-        blocks = min(blocks, (blocks * shape.seen + rows / choice.keys / 2 + 0.5) * UNEVEN)
+        most = math.inf if shape.bounded else blocks
+        blocks = min(most, (blocks * shape.seen + rows / choice.keys / 2 + 0.5) * UNEVEN)
     added = len(shape.gradients) // shape.passes + bool(shape.atomic)
     others = shape.passes * BLOCK_NS[added] / per_sm * (SINGLE[shape.is_wide] if choice.groups == 1 else 1.0)
     others += choice.keys * RATES.draw_ns * shape.draws / per_sm
@@ -177,6 +186,7 @@ def predicted_us(shape: BackwardShape, choice: BackwardChoice, target: Target) -
         blocks *= 1 + (2 * WGMMA_ROWS + choice.keys) / SEQUENCE
         others += choice.keys * RATES.operation_ns * MASK_OPS * len(shape.gradients) / per_sm
     tile_us = rows * shape.repeats * blocks * (2 * choice.keys * shape.columns / rate + others) / 1e3
+    tile_us += ADDED_TILE_US / per_sm if shape.atomic else 0.0
     memory_us = shape.bytes_moved / (target.bandwidth_gb_per_s * 1e3)
     return LAUNCH_US + max(-(-tiles // target.num_sms) * tile_us, memory_us)
 
