@@ -259,8 +259,8 @@ class _Tally:
                 self.loops[loop] = self.loops.get(loop, 0) + cdiv(size, VECTOR_BYTES) * VECTOR_BYTES
 
     def read_in_place(self) -> dict[int, tuple[int, StagedOperand]]:
-        """Return, by memory slot, 16-bit loads that only wgmma reads, some as the transpose: the last dot and the first
-        operand.
+        """Return, by memory slot, 16-bit loads that only asynchronous units read, some as the transpose: the last dot and
+        the first operand.
 
         The unit reads both from one copy.
         """
@@ -269,7 +269,8 @@ class _Tally:
             found.setdefault(operand.slot, []).append(operand)
 
         def alike(operand: StagedOperand) -> bool:
-            return self.units[operand.dot] == "wgmma" and operand.direct and operand.itemsize == _TURNED_BYTES
+            asynchronous = self.units[operand.dot] in ("wgmma", "tcgen05")
+            return asynchronous and operand.direct and operand.itemsize == _TURNED_BYTES
 
         return {
             slot: (max(o.dot for o in operands), min(operands, key=lambda o: (o.after, o.dot)))

@@ -28,6 +28,8 @@ _POINTER_BYTES = 8
 _INDEX_BYTES = 4
 #: Bytes of the dtype that narrower ones are widened to.
 _FLOAT_BYTES = 4
+#: Bytes of the elements that matrix loads and stores move.
+_TURNED_BYTES = 2
 #: Bytes of one TMA barrier, and the alignment of several.
 _BARRIER_BYTES, _BARRIER_ALIGNMENT = 8, 16
 #: Alignment of tiles that TMA moves.
@@ -355,7 +357,7 @@ def _turned_bytes(
         if pairs or group.repeats:
             pass
         elif group.in_rows:
-            size //= _width_rounds(op, widths, itemsize, sizes, threads)
+            size //= _width_rounds(op, widths, itemsize, sizes, threads, target)
         elif len(orders) > 1:
             size //= _order_rounds(group.ops, orders, itemsize, sizes, threads)
         most = max(most, size)
@@ -406,10 +408,29 @@ def _are_permuted(ops: Sequence[MemoryOpFact], sizes: Mapping[int, int], vector:
     return any(len(known) > 1 for known in layouts.values())
 
 
-def _width_rounds(op: MemoryOpFact, widths: set[int], itemsize: int, sizes: Mapping[int, int], threads: int) -> int:
-    """Return the rounds of a conversion of ``itemsize``-byte elements between accesses of different ``widths``."""
-    held = [rows_held(op.tile_axes, sizes, width, threads) for width in sorted(widths)]
-    return min((rounds(one, other, itemsize) for one, other in itertools.combinations(held, 2)), default=1)
+def _width_rounds(
+    op: MemoryOpFact,
+    widths: set[int],
+    itemsize: int,
+    sizes: Mapping[int, int],
+    threads: int,
+    target: Target | None,
+) -> int:
+    """Return the rounds of a conversion of ``itemsize``-byte elements between accesses of different ``widths``.
+
+    With a target, matrix loads or stores may move elements of two bytes, in both directions.
+    """
+    least = []
+    for one, other in itertools.combinations(sorted(widths), 2):
+        held = [rows_held(op.tile_axes, sizes, width, threads) for width in (one, other)]
+        ways = [(one * itemsize, other * itemsize), (other * itemsize, one * itemsize)]
+        moved = (
+            VECTOR_BYTES
+            if target is None or itemsize != _TURNED_BYTES
+            else max(moved_at_once(*way, target) for way in ways)
+        )
+        least.append(rounds(held[0], held[1], itemsize, moved))
+    return min(least, default=1)
 
 
 def _order_rounds(
@@ -474,7 +495,7 @@ def combined_bytes(
             if op.inner_axis != kept[-1] or op.tile_axes[-1] != kept[-1] or own == width:
                 continue
             size = tile_bytes((op.tile_axes, op.itemsize), sizes)
-            most = max(most, size // _width_rounds(op, {own, width}, op.itemsize, sizes, threads))
+            most = max(most, size // _width_rounds(op, {own, width}, op.itemsize, sizes, threads, None))
     return most
 
 

@@ -163,13 +163,15 @@ def _fastest(facts: KernelFacts, target: Target) -> TritonProposal | None:
         if target.num_sms <= _TUNED.idle * counts[sizes] and counts[sizes] <= most
     ]
     timed = [(proposal_us(facts, found, target), each, found) for each, found in usual if found is not None]
+    if not timed:
+        return None
     timed.sort(key=lambda option: option[0])
+    worth = timed[0][0] * trust(target).other_lines
     for _, each, _ in timed[: _TUNED.leading]:
         for line in _TUNED.lines[1:]:
             if (found := _deepest(facts, tile(each, line), target)) is not None:
-                timed.append((proposal_us(facts, found, target), each, found))
-    if not timed:
-        return None
+                us = proposal_us(facts, found, target)
+                timed += [(us, each, found)] if us <= worth else []
     shared = []
     for _, _, found in timed[: _TUNED.leading] if facts.splittable_k else ():
         for parts in _TUNED.parts:
