@@ -162,12 +162,15 @@ def test_wide_heads_have_passes(dims: int) -> None:
     assert dims < 256 or (64, 80) in sizes
 
 
-@pytest.mark.parametrize("name", ["keys", "keys, causal", "shared keys, causal", "all, causal", "queries, causal"])
+@pytest.mark.parametrize(
+    "name", ["keys", "keys, causal", "shared keys, causal", "all, causal", "all", "queries, causal"]
+)
 def test_schedulers_are_seeds_by_the_lengths_of_tiles(name: str) -> None:
-    """A loop that begins with the tile has seeds, as others have, and causal tiles of two gradients a counter."""
+    """A loop that begins with the tile has seeds, as others have. Causal tiles of two gradients, and those that add to memory,
+    have a counter."""
     seeds = bound_of(case_of(name)).seeds
     schedulers = [seed.config["wgmma_tile_scheduler"] for seed in seeds[:2]]
-    dynamic = "causal" in name and not name.startswith("queries")
+    dynamic = ("causal" in name and not name.startswith("queries")) or name == "all"
     assert schedulers == (["dynamic", "static"] if dynamic else ["static", "dynamic"])
 
 

@@ -38,8 +38,8 @@ LEAST = 64
 GROUPS = (2, 1)
 ALTERNATES = 4
 SCHEDULERS: dict[bool, tuple[Scheduler, Scheduler]] = {False: ("static", "dynamic"), True: ("dynamic", "static")}
-"""Tile schedulers, the faster one first, by whether tiles of sequences, of two gradients, or of wide heads, differ in length
-(``sequence_times`` in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
+"""Tile schedulers, the faster one first, by whether tiles of sequences, of two gradients, or of wide heads, differ in length,
+or tiles add to memory (``sequence_times`` and ``operator_gradients`` in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
 
 
 class CuteAttentionBackwardHeuristic(Heuristic):
@@ -76,7 +76,7 @@ def choices(shape: BackwardShape, target: Target) -> Iterator[BackwardChoice]:
         sizes = [keys for keys in range(longest, shortest - 1, -KEY_STEP) if _fits(shape, groups, keys, target)]
         for keys in [each for each in sizes if each >= LEAST] or sizes:
             differ = shape.loaded or (shape.hidden and (len(shape.gradients) > 1 or shape.is_wide))
-            schedulers = SCHEDULERS[differ]
+            schedulers = SCHEDULERS[differ or shape.atomic > 0]
             yield from (BackwardChoice(groups=groups, keys=keys, scheduler=each) for each in schedulers)
 
 
