@@ -355,7 +355,7 @@ def is_row_major(tensor: torch.Tensor) -> bool:
     for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
         if stride != step:
             return False
-        step *= size
+        step *= max(size, 1)
     return True
 
 

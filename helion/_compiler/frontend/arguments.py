@@ -97,8 +97,9 @@ class Arguments:
         if source not in self.t.context.row_major:
             each = enumerate(seen)
             return tuple(self.extent(n, f"{source}.stride({i})", (*origin, ("stride", i)), False) for i, n in each)
+        sizes = [str(max(n, 1)) if isinstance(n, int) else f"{source}.size({i})" for i, n in enumerate(shape)]
         for at in range(len(shape)):
-            product = " * ".join(f"{source}.size({after})" for after in range(at + 1, len(shape))) or "1"
+            product = " * ".join(sizes[at + 1 :]) or "1"
             self.t.numbers.argument_checks.append(f"{source}.stride({at}) == {product}")
         return contiguous_strides(tuple(shape))
 

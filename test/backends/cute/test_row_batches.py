@@ -184,11 +184,12 @@ def merged(x):
 def test_batches_of_any_size(fn: Any) -> None:
     """One kernel is for all row-major batches of a bucket, with a batch of one too."""
     kernel, bound = helion.kernel(fn, backend="cute", static_shapes=False), set()
-    for shape in ((3, 5, 1000), (2, 9, 1000), (1, 4, 1000)):
+    for shape in ((3, 5, 1000), (2, 9, 1000), (1, 4, 1000), (0, 5, 1000)):
         x = numbers(*shape)
         assert close(kernel(x), torch.softmax(x.double(), -1))
         bound.add(id(kernel.bind((x,))))
     assert len(bound) == 1
+    assert kernel(numbers(3, 0, 1000)).shape == (3, 0, 1000)
 
 
 def gaps(*shape: int) -> torch.Tensor:
