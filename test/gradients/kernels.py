@@ -592,6 +592,27 @@ def shifted(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
+@case(lambda x, w: x * F.pad(w[1:], (0, 1)), (40, 33), (33,))
+def shifted_for_all_rows(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Lanes that the mask leaves out are past the end of what all tiles of rows add to."""
+    out = torch.empty_like(x)
+    (m, n) = x.size()
+    for tile_m, tile_n in hl.tile([m, n]):
+        after = hl.load(w, [tile_n.index + 1], extra_mask=tile_n.index + 1 < n)
+        out[tile_m, tile_n] = x[tile_m, tile_n] * after[None, :]
+    return out
+
+
+@case(lambda x, first: x[3:9] * 2.0, (9,), torch.tensor([3]))
+def masked_part(x: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+    """A loaded number moves the block, so that lanes that the mask leaves out are past the end."""
+    out = torch.empty([6], dtype=x.dtype, device=x.device)
+    for tile in hl.tile(6):
+        row = first[0] + tile.index
+        out[tile] = hl.load(x, [row], extra_mask=row < 9) * 2.0
+    return out
+
+
 # --- host code -----------------------------------------------------------------------------------------------------------
 
 

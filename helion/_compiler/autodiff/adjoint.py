@@ -23,7 +23,7 @@ from ..ir.rewrite import Makers
 from .activity import active_values
 from .carried import Reversal, Reversals, needs_iterations, without_ones
 from .refusal import not_supported
-from .spelling import Spelling, broadcast, dtype_text, in_list, literal
+from .spelling import Spelling, broadcast, dtype_text, in_list, literal, may_leave
 from .statements import Assign, Cost, Effect, Nest, Sink, Statement, Var
 
 #: Dtypes of values that have gradients.
@@ -416,8 +416,8 @@ class Sweep:
     def loaded(self, op: Op, grad: Var) -> None:
         """Emit a sink that takes the gradient of a loaded value to memory."""
         attrs, dims = op.attributes(MemoryAttrs), op.result.dims
-        masked_gather = attrs.mask is not None and any(i.kind == "tensor" for i in attrs.indices)
-        indices, walked = self.spelling.index(op, self.text, spread=masked_gather)
+        masked = attrs.mask is not None and any(map(may_leave, attrs.indices))
+        indices, walked = self.spelling.index(op, self.text, spread=masked)
         found = tuple(dims[at] for at in walked)
         if len(walked) == len(dims):
             grad = self.spread(grad, dims)

@@ -12,7 +12,7 @@ from ..ir.grammar import LoopAxis, MemoryAttrs, OperandRef, Program
 from ..passes.analysis.places import Places
 from .adjoint import computed
 from .memory import Site
-from .spelling import Names, Spelling, dtype_text, in_list
+from .spelling import Names, Spelling, dtype_text, in_list, may_leave
 from .statements import Assign, Effect, Sink, Statement, Var
 
 
@@ -206,11 +206,11 @@ def unmasked(sink: Sink) -> str:
 
 
 def _safe_indices(site: Site) -> Sequence[str]:
-    """Return indices that are in range for lanes that read nothing, too. With a mask, those of gathers have all
-    dimensions.
+    """Return indices that are in range for lanes that read nothing, too. With a mask, those that may leave the tensor have
+    all dimensions.
     """
     sink, indices = site.sink, site.op.attributes(MemoryAttrs).indices
-    if sink.mask is None or all(index.kind != "tensor" for index in indices):
+    if sink.mask is None or not any(map(may_leave, indices)):
         return sink.indices
     texts = zip(sink.indices, indices, strict=True)
     return [text if index.kind == "scalar" else f"torch.where({sink.mask}, {text}, 0)" for text, index in texts]

@@ -26,6 +26,7 @@ from ..ir.rewrite import count_uses
 from ..passes.analysis.places import Places, is_covered, is_single
 from .prepare import access_key
 from .refusal import not_supported
+from .spelling import may_leave
 from .statements import Nest, Sink, Statement
 
 Way = Literal["direct", "partial", "transposed", "atomic"]
@@ -105,7 +106,8 @@ def _site(
     around = (*root.axes, *(a for axes in loops for a in axes))
     missing = tuple(a for a in around if a.block not in walked and not is_single(a))
     constant = not any(isinstance(bound, OperandRef) for a in around for bound in (a.begin, a.end))
-    plain = places.is_plain(op)
+    outside = op.attributes(MemoryAttrs).mask is not None and any(map(may_leave, op.attributes(MemoryAttrs).indices))
+    plain = places.is_plain(op) and not outside
     owned = len(missing) < len(around) and not any(nest.ordered for nest in nests)
     way: Way = "atomic"
     if not missing and places.is_injective(op):
