@@ -92,6 +92,7 @@ def losses() -> list[Case]:
         Case("softmax, no rows", ops.softmax, lambda x: x.softmax(-1), (x[:0],), (0,)),
         Case("cross_entropy, fp32", *cross_entropy(), (x, labels), (0,)),
         Case("cross_entropy, none, fp16", *cross_entropy(reduction="none"), (x.half(), labels), (0,)),
+        Case("cross_entropy, strided bf16", *cross_entropy(), (x.bfloat16()[..., :50], labels.clamp(max=49)), (0,)),
         Case("cross_entropy, smoothed, ignored 3", *smoothed, (x, labels.abs().int().long() % 101), (0,)),
     ]
 

@@ -18,11 +18,17 @@ from .._operators import INDICES, Operator, check, check_tensor, rows
 
 @helion.kernel(static_shapes=False)
 def cross_entropy_kernel(
-    logits: torch.Tensor, labels: torch.Tensor, ignore_index: int, smoothing: float
+    logits: torch.Tensor,
+    flat: torch.Tensor | None,
+    labels: torch.Tensor,
+    ignore_index: int,
+    smoothing: float,
+    smooths: hl.constexpr,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute fp32 losses of the rows of `logits[M, N]`, and their log-sum-exp.
 
-    Rows whose label is `ignore_index` have the loss 0. A label that is neither that nor a class gives NaN.
+    Rows whose label is `ignore_index` have the loss 0. A label that is neither that nor a class gives NaN. Only a kernel
+    that `smooths` adds up all logits. `flat` are those of contiguous rows, from which that of the label is loaded.
     """
     m = logits.size(0)
     n = hl.specialize(logits.size(1))
@@ -32,10 +38,13 @@ def cross_entropy_kernel(
         row = logits[tile, :].to(torch.float32)
         highest = torch.amax(row, dim=-1)
         normalizer = highest + torch.log(torch.sum(torch.exp(row - highest[:, None]), dim=-1))
-        mean = torch.sum(row, dim=-1) / n
+        mean = torch.sum(row, dim=-1) / n if smooths else 0.0
         label = labels[tile]
         is_class = (label >= 0) & (label < n)
-        picked = torch.sum(torch.where(hl.arange(n)[None, :] == label[:, None], row, 0.0), dim=-1)
+        if flat is None:
+            picked = torch.sum(torch.where(hl.arange(n)[None, :] == label[:, None], row, 0.0), dim=-1)
+        else:
+            picked = flat[tile.index * n + torch.where(is_class, label, 0)].to(torch.float32)
         loss = normalizer - (1 - smoothing) * picked - smoothing * mean
         loss = torch.where(is_class, loss, float("nan"))
         losses[tile] = torch.where(label == ignore_index, 0.0, loss)
@@ -64,6 +73,16 @@ def cross_entropy_backward_kernel(
     return out
 
 
+def _run(
+    logits: torch.Tensor, labels: torch.Tensor, ignore_index: int, smoothing: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    flat = logits.view(-1) if logits.is_contiguous() else None
+    found: tuple[torch.Tensor, torch.Tensor] = cross_entropy_kernel(
+        logits, flat, labels, ignore_index, smoothing, smoothing != 0
+    )
+    return found
+
+
 _backward = Operator(
     "cross_entropy_backward(Tensor grad, Tensor logits, Tensor labels, Tensor normalizers, int ignore_index, "
     "float smoothing) -> Tensor",
@@ -74,6 +93,7 @@ _backward.differentiate_once()
 _cross_entropy = Operator(
     "cross_entropy(Tensor logits, Tensor labels, int ignore_index, float smoothing) -> (Tensor, Tensor)",
     cross_entropy_kernel,
+    run=_run,
     fake=lambda logits, *others: (
         logits.new_empty(logits.size(0), dtype=torch.float32),
         logits.new_empty(logits.size(0), dtype=torch.float32),

@@ -344,11 +344,10 @@ def test_rows_that_begin_anywhere_take_registers_of_single_loads_on_amd() -> Non
     """By LLVM for gfx942: whole rows of 50257 spill 196 bytes and of 50256 none; 32001 take 102 registers, 32000 58."""
 
     def whole(columns: int) -> Predicted:
-        args = (
-            torch.empty(8192, columns, dtype=torch.bfloat16, device="meta"),
-            torch.empty(8192, dtype=torch.int64, device="meta"),
-        )
-        bound = helion.kernel(cross_entropy_kernel.fn).bind((*args, -100, 0.1), target="gfx942")
+        logits = torch.empty(8192, columns, dtype=torch.bfloat16, device="meta")
+        labels = torch.empty(8192, dtype=torch.int64, device="meta")
+        args = (logits, None, labels, -100, 0.1, True)
+        bound = helion.kernel(cross_entropy_kernel.fn).bind(args, target="gfx942")
         config = bound.config_spec.normalize(
             helion.Config(block_sizes=[1], reduction_loops=[None], num_warps=16, num_stages=1)
         )
