@@ -168,9 +168,9 @@ def _freeze(value: object) -> object:
     if type(value) in _PLAIN:
         return value
     if isinstance(value, (list, tuple)):
-        return tuple(_freeze(item) for item in value)
+        return tuple([item if type(item) in _PLAIN else _freeze(item) for item in value])
     if isinstance(value, Mapping):
-        return tuple(sorted((key, _freeze(item)) for key, item in value.items()))
+        return tuple(sorted([(key, item if type(item) in _PLAIN else _freeze(item)) for key, item in value.items()]))
     return value
 
 

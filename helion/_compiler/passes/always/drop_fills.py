@@ -1,4 +1,5 @@
-"""Host tensors that a launch writes as a whole are allocated without a fill, which is a launch of its own.
+"""Host tensors that a launch writes as a whole are allocated without a fill, which is a launch of its own
+(measurement ``dropped_fill``).
 
 Example::
 
