@@ -144,8 +144,8 @@ def summed(q, k, v):
 
 
 def finite_masks(q, k, v, padding, window: int):
-    """Masks by large finite numbers in place of infinities: hidden keys come first in some rows and last in others. A batch
-    whose keys are all padding gives their mean."""
+    """Masks by large finite numbers in place of infinities: hidden keys come first in some rows and last in others. In a
+    batch of padding alone the mean of those out of the window remains."""
     b, m, d = q.size()
     d = hl.specialize(d)
     out = torch.empty_like(q)
@@ -155,9 +155,9 @@ def finite_masks(q, k, v, padding, window: int):
             total = hl.zeros([tile_m], dtype=torch.float32)
             acc = hl.zeros([tile_m, d], dtype=torch.float32)
             for tile_n in hl.tile(k.size(1)):
-                scores = hl.dot(q[i, tile_m, :], k[i, tile_n, :].T) * 0.125
+                scores = hl.dot(q[i, tile_m, :], k[i, tile_n, :].T) * 0.125 + padding[i, tile_n]
                 apart = tile_m.index[:, None] - tile_n.index[None, :]
-                scores = torch.where((apart >= 0) & (apart < window), scores, -1.0e30) + padding[i, tile_n]
+                scores = torch.where((apart >= 0) & (apart < window), scores, -1.0e30)
                 raised = torch.maximum(highest, torch.amax(scores, 1))
                 weights = torch.exp(scores - raised[:, None])
                 shrink = torch.exp(highest - raised)
@@ -218,9 +218,9 @@ Named = tuple[str, Callable[..., Any], tuple[Any, ...], Callable[..., Any]]
 
 
 def _of_finite_masks(q, k, v, padding, window):
-    scores = q.double() @ k.double().mT * 0.125
+    scores = q.double() @ k.double().mT * 0.125 + padding.double()[:, None]
     apart = torch.arange(q.size(1), device=q.device)[:, None] - torch.arange(k.size(1), device=q.device)
-    scores = torch.where((apart >= 0) & (apart < window), scores, -1.0e30) + padding.double()[:, None]
+    scores = torch.where((apart >= 0) & (apart < window), scores, -1.0e30)
     return torch.softmax(scores, -1) @ v.double()
 
 
