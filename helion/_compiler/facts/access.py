@@ -31,6 +31,7 @@ class MemoryOpFact:
     - ``cast_itemsize``: the bytes of an element in memory, or of its converted dtype if that is wider.
     - ``static``: true if strides and extents are compile-time constants; otherwise they are those seen when binding.
     - ``after``: the number of dots that precede the access.
+    - ``bins``: the elements among which an atomic counts, adding one number to each that a tile of indices selects; else 0.
     """
 
     slot: int
@@ -54,6 +55,7 @@ class MemoryOpFact:
     cast_itemsize: int = 0
     static: bool = True
     after: int = 0
+    bins: int = 0
 
     @functools.cached_property
     def itemsize(self) -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 from ..._shapes import Expr
+from ..ir.bins import bins_of
 from ..ir.grammar import Index, IotaAttrs, MemoryAttrs, Op, Operand, PointwiseAttrs, TileAttrs, Value
 from .axes import count
 from .flow import Flow
@@ -32,7 +34,9 @@ def memory_facts(
 
 
 def atomic_facts(walk: Walk, flow: Flow, axes: tuple[AxisFact, ...]) -> tuple[MemoryOpFact, ...]:
-    return tuple(_fact(op, walk, flow, axes, {}, {}, {}, MergedTiles(walk)) for op in walk.atomics)
+    read = {value.number for op in walk.program.walk() for value in op.reads()} if walk.atomics else set()
+    facts = ((op, _fact(op, walk, flow, axes, {}, {}, {}, MergedTiles(walk))) for op in walk.atomics)
+    return tuple(fact if op.result.number in read else replace(fact, bins=_bins(op, walk)) for op, fact in facts)
 
 
 def _casts(walk: Walk) -> dict[int, list[Op]]:
@@ -94,6 +98,11 @@ def _fact(
         static=not any(isinstance(number, Expr) for number in (*tensor.shape, *tensor.strides)),
         after=sum(walk.order[dot.number] < walk.order[op.number] for dot in walk.dots),
     )
+
+
+def _bins(op: Op, walk: Walk) -> int:
+    found = bins_of(op, walk.makers, walk.program)
+    return 0 if found is None else count(found.size)
 
 
 def _accessed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -38,6 +39,7 @@ from ....settings import Settings
 from ..resources.unfused import GROUP
 from ..together import are_together
 from .addressed import addressed
+from .bins import Counted, counted
 from .dots import partial_sums, settled_sums
 from .lowered import Lowered, lower, waits
 from .records import (
@@ -116,6 +118,7 @@ class _Planner:
             cache_modifiers=self.cache_modifiers(),
             launch=self.launch(),
             boxes=self.boxes,
+            counted=self.counted,
             definitions=self.definitions(),
             bound=self.bound(),
             partial_sums={
@@ -147,6 +150,13 @@ class _Planner:
         traced = len(self.program.roots)
         rows, first = (replace(self.rolled, roots=r) for r in (self.rolled.roots[:traced], self.rolled.roots[traced:]))
         return [(warps, rows), (matmul_launch(self.decisions)[0], first)]
+
+    @functools.cached_property
+    def counted(self) -> dict[int, Counted]:
+        found: dict[int, Counted] = {}
+        for warps, part in self.parts():
+            found |= counted(part, self.sizes, warps, self.target)
+        return found
 
     def definitions(self) -> dict[Definition, str]:
         """Return unique names for the definitions, those of each before the ones that use it."""
@@ -235,7 +245,7 @@ class _Planner:
         """
         found: dict[Any, NumberArgument] = {}
         plain = self.unspecialized()
-        for expr in _expressions(part, blocks):
+        for expr in (*_expressions(part, blocks), *self.numbers_of_bins(part)):
             for each in host_parts(expr):
                 if each.key not in known:
                     name = self.names.fresh(_argument_name(each))
@@ -245,6 +255,12 @@ class _Planner:
                     )
                 found[each.key] = known[each.key]
         return tuple(found.values())
+
+    def numbers_of_bins(self, part: Program) -> list[Expr]:
+        """Return the numbers of bins that are known at launch only."""
+        ops = {op.number for op in part.walk()}
+        sizes = [found.bins.size for op, found in self.counted.items() if op in ops]
+        return [size for size in sizes if isinstance(size, Expr)]
 
     def unspecialized(self) -> frozenset[Any]:
         """Return the names of numbers that change in a host loop and are in no address."""

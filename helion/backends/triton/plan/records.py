@@ -10,6 +10,7 @@ from .... import exc
 from ...._compiler.ir.grammar import Definition, HostTensor, Program
 from ...._compiler.ir.structure import Structural
 from ...._shapes import Expr, Number
+from .bins import Counted
 from .indexing import Box
 
 PidType = Literal["flat", "xyz", "persistent_blocked", "persistent_interleaved"]
@@ -180,6 +181,8 @@ class Plan(Structural):
     rounds_in_fp32: bool
     #: Accesses that do not use pointers, by op.
     boxes: Mapping[int, Box]
+    #: Atomics that count in histograms, by op.
+    counted: Mapping[int, Counted]
     #: The names of definitions in the user's source.
     definitions: Mapping[Definition, str]
     #: Names that the module binds for its host code: the user's function, and the modules that it refers to.

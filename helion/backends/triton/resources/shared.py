@@ -11,6 +11,7 @@ import torch
 from ...._compiler.facts.records import KernelFacts, MemoryOpFact, ReductionFact
 from ...._shapes import cdiv
 from ....hardware import DESCRIPTOR_RANKS, GROUP_WARPS, Target
+from ..histograms import BIN_BYTES, counts, width_of
 from ..lower.align import is_long
 from . import known
 from .buffers import Exchange
@@ -63,6 +64,7 @@ def shared_bytes(
         _transposed_bytes(facts, sizes, num_warps, target),
         _expanded_bytes(facts, sizes, num_warps * target.warp_size, target),
         _scan_bytes(facts, sizes, num_warps, target),
+        _histogram_bytes(facts, sizes, num_warps, target),
     )
 
 
@@ -512,6 +514,16 @@ def _scan_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, ta
             vectors = {vector_elements(op, sizes, threads) for op in ops} or {1}
             for axes, vector in itertools.product(orders or {fact.tile}, vectors):
                 most = max(most, fact.itemsize * _passed_on(fact.axis, axes, sizes, vector, num_warps, target))
+    return most
+
+
+def _histogram_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
+    """Return the bytes of the largest histogram."""
+    most = 0
+    for op in facts.atomics:
+        width, elements = width_of(op.bins), math.prod(sizes[axis] for axis in op.tile_axes)
+        if counts(elements, width, num_warps, target):
+            most = max(most, width * BIN_BYTES)
     return most
 
 

@@ -10,6 +10,7 @@ from .. import boxes
 from ..addresses import pointer
 from ..emission import Emission
 from . import marked
+from .bins import count
 from .literals import TRITON_DTYPES
 
 
@@ -67,9 +68,16 @@ def _cache_modifier(e: Emission, attrs: MemoryAttrs) -> list[str]:
 
 def atomic(e: Emission, op: Op) -> None:
     attrs = op.attributes(MemoryAttrs)
+    how = e.plan.counted.get(op.number)
+    if how is None:
+        _atomic(e, op, attrs)
+    else:
+        count(e, op, attrs, how, _mask(e, op, attrs, op.result.dims), lambda: _atomic(e, op, attrs))
+
+
+def _atomic(e: Emission, op: Op, attrs: MemoryAttrs) -> None:
     dims = op.result.dims
-    count = 2 if attrs.atomic == "cas" else 1
-    values = [e.operand(o) for o in op.operands[:count]]
+    values = [e.operand(o) for o in op.operands[: 2 if attrs.atomic == "cas" else 1]]
     arguments = [pointer(e, op, attrs, dims), *values]
     mask = _mask(e, op, attrs, dims)
     if mask and attrs.atomic == "cas":

@@ -23,6 +23,7 @@ from ....._compiler.facts.records import AxisFact, KernelFacts
 from ....._shapes import cdiv, next_power_of_2, previous_power_of_2
 from .....autotuner.proposal import Declined, Heuristic
 from .....hardware import Target
+from ...histograms import counts, width_of
 from ...proposal import TritonProposal
 from ..choose import trust, unless_faster
 from ..predicted_time import proposal_us
@@ -53,6 +54,8 @@ class _Numbers(Tuned):
 
 
 _TUNED = tuned(_Numbers)
+#: Elements of a tile that counts. More of them wait for no fewer votes.
+_COUNTED = 8192
 
 
 class TritonScatterHeuristic(Heuristic):
@@ -77,7 +80,8 @@ class TritonScatterHeuristic(Heuristic):
             sizes[max(able, key=lambda axis: sizes[axis.block_id]).block_id] //= 2
         first = _proposal(sizes, warps, "along contiguous memory")
         longer = [
-            _proposal(*each, "that leave few atomics an address") for each in _longer(sizes, warps, facts, target)
+            _proposal(*each, "that leave few atomics an address")
+            for each in (*_longer(sizes, warps, facts, target), *_counting(sizes, facts, target))
         ]
         if not longer:
             return (first,)
@@ -113,6 +117,25 @@ def _longer(
                     break
                 yield larger, count
                 size = clamp(2 * size, facts.axes[axis]) if 2 * size <= extent_of(facts.axes[axis]) else 0
+
+
+def _counting(sizes: Mapping[int, int], facts: KernelFacts, target: Target) -> Iterator[tuple[dict[int, int], int]]:
+    """Yield larger tiles of atomics that count, whose programs add one number for each bin.
+
+    A tile leaves each SM a program, and a warp has elements enough to hide the latency of its votes.
+    """
+    for op in facts.atomics:
+        width, warps = width_of(op.bins), 2 * _TUNED.warps
+        axes = [axis for axis in facts.tunable_axes if axis.block_id in op.tile_axes and axis.on_grid]
+        if not width or not axes:
+            continue
+        axis = max(axes, key=extent_of)
+        whole = all_sizes(facts, sizes)
+        others = math.prod(whole[each] for each in op.tile_axes if each != axis.block_id)
+        elements = min(_COUNTED, previous_power_of_2(max(1, extent_of(axis) * others // target.num_sms)))
+        larger = {**sizes, axis.block_id: clamp(max(1, elements // others), axis)}
+        if counts(larger[axis.block_id] * others, width, warps, target):
+            yield larger, warps
 
 
 def _sizes(facts: KernelFacts, target: Target) -> dict[int, int]:

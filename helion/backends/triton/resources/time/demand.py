@@ -8,6 +8,7 @@ from typing import NamedTuple
 from ....._compiler.facts.records import KernelFacts, MatmulFact, ReductionFact
 from .....autotuner.proposal import Predicted
 from .....hardware import WARP_ROWS, Target
+from ...histograms import counts, issued_per_warp
 from ..layouts import fragment_warps
 from ..matrix import rate_name, tile_shape, unit_of
 from .launch import Launch
@@ -16,6 +17,8 @@ from .roots import Access, Reduction, Root, Scan, roots_of
 
 #: Bytes of a sector and of a line of the cache.
 _SECTOR, _LINE = 32, 128
+#: Cost of an atomic of a whole line by one warp, relative to its part of a tile's.
+_WHOLE_LINE = 3.0
 #: Threads of a warp exchange in registers; a reduction over more of them goes through shared memory.
 _WARP = 32
 #: Fraction of the L2 cache that shared data may take and stay cached.
@@ -215,7 +218,9 @@ class _Count:
         if eviction and times > 1:
             sums[f"{eviction}_bytes"] += asked
         per_thread = max(1.0, numel / self.threads)
-        if kind == "atomic":
+        if kind == "atomic" and counts(numel, access.bins, launch.warps, self.target):
+            self._count(access, times, per_thread)
+        elif kind == "atomic":
             sums["accesses"] += times * per_thread * launch.warps
             lines = max(1.0, access.once_bytes / _LINE)
             met = times * useful / min(run, _WARP) / lines
@@ -242,6 +247,15 @@ class _Count:
             walked = tuple([axis for axis in access.axes if axis in nest.walked]) if nest.walked else ()
             key = access.region, walked, self._is_prefetched(access)
             self.waits[key] = max(self.waits.get(key, 0.0), times)
+
+    def _count(self, access: Access, times: float, per_thread: float) -> None:
+        """Add a histogram, and the atomics of its bins, which are neighbours."""
+        sums, warps = self.sums, self.launch.warps
+        issued = times * per_thread * warps * issued_per_warp(access.bins)
+        sums["looped_issue" if times > 1 else "straight_issue"] += issued
+        sums["accesses"] += times * max(1.0, access.bins / self.threads) * warps
+        lines = max(1.0, access.once_bytes / _LINE)
+        sums["line_atomics"] += times * max(1.0, access.bins / _WARP / lines) * _WHOLE_LINE
 
     def _is_prefetched(self, access: Access) -> bool:
         """Return whether a load is prefetched: no pointer load in a loop fused with the tile loop, and none narrower

@@ -7,6 +7,7 @@ import math
 from typing import NamedTuple
 
 from ....._compiler.facts.records import AxisFact, KernelFacts, MatmulFact, MemoryOpFact, ReductionFact
+from ...histograms import width_of
 from ..known import Same
 from ..tiles import VECTOR_BYTES, beside_turned
 
@@ -66,6 +67,8 @@ class Access(NamedTuple):
     in_loop: bool
     turned: tuple[int, ...] | None
     placed: tuple[int, ...] | None
+    bins: int
+    """The power of two of a histogram that may take the place of an atomic's elements; else 0."""
 
 
 class Work(NamedTuple):
@@ -226,6 +229,7 @@ class _Preparation:
             in_loop=self.facts.regions[op.region].kind == "loop",
             turned=beside_turned(op, self.facts),
             placed=tuple(a for a in self.order if a in op.subscript_axes) if op.gathered else None,
+            bins=width_of(op.bins),
         )
 
     def reduction(self, fact: ReductionFact) -> Reduction:
