@@ -134,7 +134,7 @@ def _reason(cell: Line, line: Line, issue: float) -> str:
     """Return the mechanism that a cell's time follows from, by its counts."""
     row_bytes = cell["n"] * (2 if cell["type"] == "bfloat16" else 4)
     if cell["m"] < SMS:
-        return f"{cell['m']} rows for {SMS} SMs, and the host's sums"
+        return f"{cell['m']} rows for {SMS} SMs, and a second kernel for their sums"
     if line["passes"] > 1:
         return f"rows are read {line['passes']} times"
     if line["spill_bytes"]:

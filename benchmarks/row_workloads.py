@@ -121,7 +121,12 @@ def rms_norm_backward(
             acc += (given * hat).sum(0)
             out[tile, :] = (scale * (slope - hat * (slope * hat).mean(-1, keepdim=True))).to(out.dtype)
         parts[block.id, :] = acc
-    of_weight.copy_(parts.sum(0))
+    hl.barrier()
+    for columns in hl.tile(n):
+        total = hl.zeros([columns], dtype=torch.float32)
+        for lines in hl.tile(parts.size(0)):
+            total += parts[lines, columns].sum(0)
+        of_weight[columns] = total
 
 
 def layer_norm_backward(
@@ -149,8 +154,14 @@ def layer_norm_backward(
             out[tile, :] = (scale * (slope - slope.mean(-1, keepdim=True) - hat * along)).to(out.dtype)
         weights[block.id, :] = weight_acc
         biases[block.id, :] = bias_acc
-    of_weight.copy_(weights.sum(0))
-    of_bias.copy_(biases.sum(0))
+    hl.barrier()
+    for columns in hl.tile(n):
+        of_weights, of_biases = hl.zeros([columns], dtype=torch.float32), hl.zeros([columns], dtype=torch.float32)
+        for lines in hl.tile(weights.size(0)):
+            of_weights += weights[lines, columns].sum(0)
+            of_biases += biases[lines, columns].sum(0)
+        of_weight[columns] = of_weights
+        of_bias[columns] = of_biases
 
 
 #: Number of dimensions of an output: an element for each row and column, for each row, or for each column.

@@ -52,11 +52,6 @@ def rows_on_request(program: Program, target: Target, request: str) -> str:
         return f"row kernels on {target.name} run on request, {request}"
     problem = known_rows(program).problem
     demand = demand_of(problem)
-    if demand.sums > 1 and any(pitch % demand.lanes for pitch in demand.pitches):
-        # 0.2 to 0.5 of the copy's speed: layer_norm_backward of 50257 columns in nvidia-h200-row-kernels.jsonl
-        return f"row kernels with several sums over rows that begin anywhere run on request, {request}"
-    if problem.totals:
-        return f"row kernels with a second grid loop that adds up their sums run on request, {request}"
     if demand.repeated and demand.lanes == demand.copied_lanes:
         return f"row kernels with a matrix whose rows repeat run on request, {request}"
     if demand.fewest < LEAST_AUTO_COLUMNS and not _saves_instructions(problem):

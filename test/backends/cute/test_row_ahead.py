@@ -169,6 +169,9 @@ def test_cursors_of_rows_that_are_not_there_are_restored() -> None:
 def test_refusals_of_overlapped_rows() -> None:
     x = tensor(64, 4096)
     with pytest.raises(Refusal, match="only maps of rows with sums, in shared memory"):
-        _with_refusal(softmax, x, x, ahead=False, overlap=True)
-    with pytest.raises(Refusal, match="not reduced ahead as well"):
-        _with_refusal(softmax, x, x, overlap=True)
+        _with_refusal(rms_norm, x, x[0], x, ahead=False, overlap=True)
+    for ahead in (False, True):
+        with pytest.raises(Refusal, match="one exchange between two passes; such rows are not reduced ahead as well"):
+            _with_refusal(
+                softmax if not ahead else rms_norm, x, *(() if not ahead else (x[0],)), x, ahead=ahead, overlap=True
+            )

@@ -95,6 +95,12 @@ def test_gradients_of_norms(choice: RowChoice, dtype: torch.dtype, m: int, n: in
     assert ((weights.double() - _blocks(given * hat)).abs() <= 1e-5 * _blocks((given * hat).abs())).all()
 
 
+def test_gradients_of_rows_of_one_warp_that_overlap() -> None:
+    """The warp has results of rows ahead as messages to itself."""
+    choice = RowChoice(cluster=1, warps=1, ctas_per_sm=1, keep="shared", overlap=True)
+    test_gradients_of_norms(choice, torch.bfloat16, 11, 1000)
+
+
 @pytest.mark.parametrize("keep", ["registers", "shared"])
 def test_gradients_of_rows_that_a_warp_loads_itself(keep: str) -> None:
     """The last block has fewer rows than the others."""
@@ -290,9 +296,9 @@ def test_examples_are_row_kernels(m: int, n: int) -> None:
         assert f"blocks = (tiles + {span - 1}) // {span}" in bound.to_cute_code()
 
 
-@pytest.mark.parametrize(("m", "n", "span", "ctas"), [(2048, 131072, 293, 1), (131072, 1000, 166, 6)])
+@pytest.mark.parametrize(("m", "n", "span", "ctas"), [(2048, 131072, 293, 1), (131072, 1000, 249, 4)])
 def test_blocks_are_as_many_as_clusters(m: int, n: int, span: int, ctas: int) -> None:
-    """7 clusters of 16 CTAs, or 6 CTAs of each of 132 SMs, have one block each."""
+    """7 clusters of 16 CTAs, or 4 CTAs of each of 132 SMs, have one block each."""
     x, w = tensor(m, n, dtype=torch.bfloat16), tensor(n, dtype=torch.bfloat16)
     kernel = helion.kernel(layer_norm_backward.fn, backend="cute", ignore_warnings=[exc.TensorOperationInWrapper])
     bound = kernel.bind((x, x, w, w), target="h200")
@@ -407,3 +413,32 @@ def test_rows_that_load_themselves_are_of_one_warp_and_have_sums() -> None:
     for choice in (RowChoice(cluster=1, warps=2, ctas_per_sm=12), RowChoice(cluster=2, warps=8, ctas_per_sm=12)):
         with pytest.raises(Refusal, match="12 CTAs per SM: more than 8 load their own rows, which is implemented for"):
             prepared(rms_gradients, (x, x[0], x, x, parts), choice, SPAN)
+
+
+def centred_on_labels(x, labels, scale, out, total, parts):
+    flat = x.view(-1)
+    for block in hl.tile(x.size(0), block_size=SPAN):
+        acc = hl.zeros([x.size(1)], dtype=torch.float32)
+        for tile in hl.tile(block.begin, block.end):
+            picked = hl.load(flat, [tile.index * x.size(1) + labels[tile]]).to(torch.float32)
+            row = x[tile, :].to(torch.float32) - picked[:, None]
+            size = (row * row).mean(-1)
+            total[tile] = size
+            scaled = row * torch.rsqrt(size)[:, None] * scale[tile].to(torch.float32)[:, None]
+            out[tile, :] = scaled.to(out.dtype)
+            acc += scaled.sum(0)
+        parts[block.id, :] = acc
+
+
+@pytest.mark.parametrize("choice", OVERLAPPED, ids=str)
+def test_gathers_and_numbers_of_rows_that_overlap(choice: RowChoice) -> None:
+    """The numbers of a row are loaded for its reduction, and again for its map."""
+    m, n = 11, 1000
+    x, scale = numbers(m, n), numbers(m, dtype=torch.float32, seed=1)
+    labels = torch.randint(0, n, (m,), generator=torch.Generator().manual_seed(2))
+    out, total, parts = torch.empty_like(x), torch.empty(m), torch.empty(3, n)
+    run(centred_on_labels, (x, labels, scale, out, total, parts), choice, SPAN)
+    row = x.double() - x.double().gather(1, labels[:, None])
+    size = row.square().mean(-1)
+    scaled = row * (scale.double() / size.sqrt())[:, None]
+    assert close(total, size) and close(out, scaled) and close(parts, _blocks(scaled))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from typing import TypeGuard
 
 from ...plan.dtypes import LARGEST_E4M3, itemsize
 from ...plan.epilogue import (
@@ -34,6 +36,7 @@ PARTED = False
 """Whether granules that are parts store their elements after a branch, for which only warps with such ones wait."""
 SEVERAL = 4
 """Reductions of one walk from which they do."""
+LEAST_DIVISOR = 2.0**-60
 _NAMES = {"bool": "int8"}
 
 
@@ -89,7 +92,20 @@ def row_expression(problem: RowProblem, value: int, names: Callable[[int], str],
     made = problem.epilogue.instruction(value)
     if made.op == ROUND_E4M3:
         return f"rounded_float8({names(_reduced(made))})"
+    if made.op == "div" and _has_inverse(made.arguments[1]) and isinstance(x := made.arguments[0], int):
+        return f"over({names(x)}, {made.arguments[1].text})"
     return expression(problem, value, names, position)
+
+
+def _has_inverse(number: int | Constant) -> TypeGuard[Constant]:
+    """Return whether a number is a constant whose reciprocal is normal, and no power of two, by which the DSL multiplies.
+
+    A division of the DSL has a branch for other numbers, around which ptxas does not move instructions.
+    """
+    if not isinstance(number, Constant):
+        return False
+    size = abs(float(number.text))
+    return LEAST_DIVISOR < size < 1 / LEAST_DIVISOR and math.frexp(size)[0] != 0.5
 
 
 def stored_word(dtype: str, value: str) -> str:

@@ -303,6 +303,13 @@ def divided_short(value, known):
     scale, _, inverse = known
     return value * scale * inverse
 """
+_OVER = """
+def over(value, divisor):
+    inverse, divisor = Float32(1.0 / divisor), Float32(divisor)
+    found = value * inverse
+    nearer = cute.math.fma(cute.math.fma(-found, divisor, value), inverse, found)
+    return Float32(cutlass.select_(cute.math.abs(found) < Float32(float("inf")), nearer, found))
+"""
 _FIRST_MATCH = """
 def first_match(values, extreme, inside):
     # The extreme is NaN where any value is, so that a value that is NaN matches.
@@ -402,6 +409,7 @@ FUNCTIONS: Mapping[str, str] = {
             _RECIPROCAL,
             _DIVIDED,
             _DIVIDED_SHORT,
+            _OVER,
         ),
         _FIRST_MATCH,
         *(_ROW_MAXIMUM_BFLOAT16, _ROW_MINIMUM_BFLOAT16, _ROW_MAXIMUM_FLOAT16, _ROW_MINIMUM_FLOAT16),

@@ -24,8 +24,8 @@ SINGLE_ROW_CTAS = (8, 6, 4)
 """The same, in addition, where a CTA has one row at a time: more of them hide the waits of short rows."""
 OWN_LOAD_CTAS = (16, 12, 10)
 """The same where the one warp of a CTA loads its own rows with sums."""
-OVERLAP_CTAS = (5, 3)
-"""The same, in addition, where the map of a row overlaps with the reduction of a later one."""
+OVERLAP_CTAS = (4, 3, 2, 1)
+"""The same where the map of a row of several warps overlaps with the reduction of a later one."""
 SHORT_ROW_BYTES = 2048
 """Bytes of a row of an input, for each sum, below which that is so (rms_norm_backward in nvidia-h200-row-kernels.jsonl)."""
 MANY_ROWS = 8
@@ -70,9 +70,10 @@ def _choices(demand: RowDemand) -> Iterator[RowChoice]:
         for rows in ROWS if cluster == 1 and not single else (1,):
             if rows * warps <= 8 * (3 - ctas) or single:
                 yield RowChoice(cluster=cluster, warps=warps, rows=rows, ctas_per_sm=ctas, keep=keep, ahead=ahead)
-    per_sm = (*OVERLAP_CTAS, *per_sm)
-    for ctas, cluster, warps in itertools.product(per_sm, CLUSTERS, WARPS) if demand.sums else ():
-        if cluster == 1 or (warps >= LEAST_CLUSTER_WARPS and ctas in CTAS):
+    for warps, cluster in itertools.product(WARPS, CLUSTERS) if demand.sums else ():
+        if cluster > 1 and warps < LEAST_CLUSTER_WARPS:
+            continue
+        for ctas in CTAS if cluster > 1 else OVERLAP_CTAS if warps > 1 else SINGLE_ROW_CTAS:
             yield RowChoice(cluster=cluster, warps=warps, ctas_per_sm=ctas, keep="shared", overlap=True)
 
 
@@ -81,14 +82,15 @@ def ranked(demand: RowDemand, m: int, target: Target, tiled: bool = True) -> tup
     """Return the layouts by predicted time; of nearly equal ones, those with fewer CTAs, warps and registers first.
 
     With several sums over many rows the smallest cluster comes first: instructions bound such kernels, and each CTA of a
-    cluster has those of its own wait for messages.
+    cluster has those of its own wait for messages. Of these, rows that overlap come first, as no warp waits.
 
     If rows are not ``tiled``, a CTA works on one at a time. Rows with an end that only the launch knows, which are stored,
     are reduced ahead by many warps: softmax of 50257 columns takes 0.92 of the time (kind ``layouts`` in
     nvidia-h200-row-kernels.jsonl).
     """
 
-    bound = demand.sums > 1 and m > MANY_ROWS * target.num_sms
+    few = m <= MANY_ROWS * target.num_sms
+    bound = demand.sums > 1 and not few
 
     def order(layout: RowLayout) -> tuple[float, ...]:
         choice = layout.choice
@@ -96,8 +98,9 @@ def ranked(demand: RowDemand, m: int, target: Target, tiled: bool = True) -> tup
         spare = layout.registers_needed + 16 <= layout.register_limit
         stored = bool(demand.least) and demand.later and not layout.aligned and not demand.sums
         return (
-            choice.loads_itself or choice.overlap or (choice.ahead and layout.by_columns),
+            choice.loads_itself or (choice.overlap and (few or layout.partials == 1)),
             choice.cluster if bound else 0,
+            bound and not choice.overlap,
             float(f"{share:.2g}"),
             choice.ahead != stored,
             choice.cluster,

@@ -20,6 +20,10 @@ MOST_HELD = 16
 MAX_TRANSACTION_BYTES = 2**20 - 1
 """An mbarrier counts fewer than 2**20 bytes (PTX ISA, ``mbarrier`` objects)."""
 SPARE_REGISTERS = 8
+OVERLAPPED_PASSES = 2
+"""Passes over rows that overlap: one reduces, and one maps."""
+MOST_OVERLAPPED = 16
+"""The most elements of a thread where rows that begin anywhere overlap: with 32 of them 84 bytes spill."""
 
 
 def layout_of(demand: RowDemand, choice: RowChoice, target: Target) -> RowLayout:
@@ -86,10 +90,15 @@ def _check_ahead(layout: RowLayout) -> None:
 def _check_overlap(layout: RowLayout) -> None:
     """Check that warps exchange once, and read rows with sums again from shared memory."""
     demand, choice = layout.demand, layout.choice
-    if choice.ahead or not layout.exchanges or len(demand.exchanges) != 1:
+    if choice.ahead or not layout.exchanges or len(demand.exchanges) != 1 or demand.passes != OVERLAPPED_PASSES:
         raise Refusal(
-            "the maps of rows overlap with reductions of later ones where warps have one exchange; such rows are not"
-            " reduced ahead as well"
+            "the maps of rows overlap with reductions of later ones where a row has one exchange between two passes; such"
+            " rows are not reduced ahead as well"
+        )
+    elements = layout.thread_granules * layout.lanes
+    if layout.by_columns and elements > MOST_OVERLAPPED:
+        raise Refusal(
+            f"a thread has {elements} elements of rows that begin anywhere, and registers for {MOST_OVERLAPPED} of two rows"
         )
     if choice.keep != "shared" or not (demand.sums and demand.later):
         raise Refusal("only maps of rows with sums, in shared memory, overlap with reductions of later rows")

@@ -399,7 +399,7 @@ class RowLayout:
         each is of a few granules.
         """
         sums = self.demand.sums * self.lanes * self.thread_granules
-        few = sums <= MOST_WIDE_SUMS or (self.demand.sums > 1 and self.choice.warps > 1)
+        few = sums <= MOST_WIDE_SUMS or (self.demand.sums > 1 and (self.choice.warps > 1 or self.choice.overlap))
         return self.demand.wide_vectors and few
 
     @property
@@ -468,8 +468,8 @@ class RowLayout:
 
     @property
     def exchanges(self) -> bool:
-        """True if warps exchange partial results."""
-        return self.partials > 1 and bool(self.demand.exchanges)
+        """True if warps exchange partial results. With ``overlap`` one warp keeps those of rows ahead as messages."""
+        return (self.partials > 1 or self.choice.overlap) and bool(self.demand.exchanges)
 
     @property
     def barrier_words(self) -> int:
