@@ -90,7 +90,7 @@ def _check_ahead(layout: RowLayout) -> None:
 def _check_overlap(layout: RowLayout) -> None:
     """Check that warps exchange once, and read rows with sums again from shared memory."""
     demand, choice = layout.demand, layout.choice
-    if choice.ahead or not layout.exchanges or len(demand.exchanges) != 1 or demand.passes != OVERLAPPED_PASSES:
+    if choice.ahead or not layout.exchanges or len(demand.exchanges) != 1 or demand.walks not in (0, OVERLAPPED_PASSES):
         raise Refusal(
             "the maps of rows overlap with reductions of later ones where a row has one exchange between two passes; such"
             " rows are not reduced ahead as well"

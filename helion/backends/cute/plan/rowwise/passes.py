@@ -145,6 +145,7 @@ def demand_of(problem: RowProblem) -> RowDemand:
         keeps_computed=bool(schedule.kept),
         exchanges=tuple(sent),
         passes=max(len(schedule.passes), len(schedule.reductions)),
+        walks=len(schedule.passes),
         later=any(each.number >= len(schedule.reductions) for each in schedule.passes),
         sums=len(problem.sums),
         group=max(epilogue.grouped),

@@ -213,6 +213,8 @@ class RowDemand:
     keeps_computed: bool = False
     exchanges: tuple[int, ...] = ()
     passes: int = 1
+    walks: int = 0
+    """Passes that walk over a row, if they are known: 0 for a problem from facts."""
     later: bool = False
     """True if a pass follows the last exchange."""
     sums: int = 0
