@@ -1,10 +1,10 @@
-"""Errors of the logarithms of 16-bit elements in row kernels of the cute backend, of every number of a type.
+"""Errors of the logarithms of 16-bit elements in row kernels, of every number of a type.
 
     python benchmarks/row_logs.py [--out FILE] [--device cpu]
 
-``stored`` logarithms are those of an output in fp32. ``summed`` ones are each the only term of a sum over a row whose other
-elements are 1. A line of JSON has the largest relative error, and the largest absolute one of logarithms to base 2 whose
-argument is between a half and two.
+``stored`` logarithms are those of an output in fp32, in the cute backend. ``summed`` ones are each the only term of a sum
+over a row whose other elements are 1. A line of JSON has the largest relative error, and the largest absolute one of
+logarithms to base 2 whose argument is between a half and two.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def errors(dtype: torch.dtype, device: str) -> list[dict[str, object]]:
     alone = torch.ones(BITS, LANES, dtype=dtype, device=device)
     alone[:, 0] = bits
     every, _ = helion.kernel(stored, backend="cute")(bits.view(2, -1))
-    found = {"stored": every.flatten(), "summed": helion.kernel(summed, backend="cute")(alone)}
+    found = {"stored": every.flatten()}
+    found |= {f"summed, {backend}": helion.kernel(summed, backend=backend)(alone) for backend in ("cute", "triton")}
     known = bits.isfinite() & (bits > 0)
     want = torch.log(bits.double())
     near = known & (bits >= 0.5) & (bits <= 2)
