@@ -11,6 +11,8 @@ import pytest
 import torch
 from backends.cute import copies, gemms
 
+import helion
+import helion.language as hl
 from helion.backends.cute.codegen.slices import pairs, sliced
 from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.counts import counts, slices, stage_readers
@@ -134,6 +136,29 @@ def test_slices_have_stages_of_their_own(rows: int) -> None:
     assert (stage_readers(plan), slices(plan)) == {64: (1, 4), 128: (2, 4), 256: (4, 2)}[rows]
     assert raw.stages % slices(plan) == plan.ab_stages % slices(plan) == 0
     assert raw.empty_arrivals == counts(plan).ab.empty_arrivals == stage_readers(plan)
+
+
+def int8_linear(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    (m, k), n = x.size(), w.size(0)
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = hl.dot(x[tile_m, tile_k], w[tile_n, tile_k].to(x.dtype).T, acc=acc)
+        out[tile_m, tile_n] = acc
+    return out
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "place"), [(16, 28672, "slices"), (32, 28672, "registers"), (16, 4096, "registers")]
+)
+def test_large_weights_of_few_rows_are_sliced(m: int, n: int, place: str) -> None:
+    x, w = (
+        torch.empty(m, 4096, dtype=torch.bfloat16, device="meta"),
+        torch.empty(n, 4096, dtype=torch.int8, device="meta"),
+    )
+    bound = helion.kernel(int8_linear, backend="cute", static_shapes=True).bind((x, w), target="h200")
+    assert bound.seeds[0].config["wgmma_copies_in"] == place
 
 
 def test_what_cannot_be_sliced_is_refused() -> None:
