@@ -35,8 +35,8 @@ WIDE_KEYS, FORMULA_KEYS = 176, 128
 """The longest blocks that were measured: longer ones leave more of the last block empty. Masks and formulas of scores take
 registers, so that shorter blocks are faster there (``rounded`` in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
 MANY_OPERATIONS, MANY_KEYS = 16, 112
-"""Operations of a formula for which one group has shorter blocks: with 20 operations, those of 128 keys of 64 dimensions spill 40
-bytes (sm_90a, 2026-11-29)."""
+"""Operations of a formula for which one group has shorter blocks, as it has for a bias: with 20 operations, those of 128 keys of
+64 dimensions spill 40 bytes, with a bias 32 (sm_90a, 2026-11-29)."""
 BIAS_STAGES, LEAST_BIAS_KEYS = 2, 64
 """Stages of a bias that TMA loads, and the shortest blocks that they leave room for."""
 NARROW_STEP = 64
@@ -145,7 +145,7 @@ def longest_keys(shape: AttentionShape, groups: int, target: Target, bias_stages
     most -= GATHERED_REGISTERS if shape.gathers else 0
     computed = shape.operations > 0 and shape.v_columns > NARROW
     limit = FORMULA_KEYS if groups == 3 or shape.bounded or shape.loaded or computed else WIDE_KEYS
-    if groups == 1 and shape.operations >= MANY_OPERATIONS:
+    if groups == 1 and (shape.operations >= MANY_OPERATIONS or shape.loads):
         limit = min(limit, MANY_KEYS)
     own_output = shape.qk_columns != shape.v_columns or shape.operand_bytes != shape.output_bytes
     step = KEY_STEP if shape.operand_bytes > 1 else NARROW_STEP

@@ -42,7 +42,8 @@ QUAD = 4
 LEAST_STAGES, MOST_STAGES = 2, 4
 """The wait for a block of V comes one block before its use, which needs two stages."""
 MOST_BUFFERS = 2
-"""Tiles of queries in shared memory."""
+"""Tiles of queries in shared memory. There is one where the output takes their place, where queries are in two tensors, and in
+tiles of one group: with two, blocks of 176 keys spill 224 bytes (sm_90a, 2026-11-29)."""
 MOST_COLUMNS, COLUMN_STEP = 256, 16
 LATENT_COLUMNS, LATENT_STEP = (576, 512), 64
 """The most columns of K and of V of latent attention, and what those of K are a multiple of: the columns of a swizzle."""
@@ -87,7 +88,7 @@ def plan_attention(problem: AttentionProblem, choice: AttentionChoice, target: T
     for number, own, buffers in itertools.product(stages, (True, False), range(MOST_BUFFERS, 0, -1)):
         if problem.latent if own else (choice.splits > 1 and not problem.latent) or not may_share(problem):
             continue
-        if buffers > 1 and (not own or choice.splits > 1):  # an output in the memory of Q ends the tile there
+        if buffers > 1 and (not own or choice.splits > 1 or choice.groups == 1 or problem.rests):
             continue
         found = AttentionPlan(
             problem=problem,
