@@ -155,6 +155,8 @@ def _block_of_number(program: Program, nest: _Nest, makers: Mapping[int, Op], lo
     attrs = load.attrs
     if load.kind != "load" or not isinstance(attrs, MemoryAttrs) or load not in program.roots[0].body.ops:
         return None
+    if len(attrs.indices) != 1:
+        return None
     tensor, index = program.tensors[attrs.tensor], attrs.indices[0]
     if tensor.ndim != 1 or tensor.dtype not in OFFSET_DTYPES or attrs.mask is not None or index.kind != "scalar":
         return None
