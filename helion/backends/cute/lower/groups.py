@@ -129,10 +129,12 @@ def _of_blocks(program: Program, nest: _Nest) -> Grouped | None:
     makers = {result.number: op for op in ops for result in op.results}
     for load in ops:
         axis = _block_of_number(program, nest, makers, load)
-        picked = [] if axis is None else [(op, at) for op in ops for at in _picked(op, load.results[0])]
+        if axis is None:  # also an op without results
+            continue
+        picked = [(op, at) for op in ops for at in _picked(op, load.results[0])]
         sizes = {program.tensors[op.attributes(MemoryAttrs).tensor].shape[at] for op, at in picked}
         reads = [op for op in ops if any(value is load.results[0] for value in op.operands)]
-        if axis is None or len(sizes) != 1 or len(reads) != len(picked):
+        if len(sizes) != 1 or len(reads) != len(picked):
             continue
         (size,), (root,), offsets = sizes, program.roots, program.tensors[load.attributes(MemoryAttrs).tensor]
         rows = program.blocks[axis.block].size
