@@ -286,8 +286,16 @@ def test_auto_leaves_copies_to_others(dtype: torch.dtype, n: int, target: str, p
     assert reason == (f"matmuls {part} run on request, with backend='cute'" if part else "")
 
 
-@pytest.mark.parametrize(("m", "n", "backend"), [(4096, 1001, "triton"), (8192, 4095, "cute"), (4096, 1000, "cute")])
-def test_auto_leaves_short_products_whose_output_threads_store(m: int, n: int, backend: str) -> None:
-    """No next tile hides the stores of the last one. Long products have many tiles."""
-    x, y = (torch.empty(shape, dtype=BF16, device="meta") for shape in ((m, 4096), (4096, n)))
-    assert helion.kernel(backend="auto")(matmul.fn).bind((x, y), target=HOPPER).backend == backend
+@pytest.mark.parametrize(
+    ("m", "n", "k", "backend"),
+    [
+        (4096, 1001, 4096, "triton"),
+        (8192, 4095, 4096, "cute"),
+        (4096, 1000, 4096, "cute"),
+        (4097, 4097, 1000, "triton"),
+    ],
+)
+def test_auto_leaves_short_products_whose_output_threads_store(m: int, n: int, k: int, backend: str) -> None:
+    """No next tile hides the stores of the last one, nor do short mainloops. Long products have many tiles."""
+    x, y = (torch.empty(shape, dtype=BF16, device="meta") for shape in ((m, k), (k, n)))
+    assert helion.kernel(backend="auto")(matmul.fn).bind((x, y), target="h200").backend == backend

@@ -121,6 +121,9 @@ class Rates:
     """Time of a cp.async of a warp along lines, of which an SM starts one at a time; not fitted."""
     spread_granules_us: float = 0.0052
     """The same across 8 lines, which touches four times as many rows of the tensor."""
+    strided_us: float = 0.0006
+    """Time of the store of a single element (``odd_outputs_8`` and ``filtered_odd_large`` of
+    benchmarks/results/cute/nvidia-h200-parts.jsonl)."""
     drawn_us: float = 0.0003
     """Time of a random number: about 70 instructions of a thread; not fitted."""
     workspace_us: float = 1.5
@@ -162,9 +165,6 @@ ACTIVE_CLUSTERS = {3: 39, 4: 30, 6: 17, 8: 15, 16: 7}
 (``cudaOccupancyMaxActiveClusters``, benchmarks/results/cute/nvidia-h200.json)."""
 MEASURED = "h200"
 WALKED = 128 * 256
-STRIDED = 4
-"""Bytes that stores of single elements take of the bandwidth, for each that they write: a quarter of a sector; not
-fitted."""
 LARGE_CLUSTER, IN_WHOLE_GROUPS = 4, 10 / 11
 """Other GPUs have GPCs as well: clusters of this many CTAs and more reach this fraction of the SMs, as on that H200."""
 
@@ -406,9 +406,10 @@ def _epilogue_us(plan: GemmPlan, share: float, l2: float, rates: Rates) -> float
     read = (each for kind in ("exact", "strided") for each in plan.problem.epilogue.of_kind(kind))
     exact = sum(itemsize(each.dtype) for each in read)
     sums = rows * columns * SUM_BYTES / plan.splits
-    strided = sum(itemsize(each.dtype) for each in plan.problem.outputs_of("strided"))
-    written = sum(itemsize(each.dtype) for each in plan.problem.matrices) + (STRIDED - 1) * strided
+    written = sum(itemsize(each.dtype) for each in plan.problem.matrices)
     time = plan.ctas_per_sm * rows * columns * (written + exact) / plan.splits / (rates.stored * share)
+    strided = len(plan.problem.outputs_of("strided"))
+    time += plan.ctas_per_sm * rows * columns * rates.strided_us * strided / plan.splits
     time += plan.ctas_per_sm * rows * columns * rates.drawn_us * len(plan.problem.epilogue.of_kind("uniform"))
     if plan.cluster[1] > 1:
         time += rates.exchange_us * plan.cluster[1] * max(plan.problem.epilogue.levels)
