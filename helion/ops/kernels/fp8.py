@@ -15,7 +15,7 @@ import helion
 import helion.language as hl
 
 from .._operators import FLOATS, Operator, check, check_tensor, rows, split
-from .gated import ACTIVATIONS
+from .gated import ACTIVATIONS, silu
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -199,12 +199,6 @@ def _fake_blocks(x: torch.Tensor, dtype: torch.dtype, block: int) -> tuple[torch
     return x.new_empty(x.shape, dtype=dtype), x.new_empty(*blocks, dtype=torch.float32)
 
 
-def _normed(x: torch.Tensor, *others: Any) -> tuple[torch.Tensor, ...]:
-    kernel: Any = norm_fp8_kernel if x.dim() == 2 else norm_fp8_groups_kernel
-    found: tuple[torch.Tensor, ...] = kernel(x, *others, _largest(others[-1]))
-    return found
-
-
 _quantize = Operator(
     "quantize_fp8(Tensor x, ScalarType dtype) -> (Tensor, Tensor)",
     quantize_fp8_kernel,
@@ -217,23 +211,35 @@ _quantize_blocks = Operator(
     run=lambda x, dtype, block: quantize_fp8_blocks_kernel(x, dtype, _largest(dtype), block),
     fake=_fake_blocks,
 )
-_NORM = "Tensor weight, Tensor? bias, float eps, bool centered, ScalarType dtype"
-_norm_fp8 = Operator(
-    f"norm_fp8(Tensor x, {_NORM}) -> (Tensor, Tensor)",
-    norm_fp8_kernel,
-    norm_fp8_groups_kernel,
-    run=lambda x, *options: _normed(x, None, *options)[:2],
-    fake=lambda x, *options: _fake(x, options[-1]),
+
+
+def _norm_operator(name: str) -> Operator:
+    """Return the operator of a norm. By its name it adds a residual, and centers rows, which takes a bias."""
+    adds, centered = name.startswith("add"), "layer" in name
+    inputs = f"Tensor x, {'Tensor residual, ' * adds}Tensor weight, {'Tensor? bias, ' * centered}float eps"
+
+    def run(x: torch.Tensor, *others: Any) -> tuple[torch.Tensor, ...]:
+        residual, others = (others[0], others[1:]) if adds else (None, others)
+        weight, *bias, eps, dtype = others
+        kernel: Any = norm_fp8_kernel if x.dim() == 2 else norm_fp8_groups_kernel
+        given = x, residual, weight, bias[0] if bias else None, eps, centered, dtype, _largest(dtype)
+        return tuple(kernel(*given)[: 2 + adds])
+
+    fake: Any = lambda x, *o: (*_fake(x, o[-1]), *((o[0].new_empty(o[0].shape),) if adds else ()))  # noqa: E731
+    schema = f"{name}({inputs}, ScalarType dtype) -> (Tensor, Tensor{', Tensor' * adds})"
+    return Operator(schema, norm_fp8_kernel, norm_fp8_groups_kernel, run=run, fake=fake)
+
+
+_NORM_NAMES = ("rms_norm_fp8", "add_rms_norm_fp8", "layer_norm_fp8", "add_layer_norm_fp8")
+_NORMS = {name: _norm_operator(name) for name in _NORM_NAMES}
+_swiglu_fp8 = Operator(
+    "swiglu_fp8(Tensor gate, Tensor up, ScalarType dtype) -> (Tensor, Tensor)",
+    gated_fp8_kernel,
+    run=lambda gate, up, dtype: gated_fp8_kernel(gate, up, silu, dtype, _largest(dtype)),
+    fake=lambda gate, up, dtype: _fake(gate, dtype),
 )
-_add_norm_fp8 = Operator(
-    f"add_norm_fp8(Tensor x, Tensor residual, {_NORM}) -> (Tensor, Tensor, Tensor)",
-    norm_fp8_kernel,
-    norm_fp8_groups_kernel,
-    run=_normed,
-    fake=lambda x, residual, *options: (*_fake(x, options[-1]), residual.new_empty(residual.shape)),
-)
-_gated_fp8 = Operator(
-    "gated_fp8(Tensor gate, Tensor up, str activation, ScalarType dtype) -> (Tensor, Tensor)",
+_geglu_fp8 = Operator(
+    "geglu_fp8(Tensor gate, Tensor up, str activation, ScalarType dtype) -> (Tensor, Tensor)",
     gated_fp8_kernel,
     run=lambda gate, up, activation, dtype: gated_fp8_kernel(gate, up, ACTIVATIONS[activation], dtype, _largest(dtype)),
     fake=lambda gate, up, activation, dtype: _fake(gate, dtype),
@@ -331,16 +337,12 @@ def _norm(
         check_tensor(op, "bias", bias, shape=x.shape[-1:], like=x)
     _check_format(op, dtype)
     _check_group(op, group, x.size(-1))
-    shape = x.shape
-    parts: tuple[torch.Tensor | None, ...] = (rows(x), None if residual is None else rows(residual), weight, bias)
+    shape, adds = x.shape, [] if residual is None else [rows(residual)]
+    parts: list[torch.Tensor | None] = [rows(x), *adds, weight, *([bias] if "layer" in op else [])]
     if group is not None:
-        parts = tuple(None if t is None else split(t, t.dim() - 1, shape[-1] // group, group) for t in parts)
-    flat, *others = parts
-    if residual is None:
-        values, scales = _norm_fp8(flat, *others[1:], eps, "layer" in op, dtype)
-        return values.view(shape), scales.view(*shape[:-1], *scales.shape[1:])
-    values, scales, added = _add_norm_fp8(flat, *others, eps, "layer" in op, dtype)
-    return values.view(shape), scales.view(*shape[:-1], *scales.shape[1:]), added.view(shape)
+        parts = [None if t is None else split(t, t.dim() - 1, shape[-1] // group, group) for t in parts]
+    values, scales, *added = _NORMS[op](*parts, eps, dtype)
+    return values.view(shape), scales.view(*shape[:-1], *scales.shape[1:]), *(t.view(shape) for t in added)
 
 
 def rms_norm_fp8(
@@ -469,7 +471,7 @@ def _gate(
     _check_group(op, group, gate.size(-1))
     columns = group or gate.size(-1)
     parts = (split(rows(t), 1, t.size(-1) // columns, columns) for t in (gate, up))
-    values, scales = _gated_fp8(*parts, activation, dtype)
+    values, scales = _swiglu_fp8(*parts, dtype) if activation == "silu" else _geglu_fp8(*parts, activation, dtype)
     return values.view(gate.shape), scales.view(*gate.shape[:-1], *scales.shape[1 if group else 2 :])
 
 
