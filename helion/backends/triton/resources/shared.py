@@ -519,12 +519,9 @@ def _scan_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, ta
 
 def _histogram_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
     """Return the bytes of the largest histogram."""
-    most = 0
-    for op in facts.atomics:
-        width, elements = width_of(op.bins), math.prod(sizes[axis] for axis in op.tile_axes)
-        if counts(elements, width, num_warps, target):
-            most = max(most, width * BIN_BYTES)
-    return most
+    tiles = ((width_of(op.bins), math.prod(sizes[axis] for axis in op.tile_axes)) for op in facts.atomics)
+    counted = (width for width, elements in tiles if counts(elements, width, num_warps, target))
+    return max((width * BIN_BYTES for width in counted), default=0)
 
 
 def _passed_on(
