@@ -37,13 +37,14 @@ SINGLE_ROW_WARPS = 16
 
 @functools.lru_cache(maxsize=64)
 def layouts(demand: RowDemand, target: Target) -> tuple[RowLayout, ...]:
-    """Return all layouts that fit; the reason of the first refusal is raised as ``Refusal`` if there is none."""
+    """Return all layouts that fit; the reason of the first refusal is raised as ``Refusal`` if there is none: of a layout
+    of one or two CTAs per SM."""
     found, reason = [], None
     for choice in _choices(demand):
         try:
             found.append(layout_of(demand, choice, target))
         except Refusal as refusal:
-            reason = reason or refusal
+            reason = reason or (refusal if choice.ctas_per_sm in CTAS else None)
     if not found:
         assert reason is not None
         raise reason
