@@ -105,6 +105,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             cells = (f"{times[name]:.1f}" if name in times else "" for name in shown)
             of_all = ratio(times)
             by = ", by events" if row.get("by", {}).get(label) else ""
+            by += ", helion in a run of its own" if label in row.get("apart", ()) else ""
             last = "" if of_all is None else f"{of_all:.2f}"
             yield f"| {row['name']} | {row['shape']} | {label}{by} | {' | '.join(cells)} | {last} |"
     yield ""
