@@ -274,6 +274,9 @@ def check(name: str, target: str) -> None:
     assert opcodes.get("STG", 0) >= matrices
     if len(plan.problem.copied) == 1 + plan.products and not plan.has_residual and not raw_operands(plan):
         assert "UTMALDG" not in opcodes
+    if plan.sliced:  # 16 rows by 8 columns by 16 elements each
+        assert opcodes["HMMA"] >= 64 // 16 * plan.tile[1] // 8 * plan.mma_steps
+        return
     assert sum(opcodes.get(name, 0) for name in ("HGMMA", "QGMMA", "UTCHMMA", "UTCQMMA")) >= plan.mma_steps
 
 

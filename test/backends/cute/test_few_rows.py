@@ -130,7 +130,7 @@ def test_launches_give_the_rows() -> None:
     bound = of_any_rows.bind(arguments(13)[:3], target="h100")
     plan = bound.plan().gemm
     assert plan.problem.runtime == ("size_n",) and plan.converts
-    assert {seed.config["wgmma_copies_in"] for seed in bound.seeds} == {"registers"}
+    assert {seed.config["wgmma_copies_in"] for seed in bound.seeds} <= {"registers", "slices"}
     for m in (13, 5):
         x, w, scale, _ = arguments(m)
         exact = x.double() @ w.double().T * scale.double()

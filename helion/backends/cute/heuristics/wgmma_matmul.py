@@ -78,8 +78,9 @@ def choices(shape: ProductShape, target: Target) -> list[Choice]:
 
 
 def _slices_by_default(problem: GemmProblem) -> bool:
-    """Return whether seeds may slice K: few rows without scales, batches and sizes of the launch have run on a GPU."""
-    return problem.n <= SLICED_COLUMNS and problem.batch is None and not problem.runtime and problem.scales is None
+    """Return whether seeds may slice K. Batches, and launches that give the rows of weights without scales, have not run."""
+    known = not problem.runtime or problem.scales is not None
+    return problem.n <= SLICED_COLUMNS and problem.batch is None and known
 
 
 def _in_turn(shape: ProductShape, choice: Choice) -> Choice:

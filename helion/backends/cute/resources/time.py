@@ -111,7 +111,7 @@ class Rates:
     """Time of a K tile of a warp that has it alone (benchmarks/results/cute/nvidia-h200-few-rows.jsonl)."""
     sliced_us: float = 0.000012
     """Time of an element that such warps convert and multiply, from the same runs."""
-    added_us: float = 4.0
+    added_us: float = 3.85
     """Time after the last K tile has arrived: that of a warp, and of the sums of all warps, from the same runs."""
     sliced_memory: float = 0.96
     """Fraction of the memory bandwidth that remains where warps hold stages longer, from the same runs."""
