@@ -72,7 +72,7 @@ def unproven(program: Program, target: Target) -> str:
     Hopper has run copies of A and B, strided outputs, TF32, int8, windows, batches of several dimensions and tensors, and
     additions to fp32. It has run up to four products and sums of products, with copies of their operands, strided matrices of
     the epilogue, and sums along K. Up to two products of groups of rows have run, of picked rows as well, one with matrices
-    that TMA does not move. Groups that masks delimit have run. So have 4-bit numbers of which neighbors share a byte, and
+    that TMA does not move. Groups that masks delimit have run, and blocks of rows with a group each. So have 4-bit numbers of which neighbors share a byte, and
     numbers that neighbors share. Integers that are added in int32, K that ends with tiles and indices of minima have run. So have rows in memory that the
     launch counts (cute/nvidia-h200-parts.jsonl, cute/nvidia-h200-products.jsonl, cute/nvidia-h200-row-counts.jsonl).
     """
@@ -104,7 +104,6 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     added = [each for each in problem.outputs if each.adds and not each.lines]
     yield begun and not problem.terms, f"of {''.join(begun[:1])}, which begins between multiples of 16 bytes,"
     yield groups and products > 1, of_groups
-    yield groups is not None and groups.rows is not None, f"{of_groups} for each block"
     yield (
         groups and products and (in_memory or by_threads),
         f"{of_groups} with matrices that TMA does not move",

@@ -95,8 +95,7 @@ def test_blocks_of_rows_have_the_numbers_of_their_groups(dtype: torch.dtype) -> 
     groups, shape = bound.plan().gemm.problem.groups, shape_of(bound.facts)
     assert groups == Groups(name=groups.name, size=3, dtype=str(dtype).split(".")[1], rows=64)
     assert not isinstance(shape, str) and dataclasses.replace(shape.problem.groups, name=groups.name) == groups
-    asked = "matmuls over groups of rows by group_of for each block run on request, with backend='cute'"
-    assert on_request(bound) == asked
+    assert not on_request(bound)
     assert "blocks of 64 rows of 3 groups" in str(bound.plan())
 
 
