@@ -16,6 +16,7 @@ from unseen_kernels import mean_over_time
 import helion
 import helion.language as hl
 from benchmarks.mechanisms import one_hot_counts
+from benchmarks.workloads.products import contrastive_loss
 from helion.hardware import known_targets, target
 from helion.runtime.bound import BoundKernel
 
@@ -257,6 +258,12 @@ def test_steps_that_wait_for_loads_have_fewer_warps(shape: tuple[int, int, int],
 def test_two_layers_are_split_only_for_a_gain_as_large_as_that_of_one_matmul() -> None:
     bound = two_layers.bind((tensor(4096, 256), tensor(256, 1024), tensor(1024, 256)), target="h200")
     assert bound.seeds[0].config["split_k"] == 1 and bound.seeds[0].heuristic == "TritonProductsHeuristic"
+
+
+def test_one_warp_group_reduces_the_rows_of_its_products() -> None:
+    """Row ``group_columns`` of the tuned numbers."""
+    bound = contrastive_loss.bind((tensor(16384, 128), tensor(16384, 128), 0.1), target="h200")
+    assert (*sizes(bound).values(),)[:2] == (64, 128) and bound.seeds[0].config["num_warps"] == 4
 
 
 def _columns(live: int, directory: Path) -> helion.Kernel:

@@ -67,6 +67,9 @@ class _Numbers(Tuned):
     #: matrix unit.
     group_rows: int
     group_tile: tuple[int, int, int]
+    #: Columns and stages of one warp group that reduces the rows of its result.
+    group_columns: tuple[int, ...]
+    group_stages: int
 
 
 _TUNED = tuned(_Numbers)
@@ -93,7 +96,7 @@ class TritonProductsHeuristic(Heuristic):
         worth = trust(target).several_matmuls
         if not worth:
             return ruled
-        if (wide := _one_group(facts, target)) is not None:
+        if (wide := _one_group(facts, target) or _reduced_by_one_group(facts, target)) is not None:
             return (wide, *(ordered(facts, each, target) for each in ruled))
         ruled = tuple(ordered(facts, each, target) for each in ruled)
         timed = _fastest(facts, target)
@@ -141,6 +144,35 @@ def _one_group(facts: KernelFacts, target: Target) -> TritonProposal | None:
         indexing=boxed,
     )
     return ordered(facts, proposal, target)
+
+
+def _reduced_by_one_group(facts: KernelFacts, target: Target) -> TritonProposal | None:
+    """Return a proposal for rows that stay while a loop multiplies them by tiles of the other operand and reduces the
+    result.
+
+    One warp group reduces its rows without waiting for another. It has as many columns as leave room for three stages.
+    Return None for other kernels.
+    """
+    if len(facts.matmuls) != 1:
+        return None
+    (fact,) = facts.matmuls
+    m, n = fact.m_block_id, fact.n_block_id
+    loop = facts.regions[fact.region]
+    reduced = any(each.axis == n and each.region == fact.region for each in facts.reductions)
+    if m is None or n is None or fact.k_block_id is not None or not reduced or loop.axes != (n,):
+        return None
+    stored = any(op.kind != "load" and op.region == fact.region for op in (*facts.memory_ops, *facts.atomics))
+    if stored or fact.lhs_slot is None or max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize) != 2:
+        return None
+    for columns in _TUNED.group_columns:
+        sizes = moderate_sizes(facts, {"m": _TUNED.group_rows, "n": columns, "k": 16})
+        predicted = estimate(facts, target, sizes, _TUNED.warps[0], _TUNED.group_stages)
+        if (sizes.get(m), sizes.get(n)) == (_TUNED.group_rows, columns) and predicted.fits and not predicted.spill_risk:
+            reason = f"{_TUNED.group_rows} x {columns} tiles of one warp group, which reduces its rows alone"
+            return TritonProposal(
+                reason=reason, block_sizes=sizes, num_warps=_TUNED.warps[0], num_stages=_TUNED.group_stages
+            )
+    return None
 
 
 def _fastest(facts: KernelFacts, target: Target) -> TritonProposal | None:
