@@ -239,7 +239,7 @@ class Cluster:
         exec("from __future__ import annotations\n" + "\n".join(kept), found)
         replaced = (
             *("load_shared", "load_plane", "load_global", "store_shared", "store_words", "store_element", "bulk_load"),
-            *("store_parted", "bulk_load_where"),
+            "bulk_load_where",
             *("send", "put", "expect", "arrive", "count_in", "await_cluster", "log2_approximate"),
             *("unpack_float16", "unpack_float8_e4m3fn", "pack_bfloat16", "pack_float16", "pack_float8_e4m3fn"),
         )
@@ -363,14 +363,6 @@ class Cluster:
     def store_element(self, address: Any, offset: int, word: Any, shift: int, size: int, inside: Any) -> None:
         data = np.ascontiguousarray(self._each(word)).view(np.uint8).reshape(len(self.cta), -1)
         self._store(self._each(address) + offset, data[:, shift // 8 : shift // 8 + size], inside)
-
-    def store_parted(self, address: Any, offset: int, words: Sequence[Any], size: int, begin: Any, end: Any) -> None:
-        per_word = 4 // size
-        for i in range(len(words) * per_word):
-            inside = (self._each(begin) <= i) & (self._each(end) > i)
-            self.store_element(
-                address, offset + i * size, words[i // per_word], 8 * size * (i % per_word), size, inside
-            )
 
     def _store(self, address: np.ndarray, data: np.ndarray, inside: Any) -> None:
         on = np.nonzero(self._each(inside) & getattr(LOOPING, "on", True))[0]

@@ -32,8 +32,6 @@ from .stages import divisors_of_groups, last_stage, read_by, stage_of
 
 CHAINS, FEWER_CHAINS = 4, 2
 """Independent partial results of a thread for each reduction, which hide latency; and where several sums do as well."""
-PARTED = False
-"""Whether granules that are parts store their elements after a branch, for which only warps with such ones wait."""
 SEVERAL = 4
 """Reductions of one walk from which they do."""
 LEAST_DIVISOR = 2.0**-60
@@ -499,10 +497,6 @@ def print_stores(out: Writer, plan: RowPlan) -> None:
             out.line("    return")
             out.line(f"whole = inside[0] & inside[{layout.lanes - 1}]")
             out.line("store_words(address, offset, words, whole)")
-            if PARTED:
-                out.line("begin, end = range_inside(cta, row, granule)")
-                out.line(f"store_parted(address, offset, words, {size}, begin, cutlass.select_(whole, Int32(0), end))")
-                continue
             with out.block(f"for i in range({layout.lanes}):"):
                 per_word = 4 // size
                 shift = f"{8 * size} * (i % {per_word})" if per_word > 1 else "0"

@@ -70,16 +70,6 @@ def store_element(address, offset, word, shift, size, inside):
     body = f"setp.ne.b32 p, {{$r2}}, 0; shr.u32 w, {{$r1}}, {shift}; @p st.global.{kind} [{{$r0}}+{offset}], w;"
     ptx(f"{{ .reg .pred p; .reg .b32 w; {body} }}", (), [address, word, flag(inside)])
 """
-_STORE_PARTED = """
-def store_parted(address, offset, words, size, begin, end):
-    kind, per_word, stores = {1: "u8", 2: "u16", 4: "u32"}[size], 4 // size, ""
-    for i in range(len(words) * per_word):
-        inside = f"setp.le.s32 p, {{$r1}}, {i}; setp.gt.and.s32 p, {{$r2}}, {i}, p;"
-        shifted = f"shr.u32 w, {{$r{3 + i // per_word}}}, {8 * size * (i % per_word)};"
-        stores += f"{inside} {shifted} @p st.global.{kind} [{{$r0}}+{offset + i * size}], w; "
-    none = "setp.le.s32 p, {$r2}, 0; @p bra done;"
-    ptx(f"{{ .reg .pred p; .reg .b32 w; {none} {stores}done: }}", (), [address, begin, end, *words])
-"""
 _BULK_LOAD = """
 def bulk_load(destination, source, size, barrier):
     code = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{$r0}], [{$r1}], {$r2}, [{$r3}];"
@@ -381,7 +371,6 @@ FUNCTIONS: Mapping[str, str] = {
             _STORE_SHARED,
             _STORE_WORDS,
             _STORE_ELEMENT,
-            _STORE_PARTED,
         ),
         *(
             _BULK_LOAD,
