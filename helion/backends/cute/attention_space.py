@@ -141,7 +141,7 @@ def attention_keys(shape: ProgramShape, program: Program, target: Target, settin
             Scalar(key="wgmma_lazy_rescale", fragment=BooleanFragment(), initial=False),
             Scalar(key="wgmma_key_splits", fragment=EnumFragment(KEY_SPLITS), initial=1),
             Scalar(key="wgmma_tile_scheduler", fragment=EnumFragment(("static", "dynamic")), initial="static"),
-            *([Scalar(key=BIAS_STAGES, fragment=EnumFragment((0, 1, 2)), initial=0)] if bias else []),
+            *([Scalar(key=BIAS_STAGES, fragment=EnumFragment((0, 1, 2, 3)), initial=0)] if bias else []),
         ),
         absent={**absent_keys(), **({} if bias else {BIAS_STAGES: NO_BIAS})},
         verbatim=VERBATIM_PREFIX,

@@ -13,6 +13,7 @@ from ...plan.dtypes import DTYPES
 from ...roles import grammar as g
 from ...roles.attention import grammar as a
 from ...roles.attention.grammar import AttentionProgram, ScoreProgram
+from ..raw import READ_ONCE
 from ..setups import dsl
 from ..writer import Writer
 from . import numbers, quads, spans, splits, vectors
@@ -127,7 +128,13 @@ def _parts(
 
 
 def _load_blocks(plan: AttentionPlan) -> list[str]:
-    return [] if plan.problem.spans_keys else _blocks(plan)
+    policy = READ_ONCE if _reads_once(plan) else ()
+    return [*policy, *([] if plan.problem.spans_keys else _blocks(plan))]
+
+
+def _reads_once(plan: ScorePlan) -> bool:
+    """Return whether L2 drops lines of K and V first: on Hopper, if they are read once."""
+    return type(plan) is AttentionPlan and plan.reads_once
 
 
 def _blocks(plan: AttentionPlan, first_row: str = "") -> list[str]:
@@ -448,11 +455,12 @@ def _load_block(out: Writer, program: ScoreProgram, step: a.LoadBlock, name: str
         out.line(f"page_of_{name} = {spans.row_of_page(plan, matrix, f'({block})')}")
         span = f"page_of_{name} + {span}"
     source = indexed(plan, matrix, block, span)
+    policy = ", cache_policy=read_once" if _reads_once(plan) else ""
     in_quads = name == "k" and isinstance(plan, AttentionPlan) and plan.takes_quads
     for part, to in quads.halves(source) if in_quads else [(source, f"to_{name}")]:
         out.line(
             f"cute.copy(tma_{name}, from_{name}[{part}], {to}[None, {step.cursor}.index],"
-            f" tma_bar_ptr={step.operand}.producer_get_barrier({step.cursor}))"
+            f" tma_bar_ptr={step.operand}.producer_get_barrier({step.cursor}){policy})"
         )
 
 

@@ -498,6 +498,14 @@ class AttentionPlan(ScorePlan):
     def operand_bytes(self) -> int:
         return itemsize(self.problem.q.dtype)
 
+    @property
+    def reads_once(self) -> bool:
+        """True if one tile of queries reads the keys of each head, which need not stay in the L2 cache."""
+        problem = self.problem
+        of_keys = [mode.size for mode in problem.k.modes]
+        known = all(map(is_known, (problem.queries, *problem.heads, *of_keys)))
+        return known and problem.queries <= self.rows and problem.batches == math.prod(of_keys)
+
     @functools.cached_property
     def bias(self) -> Source | None:
         """The bias that TMA loads in tiles of queries and keys, if any."""
