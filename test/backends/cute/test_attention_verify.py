@@ -18,7 +18,7 @@ from helion.backends.cute.codegen.attention import splits as printed_splits
 from helion.backends.cute.plan.attention import operands as o
 from helion.backends.cute.plan.attention import records as r
 from helion.backends.cute.plan.attention.build import plan_attention
-from helion.backends.cute.plan.epilogue import Instruction
+from helion.backends.cute.plan.epilogue import Constant, Instruction
 from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.roles import grammar as g
 from helion.backends.cute.roles.attention import grammar as a
@@ -344,3 +344,30 @@ def test_combined_partials_are_those_of_all_keys(splits: int, queries: int, dims
             assert np.isclose(found["total"][row], factors @ total[:, row])
             elements = [e for e in range(dims // 2) if e // 2 % 2 == row]
             assert np.allclose(found["output"][elements], factors @ output[:, elements])
+
+
+def test_scores_are_rounded_in_pairs() -> None:
+    """Execute the printed formula: each rounding to float16 takes two scores of a row, and leaves each at its place."""
+    steps = (
+        Instruction("round_float16", (0,)),
+        Instruction("mul", (1, Constant("0.18"))),
+        Instruction("round_float16", (2,)),
+    )
+    given = dataclasses.replace(problem(), score=r.Formula(instructions=steps, value=3))
+    made = plan_attention(given, r.AttentionChoice(groups=1, keys=64), HOPPER)
+
+    def rounded(text: str, write_only_types: Sequence[Any], read_only_args: Sequence[float]) -> list[float]:
+        assert len(write_only_types) == len(read_only_args) == 2 and "f16x2" in text
+        return [float(np.float16(each)) for each in read_only_args]
+
+    names: dict[str, Any] = {
+        "cutlass": SimpleNamespace(Float32=float),
+        "cute": SimpleNamespace(arch=SimpleNamespace(inline_ptx=rounded)),
+    }
+    for text in softmax.softmax_functions(made):
+        if text[0].startswith(("def round_pair", "def apply")):
+            exec("\n".join(text), names)
+    scores = [*np.random.default_rng(0).normal(size=32)]
+    found = [*scores]
+    names["apply_formula"](found, 0, 0, 0)
+    assert found == [float(np.float16(float(np.float16(each)) * 0.18)) for each in scores]

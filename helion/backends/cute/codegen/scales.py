@@ -158,14 +158,21 @@ _WIDENED = {
 """Instructions that round two numbers to a type and widen them again."""
 
 
-def add_rounded(terms: str, totals: str, dtype: str) -> list[str]:
-    """Return the lines that round registers ``e`` and ``e + 1`` to ``dtype``, and add them to others."""
+def rounded_pair(one: str, other: str, dtype: str) -> list[str]:
+    """Return the lines that round two numbers to ``dtype``, as ``low`` and ``high`` in fp32."""
     return [
         "low, high = cute.arch.inline_ptx(",
         f'    "{{ .reg .b32 p; .reg .b16 low, high; {_WIDENED[dtype]} }}",',
         "    write_only_types=[cutlass.Float32, cutlass.Float32],",
-        f"    read_only_args=[{terms}[e], {terms}[e + 1]],",
+        f"    read_only_args=[{one}, {other}],",
         ")",
+    ]
+
+
+def add_rounded(terms: str, totals: str, dtype: str) -> list[str]:
+    """Return the lines that round registers ``e`` and ``e + 1`` to ``dtype``, and add them to others."""
+    return [
+        *rounded_pair(f"{terms}[e]", f"{terms}[e + 1]", dtype),
         f"{totals}[e] = {totals}[e] + low",
         f"{totals}[e + 1] = {totals}[e + 1] + high",
     ]

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from ...plan.attention.build import LARGEST, QUAD
 from ...plan.attention.numbers import is_known, text_of
 from ...plan.attention.operands import Table
-from ...plan.attention.records import LAZY, PRODUCT, AttentionPlan, Formula, ScorePlan
+from ...plan.attention.records import KEY_INDEX, LAZY, PRODUCT, AttentionPlan, Formula, ScorePlan
+from ...plan.epilogue import COLUMN_NUMBER, Constant
 from ..epilogue import in_range
-from ..scales import add_rounded
+from ..scales import add_rounded, rounded_pair
 from . import numbers, spans, vectors
 from .formula import arguments_of, computed, gathers, head_axes, read
 
+ROUNDED = "round_float16"
+"""The operation that takes as long for two numbers as for one. A number in bfloat16 is the upper half of one in fp32."""
 WORD = 16
 """Scores of a row in a word of a mask: shifts by so many bits are defined."""
 NEGATIVE_INFINITY = 'cutlass.Float32(float("-inf"))'
@@ -99,13 +102,68 @@ def softmax_functions(plan: AttentionPlan) -> list[list[str]]:
         functions.insert(0, _formula(plan, plan.problem.dropped, "drop_weights"))
     if has_formula(plan):
         functions.insert(0, _formula(plan, plan.problem.score, "apply_formula"))
-    for formula in filter(None, (plan.problem.score, plan.problem.dropped)):
+    formulas = [each for each in (plan.problem.score, plan.problem.dropped) if each is not None]
+    if any(map(_rounds_pairs, formulas)):
+        functions.insert(0, _round_pair())
+    for formula in formulas:
         functions[:0] = vectors.vector_functions(plan, formula)
     return functions
 
 
+def _rounds_pairs(formula: Formula) -> bool:
+    """Return whether scores of two keys are rounded together: to float16, by formulas that depend on no key."""
+    rounds = any(made.op == ROUNDED for made in formula.instructions)
+    of_rows = all(source.kind in ("query", "head", "number") for source in formula.sources)
+    return rounds and of_rows and not any(made.op in (KEY_INDEX, COLUMN_NUMBER) for made in formula.instructions)
+
+
+def _formula_of_pairs(plan: AttentionPlan, formula: Formula, name: str) -> list[str]:
+    """Return the function that applies a formula to pairs of scores of a row, which it rounds together."""
+    axes = head_axes(plan.problem)
+
+    def names(value: int) -> str:
+        if formula.starts <= value < formula.computed:
+            source = formula.sources[value - formula.starts]
+            return f"{source.label}_rows[row]" if source.kind == "query" else f"{source.label}_value"
+        return f"x{0 if value == PRODUCT else value - formula.computed + 1}[i]"
+
+    lines = [f"def {name}({', '.join(_formula_arguments(plan, formula, axes))}):"]
+    for source in formula.sources:
+        text = read(plan, source, axes, "first_query + 8 * row", "0", 1)
+        rows = source.kind == "query"
+        found = f"_rows = [{text} for row in range(2)]" if rows else f"_value = {text}"
+        lines.append(f"    {source.label}{found}")
+    lines += [
+        f"    for column in range({plan.keys // 8}):",
+        "        for row in range(2):",
+        "            query = first_query + 8 * row",
+        "            x0 = [scores[4 * column + 2 * row + i] for i in range(2)]",
+    ]
+    for at, made in enumerate(formula.instructions):
+        text = f"[{computed(formula, formula.computed + at, names, ('query', '0'))} for i in range(2)]"
+        if made.op == ROUNDED and not isinstance(made.arguments[0], Constant):
+            text = f"round_pair([{names(made.arguments[0])} for i in range(2)])"
+        lines.append(f"            x{at + 1} = {text}")
+    return [
+        *lines,
+        "            for i in range(2):",
+        f"                scores[4 * column + 2 * row + i] = {names(formula.value)}",
+    ]
+
+
+def _round_pair() -> list[str]:
+    """Return the function that rounds two numbers in one instruction, and widens each in another."""
+    return [
+        "def round_pair(pair):",
+        *(f"    {line}" for line in rounded_pair("pair[0]", "pair[1]", "float16")),
+        "    return low, high",
+    ]
+
+
 def _formula(plan: AttentionPlan, formula: Formula, name: str) -> list[str]:
     """Return the function that applies a formula to the scores, or weights, of a block."""
+    if _rounds_pairs(formula):
+        return _formula_of_pairs(plan, formula, name)
     problem = plan.problem
     axes = head_axes(problem)
 
