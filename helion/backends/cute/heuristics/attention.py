@@ -26,9 +26,11 @@ MASKED_REGISTERS = 18
 GATHERED_REGISTERS = 96
 """Those that indices of tables add: blocks of 176 keys of 64 dimensions spill 52 bytes without them (sm_90a, 2026-11-28)."""
 GROUPS = (3, 2, 1)
-MOST_GROUPS_OF_STAGES = 2
-"""Tiles of so many groups take all stages where masks make them short; longer ones of narrow heads are faster with two stages
-than with four (measurement ``cute_attention_stages``)."""
+SHORT_KEYS = 2048
+"""Keys up to which tiles with masks are short: wide heads are faster with two tiles of queries than with a third stage."""
+FEW_OPERATIONS = 1
+"""Operations of formulas that three groups were faster with: a bias, and scores that are rounded to 16 bits (``sweep`` in
+benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
 SHORTEST_KEYS = 32
 """The shortest blocks of tiles of several groups, which have room for longer ones with fewer queries."""
 WIDE_KEYS, FORMULA_KEYS = 176, 128
@@ -89,7 +91,7 @@ def choices(shape: AttentionShape, target: Target) -> Iterator[AttentionChoice]:
             choice = AttentionChoice(
                 groups=groups,
                 keys=length,
-                stages=_stages(shape, groups),
+                stages=_stages(shape, groups, length),
                 pingpong=_takes_turns(shape),
                 lazy=shape.v_columns > 64 and shape.softmax and shape.operand_bytes > 1,
                 scheduler="dynamic" if _varies(shape, groups) else "static",
@@ -101,18 +103,20 @@ def choices(shape: AttentionShape, target: Target) -> Iterator[AttentionChoice]:
                 yield replace(choice, splits=splits, scheduler="static")
 
 
-def _stages(shape: AttentionShape, groups: int) -> int | None:
+def _stages(shape: AttentionShape, groups: int, keys: int) -> int | None:
     """Return the stages of K and V, None for all that fit: few queries wait for memory, and so do short tiles."""
     few = shape.queries <= WGMMA_ROWS
-    short = shape.bounded and groups <= MOST_GROUPS_OF_STAGES
-    return LEAST_STAGES if shape.v_columns <= NARROW and not few and not short else None
+    if shape.v_columns <= NARROW:
+        return LEAST_STAGES if not few and not shape.bounded else None
+    short = shape.ranged or (shape.bounded and (shape.window is not None or shape.keys <= SHORT_KEYS))
+    return LEAST_STAGES if shape.v_columns == 128 and keys == FORMULA_KEYS and short and groups > 1 else None
 
 
 def _takes_turns(shape: AttentionShape) -> bool:
     """Return whether groups take turns: not in narrow heads whose tiles are short, nor in others whose MMAs take longer."""
     if shape.latent or shape.ranged or (shape.window is not None and shape.v_columns <= NARROW):
         return False
-    return shape.v_columns != 128 or shape.bounded or shape.bias
+    return shape.v_columns != 128 or shape.bounded or shape.bias or shape.special > 0
 
 
 def _varies(shape: AttentionShape, groups: int) -> bool:
@@ -122,7 +126,8 @@ def _varies(shape: AttentionShape, groups: int) -> bool:
 
 def _is_narrow(shape: AttentionShape) -> bool:
     """Return whether three groups are supported by measurements."""
-    formula = shape.operations or shape.special or shape.ranged or shape.window
+    reads = shape.gathers or shape.pairs or (shape.loads and not shape.bias)
+    formula = shape.operations > FEW_OPERATIONS or shape.special or shape.ranged or shape.window or reads
     return max(shape.qk_columns, shape.v_columns) <= NARROW and not formula
 
 

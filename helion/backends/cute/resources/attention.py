@@ -75,7 +75,7 @@ class AttentionRates:
     """Factor of three groups, of which two compute exponentials while one multiplies."""
     wide: float = 0.15
     """Loss where blocks of keys are short: the fraction for 64 keys, halved for 128."""
-    short: float = 0.25
+    short: float = 0.2
     """What the softmax of narrow heads loses besides in blocks of 64 keys, less in longer ones up to 128. It is fitted to causal
     masks and windows of heads of 64 on an H200 (``sweep`` in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
     masked: float = 0.6
