@@ -97,6 +97,12 @@ def _to_fp32(value: torch.Tensor, rounding: str) -> torch.Tensor:
     return torch.where(found.double() > value, lower, found)
 
 
+def _of_warps(value: Lanes, kind: str) -> Lanes:
+    """Return the least or largest number of each warp's threads, in all of them."""
+    warps = value.held.view(-1, 32)
+    return Lanes({"min": warps.amin, "max": warps.amax}[kind](1, keepdim=True).expand_as(warps).reshape(-1))
+
+
 def _approximate(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Lanes]:
     return lifted(lambda x, **options: function(x))
 
@@ -113,6 +119,7 @@ def objects(**of_warps: Any) -> dict[str, Any]:
         mul_packed_f32x2=_pairs(torch.mul),
         inline_ptx=_ptx,
         shuffle_sync_bfly=lambda value, offset: Lanes(_plain(value)[torch.arange(UMMA_ROWS) ^ offset]),
+        warp_redux_sync=_of_warps,
         make_warp_uniform=lambda value: int(value.held[0]) if isinstance(value, Lanes) else value,
         block_idx=lambda: (0, 0, 0),
         grid_dim=lambda: (1, 1, 1),

@@ -307,8 +307,9 @@ def test_more_tiles_or_wider_ones_never_take_more_rows(gpu: str, tmp_path: Path)
 def test_atomics_get_tiles_of_a_useful_size(gpu: str) -> None:
     bound = histogram.bind((tensor(1 << 24, dtype=torch.int32),), target=gpu)
     assert bound.seeds[0].heuristic == "TritonScatterHeuristic" and bound.seeds[0].config == bound.default_config()
-    counts = not gpu.startswith("gfx")  # in a histogram of each tile
-    assert bound.default_config()["block_sizes"] == [8192 if counts else 2048]
+    longer = len(bound.seeds) > 1  # where adding the bins takes longer than the votes of a histogram
+    assert bound.default_config()["block_sizes"] == [8192 if longer else 2048]
+    assert longer or gpu not in ("sm_90", "sm_100", "sm_103")
     few = histogram.bind((tensor(1000, dtype=torch.int32),), target=gpu)
     assert few.default_config()["block_sizes"] == [128]
 
