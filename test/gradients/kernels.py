@@ -603,6 +603,29 @@ def shifted_for_all_rows(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return out
 
 
+@case(lambda x: x * 2.0 + F.pad(x[1:], (0, 0, 0, 1)) ** 2, (6, 10))
+def row_after(x: torch.Tensor) -> torch.Tensor:
+    """The row after the last one is past the end, and so are all of its lanes."""
+    out = torch.empty_like(x)
+    m, n = x.size()
+    for i in hl.grid(m):
+        for tile in hl.tile(n):
+            after = hl.load(x, [i + 1, tile], extra_mask=(tile.index >= 0) & (i + 1 < m))
+            out[i, tile] = x[i, tile] * 2.0 + after * after
+    return out
+
+
+@case(lambda x, w: F.pad(x * w, (0, 3)), (5, 9), (9,))
+def longer_than_read(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """The tiles have more columns than the tensors that masks keep them inside of."""
+    m, n = x.size()
+    out = torch.empty([m, n + 3], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n + 3]):
+        value = hl.load(x, [tile_m, tile_n], extra_mask=(tile_n.index < n)[None, :])
+        out[tile_m, tile_n] = value * hl.load(w, [tile_n], extra_mask=tile_n.index < n)[None, :]
+    return out
+
+
 @case(lambda x, first: x[3:9] * 2.0, (9,), torch.tensor([3]))
 def masked_part(x: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
     """A loaded number moves the block, so that lanes that the mask leaves out are past the end."""

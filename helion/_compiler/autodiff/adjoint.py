@@ -19,11 +19,11 @@ from ..ir.grammar import (
     Region,
     Value,
 )
-from ..ir.rewrite import Makers
+from ..passes.analysis.places import Places
 from .activity import active_values
 from .carried import Reversal, Reversals, needs_iterations, without_ones
 from .refusal import not_supported
-from .spelling import Spelling, broadcast, dtype_text, in_list, literal, may_leave
+from .spelling import Spelling, broadcast, dtype_text, in_list, literal
 from .statements import Assign, Cost, Effect, Nest, Sink, Statement, Var
 
 #: Dtypes of values that have gradients.
@@ -68,7 +68,8 @@ class Sweep:
         self.wanted = wanted
         self.rules = rules
         self.active = active_values(self.root.body, wanted)
-        self.makers = Makers.among(program.walk())
+        self.places = Places(program)
+        self.makers = self.places.makers
         self.reversals = Reversals(program, spelling, self.active, count_of)
         #: Numbers of the ops of the region that is being recomputed for its own backward.
         self.returning: frozenset[int] = frozenset()
@@ -416,7 +417,8 @@ class Sweep:
     def loaded(self, op: Op, grad: Var) -> None:
         """Emit a sink that takes the gradient of a loaded value to memory."""
         attrs, dims = op.attributes(MemoryAttrs), op.result.dims
-        masked = attrs.mask is not None and any(map(may_leave, attrs.indices))
+        kinds = zip(attrs.indices, self.places.may_leave(op), strict=True)
+        masked = attrs.mask is not None and any(leaves and index.kind != "scalar" for index, leaves in kinds)
         indices, walked = self.spelling.index(op, self.text, spread=masked)
         found = tuple(dims[at] for at in walked)
         if len(walked) == len(dims):

@@ -12,7 +12,7 @@ from ..ir.grammar import LoopAxis, MemoryAttrs, OperandRef, Program
 from ..passes.analysis.places import Places
 from .adjoint import computed
 from .memory import Site
-from .spelling import Names, Spelling, dtype_text, in_list, may_leave
+from .spelling import Names, Spelling, dtype_text, in_list
 from .statements import Assign, Effect, Sink, Statement, Var
 
 
@@ -186,7 +186,7 @@ class Layout:
                 text=f"{buffer}[{', '.join([*self._programs(site, None, ''), *sink.indices])}] = {unmasked(sink)}"
             )
         if site.way == "atomic":
-            lists = ", ".join(in_list(i) for i in _safe_indices(site))
+            lists = ", ".join(in_list(i) for i in self._safe_indices(site))
             return Effect(text=f"hl.atomic_add({buffer}, [{lists}], {unmasked(sink)})")
         lists = ", ".join(map(in_list, sink.indices))
         value = self.spelling.converted(sink.value.name, sink.value.dtype, self.dtypes[sink])
@@ -199,18 +199,25 @@ class Layout:
             return Effect(text=f"{buffer}[{indices}] = {value}")
         return Effect(text=f"hl.store({buffer}, [{lists}], {value}, extra_mask={sink.mask})")
 
+    def _safe_indices(self, site: Site) -> Sequence[str]:
+        """Return indices that are in range for lanes that read nothing, too. Those that vary over lanes have all dimensions
+        then, if one of them may leave the tensor.
+        """
+        sink, attrs = site.sink, site.op.attributes(MemoryAttrs)
+        kinds = [index.kind for index in attrs.indices]
+        spread = any(leaves and kind != "scalar" for kind, leaves in zip(kinds, site.leaving))  # noqa: B905
+        found = []
+        for at, (text, kind) in enumerate(zip(sink.indices, kinds, strict=True)):
+            if kind != "scalar":
+                found.append(f"torch.where({sink.mask}, {text}, 0)" if spread else text)
+            elif site.leaving and site.leaving[at]:
+                last = self.spelling.number(self.program.tensors[attrs.tensor].shape[at] - 1)
+                found.append(f"torch.clamp({text}, 0, {last})")
+            else:
+                found.append(text)
+        return found
+
 
 def unmasked(sink: Sink) -> str:
     """Return the value of a sink, 0 for lanes that read nothing."""
     return sink.value.name if sink.mask is None else f"torch.where({sink.mask}, {sink.value.name}, 0.0)"
-
-
-def _safe_indices(site: Site) -> Sequence[str]:
-    """Return indices that are in range for lanes that read nothing, too. With a mask, those that may leave the tensor have
-    all dimensions.
-    """
-    sink, indices = site.sink, site.op.attributes(MemoryAttrs).indices
-    if sink.mask is None or not any(map(may_leave, indices)):
-        return sink.indices
-    texts = zip(sink.indices, indices, strict=True)
-    return [text if index.kind == "scalar" else f"torch.where({sink.mask}, {text}, 0)" for text, index in texts]

@@ -26,7 +26,6 @@ from ..ir.rewrite import count_uses
 from ..passes.analysis.places import Places, is_covered, is_single
 from .prepare import access_key
 from .refusal import not_supported
-from .spelling import may_leave
 from .statements import Nest, Sink, Statement
 
 Way = Literal["direct", "partial", "transposed", "atomic"]
@@ -37,8 +36,9 @@ class Site:
     """One load that receives a gradient.
 
     ``axes`` are those of the grid, ``loops`` those of the loops around it, outer ones first. ``missing`` are the axes
-    whose programs or iterations share elements. ``covers``: each element of the tensor is written. ``nests`` are the
-    loops of the backward around the sink.
+    whose programs or iterations share elements. ``leaving`` says of each index of a masked load whether lanes that read
+    nothing may be outside of the tensor. ``covers``: each element of the tensor is written. ``nests`` are the loops of the
+    backward around the sink.
     """
 
     sink: Sink
@@ -47,6 +47,7 @@ class Site:
     loops: tuple[tuple[LoopAxis, ...], ...]
     nests: tuple[Nest, ...]
     missing: tuple[LoopAxis, ...]
+    leaving: tuple[bool, ...]
     covers: bool
     way: Way
 
@@ -106,8 +107,8 @@ def _site(
     around = (*root.axes, *(a for axes in loops for a in axes))
     missing = tuple(a for a in around if a.block not in walked and not is_single(a))
     constant = not any(isinstance(bound, OperandRef) for a in around for bound in (a.begin, a.end))
-    outside = op.attributes(MemoryAttrs).mask is not None and any(map(may_leave, op.attributes(MemoryAttrs).indices))
-    plain = places.is_plain(op) and not outside
+    leaving = places.may_leave(op) if sink.mask is not None else ()
+    plain = places.is_plain(op) and not any(leaving)
     owned = len(missing) < len(around) and not any(nest.ordered for nest in nests)
     way: Way = "atomic"
     if not missing and places.is_injective(op):
@@ -123,6 +124,7 @@ def _site(
         loops=tuple(loops),
         nests=nests,
         missing=missing,
+        leaving=leaving,
         covers=places.covers(op) and not in_branch,
         way=way,
     )

@@ -426,9 +426,3 @@ def broadcast(*shapes: Dims) -> Dims:
     dims = broadcast_dims(shapes)
     assert dims is not None, shapes
     return dims
-
-
-def may_leave(index: Index) -> bool:
-    """Return whether lanes that an extra mask leaves out may be at positions outside of the tensor: those of a gather, or of
-    a block that is moved."""
-    return index.kind == "tensor" or (index.kind == "block" and (index.operand is not None or not is_zero(index.shift)))

@@ -82,6 +82,26 @@ class Places:
             for i in attrs.indices
         )
 
+    def may_leave(self, op: Op) -> tuple[bool, ...]:
+        """Return, for each index of a masked access, whether lanes that the mask leaves out may be outside of the tensor."""
+        attrs = op.attributes(MemoryAttrs)
+        shape = self.program.tensors[attrs.tensor].shape
+        return tuple(not self._stays(op, index, size) for index, size in zip(attrs.indices, shape, strict=True))
+
+    def _stays(self, op: Op, index: Index, size: Number) -> bool:
+        if index.kind == "scalar" and index.operand is None:
+            return isinstance(size, int) and isinstance(index.shift, int) and 0 <= index.shift < size
+        block = self._walks(op, index) if index.kind != "tensor" else None
+        if block is None or isinstance(index.shift, Expr) or index.shift != 0:
+            return False
+        axis, _ = self.axes.get(block, (None, None))
+        begin, end = (0, self.program.blocks[block].extent) if axis is None else (axis.begin, axis.end)
+        if not isinstance(begin, int) or begin < 0:
+            return False
+        if isinstance(end, int) and isinstance(size, int):
+            return end <= size
+        return isinstance(end, Expr) and isinstance(size, Expr) and end.key == size.key
+
     def is_injective(self, op: Op) -> bool:
         """Return whether the lanes of an access certainly have distinct elements."""
         indices = op.attributes(MemoryAttrs).indices
