@@ -82,7 +82,7 @@ def choices(shape: AttentionShape, target: Target) -> Iterator[AttentionChoice]:
         keys, bias_stages = longest_keys(shape, groups, target), 0
         if shape.bias and (keys_with_bias := longest_keys(shape, groups, target, BIAS_STAGES)) >= LEAST_BIAS_KEYS:
             keys, bias_stages = keys_with_bias, BIAS_STAGES
-        if needed == 1 and not shape.latent:
+        if groups == 1 and not shape.latent:  # blocks of 176 keys spill
             keys = min(keys, FORMULA_KEYS)
         if not keys or (keys < SHORTEST_KEYS and groups > 1):
             continue
