@@ -204,15 +204,14 @@ class Layout:
         then, if one of them may leave the tensor.
         """
         sink, attrs = site.sink, site.op.attributes(MemoryAttrs)
-        kinds = [index.kind for index in attrs.indices]
-        spread = any(leaves and kind != "scalar" for kind, leaves in zip(kinds, site.leaving))  # noqa: B905
-        found = []
-        for at, (text, kind) in enumerate(zip(sink.indices, kinds, strict=True)):
-            if kind != "scalar":
+        scalar = [index.kind == "scalar" for index in attrs.indices]
+        spread = any(leaves and not alone for leaves, alone in zip(site.leaving, scalar, strict=True))
+        sizes, found = self.program.tensors[attrs.tensor].shape, []
+        for text, alone, leaves, size in zip(sink.indices, scalar, site.leaving, sizes, strict=True):
+            if not alone:
                 found.append(f"torch.where({sink.mask}, {text}, 0)" if spread else text)
-            elif site.leaving and site.leaving[at]:
-                last = self.spelling.number(self.program.tensors[attrs.tensor].shape[at] - 1)
-                found.append(f"torch.clamp({text}, 0, {last})")
+            elif leaves:
+                found.append(f"torch.clamp({text}, 0, {self.spelling.number(size - 1)})")
             else:
                 found.append(text)
         return found

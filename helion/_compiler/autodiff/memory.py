@@ -107,7 +107,7 @@ def _site(
     around = (*root.axes, *(a for axes in loops for a in axes))
     missing = tuple(a for a in around if a.block not in walked and not is_single(a))
     constant = not any(isinstance(bound, OperandRef) for a in around for bound in (a.begin, a.end))
-    leaving = places.may_leave(op) if sink.mask is not None else ()
+    leaving = tuple(leaves and sink.mask is not None for leaves in places.may_leave(op))
     plain = places.is_plain(op) and not any(leaving)
     owned = len(missing) < len(around) and not any(nest.ordered for nest in nests)
     way: Way = "atomic"

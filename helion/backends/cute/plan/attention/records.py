@@ -502,7 +502,8 @@ class AttentionPlan(ScorePlan):
     def reads_once(self) -> bool:
         """True if one tile of queries reads the keys of each head, which need not stay in the L2 cache.
 
-        Keys of more than twice its size are faster without: 268 MB took 2 % longer on an H200, 67 MB 13 % less.
+        Keys of more than twice its size are faster without (``keys that are read once`` in
+        benchmarks/results/cute/nvidia-h200-attention.jsonl).
         """
         problem = self.problem
         of_keys = [mode.size for mode in problem.k.modes]
