@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from gradients.kernels import CASES, Case
+from gradients.kernels import CASES, Case, longer_than_read
 
 import helion
 
@@ -134,3 +134,12 @@ def test_zeros_and_ties(case: Case) -> None:
         tol = 1e-5 if case.single else 1e-8
         for gradient, reference in zip([g for g in found if g is not None], wanted, strict=True):
             torch.testing.assert_close(gradient, reference, rtol=tol, atol=tol, equal_nan=True)
+
+
+def test_tensors_without_elements_have_gradients() -> None:
+    """All lanes are masked, and no element is added to: its address would be that of no memory."""
+    x, w = torch.randn(5, 0, requires_grad=True), torch.randn(0, requires_grad=True)
+    out = longer_than_read.differentiable()(x, w)
+    found = torch.autograd.grad(out, (x, w), torch.ones_like(out))
+    assert out.shape == (5, 3) and not out.any()
+    assert [each.shape for each in found] == [x.shape, w.shape]

@@ -185,6 +185,9 @@ class Layout:
             return Effect(
                 text=f"{buffer}[{', '.join([*self._programs(site, None, ''), *sink.indices])}] = {unmasked(sink)}"
             )
+        shape = self.program.tensors[site.tensor].shape
+        if site.way == "atomic" and any(site.leaving) and any(isinstance(n, int) and n == 0 for n in shape):
+            return Effect(text="pass")  # no lane reads, and there is no element to add 0 to
         if site.way == "atomic":
             lists = ", ".join(in_list(i) for i in self._safe_indices(site))
             return Effect(text=f"hl.atomic_add({buffer}, [{lists}], {unmasked(sink)})")
