@@ -7,6 +7,11 @@ both with empty caches. Two later processes then call all of them with what the 
 config, the one that the first call chose and the best of the kept sample are timed in turns, and with ``--tuned`` the
 config that the effort ``full`` finds in so many seconds. ``--part 1/4`` takes every fourth cell. Each row is written
 when it is there.
+
+    python benchmarks/first_call.py --alone ROWS.jsonl [--cells N] [--part K/N] [--seconds S]
+
+makes each first call in a process of its own, with empty caches, and the first one of a later process. The process has
+imported only the definitions of the kernels, and times no config afterwards. Cells that ``ROWS.jsonl`` has are left out.
 """
 
 from __future__ import annotations
@@ -18,12 +23,14 @@ import itertools
 import json
 import math
 import os
+import select
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +142,57 @@ def again(folder: Path, names: Sequence[str]) -> dict[str, float]:
         return {name: called(by_name[name], args[name], Settings().first_call_seconds)[0] for name in names}
 
 
+def in_a_child(answer: Callable[[], Mapping[str, Any]], seconds: float) -> dict[str, Any]:
+    """Return what ``answer`` returns in a forked process, or a ``failure``; end that process after so many seconds."""
+    read, write = os.pipe()
+    if not (child := os.fork()):
+        try:
+            os.write(write, json.dumps(answer()).encode())
+        except BaseException as error:  # it belongs into the table
+            os.write(write, json.dumps({"failure": f"{type(error).__name__}: {error}"[:500]}).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    text, until = b"", time.monotonic() + seconds
+    while select.select([read], [], [], max(0.0, until - time.monotonic()))[0]:
+        if not (more := os.read(read, 1 << 16)):
+            break
+        text += more
+    os.close(read)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return dict(json.loads(text)) if text else {"failure": f"no answer in {seconds:.0f} seconds"}
+
+
+def called_alone(cell: Cell, folder: Path) -> dict[str, Any]:
+    """Return the device, the seconds of the first call of this process, the backend and the config that it chose."""
+    torch.ones(1, device="cuda").add_(1)  # the context of the device
+    args = inputs(cell, "cuda")
+    with caches(folder):
+        seconds, bound = called(cell, args, Settings().first_call_seconds)
+        config = bound.short_config(bound.config).to_dict()
+    return {"device": torch.cuda.get_device_name(), "seconds": seconds, "backend": bound.backend, "config": config}
+
+
+def alone(out: Path, every: Sequence[Cell], seconds: float) -> None:
+    """Append a row for each cell: the seconds of the first call, and of that of a later process."""
+    begun = time.monotonic()
+    rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    known = {(row["kernel"], row["case"], row["dtype"]) for row in rows}
+    with out.open("a") as file:
+        for cell in (cell for cell in every if (cell.kernel, cell.case, cell.dtype) not in known):
+            if time.monotonic() - begun > seconds:
+                return
+            with tempfile.TemporaryDirectory() as folder:
+                row = {"kernel": cell.kernel, "case": cell.case, "dtype": cell.dtype, "cpus": os.cpu_count()}
+                row |= in_a_child(functools.partial(called_alone, cell, Path(folder)), 60.0)
+                if "failure" not in row:
+                    row["later"] = in_a_child(functools.partial(called_alone, cell, Path(folder)), 60.0).get("seconds")
+            print(json.dumps(row), file=file, flush=True)
+            print(json.dumps(row)[:300], flush=True)
+
+
 def ratios(rows: Sequence[Mapping[str, Any]], name: str, best: str = BEST) -> list[float]:
     """Return the times of a config over the best one, of the cells that have both."""
     timed = [row["microseconds"] for row in rows if {name, best} <= set(row.get("microseconds", ()))]
@@ -165,19 +223,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=180.0, help="after which no other cell is begun")
     parser.add_argument("--part", default="1/1", help="K/N: every Nth cell from the Kth on")
     parser.add_argument("--tuned", type=float, default=0.0, help="seconds of a search of each cell")
+    parser.add_argument("--alone", type=Path, metavar="ROWS.jsonl", help="time calls alone, each in its own process")
     parser.add_argument("--again", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--names", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.again is not None:
         print(json.dumps(again(options.again, options.names)))
         return 0
+    if options.alone is not None:
+        torch.set_num_threads(1)  # a forked process lacks the threads of this one
+    part, parts = map(int, options.part.split("/"))
+    every = chosen(swept_cells(), parse(OTHER_SAMPLES.read_text()), options.cells)[part - 1 :: parts]
+    if options.alone is not None:
+        alone(options.alone, [cell for cell, _ in every], options.seconds)
+        return 0
     began, rows, timer = time.monotonic(), list[dict[str, Any]](), GraphTimer(51)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         named: dict[str, dict[str, Any]] = {}
-        part, parts = map(int, options.part.split("/"))
-        every = chosen(swept_cells(), parse(OTHER_SAMPLES.read_text()), options.cells)
-        for cell, best in every[part - 1 :: parts]:
+        for cell, best in every:
             if time.monotonic() - began > options.seconds:
                 break
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 import helion
 from benchmarks import first_call_report
 from benchmarks.cells import swept_cells
-from benchmarks.first_call import ROOT, caches, chosen, sampled, summary
+from benchmarks.first_call import ROOT, alone, caches, chosen, in_a_child, sampled, summary
 from benchmarks.sweep import OTHER_SAMPLES, parse
 from helion import exc
 
@@ -108,3 +109,18 @@ def test_searches_of_a_sample_are_reported_apart(tmp_path: Path) -> None:
     assert "in 8 to 15 seconds: 2.000 in the geometric mean of 1 cells" in text
     assert "in 62 seconds, beside 5 other searches, for slow cells: 1.500 in the geometric mean of 1 cells" in text
     assert "median, at most 1.00" in text and "| b |" not in text
+
+
+def test_a_call_alone_answers_from_another_process_or_says_why() -> None:
+    assert in_a_child(lambda: {"process": os.getpid()}, 30.0)["process"] != os.getpid()
+    assert in_a_child(lambda: {"ratio": 1 / 0}, 30.0) == {"failure": "ZeroDivisionError: division by zero"}
+    assert in_a_child(lambda: dict(time=signal.pause()), 0.2) == {"failure": "no answer in 0 seconds"}
+
+
+def test_calls_alone_leave_out_the_cells_of_the_file(tmp_path: Path) -> None:
+    cell = swept_cells()[0]
+    row = {"kernel": cell.kernel, "case": cell.case, "dtype": cell.dtype, "seconds": 0.5}
+    out = tmp_path / "rows.jsonl"
+    out.write_text(json.dumps(row) + "\n")
+    alone(out, [cell], 60.0)
+    assert [json.loads(line) for line in out.read_text().splitlines()] == [row]
