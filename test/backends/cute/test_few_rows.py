@@ -183,3 +183,29 @@ def test_auto_takes_weights_of_8_bits_for_few_rows() -> None:
     shapes, dtypes = ((16, 8192), (8192, 8192), (8192,)), (torch.bfloat16, torch.int8, torch.float32)
     given = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in zip(shapes, dtypes, strict=True)]
     assert auto.bind(given, target="h200").seeds[0].config["wgmma_copies_in"] == "registers"
+
+
+@helion.kernel(backend="cute", static_shapes=True)
+def of_a_batch(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    (batch, m, k), n = x.size(), w.size(1)
+    out = torch.empty([batch, m, n], dtype=x.dtype, device=x.device)
+    for tile_b, tile_m, tile_n in hl.tile([batch, m, n], block_size=[1, None, None]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = hl.dot(x[tile_b.id, tile_m, tile_k], w[tile_b.id, tile_n, tile_k].t().to(x.dtype), acc=acc)
+        out[tile_b.id, tile_m, tile_n] = acc.to(x.dtype)
+    return out
+
+
+def test_weights_of_a_batch_are_the_rows_of_tiles() -> None:
+    several = [arguments(13 + at)[:2] for at in range(3)]
+    x, w = torch.stack([x[:13] for x, _ in several]), torch.stack([w for _, w in several])
+    bound = of_a_batch.bind((x, w), target="h100")
+    shape, problem = shape_of(bound.facts), bound.plan().gemm.problem
+    assert not isinstance(shape, str) and shape.problem.batch is not None and problem.batch is not None
+    assert (shape.problem.m, shape.problem.batch.a, shape.problem.batch.b) == (264, problem.batch.a, problem.batch.b)
+    assert (problem.m, problem.n, problem.names[:2]) == (264, 13, ("w", "x"))
+    assert {seed.config["wgmma_copies_in"] for seed in bound.seeds} == {"registers"}
+    exact = x.double() @ w.double().mT
+    torch.testing.assert_close(bound(x, w).double(), exact, rtol=1e-2, atol=1e-2)
+    assert "in a batch whose few rows" in MATMUL.on_request(bound.plan().program, bound.facts, bound.target)

@@ -63,7 +63,8 @@ def _product(program: Program) -> Product:
     grouped = without_groups_of_k(ended.program)
     micro = without_micro_scales(ended.program if grouped.offsets is None else drop_dead(grouped.program))
     windowed = with_windows(_at_multiples(micro.program))
-    product = _of_groups_of_k(_of_windows(windowed.program, paired.packed), grouped)
+    whole_k = grouped.offsets is None
+    product = _of_groups_of_k(_of_windows(windowed.program, paired.packed, whole_k), grouped)
     product = with_micro_scales(_begun(product, windowed.starts), micro)
     product = with_ends(_renamed(product, paired.tensors), ended)
     product = dataclasses.replace(product, batch_blocks=(*product.batch_blocks, *whole.blocks))
@@ -78,21 +79,22 @@ def _at_multiples(program: Program) -> Program:
     return dataclasses.replace(program, tensors=tensors)
 
 
-def _of_windows(program: Program, pairs: Mapping[int, bool]) -> Product:
-    """Return the product of a program whose accesses are of whole tensors, or windows."""
+def _of_windows(program: Program, pairs: Mapping[int, bool], whole_k: bool) -> Product:
+    """Return the product of a program whose accesses are of whole tensors, or windows. ``whole_k`` is False if data decide K."""
     joined = without_parts(program)
-    product = _of_groups_or_batch(joined.program, pairs)
+    product = _of_groups_or_batch(joined.program, pairs, whole_k)
     if joined.block is None:
         return product
     return dataclasses.replace(product, batch_blocks=(*product.batch_blocks, joined.block))
 
 
-def _of_groups_or_batch(program: Program, pairs: Mapping[int, bool]) -> Product:
+def _of_groups_or_batch(program: Program, pairs: Mapping[int, bool], whole_k: bool) -> Product:
     grouped = without_groups(program)
     picked = with_picks(grouped.program)
     batched = without_batch(picked.program)
     looped = with_loop(batched.program)
-    product = _of_terms(looped.program, batched.strides, picked.picks, pairs)
+    turns = grouped.offsets is None and whole_k and len(batched.levels) <= 1
+    product = _of_terms(looped.program, batched.strides, picked.picks, pairs, turns)
     if looped.held:
         product = dataclasses.replace(product, depth=product.problem.line)
     product = _of_groups(product, batched, grouped) if grouped.offsets is not None else _side_by_side(product, batched)
@@ -100,14 +102,18 @@ def _of_groups_or_batch(program: Program, pairs: Mapping[int, bool]) -> Product:
 
 
 def _of_terms(
-    program: Program, strides: Mapping[int, tuple[Number, ...]], picks: Mapping[int, Pick], pairs: Mapping[int, bool]
+    program: Program,
+    strides: Mapping[int, tuple[Number, ...]],
+    picks: Mapping[int, Pick],
+    pairs: Mapping[int, bool],
+    turns: bool,
 ) -> Product:
     """Return the sum of the terms of a program: those of one left operand each, or of one right operand where the result is
     transposed, and fewer are absent. Raises ``Refusal``."""
     found, reason = list[Product](), None
     sides = [programs_of_terms(program, side) for side in (0, 1)]
     if len(sides[0]) == len(sides[1]) == 1:
-        return product_of(program, strides, picks, pairs=pairs)
+        return product_of(program, strides, picks, pairs=pairs, turns=turns)
     for terms in sides:
         try:
             found.append(_sum(program, terms, strides, picks))

@@ -105,17 +105,18 @@ def product_of(
     picks: Mapping[int, Pick] | None = None,
     along_k: frozenset[str] = frozenset(),
     pairs: Mapping[int, bool] | None = None,
+    turns: bool = True,
 ) -> Product:
-    """Return the GEMM that `program` computes, or the transposed one if that is faster. Raises ``Refusal``.
+    """Return the GEMM that `program` computes, or the transposed one if that is faster and it ``turns``. Raises ``Refusal``.
 
     ``batch_strides`` are those of tensors along each dimension of a batch, of which `program` is one matmul. ``picks`` are
     tensors of picked lines. Operands of the sides ``along_k``, of A or B, are copied unless they are contiguous along K.
     ``pairs`` are tensors of 4-bit numbers, of which neighbors along K share a byte: True where the even one has the high bits.
     """
     product = _traced(program, batch_strides or {}, picks or {}, along_k=along_k, pairs=pairs)
-    if product.whole_rows or batch_strides or picks or not gains_by_turning(product.problem):
+    if product.whole_rows or not turns or picks or not gains_by_turning(product.problem):
         return product
-    return _traced(program, {}, {}, turned=True, along_k=along_k, pairs=pairs)
+    return _traced(program, batch_strides or {}, {}, turned=True, along_k=along_k, pairs=pairs)
 
 
 def _traced(

@@ -133,7 +133,7 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
     number = facts.regions[sides.fact.region].root
     dimensions = next(len(region.axes) for region in facts.regions if region.root == number and region.parent is None)
     problem = _problem(facts, sides, axes, stores)
-    if sides.whole is None and not batch and has_one_source(facts, sides.fact) and gains_by_turning(problem):
+    if _turns(facts, sides, batch) and gains_by_turning(problem):
         axes = axes[::-1]
         problem = _stored_by_threads(_problem(facts, sides, axes, stores))
     problem = _with_batch(facts, sides, axes, problem, batch)
@@ -393,6 +393,12 @@ def _runtime(facts: KernelFacts, axes: Iterable[tuple[str, int | None]]) -> tupl
     return tuple(name for name, axis in axes if axis is not None and not facts.axes[axis].static)
 
 
+def _turns(facts: KernelFacts, sides: _Sides, batch: Sequence[AxisFact]) -> bool:
+    """Return whether the matmul may be computed transposed: one, or those of a batch of one dimension without groups."""
+    grouped = sides.grouped or sides.of_groups or groups_of_blocks(sides.fact, facts) is not None
+    return sides.whole is None and has_one_source(facts, sides.fact) and not (batch and (grouped or len(batch) > 1))
+
+
 def _batch(facts: KernelFacts, slots: tuple[int | None, int | None], problem: GemmProblem, size: int) -> Batch:
     """Return the batch; operands, loaded in ``slots``, have a stride of 0 if all matmuls read one matrix."""
 
@@ -401,11 +407,13 @@ def _batch(facts: KernelFacts, slots: tuple[int | None, int | None], problem: Ge
         return 0 if op is not None and op.accessed_numel <= matrix else _even(matrix)
 
     m, n, k = problem.m, problem.n, problem.k
+    output = problem.outputs[0]
+    elements = max(m * problem.d_pitch, n * output.column_pitch if output.kind == "strided" else 0)
     return Batch(
         size=size,
         a=pitch(slots[0], m * k),
         b=pitch(slots[1], n * k),
-        d=_even(m * problem.d_pitch),
+        d=_even(elements),
         operands=tuple(0 for _ in problem.epilogue.operands),
         more=tuple(_even(m * output.pitch) for output in problem.outputs[1:]),
     )
