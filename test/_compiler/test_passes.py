@@ -92,6 +92,9 @@ MASKS: list[tuple[str, Callable[..., Any], list[tuple[tuple[int, ...], Any]]]] =
     ("a cast", lambda v: v.to(torch.float16).to(torch.float32).sum(-1), []),
     ("integers", lambda v: v.to(torch.int32).amax(-1).float(), [((1,), -(2**31))]),
     ("rows out of range only", lambda v: torch.exp(v.sum(-1)), []),
+    ("a byte below 0", lambda v: (v.to(torch.uint8) - 1).abs().prod(-1).float(), [((1,), 1)]),
+    ("a byte that wraps", lambda v: (v.to(torch.int8) - 100 - 100 > 0).sum(-1).float(), [((1,), 0)]),
+    ("a number that fp32 rounds away", lambda v: (v + 1e8 + 1 - 1e8 - 1).sum(-1), [((1,), 0.0)]),
 ]
 
 

@@ -55,3 +55,19 @@ def test_alpha_keeps_the_dtype(dtype: torch.dtype) -> None:
 def test_alpha_of_integers_is_an_integer() -> None:
     with pytest.raises(exc.TypeInferenceError, match=r"torch\.add of integers takes an integer as alpha, got 0\.5"):
         rows(torch.ones(5, 7, dtype=torch.int32), lambda v: torch.add(v, v, alpha=0.5))
+
+
+#: Lanes out of range hold 0, which wraps like the numbers in range.
+WRAPPING: list[tuple[torch.dtype, Row]] = [
+    (torch.uint8, lambda v: v + (v - 1).abs().prod(-1, keepdim=True).float()),
+    (torch.uint8, lambda v: v + (v // 3).clamp(-5, 50).sum(-1, keepdim=True).float()),
+    (torch.int8, lambda v: v + (v - 100 - 100 > 0).sum(-1, keepdim=True).float()),
+    (torch.uint8, lambda v: torch.special.entr(v)),
+]
+
+
+@pytest.mark.parametrize("at", range(len(WRAPPING)))
+def test_lanes_out_of_range_wrap(at: int) -> None:
+    dtype, form = WRAPPING[at]
+    x = (torch.arange(35).reshape(5, 7) * 5 % 13 + 90).to(dtype)
+    torch.testing.assert_close(rows(x, form), form(x).float(), rtol=1e-5, atol=1e-5)

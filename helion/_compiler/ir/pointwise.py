@@ -123,6 +123,44 @@ def fold_cast(value: Scalar, dtype: torch.dtype) -> Scalar | None:
         return None
 
 
+def fold_typed(
+    name: str, values: Sequence[Scalar], dtypes: Sequence[torch.dtype | None], result: torch.dtype
+) -> Scalar | None:
+    """Return op ``name`` of constants in their dtypes: int8 and int32 wrap, fp32 rounds.
+
+    Args:
+        dtypes: of the operands, None for a Python number, which takes the dtype that PyTorch promotes it to.
+        result: the dtype of the op's result.
+
+    None if PyTorch has no result, or one of another dtype.
+    """
+    # By text, because 1, 1.0 and True, and 0.0 and -0.0, are equal and would share a cache entry.
+    return _fold_typed(name, tuple(values), tuple(map(repr, values)), tuple(dtypes), result)
+
+
+@functools.lru_cache(maxsize=4096)
+def _fold_typed(
+    name: str,
+    values: tuple[Scalar, ...],
+    texts: tuple[str, ...],
+    dtypes: tuple[torch.dtype | None, ...],
+    result: torch.dtype,
+) -> Scalar | None:
+    eager = POINTWISE[name].eager
+    if eager is None:
+        return None
+    try:
+        with _plain_eager():
+            operands = [
+                value if dtype is None else _tensor(value).to(dtype).reshape(1)
+                for value, dtype in zip(values, dtypes, strict=True)
+            ]
+            folded = eager(*operands)
+            return folded.item() if folded.dtype == result else None
+    except (RuntimeError, OverflowError, TypeError):  # integer division by zero, a number beyond its dtype
+        return None
+
+
 _Result = Literal["same", "float", "bool", "given"]
 
 

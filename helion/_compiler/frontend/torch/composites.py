@@ -309,7 +309,9 @@ def _ndtr(t: Tracer, input: DeviceValue) -> DeviceValue:
 @rule(torch.special.entr)
 @in_float32
 def _entr(t: Tracer, input: DeviceValue) -> DeviceValue:
-    inside = ops.pointwise(t, "where", ops.pointwise(t, "eq", input, 0), 0.0, -input * ops.pointwise(t, "log", input))
+    # the product is negated: an unsigned integer has no negative
+    product = -(input * ops.pointwise(t, "log", input))
+    inside = ops.pointwise(t, "where", ops.pointwise(t, "eq", input, 0), 0.0, product)
     result = ops.pointwise(t, "where", input < 0, -math.inf, inside)
     return ops.with_vjp(t, "entr", ops.pointwise(t, "where", ops.pointwise(t, "isnan", input), input, result), input)
 

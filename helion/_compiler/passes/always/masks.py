@@ -31,7 +31,7 @@ from ...ir.grammar import (
     Value,
     ViewAttrs,
 )
-from ...ir.pointwise import POINTWISE, fold_cast
+from ...ir.pointwise import POINTWISE, fold_cast, fold_typed
 from ...ir.reductions import identity
 
 
@@ -182,7 +182,7 @@ class _Masker:
                 return tuple(None if d.is_one else 0 for d in result.dims)
             case "full":
                 (fill,) = op.operands
-                return (None if isinstance(fill, Value) else fill,) * rank
+                return (None if isinstance(fill, Value) else fold_cast(fill, result.dtype),) * rank
             case "pointwise":
                 return tuple(self.pointwise_tail(op, position, rank) for position in range(rank))
             case "reduce":
@@ -209,12 +209,13 @@ class _Masker:
             return self.unchanged(name, tails, op)
         if name == "cast":
             return fold_cast(tails[0], op.result.dtype)  # type: ignore[arg-type]
-        fold = POINTWISE[name].fold
-        value = None if fold is None else fold(*tails)
-        if value is None or (op.result.dtype.is_floating_point and op.result.dtype.itemsize < 4):
+        if op.result.dtype.is_floating_point and op.result.dtype.itemsize < 4:
             # a half-precision op rounds its result; only values that survive the rounding stay known
+            fold = POINTWISE[name].fold
+            value = None if fold is None else fold(*tails)
             return value if value is not None and fold_cast(value, op.result.dtype) == value else None
-        return value
+        dtypes = tuple(operand.dtype if isinstance(operand, Value) else None for operand in op.operands)
+        return fold_typed(name, tails, dtypes, op.result.dtype)  # type: ignore[arg-type]
 
     def unchanged(self, name: str, tails: list[Tail], op: Op) -> Tail:
         """Return the tail of ops such as ``acc + 0`` and ``max(acc, -inf)``, which keep lanes out of range
