@@ -20,7 +20,7 @@ MEMORY_GROUP = 8
 """Tiles along M per group of the tile order where rows are in global memory."""
 TILE_COLUMNS = (64, 128, 256)
 """Tile columns where rows are in global memory."""
-CLUSTER_HELD = {"pingpong": False, "k_splits": 1, "grid_splits": 1}
+CLUSTER_HELD = {"pingpong": False, "k_splits": 1, "grid_splits": 1, "split_tiles": "all"}
 """The values that configs need where a cluster holds rows."""
 
 
@@ -68,6 +68,7 @@ def choice_of(decisions: Decisions, asked: Asked, target: Target) -> Choice:
         pingpong=value("pingpong", False),
         splits=value("k_splits", 1),
         grid_splits=value("grid_splits", 1),
+        split_last=value("grid_splits", 1) > 1 and value("split_tiles") == "last",
         ctas_per_sm=value("ctas_per_sm", 1),
         residual_stages=value("residual_stages", 2),
         group=next(iter(decisions.entries.get("l2_groupings", {}).values()), group),
@@ -182,6 +183,7 @@ class Legalizer:
             {"ab_stages": None, "residual_stages": 2},
             {"acc_stages": None},
             {"copies_in": "memory"} if "memory" in places_of_copies(self.product.problem, self.target) else {},
+            {"split_tiles": "all"},
             {"pingpong": False, "k_splits": 1, "grid_splits": 1, "ctas_per_sm": 1},
             {"cluster_m": pair},
             {"cluster_n": least},
@@ -196,4 +198,5 @@ class Legalizer:
         stages = {self._key("ab_stages"): plan.ab_stages}
         if self._key("acc_stages") in decisions.values:
             stages[self._key("acc_stages")] = plan.accumulator_stages
-        return decisions.with_values(**stages)
+        whole = self._with(decisions, {} if plan.whole_tiles else {"split_tiles": "all"})
+        return whole.with_values(**stages)

@@ -76,6 +76,7 @@ DOCS: dict[str, str] = {
     "pingpong": "Whether two consumer warpgroups alternate (ping-pong): one runs the mainloop while the other runs the epilogue.",
     "k_splits": "Split K within a cluster: number of CTAs that each accumulate a part of K.",
     "grid_splits": "Split K across clusters: number of clusters per tile. The last one adds the partials in the order of K.",
+    "split_tiles": "Tiles whose K clusters split: `all`, or `last`, those of the last wave, which others would wait for (hybrid stream-K).",
     "ctas_per_sm": "CTAs per SM where whole rows are reduced, or the warps that multiply convert A: one runs while the other waits.",
     "rows_in": "Place of rows that are reduced: `cluster`, registers of CTAs that exchange partial results, or `memory`, from which a second kernel finishes them.",
     "tile_columns": "Columns of a tile where rows are in global memory.",
@@ -83,7 +84,7 @@ DOCS: dict[str, str] = {
     "residual_stages": "Pipeline stages of residuals: sub-tiles of epilogue inputs of the output's shape, loaded in advance.",
 }  # fmt: skip
 #: Clusters per tile.
-GRID_SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 15, 16, 32)
+GRID_SPLITS = (*range(1, 17), 22, 32)
 #: Parts of K, including values between powers of two that fill a GPU better.
 SPLITS = (1, 2, 3, 4, 6, 8, 12, MAX_SPLITS)
 
@@ -146,6 +147,7 @@ def _fields(product: Asked, unit: Unit, target: Target) -> list[Field]:
             fields.append(Scalar(key=key("acc_stages", target), fragment=EnumFragment((1, 2)), initial=1))
         fields.append(Scalar(key=key("pingpong", target), fragment=BooleanFragment(), initial=False))
         fields.append(Scalar(key=key("k_splits", target), fragment=EnumFragment(SPLITS), initial=1))
+        fields.append(Scalar(key=key("split_tiles", target), fragment=EnumFragment(("all", "last")), initial="all"))
     if problem.epilogue.of_kind("exact"):
         ahead = EnumFragment(tuple(range(2, MAX_RESIDUAL_STAGES + 1)))
         fields.append(Scalar(key=key("residual_stages", target), fragment=ahead, initial=2))
@@ -215,6 +217,7 @@ def _absent(problem: GemmProblem, unit: Unit) -> dict[str, str]:
         "acc_stages": "promotion",
         "pingpong": "ping-pong",
         "k_splits": "splitting K",
+        "split_tiles": "splitting the last wave",
         "ctas_per_sm": "sharing an SM",
     }
     return {**absent, **{f"wgmma_{name}": f"{what} {why}" for name, what in others.items()}}

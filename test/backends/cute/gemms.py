@@ -194,6 +194,10 @@ ON_HOPPER: dict[str, tuple[GemmProblem, Choice]] = {
         product(1000, 520, 1096, epilogue=scaled_residual(520, "float32")),
         Choice(tile=(64, 128, 64), cluster=(2, 1), grid_splits=3, residual_stages=3),
     ),
+    "bf16_last_wave": (
+        product(4000, 2440, 1096, epilogue=scaled_residual(2440, "float32")),
+        Choice(tile=(128, 256, 64), cluster=(2, 1), grid_splits=3, residual_stages=3, split_last=True),
+    ),
     "bf16_grid_splits_tall": (product(1000, 520, 1096), Choice(tile=(256, 64, 64), splits=2, grid_splits=2)),
     "fp8_grid_splits": (
         product(1000, 528, 2064, operands=E4M3, epilogue=row_and_column_scales()),

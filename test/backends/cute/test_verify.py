@@ -57,6 +57,12 @@ def program(name: str) -> g.KernelProgram:
             gemms.HOPPER,
         ),
         "wgmma_grid": (gemms.product(), dataclasses.replace(SMALL, grid_splits=3), gemms.HOPPER),
+        "wgmma_last": (gemms.product(), dataclasses.replace(SMALL, grid_splits=3, split_last=True), gemms.HOPPER),
+        "wgmma_last_residual": (
+            gemms.product(epilogue=residual),
+            Choice(tile=(128, 128, 64), ab_stages=3, cluster=(2, 1), grid_splits=2, residual_stages=3, split_last=True),
+            gemms.HOPPER,
+        ),
         "wgmma_grid_splits": (
             gemms.product(512, 512),
             dataclasses.replace(SMALL, grid_splits=2, splits=2),
@@ -98,6 +104,8 @@ SMALL_PROGRAMS = (
     "wgmma_grid",
     "wgmma_grid_splits",
     "wgmma_grid_residual",
+    "wgmma_last",
+    "wgmma_last_residual",
     "tcgen05_grid_pair",
     "tcgen05",
     "tcgen05_pair",
@@ -168,6 +176,10 @@ def drop_gate(who: g.Who) -> Rewrite:
     return lambda step: () if isinstance(step, g.Gate) and step.who == who else (step,)
 
 
+def open_gate(who: g.Who) -> Rewrite:
+    return lambda step: step.body if isinstance(step, g.Gate) and step.who == who else (step,)
+
+
 def everybody_stores(step: g.Step) -> tuple[g.Step, ...]:
     """Not the last CTA alone."""
     return step.body if isinstance(step, g.Gate) and step.who == "last_part" else (step,)
@@ -186,11 +198,11 @@ def reset_early(step: g.Step) -> tuple[g.Step, ...]:
 
 def drop_the_second_barrier(step: g.Step) -> tuple[g.Step, ...]:
     """What the first warp has learned is not passed on to the others."""
-    if not isinstance(step, g.TileLoop):
+    body = getattr(step, "body", ())
+    gates = [at for at, inner in enumerate(body) if g.IncrementTileCounter() in getattr(inner, "body", ())]
+    if not gates:
         return (step,)
-    gate = next(
-        at for at, inner in enumerate(step.body) if isinstance(inner, g.Gate) and g.IncrementTileCounter() in inner.body
-    )
+    (gate,) = gates
     return (dataclasses.replace(step, body=(*step.body[: gate + 1], *step.body[gate + 2 :])),)
 
 
@@ -264,7 +276,7 @@ def drop_the_second_barrier(step: g.Step) -> tuple[g.Step, ...]:
         # K split among clusters
         *(
             (name, "store", rewrite, message)
-            for name in ("wgmma_grid", "wgmma_grid_splits", "wgmma_grid_residual", "tcgen05_grid_pair")
+            for name in ("wgmma_grid", "wgmma_grid_splits", "wgmma_grid_residual", "wgmma_last", "tcgen05_grid_pair")
             for rewrite, message in (
                 (drop(g.StorePartials()), "may not be visible"),
                 (drop(g.WorkspaceRelease()), "may not be visible"),
@@ -283,6 +295,10 @@ def drop_the_second_barrier(step: g.Step) -> tuple[g.Step, ...]:
             )
         ),
         ("wgmma_grid_residual", "store", drop_gate("earlier_part"), "deadlock"),
+        ("wgmma_last_residual", "store", drop_gate("earlier_part"), "deadlock"),
+        ("wgmma_last", "store", drop_gate("whole_tile"), "has the accumulator of"),
+        ("wgmma_last", "store", open_gate("whole_tile"), "lacks partials of other clusters"),
+        ("wgmma_last", "store", open_gate("split_tile"), "may not be visible"),
         ("wgmma_grid_residual", "store", drop(g.Advance("residual_read")), "deadlock|stale residual|arrivals"),
         ("wgmma_promoted", "store", drop_kind(g.LoadVectors), "before they are loaded"),
         ("wgmma_promoted", "store", drop(g.ShareVectors()), "reads vectors of tiles"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from backends.cute import gemms, products
 
+import helion
 from helion.backends.cute.execute import workspace as workspace_module
 from helion.backends.cute.execute.workspace import Workspaces
 from helion.backends.cute.plan.build import plan_gemm
@@ -15,7 +16,7 @@ from helion.backends.cute.plan.counts import k_range, takes_turns
 from helion.backends.cute.plan.records import Choice, GemmPlan
 from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.plan.workspace import COUNTER_BYTES, MAX_COUNTERS, counter_bytes, sums_shape, workspace_bytes
-from helion.backends.cute.resources.time import resident_clusters
+from helion.backends.cute.resources.time import predicted_time, resident_clusters
 from helion.backends.cute.roles.programs import kernel_program
 from helion.backends.cute.verify.verify import verify
 from helion.hardware import target as target_of
@@ -119,6 +120,50 @@ def test_what_cannot_be_split_is_refused(changes: dict[str, object], message: st
 def test_many_tiles_are_not_split_among_clusters() -> None:
     with pytest.raises(Refusal, match="16384 counters"):
         plan_gemm(gemms.product(16384, 16384, 8200), Choice(tile=(128, 128, 64), grid_splits=2), gemms.HOPPER)
+
+
+def last_wave(**changes: object) -> GemmPlan:
+    choice = Choice(tile=(128, 256, 64), cluster=(2, 1), grid_splits=11, split_last=True)
+    return plan_gemm(gemms.product(1536, 3072, 16384), dataclasses.replace(choice, **changes), gemms.HOPPER)  # type: ignore[arg-type]
+
+
+def test_clusters_split_the_tiles_of_the_last_wave_alone() -> None:
+    """66 pairs run at once, so that 6 of 72 tiles are left."""
+    plan = last_wave()
+    assert (plan.tiles, plan.whole_tiles, plan.pieces) == (72, 66, 66 + 6 * 11)
+    assert sums_shape(plan)[-3:] == (11, 2, 6) and counter_bytes(plan) == 6 * 2 * 4
+    assert [*k_range(plan, 0, 256, whole=True)] == [*range(256)]
+    assert (last_wave(split_last=False).whole_tiles, last_wave(split_last=False).pieces) == (0, 72 * 11)
+    usual = predicted_time(last_wave(grid_splits=1, split_last=False), 0, gemms.HOPPER)
+    found = predicted_time(plan, 0, gemms.HOPPER)
+    assert found.waves == usual.waves == 2 and found.total_us < 0.8 * usual.total_us
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cluster": (2, 2)}, "in clusters of up to 2 CTAs without k_splits; these are 4 CTAs"),
+        ({"splits": 2, "cluster": (1, 1)}, "without k_splits"),
+        ({"grid_splits": 1}, "1 clusters split K"),
+        ({"tile": (256, 256, 64), "cluster": (1, 1)}, "72 tiles on 132 clusters at once have no part of a wave"),
+        ({"pingpong": True, "tile": (128, 128, 64)}, "without ping-pong"),
+    ],
+)
+def test_what_has_no_last_wave_to_split_is_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(Refusal, match=message):
+        last_wave(**changes)
+
+
+def test_a_config_without_a_last_wave_splits_all_tiles() -> None:
+    """Equal configs have equal code: a full config of other sizes becomes one without the key."""
+    with torch.device("meta"):
+        given = torch.empty(1536, 16384, dtype=torch.bfloat16), torch.empty(16384, 3072, dtype=torch.bfloat16)
+    bound = products.matmul.bind(given, target="h200")
+    asked = {"block_sizes": [128, 256, 64], "wgmma_cluster_m": 2, "wgmma_split_tiles": "last"}
+    kept = bound.config_spec.normalize(helion.Config(**asked, wgmma_grid_splits=11))
+    assert kept["wgmma_split_tiles"] == "last"
+    alone = bound.config_spec.normalize(helion.Config(**asked))
+    assert alone["wgmma_split_tiles"] == "all"
 
 
 @pytest.mark.parametrize("shape", [(256, 256, 65536), (512, 512, 16384)])

@@ -150,7 +150,7 @@ def tile_of(plan: GemmPlan, operand: Multiplicand) -> str:
     first, lines = plan.first_k_tiles[operand.term], "tile_m" if operand.base == "a" else "tile_n"
     first -= -(-operand.k // plan.tile[2]) if operand.absent else 0  # past the end, where TMA writes zeros
     moved = f" {'-' if first > 0 else '+'} {abs(first)}" if first else ""
-    moved = f" * {plan.parts} + k_part" if takes_turns(plan) else moved
+    moved = f" * {'k_parts' if plan.whole_tiles else plan.parts} + k_part" if takes_turns(plan) else moved
     return f"{lines}, k_tile{moved}{batched(plan, operand.label)}"
 
 
@@ -224,6 +224,7 @@ def definitions(plan: GemmPlan) -> list[str]:
 
 def predicate(plan: GemmPlan, who: Who, first_warp: int) -> str:
     """Return the predicate of a gate, of a role that begins at ``first_warp``."""
+    last = f"shared_count[0] == {plan.grid_splits - 1}"
     return {
         "own_turn": f"(ab_copy.count + copy_turn) % {turns(plan)} == 0",
         "leader": "place[0] == 0",
@@ -231,6 +232,8 @@ def predicate(plan: GemmPlan, who: Who, first_warp: int) -> str:
         "last_subtile": f"subtile == {plan.subtiles - 1}",
         "owner": f"place[3] == subtile % {plan.splits}",
         "others": f"place[3] != subtile % {plan.splits}",
-        "last_part": f"shared_count[0] == {plan.grid_splits - 1}",
+        "last_part": f"(k_parts == 1) | ({last})" if plan.whole_tiles else last,
         "earlier_part": f"shared_count[0] != {plan.grid_splits - 1}",
+        "split_tile": "k_parts > 1",
+        "whole_tile": "k_parts == 1",
     }[who]

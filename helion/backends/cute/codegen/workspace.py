@@ -24,6 +24,18 @@ def tensors(plan: GemmPlan) -> list[str]:
 
 def parts_of(plan: GemmPlan) -> list[str]:
     """Return the tile and the K tiles of one work item: clusters that share a tile have adjacent items."""
+    if plan.whole_tiles:
+        first, parts = plan.whole_tiles, plan.grid_splits
+        split = f"(work - {first})"
+        return [
+            f"split_tile = work >= {first}",
+            f"tile = cutlass.Int32(cutlass.select_(split_tile, {first} + {split} // {parts}, work))",
+            f"k_part = cutlass.Int32(cutlass.select_(split_tile, {split} % {parts}, cutlass.Int32(0)))",
+            f"k_parts = cutlass.Int32(cutlass.select_(split_tile, cutlass.Int32({parts}), cutlass.Int32(1)))",
+            "grid_part = k_part",
+            f"k_end = cutlass.Int32(cutlass.select_(split_tile, ({plan.k_tiles + parts - 1} - k_part) // {parts},"
+            f" {plan.k_tiles}))",
+        ]
     item = [f"tile = work // {plan.grid_splits}", f"grid_part = work % {plan.grid_splits}"]
     if takes_turns(plan):
         return [
@@ -56,7 +68,7 @@ def count(plan: GemmPlan) -> list[str]:
     return [
         "if lane == 0:",
         "    counted = cute.arch.atomic_add("
-        f'counters.iterator + (tile * {plan.ctas} + rank), cutlass.Int32(1), sem="relaxed", scope="gpu")',
+        f'counters.iterator + ({_tile(plan)} * {plan.ctas} + rank), cutlass.Int32(1), sem="relaxed", scope="gpu")',
         "    shared_count[0] = counted",
     ]
 
@@ -81,9 +93,14 @@ def take(plan: GemmPlan) -> list[str]:
 
 
 def reset(plan: GemmPlan) -> list[str]:
-    return ["if lane == 0:", f"    counters[tile * {plan.ctas} + rank] = cutlass.Int32(0)"]
+    return ["if lane == 0:", f"    counters[{_tile(plan)} * {plan.ctas} + rank] = cutlass.Int32(0)"]
 
 
 def _word(plan: GemmPlan, part: str) -> str:
     subtile = "subtile" if plan.splits == 1 else f"subtile // {plan.splits}"
-    return f"part_sums[None, store_thread, i, {subtile}, {part}, rank, tile]"
+    return f"part_sums[None, store_thread, i, {subtile}, {part}, rank, {_tile(plan)}]"
+
+
+def _tile(plan: GemmPlan) -> str:
+    """Return the number of a tile among those that are split."""
+    return f"(tile - {plan.whole_tiles})" if plan.whole_tiles else "tile"

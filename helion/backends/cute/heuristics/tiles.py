@@ -228,6 +228,7 @@ def _proposal(
         "pingpong": choice.pingpong if plan.unit == "wgmma" else None,
         "k_splits": choice.splits if plan.unit == "wgmma" else None,
         "grid_splits": choice.grid_splits,
+        "split_tiles": "last" if choice.split_last else None,
         "ctas_per_sm": choice.ctas_per_sm if plan.unit == "wgmma" else None,
     }
     if shape.problem.copied:
@@ -258,13 +259,15 @@ def reason(option: Option, group: int, target: Target) -> str:
     shared = f", clusters of {plan.cluster[0]}x{plan.cluster[1]}" if plan.cluster != (1, 1) else ""
     shared += f", K in {plan.parts} parts" if plan.parts > 1 else ""
     shared += f" of {plan.grid_splits} clusters" if plan.grid_splits > 1 else ""
+    shared += " for tiles of the last wave" if plan.whole_tiles else ""
     shared += ", ping-pong" if plan.teams > 1 else ""
     shared += ", two CTAs on an SM" if plan.ctas_per_sm > 1 else ""
     if plan.finish is not None:
         return _reason_of_memory(option, shared, target)
     if plan.problem.epilogue.reduces_rows:
         return _reason_of_rows(option, shared, target)
-    k_tiles = -(-plan.k_tiles // plan.grid_splits) if plan.grid_splits > 1 else plan.k_tiles
+    split = plan.grid_splits > 1 and not plan.whole_tiles
+    k_tiles = -(-plan.k_tiles // plan.grid_splits) if split else plan.k_tiles
     return (
         f"{time.tiles} tiles of {tile} in {time.waves} rounds on {target.num_sms} SMs, {k_tiles} K tiles of"
         f" {time.k_tile_us:.2f} us and an epilogue of {time.epilogue_us:.1f} us each: {time.total_us:.0f} us;"

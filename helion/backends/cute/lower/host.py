@@ -36,6 +36,8 @@ def gemm_pieces(plan: CutePlan, host: HostBuilder) -> str:
     gemm, problem = plan.gemm, plan.gemm.problem
     if problem.groups is not None:
         return host.number(_group_pieces(plan, problem.groups))
+    if gemm.whole_tiles:
+        return host.number(gemm.pieces)
     covered = zip(("size_m", "size_n"), gemm.tile, gemm.cluster_tiles, strict=False)
     factors = [-(-numbers[name] // (tile * tiles)) for name, tile, tiles in covered if name in numbers]
     known = [pieces for name, pieces in zip(("size_m", "size_n"), gemm.work, strict=True) if name not in numbers]

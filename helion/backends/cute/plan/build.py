@@ -122,6 +122,7 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
         registers_per_sm=target.registers_per_sm,
         registers_per_thread=target.max_registers_per_thread,
     )
+    plan = workspace.with_whole_tiles(plan, target.num_sms) if choice.split_last else plan
     _check_tile(plan)
     if problem.epilogue.words:
         _check_messages(plan)

@@ -445,7 +445,7 @@ def leaves_cache(plan: GemmPlan, label: str) -> bool:
     (benchmarks/results/cute/nvidia-h200-few-tiles.jsonl).
     """
     problem = plan.problem
-    if takes_turns(plan):
+    if takes_turns(plan) and not plan.whole_tiles:
         return True
     if problem.runtime or problem.groups is not None or problem.terms or problem.ends is not None:
         return False
@@ -459,12 +459,14 @@ def is_read_once(plan: GemmPlan, operand: str) -> bool:
     return others == 1 and all(plan.problem.batch_pitches(operand))
 
 
-def k_range(plan: GemmPlan, rank: int, k_tiles: int, grid_part: int = 0) -> range:
+def k_range(plan: GemmPlan, rank: int, k_tiles: int, grid_part: int = 0, whole: bool = False) -> range:
     """Return the K tiles that CTA `rank` of a cluster multiplies: contiguous ones, or by turns.
 
     On an H200 contiguous ranges of the CTAs of a cluster are up to an eighth faster than interleaved ones. ``grid_part``
-    is the cluster's index among those that split K.
+    is the cluster's index among those that split K. A ``whole`` tile is that of one cluster, which has one CTA for each tile.
     """
+    if whole:
+        return range(k_tiles)
     part = grid_part * plan.splits + part_of(plan, rank)
     if takes_turns(plan):
         return range(part, k_tiles, plan.parts)

@@ -17,7 +17,7 @@ from .report import memory_lines, pipeline_lines, role_lines
 from .runtime import SIZES
 from .scales import LONGEST, Scale
 from .shared import shared_bytes, shared_memory
-from .workspace import workspace_bytes
+from .workspace import split_tiles, workspace_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +82,9 @@ def _product_lines(plan: CutePlan) -> list[str]:
         groups = varying.get("batches", problem.ends.groups.size)
         lines.append(f"  K of {groups} groups from {problem.ends.groups.name}, as many K tiles as they need")
     if gemm.grid_splits > 1:
+        last = f" of the last {split_tiles(gemm)} tiles" if gemm.whole_tiles else ""
         lines.append(
-            f"  K in {gemm.parts} parts, {gemm.grid_splits} of them by clusters that pass partials to the last one in"
+            f"  K{last} in {gemm.parts} parts, {gemm.grid_splits} of them by clusters that pass partials to the last one in"
             f" {workspace_bytes(gemm)} bytes of global memory"
         )
     chain = [each.op for each in problem.epilogue.instructions]

@@ -380,6 +380,8 @@ class Choice:
     grid_splits: int = 1
     """Clusters that split the K of their tiles, up to 64, without ping-pong. All store partials in a workspace in
     global memory, and the last one adds them."""
+    split_last: bool = False
+    """Clusters split only the tiles of the last wave (hybrid stream-K)."""
     residual_stages: int = 2
     """Pipeline stages of residual sub-tiles, 2 to 8."""
     ctas_per_sm: int = 1
@@ -433,6 +435,8 @@ class GemmPlan:
     registers_per_sm: int
     registers_per_thread: int
     """Register limit of a thread."""
+    whole_tiles: int = 0
+    """The first cluster tiles, whose K is not split by clusters."""
     finish: Finish | None = None
     """The second kernel, which completes ``problem``, the first part of the whole."""
     prepare: Prepare | None = None
@@ -552,7 +556,7 @@ class GemmPlan:
     @property
     def pieces(self) -> int:
         """Work items of the persistent tile loop."""
-        return self.tiles * self.grid_splits
+        return self.whole_tiles + (self.tiles - self.whole_tiles) * self.grid_splits
 
     @functools.cached_property
     def tiles(self) -> int:

@@ -8,9 +8,13 @@ place.
 
 from __future__ import annotations
 
+import dataclasses
+
+from .counts import takes_turns
 from .finish import rows_bytes
 from .operands import ALIGNMENT_BYTES, prepared_bytes
 from .records import SUM_BYTES, WARP_THREADS, GemmPlan
+from .refusal import Refusal
 
 COUNTER_BYTES = 4
 MAX_COUNTERS = 4096
@@ -20,9 +24,34 @@ WORDS = 4
 """fp32 partials of one 16-byte access of a thread."""
 
 
+MOST_SPLIT_LAST = 2
+"""CTAs of a cluster where clusters split the last wave alone: as many clusters run at once as their CTAs fill SMs."""
+
+
+def with_whole_tiles(plan: GemmPlan, sms: int) -> GemmPlan:
+    """Return a plan whose clusters split the tiles of the last wave alone. Raises ``Refusal``."""
+    if plan.unit != "wgmma" or not takes_turns(plan) or plan.splits > 1 or plan.ctas > MOST_SPLIT_LAST:
+        raise Refusal(
+            f"clusters split the tiles of the last wave alone on wgmma, of one matmul that TMA loads, in clusters of up to"
+            f" {MOST_SPLIT_LAST} CTAs without k_splits; these are {plan.ctas} CTAs, and {plan.grid_splits} clusters split K"
+        )
+    at_once = sms // plan.ctas
+    last = plan.tiles % at_once
+    if plan.tiles < at_once or not last:
+        raise Refusal(
+            f"{plan.tiles} tiles on {at_once} clusters at once have no part of a wave that clusters could split"
+        )
+    return dataclasses.replace(plan, whole_tiles=plan.tiles - last)
+
+
+def split_tiles(plan: GemmPlan) -> int:
+    """Return the cluster tiles whose K clusters split."""
+    return plan.tiles - plan.whole_tiles
+
+
 def counters(plan: GemmPlan) -> int:
-    """Return the tile counters: one for each tile of all CTAs."""
-    return plan.tiles * plan.ctas
+    """Return the tile counters: one for each split tile of all CTAs."""
+    return split_tiles(plan) * plan.ctas
 
 
 def counter_bytes(plan: GemmPlan) -> int:
@@ -34,11 +63,11 @@ def sums_shape(plan: GemmPlan) -> tuple[int, ...]:
     """Return the shape of the partials; the first dimension is contiguous.
 
     Dimensions are words, threads, words of a thread in a sub-tile, sub-tiles that a CTA stores, parts of K, CTAs, and
-    cluster tiles.
+    split cluster tiles.
     """
     threads = plan.consumer_warps * WARP_THREADS
     values = plan.cta_tile[0] * plan.epilogue_n // threads
-    return (WORDS, threads, values // WORDS, plan.rounds, plan.grid_splits, plan.ctas, plan.tiles)
+    return (WORDS, threads, values // WORDS, plan.rounds, plan.grid_splits, plan.ctas, split_tiles(plan))
 
 
 def sums_bytes(plan: GemmPlan) -> int:

@@ -257,24 +257,33 @@ def _at_rate(plan: GemmPlan, bytes_moved: int, target: Target, rates: Rates, mat
         _slot_us(plan, rates),
         _copied_us(plan, rates),
     )
-    waves = -(-pieces // resident)
+    whole_us, whole_waves = _whole_tiles_us(plan, target, rates, matrix), plan.whole_tiles // resident
+    waves = -(-(pieces - plan.whole_tiles) // resident)
     epilogue_us = _epilogue_us(plan, share, l2, rates) + (rates.added_us if plan.sliced else 0.0)
     tile_us = -(-plan.k_tiles // plan.parts) * k_tile_us
     tile_us *= _share_of_k(plan)
     if plan.teams > 1 or (plan.unit == "tcgen05" and plan.accumulator_stages > 1):
         body = rates.fill_us + waves * max(tile_us, epilogue_us) + epilogue_us
     else:
-        body = rates.fill_us + waves * (tile_us + epilogue_us + rates.tile_us)
+        body = rates.fill_us + waves * (tile_us + epilogue_us + rates.tile_us) + whole_waves * whole_us
     moved = bytes_moved + (_read_together(plan) * rates.read_together if waves == 1 else 0.0)
     memory_us = moved / (share * min(rates.memory * target.num_sms, rates.memory_of_few * busy))
     memory_us /= rates.sliced_memory if plan.sliced else 1.0
     return Timing(
         k_tile_us=k_tile_us,
         epilogue_us=epilogue_us,
-        waves=waves,
+        waves=whole_waves + waves,
         tiles=plan.tiles * plan.cluster_tiles[0] * plan.cluster_tiles[1],
         total_us=rates.launch_us + _together(body, rates.fill_us + memory_us, rates.overlap),
     )
+
+
+def _whole_tiles_us(plan: GemmPlan, target: Target, rates: Rates, matrix: float) -> float:
+    """Return the time of a tile with all of K, where clusters split those of the last wave alone; otherwise 0."""
+    if not plan.whole_tiles:
+        return 0.0
+    whole = _at_rate(dataclasses.replace(plan, grid_splits=1, whole_tiles=0), 0, target, rates, matrix)
+    return plan.k_tiles * whole.k_tile_us + whole.epilogue_us + rates.tile_us
 
 
 def _share_of_k(plan: GemmPlan) -> float:

@@ -13,7 +13,8 @@ PipelineKind = Literal[
 ]
 """``tma_rows``: each consumer group has a stage of its own. ``mailbox``: tile numbers from a dynamic scheduler."""
 Side = Literal["producer", "consumer"]
-Who = Literal["own_turn", "leader", "first_warp", "last_subtile", "owner", "others", "last_part", "earlier_part"]
+PartOfK = Literal["last_part", "earlier_part", "split_tile", "whole_tile"]
+Who = Literal["own_turn", "leader", "first_warp", "last_subtile", "owner", "others"] | PartOfK
 Slots = Literal["k_tiles", "subtiles"]
 Vector = Literal["column", "row"]
 VECTORS: tuple[Vector, ...] = ("column", "row")

@@ -103,6 +103,7 @@ class Cluster:
     ) -> None:
         self.program, self.plan = program, program.plan
         self.tiles, self.k_tiles, self.number = tiles, k_tiles, number
+        self.whole_tiles = tiles // 2 if self.plan.whole_tiles else 0
         self.random: random.Random = first.random if first else random.Random(seed)
         self.workspace: Workspace = first.workspace if first else Workspace()
         self.newest_first = self.random.choice((0.02, 0.15, 0.8))  # of messages, which starves the oldest

@@ -35,6 +35,7 @@ def _(cluster: Cluster, step: g.ReadSums, warp: Warp) -> None:
     if added != wanted:
         raise Fault(f"the accumulator of tile {warp.tile} consists of {added}")
     check_partial(cluster, warp, sums)
+    warp.taken = None
     warp.held = (warp.tile, warp.subtile)
 
 
@@ -171,7 +172,7 @@ def _(cluster: Cluster, step: g.StoreRows, warp: Warp) -> None:
 @rule(g.Evaluate)
 def _(cluster: Cluster, step: g.Evaluate, warp: Warp) -> None:
     tag = (warp.tile, warp.subtile)
-    if cluster.plan.grid_splits > 1:
+    if cluster.plan.grid_splits > 1 and warp.tile >= cluster.whole_tiles:
         if warp.taken != tag:
             raise Fault(f"the epilogue of {tag} lacks partials of other clusters")
     elif cluster.plan.splits > 1 and warp.gathered != tag:

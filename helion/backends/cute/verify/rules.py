@@ -25,8 +25,11 @@ EVERY_TILE = -1
 @rule(g.TileLoop)
 def _(cluster: Cluster, step: g.TileLoop, warp: Warp) -> Iterator[Leaf]:
     parts, clusters = cluster.plan.grid_splits, len(cluster.clusters)
-    for work in range(cluster.number + step.first, cluster.tiles * parts, step.every * clusters):
-        warp.tile, warp.part = divmod(work, parts)
+    whole = cluster.whole_tiles
+    pieces = whole + (cluster.tiles - whole) * parts
+    for work in range(cluster.number + step.first, pieces, step.every * clusters):
+        split, warp.part = divmod(max(0, work - whole), parts)
+        warp.tile = work if work < whole else whole + split
         warp.k_tile = multiplied_tiles(cluster, warp).start
         yield from cluster.steps(step.body, warp)
 
@@ -35,7 +38,7 @@ def multiplied_tiles(cluster: Cluster, warp: Warp) -> range:
     """Return the K tiles that the warp multiplies: of different numbers where K ends with tiles."""
     if cluster.plan.problem.ends is not None:
         return range(1 + (warp.tile + cluster.k_tiles // 2) % cluster.k_tiles)
-    return k_range(cluster.plan, warp.cta.rank, cluster.k_tiles, warp.part)
+    return k_range(cluster.plan, warp.cta.rank, cluster.k_tiles, warp.part, warp.tile < cluster.whole_tiles)
 
 
 @rule(g.KLoop)
@@ -86,9 +89,13 @@ GATES: Mapping[g.Who, Callable[[Cluster, Warp], bool]] = {
     "last_subtile": lambda cluster, warp: warp.subtile == cluster.plan.subtiles - 1,
     "owner": lambda cluster, warp: cluster.owner(warp) is warp.cta,
     "others": lambda cluster, warp: cluster.owner(warp) is not warp.cta,
+    "split_tile": lambda cluster, warp: warp.tile >= cluster.whole_tiles,
+    "whole_tile": lambda cluster, warp: warp.tile < cluster.whole_tiles,
 }
 GUARDS: Mapping[g.Who, Callable[[Cluster, Warp], bool]] = {
-    "last_part": lambda cluster, warp: warp.cta.count == cluster.plan.grid_splits - 1,
+    "last_part": lambda cluster, warp: (
+        warp.tile < cluster.whole_tiles or warp.cta.count == cluster.plan.grid_splits - 1
+    ),
     "earlier_part": lambda cluster, warp: warp.cta.count != cluster.plan.grid_splits - 1,
 }
 """Gates whose predicates are only known during the run."""

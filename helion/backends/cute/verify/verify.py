@@ -63,6 +63,7 @@ def _without_extents(plan: GemmPlan) -> GemmPlan:
         plan,
         finish=None,
         prepare=None,
+        whole_tiles=min(1, plan.whole_tiles),
         problem=dataclasses.replace(
             plan.problem, m=1, n=1, k=1, a_pitch=0, b_pitch=0, d_pitch=0, batch=None, starts=(), runtime=()
         ),
@@ -74,10 +75,10 @@ def _simulate(program: KernelProgram) -> None:
     """Run a sample of ``trips``, all of which tests run.
 
     The cases are no work, more tiles than accumulator stages, and a wrap within a tile. In the last, clusters that
-    split K have more than one tile each anyway.
+    split K have more than one tile each anyway. Half of the tiles are whole, where they split the last wave alone.
     """
     plan, rounds = program.plan, _rounds(program.plan)
-    several, two = (rounds + 1, 2) if plan.grid_splits == 1 else (2, 1)
+    several, two = (rounds + 1, 2) if plan.grid_splits == 1 else (3, 2) if plan.whole_tiles else (2, 1)
     more = least_k_tiles(plan) - 1
     in_turn = 2 * GROUP * plan.promote_k_tiles if plan.unit == "wgmma" and plan.accumulator_stages > 1 else 0
     wraps = max(plan.ab_stages, in_turn)
