@@ -23,6 +23,8 @@ OPERATIONS = {
     "where": "torch.where({a} > {b}, {a}, {b} - 1)",
     "equal": "torch.where(({a} == {b}) | ({a} < 3), {a}, 7)",
     "abs": "torch.abs({a})",
+    "more": "{a} + 117",
+    "less": "{a} - 101",
 }
 REDUCTIONS = {
     "none": "{a}",
@@ -33,21 +35,25 @@ REDUCTIONS = {
     "argmax": "torch.argmax(first, 1)",
     "argmin": "torch.argmin(first, 1)",
     "cumsum": "torch.cumsum({a}, 1)",
+    "prod": "torch.prod({a}, 1)",
 }
+#: Integers that wrap within a few operations, also in lanes out of range, which begin with 0.
+NARROW = ("int8", "uint8", "int16")
 
 
 def _draw(draw: Draw) -> Draft:
     sizes = {"m": draw.size(), "n": draw.size(long=True)}
-    options = {"dtype": draw.one("int32", "int64", "int32"), "layout": draw.layout(), "reduce": draw.one(*REDUCTIONS)}
+    options = {"dtype": draw.one("int32", "int64", *NARROW), "layout": draw.layout(), "reduce": draw.one(*REDUCTIONS)}
     return draw.draft(sizes, options, draw.steps(tuple(OPERATIONS), 1, 7))
 
 
-def _lines(steps: tuple[Step, ...]) -> tuple[list[str], str]:
+def _lines(steps: tuple[Step, ...], narrow: bool) -> tuple[list[str], str]:
     names, lines = ["a0", "a1"], []
     for number, step in enumerate(steps):
         a, b = names[step.a % len(names)], names[step.b % len(names)]
-        # values stay far from the ends of 32 bits: the reference has 64
-        lines.append(f"v{number} = torch.clamp({OPERATIONS[step.op].format(a=a, b=b)}, -1000, 1000)")
+        value = OPERATIONS[step.op].format(a=a, b=b)
+        # wide values stay far from the ends of 32 bits: the reference has 64; narrow ones wrap in both
+        lines.append(f"v{number} = {value}" if narrow else f"v{number} = torch.clamp({value}, -1000, 1000)")
         names.append(f"v{number}")
     return lines, names[-1]
 
@@ -59,7 +65,8 @@ def _render(draft: Draft) -> Case:
         Input(name="y", shape=(n,), dtype=o["dtype"], data="ints"),
         Input(name="z", shape=(m, n), dtype="float32", data="distinct"),
     ]
-    lines, last = _lines(draft.steps)
+    narrow = o["dtype"] in NARROW
+    lines, last = _lines(draft.steps, narrow)
     reduce, rows = REDUCTIONS[o["reduce"]].format(a=last), o["reduce"] not in ("none", "cumsum")
     shape, to = ("[x.size(0)]", "t") if rows else ("x.shape", "t, :")
     kernel = [
@@ -72,6 +79,7 @@ def _render(draft: Draft) -> Case:
     ]
     whole = "" if rows else " + torch.zeros(x.shape, dtype=torch.int64)"
     reference = [
+        *([f"x, y = x.to(torch.{o['dtype']}), y.to(torch.{o['dtype']})"] if narrow else []),
         "a0, a1, first = x, y[None, :].expand(x.shape), z",
         *lines,
         f"return ({reduce}).to(torch.int64){whole}",
