@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import hashlib
+import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -57,12 +58,26 @@ _LOG = logs.logger(__name__)
 _REPORTED: set[tuple[str, Config]] = set()
 
 
-@dataclass(frozen=True)
 class Code:
-    """A plan, whose type is the backend's, and the module made from it."""
+    """A plan, whose type is the backend's, and the module made from it.
 
-    plan: Any
-    module: Module
+    Code that was pickled reads its plan on first use: a later process runs the module, and imports no planner.
+    """
+
+    def __init__(self, plan: Any, module: Module) -> None:
+        self._plan = plan
+        self.module = module
+        self.warnings: tuple[exc.BaseWarning, ...] = plan.warnings
+        self.needs_alignment: bool = plan.needs_alignment
+
+    def __getstate__(self) -> dict[str, Any]:
+        plan = self._plan
+        return {**vars(self), "_plan": plan if isinstance(plan, bytes) else pickle.dumps(plan)}
+
+    @property
+    def plan(self) -> Any:
+        self._plan = pickle.loads(self._plan) if isinstance(self._plan, bytes) else self._plan
+        return self._plan
 
     @property
     def text(self) -> str:

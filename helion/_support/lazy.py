@@ -5,12 +5,13 @@ The compiler is 150 ms of imports that a process pays with its first kernel, not
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -30,6 +31,26 @@ class LazyModule(ModuleType):
 def lazy(name: str) -> Any:
     """Return the module ``name``, which is imported on first use."""
     return LazyModule(name)
+
+
+class LazyTable(Mapping[Any, Any]):
+    """A table that ``make`` builds on first use."""
+
+    def __init__(self, make: Callable[[], Mapping[Any, Any]]) -> None:
+        self._make = make
+
+    @functools.cached_property
+    def _table(self) -> Mapping[Any, Any]:
+        return self._make()
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._table[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._table)
+
+    def __len__(self) -> int:
+        return len(self._table)
 
 
 def when_imported(name: str, action: Callable[[], None]) -> None:

@@ -135,8 +135,8 @@ class Executor(Protocol):
         """True if every config needs tensors that begin at multiples of 16 bytes."""
         ...
 
-    def without_alignment(self, plan: Any) -> Mapping[str, Any] | None:
-        """Return the keys of a config that takes tensors not aligned to 16 bytes; None if the plan already does."""
+    def without_alignment(self, needed: bool) -> Mapping[str, Any] | None:
+        """Return the keys of a config that takes tensors not aligned to 16 bytes; None if none is ``needed``."""
         ...
 
 

@@ -41,6 +41,10 @@ class Plan(Protocol):
 
     @property
     def warnings(self) -> tuple[exc.BaseWarning, ...]: ...
+    @property
+    def needs_alignment(self) -> bool:
+        """True if tensors that do not begin at a multiple of 16 bytes need the code of another config."""
+        ...
 
 
 P = TypeVar("P", bound=Plan)

@@ -261,7 +261,7 @@ def _add_guards(guards: Guards, of: Specialized, code: Code, values: tuple[Any, 
         or not guards.world(traced.guards)
     ):
         return False
-    add_memory(guards, code.host.may_write_arguments, of.depends_on_alignment(code.plan), static)
+    add_memory(guards, code.host.may_write_arguments, of.depends_on_alignment(code), static)
     guards.autograd(kernel.warned_no_gradient)
     return True
 

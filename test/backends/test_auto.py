@@ -25,8 +25,7 @@ from helion.autotuner import PowerOfTwoFragment
 from helion.autotuner.proposal import Predicted
 from helion.backends import BACKENDS
 from helion.backends.cute.execute import launcher, seen
-from helion.backends.cute.toolchain.offline import ToolMissing
-from helion.backends.cute.toolchain.shared_object import CompilationFailed
+from helion.backends.cute.toolchain.errors import CompilationFailed, ToolMissing
 from helion.hardware import Target
 
 HOPPER = "h200"

@@ -42,6 +42,7 @@ class ToyPlan:
     sizes: Mapping[int, int]
     origin_lines: bool = False
     warnings: tuple[exc.BaseWarning, ...] = ()
+    needs_alignment: bool = False
 
     @property
     def kernel_names(self) -> tuple[str, ...]:
@@ -90,7 +91,7 @@ class ToyExecutor:
     def detecting_races(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def without_alignment(self, plan: ToyPlan) -> Mapping[str, Any] | None:
+    def without_alignment(self, needed: bool) -> Mapping[str, Any] | None:
         return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pickle
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from backends.cute.products import BF16, matmul
 import helion
 import helion.language as hl
 from helion import pipeline
+from helion._compiler.host.program import PLAIN
 from helion.backends import BACKENDS
 from helion.runtime.specialization import kept, remembered
 from helion.runtime.variants.variant import Variant
@@ -96,6 +98,17 @@ def run_before(function: Callable[..., Any], *args: Any, **settings: Any) -> Var
 
 def is_found(function: Callable[..., Any], *args: Any, **settings: Any) -> bool:
     return variant_of(function, *args, **settings).specialized.kept is not None
+
+
+@pytest.mark.parametrize("backend", ["triton", "cute"])
+def test_kept_code_reads_its_plan_on_first_use(backend: str) -> None:
+    variant = variant_of(matmul.fn, meta(4096, 512), meta(512, 264), backend=backend)
+    code = variant.specialized.analysis.code(variant.full(None))
+    content = pickle.dumps(code)
+    assert f"backends.{backend}.plan".encode() not in content.replace(code.__getstate__()["_plan"], b"")
+    found = pickle.loads(pickle.dumps(pickle.loads(content)))
+    assert (found.text, found.needs_alignment, found.warnings) == (code.text, code.needs_alignment, code.warnings)
+    assert variant.specialized.analysis.backend.emit(found.plan, PLAIN).text == code.text
 
 
 def files(folder: Path) -> list[Path]:

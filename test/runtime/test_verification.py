@@ -31,8 +31,7 @@ from helion.autotuner.proposal import Predicted, Seed
 from helion.autotuner.seeds import SeedReport
 from helion.backends.cute.toolchain import chain
 from helion.backends.cute.toolchain.audit import Audit
-from helion.backends.cute.toolchain.offline import ToolMissing
-from helion.backends.cute.toolchain.shared_object import CompilationFailed
+from helion.backends.cute.toolchain.errors import CompilationFailed, ToolMissing
 from helion.backends.triton.toolchain import offline
 from helion.backends.triton.toolchain.chain import TritonToolchain
 from helion.backends.triton.toolchain.ending import ending_assembler
@@ -570,7 +569,7 @@ def binaries(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterato
 
     monkeypatch.setattr(chain, "folder", folder)
     monkeypatch.setattr(chain, "tool", lambda name: name)
-    monkeypatch.setattr(chain, "audit", lambda *args, **options: queue.pop(0))
+    monkeypatch.setattr(chain.audit, "audit", lambda *args, **options: queue.pop(0))
     yield queue
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..._support.lazy import lazy
+from ..._support.lazy import LazyTable, lazy
 
 if TYPE_CHECKING:
     from ... import exc
@@ -47,6 +47,14 @@ else:
     installed = lazy("helion.backends.cute.toolchain.installed")
 
 
+def _rules() -> Mapping[Any, Callable[..., Any]]:
+    return remote.RULES
+
+
+#: Analyses that a former process has kept need no rules, which import the front end.
+_RULES = LazyTable(_rules)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cute:
     """The backend that prints the CuTe DSL; see ``backends.protocol.Backend``."""
@@ -65,7 +73,7 @@ class Cute:
 
     @property
     def rules(self) -> Mapping[Any, Callable[..., Any]]:
-        return remote.RULES
+        return _RULES
 
     def limits(self, target: Target) -> Limits:
         return limits.limits(target)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..._support.lazy import lazy
+from ..._support.lazy import LazyTable, lazy
 
 if TYPE_CHECKING:
     from ... import exc
@@ -68,6 +68,14 @@ _KEY_PREFIXES = (
 )  # fmt: skip
 
 
+def _rules() -> Mapping[Any, Callable[..., Any]]:
+    return {**inline.RULES, **remote.RULES}
+
+
+#: Analyses that a former process has kept need no rules, which import the front end.
+_RULES = LazyTable(_rules)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Triton:
     """The backend that prints Triton; see ``backends.protocol.Backend``."""
@@ -89,7 +97,7 @@ class Triton:
 
     @property
     def rules(self) -> Mapping[Any, Callable[..., Any]]:
-        return {**inline.RULES, **remote.RULES}
+        return _RULES
 
     def limits(self, target: Target) -> Limits:
         return capabilities.limits(target)

@@ -58,8 +58,8 @@ class Choice:
         of = self.compiled.specialized
         _agree(of, config)
         run = self.compiled.for_any_alignment(config)
-        plan = of.analysis.code(config).plan
-        if of.executor.without_alignment(plan) is None and of.depends_on_alignment(plan):
+        code = of.analysis.code(config)
+        if of.executor.without_alignment(code.needs_alignment) is None and of.depends_on_alignment(code):
             run = self._with_unaligned_fallback(run)
         if of.settings.checked:
             run = checked.run_checked(of.kernel, of.executor, run)

@@ -87,7 +87,7 @@ class Compiled:
         of 16 bytes: the config runs with other keys for other tensors."""
         of = self.specialized
         function = self.function(config, allow_print)
-        keys = of.executor.without_alignment(of.analysis.code(config).plan)
+        keys = of.executor.without_alignment(of.analysis.code(config).needs_alignment)
         if keys is None:
             return function
         anywhere = of.analysis.space.normalize({**config, **keys})
@@ -108,7 +108,7 @@ class Compiled:
         except exc.BaseError:
             repro.show_once(of, config, of.sample())
             raise
-        of.warn(code.plan.warnings)
+        of.warn(code.warnings)
         module = codecache.load(code.text, of.kernel.name, of.executor.prepare)
         elapsed = 1e3 * (time.perf_counter() - start)
         _LOG.info("compiled %s in %.1f ms: %s: %r", of.kernel.name, elapsed, module.__file__, config)

@@ -43,7 +43,7 @@ else:
 
 _LOG = _logging.logger(__name__)
 #: Changes with the form of the records.
-_VERSION = 1
+_VERSION = 2
 #: Records in each of 256 folders.
 _MOST = 8
 

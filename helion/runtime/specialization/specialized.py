@@ -145,10 +145,12 @@ class Specialized:
         """True if calls run the Python function itself instead of compiled code."""
         return self.settings.ref_mode is RefMode.EAGER
 
-    def depends_on_alignment(self, plan: Any) -> bool:
+    def depends_on_alignment(self, code: pipeline.Code) -> bool:
         """Return whether calls with tensors not aligned to 16 bytes run another config or backend."""
-        executor = self.executor
-        return executor.without_alignment(plan) is not None or (executor.aligned_only and len(self.analysis.others) > 0)
+        executor, needed = self.executor, code.needs_alignment
+        return executor.without_alignment(needed) is not None or (
+            executor.aligned_only and len(self.analysis.others) > 0
+        )
 
     def with_analysis(self, analysis: pipeline.Analysis) -> Specialized:
         """Return a copy for another analysis, whose configs may be others."""

@@ -25,12 +25,12 @@ import helion
 import helion.language as hl
 from helion import exc
 from helion.backends.cute import shapes
-from helion.backends.cute.execute import launcher, seen
+from helion.backends.cute.execute import evaluators, launcher, seen
 from helion.backends.cute.plan.dtypes import NUMBER
 from helion.backends.cute.plan.kernel import CutePlan
 from helion.backends.cute.toolchain import library
+from helion.backends.cute.toolchain.errors import CompilationFailed
 from helion.backends.cute.toolchain.kernel import GemmKernel
-from helion.backends.cute.toolchain.shared_object import CompilationFailed
 
 ARGUMENTS = tuple(products.values(64, 64, dtype=BF16, device="cpu", seed=seed) for seed in (0, 1))
 
@@ -103,9 +103,9 @@ def accumulate(x: torch.Tensor, y: torch.Tensor, added: torch.Tensor, out: torch
 def test_tensors_anywhere_are_copied_for_the_launch(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Inputs with gaps between rows, repeated rows, and an output with gaps: all begin between multiples of 16 bytes."""
     seen_by_kernel: list[int] = []
-    evaluate = launcher.evaluate
+    evaluate = evaluators.evaluate
     monkeypatch.setattr(
-        launcher,
+        launcher.evaluators,
         "evaluate",
         lambda kernel, given: (seen_by_kernel.extend(each.data_ptr() % 16 for each in given), evaluate(kernel, given)),
     )
@@ -169,7 +169,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[st
 
     monkeypatch.setenv("HELION_CACHE_DIR", str(tmp_path))
     tmp_path.chmod(0o700)
-    monkeypatch.setattr(library, "build_shared_object", build)
+    monkeypatch.setattr(library.shared_object, "build_shared_object", build)
     monkeypatch.setattr(library, "installed_version", lambda: "1.0")
     monkeypatch.setattr(library, "_FOUND", set())
     yield made

@@ -15,7 +15,7 @@ from ...._compiler.host.program import HostProgram
 from ....hardware import Target
 from ...execution import InlineBody, Launcher, OutOfResources, SizeTable
 from ..plan.launch import LaunchPlan
-from ..toolchain.shared_object import CompilationFailed
+from ..toolchain.errors import CompilationFailed
 from . import inline_launch
 from .launcher import LaunchFailed
 from .seen import SeenLauncher
@@ -65,7 +65,7 @@ class CuteExecutor:
         """Return an empty context: on the CPU, GEMMs are evaluated as a whole, without threads that can race."""
         return contextlib.nullcontext()
 
-    def without_alignment(self, plan: LaunchPlan) -> Mapping[str, Any] | None:
+    def without_alignment(self, needed: bool) -> Mapping[str, Any] | None:
         return None
 
 

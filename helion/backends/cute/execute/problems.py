@@ -5,28 +5,41 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from ..plan import copied, epilogue, records
-from ..plan.attention import backward, operands
-from ..plan.attention import numbers as launch_numbers
-from ..plan.attention import records as attention
-from ..plan.attention.backward import BackwardProblem, check_backward
-from ..plan.attention.build import check_problem as check_attention
-from ..plan.attention.launch import check_launch
-from ..plan.attention.numbers import filled as filled_attention
-from ..plan.attention.records import AttentionProblem, ScoreProblem
-from ..plan.build import check_problem
-from ..plan.chained import records as chained
-from ..plan.finish import counts_rows
+from ...._support.lazy import lazy
+from ..plan import records
 from ..plan.records import GemmProblem
 from ..plan.refusal import Refusal
-from ..plan.rowwise import records as row_records
-from ..plan.rowwise.records import SIZE_N, RowProblem
-from ..plan.runtime import check_row_ends, filled
 from ..toolchain.kernel import GemmKernel
+
+if TYPE_CHECKING:
+    from ..plan import build, copied, epilogue, finish
+    from ..plan import runtime as sizes
+    from ..plan.attention import backward, launch, numbers, operands
+    from ..plan.attention import build as attention_build
+    from ..plan.attention import records as attention
+    from ..plan.attention.records import ScoreProblem
+    from ..plan.chained import records as chained
+    from ..plan.rowwise import records as rowwise
+    from ..plan.rowwise.records import RowProblem
+else:
+    # a launch needs the records of its own problem alone
+    build = lazy("helion.backends.cute.plan.build")
+    copied = lazy("helion.backends.cute.plan.copied")
+    epilogue = lazy("helion.backends.cute.plan.epilogue")
+    finish = lazy("helion.backends.cute.plan.finish")
+    sizes = lazy("helion.backends.cute.plan.runtime")
+    backward = lazy("helion.backends.cute.plan.attention.backward")
+    launch = lazy("helion.backends.cute.plan.attention.launch")
+    numbers = lazy("helion.backends.cute.plan.attention.numbers")
+    operands = lazy("helion.backends.cute.plan.attention.operands")
+    attention_build = lazy("helion.backends.cute.plan.attention.build")
+    attention = lazy("helion.backends.cute.plan.attention.records")
+    chained = lazy("helion.backends.cute.plan.chained.records")
+    rowwise = lazy("helion.backends.cute.plan.rowwise.records")
 
 
 class Problem(Protocol):
@@ -48,13 +61,23 @@ class Problem(Protocol):
         ...
 
 
-#: Names in the text of a problem.
-_RECORDS: dict[str, object] = {"inf": math.inf} | {
-    name: value
-    for module in (chained, records, epilogue, copied, operands, attention, backward, launch_numbers, row_records)
-    for name, value in vars(module).items()
-    if isinstance(value, type)
-}
+#: Modules with the records of problems, in the order in which names are looked up.
+_MODULES = (epilogue, copied, records, operands, attention, numbers, rowwise, backward, chained)
+
+
+class _Records(dict[str, object]):
+    """Names in the text of a problem; the modules that define them are imported on first use."""
+
+    def __missing__(self, name: str) -> object:
+        for module in _MODULES:
+            value = getattr(module, name, None)
+            if isinstance(value, type):
+                self[name] = value
+                return value
+        raise KeyError(name)
+
+
+_RECORDS = _Records(inf=math.inf)
 
 #: Arguments of a launch: tensors, fp32 scalars, and launch-time integers.
 Given = torch.Tensor | float
@@ -63,7 +86,7 @@ Given = torch.Tensor | float
 @functools.lru_cache(maxsize=256)
 def problem_of(text: str) -> Problem:
     """Return the problem that a kernel's text describes."""
-    problem: Problem = eval(text, dict(_RECORDS))
+    problem: Problem = eval(text, {}, _RECORDS)
     return problem
 
 
@@ -94,18 +117,16 @@ def launched(kernel: GemmKernel, integers: tuple[int, ...]) -> Problem:
     It is kept, since filling in and checking a problem takes longer than a small kernel runs.
     """
     problem = problem_of(kernel.problem)
-    if problem.runtime and isinstance(problem, ScoreProblem):
-        return _attention(problem, integers)
-    if isinstance(problem, RowProblem):
-        check_columns(problem, dict(zip(problem.runtime, integers, strict=True)))
-    if not problem.runtime or not isinstance(problem, GemmProblem):
+    if not problem.runtime:
         return problem
-    found = filled(problem, dict(zip(problem.runtime, integers, strict=True)))
-    if counts_rows(problem) and found.m > problem.m:
+    if not isinstance(problem, GemmProblem):
+        return _not_a_gemm(problem, integers)
+    found = sizes.filled(problem, dict(zip(problem.runtime, integers, strict=True)))
+    if finish.counts_rows(problem) and found.m > problem.m:
         raise Refusal(f"{found.m} rows in memory, of which the workspace of this kernel has room for {problem.m}")
-    check_problem(found)
+    build.check_problem(found)
     for output in found.outputs_of("exact"):
-        check_row_ends(found, output)
+        sizes.check_row_ends(found, output)
     if problem.batch is not None and found.batch is not None:
         moved = zip(_batch_strides(problem), _batch_strides(found), strict=True)
         if any(bool(example) != bool(number) for example, number in moved):
@@ -115,9 +136,17 @@ def launched(kernel: GemmKernel, integers: tuple[int, ...]) -> Problem:
     return found
 
 
-def check_columns(problem: RowProblem, numbers: Mapping[str, int]) -> None:
+def _not_a_gemm(problem: Problem, integers: Sequence[int]) -> Problem:
+    if isinstance(problem, attention.ScoreProblem):
+        return _attention(problem, integers)
+    if isinstance(problem, rowwise.RowProblem):
+        check_columns(problem, dict(zip(problem.runtime, integers, strict=True)))
+    return problem
+
+
+def check_columns(problem: RowProblem, given: Mapping[str, int]) -> None:
     """Check that a kernel is for the columns of a launch. Raises ``Refusal``."""
-    n = numbers.get(SIZE_N, problem.n)
+    n = given.get(rowwise.SIZE_N, problem.n)
     each = problem.lanes if problem.n % problem.lanes == 0 else 1
     if problem.columns_at_launch and not (problem.least <= n <= problem.n and n % each == 0):
         raise Refusal(
@@ -126,12 +155,12 @@ def check_columns(problem: RowProblem, numbers: Mapping[str, int]) -> None:
 
 
 def _attention(problem: ScoreProblem, integers: Sequence[int]) -> ScoreProblem:
-    found = filled_attention(problem, dict(zip(problem.runtime, integers, strict=True)))
-    check_launch(found)
-    if isinstance(found, BackwardProblem):
-        check_backward(found)
-    elif isinstance(found, AttentionProblem):
-        check_attention(found)
+    found = numbers.filled(problem, dict(zip(problem.runtime, integers, strict=True)))
+    launch.check_launch(found)
+    if isinstance(found, attention.AttentionProblem):
+        attention_build.check_problem(found)
+    elif isinstance(found, backward.BackwardProblem):
+        backward.check_backward(found)
     return found
 
 

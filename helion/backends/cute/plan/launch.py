@@ -42,6 +42,11 @@ class LaunchPlan:
         raise NotImplementedError
 
     @property
+    def needs_alignment(self) -> bool:
+        """Return False: all configs take the same tensors."""
+        return False
+
+    @property
     def tensor_memory_columns(self) -> int:
         """Tensor memory of one CTA."""
         return 0

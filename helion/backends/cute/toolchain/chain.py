@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ...._support.lazy import lazy
 from ....hardware import REGISTER_BYTES, Target
 from ...binaries import tool
 from ...execution import Resources
 from ..plan.launch import LaunchPlan
-from .audit import audit
 from .installed import installed_version
 from .library import CUBIN, SHARED_OBJECT, folder
+
+if TYPE_CHECKING:
+    from . import audit
+else:
+    audit = lazy("helion.backends.cute.toolchain.audit")
 
 
 class CuteToolchain:
@@ -26,12 +31,12 @@ class CuteToolchain:
     ) -> Resources:
         """Return the resources of a kernel; ``seconds`` has no effect, since the DSL assembles in this process.
 
-        Raises ``offline.ToolMissing`` if the kernel is not compiled and cannot be.
+        Raises ``errors.ToolMissing`` if the kernel is not compiled and cannot be.
         """
         kernel = names[plan.kernel_names[0]]
         cubin = (folder(kernel) / CUBIN).read_bytes()
         nvdisasm, cuobjdump = tool("nvdisasm"), tool("cuobjdump")
-        found = audit(cubin, nvdisasm=nvdisasm, cuobjdump=cuobjdump, always_disassembled=count_opcodes)
+        found = audit.audit(cubin, nvdisasm=nvdisasm, cuobjdump=cuobjdump, always_disassembled=count_opcodes)
         shared, columns = plan.shared_bytes, plan.tensor_memory_columns
         return Resources(
             registers=found.registers,
@@ -47,7 +52,7 @@ class CuteToolchain:
         )
 
     def shared_object(self, names: Mapping[str, Any], plan: LaunchPlan) -> bytes:
-        """Return the shared object. Raises ``offline.ToolMissing`` if the kernel is not compiled and cannot be."""
+        """Return the shared object. Raises ``errors.ToolMissing`` if the kernel is not compiled and cannot be."""
         return (folder(names[plan.kernel_names[0]]) / SHARED_OBJECT).read_bytes()
 
     def compiler(self, target: Target) -> str:

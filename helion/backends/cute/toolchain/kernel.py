@@ -7,6 +7,8 @@ import hashlib
 import platform
 from dataclasses import dataclass
 
+NAME = "gemm"
+"""The name of the files of a compiled kernel."""
 VERSION = 2
 """Version of cached build results; a change makes a separate cache entry."""
 

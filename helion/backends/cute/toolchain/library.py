@@ -7,14 +7,20 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...._support import files, logs
+from ...._support.lazy import lazy
 from ...._support.locks import new_lock
 from ..plan.dtypes import NUMBER, PITCH, SEED, SIZE
 from .installed import installed_version
-from .kernel import GemmKernel
-from .shared_object import NAME, build_shared_object
+from .kernel import NAME, GemmKernel
+
+if TYPE_CHECKING:
+    from . import shared_object
+else:
+    # a cached kernel is loaded without the printers and the compiler
+    shared_object = lazy("helion.backends.cute.toolchain.shared_object")
 
 _LOG = logs.logger(__name__)
 _LOCK = new_lock()
@@ -28,8 +34,8 @@ def folder(kernel: GemmKernel) -> Path:
     """Return the folder of the shared object of ``kernel``, its binary and notes; compile the kernel if it is not
     cached.
 
-    Results of another version of the DSL than the installed one are compiled again. Raises ``offline.ToolMissing`` if
-    it has to be compiled and cannot be, and ``shared_object.CompilationFailed``.
+    Results of another version of the DSL than the installed one are compiled again. Raises ``errors.ToolMissing`` if
+    it has to be compiled and cannot be, and ``errors.CompilationFailed``.
     """
     place = _place(kernel)
     with _LOCK:
@@ -53,9 +59,9 @@ def _keep_or_make(kernel: GemmKernel, place: Path) -> None:
     if _is_good(place):
         return
     start = time.perf_counter()
-    shared_object, cubin = build_shared_object(kernel)
+    content, cubin = shared_object.build_shared_object(kernel)
     files.keep_code(place / CUBIN, cubin)
-    files.keep_code(place / SHARED_OBJECT, shared_object)
+    files.keep_code(place / SHARED_OBJECT, content)
     files.write_whole(place / NOTES, json.dumps({"dsl": installed_version(), "kernel": kernel.name}))
     _LOG.info("compiled %s in %.2f s: %s", kernel.name, time.perf_counter() - start, place)
 

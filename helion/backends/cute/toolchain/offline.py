@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .... import exc
-from ...execution import CompileError
 from ..codegen.module import ENTRY, pointer_dtypes
 from ..plan.dtypes import DTYPES, NUMBER, PITCH, SEED, SIZE
 from ..plan.records import GemmPlan
+from .errors import ToolMissing
 
 ARCHITECTURES = {"wgmma": "sm_90a", "tcgen05": "sm_100a"}
 """The architecture-specific targets of each matrix unit."""
@@ -26,10 +25,6 @@ MISSING = (
     "The cute backend compiles its kernels with NVIDIA's CuTe DSL, which is not installed here ({reason}); install it with"
     " pip install 'helion-tiles[cute]'. Kernels that are in the cache run without it."
 )
-
-
-class ToolMissing(exc.CuteBackendUnavailable, CompileError):
-    """A missing tool for compiling kernels; the message names it and how to install it."""
 
 
 @dataclass(frozen=True, kw_only=True)

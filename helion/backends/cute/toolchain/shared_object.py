@@ -10,14 +10,13 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from ...execution import CompileError
 from ..plan.dtypes import NUMBER, PITCH, SEED, SIZE
 from ..plan.workspace import COUNTER_BYTES, MAX_COUNTERS
-from .kernel import GemmKernel
-from .offline import Compiled, ToolMissing, compile_source, runtime_libraries
+from .errors import CompilationFailed, ToolMissing
+from .kernel import NAME, GemmKernel
+from .offline import Compiled, compile_source, runtime_libraries
 
 COMPILERS = ("gcc", "cc", "clang", "g++")
-NAME = "gemm"
 TIMEOUT_SECONDS = 60
 
 # No CUDA headers are needed for these calls: the layouts are those of its stable binary interface.
@@ -90,10 +89,6 @@ _RESIDENTS = """\
   if (!status) status = {found};
   if (!status) status = cudaKernelSetAttributeForDevice(kernel, 9, 100, device);
 """
-
-
-class CompilationFailed(CompileError):
-    """An error in compiling or linking a kernel; the message names the tool and the reason."""
 
 
 def build_shared_object(kernel: GemmKernel) -> tuple[bytes, bytes]:

@@ -16,14 +16,16 @@ from ...._compiler.host.program import HostProgram
 from ...._support.lazy import lazy
 from ....hardware import Target
 from ...execution import InlineBody, Launcher, OutOfResources, SizeTable
-from ..plan.records import Plan
 from ..toolchain import offline
-from ..toolchain.signature import offline_signature
 from . import c_launchers, compilable, fast_launch, inline_launch, native
 
 if TYPE_CHECKING:
+    from ..plan.records import Plan
+    from ..toolchain import signature
     from .interpreter import races
 else:
+    # a kept kernel is launched without its plan
+    signature = lazy("helion.backends.triton.toolchain.signature")
     races = lazy("helion.backends.triton.execute.interpreter.races")
 
 #: Triton's message when a pass of its compiler fails; such errors have no class of their own.
@@ -71,11 +73,11 @@ class TritonExecutor:
     def expect_launch(self, names: Mapping[str, Any], plan: Plan, target: Target) -> None:
         if c_launchers.are_needed():
             for kernel, phase in plan.launched:
-                facts = offline_signature(plan, target, phase)
-                signature = offline.Signature(
+                facts = signature.offline_signature(plan, target, phase)
+                given = offline.Signature(
                     types=facts["signature"], constexprs=facts["constexprs"], equal_to_one=facts["equal_to_one"]
                 )
-                c_launchers.begin(offline.argument_types(names[kernel], signature, target))
+                c_launchers.begin(offline.argument_types(names[kernel], given, target))
 
     def is_failure(self, error: Exception) -> bool:
         return isinstance(error, TritonError) or _PASS_FAILED in str(error)
@@ -88,8 +90,8 @@ class TritonExecutor:
     def detecting_races(self) -> AbstractContextManager[None]:
         return races.detect_races()
 
-    def without_alignment(self, plan: Plan) -> Mapping[str, Any] | None:
-        return {"indexing": "pointer"} if plan.needs_alignment else None  # TMA takes no other tensors
+    def without_alignment(self, needed: bool) -> Mapping[str, Any] | None:
+        return {"indexing": "pointer"} if needed else None  # TMA takes no other tensors
 
 
 EXECUTOR = TritonExecutor()

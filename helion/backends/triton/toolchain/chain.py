@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import triton
 
 from .... import exc
+from ...._support.lazy import lazy
 from ....hardware import Target
 from ...execution import Resources
-from ..plan.records import Plan
 from . import digest
 from .offline import compile_offline, compiler_of, prepare, ptxas_version, together
 from .report import measure
-from .signature import offline_signature
+
+if TYPE_CHECKING:
+    from ..plan.records import Plan
+    from . import signature
+else:
+    # versions need no plan
+    signature = lazy("helion.backends.triton.toolchain.signature")
 
 T = TypeVar("T")
 
@@ -32,7 +38,10 @@ class TritonToolchain:
     ) -> Resources:
         """Return the resources of the kernel that takes the most; opcodes are not counted."""
         measured = [
-            measure(compile_offline(names[kernel], **offline_signature(plan, target, phase), seconds=seconds), target)
+            measure(
+                compile_offline(names[kernel], **signature.offline_signature(plan, target, phase), seconds=seconds),
+                target,
+            )
             for kernel, phase in plan.launched
         ]
         return max(measured, key=lambda r: (not r.fits, r.spill_bytes, r.shared_bytes, r.registers))
