@@ -26,6 +26,8 @@ class Operators:
     cells: list[Mapping[str, Any]] = field(default_factory=list)
     peers: list[Mapping[str, Any]] = field(default_factory=list)
     first_calls: list[Mapping[str, Any]] = field(default_factory=list)
+    untimed: list[Mapping[str, Any]] = field(default_factory=list)
+    """Libraries without times, with the reasons."""
 
 
 def read(folder: Path) -> dict[str, Operators]:
@@ -40,7 +42,8 @@ def read(folder: Path) -> dict[str, Operators]:
             of_device.cells += content["rows"]
     for path in sorted(folder.glob(f"*{PEERS}.jsonl")):
         for row in map(json.loads, path.read_text().splitlines()):
-            found.setdefault(row["device"], Operators()).peers.append(row)
+            of_device = found.setdefault(row["device"], Operators())
+            (of_device.untimed if "untimed" in row else of_device.peers).append(row)
     return found
 
 
@@ -88,6 +91,10 @@ def _device(device: str, found: Operators) -> Iterator[str]:
         yield f"- Below {LEAST}: {named}." if named else f"- None is below {LEAST}."
         yield ""
         yield from _table(rows)
+    if found.untimed:
+        yield from ("Libraries without times, as pip finds them for the software of these runs:", "")
+        yield from (f"- {each['library']} {each['version']}: {each['untimed']}" for each in found.untimed)
+        yield ""
     yield from _first_calls(device, found.first_calls)
 
 

@@ -22,12 +22,14 @@ CELLS = [
     {"name": "rope", "shape": "4x4", "forward": {"helion": 4.0, "eager": 2.0}, "host": {"helion": 9.0, "eager": 18.0}},
 ]
 PEER = {"name": "rope", "shape": "4x4", "forward": {"helion": 4.0, "liger": 4.2}, "by": {"forward": "events"}}
+UNTIMED = {"library": "flashy", "version": "1.2", "untimed": "a wheel of 900 MB"}
 CALLS = {"caches": "filled", "processes": 1, "seconds": 1.5, "sum_s": 1.2, "import_s": 0.1, "calls_s": {"rope": 0.7}}
 
 
 def lines(folder: Path) -> list[str]:
     (folder / "x.json").write_text(json.dumps({"environment": ENVIRONMENT, "rows": CELLS}))
-    (folder / "x-peers.jsonl").write_text(json.dumps({**PEER, **ENVIRONMENT}) + "\n")
+    peers = "".join(json.dumps({**row, **ENVIRONMENT}) + "\n" for row in (PEER, UNTIMED))
+    (folder / "x-peers.jsonl").write_text(peers)
     (folder / "x-first-calls.json").write_text(json.dumps({"environment": ENVIRONMENT, "rows": [CALLS]}))
     return list(ops_report.sections(ops_report.read(folder)))
 
@@ -41,6 +43,7 @@ def test_the_section_has_ratios_and_misses(tmp_path: Path) -> None:
     assert "| rope | 4x4 | host | 9.0 |  | 18.0 | 2.00 |" in found
     assert "| rope | 4x4 | forward, by events | 4.0 | 4.2 | 1.05 |" in found
     assert "- None is below 0.9." in found
+    assert "- flashy 1.2: a wheel of 900 MB" in found
     assert "| filled | 1 | 1.5 | 1.2 | 0.10 | rope 0.70 |" in found
 
 
