@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from .kernels.experts import grouped_matmul as grouped_matmul
     from .kernels.experts import moe as moe
     from .kernels.experts import route as route
-    from .kernels.fp8 import add_layer_norm_fp8 as add_layer_norm_fp8
-    from .kernels.fp8 import add_rms_norm_fp8 as add_rms_norm_fp8
-    from .kernels.fp8 import block_scaled_matmul as block_scaled_matmul
-    from .kernels.fp8 import geglu_fp8 as geglu_fp8
-    from .kernels.fp8 import layer_norm_fp8 as layer_norm_fp8
-    from .kernels.fp8 import quantize_fp8 as quantize_fp8
-    from .kernels.fp8 import quantize_fp8_blocks as quantize_fp8_blocks
-    from .kernels.fp8 import rms_norm_fp8 as rms_norm_fp8
-    from .kernels.fp8 import scaled_matmul as scaled_matmul
-    from .kernels.fp8 import swiglu_fp8 as swiglu_fp8
+    from .kernels.fp8.gated import geglu_fp8 as geglu_fp8
+    from .kernels.fp8.gated import swiglu_fp8 as swiglu_fp8
+    from .kernels.fp8.matmuls import block_scaled_matmul as block_scaled_matmul
+    from .kernels.fp8.matmuls import scaled_matmul as scaled_matmul
+    from .kernels.fp8.norms import add_layer_norm_fp8 as add_layer_norm_fp8
+    from .kernels.fp8.norms import add_rms_norm_fp8 as add_rms_norm_fp8
+    from .kernels.fp8.norms import layer_norm_fp8 as layer_norm_fp8
+    from .kernels.fp8.norms import rms_norm_fp8 as rms_norm_fp8
+    from .kernels.fp8.quantize import quantize_fp8 as quantize_fp8
+    from .kernels.fp8.quantize import quantize_fp8_blocks as quantize_fp8_blocks
     from .kernels.gated import geglu as geglu
     from .kernels.gated import swiglu as swiglu
     from .kernels.int4_linear import int4_linear as int4_linear
@@ -60,7 +60,10 @@ _FILES: dict[str, Any] = {
     "decode": lazy("helion.ops.kernels.decode"),
     "dropout": lazy("helion.ops.kernels.dropout"),
     "experts": lazy("helion.ops.kernels.experts"),
-    "fp8": lazy("helion.ops.kernels.fp8"),
+    "fp8.gated": lazy("helion.ops.kernels.fp8.gated"),
+    "fp8.matmuls": lazy("helion.ops.kernels.fp8.matmuls"),
+    "fp8.norms": lazy("helion.ops.kernels.fp8.norms"),
+    "fp8.quantize": lazy("helion.ops.kernels.fp8.quantize"),
     "gated": lazy("helion.ops.kernels.gated"),
     "int4_linear": lazy("helion.ops.kernels.int4_linear"),
     "integer_linear": lazy("helion.ops.kernels.integer_linear"),
@@ -79,18 +82,18 @@ _PATCHING: Any = lazy("helion.ops.patching")
 _OTHERS: dict[str, Any] = {"Patches": _PATCHING, "patch": _PATCHING}
 _OPS: dict[str, Any] = {
     "add_layer_norm": _FILES["layer_norm"],
-    "add_layer_norm_fp8": _FILES["fp8"],
+    "add_layer_norm_fp8": _FILES["fp8.norms"],
     "add_rms_norm": _FILES["rms_norm"],
-    "add_rms_norm_fp8": _FILES["fp8"],
+    "add_rms_norm_fp8": _FILES["fp8.norms"],
     "attention": _FILES["attention"],
     "bias_dropout_residual": _FILES["dropout"],
-    "block_scaled_matmul": _FILES["fp8"],
+    "block_scaled_matmul": _FILES["fp8.matmuls"],
     "cross_entropy": _FILES["cross_entropy"],
     "decode": _FILES["decode"],
     "embedding_bag": _FILES["bags"],
     "gated_delta_rule": _FILES["recurrences"],
     "geglu": _FILES["gated"],
-    "geglu_fp8": _FILES["fp8"],
+    "geglu_fp8": _FILES["fp8.gated"],
     "grouped_matmul": _FILES["experts"],
     "int4_linear": _FILES["int4_linear"],
     "int8_linear": _FILES["integer_linear"],
@@ -98,25 +101,25 @@ _OPS: dict[str, Any] = {
     "jagged_softmax": _FILES["bags"],
     "latent_decode": _FILES["decode"],
     "layer_norm": _FILES["layer_norm"],
-    "layer_norm_fp8": _FILES["fp8"],
+    "layer_norm_fp8": _FILES["fp8.norms"],
     "linear_attention": _FILES["recurrences"],
     "linear_cross_entropy": _FILES["linear_cross_entropy"],
     "moe": _FILES["experts"],
     "paged_decode": _FILES["decode"],
     "qk_norm_rope": _FILES["qk_norm_rope"],
-    "quantize_fp8": _FILES["fp8"],
-    "quantize_fp8_blocks": _FILES["fp8"],
+    "quantize_fp8": _FILES["fp8.quantize"],
+    "quantize_fp8_blocks": _FILES["fp8.quantize"],
     "quantize_int4": _FILES["int4_linear"],
     "rms_norm": _FILES["rms_norm"],
-    "rms_norm_fp8": _FILES["fp8"],
+    "rms_norm_fp8": _FILES["fp8.norms"],
     "rope": _FILES["rope"],
     "route": _FILES["experts"],
     "sample": _FILES["sampling"],
-    "scaled_matmul": _FILES["fp8"],
+    "scaled_matmul": _FILES["fp8.matmuls"],
     "selective_scan": _FILES["recurrences"],
     "softmax": _FILES["softmax"],
     "swiglu": _FILES["gated"],
-    "swiglu_fp8": _FILES["fp8"],
+    "swiglu_fp8": _FILES["fp8.gated"],
     "varlen_attention": _FILES["varlen"],
 }
 
