@@ -111,6 +111,7 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     yield problem.operand_dtype == "int8" and (groups or problem.copied), "of int8 other than by TMA"
     batched = problem.batch is not None and can_convert(problem)
     yield batched and by_threads, "in a batch whose few rows are the columns of tiles"
+    yield any(each.turned for each in problem.outputs), "of few rows, whose output TMA stores transposed,"
     yield (
         any(each.kind != "exact" or each.dtype != "float32" for each in added),
         "that are added to memory in 16 bits, or by threads,",
@@ -137,6 +138,7 @@ def _not_run_on_blackwell(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     yield in_both_majors(problem), f"whose operand {_first(problem.copied)} of 8 bits is not contiguous along K"
     yield problem.copied, f"whose operand {_first(problem.copied)} is copied by warps"
     yield strided, f"whose matrix {''.join(strided[:1])} has strides that TMA cannot take"
+    yield any(each.turned for each in problem.outputs), "of few rows, whose output TMA stores transposed,"
     yield problem.epilogue.of_kind("uniform"), "with random numbers in the epilogue"
     yield problem.epilogue.of_kind("integers"), "with integers that are added in int32"
     groups = None if problem.ends is None else problem.ends.groups

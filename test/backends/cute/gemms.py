@@ -8,7 +8,7 @@ from backends.cute import rows
 
 from helion import hardware
 from helion.backends.cute.plan.build import plan_gemm
-from helion.backends.cute.plan.epilogue import Epilogue, EpilogueOperand, Instruction, constant
+from helion.backends.cute.plan.epilogue import Epilogue, EpilogueOperand, EpilogueOutput, Instruction, constant
 from helion.backends.cute.plan.records import Batch, Choice, GemmPlan, GemmProblem, Major
 from helion.backends.cute.plan.scales import BlockScales, Scale, Side
 
@@ -50,6 +50,13 @@ def swiglu(pitch: int, dtype: str = "bfloat16") -> Epilogue:
         operands=(EpilogueOperand(name="up", kind="product", dtype=dtype, pitch=pitch),),
         instructions=(Instruction("silu", (0,)), Instruction("mul", (2, 1))),
     )
+
+
+def along_m(n: int) -> Epilogue:
+    """Return an epilogue whose output has ``n`` elements from one column to the next."""
+    turned = EpilogueOutput(name="out", value=2, kind="exact", dtype="bfloat16", pitch=1, column_pitch=n)
+    column = EpilogueOperand(name="bias", kind="column", dtype="bfloat16")
+    return Epilogue(operands=(column,), instructions=(Instruction("add", (0, 1)),), outputs=(turned,))
 
 
 def product(
@@ -197,6 +204,10 @@ ON_HOPPER: dict[str, tuple[GemmProblem, Choice]] = {
     "bf16_last_wave": (
         product(4000, 2440, 1096, epilogue=scaled_residual(2440, "float32")),
         Choice(tile=(128, 256, 64), cluster=(2, 1), grid_splits=3, residual_stages=3, split_last=True),
+    ),
+    "bf16_along_m": (
+        product(4096, 300, 1096, epilogue=along_m(4096)),
+        Choice(tile=(128, 160, 64), cluster=(2, 1), epilogue_n=16),
     ),
     "bf16_grid_splits_tall": (product(1000, 520, 1096), Choice(tile=(256, 64, 64), splits=2, grid_splits=2)),
     "fp8_grid_splits": (
@@ -378,6 +389,7 @@ ON_BLACKWELL: dict[str, tuple[GemmProblem, Choice]] = {
     ),
     "fp8_64_scales": (product(operands=E4M3, epilogue=row_and_column_scales()), Choice(tile=(64, 128, 128))),
     "bf16_grid_splits": (product(256, 256, 8200), Choice(tile=(128, 128, 64), grid_splits=4)),
+    "bf16_along_m": (product(4096, 300, 1096, epilogue=along_m(4096)), Choice(tile=(128, 160, 64), epilogue_n=16)),
     "bf16_64_grid_splits": (product(200, 248, 8200, epilogue=bias("silu")), Choice(tile=(64, 128, 64), grid_splits=3)),
     "bf16_pair_grid_splits_residual": (
         product(1000, 520, 1096, epilogue=scaled_residual(520, "float32")),

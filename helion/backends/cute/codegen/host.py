@@ -164,19 +164,23 @@ def _umma(plan: GemmPlan) -> HostObjects:
 
 
 def _row_tiles(
-    plan: GemmPlan, name: str, dtype: str, pitch: int, box: tuple[int, int], stages: int, copy: str
+    plan: GemmPlan, name: str, dtype: str, pitch: int, box: tuple[int, int], stages: int, copy: str, turned: int = 0
 ) -> list[str]:
-    """Return the TMA objects of a matrix of D's shape, moved in tiles of shape ``box`` by an operation."""
+    """Return the TMA objects of a matrix of D's shape, moved in tiles of shape ``box`` by an operation.
+
+    If it is contiguous along M, a column begins ``turned`` elements after the one before.
+    """
     library = "hopper" if plan.unit == "wgmma" else "blackwell"
     lines, first = number(plan, f"pitch_{name}", pitch), name
+    order = "COL_MAJOR" if turned else "ROW_MAJOR"
     if copy != LOAD and plan.problem.groups is not None:
         first, shape, stride = groups.matrix(plan, name, lines, _extent(plan, "n"))
     else:
         extents = f"({_extent(plan, 'm')}, {_extent(plan, 'n')}"
-        shape, stride = _with_batch(plan, name, extents, f"({lines}, 1")
+        shape, stride = _with_batch(plan, name, extents, f"(1, {turned}" if turned else f"({lines}, 1")
     return [
         f"matrix_{name} = cute.make_tensor({first}, cute.make_layout({shape}, stride={stride}))",
-        f"layout_{name} = {library}.make_smem_layout_epi({dsl(dtype)}, LayoutEnum.ROW_MAJOR, {box}, {stages})",
+        f"layout_{name} = {library}.make_smem_layout_epi({dsl(dtype)}, LayoutEnum.{order}, {box}, {stages})",
         f"tma_{name}, tensor_{name} = cpasync.make_tiled_tma_atom(",
         f"    cpasync.{copy}(), matrix_{name}, cute.select(layout_{name}, mode=[0, 1]), {box}",
         ")",
@@ -190,7 +194,8 @@ def _output(plan: GemmPlan) -> HostObjects:
     for output in plan.problem.outputs_of("exact"):
         names.append(plan.problem.label_of(output))
         copy = ADD if output.adds else STORE
-        lines += _row_tiles(plan, names[-1], output.dtype, output.pitch, plan.store_box, stages, copy)
+        turned = output.column_pitch if output.turned else 0
+        lines += _row_tiles(plan, names[-1], output.dtype, output.pitch, plan.store_box, stages, copy, turned)
     return HostObjects(lines=tuple(lines), parameters=_parameters(*names))
 
 

@@ -280,7 +280,7 @@ def _wgmma_fragments(plan: GemmPlan) -> list[str]:
 def _wgmma_store(plan: GemmPlan, output: EpilogueOutput) -> list[str]:
     dtype, size = dsl(output.dtype), DTYPES[output.dtype].itemsize_bytes
     atom = (
-        f"cute.nvgpu.warp.StMatrix8x8x16bOp(False, {4 if plan.epilogue_n >= 16 else 2}), {dtype}"
+        f"cute.nvgpu.warp.StMatrix8x8x16bOp({output.turned}, {4 if plan.epilogue_n >= 16 else 2}), {dtype}"
         if size == 2
         else f"cute.nvgpu.CopyUniversalOp(), {dtype}, num_bits_per_copy={16 * size}"
     )
@@ -362,13 +362,13 @@ def _umma_sums(plan: GemmPlan, role: Role) -> list[str]:
 
 
 def _umma_store(plan: GemmPlan, output: EpilogueOutput) -> list[str]:
-    dtype = dsl(output.dtype)
+    dtype, order = dsl(output.dtype), "COL_MAJOR" if output.turned else "ROW_MAJOR"
     if staged_as(plan.problem, output) != output:
         return _store_views(plan, output)
     return [
         f"{suffixed(plan, 'rounded', output)} = cute.make_rmem_tensor(subtile_shape, {dtype})",
         f"{suffixed(plan, 'stage_copy', output)} = cute.make_tiled_copy_D(",
-        f"    blackwell.get_smem_store_op(LayoutEnum.ROW_MAJOR, {dtype}, cutlass.Float32, sums_copy), sums_copy",
+        f"    blackwell.get_smem_store_op(LayoutEnum.{order}, {dtype}, cutlass.Float32, sums_copy), sums_copy",
         ")",
         *_store_views(plan, output),
     ]

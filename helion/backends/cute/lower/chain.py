@@ -393,6 +393,9 @@ class Chain:
         """Add the store, or the atomic addition, of ``op`` to the outputs."""
         place = upright(self.frame, place_of(self.frame, op))
         picked = picked_lines(self.frame, op, place)
+        if self.frame.along_m and picked is None:
+            self._store_along_m(op, place)
+            return
         if self.by_tma and (picked is not None or self._is_strided(place) or self._ends_in_a_granule(place)):
             self._store_strided(op, place, picked)
             return
@@ -400,6 +403,14 @@ class Chain:
         first = kind == "exact" and all(output.kind != "exact" for output in self.outputs)
         pitch = self._pitch("d" if first else f"{name_of(place.tensor)}_output", stride)
         self.outputs.append(Written(op=op, place=place, value=self.read(self._unrounded(op)), kind=kind, pitch=pitch))
+
+    def _store_along_m(self, op: Op, place: Place) -> None:
+        """Add an output that TMA stores in tiles that are contiguous along M."""
+        if place.blocks != (self.frame.m, self.frame.n) or not equal(place.strides[0], 1):
+            raise Refusal(f"{place.tensor.name} is not contiguous along M")
+        columns = known(place.strides[1], f"a stride of {place.tensor.name}")
+        value = self.read(self._unrounded(op))
+        self.outputs.append(Written(op=op, place=place, value=value, kind="exact", pitch=1, column_pitch=columns))
 
     def _store_strided(self, op: Op, place: Place, picked: Pick | None) -> None:
         if place.blocks != (self.frame.m, self.frame.n):
@@ -441,7 +452,7 @@ class Chain:
         written = tuple(self._output(output, names) for output in self.outputs)
         epilogue = Epilogue(operands=operands, instructions=tuple(instructions))
         stored = len(written) == 1 and written[0].kind == "exact" and not written[0].adds
-        plain = stored and written[0].value == epilogue.last
+        plain = stored and written[0].value == epilogue.last and not written[0].turned
         return epilogue if plain else Epilogue(operands=operands, instructions=tuple(instructions), outputs=written)
 
     def _output(self, output: Written, names: Mapping[Reference, int]) -> EpilogueOutput:

@@ -45,6 +45,8 @@ class Frame:
     """Extent of K if its loop iterates over a part of K."""
     pairs: Mapping[int, bool] = field(default_factory=dict)
     """Tensors of 4-bit numbers of which neighbors along K share a byte, by id: True where the even one has the high bits."""
+    along_m: bool = False
+    """True if TMA stores the output in tiles that are contiguous along M."""
     bucket: range | None = None
     """Numbers of columns that the kernel is for, if only the launch knows their number."""
 

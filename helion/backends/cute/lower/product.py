@@ -28,7 +28,7 @@ from ...._compiler.ir.ops import OPS
 from ...._shapes import Expr, Number, dtype_name
 from ..plan.epilogue import MAX_PRODUCTS
 from ..plan.finish import SIZE_M, counts_rows, with_most_rows
-from ..plan.operands import gains_by_turning
+from ..plan.operands import fills_turned_tiles, gains_by_turning
 from ..plan.records import SWIZZLE_BYTES, GemmProblem
 from ..plan.refusal import Refusal
 from .chain import COMPARISONS, EXAMPLE_MULTIPLE, ROUNDED, Chain, Reference, is_integer, starts_from_zero
@@ -114,7 +114,11 @@ def product_of(
     ``pairs`` are tensors of 4-bit numbers, of which neighbors along K share a byte: True where the even one has the high bits.
     """
     product = _traced(program, batch_strides or {}, picks or {}, along_k=along_k, pairs=pairs)
-    if product.whole_rows or not turns or picks or not gains_by_turning(product.problem):
+    if product.whole_rows or not turns or picks:
+        return product
+    if not batch_strides and fills_turned_tiles(product.problem):
+        return _traced(program, {}, {}, turned=True, along_m=True)
+    if not gains_by_turning(product.problem):
         return product
     return _traced(program, batch_strides or {}, {}, turned=True, along_k=along_k, pairs=pairs)
 
@@ -125,10 +129,12 @@ def _traced(
     picks: Mapping[int, Pick],
     *,
     turned: bool = False,
+    along_m: bool = False,
     along_k: frozenset[str] = frozenset(),
     pairs: Mapping[int, bool] | None = None,
 ) -> Product:
-    """Return the GEMM of a program, whose N is the contiguous dimension of the output unless it is ``turned``."""
+    """Return the GEMM of a program, whose N is the contiguous dimension of the output unless it is ``turned``. Such an output
+    is stored by TMA, ``along_m``, or by threads."""
     summed = with_sums(program)
     program = summed.program
     if len(program.roots) != 1 or len(program.roots[0].axes) not in (1, 2):
@@ -142,7 +148,7 @@ def _traced(
     stores = _stores(program, [root.body, *(each.regions[0] for each in outer)])
     frame = tiled_frame(program, root, outer, loop) if outer else _oriented(_frame(program, root, loop, nest), stores)
     frame = replace(frame, batch_strides=batch_strides, picks=picks, sums=summed.sums, pairs=pairs or {})
-    frame = replace(frame, m=frame.n, n=frame.m) if turned else frame
+    frame = replace(frame, m=frame.n, n=frame.m, along_m=along_m) if turned else frame
     dots, scaled = _dots(frame, loop, nest)
     (a, b), *others = _pairs(frame, dots, along_k)
     if any(other != a for other, _ in others):

@@ -194,6 +194,11 @@ class EpilogueOutput:
         """Its name in generated code, distinct from the kernel's own names."""
         return f"{self.name}_output"
 
+    @property
+    def turned(self) -> bool:
+        """True if TMA stores tiles that are contiguous along M, with ``column_pitch`` elements from one column to the next."""
+        return self.kind == "exact" and self.column_pitch > 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class Word:

@@ -34,6 +34,9 @@ MAX_MATRICES = 65535
 """CTAs along the second dimension of a grid (CUDA programming guide)."""
 FEW_ROWS = 64
 """Rows of an output, of which one instruction has as many columns."""
+TILE_ROWS, MOST_TURNED, TURNED_COLUMNS, TURNED_LINES, TURNED_GAINS = 128, 512, range(96, 257, 16), 4096, 1.15
+"""Rows of usual tiles; with A and B swapped the most rows, the columns of tiles, the least lines of B and of K, and the least
+rows of usual tiles over those of swapped ones (``swapped`` of benchmarks/results/cute/nvidia-h200-few-tiles.jsonl)."""
 RESIDENT_COLUMNS = 32
 """Columns of a tile of two warpgroups that convert A, of which two CTAs share the registers of an SM without spills."""
 MOST_RESIDENTS = (3, 4)
@@ -117,6 +120,25 @@ def can_convert(problem: GemmProblem) -> bool:
 def residents_of(problem: GemmProblem) -> int:
     """Return the most CTAs on an SM whose warps convert A."""
     return MOST_RESIDENTS[any(each.is_packed for each in problem.copied)]
+
+
+def fills_turned_tiles(problem: GemmProblem) -> bool:
+    """Return whether swapping A and B fills tiles better: rows are then columns of tiles, which are multiples of 16.
+
+    TMA loads both operands, and stores the output in tiles that are contiguous along M. B has many more lines.
+    """
+    epilogue, batched = problem.epilogue, problem.batch or problem.groups or problem.runtime or any(problem.starts)
+    others = problem.copied or problem.summed or problem.terms or problem.ends or problem.scales or problem.rounded
+    loaded = any(epilogue.of_kind(kind) for kind in ("exact", "strided", "product", "uniform", "integers"))
+    if batched or others or loaded or epilogue.reduces_rows or epilogue.words:
+        return False
+    if [each.kind for each in problem.outputs] != ["exact"] or problem.outputs[0].adds:
+        return False
+    if {itemsize(problem.operand_dtype), itemsize(problem.output_dtype)} != {2}:
+        return False
+    few = TILE_ROWS < problem.m <= MOST_TURNED and problem.n >= TURNED_LINES and problem.k >= TURNED_LINES
+    covered = min(-(-problem.m // columns) * columns for columns in TURNED_COLUMNS)
+    return few and TURNED_GAINS * covered <= -(-problem.m // TILE_ROWS) * TILE_ROWS
 
 
 def gains_by_turning(problem: GemmProblem) -> bool:

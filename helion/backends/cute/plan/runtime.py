@@ -249,10 +249,11 @@ def check_row_ends(problem: GemmProblem, output: EpilogueOutput) -> None:
 
     Rows of the workspace are padded.
     """
-    row = problem.n * itemsize(output.dtype)
+    elements = problem.m if output.turned else problem.n
+    row = elements * itemsize(output.dtype)
     if row % TMA_ALIGNMENT_BYTES and output.name != ROWS:
         raise Refusal(
-            f"{shown_output(problem, output)} has rows of {problem.n} elements, {row} bytes; TMA stores a multiple of"
+            f"{shown_output(problem, output)} has rows of {elements} elements, {row} bytes; TMA stores a multiple of"
             f" {TMA_ALIGNMENT_BYTES} bytes"
         )
 
@@ -405,12 +406,27 @@ def check_outputs(problem: GemmProblem) -> None:
         if output.kind == "strided":
             rows = output.picked or problem.m
             check_strided(problem, shown_output(problem, output), output.pitch, output.column_pitch, stored=rows)
+        elif output.turned:
+            _check_turned(problem, output)
         elif output.kind == "exact":
             check_pitch(problem, shown_output(problem, output), output.dtype, output.pitch, "n")
             if "size_n" not in problem.runtime:  # each launch checks its own
                 check_row_ends(problem, output)
         elif output.pitch < 1:
             raise Refusal(f"output {output.name} has a stride of {output.pitch}; 1 and more are implemented")
+
+
+def _check_turned(problem: GemmProblem, output: EpilogueOutput) -> None:
+    """Check an output that TMA stores in tiles that are contiguous along M."""
+    name = shown_output(problem, output)
+    others = problem.epilogue.of_kind("exact") or problem.epilogue.reduces_rows or len(problem.matrices) > 1
+    if others or problem.batch or problem.groups or problem.runtime or output.adds or itemsize(output.dtype) != 2:
+        raise Refusal(
+            f"{name} is contiguous along M, which is implemented for one matrix of 16 bits, without batches, row reductions"
+            " and matrices of the epilogue, of sizes that are known when the kernel is compiled"
+        )
+    check_pitch(problem, name, output.dtype, output.column_pitch, "m")
+    check_row_ends(problem, output)
 
 
 def _is_added(problem: GemmProblem, output: EpilogueOutput) -> bool:

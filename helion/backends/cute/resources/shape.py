@@ -24,7 +24,7 @@ from ..plan.epilogue import (
     OutputKind,
 )
 from ..plan.finish import with_most_rows
-from ..plan.operands import gains_by_turning
+from ..plan.operands import fills_turned_tiles, gains_by_turning
 from ..plan.records import TMA_ALIGNMENT_BYTES, Batch, GemmProblem, Groups, Major, Term
 from ..plan.scales import MICRO_FORMATS, Ends
 from .groups import groups_of_blocks, has_groups_of_k, rows_of_groups, without_offsets
@@ -133,7 +133,11 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
     number = facts.regions[sides.fact.region].root
     dimensions = next(len(region.axes) for region in facts.regions if region.root == number and region.parent is None)
     problem = _problem(facts, sides, axes, stores)
-    if _turns(facts, sides, batch) and gains_by_turning(problem):
+    turns = _turns(facts, sides, batch)
+    if turns and not batch and fills_turned_tiles(problem):
+        axes = axes[::-1]
+        problem = _stored_along_m(_problem(facts, sides, axes, stores))
+    elif turns and gains_by_turning(problem):
         axes = axes[::-1]
         problem = _stored_by_threads(_problem(facts, sides, axes, stores))
     problem = _with_batch(facts, sides, axes, problem, batch)
@@ -307,6 +311,13 @@ def _rounded(fact: MatmulFact, sides: _Sides) -> str:
     """Return the type that the matmul of a K tile seems to be rounded to: a loop carries it, but adds another value than it."""
     plain = fact.added or fact.accumulator_loop is None or sides.nested or sides.others or sides.terms
     return "" if plain or fact.lhs_dtype.itemsize != 2 else dtype_name(fact.lhs_dtype)
+
+
+def _stored_along_m(problem: GemmProblem) -> GemmProblem:
+    """Return the problem of a transposed matmul, whose output TMA stores in tiles that are contiguous along M."""
+    (output,) = problem.outputs
+    turned = replace(output, kind="exact", pitch=1, column_pitch=_even(problem.m))
+    return replace(problem, epilogue=replace(problem.epilogue, outputs=(turned,)), d_pitch=1)
 
 
 def _stored_by_threads(problem: GemmProblem) -> GemmProblem:

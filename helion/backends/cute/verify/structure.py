@@ -54,7 +54,7 @@ def _memory(plan: GemmPlan) -> None:
     stored = [subtile_bytes(plan, output.dtype) for output in matrices]
     lines = [("A", problem.a_pitch, problem.operand_dtype), ("B", problem.b_pitch, problem.operand_dtype)]
     lines = [line for label, line in zip("ab", lines, strict=False) if problem.copy_of(label) is None]
-    lines += [(output.name, output.pitch, output.dtype) for output in matrices]
+    lines += [(each.name, each.column_pitch if each.turned else each.pitch, each.dtype) for each in matrices]
     lines += [
         (operand.name, operand.pitch, operand.dtype)
         for operand in problem.epilogue.operands

@@ -1,0 +1,107 @@
+"""Matmuls whose rows fill tiles better with A and B swapped: TMA stores their output in tiles that are contiguous along M."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from backends.cute import gemms, products
+
+import helion
+import helion.language as hl
+from helion.backends.cute.lower.kernel import known_product
+from helion.backends.cute.plan.build import plan_gemm
+from helion.backends.cute.plan.operands import fills_turned_tiles
+from helion.backends.cute.plan.records import Choice
+from helion.backends.cute.plan.refusal import Refusal
+from helion.backends.cute.resources.shape import ProductShape, shape_of
+
+LINES = 4096
+
+
+def arguments(m: int, device: str = "meta", dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, torch.Tensor]:
+    x, w = torch.empty(m, LINES, dtype=dtype, device=device), torch.empty(LINES, LINES, dtype=dtype, device=device)
+    if device != "meta":
+        generator = torch.Generator().manual_seed(m)
+        x.normal_(generator=generator).add_(0.25)
+        w.normal_(generator=generator).mul_(LINES**-0.5)
+    return x, w.t()
+
+
+@helion.kernel(backend="cute", static_shapes=True)
+def biased(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    (m, k), n = x.size(), y.size(1)
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] = torch.relu(acc + bias[tile_n]) * scale[tile_m][:, None]
+    return out
+
+
+def test_rows_are_the_columns_of_tiles() -> None:
+    x, y = arguments(150, "cpu")
+    bias, scale = torch.randn(LINES), torch.rand(150)
+    given = (x, y, bias, scale)
+    bound = biased.bind(given, target="h200")
+    problem = bound.plan().gemm.problem
+    assert (problem.m, problem.n, problem.k) == (LINES, 150, LINES)
+    assert [(each.kind, each.pitch, each.column_pitch) for each in problem.outputs] == [("exact", 1, LINES)]
+    assert sorted(each.kind for each in problem.epilogue.operands) == ["column", "row"]
+    shape = shape_of(bound.facts)
+    assert isinstance(shape, ProductShape)
+    assert shape.blocks == known_product(bound.plan().program).blocks
+    assert [each.column_pitch for each in shape.problem.outputs] == [LINES]
+    exact = torch.relu(x.double() @ y.double() + bias.double()) * scale.double()[:, None]
+    torch.testing.assert_close(bound(*given).double(), exact, rtol=1e-2, atol=1e-2)
+
+
+def test_columns_of_a_tile_cover_the_rows() -> None:
+    config = products.matmul.bind(arguments(300), target="h200").default_config()
+    assert config["block_sizes"][0] == 160
+    text = products.matmul.bind(arguments(300), target="h200").to_cute_code(config)
+    assert "StMatrix8x8x16bOp(True" in text and "LayoutEnum.COL_MAJOR, (" in text
+
+
+@pytest.mark.parametrize("m", [128, 250, 384, 520])
+def test_rows_that_fill_usual_tiles_stay_rows(m: int) -> None:
+    assert products.matmul.bind(arguments(m), target="h200").plan().gemm.problem.n == LINES
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"operand_dtype": "float32"},
+        {"output_dtype": "float32"},
+        {"k": LINES - 8},
+        {"n": LINES - 8},
+        {"runtime": ("size_m",)},
+        {"starts": (8, 0)},
+        {"rounded": "bfloat16"},
+        {"epilogue": gemms.scaled_residual(LINES)},
+        {"epilogue": gemms.swiglu(LINES)},
+    ],
+    ids=str,
+)
+def test_other_matmuls_keep_their_rows(changes: dict[str, object]) -> None:
+    problem = gemms.product(300, LINES, LINES)
+    assert fills_turned_tiles(problem)
+    assert not fills_turned_tiles(dataclasses.replace(problem, **changes))  # type: ignore[arg-type]
+
+
+def test_what_tma_does_not_store_along_m_is_refused() -> None:
+    epilogue = gemms.along_m(LINES)
+    (output,) = epilogue.outputs
+    for changed, message in (
+        (
+            dataclasses.replace(output, dtype="float32"),
+            "is contiguous along M, which is implemented for one matrix of 16 bits",
+        ),
+        (dataclasses.replace(output, column_pitch=LINES - 8), "between lines of 4096: they overlap"),
+        (dataclasses.replace(output, column_pitch=LINES + 4), "TMA needs a multiple of 16 bytes"),
+    ):
+        problem = gemms.product(LINES, 300, 512, epilogue=dataclasses.replace(epilogue, outputs=(changed,)))
+        with pytest.raises(Refusal, match=message):
+            plan_gemm(problem, Choice(tile=(128, 160, 64)), gemms.HOPPER)
