@@ -641,6 +641,23 @@ def test_reductions_take_values_of_lower_rank_one_by_one() -> None:
         assert facts.needed_tiles == facts.resident_tiles
 
 
+def test_rows_of_a_dot_that_are_reduced_again_stay_in_their_own_dtype() -> None:
+    def of_pairs(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(x.size(0), dtype=torch.float32, device=x.device)
+        for tile in hl.tile(x.size(0)):
+            rows, most = x[tile, :], hl.full([tile], 0.0, dtype=torch.float32)
+            for other in hl.tile(y.size(0)):
+                most = torch.maximum(most, hl.dot(rows, y[other, :].T).amax(-1))
+            out[tile] = most - (rows.to(torch.float32) * y[tile, :].to(torch.float32)).sum(-1)
+        return out
+
+    facts = facts_of(of_pairs, tensor(64, 256), tensor(64, 256))
+    (resident,), (needed,) = facts.resident_tiles, facts.needed_tiles
+    assert max(tiles.count(((0, 1), 4)) for tiles in resident) == 2
+    assert max(tiles.count(((0, 1), 4)) for tiles in needed) == 1
+    assert max(tiles.count(((0, 1), 2)) for tiles in needed) == 2
+
+
 def test_summary_is_one_line() -> None:
     for fn, args in ((softmax, (tensor(64, 1000),)), (matmul, (tensor(64, 64), tensor(64, 64)))):
         assert "\n" not in summarize(facts_of(fn, *args))

@@ -11,12 +11,14 @@ The analysis counts four sets of the same program:
   at a time, from loads to results. Only values that cross one of these must exist whole. A stored value is also
   computed piecewise if all its inputs stay live.
 - *needed* tiles: resident ones without those that a reduction takes as they are computed from fewer values. The
-  assembler uses free registers for them, but spills none.
+  assembler uses free registers for them, but spills none. In kernels with dots, where it has few, neither does it keep
+  those computed from loaded values, and from values of outside, which are held in their own dtype.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..ir.grammar import Op, Region, Value
@@ -91,13 +93,14 @@ class _Sweep:
         self.liveness = liveness
         self.alias: dict[int, int] = {}
         self.free: set[int] = set()
-        self.passing: set[int] = set()
+        #: By value that is reduced as it is computed, the tiles that it is computed from.
+        self.passing: dict[int, dict[int, LiveTile]] = {}
 
     def region(self, number: int, live: dict[int, Value], resident: dict[int, LiveTile]) -> None:
         """Sweep a region. ``live`` and ``resident`` are values from outside that stay live throughout."""
         region = self.walk.bodies[number]
         self.register(region.ops)
-        self.passing |= self.reduced_at_once(region)
+        self.passing.update(self.reduced_at_once(region))
         last, held = self.last_uses(region)
         beyond = len(region.ops) + 1
         last.update(dict.fromkeys(live, beyond))
@@ -136,37 +139,50 @@ class _Sweep:
             if cheap:
                 free.update(r.number for r in op.results)
 
-    def reduced_at_once(self, region: Region) -> set[int]:
-        """Return the numbers of values that elementwise ops compute from values of lower rank, each for one other such
-        op or one reduction.
+    def reduced_at_once(self, region: Region) -> dict[int, dict[int, LiveTile]]:
+        """Return the values that elementwise ops compute from values of lower rank, each for one other such op or one
+        reduction. In kernels with dots these may be loaded values too, and those of outside. With each value are the
+        tiles that it is computed from.
 
         A thread reduces each of their elements as soon as it is computed.
         """
-        made: set[int] = set()
+        made: dict[int, dict[int, LiveTile]] = {}
+        own = {result.number for op in region.ops if op.kind != "load" for result in op.results}
         users: dict[int, list[Op]] = {}
         for op in region.ops:
             for value in op.values():
                 users.setdefault(value.number, []).append(op)
-            if OPS[op.kind].keeps_lanes and self.is_of_lower_rank(op, made):
-                made.update(result.number for result in op.results)
+            sources = self.sources_of(op, made, own) if OPS[op.kind].keeps_lanes else None
+            if sources is not None:
+                made.update((result.number, sources) for result in op.results)
         kept = {value.number for value in region.results if isinstance(value, Value)}
         kept.update(*(self.walk.captured[op.number] for op in region.ops if op.number in self.walk.inner))
-        found: set[int] = set()
-        for number in sorted(made - kept, reverse=True):
+        found: dict[int, dict[int, LiveTile]] = {}
+        for number in sorted(made.keys() - kept, reverse=True):
             user, *others = users.get(number, [None])
             if user is None or others:
                 continue
             if user.kind == "reduce" or any(result.number in found for result in user.results):
-                found.add(number)
+                found[number] = made[number]
         return found
 
-    def is_of_lower_rank(self, op: Op, made: set[int]) -> bool:
-        """Return whether the operands of an op have fewer dimensions than its result, cost no registers, or are among
-        ``made``.
+    def sources_of(self, op: Op, made: Mapping[int, dict[int, LiveTile]], own: set[int]) -> dict[int, LiveTile] | None:
+        """Return the tiles that the result of an op is computed from; None if an operand is none of these: of fewer
+        dimensions, without registers, among ``made``, and not the region's ``own``.
         """
         rank = self.walk.shape(op.results[0].dims)[2]
-        same = [v.number for v in op.values() if OPS[op.kind].is_view or self.walk.shape(v.dims)[2] >= rank]
-        return bool(rank) and all(number in made or self.alias.get(number, number) in self.free for number in same)
+        found: dict[int, LiveTile] = {}
+        for value in op.values() if rank else ():
+            key = self.alias.get(value.number, value.number)
+            if key in self.free or (not OPS[op.kind].is_view and self.walk.shape(value.dims)[2] < rank):
+                continue
+            if value.number in made:
+                found |= made[value.number]
+            elif self.walk.dots and value.number not in own:
+                found[key] = self.walk.tile(value)
+            else:
+                return None
+        return found if rank else None
 
     def last_uses(self, region: Region) -> tuple[dict[int, int], dict[int, int]]:
         last: dict[int, int] = {}
@@ -233,8 +249,12 @@ class _Sweep:
     def record(self, scope: _Scope) -> None:
         """Add the snapshot of resident tiles, and that of the needed ones."""
         self.liveness.resident[-1].add(tuple(sorted(scope.resident.values())))
-        needed = (tile for key, tile in scope.resident.items() if key not in self.passing)
-        self.liveness.needed[-1].add(tuple(sorted(needed)))
+        needed = {key: tile for key, tile in scope.resident.items() if key not in self.passing}
+        for key, own in scope.resident.items():
+            sources = {source: tile for source, tile in self.passing.get(key, {}).items() if source not in needed}
+            narrower = sum(itemsize for _, itemsize in sources.values()) < own[1]
+            needed |= sources if narrower else {key: own}
+        self.liveness.needed[-1].add(tuple(sorted(needed.values())))
 
     def is_repeated(self, key: int, at: int, scope: _Scope, hops: int = MAX_HOPS) -> bool:
         """Return whether elementwise ops can recompute a value a few elements at a time.
