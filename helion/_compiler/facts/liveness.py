@@ -11,8 +11,8 @@ The analysis counts four sets of the same program:
   at a time, from loads to results. Only values that cross one of these must exist whole. A stored value is also
   computed piecewise if all its inputs stay live.
 - *needed* tiles: resident ones without those that a reduction takes as they are computed from fewer values. The
-  assembler uses free registers for them, but spills none. In kernels with dots, where it has few, neither does it keep
-  those computed from loaded values, and from values of outside, which are held in their own dtype.
+  assembler uses free registers for them, but spills none. In kernels with dots, where it has few, the same
+  holds for tiles computed from loads and from values of outside. These stay in their own dtype.
 """
 
 from __future__ import annotations
