@@ -1,7 +1,8 @@
 """Copies operands of matmuls to a memory layout that the MMA reads faster.
 
-There are two kinds of operands. Those with rows at unaligned addresses are copied to rows that begin at multiples of 16
-bytes. Operands of 1 or 4 bytes that are MN-major, which wgmma cannot read from shared memory, are copied to K-major.
+There are three kinds of operands. Those with rows at unaligned addresses are copied to rows that begin at multiples of 16
+bytes. Operands of 1 or 4 bytes that are MN-major, which wgmma cannot read from shared memory, are copied to K-major. So
+are operands whose contiguous dimension is none of the matrix, of which a load has one element in each sector.
 
 Rows of 777 elements of 2 bytes can only be loaded one element at a time. Before::
 
@@ -27,7 +28,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..._shapes import ONE, Dim, cdiv, fixed_at
+from ..._shapes import ONE, Dim, cdiv, fixed_at, next_power_of_2
 from ...hardware import Target
 from ..decisions import Decisions
 from ..ir.build import Builder, Numbers
@@ -67,29 +68,45 @@ _NAME = "_helion_packed"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Operand2D:
+class CopiedOperand:
     """A load of an operand that can be copied: of ``tensor``, over whole dimensions from 0, in tiles of one block each.
 
-    ``along`` is the dimension along which memory is contiguous, ``to`` the one along which the copy is.
+    A dimension with an index for all lanes has no block. ``along`` is the dimension along which memory is contiguous,
+    ``to`` the one along which the copy is.
     """
 
     load: Op
     tensor: HostTensor
-    blocks: tuple[int, int]
+    blocks: tuple[int | None, ...]
     along: int
     to: int
 
 
-def unaligned_operands(program: Program) -> tuple[Operand2D, ...]:
-    """Return the loads in loops of matmul operands with unaligned rows, of read-only tensors of known size."""
+def unaligned_operands(program: Program) -> tuple[CopiedOperand, ...]:
+    """Return the loads in loops of matmul operands with unaligned or scattered rows, of read-only tensors of known size."""
     operands = [value for dot in _dots(program) for value in list(dot.values())[:2]]
     makers = Makers.among(program.walk() if operands else ())
     loads = (_load_of(value, makers) for value in operands)
     fed = {load.result.number for load in loads if load is not None}
-    return tuple(each for each in _operands(program, fed) if not _rows_are_aligned(each))
+    rows = tuple(each for each in _operands(program, fed) if not _rows_are_aligned(each))
+    return (*rows, *_scattered_operands(program))
 
 
-def mn_major_operands(program: Program) -> tuple[Operand2D, ...]:
+def _scattered_operands(program: Program) -> tuple[CopiedOperand, ...]:
+    """Return the loads of operands whose contiguous dimension is a batch, or has one index for all lanes.
+
+    Each element of such a tile is in a sector of its own. The copy is contiguous along K.
+    """
+    sides = _sides_of_operands(program)
+    found = []
+    for each in _operands(program, {*sides}, matrices=False):
+        depths, matrix = sides[each.load.result.number]
+        if len(depths) == 1 and depths <= {*each.blocks} and each.blocks[each.along] not in matrix:
+            found.append(replace(each, to=each.blocks.index(*depths)))
+    return tuple(found)
+
+
+def mn_major_operands(program: Program) -> tuple[CopiedOperand, ...]:
     """Return the MN-major loads of operands of TF32 and 8-bit matmuls."""
     depths = _depths(program)
     found = []
@@ -101,22 +118,24 @@ def mn_major_operands(program: Program) -> tuple[Operand2D, ...]:
     return tuple(each for each in found if each.to != each.along)
 
 
-def copied_operands(program: Program, *, unaligned: bool, mn_major: bool) -> tuple[Operand2D, ...]:
-    """Return the operands to copy: those with unaligned rows if ``unaligned``, MN-major ones if ``mn_major``."""
+def copied_operands(program: Program, *, unaligned: bool, mn_major: bool) -> tuple[CopiedOperand, ...]:
+    """Return the operands to copy: those with unaligned or scattered rows if ``unaligned``, MN-major ones if ``mn_major``."""
     found = {each.load.number: each for each in (unaligned_operands(program) if unaligned else ())}
     found |= {each.load.number: each for each in (mn_major_operands(program) if mn_major else ())}
     return tuple(found.values())
 
 
-def may_copy(each: Operand2D, sizes: Mapping[int, int]) -> bool:
+def may_copy(each: CopiedOperand, sizes: Mapping[int, int]) -> bool:
     """Return whether rows of whole tiles begin at multiples of 16 bytes, in memory within reach of 32-bit offsets."""
-    aligned = sizes[each.blocks[each.to]] * each.tensor.dtype.itemsize % _ALIGNMENT == 0
+    row = each.blocks[each.to]
+    assert row is not None
+    aligned = sizes[row] * each.tensor.dtype.itemsize % _ALIGNMENT == 0
     return aligned and math.prod(_whole_tiles(each, sizes)) < 2**31
 
 
-def _whole_tiles(each: Operand2D, sizes: Mapping[int, int]) -> tuple[int, ...]:
-    pairs = zip(each.tensor.shape, each.blocks, strict=True)
-    return tuple(cdiv(int(extent), sizes[block]) * sizes[block] for extent, block in pairs)
+def _whole_tiles(each: CopiedOperand, sizes: Mapping[int, int]) -> tuple[int, ...]:
+    tiles = (1 if block is None else sizes[block] for block in each.blocks)
+    return tuple(cdiv(int(extent), tile) * tile for extent, tile in zip(each.tensor.shape, tiles, strict=True))
 
 
 def copy_operands(program: Program, sizes: Mapping[int, int], *, unaligned: bool, mn_major: bool) -> Program:
@@ -169,37 +188,67 @@ def _reads_rows(attrs: DotAttrs, *dtypes: torch.dtype) -> bool:
     return attrs.scaled is None and (narrow or tf32)
 
 
-def _load_of(value: Value, makers: Makers) -> Op | None:
-    """Return the two-dimensional load of an operand, also if it is transposed."""
+def _sides_of_operands(program: Program) -> dict[int, tuple[set[int], set[int]]]:
+    """Return the blocks along K, and along K and M or N, of loads that are operands of matmuls, possibly transposed.
+
+    The key is the number of the loaded value.
+    """
+    found: dict[int, tuple[set[int], set[int]]] = {}
+    dots = [*_dots(program)]
+    makers = Makers.among(program.walk() if dots else ())
+    for dot in dots:
+        if dot.attributes(DotAttrs).scaled is not None:
+            continue
+        lhs, rhs = list(dot.values())[:2]
+        for side, depth in ((lhs, -1), (rhs, -2)):
+            load = _load_of(side, makers, rank=None)
+            if load is not None:
+                depths, matrix = found.setdefault(load.result.number, (set(), set()))
+                depths.update(side.dims[depth].blocks)
+                matrix.update(block for dim in side.dims[-2:] for block in dim.blocks)
+    return found
+
+
+def _load_of(value: Value, makers: Makers, rank: int | None = 2) -> Op | None:
+    """Return the load of an operand, also if it is transposed, if it has ``rank`` dimensions."""
     op = makers.of(value)
     while op is not None and isinstance(op.attrs, ViewAttrs) and op.attrs.name == "permute":
         op = makers.of(op.operands[0])
-    return op if op is not None and op.kind == "load" and len(op.result.dims) == 2 else None
+    return op if op is not None and op.kind == "load" and rank in (None, len(op.result.dims)) else None
 
 
-def _operands(program: Program, fed: set[int]) -> Iterator[Operand2D]:
-    """Yield the loads in loops that define the values ``fed`` and can be copied. The program has one grid loop."""
+def _operands(program: Program, fed: set[int], *, matrices: bool = True) -> Iterator[CopiedOperand]:
+    """Yield the loads in loops that define the values ``fed`` and can be copied, of ``matrices`` or of other tensors.
+
+    The program has one grid loop.
+    """
     if not fed:
         return
     (root,) = program.roots
     written = written_by(program, root.body.walk())
     for op, axes in inside_loops(root.body, {axis.block: axis for axis in root.axes}):
-        if op.kind == "load" and op.result.number in fed and (each := _operand(program, op, axes, written)) is not None:
+        if op.kind != "load" or op.result.number not in fed:
+            continue
+        each = _operand(program, op, axes, written)
+        if each is not None and (each.tensor.ndim == 2) == matrices:
             yield each
 
 
 def _operand(
     program: Program, op: Op, axes: Mapping[int, LoopAxis], written: frozenset[int | None]
-) -> Operand2D | None:
+) -> CopiedOperand | None:
     attrs = op.attributes(MemoryAttrs)
     tensor = program.tensors[attrs.tensor]
-    if attrs.mask is not None or tensor.ndim != 2 or tensor.storage in written or None in written:
+    if attrs.mask is not None or tensor.ndim < 2 or tensor.storage in written or None in written:
         return None
     numbers = (*tensor.shape, *tensor.strides)
     if not all(isinstance(number, int) and number > 0 for number in numbers):
         return None
-    blocks = []
+    blocks: list[int | None] = []
     for index, extent in zip(attrs.indices, tensor.shape, strict=True):
+        if index.kind == "scalar" and tensor.ndim > 2:
+            blocks.append(None)
+            continue
         axis = axes.get(index.block) if index.kind == "block" and index.block is not None else None
         if axis is None or not _whole(axis, int(extent)) or index.operand is not None or not fixed_at(index.shift, 0):
             return None
@@ -207,10 +256,10 @@ def _operand(
     unit = [dim for dim, stride in enumerate(tensor.strides) if stride == 1]
     if len(unit) != 1:
         return None
-    return Operand2D(load=op, tensor=tensor, blocks=(blocks[0], blocks[1]), along=unit[0], to=unit[0])
+    return CopiedOperand(load=op, tensor=tensor, blocks=tuple(blocks), along=unit[0], to=unit[0])
 
 
-def _rows_are_aligned(each: Operand2D) -> bool:
+def _rows_are_aligned(each: CopiedOperand) -> bool:
     return int(each.tensor.strides[1 - each.along]) * each.tensor.dtype.itemsize % _ALIGNMENT == 0
 
 
@@ -231,8 +280,8 @@ class _Copier:
         slots = (op.attrs.slot for op in program.walk() if isinstance(op.attrs, MemoryAttrs))
         self.slots = itertools.count(1 + max(slots))
 
-    def program(self, found: tuple[Operand2D, ...]) -> Program:
-        packed: dict[tuple[int, tuple[int, int]], HostTensor] = {}
+    def program(self, found: tuple[CopiedOperand, ...]) -> Program:
+        packed: dict[tuple[int, tuple[int | None, ...]], HostTensor] = {}
         roots: list[Root] = []
         for each in found:
             key = each.tensor.id, each.blocks
@@ -245,17 +294,23 @@ class _Copier:
         (reader,) = multiplying(changed).roots
         return replace(changed, roots=insert_before(changed, reader, roots))
 
-    def tensor(self, each: Operand2D) -> HostTensor:
-        """Return the tensor of the copy, which has whole tiles of the operand's blocks."""
+    def tensor(self, each: CopiedOperand) -> HostTensor:
+        """Return the tensor of the copy, which has whole tiles of the operand's blocks.
+
+        Its other dimensions have the order in memory of the operand's.
+        """
         shape = _whole_tiles(each, self.sizes)
-        row = shape[each.to]
+        others = sorted((-int(stride), at) for at, stride in enumerate(each.tensor.strides) if at != each.to)
+        strides, step = [1] * len(shape), shape[each.to]
+        for _, at in reversed(others):
+            strides[at], step = step, step * shape[at]
         made = replace(
             each.tensor,
             id=len(self.tensors),
             name=f"packed_{each.tensor.name}",
             source=f"{_NAME}_{len(self.tensors)}",
             shape=shape,
-            strides=(row, 1) if each.to else (1, row),
+            strides=tuple(strides),
             storage=1 + max(tensor.storage for tensor in self.tensors),
             aligned=True,
             made=True,
@@ -263,20 +318,21 @@ class _Copier:
         self.tensors.append(made)
         return made
 
-    def copy(self, each: Operand2D, to: HostTensor) -> Root:
-        most = _sides(each)
+    def copy(self, each: CopiedOperand, to: HostTensor) -> Root:
         made = [
-            self.block(int(extent), min(side, self.sizes[block]), f"{self.before.blocks[block].name} of {to.name}")
-            for extent, side, block in zip(to.shape, most, each.blocks, strict=True)
+            self.block(
+                int(extent), side, f"{to.name}" if block is None else f"{self.before.blocks[block].name} of {to.name}"
+            )
+            for extent, side, block in zip(to.shape, _sides(each, self.sizes), each.blocks, strict=True)
         ]
         dims = tuple(Dim(1, (block.id,)) for block in made)
         indices = tuple(Index("block", block=block.id, positions=(at,)) for at, block in enumerate(made))
         ops: list[Op] = []
         out = Builder(self.numbers, each.load.location, ops)
         mask = self.inside(out, each, made)
-        read = MemoryAttrs(each.tensor.id, indices, next(self.slots), 2, mask=0)
+        read = MemoryAttrs(each.tensor.id, indices, next(self.slots), len(dims), mask=0)
         value = out.emit("load", (mask,), to.dtype, dims, read)
-        out.emit("store", (value,), to.dtype, dims, MemoryAttrs(to.id, indices, next(self.slots), 2))
+        out.emit("store", (value,), to.dtype, dims, MemoryAttrs(to.id, indices, next(self.slots), len(dims)))
         axes = tuple(LoopAxis(block.id, 0, int(extent)) for block, extent in zip(made, to.shape, strict=True))
         return replace(self.before.roots[0], axes=axes, body=Region((), tuple(ops), ()))
 
@@ -285,25 +341,38 @@ class _Copier:
         self.blocks.append(made)
         return made
 
-    def inside(self, out: Builder, each: Operand2D, made: list[Block]) -> Operand:
+    def inside(self, out: Builder, each: CopiedOperand, made: list[Block]) -> Operand:
         """Return the mask of the lanes that the operand has."""
-        parts = []
-        for at, (block, extent) in enumerate(zip(made, each.tensor.shape, strict=True)):
-            dim = Dim(1, (block.id,))
-            lanes = out.emit("iota", (), self.before.index_dtype, (dim,), IotaAttrs(block.id, False))
-            below = out.pointwise("lt", lanes, int(extent))
-            parts.append(out.reshape(below, (dim, ONE) if at == 0 else (ONE, dim)))
+        inside: Operand | None = None
+        shown: tuple[Dim, ...] = ()
         dims = tuple(Dim(1, (block.id,)) for block in made)
-        return out.emit("pointwise", parts, torch.bool, dims, PointwiseAttrs("logical_and"))
+        for at, (dim, extent) in enumerate(zip(dims, each.tensor.shape, strict=True)):
+            lanes = out.emit("iota", (), self.before.index_dtype, (dim,), IotaAttrs(made[at].id, False))
+            below = out.reshape(
+                out.pointwise("lt", lanes, int(extent)), (*[ONE] * at, dim, *[ONE] * (len(dims) - at - 1))
+            )
+            shown = (*dims[: at + 1], *[ONE] * (len(dims) - at - 1))
+            both = (below,) if inside is None else (inside, below)
+            inside = out.emit("pointwise", both, torch.bool, shown, PointwiseAttrs("logical_and")) if at else below
+        assert inside is not None
+        return inside
 
 
-def _sides(each: Operand2D) -> tuple[int, int]:
-    """Return the largest rows and columns of a copied tile. A transposing copy reads and writes full cache lines on
-    both sides."""
+def _sides(each: CopiedOperand, sizes: Mapping[int, int]) -> tuple[int, ...]:
+    """Return the sides of a copied tile. A transposing copy reads and writes full cache lines on both sides."""
+    tiles = [1 if block is None else sizes[block] for block in each.blocks]
+    if len(tiles) > 2:
+        side = _TRANSPOSED_BYTES // each.tensor.dtype.itemsize
+        along = min(side, next_power_of_2(int(each.tensor.shape[each.along])))
+        return tuple(
+            along if at == each.along else min(side, tile) if at == each.to else 1 for at, tile in enumerate(tiles)
+        )
     if each.to != each.along:
         side = _TRANSPOSED_BYTES // each.tensor.dtype.itemsize
-        return side, side
-    return (_ROWS, _COLUMNS) if each.along else (_COLUMNS, _ROWS)
+        most = side, side
+    else:
+        most = (_ROWS, _COLUMNS) if each.along else (_COLUMNS, _ROWS)
+    return tuple(map(min, most, tiles))
 
 
 def _redirected(op: Op, to: Mapping[int, int]) -> Op:
@@ -341,7 +410,7 @@ def _transposes(program: Program, target: Target) -> str:
 
 def _packs(program: Program, target: Target) -> str:
     if not unaligned_operands(program):
-        return "no matmul operand has rows of known size that are not aligned to 16 bytes"
+        return "no matmul operand of known size has rows that are not aligned to 16 bytes, or tiles without adjacent elements"
     return ""
 
 
@@ -390,7 +459,7 @@ TRANSPOSE_OPERANDS = Rewrite(
 )
 PACK_OPERANDS = Rewrite(
     key="pack_operands",
-    doc="First copy operands of a matmul whose row stride is no multiple of 16 bytes to an aligned temporary, for TMA.",
+    doc="First copy operands of a matmul whose row stride is no multiple of 16 bytes, or of whose tiles no two elements are adjacent in memory, to an aligned temporary.",
     applies=_packs,
     varies=has_matmul,
     fit=_may_pack,
