@@ -49,6 +49,14 @@ def test_what_reads_nothing_new_comes_first() -> None:
     assert [root.phase for root in roots] == [1, 0, 0]
 
 
+def test_what_shall_run_alone_has_a_phase_of_its_own() -> None:
+    program = _with_tensors(_program(), "xyAB")
+    reader, before = _root(program, 3, 1, phase=1), _root(program, 0, 1)
+    program = replace(program, roots=(reader, before))
+    roots = insert_before(program, reader, [_root(program, 0, 2), _root(program, 0, 3)], alone=True)
+    assert [root.phase for root in roots] == [3, 2, 0, 1]
+
+
 def test_what_reads_what_a_phase_writes_comes_behind_it() -> None:
     program = _with_tensors(_program(), "xyABC")
     first, reader = _root(program, 0, 2), _root(program, 4, 1, phase=1)

@@ -19,12 +19,12 @@ from ...ir.effects import storages_of
 from ...ir.grammar import Program, Root
 
 
-def insert_before(program: Program, reader: Root, made: Sequence[Root]) -> tuple[Root, ...]:
+def insert_before(program: Program, reader: Root, made: Sequence[Root], *, alone: bool = False) -> tuple[Root, ...]:
     """Return the grid loops of ``program``, and after them those ``made`` for ``reader``, in phases that follow from
     memory.
 
     A new loop runs as early as possible. It follows the last phase before the reader's that writes its inputs. Loops
-    that can run concurrently share a phase.
+    that can run concurrently share a phase, unless each shall run ``alone``.
     """
     written = [(root.phase, storages_of(program, root)[1]) for root in program.roots if root.phase < reader.phase]
     levels = []
@@ -32,10 +32,14 @@ def insert_before(program: Program, reader: Root, made: Sequence[Root]) -> tuple
         read, _ = storages_of(program, root)
         after = [phase for phase, storages in written if None in storages or storages & read]
         levels.append(1 + max(after, default=-1))
-    later = (replace(root, phase=root.phase + len({n for n in levels if n <= root.phase})) for root in program.roots)
+    added = [(level, at if alone else 0) for at, level in enumerate(levels)]
+    later = (
+        replace(root, phase=root.phase + len({each for each in added if each[0] <= root.phase}))
+        for root in program.roots
+    )
     first = (
-        replace(root, phase=level + len({n for n in levels if n < level}), launch=reader.launch)
-        for root, level in zip(made, levels, strict=True)
+        replace(root, phase=own[0] + len({each for each in added if each < own}), launch=reader.launch)
+        for root, own in zip(made, added, strict=True)
     )
     return (*later, *first)
 

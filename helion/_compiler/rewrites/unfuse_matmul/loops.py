@@ -151,7 +151,8 @@ class _Rewriter:
         tensors = (*self.before.tensors, *(each.tensor for each in made.values()))
         changed = replace(self.before, tensors=tensors, blocks=tuple(self.blocks), roots=drop_dead(changed).roots)
         (rows,) = changed.roots
-        return replace(changed, roots=insert_before(changed, rows, [each.root for each in made.values()]))
+        # In one launch, the stages of each loop would have shared memory of their own, though a program runs one loop.
+        return replace(changed, roots=insert_before(changed, rows, [each.root for each in made.values()], alone=True))
 
     def sides(self) -> Sides:
         def of(side: str) -> tuple[int, ...]:

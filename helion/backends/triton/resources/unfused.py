@@ -95,28 +95,7 @@ def predict_products(
         taken,
         target,
     )
-    more = (facts.num_roots - 1) * _prefetched_bytes(facts, launch)
-    shared = taken.shared_bytes + more
-    return replace(
-        taken,
-        shared_bytes=shared,
-        fits=taken.fits and shared <= target.smem_per_block_bytes,
-        time_us=found.us,
-        units=found.units,
-        error=found.error,
-    )
-
-
-def _prefetched_bytes(facts: KernelFacts, launch: ProductLaunch) -> int:
-    """Return the bytes of the operands that a loop prefetches.
-
-    Triton gives those of each grid memory of their own, though a program runs one of the grids.
-    """
-    if launch.stages < 2:
-        return 0
-    rows, columns, depth = launch.tile
-    dot = facts.matmuls[0]
-    return launch.stages * depth * (rows * dot.lhs_dtype.itemsize + columns * dot.rhs_dtype.itemsize)
+    return replace(taken, time_us=found.us, units=found.units, error=found.error)
 
 
 def one_after_the_other(first: Predicted, second: Predicted) -> Predicted:

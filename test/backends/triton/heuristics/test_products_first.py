@@ -91,15 +91,11 @@ def test_what_is_left_alone_says_why() -> None:
         assert why in declined["TritonProductsFirstHeuristic"]
 
 
-def test_grids_of_one_kernel_prefetch_into_memory_of_their_own() -> None:
+def test_each_matmul_has_a_launch_and_the_stages_of_a_matmul_alone() -> None:
     cell = next(c for c in row_cells() if c.kernel == "fused_linear_jsd_tiled" and c.dtype == "float32")
     bound = cell.function.bind(cell.args, target="h200")
     (seed,) = (seed for seed in bound.seeds if seed.heuristic == "TritonProductsFirstHeuristic")
     rows, columns, depth = seed.config["unfuse_matmul"]
-    stages = seed.config["matmul_num_stages"]
-    held = 4 * stages * depth * (rows + columns)
-    assert seed.predicted.fits and stages >= 2
-    assert 2 * held <= seed.predicted.shared_bytes <= 232448
-    more = bound.config_spec.normalize({**seed.config, "matmul_num_stages": 4})
-    assert bound.variant.analysis.predict(more).shared_bytes == 4 * 4 * depth * (rows + columns) * 2
-    assert not bound.variant.analysis.predict(more).fits
+    held = 4 * seed.config["matmul_num_stages"] * depth * (rows + columns)
+    assert seed.predicted.fits and held <= seed.predicted.shared_bytes < 2 * held
+    assert bound.to_triton_code(seed.config).count("@triton.jit\ndef _helion_fused_linear_jsd_tiled") == 3

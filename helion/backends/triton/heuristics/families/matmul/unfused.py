@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ......_compiler.facts.records import KernelFacts, UnfusedMatmulFact
@@ -68,7 +68,7 @@ class TritonProductsFirstHeuristic(Heuristic):
         first = _products(apart, target)
         if isinstance(first, Declined):
             return first
-        return (_both(facts, apart.rest, _fitting(apart, first, target), target),)
+        return (_both(facts, apart.rest, first, target),)
 
 
 def _products(apart: UnfusedMatmulFact, target: Target) -> ProductLaunch | Declined:
@@ -90,12 +90,6 @@ def _products(apart: UnfusedMatmulFact, target: Target) -> ProductLaunch | Decli
     return ProductLaunch(
         tile=(rows, columns, depth), warps=proposal.num_warps or _TUNED.warps, stages=proposal.num_stages or 1
     )
-
-
-def _fitting(apart: UnfusedMatmulFact, made: ProductLaunch, target: Target) -> ProductLaunch:
-    """Return the launch with as many stages as fit: its tile is that of one matmul, and all of them share a kernel."""
-    fewer = (replace(made, stages=stages) for stages in range(made.stages, 0, -1))
-    return next((each for each in fewer if predict_products(apart, each, {}, target).fits), made)
 
 
 def _turned(apart: UnfusedMatmulFact, target: Target) -> ProductLaunch:
