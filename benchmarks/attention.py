@@ -26,15 +26,17 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT), str(ROOT / "examples" / "attention_variants")]
 
 import helion  # noqa: E402
 from benchmarks.timing import FLUSH_BYTES, REPETITIONS, GraphTimer, reason  # noqa: E402
 from benchmarks.turns import in_turn, turn  # noqa: E402
 from examples.attention import attention  # noqa: E402
+from examples.attention_variants.latent import latent_decode  # noqa: E402
 from examples.flex_attention import causal as causal_scores  # noqa: E402
 from examples.flex_attention import flex_attention, unchanged  # noqa: E402
 from helion import ops  # noqa: E402
+from helion.ops.kernels.attention import attention_kernel  # noqa: E402
 from helion.ops.kernels.varlen import varlen_attention_kernel  # noqa: E402
 
 WINDOW, CAP, DOCUMENTS = 1024, 30.0, 8
@@ -50,7 +52,10 @@ DERIVED = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One attention in bf16: ``queries[batch, heads, m, dims]``, with keys and values of ``groups`` heads of ``n`` rows."""
+    """One attention in bf16: ``queries[batch, heads, m, dims]``, with keys and values of ``groups`` heads of ``n`` rows.
+
+    Values have ``values`` dimensions. If the cell is ``latent``, they are the first dimensions of the keys.
+    """
 
     dims: int
     causal: bool = False
@@ -60,22 +65,24 @@ class Cell:
     m: int
     n: int
     hook: str = ""
-
-    @property
-    def flops(self) -> float:
-        return 4 * self.batch * self.heads * self.m * self.n * self.dims * (0.5 if self.causal else 1.0)
+    values: int = 0
+    """0: as many as ``dims``."""
+    latent: bool = False
 
     def tensors(self, device: str) -> list[torch.Tensor]:
         """Return queries, keys and values."""
         shapes = [(self.batch, *shape, self.dims) for shape in ((self.heads, self.m), *[(self.groups, self.n)] * 2)]
+        shapes[2] = (*shapes[2][:-1], self.values or self.dims)
         if device == "meta":
-            return [torch.empty(shape, dtype=torch.bfloat16, device=device) for shape in shapes]
-        generator = torch.Generator(device).manual_seed(self.m + self.n)
-        return [torch.randn(shape, generator=generator, device=device).bfloat16() for shape in shapes]
+            made = [torch.empty(shape, dtype=torch.bfloat16, device=device) for shape in shapes]
+        else:
+            generator = torch.Generator(device).manual_seed(self.m + self.n)
+            made = [torch.randn(shape, generator=generator, device=device).bfloat16() for shape in shapes]
+        return [*made[:2], made[1][..., : self.values]] if self.latent else made
 
 
-def cell(dims: int, causal: bool, batch: int, heads: int, groups: int, m: int, n: int = 0, hook: str = "") -> Cell:
-    return Cell(dims=dims, causal=causal, batch=batch, heads=heads, groups=groups, m=m, n=n or m, hook=hook)
+def cell(dims: int, causal: bool, batch: int, heads: int, groups: int, m: int, n: int = 0, **more: Any) -> Cell:
+    return Cell(dims=dims, causal=causal, batch=batch, heads=heads, groups=groups, m=m, n=n or m, **more)
 
 
 def jobs() -> dict[str, list[Cell]]:
@@ -110,6 +117,13 @@ def jobs() -> dict[str, list[Cell]]:
     for m in (1, 4, 16):
         shapes = (16, 32, 8, 4096), (1, 32, 8, 16384), (1, 32, 8, 65536), (1, 32, 8, 131072)
         found[f"decode:128:{m}"] = [cell(128, False, batch, h, groups, m, n) for batch, h, groups, n in shapes]
+    found["wide:192:causal"] = [
+        cell(192, True, 16384 // m, 16, groups, m, values=128) for groups, m in ((16, 1024), (16, 4096), (16, 16384))
+    ]
+    found["latent:576:512"] = [
+        cell(576, False, batch, 1, 1, 128, n, values=512, latent=True)
+        for batch, n in ((16, 4096), (4, 16384), (1, 65536))
+    ]
     found["decode:64:1"] = [cell(64, False, 16, 32, 32, 1, 4096), cell(64, False, 1, 64, 8, 1, 131072)]
     return found
 
@@ -186,6 +200,10 @@ def ours(cell: Cell, tensors: list[torch.Tensor], given: list[torch.Tensor]) -> 
         begins = given[0]
         ends = torch.arange(1, cell.m + 1, device=begins.device, dtype=torch.int32)
         return varlen_attention_kernel, (*rows, None, begins, ends, 1, None, 0.0)
+    if cell.latent:
+        return latent_decode, (tensors[0][:, 0], tensors[1][:, 0], cell.values)
+    if cell.values:
+        return attention_kernel, (*(x.flatten(0, 1) for x in tensors), None, 1, None, cell.causal, 0, 0.0)
     if cell.heads == cell.groups and not cell.hook and cell.m == cell.n:
         return attention, (*tensors, cell.causal)
     return flex_attention, (*tensors, formula_of(cell, given))
@@ -193,6 +211,10 @@ def ours(cell: Cell, tensors: list[torch.Tensor], given: list[torch.Tensor]) -> 
 
 def call_ours(cell: Cell, kernel: helion.Kernel, arguments: tuple[Any, ...]) -> torch.Tensor:
     found = kernel(*arguments)
+    if cell.latent:
+        return found[:, None]
+    if cell.values:
+        return found[0].unflatten(0, (cell.batch, cell.heads))
     return found[0].transpose(0, 1)[None] if cell.hook == "documents" else found
 
 
@@ -201,6 +223,8 @@ def libraries(cell: Cell, tensors: list[torch.Tensor]) -> dict[str, Callable[[],
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     named = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
+    if cell.values:
+        named["math"] = SDPBackend.MATH
 
     def attend(backend: Any) -> torch.Tensor:
         with sdpa_kernel(backend):
@@ -288,9 +312,10 @@ def forward(cells: list[Cell]) -> Iterator[dict[str, Any]]:
             yield from ({"variant": name, **asdict(cell), "why": why} for name, why in each.failures.items())
             wanted = exact(cell, each.given, *(x[:1, :1].double() for x in tensors))
             if cell.n >= 8 * cell.m:
-                half = torch.empty(tensors[1].numel(), dtype=torch.bfloat16, device="cuda")
+                moved = tensors[1].numel() // (2 if cell.latent else 1)
+                half = torch.empty(moved, dtype=torch.bfloat16, device="cuda")
                 functions["copy"] = functools.partial(half.copy_, torch.empty_like(half))
-                functions["read"] = torch.zeros(tensors[1].numel(), device="cuda").sum
+                functions["read"] = torch.zeros(moved, device="cuda").sum
             yield from results(cell, functions, wanted, each.configs)
 
 

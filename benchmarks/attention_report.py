@@ -16,8 +16,10 @@ Row = Mapping[str, Any]
 SUFFIX = "-attention"
 OURS = ("helion", "derived", "operator")
 """Variants of this package under their defaults. Others of it are listed, and count for nothing."""
-OTHERS = ("cudnn", "flash", "flex")
+OTHERS = ("cudnn", "flash", "flex", "math")
 _KEYS = ("dims", "causal", "batch", "heads", "groups", "m", "n", "hook")
+_VALUES = "values"
+"""Dimensions of values, which lines of other cells need not have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +56,8 @@ class Cell:
     def teraflops(self) -> float | None:
         """TFLOP/s of the fastest of ours; gradients count two and a half times the forward."""
         ours, row = self.fastest(OURS), self.row
-        flops = 4 * row["batch"] * row["heads"] * row["m"] * row["n"] * row["dims"] * (0.5 if row["causal"] else 1.0)
+        columns = row["dims"] + (row.get(_VALUES) or row["dims"])
+        flops = 2 * row["batch"] * row["heads"] * row["m"] * row["n"] * columns * (0.5 if row["causal"] else 1.0)
         flops *= 2.5 if self.part == "backward" else 1.0
         return None if ours is None or row["hook"] in ("window", "documents") else flops / ours[0] / 1e6
 
@@ -82,7 +85,8 @@ def cells(rows: Sequence[Row]) -> list[Cell]:
     found: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         if "variant" in row:
-            found.setdefault((row["job"].partition(":")[0], *(row[key] for key in _KEYS)), []).append(row)
+            key = (row["job"].partition(":")[0], *(row[key] for key in _KEYS), row.get(_VALUES, 0))
+            found.setdefault(key, []).append(row)
     made = []
     for (part, *_), lines in sorted(found.items(), key=lambda pair: pair[0][:2]):
         good = {line["variant"]: line["us"] for line in lines if line.get("right")}
@@ -155,7 +159,8 @@ def _name(cell: Cell) -> str:
     row = cell.row
     heads = f"{row['heads']}" if row["heads"] == row["groups"] else f"{row['heads']} / {row['groups']}"
     mask = row["hook"] or ("causal" if row["causal"] else "full")
-    return f"{row['dims']} {mask}, {row['batch']} x {heads}, {row['m']} x {row['n']}"
+    values = f" / {row[_VALUES]}" if row.get(_VALUES) else ""
+    return f"{row['dims']}{values} {mask}, {row['batch']} x {heads}, {row['m']} x {row['n']}"
 
 
 def _number(value: float | None) -> str:
