@@ -13,7 +13,8 @@ from helion.backends.cute.plan.attention.records import ScorePlan
 def function(lines: list[str], name: str) -> Callable[..., Any]:
     """Return a printed function of integers, with the DSL's names as Python's."""
     names: dict[str, Any] = {
-        "cutlass": SimpleNamespace(Int32=int, min=min, max=max, select_=lambda c, x, y: x if c else y)
+        "cutlass": SimpleNamespace(Int32=int, min=min, max=max, select_=lambda c, x, y: x if c else y),
+        "cute": SimpleNamespace(arch=SimpleNamespace(make_warp_uniform=int)),
     }
     exec("\n".join(lines), names)
     return names[name]

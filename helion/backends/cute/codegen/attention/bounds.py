@@ -55,6 +55,8 @@ def bounds_function(plan: ScorePlan) -> list[str]:
     blocks = f"cutlass.max((limit + {keys - 1}) // {keys}, 1)" if plan.is_limited else numbers.parts(total, keys)
     of_tile, rows = band.first_of("tile_m", rows)
     zero, end, whole, begin, edge = "cutlass.Int32(0)", f"cutlass.Int32({blocks})", "end", "zero", "zero"
+    if blocks == "2":  # a loop that is known to run once becomes straight code, which needs more registers
+        end = f"cute.arch.make_warp_uniform({end})"
     lines.append(f"    zero = {zero}")
     lines.append(f"    end = {end}")
     if band.last is not None:
