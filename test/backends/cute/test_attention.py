@@ -176,6 +176,55 @@ def in_float32(q, k, v):
     return out
 
 
+def hidden_by_numbers(q, k, v, padding, keys: hl.constexpr, window: int, known: hl.constexpr, padded: hl.constexpr):
+    """Inputs `[H, S, D]`, a loop over the first ``keys``, and masks by a number, which hide all keys of some queries."""
+    heads, m, dims = q.size()
+    dims, out = hl.specialize(dims), torch.empty_like(q)
+    width = hl.specialize(window) if known else window
+    for h, tile_m in hl.tile([heads, m], block_size=[1, None]):
+        highest = hl.full([tile_m], -1.0e30, dtype=torch.float32)
+        total = hl.zeros([tile_m], dtype=torch.float32)
+        acc = hl.zeros([tile_m, dims], dtype=torch.float32)
+        for tile_n in hl.tile(keys):
+            scores = hl.dot(q[h.begin, tile_m, :], k[h.begin, tile_n, :].T) * dims**-0.5
+            scores = scores + padding[h.begin, tile_n] if padded else scores
+            after = tile_m.index[:, None] - tile_n.index[None, :]
+            scores = torch.where((after >= 0) & (after < width), scores, -1.0e30)
+            raised = torch.maximum(highest, torch.amax(scores, -1))
+            weights, shrink = torch.exp(scores - raised[:, None]), torch.exp(highest - raised)
+            total = total * shrink + weights.sum(-1)
+            acc = hl.dot(weights.to(v.dtype), v[h.begin, tile_n, :], acc=acc * shrink[:, None])
+            highest = raised
+        out[h.begin, tile_m, :] = acc / total[:, None]
+    return out
+
+
+@pytest.mark.parametrize(
+    ("keys", "known", "padded", "windows", "bounded"),
+    [
+        (150, False, False, (40, 1, 0, -3, 2**31 - 1, -(2**31)), True),
+        (70, False, False, (40, 0), False),  # the last queries see no key
+        (70, True, False, (40,), False),
+        (150, True, True, (40,), False),  # padding is below the masks
+        (150, True, False, (40,), True),
+    ],
+)
+def test_masks_by_numbers(keys: int, known: bool, padded: bool, windows: tuple[int, ...], bounded: bool) -> None:
+    """Queries that see no key have the mean of all values, and those whose keys are padding that of the others."""
+    q, k, v = (kernels.random(2, 150, 64) for _ in range(3))
+    padding = torch.zeros(2, 150)
+    padding[0] = torch.finfo(torch.bfloat16).min
+    kernel = helion.kernel(hidden_by_numbers, backend="cute", static_shapes=True)
+    for window in windows:
+        arguments = (q, k, v, padding, keys, window, known, padded)
+        scores = q.double() @ k[:, :keys].double().mT / 8 + (padding[:, None, :keys].double() if padded else 0.0)
+        after = torch.arange(150)[:, None] - torch.arange(keys)
+        wanted = torch.softmax(torch.where((after >= 0) & (after < window), scores, -1.0e30), -1) @ v[:, :keys].double()
+        assert (kernel(*arguments).double() - wanted).norm() < 6e-3 * wanted.norm()
+    meta = [each.to("meta") if torch.is_tensor(each) else each for each in arguments]
+    assert kernel.bind(tuple(meta), target="sm_90").plan().attention.problem.band.is_whole != bounded
+
+
 @pytest.mark.parametrize("dims", [64, 192, 256])
 def test_configs_have_room_for_outputs_in_float32(dims: int) -> None:
     """The output is as large as twice the queries there, and has shared memory of its own."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ....._compiler.ir.grammar import ForAttrs, NumberAttrs, Op, Operand, OperandRef, PointwiseAttrs, Value
-from ....._shapes import Expr, Number
+from ....._shapes import Expr, Number, hint_of
 from ...plan.attention.numbers import is_known, text_of
 from ...plan.attention.operands import Place
 from ...plan.attention.records import Band, Span
@@ -146,6 +146,29 @@ def every_query_sees(loops: Loops, band: Band, keys: int) -> bool:
     return sees
 
 
+def whole_where_empty(loops: Loops, band: Band, keys: int) -> tuple[Band, Number] | None:
+    """Return a band that is whole in launches in which ``band`` is empty, and a number: 0 in these launches, else 1.
+
+    It is None if a query may see no key of a band that is not empty.
+    """
+    numbers, queries = loops.numbers, loops.numbers.number(loops.extent(loops.queries))
+    if band.first is None or band.last is None or band.shift is not None or _end(loops).is_loaded:
+        return None
+    first, last = numbers.number(band.first), numbers.number(band.last)
+    if not numbers.at_most(0, last) or not numbers.at_most(queries + last, numbers.number(keys)):
+        return None
+    empty = _extreme("min", _extreme("max", first - last, 0), 1)
+    begin, end = _extreme("min", first, last + 1) - empty * EVERY_DISTANCE, last + empty * EVERY_DISTANCE
+    return Band(first=numbers.of(begin, "bound_first"), last=numbers.of(end, "bound_last")), 1 - empty
+
+
+def _extreme(op: str, one: Number, other: Number) -> Number:
+    chosen = (min if op == "min" else max)(hint_of(one), hint_of(other))
+    return Expr(op, (one, other), chosen) if isinstance(one, Expr) or isinstance(other, Expr) else chosen
+
+
+EVERY_DISTANCE = 2**30
+"""More than the distance of any key from any query."""
 EVERY_KEY = -(2**62)
 """The distance of the first key in loops from 0."""
 
@@ -309,6 +332,12 @@ def last_key(loops: Loops) -> Number:
     if end.greatest is not None:
         return loops.numbers.number(_streamed_rows(loops))
     return loops.numbers.number(loops.extent(loops.queries)) + (0 if end.past is None else end.past)
+
+
+def reached_keys(loops: Loops, stored: int) -> int:
+    """Return the ``stored`` keys that a loop reaches whose end does not depend on the tile of queries."""
+    limit = _end(loops).limit
+    return stored if limit is None else loops.numbers.least([stored, loops.numbers.of(limit, "size_keys")], "size_keys")
 
 
 def _streamed_rows(loops: Loops) -> int:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from ....._compiler.ir.grammar import MemoryAttrs, NumberAttrs, Op, Operand, PointwiseAttrs, RandomAttrs, Value
-from ....._shapes import Expr, dtype_name
+from ....._shapes import Expr, Number, dtype_name
 from ...plan.attention.numbers import is_known
 from ...plan.attention.operands import GATHER, Mode, Place, RandomNumbers, Source, Table
 from ...plan.attention.operands import INTEGERS as _INTEGERS
@@ -95,8 +95,14 @@ class FormulaReader:
         expr = op.attributes(NumberAttrs).expr
         if expr.kind is bool:
             raise Refusal(f"booleans in {self.rest} that are known only at run time are not implemented")
-        name = f"number_{op.result.number}_of_{self.rest}"
-        self.sources[name] = Source(name=name, kind="number", dtype="float32"), expr
+        return self.number(f"number_{op.result.number}", expr)
+
+    def number(self, label: str, number: Number) -> Reference:
+        """Read a number of the launch in fp32."""
+        if not isinstance(number, Expr):
+            return constant(float(number))
+        name = f"{label}_of_{self.rest}"
+        self.sources[name] = Source(name=name, kind="number", dtype="float32"), number
         return name
 
     def _position(self, op: Op) -> Reference:

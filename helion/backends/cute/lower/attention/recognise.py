@@ -28,7 +28,7 @@ from .outputs import ACCUMULATOR, TOTAL, Finish
 from .packing import with_packed_heads
 from .places import check_storage, check_strides
 from .ranges import LoadedRange, check_range, check_spans, key_range, query_span, with_heads_as_rows
-from .scores import PRODUCT, Scores, may_be_infinite
+from .scores import PRODUCT, may_be_infinite, scores_of
 from .softmax import Softmax, has_softmax, softmax_of, start_of
 from .weights import weights_of
 
@@ -143,7 +143,7 @@ def _is_latent(problem: AttentionProblem, same: bool) -> bool:
 
 def _with_softmax(loops: Loops, finish: Finish) -> Weighting:
     softmax = softmax_of(loops)
-    scores = Scores(loops, softmax.scores)
+    scores = scores_of(loops, softmax.scores)
     keys = covered_keys(loops, scores.band, stored_keys(loops))
     start = start_of(loops, softmax, every_query_sees(loops, scores.band, keys))
     finish.start_from(softmax, start)

@@ -8,39 +8,58 @@ from dataclasses import replace
 import torch
 
 from ....._compiler.ir.grammar import Op, Operand, Value
+from ....._shapes import Number
+from ...plan.attention.magnitude import ORDINARY, largest
 from ...plan.attention.records import Band, Formula
-from ...plan.epilogue import Constant
+from ...plan.epilogue import MAX_NUMBERED, Constant, constant
 from ...plan.refusal import Refusal
-from ..chain import ROUNDED
-from .band import band_of, every_query_sees, joined
+from ..chain import ROUNDED, Reference
+from .band import band_of, every_query_sees, joined, reached_keys, whole_where_empty
 from .formula import FormulaReader
 from .loops import Loops
 from .operands import stored_keys
 from .ranges import LoadedRange, ends_of_loop, needed_terms, range_of
-from .values import by_number, is_lowest, is_minus_infinity, name_of_op
+from .values import by_number, is_lowest, is_minus_infinity, name_of_op, number_of
 
 PRODUCT = "product"
+
+
+def scores_of(loops: Loops, scores: Operand) -> Scores:
+    """Return the formula of the scores, in which masks by a number stay that a score may be below."""
+    found = Scores(loops, scores)
+    return found if found.above_masks else Scores(loops, scores, by_numbers=False)
 
 
 class Scores:
     """The formula of the scores, without the masks by bands and without a factor of q @ k.T.
 
-    Masks set scores to minus infinity. The operations after a mask must keep that: products with positive numbers,
-    roundings, and sums.
+    Masks set scores to minus infinity, or ``by_numbers``. The operations after a mask must keep that: products with
+    positive numbers, roundings, and sums.
     """
 
-    def __init__(self, loops: Loops, scores: Operand) -> None:
+    def __init__(self, loops: Loops, scores: Operand, by_numbers: bool = True) -> None:
         self.loops, self.band, self.range = loops, Band(), LoadedRange()
         self.reader = FormulaReader(loops, (PRODUCT,), loops.keys, "scores")
         product = loops.first.result
         self.reader.known[product.number] = self.reader.rounded(PRODUCT, product.dtype)
-        self.finite = False
-        """True if a mask is a number so low that its weights are zero where a query sees any key."""
+        self.by_numbers = by_numbers
+        self.above_masks = True
+        """True if no score is as low as a mask by a number, so that the mask's weights are zero where a query sees any key."""
+        self.lowest: dict[int, float] = {}
+        """By the number of a mask's result: the number that hides scores, if that is finite."""
         self.hidden: dict[int, Operand] = {}
         """By the number of a mask's result: the scores that it hides."""
+        self.replaced: dict[int, tuple[Number, Operand]] = {}
+        """By the number of a mask's result: a number of a launch, and what replaces all scores where that is 0."""
+        self.added: list[Operand] = []
+        """What is added to masked scores."""
         self._find_masks(scores)
         for number, value in reversed(self.hidden.items()):
-            self.reader.known[number] = self.reader.read(value)
+            score = self.reader.read(value)
+            self.above_masks &= self._is_above(score, self.lowest.get(number, -math.inf))
+            self.reader.known[number] = self._shown(number, score)
+        for each in self.added if self.lowest else ():
+            self.above_masks &= self._is_above(self.reader.read(each), max(self.lowest.values()))
         self.scale = 1.0
         self.scale, value = self._scaled(scores)
         score = self.reader.read(value)
@@ -72,12 +91,46 @@ class Scores:
             return self._bounded(condition, seen, one) if is_minus_infinity(self.loops, other) else None
         band, loaded = found
         if not is_minus_infinity(self.loops, other):
-            if not self._is_shown(band, loaded):
+            if not self.by_numbers:
                 return None
-            self.finite = True
+            lowest = number_of(self.loops, other)
+            assert isinstance(lowest, (int, float))
+            self.lowest[made.result.number] = lowest
+            if not self._is_shown(band, loaded):
+                self._replace(made, (one, other), band, loaded)
+                return None
         self.band, self.range = band, loaded
         self.hidden[made.result.number] = one
         return one
+
+    def _replace(self, made: Op, scores: tuple[Operand, Operand], band: Band, loaded: LoadedRange) -> None:
+        """Take the band of a first mask by a number, if that is empty for all queries or none: the number replaces all scores
+        in launches in which it is empty. Masks of these scores stay in the formula."""
+        plain = self.band.is_whole and loaded == LoadedRange()
+        found = whole_where_empty(self.loops, band, self._keys()) if plain else None
+        if found is not None:
+            self.band, shown = found
+            self.hidden[made.result.number], other = scores
+            self.replaced[made.result.number] = shown, other
+
+    def _shown(self, number: int, score: Reference) -> Reference:
+        """Return the scores that mask ``number`` hides, or what replaces them in some launches."""
+        if number not in self.replaced:
+            return score
+        shown, other = self.replaced[number]
+        source = self.reader.number(f"shown_{number}", shown)
+        seen = self.reader.step("ne", (source, constant(0.0)))
+        return self.reader.step("where", (seen, score, self.reader.read(other)))
+
+    def _is_above(self, score: Reference, lowest: float) -> bool:
+        """Return whether no score is near a mask, nor what is added to it. Numbers of a launch, and of a head, are ordinary ones."""
+        if isinstance(score, Constant) or lowest == -math.inf:
+            return True
+        formula, numbers = self.reader.formula({"score": score})
+        return largest(replace(formula, value=numbers["score"]), MAX_NUMBERED, ORDINARY) < -lowest / 4
+
+    def _keys(self) -> int:
+        return reached_keys(self.loops, stored_keys(self.loops))
 
     def _bounded(self, condition: Operand, seen: bool, scores: Operand) -> Operand | None:
         """Return the scores that a mask hides, if a part of its condition is a band, and add that. The mask stays in the
@@ -111,7 +164,7 @@ class Scores:
         depend on the size of tiles in any case.
         """
         if loaded == LoadedRange():
-            return every_query_sees(self.loops, band, stored_keys(self.loops))
+            return every_query_sees(self.loops, band, self._keys())
         ends = ends_of_loop(self.loops)
         return ends.begins is not None and ends.ends is not None
 
@@ -125,7 +178,9 @@ class Scores:
             return one if not isinstance(number, Value) and number > 0 else None
         if name in ("add", "sub"):
             terms = made.operands[:1] if name == "sub" else made.operands
-            return next((each for each in terms if self._has_product(each)), None)
+            kept = next((each for each in terms if self._has_product(each)), None)
+            self.added += [each for each in made.operands if kept is not None and each is not kept]
+            return kept
         return None
 
     def _has_product(self, value: Operand) -> bool:
@@ -135,7 +190,7 @@ class Scores:
     def _bare(self, value: Operand) -> Op | None:
         """Return the op that makes a value, without views and the masks found."""
         made = self.loops.stripped(value)
-        while made is not None and made.result.number in self.hidden:
+        while made is not None and made.result.number in self.hidden and made.result.number not in self.replaced:
             made = self.loops.stripped(self.hidden[made.result.number])
         return made
 

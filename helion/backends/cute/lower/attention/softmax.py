@@ -12,7 +12,7 @@ from ....._shapes import dtype_name
 from ...plan.refusal import Refusal
 from ..chain import ROUNDED
 from .loops import Loops
-from .values import LOWEST, UNSEEN, by_number, is_widening, name_of_op, same_value, terms_of
+from .values import LOWEST, UNSEEN, by_number, is_widening, name_of_op, number_of, same_value, terms_of
 
 LOG2E = math.log2(math.e)
 EXPONENTIALS = ("exp", "exp2")
@@ -350,8 +350,7 @@ def initial(loops: Loops, at: int) -> Operand:
 
 def as_number(loops: Loops, value: Operand) -> Operand:
     """Return a value as a float, if it is a number in all of its elements."""
-    made = loops.stripped(value)
-    number = made.operands[0] if made is not None and made.kind == "full" else value
+    number = number_of(loops, value)
     return number if isinstance(number, Value) else float(number)
 
 

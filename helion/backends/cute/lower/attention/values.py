@@ -56,23 +56,26 @@ def by_number(op: Op) -> tuple[Operand, Operand]:
     return (other, one) if not isinstance(one, Value) and name_of_op(op) == "mul" else (one, other)
 
 
-def is_lowest(loops: Loops, value: Operand) -> bool:
-    """Return whether a value is minus infinity, or a number that no score is expected to reach."""
+def number_of(loops: Loops, value: Operand) -> Operand:
+    """Return the number that a value is in all of its elements, or the value."""
     made = loops.stripped(value)
-    number = made.operands[0] if made is not None and made.kind == "full" else value
+    return made.operands[0] if made is not None and made.kind == "full" else value
+
+
+def is_lowest(loops: Loops, value: Operand) -> bool:
+    """Return whether a value is minus infinity, or a number as low as that of a mask."""
+    number = number_of(loops, value)
     return isinstance(number, (int, float)) and number <= LOWEST
 
 
 def is_number(loops: Loops, value: Operand, wanted: float) -> bool:
     """Return whether a value is the number ``wanted`` in all of its elements."""
-    made = loops.stripped(value)
-    number = made.operands[0] if made is not None and made.kind == "full" else value
+    number = number_of(loops, value)
     return isinstance(number, (int, float)) and number == wanted
 
 
 def is_minus_infinity(loops: Loops, value: Operand) -> bool:
-    made = loops.stripped(value)
-    number = made.operands[0] if made is not None and made.kind == "full" else value
+    number = number_of(loops, value)
     return isinstance(number, float) and number == -math.inf
 
 

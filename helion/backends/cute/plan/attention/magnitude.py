@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from ..epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant
-from .operands import RandomNumbers
+from .operands import RandomNumbers, Source
 
 if TYPE_CHECKING:
     from .records import Formula
@@ -37,13 +37,13 @@ _RULES: Mapping[str, Callable[[list[float]], float]] = {
 }
 
 
-def largest(formula: Formula, position: float) -> float:
+def largest(formula: Formula, position: float, of_heads: float = math.inf) -> float:
     """Return a bound of the magnitude of a formula's finite results; infinity where nothing is known.
 
-    ``position`` bounds the indices of queries and keys. Sources may have any value, except for random numbers.
+    ``position`` bounds the indices of queries and keys, and ``of_heads`` the numbers of a launch or of a head.
     """
     known = [ORDINARY] * formula.starts
-    known += [1.0 if isinstance(source, RandomNumbers) else math.inf for source in formula.sources]
+    known += [of_heads if source.kind in ("number", "head") else _of_source(source) for source in formula.sources]
     for made in formula.instructions:
         if made.op in (ROW_NUMBER, COLUMN_NUMBER):
             known.append(position)
@@ -58,10 +58,18 @@ def largest(formula: Formula, position: float) -> float:
     return math.inf if math.isnan(found) else found
 
 
+def _of_source(source: Source) -> float:
+    return 1.0 if isinstance(source, RandomNumbers) else LARGEST_OF.get(source.dtype, math.inf)
+
+
+#: The largest finite numbers of types of sources. Those of other types may be as low as any mask.
+LARGEST_OF: Mapping[str, float] = {"bool": 1.0, "int8": 128.0, "float16": 65504.0}
+
+
 def _constant(constant: Constant) -> float:
     """Return the magnitude of a constant; 0 for an infinite one, which hides a score."""
     number = abs(float(constant.text))
     return number if math.isfinite(number) else 0.0
 
 
-__all__ = ["LARGE", "largest"]
+__all__ = ["LARGE", "ORDINARY", "largest"]
