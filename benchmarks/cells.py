@@ -405,14 +405,18 @@ def _made_cells(suite: str, kernels: Sequence[Unseen]) -> Iterator[Cell]:
             )
 
 
+def _common_cells() -> list[Cell]:
+    return [*epilogue_cells(), *row_cells(), *matmul_cells(), *pointwise_cells()]
+
+
 def table_cells() -> list[Cell]:
     """All of the table of seeds, in its order; no two have the same key."""
-    return [*example_cells(), *epilogue_cells(), *row_cells(), *matmul_cells(), *pointwise_cells()]
+    return [*example_cells(), *_common_cells()]
 
 
 def timed_cells() -> list[Cell]:
-    """All that is timed on a GPU."""
-    cells = (*table_cells(), *general_cells(), *unseen_cells(), *workload_cells(), *mechanism_cells())
+    """All that is timed on a GPU. Nothing is made on it: examples, which make their arguments there, have no baseline."""
+    cells = (*_common_cells(), *general_cells(), *unseen_cells(), *workload_cells(), *mechanism_cells())
     return [cell for cell in cells if cell.baseline is not None]
 
 

@@ -36,6 +36,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # a process that counts devices cannot be forked
 
 import torch  # noqa: E402
 
@@ -177,6 +178,8 @@ def called_alone(cell: Cell, folder: Path) -> dict[str, Any]:
 
 def alone(out: Path, every: Sequence[Cell], seconds: float) -> None:
     """Append a row for each cell: the seconds of the first call, and of that of a later process."""
+    if torch.cuda.is_initialized():
+        raise RuntimeError("this process has initialized CUDA, so forked ones cannot use it: measure in a new process")
     begun = time.monotonic()
     rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
     known = {(row["kernel"], row["case"], row["dtype"]) for row in rows}
