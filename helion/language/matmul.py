@@ -156,13 +156,27 @@ def check_scaled(mat: Any, scale: Any, name: str, side: int) -> None:
 # --- eager reference ----------------------------------------------------------------------------------------------------
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-_EIGHT_BIT_INTEGERS = (torch.int8, torch.uint8)
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, *_EIGHT_BIT_INTEGERS, *FLOAT8)
+#: Dtypes of operands. Tensor cores of Triton's products take int8 and not uint8.
+DOT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, *FLOAT8)
+
+
+def check_dtypes(lhs: torch.dtype, rhs: torch.dtype) -> None:
+    """Raise ``exc.TypeInferenceError`` for operands that no tensor core multiplies."""
+    for dtype in (lhs, rhs):
+        if dtype not in DOT_DTYPES:
+            raise exc.TypeInferenceError(
+                f"A matmul of {dtype} is not supported; convert the operands to a floating point type or int8."
+            )
+    if lhs != rhs and (lhs in FLOAT8 or rhs in FLOAT8):
+        raise exc.TypeInferenceError(
+            f"A matmul of {lhs} and {rhs} is not supported; convert one operand to the dtype of the other, or both to "
+            "torch.bfloat16."
+        )
 
 
 def accumulator_dtype(lhs: torch.dtype, rhs: torch.dtype) -> torch.dtype:
-    """Return the dtype of the accumulator: int32 for 8-bit integers, fp64 for fp64, else fp32."""
-    if lhs in _EIGHT_BIT_INTEGERS and rhs in _EIGHT_BIT_INTEGERS:
+    """Return the dtype of the accumulator: int32 for int8, fp64 for fp64, else fp32."""
+    if lhs == rhs == torch.int8:
         return torch.int32
     return torch.float64 if torch.float64 in (lhs, rhs) else torch.float32
 
@@ -201,10 +215,7 @@ def _check_operands(lhs: Any, rhs: Any) -> None:
     for operand in (lhs, rhs):
         if not isinstance(operand, torch.Tensor):
             raise exc.TypeInferenceError("A matmul needs two device values.")
-        if operand.dtype not in _DTYPES:
-            raise exc.TypeInferenceError(
-                f"A matmul of {operand.dtype} is not supported; convert the operands to a floating point type or int8."
-            )
+    check_dtypes(lhs.dtype, rhs.dtype)
     if {lhs.ndim, rhs.ndim} - {2, 3}:
         raise exc.ShapeMismatch(
             lhs=list(lhs.shape),

@@ -166,3 +166,22 @@ class Colour(enum.Enum):
 def test_arguments_that_kernels_do_not_take(value: object, remedy: str) -> None:
     with pytest.raises(TypeError, match=remedy):
         reduced(torch.ones(4, 8), value)
+
+
+@pytest.mark.parametrize(("dtypes", "message"), [
+    ((torch.uint8, torch.uint8), r"A matmul of torch\.uint8 is not supported; convert the operands"),
+    ((torch.int8, torch.uint8), r"A matmul of torch\.uint8 is not supported"),
+    ((torch.float8_e4m3fn, torch.float8_e5m2), r"of torch\.float8_e4m3fn and torch\.float8_e5m2 is not supported; convert one"),
+])  # fmt: skip
+def test_products_of_dtypes_without_tensor_cores(dtypes: tuple[torch.dtype, ...], message: str) -> None:
+    x, y = (torch.ones(16, 16).to(dtype) for dtype in dtypes)
+
+    @helion.kernel(config=helion.Config(block_sizes=[16]))
+    def kernel(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = torch.empty([16, 16], dtype=torch.float32)
+        for tile in hl.tile(16):
+            out[tile, :] = hl.dot(x[tile, :], y[:, :]).float()
+        return out
+
+    with pytest.raises(helion.exc.TypeInferenceError, match=message):
+        kernel(x, y)

@@ -753,6 +753,18 @@ def product_of_integers(x: torch.Tensor) -> None:
 
 
 @helion.kernel
+def product_of_bytes(x: torch.Tensor) -> None:
+    for tile in hl.tile(x.size(0)):
+        torch.mm(hl.zeros([tile, 4], dtype=torch.uint8), hl.zeros([4, tile], dtype=torch.uint8))
+
+
+@helion.kernel
+def product_of_mixed_floats(x: torch.Tensor) -> None:
+    for tile in hl.tile(x.size(0)):
+        hl.dot(hl.zeros([tile, 4], dtype=torch.float8_e4m3fn), hl.zeros([4, tile], dtype=torch.float32))
+
+
+@helion.kernel
 def counts_in_fractions(x: torch.Tensor) -> None:
     for tile in hl.tile(x.size(0)):
         count = hl.zeros([tile], dtype=torch.int32)
@@ -789,6 +801,12 @@ REFUSED: tuple[tuple[helion.Kernel, type[Exception], str], ...] = (
     (inner_sizes_differ, helion.exc.ShapeMismatch, "the inner dimensions 3 and 4 differ"),
     (batches_differ, helion.exc.DotBatchDimensionMismatch, "batch dimensions"),
     (product_of_integers, helion.exc.TypeInferenceError, r"A matmul of torch\.int32 is not supported"),
+    (product_of_bytes, helion.exc.TypeInferenceError, r"A matmul of torch\.uint8 is not supported"),
+    (
+        product_of_mixed_floats,
+        helion.exc.TypeInferenceError,
+        r"torch\.float8_e4m3fn and torch\.float32 is not supported",
+    ),
     (counts_in_fractions, helion.exc.TypeInferenceError, r"float32, which cannot be stored back into .* torch\.int32"),
     (calls_a_kernel, helion.exc.NestedKernelCallsNotSupported, "'shifted' is called from inside another kernel"),
 )

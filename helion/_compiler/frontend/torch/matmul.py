@@ -9,7 +9,7 @@ import torch
 
 from .... import exc
 from ...._shapes import ONE
-from ....language.matmul import accumulator_dtype
+from ....language.matmul import DOT_DTYPES, FLOAT8, accumulator_dtype, check_dtypes
 from .. import ops
 from ..rules import Rules
 from ..state.alignment import joint, same_size
@@ -19,9 +19,6 @@ from .pointwise import named
 
 RULES = Rules()
 rule = RULES.register
-
-_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-_DOT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.uint8, *_FLOAT8)
 
 
 def dot(
@@ -40,10 +37,7 @@ def dot(
         ops.refuse_operand(operand, "in a matmul")
         if not isinstance(operand, DeviceValue):
             raise exc.TypeInferenceError("A matmul needs two device values.")
-        if operand.dtype not in _DOT_DTYPES:
-            raise exc.TypeInferenceError(
-                f"A matmul of {operand.dtype} is not supported; convert the operands to a floating point type or int8."
-            )
+    check_dtypes(lhs.dtype, rhs.dtype)
     lhs, rhs = _of_equal_rank(t, lhs, rhs)
     if lhs.dtype != rhs.dtype:
         common = torch.promote_types(lhs.dtype, rhs.dtype)
@@ -147,11 +141,11 @@ def _padded(t: Tracer, value: DeviceValue, at: int, itemsize: int) -> DeviceValu
 
 def is_dot_dtype(*values: DeviceValue) -> bool:
     """Return whether a matmul takes values without a conversion."""
-    return all(value.dtype in _DOT_DTYPES for value in values)
+    return all(value.dtype in DOT_DTYPES for value in values)
 
 
 def product_dtype(lhs: DeviceValue, rhs: DeviceValue, name: str) -> torch.dtype:
-    if lhs.dtype in _FLOAT8 or rhs.dtype in _FLOAT8:
+    if lhs.dtype in FLOAT8 or rhs.dtype in FLOAT8:
         raise exc.UnsupportedTorchFunction(name=f"{name} of 8-bit floats", remedy="; use hl.dot")
     return torch.promote_types(lhs.dtype, rhs.dtype)
 
