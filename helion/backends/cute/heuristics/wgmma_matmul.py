@@ -80,9 +80,8 @@ def choices(shape: ProductShape, target: Target) -> list[Choice]:
 
 
 def _slices_by_default(problem: GemmProblem) -> bool:
-    """Return whether seeds may slice K. Batches, and launches that give the rows of weights without scales, have not run."""
-    known = not problem.runtime or problem.scales is not None
-    return problem.n <= SLICED_COLUMNS and problem.batch is None and known
+    """Return whether seeds may slice K. Batches have not run with all other configs."""
+    return problem.n <= SLICED_COLUMNS and problem.batch is None
 
 
 def _in_turn(shape: ProductShape, choice: Choice) -> Choice:
