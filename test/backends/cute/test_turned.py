@@ -59,10 +59,13 @@ def test_rows_are_the_columns_of_tiles() -> None:
 
 
 def test_columns_of_a_tile_cover_the_rows() -> None:
-    config = products.matmul.bind(arguments(300), target="h200").default_config()
-    assert config["block_sizes"][0] == 160
-    text = products.matmul.bind(arguments(300), target="h200").to_cute_code(config)
-    assert "StMatrix8x8x16bOp(True" in text and "LayoutEnum.COL_MAJOR, (" in text
+    """300 rows are two tiles of 160 columns, which read lines of the weights together."""
+    x, w = (torch.empty(lines, 8192, dtype=torch.bfloat16, device="meta") for lines in (300, 8192))
+    bound = products.matmul.bind((x, w.t()), target="h200")
+    config = bound.default_config()
+    assert (config["block_sizes"][:2], config["wgmma_cluster_n"]) == ([160, 128], 2)
+    text = bound.to_cute_code(config)
+    assert "StMatrix8x8x16bOp(True" in text and "LayoutEnum.COL_MAJOR, (128, 16)" in text
 
 
 @pytest.mark.parametrize("m", [128, 250, 384, 520])
