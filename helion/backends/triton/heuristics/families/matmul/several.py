@@ -151,7 +151,7 @@ def _reduced_by_one_group(facts: KernelFacts, target: Target) -> TritonProposal 
     result.
 
     One warp group reduces its rows without waiting for another. It has as many columns as leave room for three stages.
-    Return None for other kernels.
+    Those columns also keep to the safe percentage of registers, which the rows share. Return None for other kernels.
     """
     if len(facts.matmuls) != 1:
         return None
@@ -167,7 +167,8 @@ def _reduced_by_one_group(facts: KernelFacts, target: Target) -> TritonProposal 
     for columns in _TUNED.group_columns:
         sizes = moderate_sizes(facts, {"m": _TUNED.group_rows, "n": columns, "k": 16})
         predicted = estimate(facts, target, sizes, _TUNED.warps[0], _TUNED.group_stages)
-        if (sizes.get(m), sizes.get(n)) == (_TUNED.group_rows, columns) and predicted.fits and not predicted.spill_risk:
+        safe = not predicted.spill_risk and safety.within(predicted, safety.products(target))
+        if (sizes.get(m), sizes.get(n)) == (_TUNED.group_rows, columns) and predicted.fits and safe:
             reason = f"{_TUNED.group_rows} x {columns} tiles of one warp group, which reduces its rows alone"
             return TritonProposal(
                 reason=reason, block_sizes=sizes, num_warps=_TUNED.warps[0], num_stages=_TUNED.group_stages
