@@ -220,8 +220,8 @@ def is_general(kernel: helion.Kernel, given: tuple[Any, ...]) -> bool:
     return _GENERAL[key]
 
 
-def _runs_together(q: torch.Tensor, v: torch.Tensor, given: tuple[Any, ...]) -> bool:
-    """Return whether one kernel computes all gradients: five products of a block, and not seven, in any order of additions.
+def runs_together(kernel: helion.Kernel, q: torch.Tensor, v: torch.Tensor, given: tuple[Any, ...]) -> bool:
+    """Return whether ``kernel`` computes all gradients: five products of a block, and not seven, in any order of additions.
 
     Capped scores have two kernels: registers do not hold their derivatives as well.
     """
@@ -230,7 +230,7 @@ def _runs_together(q: torch.Tensor, v: torch.Tensor, given: tuple[Any, ...]) -> 
         q.is_cuda and q.size(2) == v.size(2) and q.size(2) in TOGETHER and q.dtype in (torch.bfloat16, torch.float16)
     )
     free = of_size and not softcap and not torch.are_deterministic_algorithms_enabled()
-    return free and not is_general(attention_keys_backward_kernel, (*given, True))
+    return free and not is_general(kernel, (*given, True))
 
 
 def _run_backward(
@@ -241,7 +241,7 @@ def _run_backward(
     args = (grad, q, k, v, normalizers, along, *options)
     of_sinks = gradient_of_sinks(sinks, normalizers, along)
     keys_kernel: Any = attention_keys_backward_kernel
-    if _runs_together(q, v, args):
+    if runs_together(keys_kernel, q, v, args):
         grad_k, grad_v, sums = keys_kernel(*args, True)
         return sums.to(q.dtype), grad_k, grad_v, of_sinks
     grad_k, grad_v = keys_kernel(*args)

@@ -16,7 +16,7 @@ import helion
 import helion.language as hl
 
 from .._operators import INDICES, Operator, check, check_tensor
-from .attention import MASKED, check_scores, gradient_of_sinks, row_products_kernel
+from .attention import MASKED, check_scores, gradient_of_sinks, row_products_kernel, runs_together
 
 #: A window that no sequence is longer than.
 ALL = 1 << 30
@@ -115,19 +115,23 @@ def varlen_keys_backward_kernel(
     along: torch.Tensor,
     first_rows: torch.Tensor,
     last_rows: torch.Tensor,
-    shared: int,
+    shared: hl.constexpr,
     scale: float | None,
     softcap: hl.constexpr,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    together: hl.constexpr = False,
+) -> tuple[torch.Tensor, ...]:
     """Compute the gradients of `k[S, G, D]` and `v[S, G, E]`.
 
     `along[H, T]` is the sum of `grad * out` of each row. Key s is seen by rows from `first_rows[s]` to `last_rows[s] - 1`.
+    With `together` also that of `q[T, H, D]` in fp32, which programs add to memory in any order.
     """
     keys, groups = k.size(0), k.size(1)
     depth, width = hl.specialize(q.size(2)), hl.specialize(v.size(2))
     factor = depth**-0.5 if scale is None else scale
     grad_k = torch.empty([keys, groups, depth], dtype=k.dtype, device=k.device)
     grad_v = torch.empty([keys, groups, width], dtype=v.dtype, device=v.device)
+    if together:
+        grad_q = torch.zeros(q.size(), dtype=torch.float32, device=q.device)
     for tile_g, tile_n in hl.tile([groups, keys], block_size=[1, None]):
         group = tile_g.begin
         key, value = k[tile_n, group, :], v[tile_n, group, :]
@@ -151,10 +155,13 @@ def varlen_keys_backward_kernel(
                 grad_scores = weights * (hl.dot(value, given.T) - along[head, tile_m][None, :])
                 if softcap:
                     grad_scores = grad_scores * (1 - tangent * tangent)
-                acc_k = hl.dot(grad_scores.to(query.dtype), query, acc=acc_k)
+                changes = grad_scores.to(query.dtype)
+                acc_k = hl.dot(changes, query, acc=acc_k)
+                if together:
+                    hl.atomic_add(grad_q, [tile_m, head, slice(None)], hl.dot(changes.T, key) * factor)
         grad_k[tile_n, group, :] = acc_k * factor
         grad_v[tile_n, group, :] = acc_v
-    return grad_k, grad_v
+    return (grad_k, grad_v, grad_q) if together else (grad_k, grad_v)
 
 
 @helion.kernel(static_shapes=False)
@@ -226,9 +233,13 @@ def _run_backward(
     along = row_products_kernel(grad.transpose(0, 1), out.transpose(0, 1))
     first_rows, last_rows = _rows_of_keys(begins, ends, k.size(0))
     args = (grad, q, k, v, normalizers, along)
-    of_keys = varlen_keys_backward_kernel(*args, first_rows, last_rows, *options)
-    of_queries = varlen_queries_backward_kernel(*args, begins, ends, *options)
-    return of_queries, *of_keys, gradient_of_sinks(sinks, normalizers, along)
+    of_keys, of_sinks = (*args, first_rows, last_rows, *options), gradient_of_sinks(sinks, normalizers, along)
+    keys_kernel: Any = varlen_keys_backward_kernel
+    if runs_together(keys_kernel, q, v, of_keys):
+        grad_k, grad_v, sums = keys_kernel(*of_keys, True)
+        return sums.to(q.dtype), grad_k, grad_v, of_sinks
+    grad_k, grad_v = keys_kernel(*of_keys)
+    return varlen_queries_backward_kernel(*args, begins, ends, *options), grad_k, grad_v, of_sinks
 
 
 _ranges = Operator(

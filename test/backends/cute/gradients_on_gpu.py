@@ -137,22 +137,22 @@ def sequences(dims: int, length: int, say: Say, on_gpu: Lock, timer: Timer) -> N
     host = [begins, ends, *_rows_of_keys(begins, ends, rows)]
     meta = [torch.empty(rows, heads, dims, dtype=torch.bfloat16, device="meta")] * 4
     numbers = [torch.empty(heads, rows, device="meta")] * 2
-    kernels = (varlen_queries_backward_kernel.fn, host[:2]), (varlen_keys_backward_kernel.fn, host[2:])
+    of_queries, of_keys = varlen_queries_backward_kernel.fn, varlen_keys_backward_kernel.fn
     bounds = []
-    for kernel, integers in kernels:
-        arguments = (*meta, *numbers, *(each.to("meta") for each in integers), 1, dims**-0.5, 0.0)
-        for backend in ("cute", "triton"):
+    for kernel, integers, whole in (of_queries, host[:2], ()), (of_keys, host[2:], ()), (of_keys, host[2:], (True,)):
+        arguments = (*meta, *numbers, *(each.to("meta") for each in integers), 1, dims**-0.5, 0.0, *whole)
+        for backend in ("cute", "triton")[: 1 if whole else 2]:
             bound = helion.kernel(kernel, backend=backend, static_shapes=False).bind(arguments, target="h200")
             configs = [seed.config for seed in bound.seeds][:1]
             for config in configs if backend == "cute" else ():
                 bound.resources(config)
-            bounds += [(kernel, backend, config, integers) for config in configs]
+            bounds += [(kernel, backend, config, integers, whole) for config in configs]
     lock = on_gpu()
     tensors = [torch.randn(rows, heads, dims, device="cuda").bfloat16() for _ in range(4)]
     given = torch.full((heads, rows), 8.0, device="cuda"), torch.zeros(heads, rows, device="cuda")
     more = {"d": dims, "causal": True, "shape": (len(offsets) - 1, heads, heads, length, length), "right": True}
-    for kernel, backend, config, integers in bounds:
-        arguments = (*tensors, *given, *(each.cuda() for each in integers), 1, dims**-0.5, 0.0)
+    for kernel, backend, config, integers, whole in bounds:
+        arguments = (*tensors, *given, *(each.cuda() for each in integers), 1, dims**-0.5, 0.0, *whole)
         launch = helion.kernel(kernel, backend=backend, static_shapes=False).bind(arguments)
         launch.set_config(config)
         launch(*arguments)
@@ -161,7 +161,8 @@ def sequences(dims: int, length: int, say: Say, on_gpu: Lock, timer: Timer) -> N
             launch(*arguments)
         us = timer(torch)(graph.replay)
         keys = f"{config['block_sizes']} {config.get('wgmma_tile_scheduler', '')}"
-        say(kind="gradients", name=f"{backend} {kernel.__name__}", us=round(us, 1), keys=keys, **more)
+        name = f"{backend} {kernel.__name__}{' of all' if whole else ''}"
+        say(kind="gradients", name=name, us=round(us, 1), keys=keys, **more)
     lock.close()
 
 

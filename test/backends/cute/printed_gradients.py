@@ -179,7 +179,10 @@ def _run(plan, names, owned, streamed, outputs, tile, group, head, dtype) -> Non
     ]
     sums = [torch.zeros(64, each.output.matrix.columns) for each in problem.gradients]
     thread = {"first_query": rows + WARP * 16 + LANE // 4, "lane": LANE}
-    span, loaded = _span(plan, names, tile, thread)
+    span, loaded, empty = _span(plan, names, tile, thread)
+    if plan.clears_rows:
+        assert problem.atomic is not None
+        own[problem.atomic.right][empty[group * 64 :][:64]] = 0
     for (block, masked), repeat in itertools.product(visited(plan, tile, loaded), range(problem.repeats)):
         place = [*head, repeat] if problem.repeats > 1 else head
         thread |= {f"head_{at}": number for at, number in enumerate(place)}
@@ -194,7 +197,7 @@ def _run(plan, names, owned, streamed, outputs, tile, group, head, dtype) -> Non
         if problem.atomic is not None:
             at = printed_sums.exchanged_gradient(plan)
             part = _finished_sum(plan, names, lefts[at].to(dtype).float().t() @ own[problem.atomic.right])
-            target = _matrix(problem.atomic.matrix, outputs[-1], place, problem.keys)[block * plan.keys :]
+            target = _matrix(problem.atomic.matrix, outputs[-1], place, problem.keys)[span][block * plan.keys :]
             target[: plan.keys] += part[: len(target)]
     for at, (total, each) in enumerate(zip(sums, problem.gradients, strict=True)):
         elements = _elements(total.shape[1])
@@ -223,8 +226,12 @@ def _finished_sum(plan: BackwardPlan, names: dict[str, Any], product: torch.Tens
     return product
 
 
-def _span(plan: BackwardPlan, names: dict[str, Any], tile: int, thread: dict[str, Any]) -> tuple[slice, list[int]]:
-    """Return the streamed rows of a tile, and the numbers that its blocks depend on. Add the bounds of a thread's rows."""
+def _span(
+    plan: BackwardPlan, names: dict[str, Any], tile: int, thread: dict[str, Any]
+) -> tuple[slice, list[int], torch.Tensor]:
+    """Return the streamed rows of a tile, the numbers that its blocks depend on, and flags of owned rows without any. Add the
+    bounds of a thread's rows."""
+    ends = {"begins": torch.zeros(plan.rows), "ends": torch.full((plan.rows,), plan.problem.keys)}
     rows, found = torch.arange(tile * plan.rows, (tile + 1) * plan.rows), {"origin": 0, "limit": plan.problem.keys}
     for name, (source, shift) in spans.bounds_of(plan).items():
 
@@ -232,12 +239,16 @@ def _span(plan: BackwardPlan, names: dict[str, Any], tile: int, thread: dict[str
             places = query.clamp(max=plan.problem.queries - 1), 0, *(0 for _ in source.modes)
             return _lanes((names[f"vector_{source.label}"][places] + shift).clamp(0, plan.problem.keys))
 
-        of_tile = bound(rows)
+        ends[name] = of_tile = bound(rows).as_subclass(torch.Tensor)
+        if plan.clears_rows:
+            past = 0 if name == "ends" else plan.problem.keys
+            of_tile = torch.where(rows < plan.problem.queries, of_tile, past)
         found[f"most_{name}"], found[f"least_{name}"] = int(of_tile.max()), int(of_tile.min())
         thread[f"row_{name}"] = [bound(thread["first_query"] + 8 * row) for row in range(2)]
     found["origin"] = found.get("least_begins", 0)
     found["limit"] = max(0, found.get("most_ends", plan.problem.keys) - found["origin"])
-    return slice(found["origin"], found["origin"] + found["limit"]), [found[name] for name in spans.names(plan)]
+    span = slice(found["origin"], found["origin"] + found["limit"])
+    return span, [found[name] for name in spans.names(plan)], ends["begins"] >= ends["ends"]
 
 
 def _lefts(plan, names, thread, products, block, masked, origin) -> list[torch.Tensor]:  # type: ignore[no-untyped-def]
@@ -252,6 +263,9 @@ def _lefts(plan, names, thread, products, block, masked, origin) -> list[torch.T
         given[f"staged_{source.label}"] = Staged(
             plan, source, names[f"vector_{source.label}"], origin + block * plan.keys, head
         )
+    given["seen_bits"] = [None] * 2
+    if plan.clears_rows and masked:
+        names["keep_seen"](*(given[name] for name in printed.seen_arguments(plan)))
     for late, only in printed.values_of_passes(plan):
         arguments = [given[name] for name in printed.values_arguments(plan, late, only)]
         names[printed.values_name(late, only)](*arguments, STAGE, masked)

@@ -54,7 +54,16 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.bfloat16, scale: int =
         for what, kernel, bounds, results in (
             ("queries", varlen_queries_backward_kernel.fn, (begins, ends), wanted[:1]),
             ("keys", varlen_keys_backward_kernel.fn, (first, last), wanted[1:]),
+            ("all", varlen_keys_backward_kernel.fn, (first, last), (*wanted[1:], wanted[0])),
         ):
-            arguments = (do, q, k, v, logsum, along, *bounds, *options)
-            found.append(Case(name=f"{what}{name}", kernel=kernel, arguments=arguments, wanted=tuple(results)))
+            arguments = (do, q, k, v, logsum, along, *bounds, *options, *([True] if what == "all" else []))
+            found.append(
+                Case(
+                    name=f"{what}{name}",
+                    kernel=kernel,
+                    arguments=arguments,
+                    wanted=tuple(results),
+                    ordered=what != "all",
+                )
+            )
     return found

@@ -126,6 +126,7 @@ def _evaluate_gradients(problem: BackwardProblem, head: tuple[int, ...], tensors
                 owned,
                 _matrix(problem.atomic.matrix, added, place, problem.keys),
                 tensors,
+                seen,
             )
     for total, each, output in zip(sums, gradients, outputs, strict=True):
         columns = each.output.matrix.columns
@@ -142,11 +143,15 @@ def _add(
     owned: Sequence[torch.Tensor],
     target: torch.Tensor,
     tensors: Sequence[torch.Tensor],
+    seen: torch.Tensor,
 ) -> None:
-    """Add the gradient of streamed rows. The last of the launch's ``tensors`` are the sources of its formula."""
-    left = values[atomic.left].expand(problem.queries, problem.keys).masked_fill(~_seen(problem), 0.0)
-    numbers = tensors[len(tensors) - len(atomic.finish.sources) :]
-    product = left.to(tensors[0].dtype).float().t() @ owned[atomic.right]
+    """Add the gradient of streamed rows. The sources of its formula are the last of the launch's ``tensors`` but for loaded
+    bounds. Owned rows without streamed rows are read as 0."""
+    left = values[atomic.left].expand(problem.queries, problem.keys).masked_fill(~seen, 0.0)
+    end = len(tensors) - (0 if problem.key_range is None else len(problem.key_range.bounds))
+    numbers, right = tensors[end - len(atomic.finish.sources) : end], owned[atomic.right]
+    right = right.masked_fill(~seen.any(1)[:, None], 0.0) if problem.spans_keys else right
+    product = left.to(tensors[0].dtype).float().t() @ right
     target += _computed(atomic.finish, [product, *numbers])[atomic.finish.value]
 
 

@@ -8,9 +8,12 @@ rows: each computes half of them, and a warp 16 of the columns.
 from __future__ import annotations
 
 from ...plan.attention.backward import ATOMIC_COLUMNS, EXCHANGE_STAGES, AtomicSum, BackwardPlan
+from ...plan.attention.numbers import text_of
+from ...plan.attention.operands import SPAN_DIMENSIONS
 from ...plan.attention.records import Formula
 from ...plan.records import WGMMA_ROWS
 from ..setups import dsl
+from . import spans
 from .formula import arguments_of, computed
 
 BOX = (16, 32)
@@ -172,16 +175,50 @@ def atomic_registers(plan: BackwardPlan) -> list[str]:
     atomic = plan.problem.atomic
     if atomic is None:
         return []
-    modes = ", ".join(["None", "None", *("None" for _ in atomic.matrix.modes)])
     return [
         *(_turned_views(plan, atomic) if plan.turned else _views(plan, atomic)),
-        f"tiles_sum = cute.local_tile(tensor_sum, {box(plan)}, ({modes}))",
-        "from_sum, to_sum = cpasync.tma_partition(",
-        "    tma_sum, 0, cute.make_layout(1), cute.group_modes(shared_sum, 0, 2), cute.group_modes(tiles_sum, 0, 2)",
-        ")",
+        *([] if plan.problem.spans_keys else stored_sums(plan, atomic)),
         "exchanged = cutlass.Int32(0)",
         "former = cutlass.Int32(0)",
         *(["former_repeat = cutlass.Int32(0)"] if plan.problem.is_repeated else []),
+    ]
+
+
+def stored_sums(plan: BackwardPlan, atomic: AtomicSum, first_row: str = "") -> list[str]:
+    """Return the partition of the gradient in memory, of a span of rows from ``first_row`` on."""
+    others = ["None" for _ in atomic.matrix.modes] + (["None"] * SPAN_DIMENSIONS if first_row else [])
+    tensor = "tensor_sum"
+    if first_row:
+        tensor = f"cute.domain_offset(({', '.join([first_row, '0', *('0' for _ in others)])}), {tensor})"
+    return [
+        f"tiles_sum = cute.local_tile({tensor}, {box(plan)}, ({', '.join(['None', 'None', *others])}))",
+        "from_sum, to_sum = cpasync.tma_partition(",
+        "    tma_sum, 0, cute.make_layout(1), cute.group_modes(shared_sum, 0, 2), cute.group_modes(tiles_sum, 0, 2)",
+        ")",
+    ]
+
+
+def spanned_sums(plan: BackwardPlan) -> list[str]:
+    """Return the same for the streamed rows of a tile, which are counted back from the end of its span."""
+    atomic = plan.problem.atomic
+    if atomic is None or not plan.problem.spans_keys:
+        return []
+    end = spans.end_of(plan, atomic.matrix, f"{spans.plus_origin(plan)}limit")
+    return [f"end_of_sum = {end}", *stored_sums(plan, atomic, spans.first_row("limit"))]
+
+
+def clear_rows(plan: BackwardPlan) -> list[str]:
+    """Return the stores of zeros over those of a warp's rows that have no streamed rows."""
+    atomic, loaded = plan.problem.atomic, spans.row_names(plan)
+    assert atomic is not None
+    begin = "row_begins[row]" if "row_begins" in loaded else "cutlass.Int32(0)"
+    end = "row_ends[row]" if "row_ends" in loaded else text_of(plan.problem.keys)
+    place = "group_warp * 16 + lane // 4 + 8 * row, at * 4 + lane % 4, group"
+    return [
+        "for row in cutlass.range_constexpr(2):",
+        f"    if {end} <= {begin}:",
+        f"        for at in cutlass.range({plan.problem.owned[atomic.right].columns // 4}, unroll=1):",
+        f"            shared_own_{atomic.right}[{place}] = {dsl(plan.problem.owned[0].dtype)}(0.0)",
     ]
 
 

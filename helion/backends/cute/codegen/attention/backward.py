@@ -21,7 +21,7 @@ def backward_functions(plan: BackwardPlan) -> list[list[str]]:
     """Return the functions of a block and of a tile's end, as the DSL traces them: loops over elements are unrolled."""
     functions = [*_mmas(plan), exp2_function(), pack_function(plan), *([PACK_OWNED] if _masks_rows(plan) else [])]
     if has_masks(plan):
-        functions.append(seen_function(plan))
+        functions += [seen_function(plan), *(_bits_functions(plan) if plan.clears_rows else [])]
     functions += [_values(plan, late, only) for late, only in values_of_passes(plan)]
     functions += atomic_functions(plan)
     return [*functions, *(_finish(plan, at) for at in range(len(plan.problem.gradients)))]
@@ -92,6 +92,33 @@ def seen_function(plan: BackwardPlan) -> list[str]:
     return [f"def seen({with_sizes(plan, 'query', 'first_key', *loaded)}):", f"    return {first}, {last}"]
 
 
+def seen_arguments(plan: BackwardPlan) -> list[str]:
+    """Return the names that the function of a block's seen elements takes, in the kernel as in the function."""
+    return ["seen_bits", "first_query", "first_key", *spans.row_names(plan), *numbers.parameters(plan)]
+
+
+def _bits_functions(plan: BackwardPlan) -> list[list[str]]:
+    """Return the functions of the elements of a block that a thread's two rows see, as the bits of a word each: registers do
+    not hold the first and the last one of both as well."""
+    loaded = [f"{name}[row]" for name in spans.row_names(plan)]
+    return [
+        [
+            "def elements_to(last):",
+            f"    last = cutlass.max(cutlass.min(last, {plan.keys - 1}), -1)",
+            "    return 2 * (last >> 3) + cutlass.min((last & 7) + 1, 2)",
+        ],
+        [
+            f"def keep_seen({', '.join(seen_arguments(plan))}):",
+            "    for row in range(2):",
+            f"        first, last = seen({with_sizes(plan, 'first_query + 8 * row', 'first_key', *loaded)})",
+            "        after = cutlass.Int32(1) << elements_to(last)",
+            "        before = cutlass.Int32(1) << elements_to(first - 1)",
+            f"        owned = first_query + 8 * row < {text_of(plan.problem.queries)}",
+            "        seen_bits[row] = cutlass.select_(owned, (after - 1) & (0 - before), cutlass.Int32(0))",
+        ],
+    ]
+
+
 def with_sizes(plan: BackwardPlan, *given: str) -> str:
     """Return arguments, and the sizes that only launches know."""
     return ", ".join([*given, *numbers.parameters(plan)])
@@ -140,7 +167,8 @@ def values_arguments(plan: BackwardPlan, late: bool, only: int | None) -> list[s
     held = [f"held_{value}" for value in _held(plan, only)]
     products = [f"product_{at}" for at in range(PRODUCTS if late else 1)]
     written = [f"left_{at}" for at in lefts(plan, late, only)]
-    positions = ["first_query", "first_key", *spans.row_names(plan), "lane", *head_axes(plan.problem)]
+    bounds = ["seen_bits"] if plan.clears_rows else spans.row_names(plan)
+    positions = ["first_query", "first_key", *bounds, "lane", *head_axes(plan.problem)]
     staged = [f"staged_{source.label}" for source in plan.staged[STREAMED[late]]]
     given = [*products, *held, *written, *positions, *arguments_of(plan.problem.formula), *staged]
     return [*given, *numbers.parameters(plan)]
@@ -157,7 +185,7 @@ def _values(plan: BackwardPlan, late: bool, only: int | None) -> list[str]:
     given, written = [*values_arguments(plan, late, only), "stage", "masked"], lefts(plan, late, only)
     lines = [f"def {values_name(late, only)}({', '.join(given)}):"]
     lines += [f"    packed_{at} = cute.recast_tensor(left_{at}, cutlass.Int32)" for at in written]
-    if has_masks(plan):
+    if has_masks(plan) and not plan.clears_rows:
         loaded = [f"{name}[row]" for name in spans.row_names(plan)]
         seen = f"seen({with_sizes(plan, 'first_query + 8 * row', 'first_key', *loaded)})"
         lines.append(f"    limits = [{seen} if masked else (0, 0) for row in range(2)]")
@@ -250,10 +278,13 @@ def _element(plan: BackwardPlan, late: bool, only: int | None, needed: list[int]
     for at in lefts(plan, late, only):
         name = _names(plan, late, problem.gradients[at].left)
         if has_masks(plan):
+            inside = "(limits[row][0] <= 8 * column + i) & (limits[row][1] >= 8 * column + i)"
+            if plan.clears_rows:
+                inside = "(seen_bits[row] >> (2 * column + i)) & 1 == 1"
             lines += [
                 f"left = {name}",
                 "if masked:",
-                "    inside = (limits[row][0] <= 8 * column + i) & (limits[row][1] >= 8 * column + i)",
+                f"    inside = {inside}",
                 "    left = cutlass.select_(inside, left, cutlass.Float32(0.0))",
             ]
             name = "left"
@@ -265,7 +296,8 @@ def _masks_rows(plan: BackwardPlan) -> bool:
     """Return whether left operands of the gradient of streamed rows have to be 0 for owned rows past the end. It adds over
     these, and their weights may be infinite. Other gradients of them are not stored."""
     queries = plan.problem.queries
-    return plan.problem.atomic is not None and (not is_known(queries) or queries % plan.rows != 0)
+    hidden = plan.problem.atomic is None or plan.clears_rows  # those of masked blocks are not seen
+    return not hidden and (not is_known(queries) or queries % plan.rows != 0)
 
 
 # Outputs ---------------------------------------------------------------------------------------------------------------
@@ -326,6 +358,7 @@ def registers(plan: BackwardPlan) -> list[str]:
         "group_warp = cute.arch.make_warp_uniform(group_thread // 32)",
         "part_of_product = product_mma().get_slice(0)",
         *spans.registers(plan),
+        *(["seen_bits = cute.make_rmem_tensor(2, cutlass.Int32)"] if plan.clears_rows else []),
     ]
     for at, name in enumerate(STREAMED):
         lines += [

@@ -7,16 +7,18 @@ from ...plan.workspace import COUNTER_BYTES, MAX_COUNTERS
 from ...roles.attention.grammar import BackwardProgram
 from ...toolchain.kernel import GemmKernel
 from . import backward_steps, spans
+from .atomic import spanned_sums
 from .backward import backward_functions
 from .bounds import bounds_function, place_function
 from .formula import uniform_functions
 from .host import backward_matrices, backward_tensors
 from .kernel import score_kernel
 from .module import Pieces
-from .steps import OWN_BLOCKS, OWN_RULES
+from .steps import OWN_BLOCKS, OWN_RULES, OWN_TILES
 
 OWN_RULES[BackwardProgram] = backward_steps.RULES
 OWN_BLOCKS[BackwardProgram] = backward_steps.partitions
+OWN_TILES[BackwardProgram] = spanned_sums
 
 
 def backward_pieces(plan: BackwardPlan) -> Pieces:

@@ -12,8 +12,8 @@ from ...roles.attention import grammar as a
 from ...roles.attention.grammar import BackwardProgram
 from ..writer import Writer
 from . import numbers, spans
-from .atomic import BOX, WARPS, sum_name
-from .backward import finish_arguments, registers, values_arguments, values_name
+from .atomic import BOX, WARPS, clear_rows, sum_name
+from .backward import finish_arguments, registers, seen_arguments, values_arguments, values_name
 from .formula import arguments_of, head_axes
 from .softmax import has_masks
 from .steps import indexed, partition, print_steps, rows_pipeline
@@ -49,8 +49,11 @@ def partitions(plan: BackwardPlan, first_row: str = "") -> list[str]:
         lines += partition(name, matrix, (plan.keys, matrix.columns), first_row=first_row)
     for source in (source for sources in plan.staged.values() for source in sources):
         name, modes = source.label, ", ".join(["None"] * (1 + len(source.modes)))
+        tensor = f"tensor_{name}"
+        if first_row and spans.has_origin(plan):  # rows after the span are masked
+            tensor = f"cute.domain_offset(({', '.join(['origin', *('0' for _ in source.modes)])},), {tensor})"
         lines += [
-            f"tiles_{name} = cute.local_tile(tensor_{name}, ({plan.keys},), ({modes},))",
+            f"tiles_{name} = cute.local_tile({tensor}, ({plan.keys},), ({modes},))",
             f"to_{name}, from_{name} = cpasync.tma_partition(",
             f"    tma_{name}, 0, cute.make_layout(1), cute.group_modes(shared_{name}, 0, 1),"
             f" cute.group_modes(tiles_{name}, 0, 1)",
@@ -162,6 +165,8 @@ def _values(late: bool) -> Callable[..., None]:
         block = "end - 1" if step.first else "block"
         masked = step.masked and has_masks(plan)
         out.line(f"first_key = {spans.plus_origin(plan)}({block}) * {plan.keys} + lane % 4 * 2")
+        if masked and plan.clears_rows and not late:
+            out.lines([*spans.of_rows(plan), f"keep_seen({', '.join(seen_arguments(plan))})"])
         out.line(
             f"{values_name(late, step.only)}({', '.join(values_arguments(plan, late, step.only))}, {step.cursor}.index, {masked})"
         )
@@ -173,6 +178,9 @@ RULES[a.Weights] = _values(late=False)
 RULES[a.Differences] = _values(late=True)
 
 
+_TILE_BITS = 30
+"""Bits of the number of a tile. The others, which are 0, keep LLVM from holding addresses in registers over all blocks."""
+
 # Outputs ---------------------------------------------------------------------------------------------------------------
 
 
@@ -183,8 +191,12 @@ def _(out: Writer, program: BackwardProgram, step: a.Finish) -> None:
 
 @_rule(a.WriteOutput)
 def _(out: Writer, program: BackwardProgram, step: a.WriteOutput) -> None:
-    at = step.output
-    out.line(f"cute.copy(stage_copy_{at}, stage_registers_{at}, stage_part_{at}[None, None, None, group])")
+    plan, at, part = program.plan, step.output, f"stage_part_{step.output}"
+    if plan.clears_rows:
+        part, shared = f"part_of_tile_{at}", f"shared_own_{plan.problem.output_memory(at)}"
+        of_thread = f"stage_copy_{at}.get_slice(group_thread + (tile_m >> {_TILE_BITS}))"
+        out.line(f"{part} = {of_thread}.partition_D({shared})")
+    out.line(f"cute.copy(stage_copy_{at}, stage_registers_{at}, {part}[None, None, None, group])")
 
 
 @_rule(a.StoreOutput)
@@ -207,6 +219,11 @@ _NEXT = "exchanged = (exchanged + 1) & 3"
 def _(out: Writer, program: BackwardProgram, step: a.AllRows) -> None:
     for group in range(program.plan.groups):
         out.line(f"cute.arch.mbarrier_wait({rows_pipeline(program).barriers} + {group}, visited & 1)")
+
+
+@_rule(a.ClearRows)
+def _(out: Writer, program: BackwardProgram, step: a.ClearRows) -> None:
+    out.lines(clear_rows(program.plan))
 
 
 @_rule(a.WriteLeft)
@@ -255,7 +272,8 @@ def _(out: Writer, program: BackwardProgram, step: a.AddSum) -> None:
     axes = list(head_axes(problem))
     if problem.is_repeated:
         axes[-1] = "former_repeat"
-    places = [mode.at.text(tuple(axes)) for mode in problem.atomic.matrix.modes]
+    places = spans.places("end_of_sum") if problem.spans_keys else []
+    places += [mode.at.text(tuple(axes)) for mode in problem.atomic.matrix.modes]
     width = ATOMIC_COLUMNS // BOX[1]
     copies = [
         (

@@ -131,7 +131,7 @@ def backward_matrices(plan: BackwardPlan) -> list[str]:
         lines += _descriptor(name, "S2G", (plan.group_rows, output.matrix.columns))
     if problem.atomic is not None:
         lines += [
-            *_matrix("sum", problem.atomic.label, problem.atomic.matrix, problem.keys),
+            *_matrix("sum", problem.atomic.label, problem.atomic.matrix, problem.keys, spanned=problem.spans_keys),
             f"layout_sum = {sum_layout(plan)}",
             "tma_sum, tensor_sum = cpasync.make_tiled_tma_atom(",
             f"    cpasync.CopyReduceBulkTensorTileS2GOp(), matrix_sum, cute.select(layout_sum, mode=[0, 1]), {box(plan)}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+from ...plan.attention.backward import BackwardPlan
 from ...plan.attention.numbers import is_known, text_of
 from ...plan.attention.operands import Matrix, Source
 from ...plan.attention.records import AttentionPlan, ScorePlan, Span
@@ -66,6 +67,7 @@ def functions(plan: ScorePlan) -> list[list[str]]:
             f"    least, most = cutlass.Int32({text_of(plan.problem.keys)}), cutlass.Int32(0)",
             f"    for at in range({plan.rows // WARP}):",
             f"        bound = {_bound(plan, source, shift, f'tile_m * {plan.rows} + at * {WARP} + lane')}",
+            *_past_the_end(plan, name),
             "        least, most = cutlass.min(least, bound), cutlass.max(most, bound)",
             "    least = cute.arch.warp_redux_sync(least, 'min')",
             "    most = cute.arch.warp_redux_sync(most, 'max')",
@@ -73,6 +75,14 @@ def functions(plan: ScorePlan) -> list[list[str]]:
         ]
         for name, (source, shift) in bounds_of(plan).items()
     ]
+
+
+def _past_the_end(plan: ScorePlan, name: str) -> list[str]:
+    """Return the bound of rows past the end, if these must not be seen: all blocks of their tile are masked then."""
+    if not isinstance(plan, BackwardPlan) or not plan.clears_rows:
+        return []
+    row, none = f"tile_m * {plan.rows} + at * {WARP} + lane", "0" if name == "ends" else text_of(plan.problem.keys)
+    return [f"        bound = cutlass.select_({row} < {text_of(plan.problem.queries)}, bound, cutlass.Int32({none}))"]
 
 
 def _arguments(plan: ScorePlan, source: Source) -> list[str]:

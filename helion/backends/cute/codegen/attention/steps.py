@@ -56,6 +56,8 @@ OWN_RULES: dict[type[ScoreProgram], dict[type[g.Step], Rule]] = {}
 OWN_BLOCKS: dict[type[ScoreProgram], Callable[[Any, str], list[str]]] = {}
 """The partitions of blocks that a kind of programs has instead, given the index of a span's first row."""
 
+OWN_TILES: dict[type[ScoreProgram], Callable[[Any], list[str]]] = {}
+"""What consumers of a kind of programs define for a tile, after its bounds."""
 OWN_WORK: set[type[ScoreProgram]] = set()
 """Kinds of programs whose roles read the first work item, and the distance to the next one, by themselves. In large kernels
 ptxas spills what all roles share."""
@@ -277,6 +279,7 @@ def _(out: Writer, program: ScoreProgram, step: a.WorkLoop) -> None:
             out.lines(splits.part_of_keys(plan) if isinstance(plan, AttentionPlan) and plan.splits > 1 else ())
         if computes:
             out.lines([*part_lengths(plan), *(own(plan) if own is not None else [])])
+            out.lines(OWN_TILES[type(program)](plan) if type(program) in OWN_TILES else ())
         if isinstance(plan, AttentionPlan) and plan.problem.spans_queries:
             if _has(step.body, a.StoreOutput):
                 out.lines(stored_rows(plan, spans.first_row("query_limit")))

@@ -108,7 +108,7 @@ def backward_of(program: Program) -> Backward:
     addition = addition_of(loops)
     first, second = _products(loops, [*sums, *([addition.dot] if addition else ())])
     owned, streamed = zip(*(_sides(loops, dot) for dot in (first, second)), strict=True)
-    lefts = Lefts(loops, dict(zip(STARTS, (first, second), strict=True)), "gradients", loaded=addition is None)
+    lefts = Lefts(loops, dict(zip(STARTS, (first, second), strict=True)), "gradients", loaded=True)
     visible = lefts.visible([dot.operands[0] for dot in sums])
     stored = loops.numbers.least([_extent(loops, load, loops.keys) for load in streamed], "size_keys")
     check_range(loops, visible.range)

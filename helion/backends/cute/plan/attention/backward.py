@@ -275,10 +275,11 @@ class BackwardPlan(ScorePlan):
         """Sources that TMA loads with the blocks of each pipeline: numbers per streamed row, contiguous in fp32.
 
         The first product's values read those of the first pipeline. Both pipelines' stages have to be in use until after
-        the last values are computed, as with two gradients. Spans begin at rows that are no multiple of 16 bytes, from which
-        TMA loads no vector.
+        the last values are computed, as with two gradients. Of spans they are loaded where a gradient is added to memory:
+        threads have no registers for their addresses then.
         """
-        if len(self.problem.gradients) < len(STREAMED) or self.problem.spans_keys:
+        spanned = self.problem.spans_keys and self.problem.atomic is None
+        if len(self.problem.gradients) < len(STREAMED) or spanned:
             return dict.fromkeys(STREAMED, ())
         formula = self.problem.formula
         found: dict[str, list[Source]] = {name: [] for name in STREAMED}
@@ -299,6 +300,12 @@ class BackwardPlan(ScorePlan):
     @property
     def is_limited(self) -> bool:
         return self.problem.spans_keys
+
+    @property
+    def clears_rows(self) -> bool:
+        """True if owned rows without streamed rows are cleared: they may be no numbers, as rows of no sequence are, and the
+        gradient of streamed rows adds over them."""
+        return self.problem.atomic is not None and self.problem.spans_keys
 
     @property
     def turned(self) -> bool:
@@ -483,7 +490,7 @@ def _check_atomic(problem: BackwardProblem, atomic: AtomicSum) -> None:
             f"gradients of {columns} dimensions that are added to {name}; {ATOMIC_COLUMNS}, {2 * ATOMIC_COLUMNS} and"
             f" {MOST_GROUPS * ATOMIC_COLUMNS} are implemented"
         )
-    check_matrix(atomic.matrix)
+    check_matrix(atomic.matrix, problem.spans_keys)
 
 
 def _heads_per_band(problem: BackwardProblem, rows: int, cached_rows: int, few_tiles: int) -> int:

@@ -37,6 +37,7 @@ from .grammar import (
     AllRows,
     BackwardProgram,
     BlockLoop,
+    ClearRows,
     Differences,
     Finish,
     FirstWarp,
@@ -234,6 +235,14 @@ def _pass(plan: BackwardPlan, chosen: Sequence[int]) -> tuple[Step, ...]:
     return *block(plan, chosen, masked=True, first=True), *others
 
 
+def _rows(plan: BackwardPlan) -> tuple[Step, ...]:
+    """Return the steps that wait for the tile's rows. Cleared ones are read by MMAs of all groups after the exchange of the
+    first block."""
+    if plan.problem.atomic is None:
+        return (Wait("rows_read"),)
+    return AllRows(), *((ClearRows(), FenceShared()) if plan.clears_rows else ())
+
+
 def _multiply(plan: BackwardPlan) -> Role:
     atomic = plan.problem.atomic is not None
     cursors = {name: (READ[name],) if atomic else (READ[name], FREE[name]) for name in STREAMED}
@@ -248,7 +257,7 @@ def _multiply(plan: BackwardPlan) -> Role:
         program=(
             SetUp("multiply"),
             *(Cursor(cursor, name, "consumer") for name in STREAMED for cursor in cursors[name]),
-            WorkLoop((AllRows() if atomic else Wait("rows_read"), *steps, NextTile())),
+            WorkLoop((*_rows(plan), *steps, NextTile())),
             *((StoreWait(0),) if atomic else ()),
         ),
     )

@@ -276,6 +276,11 @@ class AllRows(Step):
 
 
 @dataclass(frozen=True)
+class ClearRows(Step):
+    """Overwrite with zeros those of the warp's rows that have no streamed rows, in what the gradient of these multiplies."""
+
+
+@dataclass(frozen=True)
 class WriteLeft(Step):
     """Store the left operand of the current block to the group's part of a stage of the exchange.
 

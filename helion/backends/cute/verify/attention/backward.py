@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...plan.attention.backward import BackwardProblem
+from ...plan.attention.backward import BackwardPlan, BackwardProblem
 from ...roles import grammar as g
 from ...roles.attention import grammar as a
 from ...roles.grammar import Step
@@ -107,6 +107,10 @@ def _(machine: Machine, step: a.GradientMma, warp: Warp) -> None:
 # Gradients of streamed rows ----------------------------------------------------------------------------------------------
 
 
+def _clears(machine: Machine) -> bool:
+    return isinstance(machine.plan, BackwardPlan) and machine.plan.clears_rows
+
+
 def _exchange(machine: Machine, blocks: int) -> tuple[Stage, int]:
     """Return the stage of a warp's block number ``blocks``, and the parity of its phase."""
     stages = machine.rings["exchange"]
@@ -117,6 +121,14 @@ def _exchange(machine: Machine, blocks: int) -> tuple[Stage, int]:
 def _(machine: Machine, step: a.AllRows, warp: Warp) -> Running:
     for stage in machine.rings[machine.rows]:
         yield lambda stage=stage: stage.full.passed(warp.visited & 1)  # type: ignore[misc]
+
+
+@_rule(a.ClearRows)
+def _(machine: Machine, step: a.ClearRows, warp: Warp) -> None:
+    rows, part = machine.rings[machine.rows][warp.group], machine.part_of_rows(warp)
+    if rows.held != warp.tile or rows.overwritten or part in rows.changed:
+        raise Fault(f"rows of tile {rows.held} are cleared as those of {warp.tile}, or twice")
+    rows.changed[part] = False
 
 
 @_rule(a.WriteLeft)
@@ -165,6 +177,9 @@ def _(machine: Machine, step: a.SumMma, warp: Warp) -> None:
         raise Fault(f"stale operands: the exchange holds {stage.held}, to be multiplied is {warp.former}")
     if any(each.held != warp.tile or each.overwritten for each in rows):
         raise Fault(f"stale operands: rows of other tiles than {warp.tile} are multiplied")
+    cleared = dict.fromkeys(range(4), True) if _clears(machine) else {}
+    if any(each.changed != cleared for each in rows):
+        raise Fault("rows are multiplied before all warps have cleared and fenced theirs")
     if warp.products.get(1, ("used",))[0] != "used":
         raise Fault(f"the gradient of block {warp.former} overwrites {warp.products[1]}")
     warp.products[1] = ("mma", warp.place)
