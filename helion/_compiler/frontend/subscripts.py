@@ -433,6 +433,11 @@ def _part(tracer: TraceState, value: DeviceValue, at: int, item: Any) -> DeviceV
                 f"A boolean mask cannot select elements of the device value {value!r}: their number would depend on data; "
                 "keep all of them with torch.where(mask, value, other)."
             )
+        if isinstance(item, slice) or type(item) is int:
+            raise exc.InvalidAPIUsage(
+                f"Dimension {at} of the device value {value!r} is a tile or of unknown size, and {describe(item)} cannot be "
+                "an index of it. Subscript the tensor in the load instead, or fix a size with hl.specialize."
+            )
         raise exc.InvalidIndexingType(got=f"{describe(item)}, on dimension {at} of the device value {value!r},")
     if not isinstance(item, slice) and not -size <= item < size:
         raise exc.InvalidAPIUsage(f"Index {item} is out of range for dimension {at} of the device value {value!r}.")

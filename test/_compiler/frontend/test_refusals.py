@@ -638,6 +638,20 @@ def test_wrong_number_of_indices(kernel: helion.Kernel, pattern: str) -> None:
 
 
 @helion.kernel
+def number_of_a_tile(x, out):
+    for tile in hl.tile(x.size(0)):
+        v = x[tile, :]
+        out[tile] = v[0, :].sum(-1)  # here
+
+
+def test_a_tile_is_not_indexed_by_a_number() -> None:
+    pattern = (
+        r"Dimension 0 of .* is a tile or of unknown size, and 0 cannot be an index .* Subscript the tensor in the load"
+    )
+    refusal(number_of_a_tile, (mat(), vec()), exc.InvalidAPIUsage, pattern, "here")
+
+
+@helion.kernel
 def float_index(x, out):
     for tile in hl.tile(x.size(0)):
         out[tile] = x[tile, 1.5]  # here

@@ -336,7 +336,10 @@ def _diff(t: Tracer, input: DeviceValue, n: int = 1, dim: int = -1) -> DeviceVal
     at = position(input, dim)
     size = t.blocks.size_of(input.dims[at])
     if not isinstance(size, int) or not 1 <= n < size:
-        raise exc.UnsupportedTorchFunction(name=f"torch.diff of order {n} along {size!r} elements", remedy="")
+        raise exc.UnsupportedTorchFunction(
+            name=f"torch.diff of order {n} along {size!r} elements",
+            remedy="; load the tensor at shifted indices and subtract, or fix the size with hl.specialize",
+        )
     before = (slice(None),) * at
     for _ in range(n):
         input = ops.pointwise(t, "sub", input[(*before, slice(1, None))], input[(*before, slice(None, -1))])
