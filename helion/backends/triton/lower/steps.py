@@ -31,6 +31,7 @@ from .count_reductions import count_reductions
 from .early_loads import load_first
 from .early_operands import load_early
 from .float_reads import read_as_floats
+from .pairs import pair_accesses
 from .pin_reductions import pin_reductions
 from .summed_logs import shorten_logs
 from .whole_tiles import part_whole_tiles
@@ -114,6 +115,7 @@ STEPS: tuple[Step, ...] = (
     *rewrites.schedule("split_k", "peel_masks"),
     SUBTILE,
     *rewrites.schedule("peel_masks", "swap_ab"),
+    Step("triton.pairs", pair_accesses),
     ORDER_MEMORY,
     INSERT_CHECKS,
     Step("triton.aligned_rows", align_rows),
