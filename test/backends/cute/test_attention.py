@@ -225,6 +225,40 @@ def test_masks_by_numbers(keys: int, known: bool, padded: bool, windows: tuple[i
     assert kernel.bind(tuple(meta), target="sm_90").plan().attention.problem.band.is_whole != bounded
 
 
+def shifted(q, k, v, replaced: hl.constexpr):
+    """Inputs `[H, S, D]`: the first queries see no key, and a sum of 0 becomes 1. A maximum of minus infinity may be
+    ``replaced``."""
+    heads, m, dims = q.size()
+    dims, out = hl.specialize(dims), torch.empty_like(q)
+    for h, tile_m in hl.tile([heads, m], block_size=[1, None]):
+        highest = hl.full([tile_m], float("-inf"), dtype=torch.float32)
+        total = hl.zeros([tile_m], dtype=torch.float32)
+        acc = hl.zeros([tile_m, dims], dtype=torch.float32)
+        for tile_n in hl.tile(k.size(1)):
+            scores = hl.dot(q[h.begin, tile_m, :], k[h.begin, tile_n, :].T) * dims**-0.5
+            seen = tile_m.index[:, None] - tile_n.index[None, :] >= 5
+            scores = torch.where(seen, scores, float("-inf"))
+            raised = torch.maximum(highest, torch.amax(scores, -1))
+            less = torch.where(raised == float("-inf"), 0.0, raised) if replaced else raised
+            weights, shrink = torch.exp(scores - less[:, None]), torch.exp(highest - less)
+            total = total * shrink + weights.sum(-1)
+            acc = hl.dot(weights.to(v.dtype), v[h.begin, tile_n, :], acc=acc * shrink[:, None])
+            highest = raised
+        out[h.begin, tile_m, :] = acc / torch.where(total == 0.0, 1.0, total)[:, None]
+    return out
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_sums_of_queries_without_keys(replaced: bool) -> None:
+    """Exponents of minus infinity less itself are NaN, unless the program subtracts another number."""
+    q, k, v = (kernels.random(2, 70, 64) for _ in range(3))
+    kernel = helion.kernel(shifted, backend="cute")
+    found = kernel(q, k, v, replaced)
+    assert (found[:, :5] == 0.0 if replaced else found[:, :5].isnan()).all() and not found[:, 5:].isnan().any()
+    plan = kernel.bind((*(x.to("meta") for x in (q, k, v)), replaced), target="sm_90").plan()
+    assert ('float("nan")' in shape_of_plan(plan).kernel(plan).source) != replaced
+
+
 @pytest.mark.parametrize("dims", [64, 192, 256])
 def test_configs_have_room_for_outputs_in_float32(dims: int) -> None:
     """The output is as large as twice the queries there, and has shared memory of its own."""

@@ -72,6 +72,8 @@ def _evaluate(problem: AttentionProblem, head: tuple[int, ...], tensors: Sequenc
     less = highest.masked_fill(highest == -math.inf, 0.0)  # as the kernel does for a query without keys
     weights = torch.exp2(problem.unit * (scores - less) + problem.lift) if problem.softmax else scores
     total = weights.sum(1, keepdim=True)
+    if problem.lacks_sum:
+        total = total.masked_fill(highest == -math.inf, math.nan)
     if problem.dropped is not None:
         drawn, sources = sources[: len(problem.dropped.sources)], sources[len(problem.dropped.sources) :]
         read = _sources(problem, problem.dropped, drawn, head, keys)

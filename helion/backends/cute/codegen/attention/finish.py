@@ -107,8 +107,7 @@ def _of_rows(plan: AttentionPlan, axes: Sequence[str]) -> list[str]:
 def _maxima_and_totals(plan: AttentionPlan) -> list[str]:
     """Return the definitions of maxima and sums of both rows.
 
-    A query that has seen no key has the initial maximum. If that is minus infinity, its exponents are those of minus
-    infinity less itself, and its sum is NaN.
+    A query that has seen no key has the initial maximum, and may have a sum of NaN.
     """
     problem = plan.problem
     totals = ["    total_rows = [total[row] for row in range(2)]"] * problem.needs_total
@@ -121,7 +120,7 @@ def _maxima_and_totals(plan: AttentionPlan) -> list[str]:
         f"    highest_rows = [cutlass.Float32(cutlass.select_({unseen}, cutlass.Float32({start}), highest[row]{scale}))"
         " for row in range(2)]",
     ]
-    if not math.isinf(problem.start):
+    if not problem.lacks_sum:
         return [*lines, *totals]
     nan = 'cutlass.Float32(float("nan"))'
     return [

@@ -11,6 +11,7 @@ A number may be added to the exponent of p.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -65,6 +66,7 @@ class Weighting:
     scale: float = 1.0
     unit: float = 1.0
     lift: float = 0.0
+    replaced: bool = False
     guarded: bool = False
     start: float = 0.0
     softmax: bool = True
@@ -94,6 +96,7 @@ def attention_of(program: Program, packed: bool = True) -> Attention:
         scale=weighting.scale * (queries.factor(weighting.score) if weighting.softmax else 1.0),
         unit=weighting.unit,
         lift=weighting.lift,
+        replaced=weighting.replaced,
         query=queries.formula,
         score=weighting.score,
         guarded=weighting.guarded,
@@ -160,6 +163,7 @@ def _with_softmax(loops: Loops, finish: Finish) -> Weighting:
         scale=scores.scale,
         unit=softmax.unit,
         lift=softmax.lift,
+        replaced=softmax.replaced and math.isinf(start.maximum),
         guarded=may_be_infinite(scores.formula),
         start=start.maximum,
         dropped=dropped,

@@ -32,6 +32,8 @@ class Softmax:
     unit: float
     lift: float
     """Powers of two by which all weights are larger than relative to the maximum."""
+    replaced: bool
+    """True if exponents subtract another number than a maximum of minus infinity."""
     maximum: int
     """Position of the carried maximum; then of the sum and the accumulator."""
     total: int
@@ -70,6 +72,7 @@ def softmax_of(loops: Loops) -> Softmax:
         raised=raised,
         unit=unit,
         lift=lift,
+        replaced=_replaces(loops, power),
         maximum=maximum,
         total=total,
         accumulator=accumulator,
@@ -165,6 +168,26 @@ def _exponent(loops: Loops, power: Op) -> tuple[tuple[Value, Value], float, floa
     one, other = made.operands
     assert isinstance(one, Value) and isinstance(other, Value)
     return (one, _unguarded(loops, other)), unit, lift
+
+
+def _replaces(loops: Loops, power: Op) -> bool:
+    """Return whether the weights and all factors are exponentials less a maximum that is another number where it is minus
+    infinity."""
+    body = loops.loop.regions[0]
+    factors = [op for op in body.ops if name_of_op(op) in EXPONENTIALS and loops.blocks(op.result) == (loops.queries,)]
+    subtracted = [_subtracted(loops, op) for op in (power, *factors)]
+    return all(each is not None and _unguarded(loops, each) is not each for each in subtracted)
+
+
+def _subtracted(loops: Loops, power: Op) -> Value | None:
+    """Return what the exponent of an exponential subtracts, if that is a value."""
+    made = loops.stripped(power.operands[0])
+    while made is not None and name_of_op(made) in ("mul", "div", "add", "sub"):
+        one, other = made.operands
+        if name_of_op(made) == "sub" and isinstance(one, Value) and isinstance(other, Value):
+            return other
+        made = loops.stripped(one if isinstance(one, Value) else other)
+    return None
 
 
 def _unguarded(loops: Loops, value: Value) -> Value:

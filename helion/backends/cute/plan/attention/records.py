@@ -125,6 +125,7 @@ _OPTIONAL = (
     "query_span",
     "key_range",
     "lift",
+    "replaced",
     "latent",
     "q_rest",
     "k_rest",
@@ -253,6 +254,8 @@ class AttentionProblem(ScoreProblem):
     outputs: tuple[AttentionOutput, ...]
     softmax: bool = True
     lift: float = 0.0
+    replaced: bool = False
+    """True if exponents subtract another number than a maximum of minus infinity: the sum of a query without keys is 0."""
     dropped: Formula | None = None
     """The formula of weights after they were summed, as of dropout: that of 0 is 0."""
     rounded: str = ""
@@ -314,6 +317,11 @@ class AttentionProblem(ScoreProblem):
         """True if scores may be so large that exponents subtract the maximum before they multiply."""
         last = max(self.queries, self.keys) if is_known(self.queries) and is_known(self.keys) else math.inf
         return largest(self.score, last) * self.scale >= LARGE
+
+    @property
+    def lacks_sum(self) -> bool:
+        """True if a query without keys has a sum of NaN, of exponents of minus infinity less itself."""
+        return self.softmax and math.isinf(self.start) and not self.replaced
 
     @property
     def coordinates(self) -> tuple[int, ...]:

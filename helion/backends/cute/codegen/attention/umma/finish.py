@@ -176,8 +176,7 @@ def _rows(plan: UmmaPlan) -> list[bool]:
 def _maximum_and_total(plan: UmmaPlan) -> list[str]:
     """Return the definitions of the maximum and the sum of a row.
 
-    A query that has seen no key has the initial maximum. If that is minus infinity, its exponents are those of minus
-    infinity less itself, and its sum is NaN.
+    A query that has seen no key has the initial maximum, and may have a sum of NaN.
     """
     problem = plan.problem
     if not problem.softmax:
@@ -186,7 +185,7 @@ def _maximum_and_total(plan: UmmaPlan) -> list[str]:
     start = 'float("-inf")' if math.isinf(problem.start) else repr(problem.start)
     unseen = f"message[1] == {NEGATIVE_INFINITY}"
     lines = [f"    highest = cutlass.Float32(cutlass.select_({unseen}, cutlass.Float32({start}), message[1]{scale}))"]
-    if not math.isinf(problem.start):
+    if not problem.lacks_sum:
         return [*lines, "    total = message[0]"]
     nan = 'cutlass.Float32(float("nan"))'
     return [*lines, f"    total = cutlass.Float32(cutlass.select_({unseen}, {nan}, message[0]))"]
