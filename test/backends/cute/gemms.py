@@ -52,11 +52,13 @@ def swiglu(pitch: int, dtype: str = "bfloat16") -> Epilogue:
     )
 
 
-def along_m(n: int) -> Epilogue:
-    """Return an epilogue whose output has ``n`` elements from one column to the next."""
-    turned = EpilogueOutput(name="out", value=2, kind="exact", dtype="bfloat16", pitch=1, column_pitch=n)
+def along_m(m: int) -> Epilogue:
+    """Return an epilogue whose output and residual have ``m`` elements from one column to the next."""
+    turned = EpilogueOutput(name="out", value=4, kind="exact", dtype="bfloat16", pitch=1, column_pitch=m)
     column = EpilogueOperand(name="bias", kind="column", dtype="bfloat16")
-    return Epilogue(operands=(column,), instructions=(Instruction("add", (0, 1)),), outputs=(turned,))
+    residual = EpilogueOperand(name="residual", kind="exact", dtype="bfloat16", pitch=1, column_pitch=m)
+    added = Instruction("add", (0, 1)), Instruction("add", (2, 3))
+    return Epilogue(operands=(column, residual), instructions=added, outputs=(turned,))
 
 
 def product(

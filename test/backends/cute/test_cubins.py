@@ -14,7 +14,8 @@ from backends.cute import cubins, export, gemms
 from helion.backends.cute.codegen.module import build
 from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.counts import counts
-from helion.backends.cute.plan.epilogue import ARITY, Epilogue, Instruction, constant
+from helion.backends.cute.plan.dtypes import itemsize
+from helion.backends.cute.plan.epilogue import ARITY, Epilogue, EpilogueOperand, EpilogueOutput, Instruction, constant
 from helion.backends.cute.plan.passes import passes, reads_matrices
 from helion.backends.cute.plan.records import Choice, GemmPlan
 from helion.backends.cute.plan.reductions import exchanges
@@ -44,7 +45,12 @@ def boxes(plan: GemmPlan) -> int:
     )
     a, b = (line * plan.operand_bytes // 128 for line in lines)
     walks = sum(reads_matrices(plan, walk) for walk in passes(plan))
-    return a + plan.products * b + walks * len(problem.epilogue.of_kind("exact"))
+    return a + plan.products * b + walks * lines_of(plan, problem.epilogue.of_kind("exact"))
+
+
+def lines_of(plan: GemmPlan, matrices: Sequence[EpilogueOperand | EpilogueOutput]) -> int:
+    """TMA copies of a sub-tile: one per 128 bytes along M of matrices that are contiguous there, one of each other."""
+    return sum(plan.cta_tile[0] * itemsize(each.dtype) // 128 if each.turned else 1 for each in matrices)
 
 
 def check(plan: GemmPlan, row: dict[str, Any]) -> None:
@@ -53,7 +59,7 @@ def check(plan: GemmPlan, row: dict[str, Any]) -> None:
     assert not {"LDL", "STL"} & set(opcodes)
     assert sum(opcodes.get(opcode, 0) for opcode in (*WGMMA, *UMMA)) == matrix_instructions(plan)
     assert opcodes["UTMALDG"] == boxes(plan)
-    matrices = len(plan.problem.outputs_of("exact"))
+    matrices = lines_of(plan, plan.problem.outputs_of("exact"))
     one_tile = plan.problem.n <= plan.tile[1] and plan.cluster[1] == 1
     stored = -(-plan.problem.n // plan.epilogue_n) if one_tile else plan.subtiles
     rolled = plan.unit == "tcgen05" and not plan.totals

@@ -30,31 +30,35 @@ def arguments(m: int, device: str = "meta", dtype: torch.dtype = torch.bfloat16)
 
 
 @helion.kernel(backend="cute", static_shapes=True)
-def biased(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+def biased(
+    x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor, scale: torch.Tensor, residual: torch.Tensor
+) -> torch.Tensor:
     (m, k), n = x.size(), y.size(1)
     out = torch.empty([m, n], dtype=x.dtype, device=x.device)
     for tile_m, tile_n in hl.tile([m, n]):
         acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
         for tile_k in hl.tile(k):
             acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
-        out[tile_m, tile_n] = torch.relu(acc + bias[tile_n]) * scale[tile_m][:, None]
+        out[tile_m, tile_n] = torch.relu(acc + bias[tile_n]) * scale[tile_m][:, None] + residual[tile_m, tile_n]
     return out
 
 
 def test_rows_are_the_columns_of_tiles() -> None:
     x, y = arguments(150, "cpu")
     bias, scale = torch.randn(LINES), torch.rand(150)
-    given = (x, y, bias, scale)
+    residual = torch.randn(150, LINES)
+    given = (x, y, bias, scale, residual)
     bound = biased.bind(given, target="h200")
     problem = bound.plan().gemm.problem
     assert (problem.m, problem.n, problem.k) == (LINES, 150, LINES)
     assert [(each.kind, each.pitch, each.column_pitch) for each in problem.outputs] == [("exact", 1, LINES)]
-    assert sorted(each.kind for each in problem.epilogue.operands) == ["column", "row"]
+    assert sorted(each.kind for each in problem.epilogue.operands) == ["column", "exact", "row"]
     shape = shape_of(bound.facts)
     assert isinstance(shape, ProductShape)
     assert shape.blocks == known_product(bound.plan().program).blocks
     assert [each.column_pitch for each in shape.problem.outputs] == [LINES]
-    exact = torch.relu(x.double() @ y.double() + bias.double()) * scale.double()[:, None]
+    assert [each.column_pitch for each in shape.problem.epilogue.of_kind("exact")] == [LINES]
+    exact = torch.relu(x.double() @ y.double() + bias.double()) * scale.double()[:, None] + residual.double()
     torch.testing.assert_close(bound(*given).double(), exact, rtol=1e-2, atol=1e-2)
 
 
@@ -83,7 +87,6 @@ def test_rows_that_fill_usual_tiles_stay_rows(m: int) -> None:
         {"runtime": ("size_m",)},
         {"starts": (8, 0)},
         {"rounded": "bfloat16"},
-        {"epilogue": gemms.scaled_residual(LINES)},
         {"epilogue": gemms.swiglu(LINES)},
     ],
     ids=str,

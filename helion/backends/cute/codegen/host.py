@@ -205,7 +205,8 @@ def _residuals(plan: GemmPlan) -> HostObjects:
     for operand in plan.problem.epilogue.of_kind("exact"):
         names.append(operand.label)
         box, stages = (plan.cta_tile[0], plan.epilogue_n), plan.residual_stages
-        lines += _row_tiles(plan, operand.label, operand.dtype, operand.pitch, box, stages, LOAD)
+        turned = operand.column_pitch if operand.turned else 0
+        lines += _row_tiles(plan, operand.label, operand.dtype, operand.pitch, box, stages, LOAD, turned)
     return HostObjects(lines=tuple(lines), parameters=_parameters(*names))
 
 

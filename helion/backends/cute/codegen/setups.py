@@ -411,6 +411,7 @@ def _residual_reads(plan: GemmPlan, role: Role) -> list[str]:
     for operand in plan.problem.epilogue.of_kind("exact"):
         name, dtype = operand.label, dsl(operand.dtype)
         bits = 16 * DTYPES[operand.dtype].itemsize_bytes if plan.paired else 128
+        bits = 8 * DTYPES[operand.dtype].itemsize_bytes if operand.turned else bits
         atom = f"cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), {dtype}, num_bits_per_copy={bits})"
         of = (
             f"make_tiled_copy_C({atom}, subtile_mma)"

@@ -223,11 +223,9 @@ class Chain:
         tensor, column_pitch = place.tensor, 1
         kind: OperandKind
         if self.by_tma and self._is_strided(place):
-            kind, pitch, column_pitch = (
-                "strided",
-                place.strides[0],
-                known(place.strides[1], f"a stride of {tensor.name}"),
-            )
+            columns = known(place.strides[1], f"a stride of {tensor.name}")
+            along_m = self.frame.along_m and equal(place.strides[0], 1)
+            kind, pitch, column_pitch = "exact" if along_m else "strided", place.strides[0], columns
         else:
             kind, pitch = kind_of(self.frame, place)
         name = name_of(tensor)

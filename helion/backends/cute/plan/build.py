@@ -267,7 +267,8 @@ def check_problem(problem: GemmProblem) -> None:
         if operand.kind == "strided":
             check_strided(problem, operand.name, operand.pitch, operand.column_pitch)
         elif operand.kind == "exact":
-            check_pitch(problem, operand.name, operand.dtype, operand.pitch, "n")
+            side, pitch = ("m", operand.column_pitch) if operand.turned else ("n", operand.pitch)
+            check_pitch(problem, operand.name, operand.dtype, pitch, side)
         elif operand.pitch < (0 if operand.kind == "column" else 1):
             raise Refusal(
                 f"epilogue operand {operand.name} has a stride of {operand.pitch}; 1 and more are implemented, and 0 of a"

@@ -118,6 +118,11 @@ class EpilogueOperand:
         return f"{self.name}_operand"
 
     @property
+    def turned(self) -> bool:
+        """True if TMA loads tiles that are contiguous along M, as it stores those of the output."""
+        return self.kind == "exact" and self.column_pitch > 1
+
+    @property
     def by_threads(self) -> bool:
         """True if threads read or draw it at the positions of their values."""
         return self.kind in ("strided", "uniform", "integers")

@@ -37,6 +37,8 @@ FEW_ROWS = 64
 TILE_ROWS, MOST_TURNED, TURNED_COLUMNS, TURNED_LINES, TURNED_GAINS = 128, 512, range(96, 257, 16), 4096, 1.15
 """Rows of usual tiles; with A and B swapped the most rows, the columns of tiles, the least lines of B and of K, and the least
 rows of usual tiles over those of swapped ones (``swapped`` of benchmarks/results/cute/nvidia-h200-few-tiles.jsonl)."""
+TURNED_BYTES = (2, 4)
+"""Elements of matrices that the epilogue of such a matmul reads."""
 RESIDENT_COLUMNS = 32
 """Columns of a tile of two warpgroups that convert A, of which two CTAs share the registers of an SM without spills."""
 MOST_RESIDENTS = (3, 4)
@@ -129,7 +131,8 @@ def fills_turned_tiles(problem: GemmProblem) -> bool:
     """
     epilogue, batched = problem.epilogue, problem.batch or problem.groups or problem.runtime or any(problem.starts)
     others = problem.copied or problem.summed or problem.terms or problem.ends or problem.scales or problem.rounded
-    loaded = any(epilogue.of_kind(kind) for kind in ("exact", "strided", "product", "uniform", "integers"))
+    loaded = any(epilogue.of_kind(kind) for kind in ("strided", "product", "uniform", "integers"))
+    loaded |= any(itemsize(each.dtype) not in TURNED_BYTES for each in epilogue.of_kind("exact"))
     if batched or others or loaded or epilogue.reduces_rows or epilogue.words:
         return False
     if [each.kind for each in problem.outputs] != ["exact"] or problem.outputs[0].adds:

@@ -419,11 +419,12 @@ def check_outputs(problem: GemmProblem) -> None:
 def _check_turned(problem: GemmProblem, output: EpilogueOutput) -> None:
     """Check an output that TMA stores in tiles that are contiguous along M."""
     name = shown_output(problem, output)
-    others = problem.epilogue.of_kind("exact") or problem.epilogue.reduces_rows or len(problem.matrices) > 1
+    upright = [each for each in problem.epilogue.of_kind("exact") if not each.turned]
+    others = upright or problem.epilogue.reduces_rows or len(problem.matrices) > 1
     if others or problem.batch or problem.groups or problem.runtime or output.adds or itemsize(output.dtype) != 2:
         raise Refusal(
-            f"{name} is contiguous along M, which is implemented for one matrix of 16 bits, without batches, row reductions"
-            " and matrices of the epilogue, of sizes that are known when the kernel is compiled"
+            f"{name} is contiguous along M, which is implemented for one matrix of 16 bits, without batches and row"
+            " reductions, with matrices of the epilogue that are as well, of sizes that are known when the kernel is compiled"
         )
     check_pitch(problem, name, output.dtype, output.column_pitch, "m")
     check_row_ends(problem, output)

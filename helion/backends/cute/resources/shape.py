@@ -317,7 +317,11 @@ def _stored_along_m(problem: GemmProblem) -> GemmProblem:
     """Return the problem of a transposed matmul, whose output TMA stores in tiles that are contiguous along M."""
     (output,) = problem.outputs
     turned = replace(output, kind="exact", pitch=1, column_pitch=_even(problem.m))
-    return replace(problem, epilogue=replace(problem.epilogue, outputs=(turned,)), d_pitch=1)
+    operands = tuple(
+        replace(each, pitch=1, column_pitch=_even(problem.m)) if each.kind == "exact" else each
+        for each in problem.epilogue.operands
+    )
+    return replace(problem, epilogue=replace(problem.epilogue, operands=operands, outputs=(turned,)), d_pitch=1)
 
 
 def _stored_by_threads(problem: GemmProblem) -> GemmProblem:

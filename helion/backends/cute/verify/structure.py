@@ -56,7 +56,7 @@ def _memory(plan: GemmPlan) -> None:
     lines = [line for label, line in zip("ab", lines, strict=False) if problem.copy_of(label) is None]
     lines += [(each.name, each.column_pitch if each.turned else each.pitch, each.dtype) for each in matrices]
     lines += [
-        (operand.name, operand.pitch, operand.dtype)
+        (operand.name, operand.column_pitch if operand.turned else operand.pitch, operand.dtype)
         for operand in problem.epilogue.operands
         if operand.kind in _MATRICES and problem.copy_of(operand.label) is None
     ]
