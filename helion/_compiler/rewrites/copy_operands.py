@@ -15,7 +15,8 @@ column::
         %3: [b3, b4] = load x[b3, b4] where in range; store packed[b3, b4] <- %3
     grid b0 in 0..m, b1 in 0..n: for b2 in 0..777: %1: [b0, b2] = load packed[b0, b2]; ...
 
-The copies launch before all other kernels but those that compute their operands. Loads of them need no mask: lanes out
+A result whose contiguous dimension is a batch is stored to a copy, which a kernel after the matmul copies to its tensor.
+The copies of operands launch before all other kernels but those that compute their operands. Loads of them need no mask: lanes out
 of range exist in memory and are 0. A K-major copy has the same shape and other strides.
 """
 
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -71,6 +72,8 @@ _NAME = "_helion_packed"
 class CopiedOperand:
     """A load of an operand that can be copied: of ``tensor``, over whole dimensions from 0, in tiles of one block each.
 
+    The store of a result is described alike.
+
     A dimension with an index for all lanes has no block. ``along`` is the dimension along which memory is contiguous,
     ``to`` the one along which the copy is.
     """
@@ -103,6 +106,34 @@ def _scattered_operands(program: Program) -> tuple[CopiedOperand, ...]:
         depths, matrix = sides[each.load.result.number]
         if len(depths) == 1 and depths <= {*each.blocks} and each.blocks[each.along] not in matrix:
             found.append(replace(each, to=each.blocks.index(*depths)))
+    return tuple(found)
+
+
+def scattered_results(program: Program) -> tuple[CopiedOperand, ...]:
+    """Return the stores of results along whose contiguous dimension a matmul has a batch, if operands have it so too.
+
+    Each is all that the program does with its tensor. The matmul stores to a copy that is contiguous along N, and a
+    grid loop after it copies that to the tensor.
+    """
+    if not _scattered_operands(program):
+        return ()
+    (root,) = program.roots
+    axes = {axis.block: axis for axis in root.axes}
+    matrices = [dot.result.dims[-2:] for dot in _dots(program)]
+    matrix = {block for dims in matrices for dim in dims for block in dim.blocks}
+    touched = [op.attrs.tensor for op in program.walk() if isinstance(op.attrs, MemoryAttrs)]
+    found = []
+    for op in root.body.ops:
+        if op.kind != "store" or not isinstance(op.attrs, MemoryAttrs) or op.attrs.atomic is not None:
+            continue
+        tensor = program.tensors[op.attrs.tensor]
+        alone = sum(program.tensors[each].storage == tensor.storage for each in touched) == 1
+        each = _operand(program, op, axes, frozenset()) if alone else None
+        if each is None or each.blocks[each.along] in (None, *matrix) or None in each.blocks:
+            continue
+        columns = [dims[-1].blocks for dims in matrices]
+        if len({*columns}) == 1 and len(columns[0]) == 1 and columns[0][0] in each.blocks:
+            found.append(replace(each, to=each.blocks.index(columns[0][0])))
     return tuple(found)
 
 
@@ -140,8 +171,10 @@ def _whole_tiles(each: CopiedOperand, sizes: Mapping[int, int]) -> tuple[int, ..
 
 def copy_operands(program: Program, sizes: Mapping[int, int], *, unaligned: bool, mn_major: bool) -> Program:
     """Return the program that first copies the operands of ``copied_operands``, and then reads the copies."""
-    found = copied_operands(multiplying(program), unaligned=unaligned, mn_major=mn_major)
-    return _Copier(program, sizes).program(found) if found else program
+    reading = multiplying(program)
+    found = copied_operands(reading, unaligned=unaligned, mn_major=mn_major)
+    stored = tuple(each for each in scattered_results(reading) if may_copy(each, sizes)) if unaligned else ()
+    return _Copier(program, sizes).program(found, stored) if found else program
 
 
 def multiplying(program: Program) -> Program:
@@ -280,7 +313,7 @@ class _Copier:
         slots = (op.attrs.slot for op in program.walk() if isinstance(op.attrs, MemoryAttrs))
         self.slots = itertools.count(1 + max(slots))
 
-    def program(self, found: tuple[CopiedOperand, ...]) -> Program:
+    def program(self, found: tuple[CopiedOperand, ...], stored: tuple[CopiedOperand, ...]) -> Program:
         packed: dict[tuple[int, tuple[int | None, ...]], HostTensor] = {}
         roots: list[Root] = []
         for each in found:
@@ -289,10 +322,24 @@ class _Copier:
                 packed[key] = self.tensor(each)
                 roots.append(self.copy(each, packed[key]))
         of = {each.load.number: packed[each.tensor.id, each.blocks].id for each in found}
+        results = [(each, self.tensor(each)) for each in stored]
+        of |= {each.load.number: copy.id for each, copy in results}
         changed = map_ops(self.before, lambda op: _redirected(op, of))
         changed = replace(changed, tensors=tuple(self.tensors), blocks=tuple(self.blocks))
         (reader,) = multiplying(changed).roots
-        return replace(changed, roots=insert_before(changed, reader, roots))
+        changed = replace(changed, roots=insert_before(changed, reader, roots))
+        return self.followed(changed, results) if results else changed
+
+    def followed(self, program: Program, results: Sequence[tuple[CopiedOperand, HostTensor]]) -> Program:
+        """Return the program with grid loops after that of the matmul, which copy its ``results`` to their tensors."""
+        (reader,) = multiplying(program).roots
+        after = reader.phase + 1
+        later = (
+            replace(root, phase=root.phase + 1) if root.phase >= after and root.launch == reader.launch else root
+            for root in program.roots
+        )
+        made = [replace(self.copy_back(each, copy), phase=after, launch=reader.launch) for each, copy in results]
+        return replace(program, roots=(*later, *made), blocks=tuple(self.blocks))
 
     def tensor(self, each: CopiedOperand) -> HostTensor:
         """Return the tensor of the copy, which has whole tiles of the operand's blocks.
@@ -334,6 +381,22 @@ class _Copier:
         value = out.emit("load", (mask,), to.dtype, dims, read)
         out.emit("store", (value,), to.dtype, dims, MemoryAttrs(to.id, indices, next(self.slots), len(dims)))
         axes = tuple(LoopAxis(block.id, 0, int(extent)) for block, extent in zip(made, to.shape, strict=True))
+        return replace(self.before.roots[0], axes=axes, body=Region((), tuple(ops), ()))
+
+    def copy_back(self, each: CopiedOperand, copy: HostTensor) -> Root:
+        """Return the grid loop that copies a result to its tensor."""
+        made = [
+            self.block(int(extent), side, f"{copy.name} of {each.tensor.name}")
+            for extent, side in zip(each.tensor.shape, _sides(each, self.sizes), strict=True)
+        ]
+        dims = tuple(Dim(1, (block.id,)) for block in made)
+        indices = tuple(Index("block", block=block.id, positions=(at,)) for at, block in enumerate(made))
+        ops: list[Op] = []
+        out = Builder(self.numbers, each.load.location, ops)
+        value = out.emit("load", (), copy.dtype, dims, MemoryAttrs(copy.id, indices, next(self.slots), len(dims)))
+        stored = MemoryAttrs(each.tensor.id, indices, next(self.slots), len(dims))
+        out.emit("store", (value,), copy.dtype, dims, stored)
+        axes = tuple(LoopAxis(block.id, 0, int(extent)) for block, extent in zip(made, each.tensor.shape, strict=True))
         return replace(self.before.roots[0], axes=axes, body=Region((), tuple(ops), ()))
 
     def block(self, extent: int, size: int, name: str) -> Block:

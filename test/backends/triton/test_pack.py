@@ -13,7 +13,7 @@ from harness import program_of, space_of, tensor
 import helion
 import helion.language as hl
 from helion import exc
-from helion._compiler.rewrites.copy_operands import mn_major_operands, unaligned_operands
+from helion._compiler.rewrites.copy_operands import mn_major_operands, scattered_results, unaligned_operands
 from helion.backends.triton.execute.interpreter.races import detect_races
 
 
@@ -120,6 +120,19 @@ def last_batch(x, y):
     return out
 
 
+def last_batch_added(x, y):
+    """What a result is added to is read from the tensor that it is stored to."""
+    m, k, c = x.size()
+    out = torch.ones([m, y.size(0), c], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n, tile_c in hl.tile([m, y.size(0), c]):
+        acc = hl.zeros([tile_c, tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            left = x[tile_m, tile_k, tile_c].permute(2, 0, 1)
+            acc = torch.baddbmm(acc, left, y[tile_n, tile_k, tile_c].permute(2, 1, 0))
+        out[tile_m, tile_n, tile_c] += acc.permute(1, 2, 0)
+    return out
+
+
 def taps(x, y):
     """Each of two columns of weights is multiplied with its own columns."""
     m, k, _ = x.size()
@@ -151,6 +164,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., torch.Tensor], tuple[to
     "loaded transposed": (dotted, _dotted, operands(torch.bfloat16, (100, 33), (100, 65)), [16, 32, 32]),
     "sums of tiles": (whole_tile_sums, lambda x, y: product(x, y).sum(-1), operands(torch.float32, (33, 77), (77, 65)), [16, 32, 32]),
     "batches along the last dimension": (last_batch, _last_batch, operands(torch.bfloat16, (33, 70, 6), (20, 70, 6)), [16, 32, 1, 32]),
+    "added to": (last_batch_added, lambda x, y: _last_batch(x, y) + 1, operands(torch.float32, (33, 70, 100), (20, 70, 100)), [16, 16, 1, 32]),
     "one index of the last dimension": (taps, _taps, operands(torch.float32, (33, 40, 2), (40, 50)), [16, 32, 16]),
 }  # fmt: skip
 
@@ -165,13 +179,24 @@ def test_packed_operands_give_the_same(name: str) -> None:
         for line in kernel.bind(args).to_triton_code().splitlines()
         if " = torch.empty" in line and "_helion_packed" in line
     }
-    found = unaligned_operands(program_of(fn, *args, static_shapes=True))
+    program = program_of(fn, *args, static_shapes=True)
+    found = (*unaligned_operands(program), *scattered_results(program))
     assert len(copies) == len({(each.tensor.id, each.blocks) for each in found}) > 0
     with detect_races():
         result = kernel(*args)
     expected = reference(*args)
     error = 2**-7 if result.dtype == torch.bfloat16 else 2**-9 if result.dtype == torch.float16 else 1e-5
     assert (result.double() - expected).abs().max() <= error * expected.abs().max()
+
+
+def test_results_are_copied_where_their_tensor_has_no_other_access() -> None:
+    for name, count in (
+        ("batches along the last dimension", 1),
+        ("added to", 0),
+        ("one index of the last dimension", 0),
+    ):
+        fn, _, args, _ = CASES[name]
+        assert len(scattered_results(program_of(fn, *args, static_shapes=True))) == count
 
 
 NARROW = torch.float8_e4m3fn
