@@ -255,6 +255,7 @@ def _lefts(plan, names, thread, products, block, masked, origin) -> list[torch.T
     """Return the left operands of a block, as the printed functions leave them in registers."""
     elements = _elements(plan.keys)
     held = {f"held_{value}": Held([None] * len(elements)) for value in plan.problem.held}
+    held |= {f"drawn_{value}": Held([0] * printed.drawn_words(plan)) for value in plan.problem.drawn}
     packed = {f"left_{at}": Held([None] * (len(elements) // 2)) for at in range(len(plan.problem.gradients))}
     taken = {f"product_{at}": [_lanes(product[place]) for place in elements] for at, product in enumerate(products)}
     given = {**names, **thread, **held, **packed, **taken, "first_key": origin + block * plan.keys + LANE % 4 * 2}

@@ -64,7 +64,7 @@ class BackwardShape:
     loaded: bool = False
     """True if integers in memory bound the blocks of a tile, as of sequences."""
     draws: int = 0
-    """Random numbers that are drawn for a pair of rows, again for each gradient."""
+    """Random numbers that are drawn for a pair of rows in each pass."""
     fixed: Mapping[int, int] = field(default_factory=dict)
 
     def registers(self, keys: int) -> int:
@@ -144,7 +144,7 @@ def backward_shape(facts: KernelFacts) -> BackwardShape | str:
         hidden=fact.hidden,
         bounded=bounded,
         loaded=facts.axes[fact.streamed_axis].extent is None and not fact.hidden,
-        draws=len(facts.random_tiles) * max(1, len(gradients)),
+        draws=len(facts.random_tiles),
         fixed={axis.block_id: axis.size for axis in facts.axes if axis.kind == "fixed" and axis.size is not None},
     )
 
@@ -181,7 +181,7 @@ def predicted_us(shape: BackwardShape, choice: BackwardChoice, target: Target) -
         blocks = min(most, (blocks * shape.seen + rows / choice.keys / 2 + 0.5) * UNEVEN)
     added = len(shape.gradients) // shape.passes + bool(shape.atomic)
     others = shape.passes * BLOCK_NS[added] / per_sm * (SINGLE[shape.is_wide] if choice.groups == 1 else 1.0)
-    others += choice.keys * RATES.draw_ns * shape.draws / per_sm
+    others += choice.keys * RATES.draw_ns * shape.draws * shape.passes / per_sm
     if shape.loaded:
         blocks *= 1 + (2 * WGMMA_ROWS + choice.keys) / SEQUENCE
         others += choice.keys * RATES.operation_ns * MASK_OPS * len(shape.gradients) / per_sm

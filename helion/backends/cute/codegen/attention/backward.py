@@ -22,6 +22,7 @@ def backward_functions(plan: BackwardPlan) -> list[list[str]]:
     functions = [*_mmas(plan), exp2_function(), pack_function(plan), *([PACK_OWNED] if _masks_rows(plan) else [])]
     if has_masks(plan):
         functions += [seen_function(plan), *(_bits_functions(plan) if plan.clears_rows else [])]
+    functions += [BIT_OF] if plan.problem.drawn else []
     functions += [_values(plan, late, only) for late, only in values_of_passes(plan)]
     functions += atomic_functions(plan)
     return [*functions, *(_finish(plan, at) for at in range(len(plan.problem.gradients)))]
@@ -162,9 +163,23 @@ def _held(plan: BackwardPlan, only: int | None) -> tuple[int, ...]:
     return plan.problem.held if only is None or _is_late(plan, only) else ()
 
 
+WORD_BITS = 32
+BIT_OF = [
+    "def bit_of(element):",
+    f"    place = element % {WORD_BITS}",
+    f"    return cutlass.Int32((1 << place) - (1 << {WORD_BITS} if place == {WORD_BITS - 1} else 0))",
+]
+"""The function of an element's bit in its word, as a signed number."""
+
+
+def drawn_words(plan: BackwardPlan) -> int:
+    """Return the words with a bit for each of a thread's elements of a block."""
+    return -(-plan.keys // 2 // WORD_BITS)
+
+
 def values_arguments(plan: BackwardPlan, late: bool, only: int | None) -> list[str]:
     """Return the names that the function of a block's values takes, in the kernel as in the function."""
-    held = [f"held_{value}" for value in _held(plan, only)]
+    held = [f"held_{value}" for value in _held(plan, only)] + [f"drawn_{value}" for value in plan.problem.drawn]
     products = [f"product_{at}" for at in range(PRODUCTS if late else 1)]
     written = [f"left_{at}" for at in lefts(plan, late, only)]
     bounds = ["seen_bits"] if plan.clears_rows else spans.row_names(plan)
@@ -191,6 +206,8 @@ def _values(plan: BackwardPlan, late: bool, only: int | None) -> list[str]:
         lines.append(f"    limits = [{seen} if masked else (0, 0) for row in range(2)]")
     if _masks_rows(plan) and exchanged_gradient(plan) in written:
         lines.append(f"    owned = [first_query + 8 * row < {text_of(plan.problem.queries)} for row in range(2)]")
+    for value in () if late else plan.problem.drawn:
+        lines += [f"    for word in range({drawn_words(plan)}):", f"        drawn_{value}[word] = cutlass.Int32(0)"]
     lines += [f"    {line}" for line in _reads(plan, read_sources, ("query", "head", "number"), ())]
     lines.append(f"    for column in range({plan.keys // 8}):")
     lines += [f"        {line}" for line in _reads(plan, read_sources, ("key",), plan.staged[STREAMED[late]])]
@@ -210,6 +227,7 @@ def _needed(plan: BackwardPlan, late: bool, only: int | None) -> Iterator[int]:
     """Yield the values that the function computes or reads, in order. Held values are computed once."""
     problem, formula = plan.problem, plan.problem.formula
     waiting = [problem.gradients[at].left for at in lefts(plan, late, only)]
+    drawn = plan.problem.drawn if late else ()
     found = set[int]()
     waiting += [] if late else _held(plan, only)
     while waiting:
@@ -217,7 +235,7 @@ def _needed(plan: BackwardPlan, late: bool, only: int | None) -> Iterator[int]:
         if value in found:
             continue
         found.add(value)
-        if value >= formula.computed and not (late and value in problem.held):
+        if value >= formula.computed and not (late and value in problem.held) and value not in drawn:
             made = formula.instructions[value - formula.computed]
             waiting += [each for each in made.arguments if not isinstance(each, Constant)]
     yield from sorted(found)
@@ -271,9 +289,15 @@ def _element(plan: BackwardPlan, late: bool, only: int | None, needed: list[int]
             if source.kind == "exact":
                 text = read(plan, source, head_axes(problem), "query", "key", problem.keys)
                 lines.append(f"{source.label}_value = {text}")
+        elif late and value in problem.drawn:
+            bit = f"(drawn_{value}[e // {WORD_BITS}] >> (e % {WORD_BITS})) & 1 == 1"
+            lines.append(f"y{value} = cutlass.select_({bit}, cutlass.Float32(1.0), cutlass.Float32(0.0))")
         elif value >= formula.computed and not (late and value in problem.held):
             text = computed(formula, value, lambda each: _names(plan, late, each), ("query", "key"), FAST)
             lines.append(f"y{value} = {text}")
+            if value in problem.drawn:
+                word = f"drawn_{value}[e // {WORD_BITS}]"
+                lines.append(f"{word} = {word} | cutlass.select_(y{value} != 0.0, bit_of(e), cutlass.Int32(0))")
     lines += [] if late else [f"held_{value}[e] = y{value}" for value in _held(plan, only)]
     for at in lefts(plan, late, only):
         name = _names(plan, late, problem.gradients[at].left)
@@ -367,6 +391,7 @@ def registers(plan: BackwardPlan) -> list[str]:
             f"fragment_{name} = product_mma().make_fragment_B(part_of_product.partition_B(shared_{name}))",
         ]
     lines += [f"held_{value} = cute.make_rmem_tensor({plan.keys // 2}, cutlass.Float32)" for value in problem.held]
+    lines += [f"drawn_{value} = cute.make_rmem_tensor({drawn_words(plan)}, cutlass.Int32)" for value in problem.drawn]
     shape, pitch = f"(2, 4, {plan.keys // 8}, {plan.stages})", plan.vector_pitch
     for source in (source for sources in plan.staged.values() for source in sources):
         layout = f"cute.make_layout({shape}, stride=(1, 2, 8, {pitch}))"

@@ -100,31 +100,41 @@ def uniform_functions(problem: ScoreProblem) -> list[list[str]]:
 def uniform_function() -> list[str]:
     """Return the function of a random number: Philox in one block of PTX, which is quick to trace.
 
-    Offsets that are not ``wide`` wrap at 2**32.
+    Offsets that are not ``wide`` wrap at 2**32. The keys of all rounds are computed before the block:
+    they are the same for all elements, and for all threads unless the seed is loaded.
     """
-    lines = [".reg .b32 a, b, c, d, k, l, x, y, z, w;", ".reg .b64 p;", "mov.b32 a, {$r0};", "mov.b32 b, {$r1};"]
-    lines += ["mov.b32 c, 0;", "mov.b32 d, 0;", "mov.b32 k, {$r2};", "mov.b32 l, {$r3};"]
+    lines = [".reg .b32 a, b, c, d, x, y, z, w;", ".reg .b64 p;", "mov.b32 a, {$r0};", "mov.b32 b, {$r1};"]
+    lines += ["mov.b32 c, 0;", "mov.b32 d, 0;"]
     one, other = MULTIPLIERS
-    for _ in range(ROUNDS):
+    for at in range(ROUNDS):
         lines += [
             f"mul.wide.u32 p, a, {one};",
             "mov.b64 {x, y}, p;",
             f"mul.wide.u32 p, c, {other};",
             "mov.b64 {z, w}, p;",
         ]
-        lines += ["xor.b32 w, w, b;", "xor.b32 a, w, k;", "mov.b32 b, z;", "xor.b32 y, y, d;", "xor.b32 c, y, l;"]
-        lines += ["mov.b32 d, x;", f"add.u32 k, k, {INCREMENTS[0]};", f"add.u32 l, l, {INCREMENTS[1]};"]
+        keys = [f"{{$r{2 + 2 * at + part}}}" for part in range(2)]
+        lines += ["xor.b32 w, w, b;", f"xor.b32 a, w, {keys[0]};", "mov.b32 b, z;"]
+        lines += ["xor.b32 y, y, d;", f"xor.b32 c, y, {keys[1]};", "mov.b32 d, x;"]
+    steps = ", ".join(str(_signed(at * each)) for at in range(ROUNDS) for each in INCREMENTS)
     return [
         "def uniform(seed, offset, wide):",
         "    high = cutlass.Int32(offset >> 32) if wide else cutlass.Int32(0)",
+        "    words = cutlass.Int32(seed), cutlass.Int32(seed >> 32)",
+        f"    keys = [words[at % 2] + step for at, step in enumerate(({steps}))]",
         "    word = cute.arch.inline_ptx(",
         *(f'        "{line} "' for line in ["{", *lines, "mov.b32 {$w0}, a;", "}"]),
         "        ,",
         "        write_only_types=[cutlass.Int32],",
-        "        read_only_args=[cutlass.Int32(offset), high, cutlass.Int32(seed), cutlass.Int32(seed >> 32)],",
+        "        read_only_args=[cutlass.Int32(offset), high, *keys],",
         "    )",
         f"    return cutlass.Float32(word ^ (word >> 31)) * {UNIFORM!r}",
     ]
+
+
+def _signed(word: int) -> int:
+    """Return the 32 bits of a word as a signed number."""
+    return (word + 2**31) % 2**32 - 2**31
 
 
 def _integers(formula: Formula) -> list[bool]:

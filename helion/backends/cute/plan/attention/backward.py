@@ -36,11 +36,12 @@ from .build import (
     check_positions,
 )
 from .numbers import is_known
-from .operands import Matrix, Source, Table
+from .operands import Matrix, RandomNumbers, Source, Table
 from .records import AttentionOutput, Band, Formula, KeyRange, Scheduler, ScorePlan, ScoreProblem
 
-DRAWN_REGISTERS = 40
-"""Registers of the generator of random numbers."""
+DRAWN_REGISTERS, DRAWN_EARLY_REGISTERS = 40, 24
+"""Registers of the generator of random numbers: after the second product, or before it alone, when fewer are in use."""
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 PRODUCTS = 2
 """Products of a tile and a block: scores, and the gradients of weights."""
 FIXED_REGISTERS = 8
@@ -158,6 +159,36 @@ class BackwardProblem(ScoreProblem):
             for value in range(formula.computed, formula.computed + len(formula.instructions))
             if early[value] and not self.late[value] and self._feeds_late(value)
         )
+
+    @functools.cached_property
+    def drawn(self) -> tuple[int, ...]:
+        """Comparisons of random numbers that values before and after the second product are computed from. Their bits are
+        held, so that numbers are drawn once for both."""
+        if not self.draws or len(self.passes) > 1:
+            return ()
+        formula, lefts = self.formula, [each.left for each in self.gradients]
+        random = {formula.starts + at for at, each in enumerate(formula.sources) if isinstance(each, RandomNumbers)}
+        after = self._read_by([each for each in lefts if self.late[each]], self.held)
+        before = self._read_by([*self.held, *(each for each in lefts if not self.late[each])])
+        compared = (
+            formula.computed + at
+            for at, made in enumerate(formula.instructions)
+            if made.op in COMPARISONS
+            and not random.isdisjoint(each for each in made.arguments if isinstance(each, int))
+        )
+        of_products = _depending(formula, (0, 1))
+        return tuple(each for each in compared if each in before & after and not of_products[each])
+
+    def _read_by(self, values: Sequence[int], known: Sequence[int] = ()) -> set[int]:
+        """Return the values that some are computed from, themselves included, but for those that known ones are."""
+        waiting, found = [*values], set[int]()
+        while waiting:
+            value = waiting.pop()
+            found.add(value)
+            if value >= self.formula.computed and value not in known:
+                made = self.formula.instructions[value - self.formula.computed]
+                waiting += (each for each in made.arguments if not isinstance(each, Constant))
+        return found
 
     @functools.cached_property
     def passes(self) -> tuple[tuple[int, ...], ...]:
@@ -417,7 +448,8 @@ def estimated_registers(columns: Sequence[int], keys: int, atomic: bool = False,
     """Return the estimated registers of a consumer thread. With ``atomic``, a gradient is added to memory as well. ``draws``
     tells of random numbers."""
     held = [max(columns)] if columns and in_passes(columns) and not atomic else columns
-    return _registers(held, keys) + (DRAWN_REGISTERS if draws else 0)
+    early = len(held) > 1
+    return _registers(held, keys) + (0 if not draws else DRAWN_EARLY_REGISTERS if early else DRAWN_REGISTERS)
 
 
 def _registers(columns: Sequence[int], keys: int) -> int:
