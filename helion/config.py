@@ -201,7 +201,7 @@ class Config(Mapping[str, Any]):
         exc.InvalidConfig: a key is given in both its forms.
     """
 
-    __slots__ = ("_hash", "config")
+    __slots__ = ("_frozen", "_hash", "config")
 
     def __init__(self, **keys: Any) -> None:
         config: dict[str, Any] = {}
@@ -215,6 +215,7 @@ class Config(Mapping[str, Any]):
                 config[plural] = _list(plural, value, singular=plural != key)
         self.config = config
         self._hash: int | None = None
+        self._frozen: object = None
 
     def __getitem__(self, key: str) -> Any:
         if key not in self.config and RENAMED.get(key) in self.config:
@@ -238,12 +239,17 @@ class Config(Mapping[str, Any]):
         return len(self.config)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Config) and _freeze(self.config) == _freeze(other.config)
+        return self is other or (isinstance(other, Config) and self._key() == other._key())
 
     def __hash__(self) -> int:
         if self._hash is None:
-            self._hash = hash(_freeze(self.config))
+            self._hash = hash(self._key())
         return self._hash
+
+    def _key(self) -> object:
+        if self._frozen is None:
+            self._frozen = _freeze(self.config)
+        return self._frozen
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Config.from_dict, (self.config,))  # hashes of strings differ between processes

@@ -75,6 +75,10 @@ class HostProgram:
     #: Host expressions of the tensors that the kernels may write; None where that is not known.
     written: frozenset[str] | None
 
+    def __getstate__(self) -> dict[str, Any]:
+        _ = self.names, self.stored, self.is_plain, self.may_write_arguments  # which a later process reads first
+        return vars(self)
+
     @property
     def name(self) -> str:
         return self.traced.name
@@ -105,7 +109,7 @@ class HostProgram:
         nodes = (n for s in self.body for n in ast.walk(s) if isinstance(n, ast.Name))
         return frozenset(n.id for n in nodes if isinstance(n.ctx, ast.Store))
 
-    @property
+    @functools.cached_property
     def is_plain(self) -> bool:
         """True if its statements do the same in another function: it is no generator and binds no globals."""
         unusual = (ast.Global, ast.Yield, ast.YieldFrom)
