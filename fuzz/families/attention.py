@@ -19,11 +19,15 @@ def _draw(draw: Draw) -> Draft:
         "dtype": draw.one("float16", "float16", "bfloat16", "float32"),
         "scale": draw.one("q_in_loop", "q_in_loop", "q_before", "scores", "none"),
         "softmax": draw.one("online", "online", "online2", "whole", "relu"),
-        "mask": draw.one("none", "none", "causal", "bias", "window"),
+        "mask": draw.one("none", "none", "causal", "bias", "window", "hidden"),
         "keys": draw.one("transposed_view", "transposed_view", "plain"),
         "k_layout": draw.one("contiguous", "contiguous", "transposed", "padded"),
         "batch_tile": draw.one("tile", "tile", "grid"),
     }
+    if draw.rng.random() < 0.4:  # forms that the cute backend supports
+        options |= {"batch_tile": "grid", "keys": "plain", "k_layout": "contiguous"}
+        options |= {"dtype": draw.one("float16", "bfloat16"), "softmax": draw.one("online", "online2")}
+        sizes["d"] = 16 if draw.small else draw.rng.choice((32, 64, 128))
     return draw.draft(sizes, options)
 
 
@@ -39,8 +43,17 @@ def _scores(o: dict[str, str], keys: str) -> list[str]:
 
 
 def _seen(o: dict[str, str], m: str, n: str) -> str:
-    """Return the condition under which a query attends to a key, from the texts of their indices."""
-    return f"{m}[:, None] >= {n}[None, :]" if o["mask"] == "causal" else f"({m}[:, None] // 2 >= {n}[None, :] // 2 - 8)"
+    """Return the condition under which a query attends to a key, from the texts of their indices; the first queries see no
+    key that is not ``hidden``."""
+    return {
+        "causal": f"{m}[:, None] >= {n}[None, :]",
+        "hidden": f"({m}[:, None] - {n}[None, :] >= 9) & ({m}[:, None] - {n}[None, :] < 70)",
+    }.get(o["mask"], f"({m}[:, None] // 2 >= {n}[None, :] // 2 - 8)")
+
+
+def _low(o: dict[str, str]) -> str:
+    """Return the score of a key that a query does not attend to: all keys count if a query sees none."""
+    return "-1.0e30" if o["mask"] == "hidden" else "-20.0"
 
 
 def _masked(o: dict[str, str], lead: str) -> list[str]:
@@ -49,7 +62,7 @@ def _masked(o: dict[str, str], lead: str) -> list[str]:
     if o["mask"] == "none":
         return []
     extra = "" if o["batch_tile"] == "grid" else "[None, :, :]"
-    return [f"scores = torch.where(({_seen(o, 't.index', 'c.index')}){extra}, scores, -20.0)"]
+    return [f"scores = torch.where(({_seen(o, 't.index', 'c.index')}){extra}, scores, {_low(o)})"]
 
 
 def _kernel(o: dict[str, str]) -> list[str]:
@@ -114,7 +127,7 @@ def _reference(o: dict[str, str]) -> list[str]:
         lines.append("scores = scores + bias")
     elif o["mask"] != "none":
         seen = _seen(o, "torch.arange(queries.shape[1])", "torch.arange(v.shape[1])")
-        lines.append(f"scores = torch.where(({seen})[None], scores, -20.0)")
+        lines.append(f"scores = torch.where(({seen})[None], scores, {_low(o)})")
     if o["softmax"] == "relu":
         return [*lines, "return torch.bmm(torch.relu(scores), v)"]
     base = " * 0.6931471805599453" if o["softmax"] == "online2" else ""
@@ -151,7 +164,8 @@ def _render(draft: Draft) -> Case:
     ]
     operand = "tf32" if o["dtype"] == "float32" else o["dtype"]
     # torch.bmm rounds scores to the type of its operands, and their exponentials have the absolute error of that
-    return case_of(draft, inputs, kernel, _reference(o), precision_of("float32", o["dtype"], operands=operand))
+    precision = precision_of("float32", o["dtype"], operands=operand)
+    return case_of(draft, inputs, kernel, _reference(o), precision, ("triton", "cute"))
 
 
 FAMILY = Family(
