@@ -119,9 +119,7 @@ def attention_of(program: Program, packed: bool = True) -> Attention:
     problem = replace(problem, latent=_is_latent(problem, k[1] == v[1]))
     problem = with_heads_as_rows(loops, with_packed_heads(loops, problem) if packed else problem)
     problem = replace(problem, units=tuple(loops.numbers.units))
-    check_problem(problem)
-    check_strides(loops, problem)
-    check_storage(loops)
+    _check(loops, problem)
     return Attention(
         problem=problem,
         loops=loops,
@@ -135,6 +133,13 @@ def attention_of(program: Program, packed: bool = True) -> Attention:
             *loops.loaded.values(),
         ),
     )
+
+
+def _check(loops: Loops, problem: AttentionProblem) -> None:
+    """Check what is known of the problem and of its tensors. Raises ``Refusal``."""
+    check_problem(problem)
+    check_strides(loops, problem)
+    check_storage(loops)
 
 
 def _is_latent(problem: AttentionProblem, same: bool) -> bool:
