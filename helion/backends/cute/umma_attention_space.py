@@ -12,7 +12,7 @@ from ...fields import BooleanFragment, EnumFragment
 from ...hardware import Target
 from .lower.attention.kernel import known_attention
 from .lower.attention.recognise import Attention
-from .plan.attention.build import KEY_STEP, LEAST_STAGES, takes_lazy
+from .plan.attention.build import LEAST_STAGES, key_step, takes_lazy
 from .plan.attention.records import AttentionProblem
 from .plan.attention.umma import (
     MOST_POLYNOMIAL,
@@ -41,7 +41,8 @@ def smallest_umma(found: Attention, target: Target) -> Refusal | None:
     if isinstance(rows, int) and (rows % UMMA_ROWS or not 0 < rows <= UMMA_GROUPS * UMMA_ROWS):
         return Refusal(f"the kernel sets tiles of {rows} queries; 128 and 256 are implemented on tcgen05")
     choice = UmmaChoice(
-        groups=rows // UMMA_ROWS if isinstance(rows, int) else 1, keys=keys if isinstance(keys, int) else KEY_STEP
+        groups=rows // UMMA_ROWS if isinstance(rows, int) else 1,
+        keys=keys if isinstance(keys, int) else key_step(found.problem),
     )
     return _refusal(found.problem, choice, target)
 
@@ -56,12 +57,12 @@ def _refusal(problem: AttentionProblem, choice: UmmaChoice, target: Target) -> R
 
 def _first_choice(problem: AttentionProblem, target: Target) -> UmmaChoice:
     """Return the tile that a search begins with: the first of a few sizes that has a plan."""
-    for keys in (UMMA_KEYS, UMMA_KEYS // 2, KEY_STEP):
+    for keys in (UMMA_KEYS, UMMA_KEYS // 2, key_step(problem)):
         for groups in (UMMA_GROUPS, 1):
             choice = UmmaChoice(groups=groups, keys=keys)
             if _refusal(problem, choice, target) is None:
                 return choice
-    return UmmaChoice(groups=1, keys=KEY_STEP)
+    return UmmaChoice(groups=1, keys=key_step(problem))
 
 
 def umma_keys(program: Program, target: Target) -> OwnKeys:
@@ -70,7 +71,7 @@ def umma_keys(program: Program, target: Target) -> OwnKeys:
     loops, pages = found.loops, found.problem.k.pages
     lazy = found.problem.softmax and takes_lazy(found.problem)
     most = UMMA_KEYS if pages is None else min(UMMA_KEYS, pages.size & -pages.size)  # a power of two that divides it
-    first = _first_choice(found.problem, target)
+    first, step = _first_choice(found.problem, target), key_step(found.problem)
 
     def planned(decisions: Decisions) -> dict[str, Any]:
         plan = plan_umma_attention(found.problem, umma_choice(decisions, (loops.queries, loops.keys)), target)
@@ -101,12 +102,12 @@ def umma_keys(program: Program, target: Target) -> OwnKeys:
         ).rules(),
         sizes={
             loops.queries: (UMMA_ROWS, UMMA_GROUPS * UMMA_ROWS),
-            loops.keys: (KEY_STEP, most),
+            loops.keys: (step, most),
             **{block: (1, 1) for block in loops.heads if program.blocks[block].kind == "tile"},
         },
         initial={loops.queries: first.groups * UMMA_ROWS, loops.keys: first.keys},
-        least={loops.keys: KEY_STEP},
-        multiples={loops.queries: UMMA_ROWS, loops.keys: KEY_STEP},
+        least={loops.keys: step},
+        multiples={loops.queries: UMMA_ROWS, loops.keys: step},
         holds_values=False,
         planned=True,
     )

@@ -139,12 +139,12 @@ def exact(q, k, v, factor: float, seen=None):
     return torch.softmax(scores, -1) @ wide[1], torch.logsumexp(scores, -1)
 
 
-def cases(device: str = "cpu", dtype: torch.dtype = torch.bfloat16, scale: int = 1) -> list[Case]:
+def cases(device: str = "cpu", dtype: torch.dtype = torch.bfloat16, scale: int = 1, batch: int = 2) -> list[Case]:
     """Return attention of about 200 queries and 300 keys, times ``scale``. ``dtype`` is that of operands of 16 bits."""
     m, n = 196 * scale, 304 * scale
 
     def made(heads: int, rows: int, dims: int, mean: float) -> torch.Tensor:
-        return torch.randn(2, heads, rows, dims, device=device) + mean
+        return torch.randn(batch, heads, rows, dims, device=device) + mean
 
     def narrow(heads: int, groups: int, dims: int, wide: int, causal: bool) -> Case:
         q, k, v = made(heads, m, dims, 0.1), made(groups, n, dims, 0.25), made(groups, n, wide, 1.0)

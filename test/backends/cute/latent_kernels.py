@@ -251,3 +251,34 @@ def of_causal(
     scores = q.double() @ rows.mT * q.size(3) ** -0.5
     scores = scores.masked_fill(~torch.ones(m, n, dtype=torch.bool, device=q.device).tril(n - m), float("-inf"))
     return torch.softmax(scores, -1) @ rows[..., :width] * gates.double(), torch.logsumexp(scores, -1)
+
+
+def with_positions(q, q_positions, k, k_positions, v):
+    """`[B, H, S, D]`, causal: scores of dimensions of each head, and of others in tensors of their own, whose keys all heads
+    share."""
+    batch, heads, m, dims = q.size()
+    dims, more, wide = hl.specialize((dims, q_positions.size(3), v.size(3)))
+    out = torch.empty([batch, heads, m, wide], dtype=q.dtype, device=q.device)
+    for b, h, tile_m in hl.tile([batch, heads, m], block_size=[1, 1, None]):
+        highest = hl.full([tile_m], float("-inf"), dtype=torch.float32)
+        total = hl.zeros([tile_m], dtype=torch.float32)
+        acc = hl.zeros([tile_m, wide], dtype=torch.float32)
+        query, at = q[b.begin, h.begin, tile_m, :], q_positions[b.begin, h.begin, tile_m, :]
+        for tile_n in hl.tile(k.size(2)):
+            scores = hl.dot(query, k[b.begin, h.begin, tile_n, :].T)
+            scores = hl.dot(at, k_positions[b.begin, tile_n, :].T, acc=scores) * (dims + more) ** -0.5
+            scores = torch.where(tile_m.index[:, None] >= tile_n.index[None, :], scores, float("-inf"))
+            raised = torch.maximum(highest, torch.amax(scores, -1))
+            weights = torch.exp(scores - raised[:, None])
+            shrink = torch.exp(highest - raised)
+            total = total * shrink + weights.sum(-1)
+            acc = hl.dot(weights.to(v.dtype), v[b.begin, h.begin, tile_n, :], acc=acc * shrink[:, None])
+            highest = raised
+        out[b.begin, h.begin, tile_m, :] = acc / total[:, None]
+    return out
+
+
+def of_positions(rows: int, device: str = "cpu") -> tuple[torch.Tensor, ...]:
+    """Return arguments of two heads of 128 and 64 dimensions."""
+    sizes = ((1, 2, rows, 128), (1, 2, rows, 64), (1, 2, rows, 128), (1, rows, 64), (1, 2, rows, 128))
+    return tuple((torch.randn(size, device=device) + 0.1).bfloat16() for size in sizes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import re
 import types
 from typing import Any
@@ -17,6 +18,8 @@ from backends.cute import test_attention_spans as sequences
 from backends.cute.printed_registers import unwritten_registers
 from backends.cute.test_attention_sizes import caches, close
 from backends.cute.test_dropout import cases as dropped_kernels_cases
+from backends.cute.test_fp8_attention import ERROR as fp8_error
+from backends.cute.test_fp8_attention import NAMES as fp8_names
 from backends.cute.test_umma_verify import plan
 from backends.cute.umma_lanes import evaluate_as, objects
 
@@ -89,6 +92,57 @@ def test_values_of_sequences(monkeypatch: pytest.MonkeyPatch, static: bool, choi
     sequences.test_a_loop_over_the_rows_of_a_sequence()
     sequences.test_slots_of_caches()
     sequences.test_keys_in_pages(static, 64, torch.int32)
+
+
+@pytest.mark.parametrize("at", range(len(fp8_names)), ids=fp8_names)
+def test_values_of_operands_of_8_bits(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """Words have the weights of four keys, and scales of values are part of weights that are rounded later."""
+    torch.manual_seed(0)
+    case = fp8_kernels.cases(batch=1)[at]
+    choice = UmmaChoice(groups=1 + at % 2, keys=(32, 64, 96)[at % 3])
+    monkeypatch.setitem(evaluators.EVALUATORS, AttentionProblem, evaluate_as(choice))  # type: ignore[arg-type]
+    found = helion.kernel(backend="cute")(case.kernel)(*case.arguments)
+    for one, other in zip((found,) if torch.is_tensor(found) else found, case.wanted, strict=True):
+        assert (one.double() - other).norm() < fp8_error * other.norm()
+
+
+@pytest.mark.parametrize("choice", CHOICES[1:], ids=[f"{each.groups}x{each.keys}" for each in CHOICES[1:]])
+def test_values_of_dimensions_in_two_tensors(monkeypatch: pytest.MonkeyPatch, choice: UmmaChoice) -> None:
+    torch.manual_seed(0)
+    given = latent_kernels.of_positions(150)
+    monkeypatch.setitem(evaluators.EVALUATORS, AttentionProblem, evaluate_as(choice))  # type: ignore[arg-type]
+    found = helion.kernel(latent_kernels.with_positions, backend="cute")(*given)
+    q, more, k, shared, v = (each.double() for each in given)
+    scores = (q @ k.mT + more @ shared[:, None].mT) / math.sqrt(192)
+    wanted = torch.softmax(scores.masked_fill(~torch.ones(150, 150).tril().bool(), -math.inf), -1) @ v
+    assert (found.double() - wanted).norm() < 5e-3 * wanted.norm()
+
+
+def test_two_tensors_fill_one_stage() -> None:
+    """Both parts of a stage have the swizzles of the whole, one after another."""
+    meta = tuple(each.to("meta") for each in latent_kernels.of_positions(2000))
+    bound = helion.kernel(latent_kernels.with_positions, backend="cute").bind(meta, target="b200")
+    made = bound.plan()
+    text = shape_of_plan(made).kernel(made).source
+    for name, rows in (("q", 128), ("k", made.attention.keys)):
+        assert f"shared_{name}_rest = cute.make_tensor(shared_{name}.iterator + {128 * rows}, " in text
+        assert f"tma_{name}_rest, from_{name}_rest[" in text
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("at", range(-1, len(fp8_names)), ids=("two tensors", *fp8_names))
+def test_binaries_of_other_operands_are_not_spilled(at: int) -> None:
+    torch.manual_seed(0)
+    case = fp8_kernels.cases(scale=5)[at]
+    kernel, given = (
+        (case.kernel, case.arguments) if at >= 0 else (latent_kernels.with_positions, latent_kernels.of_positions(2000))
+    )
+    meta = tuple(each.to("meta") if torch.is_tensor(each) else each for each in given)
+    bound = helion.kernel(backend="cute")(kernel).bind(meta, target="b200")
+    for seed in bound.seeds[:2]:
+        found = bound.resources(seed.config)
+        assert found.spill_bytes == 0
+        assert ("UTCQMMA" in found.sass_counts) == (given[0].dtype == torch.float8_e4m3fn)
 
 
 @pytest.mark.parametrize(("splits", "lazy"), [(2, True), (3, False), (5, True)])
@@ -285,13 +339,11 @@ def refused() -> dict[str, tuple[Any, tuple[Any, ...]]]:
     """Return kernels and arguments by the part that is refused."""
     meta = functools.partial(torch.empty, device="meta", dtype=torch.bfloat16)
     lengths = torch.empty(2, device="meta", dtype=torch.int32)
-    narrow = fp8_kernels.cases(device="meta")[0]
     return {
         "whose values are columns of its keys": (
             latent_kernels.decoded,
-            (meta(2, 16, 576), meta(2, 300, 576), lengths, 512, False),
+            (meta(2, 16, 320), meta(2, 300, 320), lengths, 256, False),
         ),
-        "in float8_e4m3fn": (narrow.kernel, narrow.arguments),
     }
 
 
@@ -301,6 +353,13 @@ def test_parts_without_tcgen05_are_refused_by_name(part: str) -> None:
     message = f"attention {part} is implemented for wgmma, and not for tcgen05.*backend='triton'"
     with pytest.raises(exc.CuteUnsupported, match=message):
         helion.kernel(backend="cute")(kernel).bind(arguments, target="b200")
+
+
+def test_outputs_that_exceed_tensor_memory_are_refused_with_their_columns() -> None:
+    meta = functools.partial(torch.empty, device="meta", dtype=torch.bfloat16)
+    given = meta(2, 16, 576), meta(2, 300, 576), torch.empty(2, device="meta", dtype=torch.int32), 512, False
+    with pytest.raises(exc.CuteUnsupported, match="512 dimensions needs 528 columns .* a CTA has 512"):
+        helion.kernel(latent_kernels.decoded, backend="cute").bind(given, target="b200")
 
 
 def test_keys_of_configs_of_weights_without_a_softmax() -> None:

@@ -21,13 +21,13 @@ from helion._support.philox import WORD, philox, uniform
 from helion.backends.cute.codegen.attention import spans
 from helion.backends.cute.codegen.attention.umma.finish import chunk_of
 from helion.backends.cute.codegen.attention.umma.kernel import umma_kernel
-from helion.backends.cute.codegen.attention.umma.softmax import chunk_of_weights
+from helion.backends.cute.codegen.attention.umma.softmax import chunk_of_weights, pairs_of_word
 from helion.backends.cute.codegen.attention.umma.steps import print_steps
 from helion.backends.cute.codegen.writer import Writer
 from helion.backends.cute.execute.attention import _matrix, _rows, _source, place_at
 from helion.backends.cute.execute.problems import launched, split
 from helion.backends.cute.plan.attention.operands import Matrix, Source, Table
-from helion.backends.cute.plan.attention.records import AttentionProblem, ScoreProblem
+from helion.backends.cute.plan.attention.records import AttentionProblem, ScoreProblem, without_rest
 from helion.backends.cute.plan.attention.umma import (
     MESSAGE_VALUES,
     UMMA_ROWS,
@@ -156,6 +156,8 @@ def _ptx(text: str, write_only_types: Sequence[Any], read_only_args: Sequence[An
     if text.startswith("{ .reg .b32 p;"):  # rounded to 16 bits, and back
         (value,) = read_only_args
         return Lanes(_plain(value).to(torch.bfloat16 if "bf16" in text else torch.float16).float())
+    if "e4m3x2" in text:
+        return [torch.as_tensor(_plain(each)).to(torch.float8_e4m3fn).float() for each in read_only_args]
     if text.startswith("cvt.rn"):
         dtype = torch.bfloat16 if "bf16x2" in text else torch.float16
         low, high = (torch.as_tensor(_plain(each)).to(dtype) for each in reversed(read_only_args))
@@ -254,10 +256,10 @@ class Execution:
 
     def _take_weights(self, part: int) -> None:
         """Take the rounded weights of a block when its last chunk is stored."""
-        pairs = chunk_of_weights(self.plan)
-        if part + 1 == self.plan.keys // 2 // pairs:
-            found = [self.names["packed"].pop(at) for at in range(self.plan.keys // 2)]
-            rows = [each.expand(UMMA_ROWS) for pair in found for each in pair]
+        words = self.plan.keys // 2 // pairs_of_word(self.plan)
+        if part + 1 == words // chunk_of_weights(self.plan):
+            found = [self.names["packed"].pop(at) for at in range(words)]
+            rows = [each.expand(UMMA_ROWS) for word in found for each in word]
             self.weights[self.names["group"]].append(torch.stack(rows, 1))
 
     def _chunk(self, part: tuple[Any, ...]) -> torch.Tensor:
@@ -270,12 +272,19 @@ class Execution:
         return tuple(int(self.names.get(f"head_{at}", 0)) for at in range(len(self.plan.problem.coordinates)))
 
     def _rows(self, name: str, matrix: Matrix, first: int, count: int, end: int) -> torch.Tensor:
-        """Return rows of a matrix for the current head, zeros from ``end`` on, as TMA reads them."""
+        """Return rows of a matrix for the current head, zeros from ``end`` on, as TMA reads them: those of both tensors that
+        it is in, side by side."""
+        rest = self.plan.problem.rests.get(f"{name}_rest")
+        if rest is not None:
+            own = self._rows(f"{name}_own", without_rest(matrix, rest), first, count, end)
+            return torch.cat((own, self._rows(f"{name}_rest", rest, first, count, end)), 1)
         stop, pages, table = min(first + count, end), matrix.pages, None
         if pages is not None:
             table = _source(self.plan.problem, pages.table, self.tensors[pages.table.label], self.head(), pages.most)
         span = slice(min(first, stop), stop)
-        return _rows(matrix, self.tensors[name], self.head(), span, first + count, table)[first:].float()
+        return _rows(matrix, self.tensors[name.removesuffix("_own")], self.head(), span, first + count, table)[
+            first:
+        ].float()
 
     def _block(self, name: str, matrix: Matrix, block: int) -> torch.Tensor:
         """Return a block of streamed rows, of those that the tile's keys are."""
@@ -501,6 +510,7 @@ def evaluate_as(choice: UmmaChoice, found: list[UmmaPlan] | None = None) -> Call
             "q",
             "k",
             "v",
+            *problem.rests,
             *(each.label for each in (*problem.outputs, *(each.passed for each in problem.sources))),
         ]
         tensors = (each if isinstance(each, torch.Tensor) else torch.tensor(each) for each in given)

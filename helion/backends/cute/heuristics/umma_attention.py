@@ -43,9 +43,11 @@ class CuteTcgen05AttentionHeuristic(Heuristic):
         shape = shape_of(facts)
         if isinstance(shape, str):
             return Declined(shape)
-        if shape.latent or shape.operand_bytes != 2:
-            return Declined("attention on tcgen05 has operands of 16 bits, and values of their own")
-        longest = UMMA_KEYS // 2 if _needs_registers(facts, shape) else UMMA_KEYS
+        if shape.latent:
+            return Declined("attention on tcgen05 has values of its own")
+        longest = UMMA_KEYS
+        if _needs_registers(facts, shape):
+            longest = UMMA_KEYS // (2 if shape.operand_bytes > 1 else 4)
         found = sorted(_choices(shape, target, longest), key=lambda choice: umma_us(shape, choice, target))
         if not found:
             return Declined("no tile of the attention fits")
@@ -54,7 +56,8 @@ class CuteTcgen05AttentionHeuristic(Heuristic):
 
 def _needs_registers(facts: KernelFacts, shape: AttentionShape) -> bool:
     """Return whether formulas fill the registers next to 128 scores. They read a number for each key, as a bias, draw one, or are
-    all that weights without a softmax have. Blocks of 128 keys spill 80 to 520 bytes then (sm_100a, 2026-11-29)."""
+        all that weights without a softmax have. Blocks of 128 keys spill 80 to 520 bytes then, and of 64 keys with weights of 8 bits
+    1588 (sm_100a, 2026-11-29)."""
     multiplied = {fact.rhs_slot for fact in facts.matmuls}
     loads = (op for op in facts.memory_ops if op.kind == "load" and op.slot not in multiplied)
     return not shape.softmax or bool(facts.random_tiles) or any(shape.blocks[1] in op.tile_axes for op in loads)
@@ -71,7 +74,8 @@ def _choices(shape: AttentionShape, target: Target, longest: int) -> Iterator[Um
             if any(shape.fixed.get(block, size) != size for block, size in sizes):
                 continue
             if groups * (keys + shape.v_columns) <= target.tensor_memory_columns and _fits(shape, groups, keys, target):
-                choice = UmmaChoice(groups=groups, keys=keys, lazy=shape.softmax)
+                lazy = shape.softmax and shape.operand_bytes > 1  # else weights may leave the range of their type
+                choice = UmmaChoice(groups=groups, keys=keys, lazy=lazy)
                 yield choice
                 most_split = SPLIT_SCORES if longest == UMMA_KEYS else SPLIT_FORMULAS
                 if groups * keys <= most_split and _fits(shape, groups, keys, target, own_output=True):

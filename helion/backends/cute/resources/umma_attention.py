@@ -15,8 +15,8 @@ from ....hardware import Target
 from ..plan.attention.umma import UMMA_REGISTERS, UMMA_ROWS, UmmaChoice, best_polynomial, block_time
 from .attention import RATES, AttentionShape, predicted, shape_of
 
-DTYPE = "bfloat16"
-"""Operands of 16 bits, of any type, have one rate."""
+DTYPES = {2: "bfloat16", 1: "float8_e4m3fn"}
+"""A type of operands by their bytes: those of as many bits have one rate."""
 
 
 def umma_us(shape: AttentionShape, choice: UmmaChoice, target: Target) -> float:
@@ -28,10 +28,10 @@ def umma_us(shape: AttentionShape, choice: UmmaChoice, target: Target) -> float:
     if shape.window:
         blocks = min(blocks, -(-rows // choice.keys) - (1 - shape.window) // choice.keys)
     columns, operations = (shape.qk_columns, shape.v_columns), shape.operations + 8 * shape.special
-    polynomial = choice.polynomial
+    polynomial, dtype = choice.polynomial, DTYPES[shape.operand_bytes]
     if polynomial is None:
-        polynomial = best_polynomial(columns, choice.keys, operations, DTYPE, target) if shape.softmax else 0
-    time = block_time(columns, choice.keys, operations, polynomial, DTYPE, target)
+        polynomial = best_polynomial(columns, choice.keys, operations, dtype, target) if shape.softmax else 0
+    time = block_time(columns, choice.keys, operations, polynomial, dtype, target)
     of_block = (time if shape.softmax else replace(time, special=0.0)).of_groups(choice.groups)
     longest = 1.2 if shape.bounded and not shape.window and tiles <= target.num_sms else 1.0
     tile_us = blocks * of_block * longest + RATES.tile_us
@@ -45,7 +45,7 @@ def umma_us(shape: AttentionShape, choice: UmmaChoice, target: Target) -> float:
 
 def tensor_share(shape: AttentionShape, choice: UmmaChoice, target: Target) -> float:
     """Return the predicted share of a launch in which the tensor pipes of all SMs multiply."""
-    return shape.flops / (target.matrix_tflops_for(DTYPE) * 1e6) / umma_us(shape, choice, target)
+    return shape.flops / (target.matrix_tflops_for(DTYPES[shape.operand_bytes]) * 1e6) / umma_us(shape, choice, target)
 
 
 def predict_umma(facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:

@@ -9,7 +9,6 @@ from ...plan.attention.numbers import text_of
 from ...plan.attention.operands import Matrix, Mode, Source, Table
 from ...plan.attention.records import AttentionOutput, AttentionPlan, ScorePlan, ScoreProblem, without_rest
 from ...plan.dtypes import NUMBER, SEED
-from ...plan.records import WGMMA_ROWS
 from ..setups import dsl
 from . import quads, spans, splits
 from .atomic import box, exchange_layout, sum_layout
@@ -80,7 +79,14 @@ def _rests(plan: AttentionPlan) -> list[str]:
     """Return the same objects of matrices with the last columns of Q and K, and the layouts of both parts of a stage."""
     problem, dtype = plan.problem, dsl(plan.problem.q.dtype)
     wholes = {
-        "q_rest": (problem.q, "a", WGMMA_ROWS, plan.groups * plan.row_buffers, problem.queries, problem.spans_queries),
+        "q_rest": (
+            problem.q,
+            "a",
+            plan.group_rows,
+            plan.groups * plan.row_buffers,
+            problem.queries,
+            problem.spans_queries,
+        ),
         "k_rest": (problem.k, "b", plan.keys, plan.stages, problem.keys, problem.spans_keys),
     }
     lines = []
@@ -88,7 +94,7 @@ def _rests(plan: AttentionPlan) -> list[str]:
         whole, side, rows, stages, extent, spanned = wholes[name]
         own = own_name(name.removesuffix("_rest"), rest)
         for part, columns in ((own, whole.columns - rest.columns), (name, rest.columns)):
-            shape = f"({WGMMA_ROWS}, {plan.keys}, {columns}), {dtype}, {stages}"
+            shape = f"({plan.group_rows}, {plan.keys}, {columns}), {dtype}, {stages}"
             lines.append(f"layout_{part} = hopper.make_smem_layout_{side}(LayoutEnum.ROW_MAJOR, {shape})")
         lines += [*_matrix(name, name, rest, extent, spanned=spanned), *_descriptor(name, "G2S", (rows, rest.columns))]
     return lines

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ...plan.attention.build import LARGEST, QUAD
 from ...plan.attention.numbers import is_known, text_of
 from ...plan.attention.operands import Table
-from ...plan.attention.records import KEY_INDEX, LAZY, PRODUCT, AttentionPlan, Formula, ScorePlan
+from ...plan.attention.records import KEY_INDEX, LAZY, PRODUCT, AttentionPlan, AttentionProblem, Formula, ScorePlan
 from ...plan.epilogue import COLUMN_NUMBER, Constant
 from ..epilogue import in_range
 from ..scales import add_rounded, rounded_pair
@@ -451,7 +451,7 @@ def _round_quads(plan: AttentionPlan) -> list[str]:
         "def round_weights(scores, rounded):",
         "    packed = cute.recast_tensor(rounded, cutlass.Int32)",
     ]
-    if not problem.softmax or problem.dropped is not None or 2.0**problem.lift > LARGEST[problem.q.dtype]:
+    if may_overflow(problem):
         lines += [
             f"    for i in range({plan.keys // 2}):",
             *(f"        {line}" for line in in_range(problem.q.dtype, "scores")),
@@ -461,13 +461,22 @@ def _round_quads(plan: AttentionPlan) -> list[str]:
         f"    for block in range({blocks}):",
         "        for row in range(2):",
         f"            low, high = 4 * block + 2 * row, 4 * (block + {blocks}) + 2 * row",
-        "            packed[2 * block + row] = cute.arch.inline_ptx(",
-        '                "{ .reg .b16 l, h; cvt.rn.satfinite.e4m3x2.f32 l, {$r1}, {$r0}; "',
-        '                "cvt.rn.satfinite.e4m3x2.f32 h, {$r3}, {$r2}; mov.b32 {$w0}, {l, h}; }",',
-        "                write_only_types=[cutlass.Int32],",
-        "                read_only_args=[scores[low], scores[low + 1], scores[high], scores[high + 1]],",
-        "            )",
+        f"            packed[2 * block + row] = {packed_quad(['scores[low]', 'scores[low + 1]', 'scores[high]', 'scores[high + 1]'])}",
     ]
+
+
+def may_overflow(problem: AttentionProblem) -> bool:
+    """Return whether weights may exceed the largest number of their type of 8 bits."""
+    return not problem.softmax or problem.dropped is not None or 2.0**problem.lift > LARGEST[problem.q.dtype]
+
+
+def packed_quad(values: Sequence[str]) -> str:
+    """Return the word of four numbers that are rounded to e4m3, the first in its lowest bits."""
+    text = (
+        "{ .reg .b16 l, h; cvt.rn.satfinite.e4m3x2.f32 l, {$r1}, {$r0};"
+        " cvt.rn.satfinite.e4m3x2.f32 h, {$r3}, {$r2}; mov.b32 {$w0}, {l, h}; }"
+    )
+    return f'cute.arch.inline_ptx("{text}", write_only_types=[cutlass.Int32], read_only_args=[{", ".join(values)}])'
 
 
 def _restore(plan: AttentionPlan) -> list[str]:

@@ -13,18 +13,18 @@ from typing import Protocol
 
 from .....hardware import Target
 from ..counts import PipelineCounts
-from ..dtypes import itemsize
+from ..dtypes import DTYPES, itemsize
 from ..records import WARP_THREADS
 from ..refusal import Refusal
 from ..shared import RING_ALIGNMENT_BYTES, WORD_BYTES, Allocation, placed
 from .build import (
-    HALF_DTYPES,
     KEY_STEP,
     LEAST_STAGES,
     cached_rows,
     check_problem,
     check_splits,
     heads_per_band,
+    key_step,
     may_share,
     takes_lazy,
 )
@@ -83,6 +83,16 @@ class UmmaPlan(AttentionPlan):
         return UMMA_ROWS
 
     @property
+    def takes_quads(self) -> bool:
+        """False: a thread has all scores of a query, in their order."""
+        return False
+
+    @property
+    def adds_products(self) -> bool:
+        """False: MMAs of all types add in fp32."""
+        return False
+
+    @property
     def computes_queries(self) -> bool:
         """True if threads replace the queries in shared memory by their formula."""
         return bool(self.problem.query.instructions)
@@ -125,7 +135,7 @@ class UmmaCounts:
 def plan_umma_attention(problem: AttentionProblem, choice: UmmaChoice, target: Target) -> UmmaPlan:
     """Return the plan. Raises ``Refusal`` for what is not implemented on tcgen05, or does not fit."""
     check_problem(problem)
-    _check_parts(problem)
+    _check_parts(problem, target)
     _check_choice(problem, choice, target)
     cached = cached_rows(problem, target)
     columns, operations = (problem.q.columns, problem.v.columns), len(problem.score.instructions)
@@ -169,8 +179,14 @@ def plan_umma_attention(problem: AttentionProblem, choice: UmmaChoice, target: T
     )
 
 
-def _check_parts(problem: AttentionProblem) -> None:
+def _check_parts(problem: AttentionProblem, target: Target) -> None:
     """Check that a problem has none of the parts that are implemented for wgmma alone. Raises ``Refusal``."""
+    needed = problem.v.columns + key_step(problem)
+    if needed > target.tensor_memory_columns:
+        raise Refusal(
+            f"attention with values of {problem.v.columns} dimensions needs {needed} columns of tensor memory with the shortest"
+            f" blocks, of {key_step(problem)} keys; a CTA has {target.tensor_memory_columns}. It is implemented for wgmma"
+        )
     for holds, part in _parts(problem):
         if holds:
             raise Refusal(f"attention {part} is implemented for wgmma, and not for tcgen05")
@@ -179,8 +195,6 @@ def _check_parts(problem: AttentionProblem) -> None:
 def _parts(problem: AttentionProblem) -> Iterator[tuple[object, str]]:
     """Yield parts of attention, each with whether a problem has it."""
     yield problem.latent, "whose values are columns of its keys"
-    yield problem.rests, "whose scores are of dimensions in two tensors"
-    yield problem.q.dtype not in HALF_DTYPES, f"in {problem.q.dtype}"
     yield problem.rounded, f"whose p @ v is rounded to {problem.rounded} before it is added"
 
 
@@ -191,6 +205,8 @@ def _check_choice(problem: AttentionProblem, choice: UmmaChoice, target: Target)
         raise Refusal(
             f"blocks of {choice.keys} keys; multiples of {KEY_STEP} up to {UMMA_KEYS} are implemented on tcgen05"
         )
+    if choice.keys % (step := DTYPES[problem.q.dtype].mma_k):
+        raise Refusal(f"blocks of {choice.keys} keys in {problem.q.dtype}; multiples of {step} are implemented")
     if choice.stages is not None and not LEAST_STAGES <= choice.stages <= UMMA_STAGES:
         raise Refusal(f"{choice.stages} stages of K and V; {LEAST_STAGES} to {UMMA_STAGES} are implemented on tcgen05")
     pages = problem.k.pages

@@ -8,9 +8,17 @@ from ....plan.attention.numbers import text_of
 from ....plan.attention.operands import Table
 from ....plan.attention.records import LAZY, PRODUCT, AttentionProblem, Formula
 from ....plan.attention.umma import EXPONENTIALS, UmmaPlan
+from ...epilogue import in_range
 from .. import numbers, spans
 from ..formula import arguments_of, computed, gathers, head_axes, read
-from ..softmax import NEGATIVE_INFINITY, exp2_function, has_formula, has_masks
+from ..softmax import (
+    NEGATIVE_INFINITY,
+    exp2_function,
+    has_formula,
+    has_masks,
+    may_overflow,
+    packed_quad,
+)
 from .finish import chunk_of
 
 MOST_WEIGHTS = {1: 16, 2: 32}
@@ -48,7 +56,8 @@ def softmax_functions(plan: UmmaPlan) -> list[list[str]]:
         functions.insert(0, _mask(plan))
     if plan.problem.dropped is not None:
         functions = [_formula(plan, plan.problem.dropped, "drop_weights"), *functions]
-        functions += [_rounded(plan)] if plan.problem.softmax else []
+    if plan.problem.softmax and (plan.problem.dropped is not None or plan.operand_bytes == 1):
+        functions.append(_rounded(plan))
     if has_formula(plan):
         functions.insert(0, _formula(plan, plan.problem.score, "apply_formula"))
     return functions
@@ -85,8 +94,10 @@ def weights_lines(plan: UmmaPlan, masked: bool) -> list[str]:
     are few, take no polynomials."""
     polynomial = bool(plan.polynomial) and not (masked and has_masks(plan))
     call = f"weigh(scores, packed, shifts, {{span}}, polynomial={polynomial})"
-    if plan.problem.dropped is None:
+    if plan.problem.dropped is None and (plan.operand_bytes > 1 or not plan.problem.softmax):
         return _stored(plan, call if plan.problem.softmax else _ROUND)
+    if plan.problem.dropped is None:
+        return _stored(plan, call, _ROUND)
     return [call.format(span=f"0, {plan.keys // 2}")] if plan.problem.softmax else []
 
 
@@ -98,18 +109,23 @@ def stored_lines(plan: UmmaPlan) -> list[str]:
 _ROUND = "round_weights(scores, packed, {span})"
 
 
-def _stored(plan: UmmaPlan, call: str) -> list[str]:
+def _stored(plan: UmmaPlan, *calls: str) -> list[str]:
     """Return the lines that round weights and store them, a chunk after the other: registers do not hold all of both."""
-    lines, pairs = [], chunk_of_weights(plan)
+    lines, pairs = [], chunk_of_weights(plan) * pairs_of_word(plan)
     for part in range(plan.keys // 2 // pairs):
-        lines.append(call.format(span=f"{part * pairs}, {(part + 1) * pairs}"))
+        lines += [call.format(span=f"{part * pairs}, {(part + 1) * pairs}") for call in calls]
         lines.append(f"cute.copy(weight_writes, rounded_weights[None, None, {part}], weight_parts[None, None, {part}])")
     return lines
 
 
 def chunk_of_weights(plan: UmmaPlan) -> int:
-    """Return the pairs of weights of one store to tensor memory."""
-    return min(MOST_WEIGHTS[plan.groups], chunk_of(plan.keys // 2))
+    """Return the words of weights of one store to tensor memory."""
+    return min(MOST_WEIGHTS[plan.groups], chunk_of(plan.keys // 2 // pairs_of_word(plan)))
+
+
+def pairs_of_word(plan: UmmaPlan) -> int:
+    """Return the pairs of weights in a word of tensor memory."""
+    return 2 // plan.operand_bytes
 
 
 def _registers(plan: UmmaPlan) -> list[str]:
@@ -248,11 +264,26 @@ def _packed(plan: UmmaPlan, one: str, other: str) -> list[str]:
 
 
 def _rounded(plan: UmmaPlan) -> list[str]:
-    """Return the function of rounded weights without a softmax."""
+    """Return the function of rounded weights that are not rounded with their exponentials."""
+    if plan.operand_bytes == 1:
+        return _rounded_quads(plan.problem)
     return [
         "def round_weights(scores, packed, first, end):",
         "    for pair in range(first, end):",
         *_packed(plan, "scores[2 * pair]", "scores[2 * pair + 1]"),
+    ]
+
+
+def _rounded_quads(problem: AttentionProblem) -> list[str]:
+    """Return the same for weights of 8 bits, of which a word has four consecutive keys. The conversion saturates."""
+    lines = ["def round_weights(scores, packed, first, end):"]
+    if may_overflow(problem):
+        lines += ["    for i in range(2 * first, 2 * end):"]
+        lines += [f"        {line}" for line in in_range(problem.q.dtype, "scores")]
+    return [
+        *lines,
+        "    for quad in range(first // 2, end // 2):",
+        f"        packed[quad] = {packed_quad([f'scores[4 * quad + {at}]' for at in range(4)])}",
     ]
 
 
@@ -286,7 +317,8 @@ def _exponentials(plan: UmmaPlan) -> list[str]:
     else:
         lines.append("        one, other = exp2(one), exp2(other)")
     lines.append("        scores[2 * pair], scores[2 * pair + 1] = one, other")
-    return lines if problem.dropped is not None else [*lines, *_packed(plan, "one", "other")]
+    later = problem.dropped is not None or plan.operand_bytes == 1
+    return lines if later else [*lines, *_packed(plan, "one", "other")]
 
 
 def _polynomial(plan: UmmaPlan) -> list[str]:
