@@ -111,7 +111,6 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     yield problem.operand_dtype == "int8" and (groups or problem.copied), "of int8 other than by TMA"
     batched = problem.batch is not None and can_convert(problem)
     yield batched and by_threads, "in a batch whose few rows are the columns of tiles"
-    yield any(each.turned for each in problem.outputs), "of few rows, whose output TMA stores transposed,"
     yield (
         any(each.kind != "exact" or each.dtype != "float32" for each in added),
         "that are added to memory in 16 bits, or by threads,",

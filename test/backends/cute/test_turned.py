@@ -111,3 +111,9 @@ def test_what_tma_does_not_store_along_m_is_refused() -> None:
         problem = gemms.product(LINES, 300, 512, epilogue=dataclasses.replace(epilogue, outputs=(changed,)))
         with pytest.raises(Refusal, match=message):
             plan_gemm(problem, Choice(tile=(128, 160, 64)), gemms.HOPPER)
+
+
+def test_auto_takes_what_has_run() -> None:
+    kernel = helion.kernel(products.matmul.fn, backend="auto", static_shapes=True)
+    assert kernel.bind(arguments(300), target="h200").backend_on_gpu == "cute"
+    assert kernel.bind(arguments(300), target="b200").backend_on_gpu == "triton"

@@ -139,6 +139,17 @@ def test_clusters_split_the_tiles_of_the_last_wave_alone() -> None:
     assert found.waves == usual.waves == 2 and found.total_us < 0.8 * usual.total_us
 
 
+def test_seeds_split_the_last_wave_of_few() -> None:
+    """Of 160 tiles in pairs 14 are left; a matmul of many waves keeps them whole."""
+    with torch.device("meta"):
+        x, y, wide = (
+            torch.empty(shape, dtype=torch.bfloat16) for shape in ((5120, 16384), (16384, 1024), (16384, 9216))
+        )
+    plan = products.matmul.bind((x, y), target="h200").plan().gemm
+    assert (plan.whole_tiles, plan.tiles, plan.grid_splits) == (66, 80, 4)
+    assert products.matmul.bind((x, wide), target="h200").plan().gemm.whole_tiles == 0
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts
@@ -41,6 +42,8 @@ the same time, share it as well (``swapped`` of the same rows)."""
 SHARED_TILES = ((64, 128), (128, 64), (128, 128))
 SHARED_CLUSTERS, SHARED_SPLITS, MOST_SHARING = ((1, 2), (2, 1), (2, 2)), (1, 2, 4), 8
 """Tiles and clusters of few tiles that share operands, and their parts of K: 8 CTAs at most (the same rows)."""
+MOST_OF_LAST, MOST_WAVES = 16, 4
+"""Clusters that split a tile of the last wave, and the most waves (``waves`` of the same rows)."""
 MORE_GRID_SPLITS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 15, 16)
 SPLITS = (2, 4, 8)
 GRID_SPLITS = (2, 3, 4, 6, 8, 16)
@@ -131,6 +134,7 @@ def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[C
             if tile[:2] == SQUARE and rows > 1 and columns > 1 and _crosses_lines(shape):
                 found.append(dataclasses.replace(plain, cluster=(2, 2), pingpong=True))
         found += _in_clusters(shape, tile, (rows, columns), copies_in, target) if not in_stages else []
+        found += _of_last_wave(shape, tile, (rows, columns), target) if copies_in != "memory" else []
         if tile[0] > WGMMA_ROWS * 2 and tile[1] <= FEW_COLUMNS and copies_in not in CONVERTED:
             continue
         for splits, clusters in itertools.product((1, *SPLITS), (1, *GRID_SPLITS)):
@@ -148,6 +152,24 @@ def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[C
                 resident = dataclasses.replace(split, ctas_per_sm=RESIDENTS)
                 found.append(narrowed(resident, min(plain.epilogue_n, tile[1] // splits)))
     return found
+
+
+def _of_last_wave(
+    shape: ProductShape, tile: tuple[int, int, int], tiles_of: tuple[int, int], target: Target
+) -> list[Choice]:
+    """Return a choice whose clusters split the tiles that whole waves leave, of all clusters that run at once."""
+    problem = shape.problem
+    plain = not (problem.copied or problem.terms or problem.scales or problem.ends or problem.groups or problem.runtime)
+    by_rows, several = problem.epilogue.reduces_rows or problem.numbers, problem.epilogue.of_kind("product")
+    if not plain or by_rows or several or tile[0] != SQUARE[0] or tile[1] < SQUARE[1]:
+        return []
+    cluster = (1, 2) if tile[:2] == UNEVEN and problem.b_major == "mn" else (2, 1)
+    rows, columns = (-(-extent // along) for extent, along in zip(tiles_of, cluster, strict=True))
+    tiles, at_once = rows * columns * problem.repeats, resident_clusters(math.prod(cluster), target)
+    clusters = min(at_once // (tiles % at_once or at_once), MOST_OF_LAST)
+    if not at_once < tiles < MOST_WAVES * at_once or clusters == 1 or min(tiles_of) < max(cluster):
+        return []
+    return [narrowed(Choice(tile=tile, cluster=cluster, grid_splits=clusters, split_last=True))]
 
 
 def _crosses_lines(shape: ProductShape) -> bool:
