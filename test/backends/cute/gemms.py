@@ -52,6 +52,12 @@ def swiglu(pitch: int, dtype: str = "bfloat16") -> Epilogue:
     )
 
 
+def odd_rows(n: int) -> Epilogue:
+    """Return an epilogue whose output has rows that TMA does not store."""
+    output = EpilogueOutput(name="out", value=1, kind="strided", dtype="bfloat16", pitch=n)
+    return Epilogue(instructions=(Instruction("relu", (0,)),), outputs=(output,))
+
+
 def along_m(m: int) -> Epilogue:
     """Return an epilogue whose output and residual have ``m`` elements from one column to the next."""
     turned = EpilogueOutput(name="out", value=4, kind="exact", dtype="bfloat16", pitch=1, column_pitch=m)
@@ -203,6 +209,7 @@ ON_HOPPER: dict[str, tuple[GemmProblem, Choice]] = {
         product(1000, 520, 1096, epilogue=scaled_residual(520, "float32")),
         Choice(tile=(64, 128, 64), cluster=(2, 1), grid_splits=3, residual_stages=3),
     ),
+    "bf16_odd_rows": (product(1000, 301, 520, epilogue=odd_rows(301)), Choice(tile=(128, 64, 64), pingpong=True)),
     "bf16_last_wave": (
         product(4000, 2440, 1096, epilogue=scaled_residual(2440, "float32")),
         Choice(tile=(128, 256, 64), cluster=(2, 1), grid_splits=3, residual_stages=3, split_last=True),

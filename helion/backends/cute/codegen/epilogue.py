@@ -12,9 +12,9 @@ from ..plan.dtypes import DTYPES, LARGEST_E4M3, itemsize
 from ..plan.epilogue import COLUMN_NUMBER, INTEGER_SUM, ROW_NUMBER, Constant, EpilogueOperand, EpilogueOutput
 from ..plan.joint import OwnPart, joint, moved
 from ..plan.passes import Pass, divisor_of, passes
-from ..plan.records import WGMMA_ROWS, GemmPlan, GemmProblem
+from ..plan.records import WARP_ROWS, WARP_THREADS, WGMMA_ROWS, GemmPlan, GemmProblem
 from ..plan.reductions import Evaluated
-from ..plan.shared import staged_as
+from ..plan.shared import staged_as, stores_lines
 from .numbers import batched, in_group, last
 
 
@@ -415,8 +415,33 @@ def positions(plan: GemmPlan, rows: str) -> list[str]:
     return [first_row(plan, rows), first_column(plan)]
 
 
-def store_strided(plan: GemmPlan, output: EpilogueOutput) -> list[str]:
+def store_lines(plan: GemmPlan, output: EpilogueOutput, team: int) -> list[str]:
+    """Return the stores of a strided output by rows of the warp, which it gathers in shared memory."""
+    width, values = plan.epilogue_n, fragment(plan).values
+    held, warp = f"shared_{output.label}", f"store_warp + {team * plan.consumer_warps}" if team else "store_warp"
+    row, column = fragment(plan).row_of, fragment(plan).column_offset
+    if width >= WARP_THREADS:
+        at, along = f"i // {width // WARP_THREADS}", f"i % {width // WARP_THREADS} * {WARP_THREADS} + lane"
+    else:
+        at, along = f"i * {WARP_THREADS // width} + lane // {width}", f"lane % {width}"
+    atom = "" if plan.row_atoms == 1 else f" + ({at}) // {WARP_ROWS} * {WGMMA_ROWS * plan.warpgroups - WARP_ROWS}"
+    return [
+        f"for i in cutlass.range_constexpr({values}):",
+        f"    {held}[{warp}, lane // 4 + ({row}) * 8, lane % 4 * 2 + {column}] = {suffixed(plan, 'rounded', output)}[i]",
+        "cute.arch.sync_warp()",
+        f"for i in cutlass.range_constexpr({WARP_ROWS * plan.row_atoms * width // WARP_THREADS}):",
+        f"    line = first_row - lane // 4 + ({at}){atom}",
+        f"    element = first_column - lane % 4 * 2 + ({along})",
+        f"    if line <= {last(plan, 'm')} and element <= {last(plan, 'n')}:",
+        f"        {output.label}[line, element{batched(plan, output.label)}] = {held}[{warp}, {at}, {along}]",
+        "cute.arch.sync_warp()",
+    ]
+
+
+def store_strided(plan: GemmPlan, output: EpilogueOutput, team: int) -> list[str]:
     """Return the stores of the values of a strided output that are inside its bounds, or their additions."""
+    if stores_lines(plan, output):
+        return store_lines(plan, output, team)
     row, column = row_number(plan, fragment(plan).row_of), column_number(plan)
     end = last(plan, "m") if plan.problem.groups is None else "group_end - 1"
     inside, place, found = f"{row} <= {end}", strided_place(plan, output.label, clamped=False), list[str]()

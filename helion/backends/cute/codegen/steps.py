@@ -505,7 +505,7 @@ def _(step: g.Evaluate, out: Writer, names: Names) -> None:
 
 @_print.register
 def _(step: g.StoreStrided, out: Writer, names: Names) -> None:
-    out.lines(store_strided(names.plan, names.plan.problem.outputs_of("strided")[step.output]))
+    out.lines(store_strided(names.plan, names.plan.problem.outputs_of("strided")[step.output], names.role.team))
 
 
 @_print.register

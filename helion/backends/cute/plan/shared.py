@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from dataclasses import dataclass
 
 from .counts import counts, micro_atoms, micro_bytes, raw_bytes, raw_operands, slice_values, subtile_bytes, whole_rounds
+from .dtypes import itemsize
 from .epilogue import EpilogueOutput
-from .records import SUM_BYTES, WARP_THREADS, GemmPlan, GemmProblem
+from .records import SUM_BYTES, WARP_ROWS, WARP_THREADS, GemmPlan, GemmProblem
 from .scales import ATOM_BYTES
 
 RING_ALIGNMENT_BYTES = 1024
@@ -44,6 +46,23 @@ def staged(problem: GemmProblem) -> tuple[EpilogueOutput, ...]:
     return tuple(each for each in problem.outputs_of("exact") if staged_as(problem, each) == each)
 
 
+def stores_lines(plan: GemmPlan, output: EpilogueOutput) -> bool:
+    """Return whether warps gather the rows of a strided output in shared memory, and store neighbors along N together.
+
+    A thread's values are in pairs of columns, of which a store of the warp would touch 8 rows
+    (``lines`` of benchmarks/results/cute/nvidia-h200-few-tiles.jsonl).
+    """
+    along_n = output.kind == "strided" and output.column_pitch == 1 and output.lines is None and not output.adds
+    return along_n and plan.unit == "wgmma" and plan.problem.groups is None
+
+
+def lines_shape(plan: GemmPlan, output: EpilogueOutput) -> tuple[int, int, int]:
+    """Return the warps, rows and padded columns of the rows of a sub-tile that warps gather: 16 bytes between them keep the
+    stores of 8 rows in different banks."""
+    rows = WARP_ROWS * plan.row_atoms
+    return plan.teams * plan.consumer_warps, rows, plan.epilogue_n + VECTOR_ALIGNMENT_BYTES // itemsize(output.dtype)
+
+
 @functools.lru_cache(maxsize=1024)
 def shared_memory(plan: GemmPlan) -> tuple[Allocation, ...]:
     """Return every allocation of `plan`, by offset."""
@@ -56,6 +75,10 @@ def shared_memory(plan: GemmPlan) -> tuple[Allocation, ...]:
     for output in staged(plan.problem):
         size = plan.teams * plan.store_stages * subtile_bytes(plan, output.dtype)
         wanted.append((f"shared_{plan.problem.label_of(output)}", size, RING_ALIGNMENT_BYTES))
+    for output in plan.problem.outputs_of("strided"):
+        if stores_lines(plan, output):
+            size = math.prod(lines_shape(plan, output)) * itemsize(output.dtype)
+            wanted.append((f"shared_{output.label}", size, VECTOR_ALIGNMENT_BYTES))
     epilogue = plan.problem.epilogue
     for operand in epilogue.of_kind("exact"):
         size = plan.residual_stages * subtile_bytes(plan, operand.dtype)

@@ -1,0 +1,96 @@
+"""Strided outputs that warps gather by rows in shared memory: each element inside of the tensor is stored once."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+
+import pytest
+import torch
+from backends.cute import gemms
+
+from helion.backends.cute.codegen.epilogue import fragment, positions, store_strided
+from helion.backends.cute.plan.build import plan_gemm
+from helion.backends.cute.plan.epilogue import Epilogue, EpilogueOutput
+from helion.backends.cute.plan.records import Choice, GemmPlan
+from helion.backends.cute.plan.shared import lines_shape, shared_memory, stores_lines
+
+ROWS, COLUMNS = 77, 37
+
+
+def planned(choice: Choice, dtype: str = "bfloat16", **changes: object) -> GemmPlan:
+    given = {"kind": "strided", "pitch": COLUMNS, "column_pitch": 1} | changes
+    output = EpilogueOutput(name="out", value=0, dtype=dtype, **given)  # type: ignore[arg-type]
+    problem = gemms.product(ROWS, COLUMNS, 520, output=dtype, epilogue=Epilogue(outputs=(output,)))
+    return plan_gemm(problem, choice, gemms.HOPPER)
+
+
+def stored(plan: GemmPlan) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return how often each element is stored by all tiles, and what, as the printed text says: numbers of elements."""
+    (output,) = plan.problem.outputs
+    counted, values = torch.zeros(ROWS, COLUMNS, dtype=torch.int64), torch.zeros(ROWS, COLUMNS, dtype=torch.int64)
+    places, atom = fragment(plan), plan.epilogue_n // 2
+    text = "\n".join(store_strided(plan, output, plan.teams - 1))
+    before, after, _ = text.split("cute.arch.sync_warp()")
+    programs = [compile(part, "lines", "exec") for part in ("\n".join(positions(plan, "tile_m")), before, after)]
+    team = (plan.teams - 1) * plan.consumer_warps
+
+    class Out:
+        def __setitem__(self, place: tuple[int, int], value: int) -> None:
+            counted[place] += 1
+            values[place] = value
+
+    for tile_m in range(plan.work[0]):
+        for tile_n in range(plan.work[1]):
+            for subtile in range(plan.subtiles):
+                for warp in range(plan.consumer_warps):
+                    held: dict[tuple[int, int, int], int] = {}
+                    for phase in (1, 2):
+                        for lane in range(32):
+                            names = {"tile_m": tile_m, "tile_n": tile_n, "subtile": subtile, "store_warp": warp}
+                            names |= {"lane": lane, "cutlass": types.SimpleNamespace(range_constexpr=range)}
+                            exec(programs[0], names)
+                            rounded = []
+                            for i in range(places.values):
+                                row = eval(places.row_offset, {"i": eval(places.row_of, {"i": i})})
+                                column = i % atom // 4 * 8 + i % 2
+                                rounded.append((names["first_row"] + row) * 1000 + names["first_column"] + column)
+                            names |= {"out_output_rounded": rounded, "shared_out_output": held, "out_output": Out()}
+                            exec(programs[phase], names)
+                    assert {warp + team} == {each[0] for each in held}
+    return counted, values
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        Choice(tile=(64, 64, 64)),
+        Choice(tile=(256, 32, 64), epilogue_n=16),
+        Choice(tile=(64, 128, 64), epilogue_n=64, pingpong=True),
+    ],
+    ids=lambda choice: "x".join(map(str, (*choice.tile[:2], choice.epilogue_n))),
+)
+def test_each_element_is_stored_once(choice: Choice) -> None:
+    plan = planned(choice)
+    counted, values = stored(plan)
+    assert bool((counted == 1).all())
+    assert torch.equal(values, torch.arange(ROWS)[:, None] * 1000 + torch.arange(COLUMNS))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_shared_memory_has_the_rows_of_each_warp(dtype: str) -> None:
+    plan = planned(Choice(tile=(128, 64, 64)), dtype)
+    (output,) = plan.problem.outputs
+    size = 2 if dtype == "bfloat16" else 4
+    assert lines_shape(plan, output) == (8, 16, 32 + 16 // size)
+    (found,) = [each for each in shared_memory(plan) if each.name == "shared_out_output"]
+    assert found.size_bytes == 8 * 16 * (32 + 16 // size) * size
+
+
+def test_other_outputs_are_stored_from_registers() -> None:
+    plan = planned(Choice(tile=(128, 64, 64)))
+    (output,) = plan.problem.outputs
+    assert stores_lines(plan, output)
+    assert not stores_lines(plan, dataclasses.replace(output, pitch=1, column_pitch=ROWS))
+    assert not stores_lines(plan, dataclasses.replace(output, adds=True))
+    assert not stores_lines(dataclasses.replace(plan, unit="tcgen05"), output)
