@@ -83,6 +83,7 @@ def test_rows_that_fill_usual_tiles_stay_rows(m: int) -> None:
         {"operand_dtype": "float32"},
         {"output_dtype": "float32"},
         {"k": LINES - 8},
+        {"m": 320, "n": 14336},
         {"n": LINES - 8},
         {"runtime": ("size_m",)},
         {"starts": (8, 0)},

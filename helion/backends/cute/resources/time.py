@@ -37,6 +37,7 @@ from ..plan.records import (
     TileFinish,
 )
 from ..plan.reductions import reductions_of
+from ..plan.shared import stores_lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +125,9 @@ class Rates:
     strided_us: float = 0.0006
     """Time of the store of a single element (``odd_outputs_8`` and ``filtered_odd_large`` of
     benchmarks/results/cute/nvidia-h200-parts.jsonl)."""
+    line_us: float = 0.00024
+    """The same of elements that a warp stores next to each other (``lines`` of
+    benchmarks/results/cute/nvidia-h200-few-tiles.jsonl)."""
     drawn_us: float = 0.0003
     """Time of a random number: about 70 instructions of a thread; not fitted."""
     workspace_us: float = 1.5
@@ -417,8 +421,9 @@ def _epilogue_us(plan: GemmPlan, share: float, l2: float, rates: Rates) -> float
     sums = rows * columns * SUM_BYTES / plan.splits
     written = sum(itemsize(each.dtype) for each in plan.problem.matrices)
     time = plan.ctas_per_sm * rows * columns * (written + exact) / plan.splits / (rates.stored * share)
-    strided = len(plan.problem.outputs_of("strided"))
-    time += plan.ctas_per_sm * rows * columns * rates.strided_us * strided / plan.splits
+    for output in plan.problem.outputs_of("strided"):
+        element_us = rates.line_us if stores_lines(plan, output) else rates.strided_us
+        time += plan.ctas_per_sm * rows * columns * element_us / plan.splits
     time += plan.ctas_per_sm * rows * columns * rates.drawn_us * len(plan.problem.epilogue.of_kind("uniform"))
     if plan.cluster[1] > 1:
         time += rates.exchange_us * plan.cluster[1] * max(plan.problem.epilogue.levels)
