@@ -13,7 +13,7 @@ from backends.cute.edited_roles import edited, without
 from backends.cute.printed_registers import unwritten_registers
 from backends.cute.test_backward import NAMES, bound_of, case_of
 from backends.cute.test_dropout import cases as dropped_cases
-from backends.cute.test_sequence_gradients import NAMES as SEQUENCES
+from backends.cute.test_sequence_gradients import NAMES as SEQUENCE_NAMES
 from backends.cute.test_sequence_gradients import cases as sequences
 from backends.cute.umma_gradients import evaluate_as
 
@@ -40,6 +40,10 @@ REFUSED = tuple(
 )
 TAKEN = tuple(name for name in NAMES if name not in REFUSED)
 SIMULATED = ("queries, causal", "shared keys, causal", "keys", "queries, capped in a window")
+
+
+SEQUENCES = tuple(name for name in SEQUENCE_NAMES if not name.startswith("all"))
+"""Those that add nothing to memory."""
 
 
 @functools.cache
