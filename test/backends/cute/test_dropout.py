@@ -19,6 +19,7 @@ import helion.language as hl
 from helion._support.philox import WORD, philox, uniform
 from helion.backends.cute.codegen.attention.formula import uniform_functions
 from helion.backends.cute.plan.attention.operands import RandomNumbers
+from helion.backends.cute.shapes import shape_of_plan
 
 NAMES = (
     "dropout",
@@ -68,6 +69,17 @@ def test_printed_text_draws_the_numbers_of_the_forward(name: str) -> None:
     by_name = {each.output.name[:2]: one for each, one in zip(problem.gradients, found, strict=True)}
     for one, other in zip((by_name[key] for key in ("dq", "dk", "dv") if key in by_name), case.wanted, strict=True):
         assert (one.double() - other).norm() < 6e-3 * other.norm()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_numbers_are_drawn_and_not_loaded(name: str) -> None:
+    """A number for each query and key has no memory to be loaded from."""
+    case = cases()[name]
+    plan = helion.kernel(backend="cute")(case.kernel).bind(meta(case.arguments), target="h100").plan()
+    problem = plan.backward.problem if name.startswith("gradient") else plan.attention.problem
+    (source,) = (each for each in problem.sources if isinstance(each, RandomNumbers))
+    text = shape_of_plan(plan).kernel(plan).source
+    assert "uniform(cutlass.Int64(" in text and f"vectors_of_{source.label}" not in text
 
 
 @pytest.mark.parametrize("count", (3, 4))

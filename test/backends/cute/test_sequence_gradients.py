@@ -70,9 +70,15 @@ def test_printed_text_computes_the_gradients(at: int) -> None:
         assert (one.double() - wanted[name]).norm() < 6e-3 * wanted[name].norm()
 
 
-def test_all_gradients_run_on_request() -> None:
-    case = cases()["all"]
-    assert helion.kernel(case.kernel, backend="auto").bind(case.arguments, target="h200").backend_on_gpu == "triton"
+@pytest.mark.parametrize("dims", (64, 128))
+def test_auto_takes_all_gradients_in_one_kernel(dims: int) -> None:
+    """One kernel takes 494 and 700 us on an H200 (``sequence_times``), where two of the faster backend take 811 and 1224."""
+    rows, heads = 32768, 16
+    tensors = [torch.empty(rows, heads, dims, dtype=torch.bfloat16, device="meta")] * 4
+    numbers = [torch.empty(heads, rows, device="meta")] * 2
+    integers = [torch.empty(rows, dtype=torch.int32, device="meta")] * 2
+    arguments = (*tensors, *numbers, *integers, 1, None, 0.0, True)
+    assert varlen_keys_backward_kernel.bind(arguments, target="h200").backend_on_gpu == "cute"
 
 
 @pytest.mark.parametrize("fault", [a.ClearRows(), g.FenceShared()], ids=["rows", "fence"])

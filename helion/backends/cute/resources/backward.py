@@ -34,6 +34,9 @@ UNEVEN = 1.05
 SEQUENCE = 512
 """Rows of a sequence where integers in memory bound them: facts do not show how many. Tiles, of two
 consumer groups at most, and blocks reach past its ends."""
+STAGED = 0.71
+"""Factor of a block that such integers bound where it adds to memory: TMA loads the numbers of its rows, which threads read from
+global memory otherwise (``sequence_times`` in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
 MASK_OPS = 2
 """Operations of a mask by loaded integers, which each pair of rows has, again for each gradient."""
 LAUNCH_US = 5.0
@@ -185,6 +188,8 @@ def predicted_us(shape: BackwardShape, choice: BackwardChoice, target: Target) -
     if shape.loaded:
         blocks *= 1 + (2 * WGMMA_ROWS + choice.keys) / SEQUENCE
         others += choice.keys * RATES.operation_ns * MASK_OPS * len(shape.gradients) / per_sm
+    if shape.loaded and shape.atomic:
+        blocks *= STAGED
     tile_us = rows * shape.repeats * blocks * (2 * choice.keys * shape.columns / rate + others) / 1e3
     tile_us += ADDED_TILE_US / per_sm if shape.atomic else 0.0
     memory_us = shape.bytes_moved / (target.bandwidth_gb_per_s * 1e3)

@@ -24,7 +24,9 @@ def width_of(plan: AttentionPlan, source: Source | Table | RandomNumbers) -> int
     """Return the elements of an access of a source: those of two scores, or ``VECTOR``, or 1 if rows are not aligned to these."""
     problem = plan.problem
     moved = problem.spans_keys or problem.key_range is not None or plan.takes_quads
-    if not isinstance(source, Source) or source.kind != "exact" or source.dtype not in DTYPES or moved:
+    if not isinstance(source, Source) or isinstance(source, RandomNumbers) or moved:
+        return 1
+    if source.kind != "exact" or source.dtype not in DTYPES:
         return 1
     steps = (problem.keys, source.pitches[0], source.offset, *(mode.stride for mode in source.modes))
     if source.pitches[1] != 1 or not all(map(is_known, steps)):
