@@ -242,6 +242,7 @@ class Cluster:
             "bulk_load_where",
             *("send", "put", "expect", "arrive", "count_in", "await_cluster", "log2_approximate"),
             *("unpack_float16", "unpack_float8_e4m3fn", "pack_bfloat16", "pack_float16", "pack_float8_e4m3fn"),
+            "permuted",
         )
         found.update({name: getattr(self, name) for name in replaced if name in found})
         for name, of in (("row_maximum", np.maximum), ("row_minimum", np.minimum)):
@@ -368,6 +369,9 @@ class Cluster:
         on = np.nonzero(self._each(inside) & getattr(LOOPING, "on", True))[0]
         if not len(on):
             return
+        _, firsts, again = np.unique(address[on], return_index=True, return_inverse=True)
+        assert (data[on] == data[on][firsts][again]).all(), "two threads store different bytes at one place"
+        on = on[firsts]
         assert (address[on] % min(16, data.shape[1]) == 0).all(), "a store is not aligned"
         at = address[on, None] + np.arange(data.shape[1])
         base, to, written = self.memory.find(at)
@@ -381,6 +385,10 @@ class Cluster:
         exact = np.log2(np.asarray(x, np.float64))
         error = 2.0**-22.6 * np.maximum(1.0, np.abs(exact))
         return floats(np.where(np.isfinite(exact), exact + error, exact))
+
+    def permuted(self, low: Any, high: Any, selector: Any) -> Array:
+        found, given = bytes_of([low, high], len(self.cta)), self._each(selector)[:, None]
+        return words_of(np.take_along_axis(found, (given >> (4 * np.arange(4))) & 7, axis=1))[0]
 
     # Conversions ----------------------------------------------------------------------------------------------------
 

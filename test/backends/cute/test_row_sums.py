@@ -147,7 +147,7 @@ def test_long_rows_that_begin_anywhere_have_a_layout() -> None:
     parts = torch.empty(75, 50257, device="meta")
     choice = RowChoice(cluster=16, warps=8, ctas_per_sm=1)
     plan = prepared(layer_gradients, (x, x[0], x, x, parts, parts), choice, SPAN)[1]
-    assert plan.layout.by_columns and plan.layout.registers_needed <= plan.layout.register_limit - 8
+    assert plan.layout.by_words and plan.layout.registers_needed <= plan.layout.register_limit - 8
 
 
 def test_rows_of_one_warp_are_read_again() -> None:

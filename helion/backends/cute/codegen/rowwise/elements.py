@@ -19,11 +19,12 @@ from ...plan.epilogue import (
     Instruction,
 )
 from ...plan.joint import OwnPart
+from ...plan.rowwise.demand import GRANULE_BYTES
 from ...plan.rowwise.extremes import IDENTITIES, packed_dtype, packed_extremes
 from ...plan.rowwise.logs import short_logs, summed_logs
 from ...plan.rowwise.passes import RowPass, Schedule, elements, kept_bytes, schedule_of
 from ...plan.rowwise.powers import fused_powers, fused_quotients, minuend
-from ...plan.rowwise.records import GRANULE_BYTES, SIZE_N, RowLayout, RowPlan, RowProblem, pitch_name
+from ...plan.rowwise.records import SIZE_N, RowLayout, RowPlan, RowProblem, pitch_name
 from ...plan.rowwise.shorts import short_quotients, short_values
 from ..epilogue import SHORT, expression
 from ..rows import REDUCTIONS
@@ -256,7 +257,8 @@ def _ends(plan: RowPlan, schedule: Schedule, each: RowPass) -> list[str]:
             lines.append(f"candidates_{value}.append({term})")
             continue
         term = f"masked({term}, inside, i, {reduction.identity})"
-        place = f"row.terms[{first_term(schedule, value)} + i % {chains(schedule)}]"
+        number = f"(granule * {plan.layout.lanes} + i)" if plan.layout.lanes < chains(schedule) else "i"
+        place = f"row.terms[{first_term(schedule, value)} + {number} % {chains(schedule)}]"
         lines.append(f"{place} = {reduction.join(place, term)}")
     for output in each.outputs:
         lines.append(f"{output.label}_values.append({_in_range(output, value_name(problem, output.value))})")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from ...plan.counts import PipelineCounts
 from ...plan.dtypes import NUMBER, PITCH, SIZE, itemsize
 from ...plan.epilogue import EpilogueOperand
+from ...plan.rowwise.demand import WORD_BYTES
 from ...plan.rowwise.kernel import RowsPlan
 from ...plan.rowwise.passes import schedule_of
-from ...plan.rowwise.records import SIZE_M, SIZE_N, WORD_BYTES, RowLayout, RowPlan, RowProblem
+from ...plan.rowwise.records import SIZE_M, SIZE_N, RowLayout, RowPlan, RowProblem
 from ...roles.rowwise.program import RowProgram
 from ...toolchain.kernel import GemmKernel
 from ..writer import Writer
@@ -28,6 +29,7 @@ from .planes import print_planes
 from .statistics import print_statistics
 from .steps import print_fill, print_functions, print_role
 from .totals import print_launch, print_totals
+from .words import place_of_words, places_of_halves, print_word_stores, print_word_sums
 
 ENTRY = "gemm"
 """The host function. It takes pointers of the outputs and the operands (or scalars), the numbers that only the launch
@@ -73,7 +75,8 @@ def render(program: RowProgram) -> str:
     _constants(body, plan)
     print_places(body, plan)
     print_vectors(body, plan)
-    print_stores(body, plan)
+    halves = plan.layout.by_words and plan.layout.lanes > 1
+    (print_word_stores if halves else print_stores)(body, plan)
     print_groups(body, plan)
     for each in schedule_of(plan.problem).passes:
         print_pass(body, plan, each)
@@ -105,7 +108,7 @@ def _rows(out: Writer, plan: RowPlan) -> None:
     _span(out, plan)
     out.lines(("", ""))
     with out.block("def first_granule(cta, index, pitch):"):
-        if layout.aligned:
+        if layout.aligned and not layout.by_words:
             out.line(f"return Int64(index) * (pitch // {lanes}) + cta.base")
         else:
             line = "" if layout.line_granules == 1 else f" * {layout.line_granules}"
@@ -119,7 +122,7 @@ def _rows(out: Writer, plan: RowPlan) -> None:
         out.line("row.thread, row.base = cta.row_thread, cta.base")
         live = "cutlass.select_(row.live, Int32(1), Int32(0))" if rows > 1 else "Int32(1)"
         out.line(f"row.shift, row.granules = span(cta, row.index, {live})")
-        out.line("row.skip = Int32(0)")
+        out.lines(["row.skip = Int32(0)"] if not layout.by_words else place_of_words(plan))
         if layout.packed and rows > 1:
             pitch = columns_of(problem)
             out.line(f"tile_first = first_granule(cta, tile * {rows}, {pitch})")
@@ -128,6 +131,7 @@ def _rows(out: Writer, plan: RowPlan) -> None:
             step = layout.granule_bytes(itemsize(output.dtype))
             out.line(f"granule = first_granule(cta, row.index, {pitch_of(problem, output)}) + row.thread")
             out.line(f"row.{output.label}_address = cta.{output.label} + granule * {step}")
+            out.lines(places_of_halves(plan, output) if layout.by_words else [])
         for output in problem.pairs:
             step = layout.granule_bytes(itemsize(output.dtype)) // 2
             out.line(f"granule = first_granule(cta, row.index, {2 * output.pitch}) + row.thread")
@@ -181,6 +185,9 @@ def _sums(out: Writer, plan: RowPlan) -> None:
     out.lines(("", "", "def clear_sums(cta):", f"    for i in range({count}):", "        cta.sums[i] = Float32(0.0)"))
     if layout.by_columns:
         print_planes(out, plan)
+        return
+    if layout.by_words:
+        print_word_sums(out, plan)
         return
     out.lines(("", ""))
     with out.block("def store_sums(cta, block):"):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ...plan.rowwise.records import WORD_BYTES, RowPlan
+from ...plan.rowwise.demand import WORD_BYTES
+from ...plan.rowwise.records import RowPlan
 from ..writer import Writer
 from .elements import columns_of, first_sum, pitch_of, slice_of
 

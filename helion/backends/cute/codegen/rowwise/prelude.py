@@ -70,6 +70,10 @@ def store_element(address, offset, word, shift, size, inside):
     body = f"setp.ne.b32 p, {{$r2}}, 0; shr.u32 w, {{$r1}}, {shift}; @p st.global.{kind} [{{$r0}}+{offset}], w;"
     ptx(f"{{ .reg .pred p; .reg .b32 w; {body} }}", (), [address, word, flag(inside)])
 """
+_PERMUTED = """
+def permuted(low, high, selector):
+    return ptx("prmt.b32 {$w0}, {$r0}, {$r1}, {$r2};", [Int32], [low, high, selector])
+"""
 _BULK_LOAD = """
 def bulk_load(destination, source, size, barrier):
     code = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{$r0}], [{$r1}], {$r2}, [{$r3}];"
@@ -371,6 +375,7 @@ FUNCTIONS: Mapping[str, str] = {
             _STORE_SHARED,
             _STORE_WORDS,
             _STORE_ELEMENT,
+            _PERMUTED,
         ),
         *(
             _BULK_LOAD,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from ...plan.dtypes import itemsize
 from ...plan.epilogue import Constant, EpilogueOperand
 from ...plan.joint import OwnPart
+from ...plan.rowwise.demand import WORD_BYTES
 from ...plan.rowwise.extremes import packed_dtype, packed_extremes
 from ...plan.rowwise.passes import Schedule, gathered, gathers_late, numbers_at, schedule_of
 from ...plan.rowwise.powers import fused_powers, fused_quotients
-from ...plan.rowwise.records import WORD_BYTES, Gather, Repeat, RowPlan, RowProblem
+from ...plan.rowwise.records import Gather, Repeat, RowPlan, RowProblem
 from ..epilogue import EXPRESSIONS, INFINITY, literal
 from ..rows import REDUCTIONS, found_at
 from ..writer import Writer

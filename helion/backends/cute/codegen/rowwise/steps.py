@@ -7,14 +7,16 @@ import functools
 from ...plan.dtypes import itemsize
 from ...plan.epilogue import EpilogueOperand
 from ...plan.rowwise.choice import OVERLAPPED_ROWS
+from ...plan.rowwise.demand import GRANULE_BYTES, WORD_BYTES
 from ...plan.rowwise.passes import RowPass, Schedule, gathers_late, schedule_of
-from ...plan.rowwise.records import GRANULE_BYTES, WORD_BYTES, RowLayout, RowPlan, RowProblem
+from ...plan.rowwise.records import RowLayout, RowPlan, RowProblem
 from ...roles import grammar as g
 from ...roles.rowwise import program as r
 from ..writer import Writer
 from .elements import columns_of, divisors_again, numbers_columns, pitch_of, slice_of, widened
 from .overlap import print_overlap
 from .planes import print_stored_planes
+from .words import loaded_words, print_word_load, print_word_sources
 
 
 def print_role(out: Writer, program: r.RowProgram, role: r.RowRole) -> None:
@@ -38,6 +40,9 @@ def print_functions(out: Writer, plan: RowPlan) -> None:
     layout, schedule = plan.layout, schedule_of(plan.problem)
     for operand, place in zip(plan.problem.inputs, layout.input_offsets, strict=False):
         size = layout.granule_bytes(itemsize(operand.dtype))
+        if layout.by_words and layout.lanes > 1:
+            print_word_load(out, plan, operand, place)
+            continue
         out.lines(("", ""))
         with out.block(f"def load_{operand.label}(cta, row, stage, at):"):
             out.line(f"address = cta.ring + stage * {layout.stage_bytes} + (row.thread + row.skip) * {size}")
@@ -268,6 +273,9 @@ def _(step: r.ChunkLoop, out: Writer, program: r.RowProgram) -> None:
 def _begin_load(out: Writer, plan: RowPlan) -> None:
     """Print the granules of a tile of rows, and the first of each input."""
     layout = plan.layout
+    if layout.by_words:
+        print_word_sources(out, plan)
+        return
     rows = layout.choice.rows
     first = f"tile * {rows}" if rows > 1 else "tile"
     size = "size_m" if plan.problem.counted_at_launch else str(plan.problem.m)
@@ -318,6 +326,8 @@ def _loaded(plan: RowPlan) -> list[str]:
     A granule of several times 16 bytes that is the last of a row may end later than the tensor: there the elements
     count.
     """
+    if plan.layout.by_words:
+        return loaded_words(plan)
     layout, most, each = plan.layout, plan.layout.chunk_size, 1
     sizes = [itemsize(operand.dtype) for operand in plan.problem.inputs]
     if _counts_elements(layout):
@@ -480,7 +490,8 @@ def _print_wide_vector(out: Writer, plan: RowPlan, operand: EpilogueOperand, pla
     Parts of 16 bytes of a granule lie in planes.
     """
     layout, problem = plan.layout, plan.problem
-    length, threads, part = layout.vector_granules, layout.choice.rows * layout.threads, GRANULE_BYTES // WORD_BYTES
+    length, threads = layout.vector_granules, layout.choice.rows * layout.threads
+    part = min(layout.lanes, GRANULE_BYTES // WORD_BYTES)
     each = 2 if operand.pitch == 1 and problem.n % 2 == 0 and not problem.columns_at_launch else 1
     count, size = length * layout.lanes // each, itemsize(operand.dtype)
     with out.block(f"for place in cutlass.range(thread - {layout.choice.first_thread}, {count}, {threads}, unroll=8):"):

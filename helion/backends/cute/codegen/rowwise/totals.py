@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from ...plan.dtypes import itemsize
 from ...plan.epilogue import EpilogueOutput
-from ...plan.rowwise.records import SIZE_N, WORD_BYTES, RowPlan, RowProblem, pitch_name
+from ...plan.rowwise.demand import WORD_BYTES
+from ...plan.rowwise.records import SIZE_N, RowPlan, RowProblem, pitch_name
 from ..writer import Writer
 from .elements import stored_word
 

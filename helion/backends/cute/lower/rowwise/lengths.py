@@ -6,7 +6,7 @@ from ....._compiler.ir.grammar import MemoryAttrs, Program
 from ....._shapes import Expr, Number
 from ...plan.refusal import Refusal
 from ...plan.rowwise.buckets import bucket_of
-from ...plan.rowwise.records import GRANULE_BYTES
+from ...plan.rowwise.demand import GRANULE_BYTES
 
 
 def bucket_of_rows(program: Program, extent: Number) -> range | None:

@@ -8,7 +8,8 @@ from ....._shapes import Expr, Number
 from ...plan.dtypes import itemsize
 from ...plan.epilogue import Epilogue
 from ...plan.refusal import Refusal
-from ...plan.rowwise.records import GRANULE_BYTES, pitch_name
+from ...plan.rowwise.demand import GRANULE_BYTES
+from ...plan.rowwise.records import pitch_name
 from ..numbers import dividing
 
 FIRST_OUTPUT = "pitch_d"

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from .....hardware import Target
 from ..refusal import Refusal
 from .choice import Keep, RowChoice
+from .demand import RowDemand
 from .layout import CLUSTERS, WARPS, layout_of
-from .records import RowDemand, RowLayout
+from .records import RowLayout
 from .time import fastest_span
 
 LEAST_CLUSTER_WARPS = 8

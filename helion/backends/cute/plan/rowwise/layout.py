@@ -6,7 +6,8 @@ from .....hardware import Target
 from ..build import MAX_ROW_CLUSTER, RESERVED_SHARED_BYTES
 from ..refusal import Refusal
 from .choice import MOST_LOADED_CTAS, WARP_LANES, RowChoice
-from .records import MOST_PACKED, RowDemand, RowLayout
+from .demand import RowDemand
+from .records import MOST_PACKED, RowLayout
 
 CLUSTERS = (1, 2, 4, 8, MAX_ROW_CLUSTER)
 WARPS = (1, 2, 4, 8, 16)
@@ -32,10 +33,11 @@ def layout_of(demand: RowDemand, choice: RowChoice, target: Target) -> RowLayout
     trial = RowLayout(
         demand=demand, choice=choice, chunk_granules=1, stages=0, register_limit=_register_limit(choice, target)
     )
-    granules = trial.thread_granules
+    granules = -(-trial.thread_granules // trial.words)
     most = MOST_HELD if choice.loads_itself else MOST_PACKED
     packed = (choice.cluster == 1 or choice.overlap) and granules * len(demand.inputs) <= most
     chunk = granules if packed else max(1, min(granules, CHUNK_GRANULES // len(demand.inputs)))
+    chunk = min(trial.thread_granules, chunk * trial.words)
     trial = RowLayout(demand=demand, choice=choice, chunk_granules=chunk, stages=0, register_limit=trial.register_limit)
     room = target.smem_per_sm_bytes // choice.ctas_per_sm - RESERVED_SHARED_BYTES
     room = min(room, target.smem_per_block_bytes)
@@ -56,7 +58,7 @@ def _register_limit(choice: RowChoice, target: Target) -> int:
 
 
 def _check_pitches(demand: RowDemand) -> None:
-    lanes = demand.lanes
+    lanes = demand.copied_lanes if demand.by_words else demand.lanes
     offsets = {pitch % lanes for pitch in demand.pitches}
     if len(offsets) > 1:
         raise Refusal(
@@ -132,7 +134,7 @@ def _check(layout: RowLayout, room: int, target: Target) -> None:
         )
     if choice.rows > 1 and not layout.packed:
         raise Refusal(f"{choice.rows} rows at a time are implemented for contiguous rows that are one chunk of a CTA")
-    if layout.thread_granules > MOST_HELD and not layout.rolled:
+    if layout.thread_granules > MOST_HELD * layout.words and not layout.rolled:
         raise Refusal(
             f"a thread would hold {layout.thread_granules} granules of 16 bytes of a row, at most {MOST_HELD} are"
             " implemented; use more CTAs or warps"

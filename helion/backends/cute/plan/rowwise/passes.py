@@ -10,7 +10,8 @@ from ..dtypes import itemsize
 from ..epilogue import GROUP_REDUCTIONS, PARTNER, REDUCTIONS, Constant, Epilogue, EpilogueOperand, EpilogueOutput
 from ..joint import OwnPart, own_parts
 from ..reductions import reductions_of
-from .records import RowDemand, RowProblem
+from .demand import RowDemand
+from .records import RowProblem
 
 HALF = ("bfloat16", "float16")
 ROUNDED_BYTES = {"round_bfloat16": 2, "round_float16": 2}

@@ -11,13 +11,11 @@ from typing import Literal
 from ..dtypes import itemsize
 from ..epilogue import Constant, Epilogue, EpilogueOperand, EpilogueOutput
 from .choice import WARP_LANES, RowChoice
+from .demand import GRANULE_BYTES, WORD_BYTES, RowDemand
 
 Kind = Literal["all", "some", "edge"]
 
-GRANULE_BYTES = 16
-"""The smallest unit of a bulk copy, and the largest vectorized access of a thread."""
 BARRIER_BYTES = 8
-WORD_BYTES = 4
 LINE_GRANULES = 8
 MOST_PACKED = 8
 """The most granules of a thread in a chunk that is a whole row, of all inputs."""
@@ -36,6 +34,9 @@ MOST_WIDE_SUMS = 32
 
 ANYWHERE_SUM_REGISTERS = 55
 """Registers in addition where rows with sums begin anywhere, and stay in shared memory: compiled kernels need up to 58."""
+
+WORD_REGISTERS = 8
+"""Registers for the places of words of rows that begin anywhere."""
 
 ANYWHERE_BUCKET_REGISTERS = 3
 """Registers in addition for each granule of a thread, where such rows have a number of columns that only the launch knows,
@@ -189,72 +190,6 @@ def interned(problem: RowProblem) -> RowProblem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowDemand:
-    """Everything about a problem that its layout depends on. Sizes are bytes of one element.
-
-    ``pitches`` are those of inputs and output matrices, in elements. ``vectors`` are elements of vectors over columns.
-    ``held_bytes`` are bytes per element that later passes need, ``keeps_computed`` if these are a computed value.
-    ``exchanges`` has the fp32 numbers that each warp sends, by exchange. ``passes`` counts walks over a row. ``sums`` are
-    the sums over rows that each column has, and ``group`` is the most columns that are reduced together, or 0. ``pairs``
-    are sizes of outputs of one element per pair of columns.
-    """
-
-    n: int
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    pitches: tuple[int, ...]
-    vectors: tuple[int, ...] = ()
-    strided_vectors: bool = False
-    wide_vectors: bool = False
-    """True if threads may convert vectors of 16 bits to fp32 once: every pass over a row would convert them again."""
-    repeated: bool = False
-    """True if rows of an input repeat."""
-    held_bytes: int = 0
-    keeps_computed: bool = False
-    exchanges: tuple[int, ...] = ()
-    passes: int = 1
-    walks: int = 0
-    """Passes that walk over a row, if they are known: 0 for a problem from facts."""
-    later: bool = False
-    """True if a pass follows the last exchange."""
-    sums: int = 0
-    group: int = 0
-    pairs: tuple[int, ...] = ()
-    least: int = 0
-    """The fewest columns, if only the launch knows their number, which is up to ``n``; else 0."""
-    temporaries: int = 0
-    """Registers of a pass that takes more than usual."""
-    work: int = 8
-    """Instructions per element, approximately."""
-
-    @property
-    def fewest(self) -> int:
-        """The fewest columns of a row."""
-        return self.least or self.n
-
-    @property
-    def column_bytes(self) -> float:
-        """Bytes of one column of inputs and outputs."""
-        return sum(self.inputs) + sum(self.outputs) + sum(self.pairs) / 2
-
-    @property
-    def copied_lanes(self) -> int:
-        """Elements of 16 bytes of the smallest input type, of which bulk copies have a multiple."""
-        return GRANULE_BYTES // min(self.inputs)
-
-    @functools.cached_property
-    def lanes(self) -> int:
-        """Elements of one granule: 16 bytes of the smallest input type, or of the largest one with rows that repeat.
-
-        With 16 bytes of masks, threads would load and store other types at a distance: half sectors, and bank conflicts.
-        """
-        lanes = self.copied_lanes
-        whole = not self.least and all(each % lanes == 0 for each in (self.n, *self.pitches))
-        apart = self.sums or self.group or self.pairs
-        return GRANULE_BYTES // max(self.inputs) if self.repeated and whole and not apart else lanes
-
-
-@dataclass(frozen=True, kw_only=True)
 class RowLayout:
     """Division of rows among CTAs, warps and threads, and of a CTA's slice of a row into chunks of ``chunk_granules``
     per thread.
@@ -275,8 +210,18 @@ class RowLayout:
 
     @functools.cached_property
     def aligned(self) -> bool:
-        """True if every row begins at a granule."""
-        return all(pitch % self.lanes == 0 for pitch in self.demand.pitches)
+        """True if every row begins at a granule of a thread: those of one word are anywhere in memory."""
+        return self.by_words or all(pitch % self.lanes == 0 for pitch in self.demand.pitches)
+
+    @property
+    def by_words(self) -> bool:
+        """True if a granule is a word of rows that begin anywhere."""
+        return self.demand.by_words
+
+    @property
+    def words(self) -> int:
+        """Granules of 16 bytes of an input, if each is a word; else 1."""
+        return GRANULE_BYTES // WORD_BYTES if self.by_words else 1
 
     @property
     def whole(self) -> bool:
@@ -341,7 +286,7 @@ class RowLayout:
     @property
     def packed(self) -> bool:
         """True if a chunk is all rows of a tile, one after the other in memory."""
-        return self.choice.cluster == 1 and self.chunks == 1 and self.contiguous
+        return self.choice.cluster == 1 and self.chunks == 1 and self.contiguous and not self.by_words
 
     @property
     def contiguous(self) -> bool:
@@ -360,10 +305,13 @@ class RowLayout:
 
     @functools.cached_property
     def input_offsets(self) -> tuple[int, ...]:
-        """Offset of each input in a stage, then the bytes of a stage."""
-        offsets = [0]
+        """Offset of each input in a stage, then the bytes of a stage.
+
+        Of rows that begin anywhere, 16 bytes at either end of a chunk are copied as well.
+        """
+        offsets, around = [0], 2 * GRANULE_BYTES if self.by_words else 0
         for size in self.demand.inputs:
-            offsets.append(offsets[-1] + self.chunk_size * self.granule_bytes(size))
+            offsets.append(offsets[-1] + self.chunk_size * self.granule_bytes(size) + around)
         return tuple(offsets)
 
     @property
@@ -537,6 +485,7 @@ class RowLayout:
             words += sums + SUM_REGISTERS + sums // SUMS_PER_REGISTER + MORE_SUMS_REGISTERS * (self.demand.sums - 1)
             words += 0 if self.by_columns else (self.partials - 1) // WARP_LANES * self.slot_words
         words += ANYWHERE_SUM_REGISTERS if self.by_columns and self.choice.keep == "shared" else 0
+        words += WORD_REGISTERS if self.by_words else 0
         if self.demand.least and not self.aligned and self.demand.later and self.choice.keep == "shared":
             words += ANYWHERE_BUCKET_REGISTERS * self.thread_granules
         return words + 40 + self.demand.temporaries + (0 if self.aligned else UNALIGNED_REGISTERS)
@@ -591,8 +540,3 @@ class RowPlan:
     unit: str
     shared_limit_bytes: int
     registers_per_sm: int
-
-
-def bytes_moved(m: int, demand: RowDemand) -> int:
-    """Return the bytes from and to global memory of ``m`` rows."""
-    return int(m * demand.n * demand.column_bytes) + demand.n * sum(demand.vectors)

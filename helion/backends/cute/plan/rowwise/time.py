@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from ....._shapes import next_power_of_2
 from .....hardware import Target
-from .records import WORD_BYTES, RowLayout
+from .demand import WORD_BYTES
+from .records import RowLayout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +79,7 @@ def predicted_us(layout: RowLayout, m: int, target: Target, rates: RowRates = RA
     memory = elements * demand.column_bytes / (bandwidth / slots)
     warps = choice.ctas_per_sm * choice.rows * choice.warps
     work = demand.work + (0 if layout.aligned else 1 + len(demand.vectors))
+    work += layout.lanes * len(demand.inputs) if layout.by_words else 0
     issue = elements * work * choice.ctas_per_sm / rates.issue / rates.clock_ghz
     issue *= max(1.0, rates.issuing_warps / warps)
     waits = rates.wait_ns * (rates.summed_wait if demand.sums else 1.0)

@@ -10,8 +10,8 @@ from .....autotuner.proposal import Predicted
 from .....hardware import Target
 from ...lower.rowwise.kernel import choice_of
 from ...plan.refusal import Refusal
+from ...plan.rowwise.demand import bytes_moved
 from ...plan.rowwise.layout import layout_of
-from ...plan.rowwise.records import bytes_moved
 from ...plan.rowwise.time import predicted_us, resident
 from .shape import RowShape, row_shape_of
 from .shape import describes_rows as describes_rows

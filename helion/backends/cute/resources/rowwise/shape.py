@@ -11,8 +11,8 @@ import torch
 from ....._compiler.facts.records import KernelFacts, MemoryOpFact
 from ....._shapes import dtype_name
 from ...plan.rowwise.buckets import bucket_of
+from ...plan.rowwise.demand import GRANULE_BYTES, RowDemand
 from ...plan.rowwise.passes import POSITION_REGISTERS, held_bytes
-from ...plan.rowwise.records import GRANULE_BYTES, RowDemand
 
 SFU_WORK, POLYNOMIAL_WORK, FP8_WORK = 2, 20, 8
 """Instructions of an operation on the special function unit, of one that is a polynomial, and of a conversion to e4m3 with

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...plan.counts import PipelineCounts
+from ...plan.rowwise.demand import WORD_BYTES
 from ...plan.rowwise.passes import Schedule, schedule_of
-from ...plan.rowwise.records import WORD_BYTES, RowPlan
+from ...plan.rowwise.records import RowPlan
 from ..grammar import Advance, BarrierSync, ClusterExit, Cursor, NamedBarrier, Release, Step, Tail, Wait
 
 RING, EXCHANGE, VECTORS, SUMS = "ring", "exchange", "vectors", "sums"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ...plan.rowwise.choice import OVERLAPPED_ROWS
-from ...plan.rowwise.records import WORD_BYTES
+from ...plan.rowwise.demand import WORD_BYTES
 from ...roles import grammar as g
 from ...roles.rowwise import program as r
 from ..state import Barrier, Fault

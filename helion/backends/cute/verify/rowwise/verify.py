@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+from ...plan.rowwise.demand import WORD_BYTES
 from ...plan.rowwise.kernel import RowsPlan
-from ...plan.rowwise.records import BARRIER_BYTES, WORD_BYTES, RowPlan
+from ...plan.rowwise.records import BARRIER_BYTES, RowPlan
 from ...roles.rowwise.program import RowProgram, row_program
 from ..state import Fault
 from ..structure import MAX_BOX_BYTES, MAX_NAMED_BARRIERS
@@ -49,7 +50,7 @@ def smaller(plan: RowPlan) -> RowPlan:
     )
     chunks = min(layout.chunks, FEW_CHUNKS)
     n = chunks * choice.cluster * choice.warps * 32 * layout.lanes
-    n -= 2 * choice.cluster * layout.lanes + 1 if layout.by_columns else 0
+    n -= 2 * choice.cluster * layout.lanes + 1 if layout.by_columns else int(layout.by_words)
     held = chunks * layout.held_rows if layout.held_stages else 0
     stages = held + min(layout.stages - layout.held_stages, FEW_STAGES)
     demand = dataclasses.replace(layout.demand, n=n, least=0, pitches=(n,) * len(layout.demand.pitches))
