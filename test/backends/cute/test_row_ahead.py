@@ -25,6 +25,7 @@ from backends.cute.test_row_sums import SPAN, rms_gradients
 from harness import tensor
 
 import helion
+import helion.language as hl
 from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.plan.rowwise.choice import RowChoice
 from helion.backends.cute.plan.rowwise.records import RowLayout
@@ -141,6 +142,27 @@ OVERLAPPED = tuple(
 )
 
 
+def added(x, y, w, both, out):
+    for tile in hl.tile(x.size(0)):
+        row = x[tile, :].to(torch.float32) + y[tile, :].to(torch.float32)
+        both[tile, :] = row.to(both.dtype)
+        out[tile, :] = (row * torch.rsqrt((row * row).mean(-1, keepdim=True) + EPS) * w[:]).to(out.dtype)
+
+
+@pytest.mark.parametrize("choice", OVERLAPPED, ids=str)
+def test_norms_of_rows_that_overlap(choice: RowChoice) -> None:
+    m, n = 7, 1003
+    x, w, b = numbers(m, n), numbers(n, seed=1), numbers(n, seed=2)
+    out, wide = torch.empty_like(x), x.double()
+    run(rms_norm, (x, w, out), choice)
+    assert close(out, wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS) * w.double())
+    run(layer_norm, (x, w, b, out), choice)
+    assert close(out, torch.nn.functional.layer_norm(wide, (n,), w.double(), b.double(), EPS))
+    program = r.row_program(smaller(prepared(rms_norm, (x, w, out), choice)[1]))
+    for seed in range(4):
+        RowCluster(program, tiles=seed, seed=seed).run()
+
+
 def _overlapped(choice: RowChoice) -> r.RowProgram:
     x = numbers(7, 1000)
     return r.row_program(smaller(prepared(rms_gradients, (x, x[0], x, x, torch.empty(2, 1000)), choice, SPAN)[1]))
@@ -168,8 +190,10 @@ def test_cursors_of_rows_that_are_not_there_are_restored() -> None:
 
 def test_refusals_of_overlapped_rows() -> None:
     x = tensor(64, 4096)
-    with pytest.raises(Refusal, match="only maps of rows with sums, in shared memory"):
-        _with_refusal(rms_norm, x, x[0], x, ahead=False, overlap=True)
+    with pytest.raises(Refusal, match="only maps of rows in shared memory"):
+        _with_refusal(rms_norm, x, x[0], x, ahead=False, keep="registers", overlap=True)
+    with pytest.raises(Refusal, match="a pass over elements before the last one stores some"):
+        _with_refusal(added, x, x, x[0], x, x, ahead=False, overlap=True)
     for ahead in (False, True):
         with pytest.raises(Refusal, match="one exchange between two passes; such rows are not reduced ahead as well"):
             _with_refusal(

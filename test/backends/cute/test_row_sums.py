@@ -198,10 +198,41 @@ ANYWHERE = (
 def test_rows_that_begin_anywhere(choice: RowChoice, dtype: torch.dtype, m: int, n: int) -> None:
     """Rows of a block begin at several places of a granule, and a block may have fewer rows than places."""
     x, grad, w = numbers(m, n, dtype=dtype), numbers(m, n, dtype=dtype, seed=1), numbers(n, dtype=dtype, seed=2)
+    _check_anywhere(choice, x, w, grad, dtype)
+
+
+@pytest.mark.parametrize("choice", [ANYWHERE[2][0], ANYWHERE[-1][0]], ids=str)
+def test_rows_that_begin_anywhere_of_types_of_two_sizes(choice: RowChoice) -> None:
+    """Threads take granules of the rows that begin at one place, and add their sums to those of columns in memory."""
+    x, grad, w = (
+        numbers(*shape, dtype=torch.bfloat16, seed=seed) for seed, shape in enumerate([(21, 1001)] * 2 + [(1001,)])
+    )
+    _check_anywhere(choice, x, w, grad, torch.float32)
+
+
+@pytest.mark.parametrize(("n", "pitch"), [(1001, 1013), (1002, 1013), (1002, 1014)])
+def test_words_of_rows_with_a_gap_after_each(n: int, pitch: int) -> None:
+    """A row may begin within a word and have an even number of columns."""
+    x, grad, out = (numbers(9, pitch, seed=seed)[:, :n] for seed in range(3))
+    w, parts = numbers(n, seed=4), torch.full((3, pitch), 7.0)[:, :n]
+    run(rms_gradients, (x, w, grad, out, parts), CHOICES[2], SPAN)
     wide, given, slope = x.double(), grad.double(), grad.double() * w.double()
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS)
+    assert close(out, scale * slope - wide * scale**3 * (wide * slope).mean(-1, keepdim=True))
+    assert close(parts, _blocks(given * wide * scale))
+
+
+def _check_anywhere(
+    choice: RowChoice, x: torch.Tensor, w: torch.Tensor, grad: torch.Tensor, dtype: torch.dtype
+) -> None:
+    """Check gradients of both norms, with blocks of several numbers of rows."""
+    (m, n), wide, given, slope = x.shape, x.double(), grad.double(), grad.double() * w.double()
     for span in (3, 16):
         blocks = -(-m // span)
-        out, weights, biases = torch.full_like(x, 7.0), *(torch.full((blocks, n), 7.0) for _ in range(2))
+        out, weights, biases = (
+            torch.full_like(x, 7.0, dtype=dtype),
+            *(torch.full((blocks, n), 7.0) for _ in range(2)),
+        )
 
         def sums(rows: torch.Tensor, span: int = span) -> torch.Tensor:
             return torch.stack([each.sum(0) for each in rows.split(span)])
@@ -225,12 +256,14 @@ def test_every_plan_is_free_of_faults() -> None:
             RowCluster(program, tiles=seed, seed=seed).run()
 
 
-def test_every_plan_of_rows_that_begin_anywhere_is_free_of_faults() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_plan_of_rows_that_begin_anywhere_is_free_of_faults(dtype: torch.dtype) -> None:
     x = numbers(64, 1001)
-    arguments = (x, numbers(1001), x, x, torch.empty(16, 1001))
+    arguments = (x, numbers(1001), x, x.to(dtype), torch.empty(16, 1001))
     for choice in (*CHOICES, *(choice for choice, _ in ANYWHERE[-2:])):
         program = r.row_program(smaller(prepared(rms_gradients, arguments, choice, SPAN)[1]))
-        assert program.plan.layout.by_columns
+        layout = program.plan.layout
+        assert layout.by_columns == (x.dtype != dtype) and layout.by_words == (x.dtype == dtype)
         for seed in range(4):
             RowCluster(program, tiles=seed, seed=seed).run()
 
@@ -245,7 +278,7 @@ def test_every_plan_of_rows_that_begin_anywhere_is_free_of_faults() -> None:
 def test_planted_faults_of_sums_in_shared_memory(left_out: int, message: str) -> None:
     """A barrier comes before each addition to the sums of columns, and one before they are stored."""
     x = numbers(64, 1001)
-    plan = prepared(rms_gradients, (x, numbers(1001), x, x, torch.empty(16, 1001)), CHOICES[2], SPAN)[1]
+    plan = prepared(rms_gradients, (x, numbers(1001), x, x.float(), torch.empty(16, 1001)), CHOICES[2], SPAN)[1]
     program = r.row_program(smaller(plan))
     places = iter(range(9))
 

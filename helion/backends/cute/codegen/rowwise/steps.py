@@ -156,7 +156,7 @@ def _(loop: r.RowLoop, out: Writer, program: r.RowProgram) -> None:
 def _(step: r.Lead, out: Writer, program: r.RowProgram) -> None:
     problem, each = program.plan.problem, _step(program.plan)
     out.line(f"tile = {_first(program.plan)}")
-    out.line(f"end = cutlass.min(block * {problem.span} + {problem.span}, tiles)")
+    out.line(f"end = cutlass.min(block * {problem.span} + {problem.span}, tiles)" if problem.sums else "end = tiles")
     out.line(f"first_end = cutlass.min(tile + {OVERLAPPED_ROWS} * {each}, end)")
     with out.block("while tile < first_end:"):
         print_steps(out, program, step.body)

@@ -72,8 +72,8 @@ def _choices(demand: RowDemand) -> Iterator[RowChoice]:
         for rows in ROWS if cluster == 1 and not single else (1,):
             if rows * warps <= 8 * (3 - ctas) or single:
                 yield RowChoice(cluster=cluster, warps=warps, rows=rows, ctas_per_sm=ctas, keep=keep, ahead=ahead)
-    for warps, cluster in itertools.product(WARPS, CLUSTERS) if demand.sums else ():
-        if cluster > 1 and warps < LEAST_CLUSTER_WARPS:
+    for warps, cluster in itertools.product(WARPS, CLUSTERS) if demand.sums or demand.later else ():
+        if (cluster > 1 or not demand.sums) and warps < LEAST_CLUSTER_WARPS:
             continue
         for ctas in CTAS if cluster > 1 else OVERLAP_CTAS if warps > 1 else SINGLE_ROW_CTAS:
             yield RowChoice(cluster=cluster, warps=warps, ctas_per_sm=ctas, keep="shared", overlap=True)
@@ -100,7 +100,7 @@ def ranked(demand: RowDemand, m: int, target: Target, tiled: bool = True) -> tup
         spare = layout.registers_needed + 16 <= layout.register_limit
         stored = bool(demand.least) and demand.later and not layout.aligned and not demand.sums
         return (
-            choice.loads_itself or (choice.overlap and (few or layout.partials == 1)),
+            choice.loads_itself or (choice.overlap and (few or layout.partials == 1 or not demand.sums)),
             choice.cluster if bound else 0,
             bound and not choice.overlap,
             float(f"{share:.2g}"),

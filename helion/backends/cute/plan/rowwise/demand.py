@@ -39,6 +39,8 @@ class RowDemand:
     """Passes that walk over a row, if they are known: 0 for a problem from facts."""
     later: bool = False
     """True if a pass follows the last exchange."""
+    stores_early: bool = False
+    """True if a pass before the last one stores elements, if passes are known."""
     sums: int = 0
     group: int = 0
     pairs: tuple[int, ...] = ()

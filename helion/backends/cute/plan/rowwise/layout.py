@@ -102,8 +102,10 @@ def _check_overlap(layout: RowLayout) -> None:
         raise Refusal(
             f"a thread has {elements} elements of rows that begin anywhere, and registers for {MOST_OVERLAPPED} of two rows"
         )
-    if choice.keep != "shared" or not (demand.sums and demand.later):
-        raise Refusal("only maps of rows with sums, in shared memory, overlap with reductions of later rows")
+    if demand.stores_early:
+        raise Refusal("a pass over elements before the last one stores some: it may run for rows that are not there")
+    if choice.keep != "shared" or not demand.later:
+        raise Refusal("only maps of rows in shared memory overlap with reductions of later rows")
 
 
 def _check_own_loads(layout: RowLayout) -> None:

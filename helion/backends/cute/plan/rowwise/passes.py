@@ -148,6 +148,7 @@ def demand_of(problem: RowProblem) -> RowDemand:
         passes=max(len(schedule.passes), len(schedule.reductions)),
         walks=len(schedule.passes),
         later=any(each.number >= len(schedule.reductions) for each in schedule.passes),
+        stores_early=any(each.outputs or each.groups for each in schedule.passes[:-1]),
         sums=len(problem.sums),
         group=max(epilogue.grouped),
         pairs=tuple(itemsize(each.dtype) for each in problem.pairs),

@@ -333,6 +333,8 @@ def _rows(plan: RowPlan, schedule: Schedule) -> tuple[Step, ...]:
         cursors += [Cursor(HELD, RING, "consumer")] if layout.held_stages else []
     if layout.choice.overlap:
         lead, steps = _overlapped(plan, schedule)
+        if not plan.problem.sums:
+            return (*vectors, *cursors, *lead, RowLoop(steps))
         return (*vectors, *cursors, _rows_of_blocks(plan, RowLoop(steps), (ClearSums(), *lead), (StoreSums(),)))
     steps = _ahead(plan, schedule) if layout.choice.ahead else _one_row(plan, schedule)
     loop = _rows_of_blocks(plan, RowLoop(steps), (ClearSums(),), (StoreSums(),))
