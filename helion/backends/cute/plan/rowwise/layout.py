@@ -20,7 +20,7 @@ MOST_HELD = 16
 """The most granules of a thread."""
 MAX_TRANSACTION_BYTES = 2**20 - 1
 """An mbarrier counts fewer than 2**20 bytes (PTX ISA, ``mbarrier`` objects)."""
-SPARE_REGISTERS = 8
+SPARE_REGISTERS = 7
 OVERLAPPED_PASSES = 2
 """Passes over rows that overlap: one reduces, and one maps."""
 MOST_OVERLAPPED = 16
