@@ -29,6 +29,7 @@ from ...plan.rowwise.shorts import short_quotients, short_values
 from ..epilogue import SHORT, expression
 from ..rows import REDUCTIONS
 from ..writer import Writer
+from .masks import term_of, zeroed
 from .stages import divisors_of_groups, last_stage, read_by, stage_of
 
 CHAINS, FEWER_CHAINS = 4, 2
@@ -226,6 +227,7 @@ def _element(plan: RowPlan, schedule: Schedule, each: RowPass, stage: int) -> li
         labels = {value: problem.epilogue.operands[value - 1].label for value in each.reads}
         lines = [f"{value_name(problem, value)} = {label}_values[i]" for value, label in labels.items()]
         lines += [f"{value_name(problem, each.kept)} = kept_values[i]"] if each.kept else []
+        lines += [_without(problem, value) for value in each.reads if value in zeroed(problem, schedule, each)]
     here = [value for value in needed if stage_of(problem, value) == stage and not problem.epilogue.grouped[value]]
     wanted = {x for value in here for x in read_by(problem, value)}
     wanted |= _results(problem, schedule, each) if last else set()
@@ -234,12 +236,19 @@ def _element(plan: RowPlan, schedule: Schedule, each: RowPass, stage: int) -> li
         lines += [f"{name} = {name}_each[i]" for name in names]
     for value in here:
         lines.append(f"{value_name(problem, value)} = {_value(plan, schedule, each, value)}")
+        lines += [_without(problem, value)] if value in zeroed(problem, schedule, each) else []
     lines += [
         f"{name}_each.append({name})"
         for x in _handed(problem, schedule, each, stage)
         if (name := value_name(problem, x))
     ]
     return lines + (_ends(plan, schedule, each) if last else [])
+
+
+def _without(problem: RowProblem, value: int) -> str:
+    """Return the code that sets an element to zero outside of a row."""
+    name = value_name(problem, value)
+    return f"{name} = masked({name}, inside, i, 0.0)"
 
 
 def _ends(plan: RowPlan, schedule: Schedule, each: RowPass) -> list[str]:
@@ -250,13 +259,13 @@ def _ends(plan: RowPlan, schedule: Schedule, each: RowPass) -> list[str]:
     packed = packed_extremes(problem, plan.layout) if each.number == 0 else ()
     for value in (value for value in each.reduces if value not in packed):
         made = problem.epilogue.instruction(value)
-        centre = schedule.centres.get(value) if each.number == 0 else None
-        term = value_name(problem, centre.difference if centre else _reduced(made))
+        term = value_name(problem, term_of(problem, schedule, each, value))
         reduction = REDUCTIONS[made.op]
         if made.op == "row_first":
             lines.append(f"candidates_{value}.append({term})")
             continue
-        term = f"masked({term}, inside, i, {reduction.identity})"
+        if made.op != "row_sum" or not zeroed(problem, schedule, each):
+            term = f"masked({term}, inside, i, {reduction.identity})"
         number = f"(granule * {plan.layout.lanes} + i)" if plan.layout.lanes < chains(schedule) else "i"
         place = f"row.terms[{first_term(schedule, value)} + {number} % {chains(schedule)}]"
         lines.append(f"{place} = {reduction.join(place, term)}")

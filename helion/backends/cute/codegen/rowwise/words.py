@@ -1,7 +1,7 @@
-"""Rows with sums that begin anywhere, of which each thread takes the same columns in all rows: words of memory or of two.
+"""Rows with sums that begin anywhere, of which each thread takes words: the same columns of all rows.
 
-Bulk copies load the granules of 16 bytes that a row's part is in. A thread joins its columns of 16 bits from the halves of
-two words, where rows begin in the middle of one, and stores the halves of two threads as one word.
+Bulk copies load the granules of 16 bytes that a row's part is in. Some rows of 16-bit elements begin in the middle of a
+word. There a thread joins its columns from the halves of two words, and stores halves of two threads as one word.
 """
 
 from __future__ import annotations
@@ -62,8 +62,10 @@ def place_of_words(plan: RowPlan) -> list[str]:
 
 
 def places_of_halves(plan: RowPlan, output: EpilogueOutput) -> list[str]:
-    """Return the code that finds the half of a word that the first or the last lane stores, as a lane of another warp has
-    the other half, and the place of a lane's word: the first lane stores the second one's again."""
+    """Return the code that finds the place of a lane's word, and of the half of one that the first or last lane stores.
+
+    A lane of another warp has the other half. The first lane stores the word of the second one again.
+    """
     if plan.layout.lanes == 1:
         return []
     address = f"row.{output.label}_address"
