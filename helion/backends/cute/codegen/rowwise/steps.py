@@ -145,7 +145,7 @@ def _(step: r.BlockLoop, out: Writer, program: r.RowProgram) -> None:
 def _(loop: r.RowLoop, out: Writer, program: r.RowProgram) -> None:
     problem, step = program.plan.problem, _step(program.plan)
     out.line(f"tile = {_first(program.plan)}")
-    out.lines([f"end = cutlass.min(block * {problem.span} + {problem.span}, tiles)"] if problem.sums else [])
+    out.lines([f"end = {_last(program.plan)}"] if problem.sums else [])
     more = f" + {step}" if any(isinstance(each, r.Former) for each in loop.body) else ""
     with out.block(f"while tile < {_end(problem)}{more}:"):
         print_steps(out, program, loop.body)
@@ -154,9 +154,9 @@ def _(loop: r.RowLoop, out: Writer, program: r.RowProgram) -> None:
 
 @_print.register
 def _(step: r.Lead, out: Writer, program: r.RowProgram) -> None:
-    problem, each = program.plan.problem, _step(program.plan)
+    each = _step(program.plan)
     out.line(f"tile = {_first(program.plan)}")
-    out.line(f"end = cutlass.min(block * {problem.span} + {problem.span}, tiles)" if problem.sums else "end = tiles")
+    out.line(f"end = {_last(program.plan)}")
     out.line(f"first_end = cutlass.min(tile + {OVERLAPPED_ROWS} * {each}, end)")
     with out.block("while tile < first_end:"):
         print_steps(out, program, step.body)
@@ -194,8 +194,17 @@ def _(step: r.Restart, out: Writer, program: r.RowProgram) -> None:
 
 def _first(plan: RowPlan) -> str:
     """Return the first row of the cluster, or of its block with sums, or of those that begin at one place."""
+    if plan.interleaved:
+        return "block"
     first = f"block * {plan.problem.span}" if plan.problem.sums else "Int32(first_tile)"
     return f"{first} + residue" if plan.layout.by_columns else first
+
+
+def _last(plan: RowPlan) -> str:
+    """Return the row after the last one of a block with sums, or of all."""
+    if plan.interleaved or not plan.problem.sums:
+        return "tiles"
+    return f"cutlass.min(block * {plan.problem.span} + {plan.problem.span}, tiles)"
 
 
 def _end(problem: RowProblem) -> str:
@@ -206,6 +215,8 @@ def _step(plan: RowPlan) -> str:
     """Return the rows from one row of a loop to the next."""
     if plan.layout.by_columns:
         return str(plan.layout.period)
+    if plan.interleaved:
+        return "blocks"
     return "1" if plan.problem.sums else "tile_step"
 
 

@@ -21,7 +21,7 @@ ROWS = (1, 2, 4, 8)
 """Rows of a CTA at a time."""
 CTAS = (2, 1)
 """CTAs per SM."""
-SINGLE_ROW_CTAS = (8, 6, 4)
+SINGLE_ROW_CTAS = (8, 4)
 """The same, in addition, where a CTA has one row at a time: more of them hide the waits of short rows."""
 OWN_LOAD_CTAS = (16, 12, 10)
 """The same where the one warp of a CTA loads its own rows with sums."""
@@ -102,7 +102,7 @@ def ranked(demand: RowDemand, m: int, target: Target, tiled: bool = True) -> tup
         return (
             choice.loads_itself or (choice.overlap and (few or layout.partials == 1 or not demand.sums)),
             choice.cluster if bound else 0,
-            bound and not choice.overlap,
+            bool(demand.sums) and not few and not choice.overlap,
             float(f"{share:.2g}"),
             choice.ahead != stored,
             choice.cluster,

@@ -540,3 +540,14 @@ class RowPlan:
     unit: str
     shared_limit_bytes: int
     registers_per_sm: int
+
+    @property
+    def interleaved(self) -> bool:
+        """True if the rows of a block are as far apart as there are blocks, so that all clusters read what is near.
+
+        Sums of blocks are no result then: the launch adds them up.
+        """
+        problem, layout = self.problem, self.layout
+        added = {total.value for total in problem.totals}
+        apart = layout.by_columns or layout.choice.loads_itself
+        return bool(added) and added >= {each.value for each in problem.sums} and not apart

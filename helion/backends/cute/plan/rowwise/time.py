@@ -37,6 +37,11 @@ class RowRates:
     summed_wait: float = 0.5
     summed_cta: float = 0.2
     """Factors of ``wait_ns`` and ``cta_ns`` in kernels with sums over rows, which take the rows of a block in order."""
+    summed_work: float = 0.33
+    """Factor of the instructions of an element of such kernels."""
+    row_work: float = 70.0
+    sent_work: float = 36.0
+    """Instructions of a thread for each row of such kernels, and for each number that its warp sends."""
     ahead_bytes: float = 35400.0
     """Bytes in flight of an SM that hide the latency of memory."""
     asking: float = 0.84
@@ -79,8 +84,12 @@ def predicted_us(layout: RowLayout, m: int, target: Target, rates: RowRates = RA
     memory = elements * demand.column_bytes / (bandwidth / slots)
     warps = choice.ctas_per_sm * choice.rows * choice.warps
     work = demand.work + (0 if layout.aligned else 1 + len(demand.vectors))
-    work += layout.lanes * len(demand.inputs) if layout.by_words else 0
-    issue = elements * work * choice.ctas_per_sm / rates.issue / rates.clock_ghz
+    work += 5 * layout.lanes * len(demand.inputs) if layout.by_words else 0
+    instructions = elements * work
+    if demand.sums:
+        each = rates.row_work + rates.sent_work * max(demand.exchanges, default=0)
+        instructions = instructions * rates.summed_work + layout.threads * each
+    issue = instructions * choice.ctas_per_sm / rates.issue / rates.clock_ghz
     issue *= max(1.0, rates.issuing_warps / warps)
     waits = rates.wait_ns * (rates.summed_wait if demand.sums else 1.0)
     if layout.partials > 1:

@@ -215,6 +215,8 @@ class RowCluster:
         if not self.program.plan.problem.sums:
             return range(self.tiles)
         first, end = warp.block * self.rows_each, (warp.block + 1) * self.rows_each
+        if self.program.plan.interleaved:
+            return range(warp.block, self.tiles * self.rows_each, self.tiles)
         if not self.layout.by_columns:
             return range(first, end)
         return range(first + warp.residue, end, self.layout.period)
