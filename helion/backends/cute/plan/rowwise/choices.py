@@ -38,14 +38,14 @@ SINGLE_ROW_WARPS = 16
 
 @functools.lru_cache(maxsize=64)
 def layouts(demand: RowDemand, target: Target) -> tuple[RowLayout, ...]:
-    """Return all layouts that fit; the reason of the first refusal is raised as ``Refusal`` if there is none: of a layout
-    of one or two CTAs per SM."""
+    """Return all layouts that fit; if there is none, the reason of the one with the most CTAs is raised as ``Refusal``."""
     found, reason = [], None
     for choice in _choices(demand):
         try:
             found.append(layout_of(demand, choice, target))
         except Refusal as refusal:
-            reason = reason or (refusal if choice.ctas_per_sm in CTAS else None)
+            large = choice.ctas_per_sm == 1 and choice.warps == LEAST_CLUSTER_WARPS and choice.rows == 1
+            reason = refusal if large and not choice.rows_ahead else reason or refusal
     if not found:
         assert reason is not None
         raise reason

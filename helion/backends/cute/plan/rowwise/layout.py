@@ -137,9 +137,10 @@ def _check(layout: RowLayout, room: int, target: Target) -> None:
     if choice.rows > 1 and not layout.packed:
         raise Refusal(f"{choice.rows} rows at a time are implemented for contiguous rows that are one chunk of a CTA")
     if layout.thread_granules > MOST_HELD * layout.words and not layout.rolled:
+        granules = -(-layout.thread_granules // layout.words)
         raise Refusal(
-            f"a thread would hold {layout.thread_granules} granules of 16 bytes of a row, at most {MOST_HELD} are"
-            " implemented; use more CTAs or warps"
+            f"a thread would hold {granules} granules of 16 bytes of a row, at most {MOST_HELD} are implemented; use more"
+            " CTAs or warps"
         )
     if layout.stages < 2 or layout.stages <= layout.held_stages:
         raise Refusal(f"stages of {layout.stage_bytes} bytes leave no room for loads ahead in {room} bytes")
