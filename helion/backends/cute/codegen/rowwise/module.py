@@ -311,7 +311,9 @@ def _slices(layout: RowLayout) -> list[str]:
         return []
     more = layout.lanes - 1 + (0 if layout.aligned or layout.by_columns else layout.lanes - 1)
     granules = f"(({SIZE_N} + {more}) // {layout.lanes})"
-    return [f"slice = ({granules} + {layout.choice.cluster - 1}) // {layout.choice.cluster}"]
+    each = layout.choice.cluster * layout.words
+    words = f" * {layout.words}" if layout.words > 1 else ""
+    return [f"slice = ({granules} + {each - 1}) // {each}{words}"]
 
 
 def _host(out: Writer, plan: RowPlan) -> None:

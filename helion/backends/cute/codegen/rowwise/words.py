@@ -22,7 +22,9 @@ first word, and the second."""
 def _within(plan: RowPlan, index: str) -> str:
     """Return the elements between 16 bytes of memory and the row's first element in the CTA."""
     elements = GRANULE_BYTES // itemsize(plan.problem.inputs[0].dtype)
-    return f"({index} * {plan.layout.demand.pitches[0] % elements}) & {elements - 1}"
+    known = str(plan.layout.demand.pitches[0] % elements)
+    pitch = f"({columns_of(plan.problem)} & {elements - 1})" if plan.problem.columns_at_launch else known
+    return f"({index} * {pitch}) & {elements - 1}"
 
 
 def print_word_sources(out: Writer, plan: RowPlan) -> None:

@@ -73,7 +73,7 @@ class RowDemand:
         A word of the first column may be split among two words of memory. All types have one size, of 2 or 4 bytes.
         """
         sizes = {*self.inputs, *self.outputs}
-        apart = self.least or self.group or self.pairs or self.repeated
+        apart = self.group or self.pairs or self.repeated
         anywhere = any(pitch % self.copied_lanes for pitch in self.pitches)
         vectors = all(size in (min(self.inputs), WORD_BYTES) for size in self.vectors)
         return bool(self.sums and not apart) and anywhere and vectors and sizes in ({2}, {WORD_BYTES})

@@ -339,7 +339,7 @@ class RowLayout:
             return self.slice_granules
         more = 0 if self.aligned or self.by_columns else self.lanes - 1
         granules = -(-(n + more) // self.lanes)
-        return -(-granules // self.choice.cluster)
+        return -(-granules // (self.choice.cluster * self.words)) * self.words
 
     @functools.cached_property
     def wide(self) -> bool:
@@ -505,7 +505,7 @@ class RowLayout:
         known = fewest // self.lanes if self.aligned and not self.whole else -(-fewest // self.lanes)
         sure = known - (cluster - 1) * self.slice_granules
         if self.slices_at_launch:
-            sure = known // cluster - (cluster - 1)
+            sure = known // cluster - (cluster - 1) * self.words
         return sure if self.aligned else sure - 1
 
     def kind(self, granule: int) -> Kind:
