@@ -126,19 +126,21 @@ def about_a_column(x, labels, out):
 
 
 def prepared(
-    fn: Callable[..., None], arguments: Sequence[Any], choice: RowChoice, span: int = 0
+    fn: Callable[..., None], arguments: Sequence[Any], choice: RowChoice, span: int = 0, hidden: bool = False
 ) -> tuple[RowKernel, RowPlan]:
     given = [torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device="meta") for each in arguments]
     kernel = rows_of(program_of(fn, *given))
     layout = layout_of(demand_of(kernel.problem), choice, H100)
     limits = {"shared_limit_bytes": H100.smem_per_block_bytes, "registers_per_sm": H100.registers_per_sm}
-    problem = dataclasses.replace(kernel.problem, span=span, late_sums=choice.overlap)
+    problem = dataclasses.replace(kernel.problem, span=span, late_sums=choice.overlap, hidden_sums=hidden)
     return kernel, RowPlan(problem=problem, layout=layout, unit="wgmma", **limits)
 
 
-def run(fn: Callable[..., None], arguments: Sequence[torch.Tensor], choice: RowChoice, span: int = 0) -> None:
+def run(
+    fn: Callable[..., None], arguments: Sequence[torch.Tensor], choice: RowChoice, span: int = 0, hidden: bool = False
+) -> None:
     """Run a kernel on simulated threads, in two clusters; outputs are written in place."""
-    kernel, plan = prepared(fn, arguments, choice, span)
+    kernel, plan = prepared(fn, arguments, choice, span, hidden)
     names = [
         tensor_of.name for tensor_of in program_of(fn, *(tensor(*a.shape, dtype=a.dtype) for a in arguments)).tensors
     ]

@@ -16,6 +16,9 @@ import helion.language as hl
 from helion import exc
 from helion.backends.cute.codegen.rowwise.totals import parts_of
 from helion.backends.cute.plan.rowwise.choice import RowChoice
+from helion.backends.cute.roles.rowwise import program as r
+from helion.backends.cute.verify.rowwise.simulate import RowCluster
+from helion.backends.cute.verify.rowwise.verify import smaller
 
 
 def gradients(x, w, grad, out, of_weight, of_bias, weights, biases):
@@ -75,6 +78,32 @@ def test_totals_of_columns(m: int, n: int, dtype: torch.dtype, warps: int) -> No
     assert parts_of(prepared(gradients, arguments, choice, SPAN)[1].problem) == {11: 1, 70: 2, 140: 4}[m]
     run(gradients, arguments, choice, SPAN)
     _are_right(*arguments)
+    assert close(arguments[-1], _sums_of_blocks(arguments[2]))
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        RowChoice(cluster=1, warps=4, keep="shared", overlap=True),
+        RowChoice(cluster=2, warps=8, ctas_per_sm=1, keep="shared", ahead=True),
+        RowChoice(cluster=1, warps=4),
+    ],
+    ids=str,
+)
+def test_rows_of_hidden_sums_are_interleaved(choice: RowChoice) -> None:
+    """The rows of a block are as far apart as there are blocks; the last ones may be of fewer blocks."""
+    arguments = _arguments(11, 1000, torch.bfloat16)
+    run(gradients, arguments, choice, SPAN, hidden=True)
+    _are_right(*arguments)
+    grad = arguments[2].double()
+    assert close(arguments[-1], torch.stack([grad[block::3].sum(0) for block in range(3)]))
+    program = r.row_program(smaller(prepared(gradients, arguments, choice, SPAN, hidden=True)[1]))
+    for seed in range(4):
+        RowCluster(program, tiles=seed, seed=seed).run()
+
+
+def _sums_of_blocks(rows: torch.Tensor) -> torch.Tensor:
+    return torch.stack([each.sum(0) for each in rows.double().split(SPAN)])
 
 
 def made(x, w, grad, out, of_weight):
@@ -112,6 +141,23 @@ def test_a_kernel_with_totals_runs_on_the_cpu(dynamic: bool) -> None:
         _are_right(x, w, grad, out, of_weight)
 
 
+VISIBLE = {
+    "returned": ("total.to(of_weight.dtype)", "total.to(of_weight.dtype)\n    return parts"),
+    "another name": ("    for block in hl.tile(m", "    other = parts\n    for block in hl.tile(m"),
+    "a view": ("n], dtype=torch.float32, device=x.device)", "n], dtype=torch.float32, device=x.device)[:]"),
+    "nothing": ("    hl.barrier()\n", "    hl.barrier()\n\n"),
+}
+
+
+@pytest.mark.parametrize("case", VISIBLE, ids=str)
+def test_sums_of_blocks_that_others_see(case: str, tmp_path: Path) -> None:
+    """Blocks have neighboring rows, unless host code allocates the tensor of their sums and does not name it again."""
+    changed = edited(IMPORTS + inspect.getsource(made), *VISIBLE[case], tmp_path / "changed.py").made
+    plan = helion.kernel(changed, backend="cute").bind(_arguments(37, 1000, torch.bfloat16)[:5], target="h100").plan()
+    assert plan.rows.interleaved == (case == "nothing")
+
+
+IMPORTS = "import torch\nimport helion\nimport helion.language as hl\n\nEPS = 1e-5\n\n\n"
 REFUSED = {
     "lines": ("hl.tile(parts.size(0))", "hl.tile(1, parts.size(0))", "no plain tile loop"),
     "columns": ("for columns in hl.tile(n)", "for columns in hl.tile(8, n)", "no plain tile loop|does not cover"),
@@ -127,8 +173,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED, ids=str)
 def test_refusals(case: str, tmp_path: Path) -> None:
     before, after, why = REFUSED[case]
-    imports = "import torch\nimport helion\nimport helion.language as hl\n\nEPS = 1e-5\n\n\n"
-    changed = edited(imports + inspect.getsource(made), before, after, tmp_path / "changed.py").made
+    changed = edited(IMPORTS + inspect.getsource(made), before, after, tmp_path / "changed.py").made
     given = _arguments(37, 1000, torch.bfloat16)[:5]
     with pytest.raises(exc.CuteUnsupported, match=why):
         helion.kernel(changed, backend="cute").bind(given, target="h100")

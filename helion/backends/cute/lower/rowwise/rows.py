@@ -479,8 +479,10 @@ def rows_of(program: Program) -> RowKernel:
     one_tile = tiled is not None and tiled.one_tile
     if one_tile and any(step.op in GROUP_REDUCTIONS for step in chain.steps):
         raise Refusal("tiles of columns are reduced for themselves, in a kernel that needs one tile of all columns")
+    made = _kernel(frame, chain)
     return replace(
-        _kernel(frame, chain),
+        made,
+        problem=interned(replace(made.problem, hidden_sums=True)) if after.hidden else made.problem,
         one_tile=one_tile,
         others=others,
         blocks=blocks.block if blocks else None,

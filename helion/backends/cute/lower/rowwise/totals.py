@@ -24,6 +24,7 @@ from ....._shapes import Expr, cdiv
 from ...plan.refusal import Refusal
 from ..numbers import equal
 from ..product import check_axis
+from .hidden import is_hidden
 from .sums import SumReader
 
 
@@ -41,6 +42,8 @@ class Totals:
 
     totals: tuple[Total, ...] = ()
     blocks: tuple[int, ...] = ()
+    hidden: bool = False
+    """True if nothing else reads what is added up."""
 
 
 def without_totals(program: Program) -> tuple[Program, Totals]:
@@ -93,7 +96,11 @@ class _Reader(SumReader):
         loads = [op for op in self.region.ops if op.kind == "load"]
         if len(totals) != len(self.region.params) or len(loads) != len(totals):
             raise Refusal("a loop that adds up sums over rows stores each of them once")
-        return Totals(totals=totals, blocks=(self.root.axes[0].block, self.axis.block))
+        return Totals(
+            totals=totals,
+            blocks=(self.root.axes[0].block, self.axis.block),
+            hidden=all(is_hidden(self.program, self.program.tensors[total.parts]) for total in totals),
+        )
 
     def _total(self, store: Op) -> Total:
         tensor, columns = self.program.tensors[store.attributes(MemoryAttrs).tensor], self.root.axes[0].block

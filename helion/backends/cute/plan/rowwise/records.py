@@ -91,6 +91,8 @@ class RowProblem:
     repeats: tuple[Repeat, ...] = ()
     span: int = 0
     """Rows of a block whose sums are stored, if there are sums over rows."""
+    hidden_sums: bool = False
+    """True if only the totals of the launch read the sums of its blocks: a block may have any rows."""
     late_sums: bool = False
     """True if the last pass over a row adds to all sums over rows: earlier ones may run for rows that are not there."""
 
@@ -545,9 +547,9 @@ class RowPlan:
     def interleaved(self) -> bool:
         """True if the rows of a block are as far apart as there are blocks, so that all clusters read what is near.
 
-        Sums of blocks are no result then: the launch adds them up.
+        Nothing but the launch reads the sums of blocks then.
         """
-        problem, layout = self.problem, self.layout
-        added = {total.value for total in problem.totals}
+        layout, added = self.layout, {total.value for total in self.problem.totals}
         apart = layout.by_columns or layout.choice.loads_itself
-        return bool(added) and added >= {each.value for each in problem.sums} and not apart
+        every = added >= {each.value for each in self.problem.sums}
+        return self.problem.hidden_sums and every and not apart

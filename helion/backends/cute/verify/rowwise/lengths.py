@@ -22,7 +22,11 @@ def check_lengths(layout: RowLayout) -> None:
 
 def _lengths(layout: RowLayout) -> Iterator[int]:
     """Yield lengths of the class of a layout: multiples of a granule, or any."""
-    least, most, each = layout.demand.least, layout.demand.n, layout.lanes if layout.aligned and not layout.by_words else 1
+    least, most, each = (
+        layout.demand.least,
+        layout.demand.n,
+        layout.lanes if layout.aligned and not layout.by_words else 1,
+    )
     least = -(-least // each) * each
     step = max(1, (most - least) // each // SAMPLES)
     yield from range(least, most + 1, step * each)
