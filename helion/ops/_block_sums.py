@@ -7,8 +7,8 @@ import torch
 import helion
 import helion.language as hl
 
-#: Columns of a program.
-COLUMNS = 32
+#: Columns of a program, and lines that it adds up at a time.
+COLUMNS, LINES = 32, 64
 
 
 @helion.kernel(static_shapes=False)

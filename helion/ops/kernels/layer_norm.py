@@ -1,7 +1,7 @@
 """Layer normalization of rows, alone or of the sum with a residual.
 
 Mean and variance come from one row in registers, the variance from centered values. The gradients of weight and bias
-are sums over rows: each program adds up a block of rows, and a second kernel adds the blocks.
+are sums over rows: each program adds up a block of rows, and others add up the blocks in the same launch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 import helion
 import helion.language as hl
 
-from .._block_sums import block_sums_kernel
+from .._block_sums import COLUMNS, LINES
 from .._operators import Operator, check_tensor, rows, shaped
 
 
@@ -56,19 +56,19 @@ def add_layer_norm_kernel(
     return out, added
 
 
-@helion.kernel(static_shapes=False)
+@helion.kernel(static_shapes=False, backend="auto")
 def layer_norm_backward_kernel(
     grad: torch.Tensor, grad_row: torch.Tensor | None, x: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the gradient of the rows `x[M, N]`, add `grad_row[M, N]` to it, and those of `weight[N]` and the bias.
-
-    The latter are of each block of rows, and in one tensor.
-    """
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Compute the gradient of the rows `x[M, N]`, add `grad_row[M, N]` to it, and those of `weight[N]` and the bias."""
     m = x.size(0)
     n = hl.specialize(x.size(1))
     block = hl.register_block_size(m)
     grad_x = torch.empty([m, n], dtype=x.dtype, device=x.device)
-    partial = torch.empty([2, helion.cdiv(m, block), n], dtype=torch.float32, device=x.device)
+    grad_weight = torch.empty([n], dtype=weight.dtype, device=x.device)
+    grad_bias = torch.empty([n], dtype=weight.dtype, device=x.device)
+    weights = torch.empty([helion.cdiv(m, block), n], dtype=torch.float32, device=x.device)
+    biases = torch.empty([helion.cdiv(m, block), n], dtype=torch.float32, device=x.device)
     for outer in hl.tile(m, block_size=block):
         sums_weight = hl.zeros([n], dtype=torch.float32)
         sums_bias = hl.zeros([n], dtype=torch.float32)
@@ -86,26 +86,26 @@ def layer_norm_backward_kernel(
             if grad_row is not None:
                 found = found + grad_row[tile, :].to(torch.float32)
             grad_x[tile, :] = found
-        partial[0, outer.id, :] = sums_weight
-        partial[1, outer.id, :] = sums_bias
-    return grad_x, partial
-
-
-def _run_backward(
-    grad: torch.Tensor, grad_row: torch.Tensor | None, x: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    grad_x, partial = layer_norm_backward_kernel(grad, grad_row, x, weight, eps)
-    return grad_x, block_sums_kernel(partial, weight.dtype)
+        weights[outer.id, :] = sums_weight
+        biases[outer.id, :] = sums_bias
+    hl.barrier()
+    for columns in hl.tile(n, block_size=COLUMNS):
+        of_weight = hl.zeros([columns], dtype=torch.float32)
+        of_bias = hl.zeros([columns], dtype=torch.float32)
+        for lines in hl.tile(weights.size(0), block_size=LINES):
+            of_weight += torch.sum(weights[lines, columns], dim=0)
+            of_bias += torch.sum(biases[lines, columns], dim=0)
+        grad_weight[columns] = of_weight
+        grad_bias[columns] = of_bias
+    return grad_x, grad_weight, grad_bias
 
 
 _backward = Operator(
-    "layer_norm_backward(Tensor grad, Tensor? grad_row, Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
+    "layer_norm_backward(Tensor grad, Tensor? grad_row, Tensor x, Tensor weight, float eps) -> (Tensor, Tensor, Tensor)",
     layer_norm_backward_kernel,
-    block_sums_kernel,
-    run=_run_backward,
     fake=lambda grad, grad_row, x, weight, eps: (
         x.new_empty(x.shape),
-        weight.new_empty(2, *weight.shape),
+        *(weight.new_empty(weight.shape) for _ in range(2)),
     ),
 )
 _backward.differentiate_once()
@@ -130,8 +130,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     x, weight = ctx.saved_tensors
-    grad_x, grad_both = _backward(grad, None, x, weight, ctx.eps)
-    grad_weight, grad_bias = grad_both.unbind()
+    grad_x, grad_weight, grad_bias = _backward(grad, None, x, weight, ctx.eps)
     return grad_x, grad_weight, None if ctx.bias_dtype is None else grad_bias.to(ctx.bias_dtype), None
 
 
@@ -143,8 +142,7 @@ def _save_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...
 
 def _gradients_of_sum(ctx: Any, grad: torch.Tensor, grad_added: torch.Tensor) -> tuple[Any, ...]:
     added, weight = ctx.saved_tensors
-    grad_sum, grad_both = _backward(grad, grad_added, added, weight, ctx.eps)
-    grad_weight, grad_bias = grad_both.unbind()
+    grad_sum, grad_weight, grad_bias = _backward(grad, grad_added, added, weight, ctx.eps)
     bias = None if ctx.bias_dtype is None else grad_bias.to(ctx.bias_dtype)
     return grad_sum.to(ctx.dtype), grad_sum, grad_weight, bias, None
 

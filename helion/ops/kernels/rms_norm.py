@@ -1,7 +1,7 @@
 """Root-mean-square normalization of rows, alone or of the sum with a residual.
 
 A whole row stays in registers between its sum of squares and its scaling. The gradient of the weight is a sum over
-rows: each program adds up a block of rows, and a second kernel adds the blocks.
+rows: each program adds up a block of rows, and others add up the blocks in the same launch, in a fixed order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 import helion
 import helion.language as hl
 
-from .._block_sums import block_sums_kernel
+from .._block_sums import COLUMNS, LINES
 from .._operators import Operator, check_tensor, rows, shaped
 
 
@@ -48,16 +48,17 @@ def add_rms_norm_kernel(
     return out, added
 
 
-@helion.kernel(static_shapes=False)
+@helion.kernel(static_shapes=False, backend="auto")
 def rms_norm_backward_kernel(
     grad: torch.Tensor, grad_row: torch.Tensor | None, x: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the gradient of the rows `x[M, N]`, add `grad_row[M, N]` to it, and that of `weight[N]` of each block of rows."""
+    """Compute the gradient of the rows `x[M, N]`, add `grad_row[M, N]` to it, and that of `weight[N]`."""
     m = x.size(0)
     n = hl.specialize(x.size(1))
     block = hl.register_block_size(m)
     grad_x = torch.empty([m, n], dtype=x.dtype, device=x.device)
-    partial = torch.empty([1, helion.cdiv(m, block), n], dtype=torch.float32, device=x.device)
+    grad_weight = torch.empty([n], dtype=weight.dtype, device=x.device)
+    partial = torch.empty([helion.cdiv(m, block), n], dtype=torch.float32, device=x.device)
     for outer in hl.tile(m, block_size=block):
         sums = hl.zeros([n], dtype=torch.float32)
         for tile in hl.tile(outer.begin, outer.end):
@@ -71,26 +72,23 @@ def rms_norm_backward_kernel(
             if grad_row is not None:
                 found = found + grad_row[tile, :].to(torch.float32)
             grad_x[tile, :] = found
-        partial[0, outer.id, :] = sums
-    return grad_x, partial
+        partial[outer.id, :] = sums
+    hl.barrier()
+    for columns in hl.tile(n, block_size=COLUMNS):
+        total = hl.zeros([columns], dtype=torch.float32)
+        for lines in hl.tile(partial.size(0), block_size=LINES):
+            total += torch.sum(partial[lines, columns], dim=0)
+        grad_weight[columns] = total
+    return grad_x, grad_weight
 
 
 def _like(x: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return x.new_empty(x.shape), other.new_empty(other.shape)
 
 
-def _run_backward(
-    grad: torch.Tensor, grad_row: torch.Tensor | None, x: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    grad_x, partial = rms_norm_backward_kernel(grad, grad_row, x, weight, eps)
-    return grad_x, block_sums_kernel(partial, weight.dtype).view(-1)
-
-
 _backward = Operator(
     "rms_norm_backward(Tensor grad, Tensor? grad_row, Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
     rms_norm_backward_kernel,
-    block_sums_kernel,
-    run=_run_backward,
     fake=lambda grad, grad_row, x, weight, eps: _like(x, weight),
 )
 _backward.differentiate_once()
