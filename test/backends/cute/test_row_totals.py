@@ -91,7 +91,7 @@ def test_totals_of_columns(m: int, n: int, dtype: torch.dtype, warps: int) -> No
     ids=str,
 )
 def test_rows_of_hidden_sums_are_interleaved(choice: RowChoice) -> None:
-    """The rows of a block are as far apart as there are blocks; the last ones may be of fewer blocks."""
+    """A block has each third row; one has fewer than others."""
     arguments = _arguments(11, 1000, torch.bfloat16)
     run(gradients, arguments, choice, SPAN, hidden=True)
     _are_right(*arguments)

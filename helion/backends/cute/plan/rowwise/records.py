@@ -545,9 +545,9 @@ class RowPlan:
 
     @property
     def interleaved(self) -> bool:
-        """True if the rows of a block are as far apart as there are blocks, so that all clusters read what is near.
+        """True if a block has every row whose number leaves the same rest, divided by the number of blocks.
 
-        Nothing but the launch reads the sums of blocks then.
+        So all clusters read what is near. Nothing but the launch reads the sums of blocks then.
         """
         layout, added = self.layout, {total.value for total in self.problem.totals}
         apart = layout.by_columns or layout.choice.loads_itself
