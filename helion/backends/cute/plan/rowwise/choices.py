@@ -29,6 +29,10 @@ OVERLAP_CTAS = (4, 3, 2, 1)
 """The same where the map of a row of several warps overlaps with the reduction of a later one."""
 SHORT_ROW_BYTES = 2048
 """Bytes of a row of an input, for each sum, below which that is so (rms_norm_backward in nvidia-h200-row-kernels.jsonl)."""
+LONG_ROW_BYTES = 2**18
+"""Bytes of a row of all inputs from which rows without sums overlap by default: shorter ones gain one percent."""
+MOST_OVERLAPPED_CTAS = 8
+"""CTAs of a cluster up to which rows without sums overlap by default. Those of 16 CTAs leave 20 of 132 SMs idle."""
 MANY_ROWS = 8
 """Rows for each SM from which the smallest cluster is the fastest with several sums (layer_norm_backward in
 nvidia-h200-row-kernels.jsonl: clusters of twice the CTAs take 1.2 to 1.4 times as long)."""
@@ -55,6 +59,15 @@ def layouts(demand: RowDemand, target: Target) -> tuple[RowLayout, ...]:
 def _is_short(demand: RowDemand) -> bool:
     """Return whether more than two CTAs of rows with sums are faster: one warp has several granules of longer rows."""
     return demand.n * min(demand.inputs) < SHORT_ROW_BYTES * max(1, demand.sums)
+
+
+def _is_better_overlapped(layout: RowLayout) -> bool:
+    """Return whether rows are faster where their maps overlap with reductions: rows of several warps with sums, and long
+    ones that begin at granules, of clusters that cover most SMs (kind ``layout`` in nvidia-h200-row-kernels.jsonl)."""
+    if layout.demand.sums:
+        return layout.partials > 1
+    long = layout.demand.n * sum(layout.demand.inputs) >= LONG_ROW_BYTES
+    return long and layout.aligned and 1 < layout.choice.cluster <= MOST_OVERLAPPED_CTAS
 
 
 def _choices(demand: RowDemand) -> Iterator[RowChoice]:
@@ -84,7 +97,7 @@ def ranked(demand: RowDemand, m: int, target: Target, tiled: bool = True) -> tup
     """Return the layouts by predicted time; of nearly equal ones, those with fewer CTAs, warps and registers first.
 
     With several sums over many rows the smallest cluster comes first: instructions bound such kernels, and each CTA of a
-    cluster has those of its own wait for messages. Of these, rows that overlap come first, as no warp waits.
+    cluster has those of its own wait for messages. Of many rows, those that overlap come first, as no warp waits.
 
     If rows are not ``tiled``, a CTA works on one at a time. Rows with an end that only the launch knows, which are stored,
     are reduced ahead by many warps: softmax of 50257 columns takes 0.92 of the time (kind ``layouts`` in
@@ -93,6 +106,7 @@ def ranked(demand: RowDemand, m: int, target: Target, tiled: bool = True) -> tup
 
     few = m <= MANY_ROWS * target.num_sms
     bound = demand.sums > 1 and not few
+    long = demand.n * sum(demand.inputs) >= LONG_ROW_BYTES
 
     def order(layout: RowLayout) -> tuple[float, ...]:
         choice = layout.choice
@@ -100,9 +114,9 @@ def ranked(demand: RowDemand, m: int, target: Target, tiled: bool = True) -> tup
         spare = layout.registers_needed + 16 <= layout.register_limit
         stored = bool(demand.least) and demand.later and not layout.aligned and not demand.sums
         return (
-            choice.loads_itself or (choice.overlap and (few or layout.partials == 1 or not demand.sums)),
+            choice.loads_itself or (choice.overlap and (few or not _is_better_overlapped(layout))),
             choice.cluster if bound else 0,
-            bool(demand.sums) and not few and not choice.overlap,
+            (bool(demand.sums) or long) and not few and not choice.overlap,
             float(f"{share:.2g}"),
             choice.ahead != stored,
             choice.cluster,

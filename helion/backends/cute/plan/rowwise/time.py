@@ -63,7 +63,7 @@ def resident(layout: RowLayout, target: Target) -> int:
     choice, gpcs = layout.choice, target.gpc_sms
     if choice.cluster == 1:
         return target.num_sms * choice.ctas_per_sm
-    found = sum(sms * choice.ctas_per_sm // choice.cluster for sms in gpcs)
+    found = choice.ctas_per_sm * sum(sms // choice.cluster for sms in gpcs)
     return max(1, found * target.num_sms // sum(gpcs))
 
 
