@@ -658,6 +658,36 @@ def test_rows_of_a_dot_that_are_reduced_again_stay_in_their_own_dtype() -> None:
     assert max(tiles.count(((0, 1), 2)) for tiles in needed) == 2
 
 
+def test_operands_that_others_are_computed_from_and_those_of_indices() -> None:
+    def masked(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        out = torch.empty([x.size(0), w.size(1)], dtype=torch.float32, device=x.device)
+        for i, j in hl.tile(out.size()):
+            acc = hl.zeros([i, j], dtype=torch.float32)
+            for d in hl.tile(x.size(1)):
+                acc = hl.dot(torch.where(i.index[:, None] > d.index[None, :], x[i, d], 0.0), w[d, j], acc=acc)
+            out[i, j] = acc
+        return out
+
+    def scaled(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        out = torch.empty([x.size(0), w.size(1)], dtype=torch.float32, device=x.device)
+        for i, j in hl.tile(out.size()):
+            acc = hl.zeros([i, j], dtype=torch.float32)
+            for d in hl.tile(x.size(1)):
+                rows, columns = x[i, d], w[d, j]
+                acc = hl.dot(rows * s[i][:, None], columns, acc=hl.dot(rows, columns, acc=acc))
+            out[i, j] = acc
+        return out
+
+    (fact,) = facts_of(masked, tensor(64, 64), tensor(64, 64)).matmuls
+    facts = facts_of(scaled, tensor(64, 64), tensor(64, 64), tensor(64))
+    assert fact.indexed and not any(each.indexed for each in facts.matmuls)
+    assert {(each.dot, each.role): each.worked for each in facts.staged} == {
+        (0, "lhs"): True,
+        (0, "rhs"): False,
+        (1, "rhs"): False,
+    }
+
+
 def test_summary_is_one_line() -> None:
     for fn, args in ((softmax, (tensor(64, 1000),)), (matmul, (tensor(64, 64), tensor(64, 64)))):
         assert "\n" not in summarize(facts_of(fn, *args))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 from ..._shapes import Dim
@@ -31,7 +31,9 @@ def matmul_facts(
     """Return the facts of dots, the loads that feed them, and the numbers of loaded values that need no registers."""
     facts, staged, direct = [], [], set()
     both = [[_Side(op.operands[at], walk) for at in (0, 1)] for op in walk.dots]
-    shared = _shared_loads(walk, both)
+    makers = set[int]().union(*(_makers_of_operands(op, walk) for op in walk.dots))
+    shared = _read_loads(both, _read(walk, lambda op: op.number not in makers and op.kind != "dot", results=True))
+    worked = _read_loads(both, _read(walk, lambda op: op.number in makers and op.kind == "pointwise"))
     for number, (op, sides) in enumerate(zip(walk.dots, both, strict=True)):
         facts.append(_fact(number, op, sides, walk, flow, axes))
         for role, side in zip(("lhs", "rhs"), sides, strict=True):
@@ -50,6 +52,7 @@ def matmul_facts(
                     direct=not side.prologue,
                     after=sum(walk.order[dot.number] < walk.order[side.load.number] for dot in walk.dots),
                     shared=value.number in shared,
+                    worked=value.number in worked,
                 )
             )
             if value.number not in shared:
@@ -80,29 +83,40 @@ class _Side:
             operand = values[0]
 
 
-def _shared_loads(walk: Walk, sides: list[list[_Side]]) -> set[int]:
-    """Return the loaded values of operands that ops other than dots also read."""
-    staged = [side for pair in sides for side in pair if side.load is not None]
-    if not staged:
-        return set()
-    inside = {op.number for op in walk.dots} | _makers_of_operands(walk)
-    read = {value.number for body in walk.bodies for op in body.ops if op.number not in inside for value in op.values()}
-    read.update(value.number for body in walk.bodies for value in body.results if isinstance(value, Value))
+def _read(walk: Walk, takes: Callable[[Op], bool], results: bool = False) -> set[int]:
+    """Return the numbers of the values that some ops read, and of those that regions return."""
+    read = {value.number for body in walk.bodies for op in body.ops if takes(op) for value in op.values()}
+    if results:
+        read.update(value.number for body in walk.bodies for value in body.results if isinstance(value, Value))
+    return read
+
+
+def _read_loads(sides: list[list[_Side]], read: set[int]) -> set[int]:
+    """Return the loaded values of operands that are among ``read``, before or after views and masks."""
+    staged = (side for pair in sides for side in pair if side.load is not None)
     return {
         side.passed[-1].results[0].number for side in staged if any(op.results[0].number in read for op in side.passed)
     }
 
 
-def _makers_of_operands(walk: Walk) -> set[int]:
-    """Return the numbers of the ops from loads to operands of dots that keep the positions of elements."""
+def _makers_of_operands(dot: Op, walk: Walk) -> set[int]:
+    """Return the numbers of the ops from loads to the operands of a dot that keep the positions of elements."""
     found: set[int] = set()
-    waiting = [operand for dot in walk.dots for operand in dot.operands[:2]]
+    waiting = list(dot.operands[:2])
     while waiting:
         op = walk.makers.of(waiting.pop())
         if op is not None and op.number not in found and OPS[op.kind].keeps_lanes:
             found.add(op.number)
             waiting += op.values()
     return found
+
+
+def _is_indexed(dot: Op, walk: Walk) -> bool:
+    """Return whether ops on the way to the operands of a dot read indices."""
+    makers = _makers_of_operands(dot, walk)
+    made = (op for body in walk.bodies for op in body.ops if op.number in makers)
+    sources = (walk.makers.of(value) for op in made for value in op.values())
+    return any(source is not None and source.kind == "iota" for source in sources)
 
 
 def _fact(number: int, op: Op, sides: list[_Side], walk: Walk, flow: Flow, axes: tuple[AxisFact, ...]) -> MatmulFact:
@@ -152,6 +166,7 @@ def _fact(number: int, op: Op, sides: list[_Side], walk: Walk, flow: Flow, axes:
         accumulator_loop=_accumulator_loop(op, walk),
         chained=_is_chained(op, walk),
         added=_is_added(op, walk),
+        indexed=_is_indexed(op, walk),
         consumes=tuple(i for i, other in enumerate(walk.dots) if other is not op and flow.of(other.results[0]) & own),
     )
 

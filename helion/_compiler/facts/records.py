@@ -102,6 +102,7 @@ class MatmulFact:
     - ``consumes``: numbers of the dots whose results reach this dot's operands.
     - ``chained``: true if the accumulator is the result of another dot of the region.
     - ``added``: true if the dot has an accumulator, or its result is a term of an addition.
+    - ``indexed``: true if an operand is computed from indices as well.
     - ``*_format``: the microscaling formats of a scaled dot, "" for others. ``static_k`` then counts numbers, but the
       tile of a packed ``e2m1`` operand counts bytes.
     """
@@ -133,6 +134,7 @@ class MatmulFact:
     consumes: tuple[int, ...]
     chained: bool = False
     added: bool = True
+    indexed: bool = False
     lhs_format: str = ""
     rhs_format: str = ""
 
@@ -336,6 +338,7 @@ class StagedOperand:
     - ``itemsize``: bytes of an element in memory.
     - ``direct``: only views and masks are between load and dot.
     - ``shared``: ops other than dots also read it.
+    - ``worked``: an operand is computed from it.
     """
 
     region: int
@@ -347,6 +350,7 @@ class StagedOperand:
     direct: bool
     after: int
     shared: bool = False
+    worked: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

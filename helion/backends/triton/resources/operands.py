@@ -17,8 +17,9 @@ from ...._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact, S
 from ...._shapes import cdiv
 from ....hardware import Target
 from .buffers import Exchange, Passing
-from .layouts import fragment_warps, moved_at_once, rounds, rows_held
+from .layouts import fragment_warps
 from .matrix import Unit, is_transposed, is_waiting, keeps_rows, tile_shape, unit_of
+from .operand_rounds import rounds_in_place, rounds_transposed
 from .tiles import VECTOR_BYTES, tile_bytes, vector_elements
 
 #: Bytes that Triton allocates for the barriers of tcgen05 instructions: 8 each.
@@ -31,8 +32,6 @@ _WIDE_BYTES = 4
 _DECODED_BYTES, _SCALED_GROUP = 2, 32
 #: Bytes of elements that registers exchange in pairs.
 _TURNED_BYTES = 2
-#: Lanes along K of the fragment of an operand of ``mma``.
-_LANES_ALONG_K = 4
 #: Bytes of the narrowest asynchronous copy to shared memory.
 _ASYNC_COPY_BYTES = 4
 
@@ -46,16 +45,19 @@ def operand_bytes(
     exchanges: Sequence[Exchange],
     unrolled: int = 1,
     fused: frozenset[int] = frozenset(),
+    boxed: frozenset[int] = frozenset(),
 ) -> int:
     """Return the bytes per block for the operands of all dots, and for ``exchanges`` live at the same time.
 
     Each grid loop is a kernel of its own. Loops have ``unrolled`` steps per iteration. ``fused`` are the grid loops
-    that are one loop with those inside.
+    that are one loop with those inside, ``boxed`` the memory slots with descriptors.
     """
     if not facts.matmuls:
         return 0
     units = tuple(unit_of(fact, sizes, num_warps, target) for fact in facts.matmuls)
-    tally = _Tally(facts, sizes, num_warps, num_stages, target, units, list(exchanges), unrolled=unrolled, fused=fused)
+    tally = _Tally(
+        facts, sizes, num_warps, num_stages, target, units, list(exchanges), unrolled=unrolled, fused=fused, boxed=boxed
+    )
     tally.staged()
     tally.computed()
     barriers = _BARRIER_BYTES if "tcgen05" in units else 0
@@ -96,6 +98,7 @@ class _Tally:
     unrolled: int = 1
     #: Grid loops whose tile loop is flattened with the loops inside.
     fused: frozenset[int] = frozenset()
+    boxed: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         for region in self.facts.regions:  # parents come first
@@ -159,7 +162,8 @@ class _Tally:
         if self.units[dot] == "wgmma":
             unfetched = any(self.stays(operand) for operand in self.facts.staged if operand.dot == dot)
             return unfetched or self.facts.matmuls[dot].accumulator_loop is None
-        return self.units[dot] == "mma"
+        fact = self.facts.matmuls[dot]
+        return self.units[dot] == "mma" or None in (fact.lhs_slot, fact.rhs_slot)
 
     def stays(self, operand: StagedOperand) -> bool:
         """Return whether a CUDA loop does not prefetch an operand, because its loads are too narrow.
@@ -175,10 +179,11 @@ class _Tally:
         uses = Counter(operand.slot for operand in self.facts.staged)
         transposed = {o.slot for o in self.facts.staged if self.is_turned(o) and self.is_permuted(o)}
         # operands that other ops read too are copied to registers, so no buffer is still in use by an asynchronous dot
-        copied = {operand.slot for operand in self.facts.staged if operand.shared or not operand.direct}
+        copied = {o.slot for o in self.facts.staged if o.shared or o.worked or not o.direct}
         once = self.read_in_place()
         prefetched: set[int] = set()
         layouts: dict[int, set[str | None]] = {}
+        orders: dict[int, set[bool]] = {}
         again: dict[int, list[int]] = {}
         for operand in self.facts.staged:
             fact, unit = self.facts.matmuls[operand.dot], self.units[operand.dot]
@@ -204,12 +209,15 @@ class _Tally:
                 self.loops[loop] = self.loops.get(loop, 0) + ahead
             elif unit == "tcgen05":
                 size = self.sides(operand, fact)[0]
-                again.setdefault(operand.dot, []).append(size)
-                if layout not in layouts[operand.slot]:
-                    # used both K-major and MN-major: the unit has a second copy
+                if self.is_accumulated(operand.slot, loop):
+                    again.setdefault(operand.dot, []).append(size)
+                if orders.get(operand.slot, {self.is_permuted(operand)}) != {self.is_permuted(operand)}:
+                    # both the rows and their transpose are used: the unit has a second copy
                     self.loops[loop] = self.loops.get(loop, 0) + size
             prefetched.add(operand.slot)
             known = layouts.setdefault(operand.slot, set())
+            if unit == "tcgen05":
+                orders.setdefault(operand.slot, set()).add(self.is_permuted(operand))
             if self.stays(operand) and unit != "mma":
                 # one copy serves all dots with the same layout, until the last
                 own = 0 if layout in known else own
@@ -223,6 +231,11 @@ class _Tally:
         self.sources()
         self.looked_up()
 
+    def is_accumulated(self, slot: int, loop: int) -> bool:
+        """Return whether all dots that read a load are added up in the loop, so that none completes in its step."""
+        dots = (self.facts.matmuls[operand.dot] for operand in self.facts.staged if operand.slot == slot)
+        return all(dot.accumulator_loop == loop for dot in dots)
+
     def without_loop(
         self, operand: StagedOperand, fact: MatmulFact, once: Mapping[int, tuple[int, StagedOperand]]
     ) -> None:
@@ -234,7 +247,7 @@ class _Tally:
             return
         if self.units[operand.dot] == "mma" and self.is_transposed_again(operand):
             # converted to fragments of the transpose right after the load
-            size = loaded // self.rounds_transposed(operand, fact)
+            size = loaded // rounds_transposed(operand, fact, self.facts, self.sizes, self.num_warps, self.target)
             self.add(operand.region, size, operand.after, operand.after, operand.axes)
             return
         last, first = once.get(operand.slot, (operand.dot, operand))
@@ -293,7 +306,8 @@ class _Tally:
             same = [o for o in rows if o.slot == operand.slot]
             taking = [products[o.dot] for o in same]
             axes = operand.region, *operand.axes
-            computed = [p for p in products if p.lhs_slot is None and (p.region, p.m_axis, p.k_axis) == axes]
+            of_rows = (p for p in products if p.lhs_slot is None and operand.worked)
+            computed = [p for p in of_rows if (p.region, p.m_axis, p.k_axis) == axes]
             if len({self.product_layout(fact) for fact in (*taking, *computed)}) > 1:
                 home, last = self.home(operand.region), max(o.dot for o in same)
                 near = (o for o in alone if o.slot != operand.slot and self.home(o.region) == home)
@@ -326,11 +340,15 @@ class _Tally:
                 self.loops[loop] = self.loops.get(loop, 0) + sum(sizes)
 
     def source_loads(self) -> Iterator[tuple[int, MemoryOpFact]]:
-        """Yield the prefetched loads that operands in the same loop are computed from."""
+        """Yield the prefetched loads that operands in the same loop are computed from.
+
+        AMD prefetches into registers what is combined with indices, which have another layout than operands.
+        """
         computing = {
             self.pipeline_of(fact.region)
             for fact in self.facts.matmuls
-            if None in (fact.lhs_slot, fact.rhs_slot) or self.is_decoded(fact)  # computed with the scales
+            if (None in (fact.lhs_slot, fact.rhs_slot) and not (fact.indexed and self.target.kind == "hip"))
+            or self.is_decoded(fact)  # computed with the scales
         }
         known = {operand.slot for operand in self.facts.staged}
         # AMD converts them to the layout of a matmul result when it is live
@@ -395,7 +413,9 @@ class _Tally:
         if turned:
             return 0, loaded
         if self.is_loaded_in_place(operand, fact):
-            return 0, loaded // self.rounds_in_place(operand, fact)
+            # registers are prefetched, except for descriptors
+            apart = rounds_in_place(operand, fact, self.sizes, self.num_warps, self.target)
+            return 0, loaded // apart if operand.slot in self.boxed else 0
         if self.target.kind == "hip" and (operand.shared or (narrow and not self.target.has("lds_copy"))):
             return 0, max(loaded, computed)
         if narrow and self.target.kind != "hip":
@@ -428,19 +448,7 @@ class _Tally:
         m, n, _ = tile_shape(fact, self.sizes)
         of_warp, (down, across) = fragment_warps((m, n), self.num_warps, self.target)
         whole = vector_elements(op, self.sizes, 1) * op.itemsize >= VECTOR_BYTES
-        return whole and down == 1 and across * of_warp[1] <= n
-
-    def rounds_in_place(self, operand: StagedOperand, fact: MatmulFact) -> int:
-        """Return the rounds in which such an operand reaches its threads where a loop does not prefetch it, or uses a
-        descriptor.
-        """
-        m, n, _ = tile_shape(fact, self.sizes)
-        of_warp, (_, across) = fragment_warps((m, n), self.num_warps, self.target)
-        row, column = operand.axes[-2:]
-        vector = VECTOR_BYTES // operand.itemsize
-        taken = {row: (n - 1) & ~(of_warp[1] * across - 1), column: vector - 1}
-        held = rows_held(operand.axes, self.sizes, vector, self.num_warps * self.target.warp_size)
-        return rounds(held, taken, operand.itemsize)
+        return whole and m >= of_warp[0] and down == 1 and across * of_warp[1] <= n
 
     def is_transposed_again(self, operand: StagedOperand) -> bool:
         """Return whether a right operand alone is the transpose of loaded rows, on CUDA. In squares only others tell."""
@@ -449,29 +457,6 @@ class _Tally:
         known = bool(same) or len(set(operand.axes)) == len(operand.axes)
         known = known and len(operand.axes) > 1  # the others are constant
         return direct and known and self.is_permuted(operand) and not any(map(self.is_permuted, same))
-
-    def rounds_transposed(self, operand: StagedOperand, fact: MatmulFact) -> int:
-        """Return the rounds in which loaded rows become fragments of their transpose.
-
-        Four lanes along K have neighbours of 4 bytes each, eight lanes are along N.
-        """
-        m, n, _ = tile_shape(fact, self.sizes)
-        of_warp, (_, across) = fragment_warps((m, n), self.num_warps, self.target)
-        # by position, because sides of one length are one axis
-        sizes = dict(enumerate(self.sizes[axis] for axis in operand.axes))
-        *_, row, column = sizes
-        together = max(1, _WIDE_BYTES // operand.itemsize)
-        lanes = _LANES_ALONG_K * together - together
-        taken = {
-            row: (sizes[row] - 1) & ~(of_warp[1] * across - 1),
-            column: (sizes[column] - 1) & ~lanes,
-        }
-        op = next(op for op in self.facts.memory_ops if op.slot == operand.slot)
-        threads = self.num_warps * self.target.warp_size
-        vector = vector_elements(op, self.sizes, threads)
-        held = rows_held(tuple(sizes), sizes, vector, threads)
-        moved = moved_at_once(vector * operand.itemsize, together * operand.itemsize, self.target)
-        return rounds(held, taken, operand.itemsize, moved)
 
     def is_converted(self, op: MemoryOpFact, unit: Unit) -> bool:
         """Return whether a loaded value passes through shared memory on its way to the unit, and is not kept there."""
@@ -506,9 +491,19 @@ class _Tally:
                 self.add(fact.region, k * n * fact.rhs_dtype.itemsize, fact.number, fact.number)
 
     def is_in_fragments(self, fact: MatmulFact) -> bool:
-        """Return whether a left operand is computed from another one that is in the layout of operands before it."""
-        rows = (o for o in self.facts.staged if o.region == fact.region and o.axes == (fact.m_axis, fact.k_axis))
-        return any(map(self.is_read_at_once, rows))
+        """Return whether a left operand is computed from another one that is in the layout of operands before it.
+
+        A loop prefetches that one, and both read it in that layout.
+        """
+        rows = [o for o in self.facts.staged if o.region == fact.region and o.axes == (fact.m_axis, fact.k_axis)]
+        return any(map(self.is_read_at_once, rows)) or any(o.worked and self.is_read_in_fragments(o) for o in rows)
+
+    def is_read_in_fragments(self, operand: StagedOperand) -> bool:
+        """Return whether a loop prefetches a left operand of ``mma``, which reads the rows as they are, on CUDA."""
+        cuda = self.target.kind == "cuda" and self.pipeline_of(operand.region) is not None
+        rows = operand.role == "lhs" and operand.direct and not self.is_permuted(operand)
+        op = next(op for op in self.facts.memory_ops if op.slot == operand.slot)
+        return cuda and rows and not self.is_left(operand.dot) and not self.is_narrow(op)
 
     def takes_transpose(self, fact: MatmulFact) -> bool:
         """Return whether the left operand comes from another dot's transpose, whose rows are distributed over all
@@ -544,7 +539,9 @@ class _Tally:
         if self.home(region) != region:
             return self.nested(region)
         passing = max(self.peak(own) + self.turns.get(region, 0), self.at_once(own, self.exchanged(region)))
-        return self.unrolled * self.loops.get(region, 0) + max(passing, self.held(own, region) + self.nested(region))
+        if any(each.parent == region for each in self.facts.regions):
+            passing = max(passing, self.held(own, region) + self.nested(region))
+        return self.unrolled * self.loops.get(region, 0) + passing
 
     def exchanged(self, region: int) -> list[Exchange]:
         """Return the exchanges in ``region``, and in loops of one iteration in it."""

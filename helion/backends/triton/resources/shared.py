@@ -58,7 +58,7 @@ def shared_bytes(
     prefetched = prefetched_sources(facts, sizes, num_warps, num_stages, target) if facts.matmuls else frozenset()
     exchanges += _product_exchanges(facts, sizes, num_warps, target, prefetched, descriptor_slots)
     return max(
-        operand_bytes(facts, sizes, num_warps, num_stages, target, exchanges, unrolled, fused),
+        operand_bytes(facts, sizes, num_warps, num_stages, target, exchanges, unrolled, fused, descriptor_slots),
         max((each.size for each in exchanges), default=0),
         _narrow_bytes(facts, sizes, num_warps, target),
         _transposed_bytes(facts, sizes, num_warps, target),

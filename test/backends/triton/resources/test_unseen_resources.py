@@ -73,6 +73,13 @@ def test_what_spills_is_foreseen(name: str, case: str, gpu: str, config: dict[st
         # one copy of rows that two products take, and a product that changes its layout before it is rounded
         ("gated_by_itself", "1000x777x1300 float16", "sm_100", {"block_sizes": [128, 64, 64], "num_stages": 4}, 65568),
         ("gated_by_itself", "1000x777x1300 float16", "sm_100", {"block_sizes": [128, 128, 32], "num_stages": 2}, 65536),
+        # rows that a dot and the operand of another one are computed from, by unit; a transpose that two dots take
+        ("state_update", "16x1024x128 float16", "sm_80", {}, 65792),
+        ("state_update", "16x1024x128 float16", "sm_90", {}, 168448),
+        ("delta_rule", "64x2048x128 bfloat16", "sm_100", {}, 131584),
+        # operands that wait for one another in turn, and right ones that AMD prefetches into registers
+        ("filter_of_three", "1000x777x1300 float16", "sm_90", {}, 106496),
+        ("causal_scores", "32x1024x128x1024 bfloat16", "gfx950", {}, 24576),
     ],
 )
 def test_shared_memory_is_close(name: str, case: str, gpu: str, config: dict[str, Any], real: int) -> None:
