@@ -69,14 +69,14 @@ def run(shape: code.Shape, sources: list[torch.Tensor]) -> torch.Tensor:
     matrix = Matrix(torch.full((prepared.rows, prepared.columns, prepared.batches), float("nan")), 1)
     names: dict[str, Any] = {f"to_{label}": matrix}
     names |= {
-        name: Matrix(each, 1 if along_k else 0)
+        name: Matrix(each, 1 if along_k and not shape.turned else 0)
         for name, each in zip(source_names(prepared.copied), sources, strict=True)
     }
     program = "\n".join(code.body(shape))
     phases = [compile(part, label, "exec") for part in program.split("cute.arch.sync_threads()")]
     for batch in range(prepared.batches):
         for cta in range(shape.ctas):
-            square = Matrix(torch.full((code.SQUARE, code.SQUARE), float("nan")), 1)
+            square = Matrix(torch.full((shape.side, shape.side), float("nan")), 1)
             threads = [names | _dsl(thread, cta, batch, square) for thread in range(shape.threads)]
             for phase in phases:
                 for each in threads:
@@ -130,6 +130,8 @@ PROBLEMS: dict[str, GemmProblem] = {
     "numbered_columns": problem(72, 80, 37, copied("a", ("x", "bfloat16", 1, 72), ("depth", "bfloat16", 0, 1), chain=NUMBERED)),
     "turned_fp32": problem(64, 104, 70, copied("b", ("y", "float32", 1, 105)), operands="float32"),
     "turned_fp8": problem(64, 80, 37, copied("b", ("y", "bfloat16", 1, 80), ("scale", "float32", 0, 1), chain=SCALED), operands=E4M3),
+    "turned_vectors": problem(64, 104, 140, copied("b", ("y", "float32", 1, 112)), operands="float32"),
+    "turned_bytes": problem(64, 80, 96, copied("b", ("y", E4M3, 1, 80)), operands=E4M3, batch=Batch(size=2, a=6144, b=7680, d=5120)),
     "spread": problem(64, 80, 37, copied("b", ("y", "bfloat16", 2, 161))),
     "both": problem(70, 80, 45, copied("a", ("x", "int8", 48, 1)), copied("b", ("y", "bfloat16", 1, 81))),
     "batched": problem(
@@ -137,7 +139,7 @@ PROBLEMS: dict[str, GemmProblem] = {
         batch=Batch(size=2, a=3150, b=0, d=6720),
     ),
 }  # fmt: skip
-SAMPLED = ("odd_columns", "int8", "numbered_columns", "turned_fp8")
+SAMPLED = ("odd_columns", "int8", "numbered_columns", "turned_fp8", "turned_vectors", "turned_bytes")
 
 
 def plan(name: str, target: str = "sm_90") -> GemmPlan:
@@ -182,7 +184,12 @@ def test_every_element_of_all_operands_is_written_once(name: str) -> None:
 
 def test_matrices_are_in_the_order_of_their_sources_if_the_unit_takes_it() -> None:
     turned = {name: [is_turned(each) for each in made.operands] for name in PROBLEMS if (made := plan(name).prepare)}
-    assert [name for name, each in turned.items() if any(each)] == ["turned_fp32", "turned_fp8"]
+    assert [name for name, each in turned.items() if any(each)] == [
+        "turned_fp32",
+        "turned_fp8",
+        "turned_vectors",
+        "turned_bytes",
+    ]
     columns = plan("odd_columns")
     assert (columns.problem.b_major, columns.problem.b_pitch) == ("mn", 104)
     vectors = {name: code.shape_of(plan(name).prepare.operands[0], PROBLEMS[name]).vector for name in PROBLEMS}  # type: ignore[union-attr]
@@ -191,6 +198,8 @@ def test_matrices_are_in_the_order_of_their_sources_if_the_unit_takes_it() -> No
         "int8_columns",
         "numbered",
         "numbered_columns",
+        "turned_vectors",
+        "turned_bytes",
     }
 
 
@@ -225,6 +234,12 @@ def test_modules_launch_the_kernels_before_the_matmul(name: str, target: str) ->
         label = prepared.copied.operand
         assert text.index(f"def prepare_{label}(") < text.index(f"    prepare_{label}(") < text.index("    kernel(")
         assert f"    {label} = cute.recast_ptr(workspace + " in text
+    assert (
+        text.count("griddepcontrol_wait")
+        == 1
+        < text.index("griddepcontrol_launch_dependents")
+        < text.index("use_pdl=True")
+    )
 
 
 @pytest.mark.prove

@@ -204,6 +204,8 @@ def _prologue(out: Writer, program: KernelProgram, descriptors: list[str]) -> No
             f"tensor_memory_address, barrier_for_retrieve=tensor_memory_barrier, allocator_warp_id=0{two})"
         )
     out.line("pipeline.pipeline_init_wait(cluster_shape_mn=cluster_layout)")
+    if plan.prepare is not None:
+        out.line(prepare.AWAIT)
 
 
 def _allocation(plan: GemmPlan, allocation: Allocation) -> str:
@@ -365,8 +367,8 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects], part:
             out.line(f"cluster=({plan.ctas}, 1, 1),")
             out.line(f"smem={shared_bytes(plan)},")
             if plan.ctas_per_sm > 1:
-                out.line(f"min_blocks_per_mp={plan.ctas_per_sm},")
-                out.line("preferred_smem_carveout=100,")
+                out.lines((f"min_blocks_per_mp={plan.ctas_per_sm},", "preferred_smem_carveout=100,"))
+            out.lines(["use_pdl=True,"] if plan.prepare is not None else [])
             out.line("stream=stream,")
         out.line(")")
         if plan.finish is not None:

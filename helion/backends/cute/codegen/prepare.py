@@ -20,18 +20,21 @@ from .writer import Writer
 THREADS = 256
 VECTOR_ROWS, ELEMENT_ROWS = 4, 8
 """Rows of which a thread has loads in flight, with vectors and with single elements."""
+BEGIN, AWAIT = "cute.arch.griddepcontrol_launch_dependents()", "cute.arch.griddepcontrol_wait()"
+"""The matmul's CTAs set up their barriers while those of the kernel before end, whose operands they wait for."""
 SUMMED_LINES = 16
 """Contiguous lines of which the 16-bit elements are a sector of 32 bytes."""
 SHIFTED: tuple[int, ...] = (2, 4)
 """Bytes of elements of which threads load whole granules of 16 bytes, whose rows begin anywhere, and shift them in registers.
 These have run on a GPU."""
-SQUARE = WARP_THREADS
-"""Sides of a square that a CTA transposes in shared memory."""
+SQUARE, WIDE_SQUARE = WARP_THREADS, 64
+"""Sides of a square that a CTA transposes in shared memory, with single elements and with vectors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The work of a thread: ``rows`` of ``vector`` columns each; a square is of CTAs that transpose."""
+    """The work of a thread: ``rows`` of ``vector`` columns each; a square is of CTAs that transpose. They read vectors along
+    the rows of the matrix."""
 
     prepared: Prepared
     problem: GemmProblem
@@ -43,14 +46,24 @@ class Shape:
     @property
     def across(self) -> int:
         """CTAs along the columns of a matrix."""
-        return -(-self.prepared.columns // (SQUARE if self.turned else self.threads * self.vector))
+        return -(-self.prepared.columns // (self.side if self.turned else self.threads * self.vector))
 
     @property
     def ctas(self) -> int:
         """CTAs of a matrix, or of sums."""
         if self.prepared.totals:
             return -(-self.prepared.rows // self.lines)
-        return self.across * -(-self.prepared.rows // (SQUARE if self.turned else self.rows))
+        return self.across * -(-self.prepared.rows // (self.side if self.turned else self.rows))
+
+    @property
+    def side(self) -> int:
+        """The side of a square."""
+        return WIDE_SQUARE if self.vector > 1 else SQUARE
+
+    @property
+    def padded(self) -> int:
+        """Elements from one line of a square to the next, a word more than it has, so that both directions meet all banks."""
+        return self.side + max(1, SUM_BYTES // itemsize(self.problem.operand_dtype))
 
     @property
     def lines(self) -> int:
@@ -60,7 +73,7 @@ class Shape:
     @property
     def shared_bytes(self) -> int:
         """Bytes of shared memory of a CTA."""
-        square = (SQUARE + 1) * SQUARE * SUM_BYTES if self.turned else 0
+        square = self.padded * self.side * SUM_BYTES if self.turned else 0
         return THREADS * SUM_BYTES if self.prepared.totals else square
 
     @property
@@ -115,16 +128,32 @@ def shape_of(prepared: Prepared, problem: GemmProblem) -> Shape:
     contiguous = (source.k_pitch if prepared.major == "k" else source.stored_pitch) == 1
     aligned = source.is_interleaved and prepared.columns % whole == 0
     aligned |= _is_aligned(prepared, problem, source, pitch, whole) or _shifts(prepared, problem, source)
-    vector = whole if contiguous and aligned and not turned else 1
+    if turned:
+        vector = whole if _turns_vectors(prepared, problem, source) else 1
+        side = WIDE_SQUARE if vector > 1 else SQUARE
+        rows = side * side // (THREADS * vector)
+        return Shape(prepared=prepared, problem=problem, vector=vector, rows=rows, threads=THREADS, turned=True)
+    vector = whole if contiguous and aligned else 1
     columns = -(-prepared.columns // vector)
     return Shape(
         prepared=prepared,
         problem=problem,
         vector=vector,
-        rows=SQUARE * WARP_THREADS // THREADS if turned else VECTOR_ROWS if vector > 1 else ELEMENT_ROWS,
-        threads=THREADS if turned else min(THREADS, -(-columns // WARP_THREADS) * WARP_THREADS),
-        turned=turned,
+        rows=VECTOR_ROWS if vector > 1 else ELEMENT_ROWS,
+        threads=min(THREADS, -(-columns // WARP_THREADS) * WARP_THREADS),
+        turned=False,
     )
+
+
+def _turns_vectors(prepared: Prepared, problem: GemmProblem, source: CopySource) -> bool:
+    """Return whether elements are copied as they are from whole vectors along the rows of the matrix to vectors along its
+    columns."""
+    size = itemsize(problem.operand_dtype)
+    vector = CHUNK_BYTES // size
+    whole = source.pitch == 1 and prepared.rows % vector == prepared.columns % vector == 0
+    moves = not prepared.copied.instructions and source.dtype == problem.operand_dtype and not source.picked
+    steps = (source.k_pitch * size, *(step * size for step in steps_of(problem, prepared.copied, 0)))
+    return whole and moves and source.aligned and source.shared == 1 and not any(step % CHUNK_BYTES for step in steps)
 
 
 def _shifts(prepared: Prepared, problem: GemmProblem, source: CopySource) -> bool:
@@ -227,7 +256,7 @@ def print_kernels(out: Writer, plan: GemmPlan, part: str) -> None:
         lines = [] if prepared.copied.lines is None else [lines_name(prepared.copied)]
         out.lines(f"    {name}: cute.Tensor," for name in (*source_names(prepared.copied), *lines, f"to_{label}"))
         with out.block(") -> None:"):
-            out.lines(body(shape_of(prepared, plan.whole)))
+            out.lines((BEGIN, *body(shape_of(prepared, plan.whole))))
 
 
 def body(shape: Shape) -> list[str]:
@@ -320,6 +349,8 @@ def _instructions(copied: Copied, line: str, k: str) -> list[str]:
 
 def _turning(shape: Shape) -> list[str]:
     """Return the body of a kernel that reads along the rows of the matrix and writes along its columns."""
+    if shape.vector > 1:
+        return _turning_vectors(shape)
     prepared, label, step = shape.prepared, shape.prepared.copied.operand, THREADS // WARP_THREADS
     loads = []
     for source, name in zip(prepared.copied.sources, source_names(prepared.copied), strict=True):
@@ -345,6 +376,45 @@ def _turning(shape: Shape) -> list[str]:
         f"    column = across * {SQUARE} + lane",
         f"    if row < {prepared.rows} and column < {prepared.columns}:",
         f"        to_{label}[row, column, batch] = square[lane, part + i * {step}]",
+    ]
+
+
+def _turning_vectors(shape: Shape) -> list[str]:
+    """Return the same of a kernel whose threads read and write vectors, each of the elements of several lines of a square."""
+    prepared, label, vector, side = shape.prepared, shape.prepared.copied.operand, shape.vector, shape.side
+    (name,), across = source_names(prepared.copied), side // shape.vector
+    step, whole = THREADS // across, f"cute.make_layout({vector})"
+    pitch = shape.padded
+    each = f"for i in cutlass.range_constexpr({shape.rows}):"
+    elements = f"    for j in cutlass.range_constexpr({vector}):"
+    return [
+        *_begin(shape),
+        f"chunk_of = thread % {across}",
+        f"part = thread // {across}",
+        "memory = cutlass.memory.SmemAllocator()",
+        f"square = memory.allocate_tensor({shape.word}, cute.make_layout(({side}, {side}), stride=({pitch}, 1)), 16)",
+        *_registers(shape),
+        each,
+        f"    row = cutlass.min(down * {side} + chunk_of * {vector}, {prepared.rows - vector})",
+        f"    column = cutlass.min(across * {side} + part + i * {step}, {prepared.columns - 1})",
+        f"    vector = ({name}.iterator + cute.crd2idx((row, column, batch), {name}.layout)).align({CHUNK_BYTES})",
+        f"    to_vector = cute.make_tensor({name}_loaded.iterator + i * {vector}, {whole})",
+        f"    cute.autovec_copy(cute.make_tensor(vector, {whole}), to_vector)",
+        each,
+        elements,
+        f"        square[part + i * {step}, chunk_of * {vector} + j] = {name}_loaded[i * {vector} + j]",
+        "cute.arch.sync_threads()",
+        f"turned = cute.make_rmem_tensor({shape.rows * vector}, {shape.word})",
+        each,
+        elements,
+        f"        turned[i * {vector} + j] = square[chunk_of * {vector} + j, part + i * {step}]",
+        each,
+        f"    row = down * {side} + part + i * {step}",
+        f"    column = across * {side} + chunk_of * {vector}",
+        f"    if row < {prepared.rows} and column < {prepared.columns}:",
+        f"        chunk = (to_{label}.iterator + cute.crd2idx((row, column, batch), to_{label}.layout)).align({CHUNK_BYTES})",
+        f"        from_chunk = cute.make_tensor(turned.iterator + i * {vector}, {whole})",
+        f"        cute.autovec_copy(from_chunk, cute.make_tensor(chunk, {whole}))",
     ]
 
 

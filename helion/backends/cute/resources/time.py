@@ -162,8 +162,9 @@ GROUP_RATES = dataclasses.replace(RATES, memory=0.82)
 FINISH_LAUNCH_US, FINISH_MEMORY, FINISH_CACHED, FROM_L2 = 3.0, 0.8, 1.2, 2.0
 """The fixed time of a second kernel, the fraction of the memory bandwidth for whole rows, the same from the L2 cache,
 and the speedup of repeated reads from it. The second and the last are not fitted."""
-PREPARE_LAUNCH_US, PREPARE_MEMORY = 3.0, 0.7
-"""The fixed time of a kernel before the matmul, and its fraction of the memory bandwidth; not fitted."""
+PREPARE_LAUNCH_US, PREPARE_MEMORY = 1.0, 0.7
+"""The time of a kernel before the matmul that the matmul's set-up does not hide, and its fraction of the memory bandwidth
+(measurement ``operands_before``)."""
 ACTIVE_CLUSTERS = {3: 39, 4: 30, 6: 17, 8: 15, 16: 7}
 """Co-resident clusters of this many CTAs on the SMs of ``MEASURED``, whose GPCs differ in size
 (``cudaOccupancyMaxActiveClusters``, benchmarks/results/cute/nvidia-h200.json)."""
