@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,17 +134,26 @@ def _fastest(line: Line) -> float:
 
 
 def _weights(lines: Sequence[Line]) -> Iterator[Row]:
-    kinds: tuple[tuple[str, Callable[[str], bool]], ...] = (
-        ("int8 weights of few rows, share of the copy", lambda name: name.startswith("int8")),
-        ("int4 weights of few rows, share of the copy", lambda name: name.startswith("int4")),
-    )
-    for goal, is_of in kinds:
-        best: dict[str, float] = {}
+    """Yield the shares of the rates of a copy of the weights, and of sums over them, which read them alone."""
+    for kind in ("int8", "int4"):
+        copied, read = dict[str, float](), dict[str, float]()
         for line in lines:
-            if "share" in line and is_of(line["name"]):
-                best[line["name"]] = max(best.get(line["name"], 0.0), line["share"])
-        if best:
-            yield goal, f"{COPY:.2f}", *_ratios(best, COPY)
+            if "share" not in line or "m" not in line or not line["name"].startswith(kind):
+                continue
+            case = f"{line['m']}x{line['n']}x{line['k']}"
+            copied[case] = max(copied.get(case, 0.0), line["share"])
+            if "read" in line:
+                read[case] = max(read.get(case, 0.0), line["read"] / line["cute"])
+        if copied:
+            yield f"{kind} weights of few rows, share of the copy", f"{COPY:.2f}", *_ratios(copied, COPY)
+        if read:
+            measured, _ = _ratios(read, COPY)
+            yield (
+                f"{kind} weights of few rows, time of sums over the weights",
+                "-",
+                measured,
+                min(read.values()) >= COPY,
+            )
 
 
 def _grouped(lines: Mapping[str, Line]) -> Iterator[Row]:

@@ -15,7 +15,7 @@ from .lower.names import as_written
 from .plan.build import plan_gemm, unit_of
 from .plan.copied import Copied
 from .plan.finish import counts_rows
-from .plan.operands import can_convert, in_both_majors
+from .plan.operands import in_both_majors
 from .plan.records import Choice, GemmProblem
 from .plan.refusal import Refusal
 
@@ -109,8 +109,6 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
         f"{of_groups} with matrices that TMA does not move",
     )
     yield problem.operand_dtype == "int8" and (groups or problem.copied), "of int8 other than by TMA"
-    batched = problem.batch is not None and can_convert(problem)
-    yield batched and by_threads, "in a batch whose few rows are the columns of tiles"
     yield (
         any(each.kind != "exact" or each.dtype != "float32" for each in added),
         "that are added to memory in 16 bits, or by threads,",

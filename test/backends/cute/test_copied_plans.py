@@ -147,9 +147,9 @@ def test_a_missing_step_of_conversions_in_registers_is_found(name: str) -> None:
 
 
 SLICES: tuple[tuple[str, Rewrite, str], ...] = (
-    ("load_raw", drop(g.Acquire("raw_fill")), "deadlock|arrivals|stale|bytes"),
-    ("load_raw", drop_kind(g.LoadRaw), "deadlock"),
-    ("load_raw", drop(g.Advance("raw_fill")), "stale|deadlock|arrivals|overwrites|has left"),
+    ("load", drop(g.Acquire("raw_fill")), "deadlock|arrivals|stale|bytes"),
+    ("load", drop_kind(g.LoadRaw), "deadlock"),
+    ("load", drop(g.Advance("raw_fill")), "stale|deadlock|arrivals|overwrites|has left"),
     ("load", drop(g.TmaLoad("b", "ab_fill")), "deadlock"),
     ("store", drop(g.Wait("raw_read")), "stale raw tile"),
     ("store", drop(g.Wait("ab_read")), "stale operands"),
@@ -161,7 +161,6 @@ SLICES: tuple[tuple[str, Rewrite, str], ...] = (
     ("store", drop(g.Release("ab_read")), "deadlock|arrivals"),
     ("store", drop(g.FenceShared()), "no fence between"),
     ("store", drop(g.WarpSync()), "releases a raw tile for the others"),
-    ("store", drop_kind(g.Promote), "the accumulator of"),
     ("store", drop_kind(g.LoadScales), "multiplied by the scales of"),
     ("store", drop_kind(StoreSlice), "which has stored those of"),
     ("store", drop_kind(AddSlices), "the accumulator of|are overwritten before"),

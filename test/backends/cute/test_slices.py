@@ -15,7 +15,7 @@ import helion
 import helion.language as hl
 from helion.backends.cute.codegen.slices import pairs, sliced
 from helion.backends.cute.plan.build import plan_gemm
-from helion.backends.cute.plan.counts import counts, slices, stage_readers
+from helion.backends.cute.plan.counts import counts, slice_columns, slice_values, slices, stage_readers
 from helion.backends.cute.plan.records import GemmPlan
 from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.roles.sliced import MultiplySlice, ReadColumns
@@ -48,6 +48,8 @@ class Lane:
         self.plan, self.lane, self.rows = plan, lane, rows
         self.mmas: list[tuple[int, list[Any], list[Any]]] = []
         """Of each MMA: its first accumulator, its words of A and its words of B."""
+        self.promoted: dict[int, int] = {}
+        """The number of the row's scale of each accumulator, in eighths of the rows."""
 
     def run(self) -> None:
         plan, cursor = self.plan, types.SimpleNamespace(index=0)
@@ -59,13 +61,18 @@ class Lane:
             **{"cursor": cursor, "columns_base": 0, "raw_base": 1 << 20, "own_rows": self.rows},
             **{"slice_row": self.lane // 4, "slice_quad": self.lane % 4},
             **{name: [None] * 64 for name in ("slice_read", "slice_columns", "slice_words", "slice_pairs")},
-            "slice_sums": list(range(64)),
+            **{"slice_sums": list(range(64)), "slice_total": [0.0] * 64, "row_factors": [0, 1]},
+            **{"slice_factors": [None] * 2, "lane": self.lane},
+            "cute": types.SimpleNamespace(
+                math=types.SimpleNamespace(fma=self.promote), arch=types.SimpleNamespace(shuffle_sync=self.shuffle)
+            ),
             "load_words": self.load,
             "permuted": self.permute,
             "multiply": self.multiply,
             **{each: functools.partial(self.pair, each) for each in ("low_pair", "high_pair", "byte_pair")},
         }
-        exec("\n".join(lines).replace("cutlass.Float32(0.0)", "block * 8 + i"), scope)
+        cleared = f"block * {slice_columns(plan) // 2} + i"
+        exec("\n".join(lines).replace("cutlass.Float32(0.0)", cleared), scope)
 
     def load(self, address: int) -> list[Any]:
         """Return the words at an address: of a swizzled stage of B, or of a raw tile."""
@@ -88,6 +95,14 @@ class Lane:
         """Return the places of the numbers of bytes 0 and 2: high nibbles are 64 elements after low ones."""
         return [(line, k + (64 if name == "high_pair" else 0)) for line, k in (word.bytes[0], word.bytes[2])]
 
+    def shuffle(self, half: int, offset: int) -> int:
+        assert offset // 4 == self.lane // 4
+        return offset % 4 * 2 + half
+
+    def promote(self, sums: int, factor: int, total: float) -> float:
+        self.promoted[sums] = factor
+        return total
+
     def multiply(self, *given: Any) -> list[Any]:
         self.mmas.append((given[0], [*given[4:8]], [*given[8:]]))
         return [*given[:4]]
@@ -101,10 +116,20 @@ class Word:
         return Word([*self.bytes[bits // 8 :], *[None] * (bits // 8)])
 
 
-@pytest.mark.parametrize(("name", "rows"), [("slices_int8", 0), ("slices_int4", 0), ("slices_int4", 3)])
-def test_mmas_pair_the_same_elements_along_k(name: str, rows: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "rows", "n"),
+    [
+        ("slices_int8", 0, 16),
+        ("slices_int8", 0, 8),
+        ("slices_int4", 0, 16),
+        ("slices_int4", 3, 16),
+        ("slices_int4", 1, 8),
+    ],
+)
+def test_mmas_pair_the_same_elements_along_k(name: str, rows: int, n: int) -> None:
     """Each accumulator adds up all 128 elements of its row of A times those of its column of B."""
     problem, choice = copies.COPIES[name]
+    problem, atoms = dataclasses.replace(problem, n=n), -(-n // 8)
     tile = (64 * (1 + rows), 16, 128)
     choice = dataclasses.replace(choice, tile=tile, ctas_per_sm=1, grid_splits=1)
     plan = plan_gemm(problem, choice, gemms.HOPPER)
@@ -112,16 +137,20 @@ def test_mmas_pair_the_same_elements_along_k(name: str, rows: int) -> None:
     for lane in range(32):
         one = Lane(plan, lane, rows)
         one.run()
+        assert not one.promoted or one.promoted == {
+            each: each // (4 * atoms) * 2 + each // 2 % 2 for each in range(slice_values(plan))
+        }
         for first, a, b in one.mmas:
             assert first % 4 == 0
             for half in (0, 1):
                 upper, lower, columns = a[2 * half], a[2 * half + 1], b[half]
-                block, n = first // 8, first // 4 % 2
+                block, atom = first // (4 * atoms), first // 4 % atoms
                 for place, row in ((upper, lane // 4), (lower, lane // 4 + 8)):
                     assert [line for line, _ in place] == [rows * 64 + block * 16 + row] * 2
                     assert [k for _, k in place] == [k for _, k in columns]
-                assert [column for column, _ in columns] == [n * 8 + lane // 4] * 2
+                assert [column for column, _ in columns] == [atom * 8 + lane // 4] * 2
                 added.setdefault((first, lane // 4, half), []).extend(k for _, k in columns)
+    assert {first for first, _, _ in added} == {*range(0, slice_values(plan), 4)}
     for first in {first for first, _, _ in added}:
         for row in range(8):
             assert sorted(added[first, row, 0] + added[first, row, 1]) == [*range(128)]
@@ -170,8 +199,11 @@ def test_what_cannot_be_sliced_is_refused() -> None:
 
     refused("16 columns and 128 elements", tile=(64, 32, 128))
     refused("16 columns and 128 elements", pingpong=True, ctas_per_sm=1, grid_splits=1)
-    refused("registers of 2 CTAs with 64 rows, or of one", ctas_per_sm=3)
-    refused("registers of 2 CTAs with 64 rows, or of one", tile=(128, 16, 128))
+    refused("registers of 3 CTAs with 64 rows, or of one", tile=(128, 16, 128))
+    other, _ = copies.COPIES["slices_int4"]
+    plan_gemm(other, dataclasses.replace(choice, ctas_per_sm=3, grid_splits=1), gemms.HOPPER)
+    with pytest.raises(Refusal, match="4 CTAs on an SM with a tile"):
+        plan_gemm(other, dataclasses.replace(choice, ctas_per_sm=4, grid_splits=1), gemms.HOPPER)
     refused("at least 8 are needed", ab_stages=6)
     for name in ("registers_fp8", "registers_computed"):
         other, _ = copies.COPIES[name]

@@ -42,13 +42,13 @@ def set_up(plan: GemmPlan) -> list[str]:
 
 
 def _rows(plan: GemmPlan) -> Fragment:
-    """Return the layout of a thread's sums, for its rows: those of warps with K tiles of their own are of the whole tile."""
+    """Return the layout of a thread's sums, for its rows. Those of warps with K tiles of their own are of 64 rows, whose
+    scales the four threads with the same rows share."""
     places = fragment(plan)
     if not plan.sliced:
         return places
-    return dataclasses.replace(
-        places, rows=sliced.rows_of_thread(), first_row=f"own_rows * {WGMMA_ROWS} + lane // 4", row_offset="i * 8"
-    )
+    first = f"own_rows * {WGMMA_ROWS} + lane % 4 * {sliced.BLOCK_ROWS} + lane // 4"
+    return dataclasses.replace(places, rows=sliced.SCALES, first_row=first, row_offset=f"i * {sliced.LINES}")
 
 
 def _columns(plan: GemmPlan) -> int:

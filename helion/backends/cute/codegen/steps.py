@@ -370,7 +370,7 @@ def _block(names: Names) -> str:
 @_print.register
 def _(step: g.Promote, out: Writer, names: Names) -> None:
     turn = step.turn if isinstance(step, TurnPromote) else 0
-    sums = sliced.promote(names.plan) if names.plan.sliced else scales.promote(names.plan, step.cursor, turn)
+    sums = scales.promote(names.plan, step.cursor, turn)
     out.lines(sums)
 
 

@@ -20,7 +20,7 @@ from ....hardware import Target
 from ..bounds import places_of_copies, tile_bounds
 from ..plan.dtypes import IMPRECISE_DTYPES
 from ..plan.operands import FEW_ROWS, SLICED_COLUMNS
-from ..plan.records import SWIZZLE_BYTES, WGMMA_ROWS, Choice, CopiesIn, GemmProblem
+from ..plan.records import SWIZZLE_BYTES, WGMMA_ROWS, Choice, CopiesIn
 from ..plan.scales import promoted
 from ..resources.shape import ProductShape, shape_of
 from ..resources.time import crosses_lines, resident_clusters
@@ -30,8 +30,6 @@ CONVERTED = ("registers", "slices")
 """Places of operands that the warps that multiply convert."""
 SLICED_ROWS = 128
 """Rows of tiles of warps with K tiles of their own: more leave SMs idle (benchmarks/results/cute/nvidia-h200-few-rows.jsonl)."""
-ON_REQUEST: tuple[CopiesIn, ...] = ("slices",)
-"""Places of copied operands that seeds have only for what has run on a GPU."""
 WIDE = (128, 256)
 FEW_COLUMNS = 64
 """Columns of tiles of 256 rows whose instructions wait for A (benchmarks/results/cute/nvidia-h200-few-tiles.jsonl)."""
@@ -74,18 +72,13 @@ class CuteWgmmaMatmulHeuristic(Heuristic):
 def choices(shape: ProductShape, target: Target) -> list[Choice]:
     """Return choices, with a plan or without; among equally fast ones the first wins."""
     places = places_of_copies(shape.problem, target) if shape.problem.copied else ("shared",)
-    if not _slices_by_default(shape.problem):
-        places = tuple(place for place in places if place not in ON_REQUEST)
+    if shape.problem.n > SLICED_COLUMNS:
+        places = tuple(place for place in places if place != "slices")
     if "registers" in places and len(places) > 1:
         # they are faster than stages for few columns, and have not run with more
         few = shape.problem.n <= FEW_ROWS
         places = tuple(place for place in places if (place in CONVERTED) == few)
     return [_in_turn(shape, choice) for place in places for choice in _choices(shape, target, place)]
-
-
-def _slices_by_default(problem: GemmProblem) -> bool:
-    """Return whether seeds may slice K. Batches have not run with all other configs."""
-    return problem.n <= SLICED_COLUMNS and problem.batch is None
 
 
 def _in_turn(shape: ProductShape, choice: Choice) -> Choice:

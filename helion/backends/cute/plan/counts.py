@@ -295,9 +295,15 @@ def slices(plan: GemmPlan) -> int:
     return plan.consumer_warps // stage_readers(plan)
 
 
+def slice_columns(plan: GemmPlan) -> int:
+    """Return the columns that warps with K tiles of their own multiply: half of a tile's if no launch has more."""
+    half = plan.tile[1] // 2
+    return half if plan.problem.n <= half and "size_n" not in plan.problem.runtime else plan.tile[1]
+
+
 def slice_values(plan: GemmPlan) -> int:
     """Return the sums of a thread of a warp that multiplies K tiles of its own, for 64 rows."""
-    return WGMMA_ROWS * plan.tile[1] // WARP_THREADS
+    return WGMMA_ROWS * slice_columns(plan) // WARP_THREADS
 
 
 def loads_while_copying(plan: GemmPlan) -> bool:

@@ -47,7 +47,7 @@ MOST_RESIDENTS = (3, 4)
 """CTAs on an SM whose warps convert A of 8 bits, and of 4 bits, in tiles of 64 rows and few columns."""
 SLICED_COLUMNS = 16
 """Columns of a tile of warps with K tiles of their own, which keep sums of 64 rows."""
-SLICED_RESIDENTS = 2
+SLICED_RESIDENTS = 3
 """CTAs on an SM that their registers leave room for."""
 ALIGNMENT_BYTES = 128
 """Alignment of a matrix: sectors of its first line are whole."""

@@ -87,7 +87,7 @@ PROMOTED_MAINLOOP: tuple[Step, ...] = (
 
 def _mainloop(plan: GemmPlan) -> tuple[Step, ...]:
     if plan.sliced:
-        return sliced_mainloop(plan.problem.scales is not None, plan.promote)
+        return sliced_mainloop(plan.promote)
     if plan.converts:
         return promoting_mainloop(plan.problem.scales is not None) if plan.promote else converting_mainloop()
     if plan.problem.absent:

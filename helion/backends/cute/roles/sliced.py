@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .grammar import BarrierSync, KLoop, LoadScales, Promote, Release, Step, Wait
+from .grammar import BarrierSync, KLoop, LoadScales, Release, Step, Wait
 
 
 class SliceStep(Step):
@@ -35,8 +35,8 @@ class ReadColumns(SliceStep):
 
 @dataclass(frozen=True)
 class MultiplySlice(SliceStep):
-    """Read A of the current K tile from the stage of ``cursor``, convert it, and multiply it by the columns in registers. The
-    sums are those of this K tile if they are promoted."""
+    """Read A of the current K tile from the stage of ``cursor``, convert it, and multiply it by the columns in registers. With
+    scales of the K tile, sums of 16 rows are promoted before the next rows follow."""
 
     cursor: str
 
@@ -68,7 +68,7 @@ class AddSlices(SliceStep):
     """Add the sums that all warps have stored, of the rows that this warp has in the epilogue."""
 
 
-def sliced_mainloop(scaled: bool, promoted: bool) -> tuple[Step, ...]:
+def sliced_mainloop(scaled: bool) -> tuple[Step, ...]:
     """Build the mainloop.
 
     The scales of a K tile are loaded during the one before. The fence before a stage is released would wait for later loads.
@@ -82,7 +82,6 @@ def sliced_mainloop(scaled: bool, promoted: bool) -> tuple[Step, ...]:
                 *(Wait("ab_read"), ReadColumns("ab_read")),
                 *(Wait("raw_read"), MultiplySlice("raw_read")),
                 *(Release("raw_read"), Release("ab_read")),
-                *((Promote(),) if promoted else ()),
                 *((SliceScales(),) if scaled else ()),
             )
         ),

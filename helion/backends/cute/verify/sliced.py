@@ -16,7 +16,7 @@ from ..roles.sliced import (
     StoreSlice,
 )
 from .cluster import Cluster, Leaf, rule
-from .rules import multiplied_tiles
+from .rules import check_block, multiplied_tiles
 from .state import Fault, Sums, Warp
 
 
@@ -68,7 +68,11 @@ def _(cluster: Cluster, step: MultiplySlice, warp: Warp) -> None:
         raise Fault(f"A of {tag} is multiplied by the columns of {warp.slices.columns}")
     warp.unfenced_reads.append(ring.slots[index])
     warp.copies.synced = False
-    warp.sums = Sums([*([] if cluster.plan.promote else warp.sums.added), tag])
+    if cluster.plan.promote:
+        check_block(cluster, warp, [tag])
+        warp.total.append(tag)
+    else:
+        warp.sums = Sums([*warp.sums.added, tag])
 
 
 @rule(ClearSlice)

@@ -6,7 +6,7 @@ of A, and the elements of B that they multiply. The pairs of a word are its even
 
 from __future__ import annotations
 
-from ...plan.counts import counts, slice_values, slices, stage_readers
+from ...plan.counts import counts, slice_columns, slice_values, slices, stage_readers
 from ...plan.records import SWIZZLE_BYTES, WGMMA_ROWS, GemmPlan
 from ...roles.sliced import (
     AddSlices,
@@ -27,6 +27,8 @@ LINES = 8
 """Lines of an atom of a swizzle, and columns or half of the rows of an MMA."""
 BLOCK_ROWS = 16
 """Rows of A of an MMA."""
+SCALES = BLOCK_ROWS // LINES
+"""Scales of a thread: those of its rows in the block of the number of the thread among four with the same rows."""
 WORDS = 4
 """Words of a load of 16 bytes."""
 MMA_TYPES = {"bfloat16": "bf16", "float16": "f16"}
@@ -78,11 +80,12 @@ def definitions(plan: GemmPlan) -> tuple[str, ...]:
 
 def set_up(plan: GemmPlan) -> list[str]:
     """Define the registers of a warp: sums of all rows, B of a K tile, and the words of A of 16 rows."""
-    values, words, readers = slice_values(plan), plan.tile[1] * plan.tile[2] // 64, stage_readers(plan)
+    values, words, readers = slice_values(plan), slice_columns(plan) * plan.tile[2] // 64, stage_readers(plan)
+    sums = slice_columns(plan) // 2 if plan.promote else values
     return [
         *masks(_converts(plan)),
-        f"slice_sums = cute.make_rmem_tensor({values}, cutlass.Float32)",
-        *([f"slice_total = cute.make_rmem_tensor({values}, cutlass.Float32)"] if plan.promote else []),
+        f"slice_sums = cute.make_rmem_tensor({sums}, cutlass.Float32)",
+        *(_totals(values) if plan.promote else []),
         f"slice_read = cute.make_rmem_tensor({words}, cutlass.Uint32)",
         f"slice_columns = cute.make_rmem_tensor({words}, cutlass.Uint32)",
         f"slice_words = cute.make_rmem_tensor({_line_bytes(plan) // 8}, cutlass.Uint32)",
@@ -94,6 +97,13 @@ def set_up(plan: GemmPlan) -> list[str]:
         "columns_base = shared_b.iterator.toint()",
         f"slices = cute.make_tensor(shared_slices, cute.make_layout({plan.consumer_warps * values * 32}))",
         "k_tiles_passed = cutlass.Int32(0)",
+    ]
+
+
+def _totals(values: int) -> list[str]:
+    return [
+        f"slice_total = cute.make_rmem_tensor({values}, cutlass.Float32)",
+        f"slice_factors = cute.make_rmem_tensor({SCALES}, cutlass.Float32)",
     ]
 
 
@@ -136,7 +146,8 @@ def _read_columns(plan: GemmPlan, cursor: str) -> list[str]:
     thread's 16 elements are two of them. Those of 4-bit integers are the same chunks of both halves of K. Those of bytes,
     for two loads of A, are adjacent chunks in one half.
     """
-    loads, stage, atoms = plan.tile[1] * plan.tile[2] // 256, plan.tile[1] * plan.tile[2] * 2, plan.tile[1] // LINES
+    loads, stage = slice_columns(plan) * plan.tile[2] // 256, plan.tile[1] * plan.tile[2] * 2
+    atoms = plan.tile[1] // LINES
     half, chunk = "i // 2 % 2", "slice_quad * 2 + i % 2"
     if len(_converts(plan).pairs) == 1:
         half, chunk = "slice_quad // 2", "slice_quad % 2 * 4 + i % 4"
@@ -158,10 +169,10 @@ def _multiply(plan: GemmPlan, cursor: str) -> list[str]:
     swizzle deals to all banks."""
     line, half_line, words = _line_bytes(plan), LINES * _line_bytes(plan), _line_bytes(plan) // 16
     swizzle = "slice_row" if line == SWIZZLE_BYTES else "slice_row // 2"
-    chunks, columns = line // 64, plan.tile[1]
+    chunks, values = line // 64, slice_columns(plan) // 2
     cleared = [
-        f"    for i in cutlass.range_constexpr({columns // 2}):",
-        f"        slice_sums[block * {columns // 2} + i] = cutlass.Float32(0.0)",
+        f"    for i in cutlass.range_constexpr({values}):",
+        "        slice_sums[i] = cutlass.Float32(0.0)",
     ]
     return [
         f"raw_at = raw_base + {cursor}.index * {plan.tile[0] * line} + (own_rows * {WGMMA_ROWS} + slice_row) * {line}",
@@ -173,12 +184,27 @@ def _multiply(plan: GemmPlan, cursor: str) -> list[str]:
         *(cleared if plan.promote else []),
         f"    for j in cutlass.range_constexpr({words}):",
         *(f"        {each}" for each in _of_word(plan, words)),
+        *(f"    {each}" for each in (_promote(plan, values) if plan.promote else [])),
+    ]
+
+
+def _promote(plan: GemmPlan, values: int) -> list[str]:
+    """Add the sums of 16 rows times the scales of their rows, from the thread that has them."""
+    row = plan.factor("row")
+    assert row is not None
+    held = "row_factors[i]" if row.dtype == "float32" else "row_held[i].to(cutlass.Float32)"
+    return [
+        f"for i in cutlass.range_constexpr({SCALES}):",
+        f"    slice_factors[i] = cute.arch.shuffle_sync({held}, offset=lane // 4 * 4 + block)",
+        f"for i in cutlass.range_constexpr({values}):",
+        f"    c = block * {values} + i",
+        "    slice_total[c] = cute.math.fma(slice_sums[i], slice_factors[i // 2 % 2], slice_total[c])",
     ]
 
 
 def _of_word(plan: GemmPlan, words: int) -> list[str]:
     """Return the conversion of word ``j`` of both rows of a thread, and its MMAs: one of each pair of conversions."""
-    pairs, columns = _converts(plan).pairs, plan.tile[1]
+    pairs, columns = _converts(plan).pairs, slice_columns(plan)
     found = [
         "for i in cutlass.range_constexpr(4):",
         f"    slice_word = slice_words[i % 2 * {words} + j] >> cutlass.Uint32(i // 2 * 8)",
@@ -192,7 +218,7 @@ def _of_word(plan: GemmPlan, words: int) -> list[str]:
         *found,
         f"for pair in cutlass.range_constexpr({len(pairs)}):",
         f"    for n in cutlass.range_constexpr({columns // LINES}):",
-        f"        c = block * {columns // 2} + n * 4",
+        f"        c = {'n * 4' if plan.promote else f'block * {columns // 2} + n * 4'}",
         "        b = n * 16 + pair * 8 + j * 2",
         f"        x0, x1, x2, x3 = multiply({c}, {a}, slice_columns[b], slice_columns[b + 1])",
         *(f"        slice_sums[c + {i}] = x{i}" for i in range(4)),
@@ -203,28 +229,6 @@ def block(plan: GemmPlan, step: SliceScales, bounds: tuple[str, str]) -> str:
     """Return the block of K of the scales that a warp loads; past its last one, those of the CTA's last one again."""
     first = "own_slice" if bounds[0] == "0" else f"{bounds[0]} + own_slice"
     return f"cutlass.min({first if step.first else f'k_tile + {slices(plan)}'}, {bounds[1]} - 1)"
-
-
-def promote(plan: GemmPlan) -> list[str]:
-    """Add the sums of a K tile times the scales of their rows."""
-    row, found = plan.factor("row"), list[str]()
-    assert row is not None
-    if row.dtype != "float32":
-        found = [
-            f"for i in cutlass.range_constexpr({rows_of_thread()}):",
-            "    row_factors[i] = row_held[i].to(cutlass.Float32)",
-        ]
-    factor = f"row_factors[i // 2 % 2 + i // {plan.tile[1] // 2} * 2]"
-    return [
-        *found,
-        f"for i in cutlass.range_constexpr({slice_values(plan)}):",
-        f"    slice_total[i] = cute.math.fma(slice_sums[i], {factor}, slice_total[i])",
-    ]
-
-
-def rows_of_thread() -> int:
-    """Return the rows of a tile of which a thread has sums: each eighth one."""
-    return WGMMA_ROWS // LINES
 
 
 def _store(plan: GemmPlan) -> list[str]:
@@ -238,8 +242,8 @@ def _store(plan: GemmPlan) -> list[str]:
 
 def _add(plan: GemmPlan) -> list[str]:
     """Return the sums of blocks of 16 rows of this warp, where the accumulator of wgmma has them."""
-    sums, values, own = "total" if plan.promote else "sums", slice_values(plan), plan.tile[1] // 2
-    readers, blocks = stage_readers(plan), WGMMA_ROWS // BLOCK_ROWS
+    sums, values, own = "total" if plan.promote else "sums", slice_values(plan), slice_columns(plan) // 2
+    readers, blocks, every = stage_readers(plan), WGMMA_ROWS // BLOCK_ROWS, plan.tile[1] // 2
     source = f"(number * {readers} + rows_block // {blocks}) * {values} + rows_block % {blocks} * {own}"
     return [
         f"{sums}.fill(0.0)",
@@ -247,5 +251,5 @@ def _add(plan: GemmPlan) -> list[str]:
         f"    rows_block = store_warp + atom * {plan.consumer_warps}",
         f"    for number in cutlass.range_constexpr({slices(plan)}):",
         f"        for i in cutlass.range_constexpr({own}):",
-        f"            {sums}[atom * {own} + i] = {sums}[atom * {own} + i] + slices[({source} + i) * 32 + lane]",
+        f"            {sums}[atom * {every} + i] = {sums}[atom * {every} + i] + slices[({source} + i) * 32 + lane]",
     ]
