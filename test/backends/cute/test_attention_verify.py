@@ -288,9 +288,10 @@ def test_masked_elements_are_those_out_of_the_band(band: r.Band, first: bool) ->
             assert (value == 0.0) == (low <= key <= high and key < 300), (lane, query, block, e)
 
 
-@pytest.mark.parametrize(("splits", "queries", "dims"), [(3, 5, 64), (16, 64, 128), (2, 70, 16)])
+@pytest.mark.parametrize(("splits", "queries", "dims"), [(3, 5, 64), (16, 64, 128), (2, 70, 16), (4, 16, 128)])
 def test_combined_partials_are_those_of_all_keys(splits: int, queries: int, dims: int) -> None:
-    """Execute the printed stores and combination for a few threads: rows that no part has seen have a sum of 0."""
+    """Execute the printed stores and combination for a few threads: rows that no part has seen have a sum of 0. Of rows of one
+    warp, each warp combines a quarter of the columns."""
     rng = np.random.default_rng(splits)
     made = plan_attention(problem(dims, queries=queries), r.AttentionChoice(groups=1, keys=64, splits=splits), HOPPER)
     numbers = np.full((4, 128, made.partial_values // 4, made.pieces), np.nan)
@@ -328,22 +329,28 @@ def test_combined_partials_are_those_of_all_keys(splits: int, queries: int, dims
                 "\n".join(printed_splits.put(made)),
                 {**names, **own, **registers, "work": tile * splits + split, "split": split},
             )
-        found: dict[str, Any] = {
-            "highest": np.zeros(2),
-            "total": np.zeros(2),
-            "output": np.ones(dims // 2),
-            "quad": np.zeros(4),
-        }
-        exec("\n".join(printed_splits.combine(made)), {**names, **own, **found, "work": tile * splits})
-        for row in range(2):
-            if first_query + 8 * row >= queries:
-                continue
-            most = highest[:, row].max()
-            factors = 2.0 ** ((highest[:, row] - most) * made.problem.unit * made.problem.scale)
-            assert found["highest"][row] == most
-            assert np.isclose(found["total"][row], factors @ total[:, row])
-            elements = [e for e in range(dims // 2) if e // 2 % 2 == row]
-            assert np.allclose(found["output"][elements], factors @ output[:, elements])
+        if made.spread_columns and thread >= 32:
+            continue
+        for warp in range(4) if made.spread_columns else (thread // 32,):
+            found: dict[str, Any] = {
+                "highest": np.zeros(2),
+                "total": np.zeros(2),
+                "output": np.ones(dims // 2),
+                "quad": np.zeros(4),
+            }
+            own |= {"lane": thread % 32, "group_warp": warp, "first_query": first_query - thread // 32 * 16 + warp * 16}
+            exec("\n".join(printed_splits.combine(made)), {**names, **own, **found, "work": tile * splits})
+            for row in range(2):
+                if first_query + 8 * row >= queries:
+                    continue
+                most = highest[:, row].max()
+                factors = 2.0 ** ((highest[:, row] - most) * made.problem.unit * made.problem.scale)
+                assert found["highest"][row] == most
+                assert np.isclose(found["total"][row], factors @ total[:, row])
+                columns = (made.spread_columns or dims) // 2
+                elements = np.array([e for e in range(columns) if e // 2 % 2 == row])
+                first = columns * warp if made.spread_columns else 0
+                assert np.allclose(found["output"][elements], factors @ output[:, first + elements])
 
 
 def test_scores_are_rounded_in_pairs() -> None:

@@ -14,7 +14,7 @@ from ...plan.attention.records import (
     AttentionPlan,
 )
 from ..setups import dsl
-from . import numbers, spans
+from . import numbers, spans, splits
 from .formula import arguments_of, computed, head_axes, per_row, read
 from .softmax import NEGATIVE_INFINITY
 
@@ -22,10 +22,16 @@ from .softmax import NEGATIVE_INFINITY
 def finish_call(plan: AttentionPlan, axes: Sequence[str]) -> list[str]:
     """Return the call in the kernel."""
     vectors = [f"vector_{output.label}" for output in plan.problem.outputs if output.kind == "query"]
-    columns = [f"group * {plan.output_columns}"] if plan.problem.latent else []
-    given = ["output", "rounded_output", *_registers(plan), "first_query", "lane", *columns, *axes]
+    given = ["output", "rounded_output", *_registers(plan), splits.query_of(plan), "lane", *_first_column(plan), *axes]
     given += [*vectors, *arguments_of(plan.problem.finish), *_limits(plan), *numbers.parameters(plan)]
     return [f"finish({', '.join(given)})"]
+
+
+def _first_column(plan: AttentionPlan) -> list[str]:
+    """Return the first column of a thread's registers, unless these have all columns."""
+    if plan.problem.latent:
+        return [f"group * {plan.output_columns}"]
+    return [f"group_warp * {plan.spread_columns}"] if plan.spread_columns else []
 
 
 def finish_functions(plan: AttentionPlan) -> list[list[str]]:
@@ -33,7 +39,7 @@ def finish_functions(plan: AttentionPlan) -> list[list[str]]:
     problem, formula = plan.problem, plan.problem.finish
     axes = head_axes(problem)
     vectors = [output for output in problem.outputs if output.kind == "query"]
-    columns = ["first_column"] if problem.latent else []
+    columns = ["first_column"] if _first_column(plan) else []
     given = ["output", "rounded_output", *_registers(plan), "first_query", "lane", *columns, *axes]
     given += [*(f"vector_{each.label}" for each in vectors), *arguments_of(formula), *_limits(plan)]
     given += numbers.parameters(plan)
@@ -148,7 +154,7 @@ def _stored(plan: AttentionPlan, output: AttentionOutput, axes: Sequence[str]) -
     value = f"{_names(plan, output.value)}.to({dsl(output.dtype)})"
     queries = "query_limit" if plan.problem.spans_queries else text_of(plan.problem.queries)
     inside = f"(lane % 4 == 0) & (first_query + 8 * row < {queries})"
-    inside += " & (first_column == 0)" if plan.problem.latent else ""
+    inside += " & (first_column == 0)" if _first_column(plan) else ""
     return [
         "for row in range(2):",
         f"    store_number(vector_{output.label}, ({places}{',' if len(output.matrix.modes) == 0 else ''}), {value}, {inside})",
@@ -161,10 +167,10 @@ def _of_elements(plan: AttentionPlan, axes: Sequence[str]) -> list[str]:
     if value == ACCUMULATOR:
         return []
     lines = [
-        f"    for e in range({plan.output_columns // 2}):",
+        f"    for e in range({(plan.spread_columns or plan.output_columns) // 2}):",
         "        row = e // 2 % 2",
         "        query = first_query + 8 * row",
-        f"        column = {'first_column + ' if problem.latent else ''}lane % 4 * 2 + e // 4 * 8 + e % 2",
+        f"        column = {'first_column + ' if _first_column(plan) else ''}lane % 4 * 2 + e // 4 * 8 + e % 2",
         "        x0 = output[e]",
     ]
     for at, source in enumerate(formula.sources):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...plan.attention.records import AttentionPlan
+from ...plan.attention.records import COLUMNS_AT_ONCE, ROWS_OF_WARP, AttentionPlan
 from ...plan.attention.umma import UmmaPlan
 from ...plan.records import WARPGROUP_THREADS
 from ...plan.workspace import MAX_COUNTERS
@@ -98,33 +98,56 @@ def factor_of(plan: AttentionPlan, part: str, highest: str) -> str:
     return f"cutlass.Float32(cutlass.select_({seen}, exp2({exponent})))"
 
 
+def query_of(plan: AttentionPlan) -> str:
+    """Return the first query of a thread whose partials are combined: of the first warp, if all warps combine its rows."""
+    return f"first_query - {ROWS_OF_WARP} * group_warp" if plan.spread_columns else "first_query"
+
+
 def combine(plan: AttentionPlan) -> list[str]:
-    """Combine partials relative to the largest maximum, in the order of the keys, so that all launches agree."""
-    quads = plan.output_columns // 4 // QUAD
+    """Combine partials relative to the largest maximum, in the order of the keys, so that all launches agree.
+
+    If all queries are those of one warp, each of the four combines a quarter of their columns.
+    """
+    columns = plan.spread_columns or plan.output_columns
+    quads, all_quads = columns // 4 // QUAD, plan.output_columns // 4 // QUAD
+    source, first = ("lane", f"{quads} * group_warp + ") if plan.spread_columns else ("group_thread", "")
     return [
         "output.fill(0.0)",
         "for row in cutlass.range_constexpr(2):",
         f"    highest[row] = {NEGATIVE_INFINITY}",
         "    total[row] = cutlass.Float32(0.0)",
-        f"    if first_query + 8 * row < {plan.problem.queries}:",
-        f"        for part in cutlass.range({plan.splits}, unroll={min(8, plan.splits)}):",
-        f"            cute.autovec_copy(partials[None, group_thread, {2 * quads}, {place(plan, 'part')}], quad)",
+        f"    if {query_of(plan)} + 8 * row < {plan.problem.queries}:",
+        f"        for part in {_parts(plan, MOST_LOADED // QUAD)}:",
+        f"            cute.autovec_copy(partials[None, {source}, {2 * all_quads}, {place(plan, 'part')}], quad)",
         "            highest[row] = cute.arch.fmax(highest[row], quad[row])",
-        f"        for part in cutlass.range({plan.splits}, unroll={_together(plan)}):",
+        f"        for part in {_parts(plan, MOST_LOADED * 4 // columns)}:",
         f"            place_of_part = {place(plan, 'part')}",
-        f"            cute.autovec_copy(partials[None, group_thread, {2 * quads}, place_of_part], quad)",
+        f"            cute.autovec_copy(partials[None, {source}, {2 * all_quads}, place_of_part], quad)",
         f"            factor = {factor_of(plan, 'quad[row]', 'highest[row]')}",
         "            total[row] = total[row] + factor * quad[2 + row]",
         f"            for e in cutlass.range_constexpr({quads}):",
-        f"                cute.autovec_copy(partials[None, group_thread, {quads} * row + e, place_of_part], quad)",
+        f"                cute.autovec_copy(partials[None, {source}, {first}{all_quads} * row + e, place_of_part], quad)",
         f"                for i in cutlass.range_constexpr({QUAD}):",
         f"                    {_ELEMENT} = {_ELEMENT} + factor * quad[i]",
     ]
 
 
-def _together(plan: AttentionPlan) -> int:
-    """Return the parts whose loads are in flight together, as registers allow: a row has a quarter of the columns."""
-    return max(1, min(plan.splits, MOST_LOADED * 4 // plan.output_columns))
+def _parts(plan: AttentionPlan, together: int) -> str:
+    """Return the range of parts, of which the loads of ``together`` are in flight: registers limit these."""
+    return f"cutlass.range({plan.splits}, unroll={max(1, min(plan.splits, together))})"
+
+
+def write(plan: AttentionPlan) -> list[str]:
+    """Store the rounded output to shared memory; a warp that combined a part of the columns stores those."""
+    if not plan.spread_columns:
+        return ["cute.copy(stage_copy, stage_registers, stage_part[None, None, None, group])"]
+    at_once = plan.spread_columns // COLUMNS_AT_ONCE
+    return [
+        "rows_part = stage_copy.get_slice(lane).partition_D(shared_o)",
+        f"for e in cutlass.range_constexpr({at_once}):",
+        f"    columns_part = rows_part[(None, {at_once} * group_warp + e), None, None, group]",
+        "    cute.copy(stage_copy, stage_registers[(None, e), None, None], columns_part)",
+    ]
 
 
 MOST_LOADED = 128

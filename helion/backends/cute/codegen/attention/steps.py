@@ -478,7 +478,7 @@ RULES[a.RoundWeights] = _text("round_weights(scores, rounded_weights)")
 RULES[a.JoinTotals] = _text("join_totals(total)")
 RULES[a.RestoreMaxima] = _text("restore_maxima(output, highest, total, peaks)")
 RULES[a.GroupSync] = _text("cute.arch.barrier(barrier_id=1 + group, number_of_threads=128)")
-RULES[a.WriteOutput] = _text("cute.copy(stage_copy, stage_registers, stage_part[None, None, None, group])")
+RULES[a.WriteOutput] = lambda out, program, step: out.lines(splits.write(program.plan))
 
 
 @_rule(g.WgmmaWait)

@@ -553,6 +553,14 @@ class AttentionPlan(ScorePlan):
         return self.output_columns // 2 + 4
 
     @property
+    def spread_columns(self) -> int:
+        """Columns that a warp of the last CTA to arrive combines, if all queries are those of its group's first warp, else 0."""
+        problem, columns = self.problem, self.output_columns // WARPS_OF_GROUP
+        few = is_known(problem.queries) and problem.queries <= ROWS_OF_WARP and not problem.latent
+        stored = self.consumer_groups == 1 and itemsize(problem.matrix.dtype) == 2
+        return columns if self.splits > 1 and few and stored and columns % COLUMNS_AT_ONCE == 0 else 0
+
+    @property
     def restores_maxima(self) -> bool:
         """True if outputs need the maxima themselves: with lazy rescaling, sums are relative to smaller numbers."""
         finish, outputs = self.problem.finish, self.problem.outputs
@@ -569,6 +577,8 @@ class AttentionPlan(ScorePlan):
         return spanned or (self.splits > 1 and not is_known(self.problem.keys))
 
 
+WARPS_OF_GROUP, ROWS_OF_WARP, COLUMNS_AT_ONCE = 4, 16, 16
+"""Warps of a consumer group, the queries of each, and columns of the output that a warp stores by one instruction."""
 READ_ONCE = 4
 """Keys that are read once at most, in those that planners keep in half of the L2 cache."""
 LATENT_GROUPS = 2
