@@ -222,7 +222,10 @@ def test_masks_by_numbers(keys: int, known: bool, padded: bool, windows: tuple[i
         wanted = torch.softmax(torch.where((after >= 0) & (after < window), scores, -1.0e30), -1) @ v[:, :keys].double()
         assert (kernel(*arguments).double() - wanted).norm() < 6e-3 * wanted.norm()
     meta = [each.to("meta") if torch.is_tensor(each) else each for each in arguments]
-    assert kernel.bind(tuple(meta), target="sm_90").plan().attention.problem.band.is_whole != bounded
+    plan = kernel.bind(tuple(meta), target="sm_90").plan()
+    assert plan.attention.problem.band.is_whole != bounded
+    source = shape_of_plan(plan).kernel(plan).source
+    assert ("raised = cute.arch.fmax(raised, cutlass.Float32(-1e+30))" in source) == (not bounded or len(windows) > 1)
 
 
 def shifted(q, k, v, replaced: hl.constexpr):

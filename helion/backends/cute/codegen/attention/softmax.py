@@ -308,6 +308,7 @@ def _softmax(plan: AttentionPlan) -> list[str]:
         "    moved = cutlass.Boolean(False)",
         "    for row in range(2):",
         "        raised = best[row]",
+        *(f"        {line}" for line in floored(problem)),
         *(
             ["        peaks[row] = raised if first else cute.arch.fmax(peaks[row], raised)"]
             if plan.restores_maxima
@@ -336,6 +337,13 @@ def _softmax(plan: AttentionPlan) -> list[str]:
         "    for row in range(2):",
         "        total[row] = sums[2 * row] + sums[2 * row + 1]",
     ]
+
+
+def floored(problem: AttentionProblem) -> list[str]:
+    """Return the lines that raise the maximum of the first block to the initial one, where scores may be below it."""
+    if problem.floor is None:
+        return []
+    return ["if first:", f"    raised = cute.arch.fmax(raised, cutlass.Float32({problem.floor!r}))"]
 
 
 def _shifts(unit: float, lift: float) -> list[str]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 ORDINARY = 1024.0
 #: Scores from which exponents subtract before they multiply: half an ulp of the product with log2(e) is 5e-4.
 LARGE = 8192.0
+LARGEST_FLOAT = 2.0**128 - 2.0**104
 
 _RULES: Mapping[str, Callable[[list[float]], float]] = {
     **dict.fromkeys(("add", "sub"), sum),
@@ -72,4 +73,4 @@ def _constant(constant: Constant) -> float:
     return number if math.isfinite(number) else 0.0
 
 
-__all__ = ["LARGE", "ORDINARY", "largest"]
+__all__ = ["LARGE", "LARGEST_FLOAT", "ORDINARY", "largest"]

@@ -11,7 +11,7 @@ from typing import Literal
 from ..dtypes import itemsize
 from ..epilogue import Instruction
 from ..records import WGMMA_ROWS
-from .magnitude import LARGE, largest
+from .magnitude import LARGE, LARGEST_FLOAT, largest
 from .numbers import is_known, launch_integers
 from .operands import Matrix, Place, RandomNumbers, Source, text_without
 
@@ -317,6 +317,12 @@ class AttentionProblem(ScoreProblem):
         """True if scores may be so large that exponents subtract the maximum before they multiply."""
         last = max(self.queries, self.keys) if is_known(self.queries) and is_known(self.keys) else math.inf
         return largest(self.score, last) * self.scale >= LARGE
+
+    @property
+    def floor(self) -> float | None:
+        """The least maximum of the scores before their scale, None if no finite score is below: the initial one, if it counts."""
+        starts = self.softmax and not math.isinf(self.start) and self.has_large_scores
+        return max(self.start / self.scale, -LARGEST_FLOAT) if starts else None
 
     @property
     def lacks_sum(self) -> bool:

@@ -14,6 +14,7 @@ from ..formula import arguments_of, computed, gathers, head_axes, read
 from ..softmax import (
     NEGATIVE_INFINITY,
     exp2_function,
+    floored,
     has_formula,
     has_masks,
     may_overflow,
@@ -218,6 +219,7 @@ def _maxima(plan: UmmaPlan) -> list[str]:
         f"    for e in range(4, {plan.keys}):",
         "        chains[e % 4] = cute.arch.fmax(chains[e % 4], scores[e])",
         "    raised = cute.arch.fmax(cute.arch.fmax(chains[0], chains[1]), cute.arch.fmax(chains[2], chains[3]))",
+        *(f"    {line}" for line in floored(problem)),
         *peaks,
         "    if not first:",
         "        former = highest[0]",
