@@ -39,6 +39,9 @@ registers, so that shorter blocks are faster there (``rounded`` in benchmarks/re
 MANY_OPERATIONS, MANY_KEYS = 16, 112
 """Operations of a formula for which one group has shorter blocks, as it has for a bias: with 20 operations, those of 128 keys of
 64 dimensions spill 40 bytes, with a bias 32 (sm_90a, 2026-11-29)."""
+FEW_BLOCKS = 2
+"""Blocks of keys of which groups of wide heads take turns, and that are as long as they need to be (``two blocks`` in
+benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
 BIAS_STAGES, LEAST_BIAS_KEYS = 2, 64
 """Stages of a bias that TMA loads, and the shortest blocks that they leave room for."""
 NARROW_STEP = 64
@@ -87,7 +90,8 @@ def choices(shape: AttentionShape, target: Target) -> Iterator[AttentionChoice]:
         if not keys or (keys < SHORTEST_KEYS and groups > 1):
             continue
         ranged = shape.ranged and shape.queries > WGMMA_ROWS * groups  # their estimated numbers of keys are small
-        for length in sorted({keys, *(each for each in (128, 64) if each < keys and not ranged)}, reverse=True):
+        lengths = {keys, *(each for each in (128, 64, *_even_keys(shape, keys)) if each < keys and not ranged)}
+        for length in sorted(lengths, reverse=True):
             choice = AttentionChoice(
                 groups=groups,
                 keys=length,
@@ -103,6 +107,14 @@ def choices(shape: AttentionShape, target: Target) -> Iterator[AttentionChoice]:
                 yield replace(choice, splits=splits, scheduler="static")
 
 
+def _even_keys(shape: AttentionShape, keys: int) -> Iterator[int]:
+    """Yield the length of a few blocks that leave the least of the last one empty."""
+    blocks = -(-shape.keys // min(keys, FORMULA_KEYS))
+    if shape.splittable and not shape.bounded and not shape.loaded and 1 < blocks <= FEW_BLOCKS:
+        step = KEY_STEP if shape.operand_bytes > 1 else NARROW_STEP
+        yield -(-shape.keys // (blocks * step)) * step
+
+
 def _stages(shape: AttentionShape, groups: int, keys: int) -> int | None:
     """Return the stages of K and V, None for all that fit: few queries wait for memory, and so do short tiles."""
     few = shape.queries <= WGMMA_ROWS
@@ -116,7 +128,8 @@ def _takes_turns(shape: AttentionShape) -> bool:
     """Return whether groups take turns: not in narrow heads whose tiles are short, nor in others whose MMAs take longer."""
     if shape.latent or shape.ranged or (shape.window is not None and shape.v_columns <= NARROW):
         return False
-    return shape.v_columns != 128 or shape.bounded or shape.bias or shape.special > 0
+    few = shape.keys <= FEW_BLOCKS * FORMULA_KEYS
+    return shape.v_columns != 128 or shape.bounded or shape.bias or shape.special > 0 or few
 
 
 def _varies(shape: AttentionShape, groups: int) -> bool:
