@@ -55,7 +55,7 @@ def stored(plan: GemmPlan) -> tuple[torch.Tensor, torch.Tensor]:
                                 row = eval(places.row_offset, {"i": eval(places.row_of, {"i": i})})
                                 column = i % atom // 4 * 8 + i % 2
                                 rounded.append((names["first_row"] + row) * 1000 + names["first_column"] + column)
-                            names |= {"out_output_rounded": rounded, "shared_out_output": held, "out_output": Out()}
+                            names |= {"out_output_rounded": rounded, "out_output_rows": held, "out_output": Out()}
                             exec(programs[phase], names)
                     assert {warp + team} == {each[0] for each in held}
     return counted, values
@@ -83,7 +83,7 @@ def test_shared_memory_has_the_rows_of_each_warp(dtype: str) -> None:
     (output,) = plan.problem.outputs
     size = 2 if dtype == "bfloat16" else 4
     assert lines_shape(plan, output) == (8, 16, 32 + 16 // size)
-    (found,) = [each for each in shared_memory(plan) if each.name == "shared_out_output"]
+    (found,) = [each for each in shared_memory(plan) if each.name == "shared_lines"]
     assert found.size_bytes == 8 * 16 * (32 + 16 // size) * size
 
 

@@ -418,7 +418,7 @@ def positions(plan: GemmPlan, rows: str) -> list[str]:
 def store_lines(plan: GemmPlan, output: EpilogueOutput, team: int) -> list[str]:
     """Return the stores of a strided output by rows of the warp, which it gathers in shared memory."""
     width, values = plan.epilogue_n, fragment(plan).values
-    held, warp = f"shared_{output.label}", f"store_warp + {team * plan.consumer_warps}" if team else "store_warp"
+    held, warp = f"{output.label}_rows", f"store_warp + {team * plan.consumer_warps}" if team else "store_warp"
     row, column = fragment(plan).row_of, fragment(plan).column_offset
     if width >= WARP_THREADS:
         at, along = f"i // {width // WARP_THREADS}", f"i % {width // WARP_THREADS} * {WARP_THREADS} + lane"

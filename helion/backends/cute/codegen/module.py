@@ -6,7 +6,7 @@ from ..plan.dtypes import NUMBER, PITCH, SEED, SIZE
 from ..plan.epilogue import EpilogueOperand, EpilogueOutput
 from ..plan.records import WARP_THREADS, GemmPlan, GemmProblem
 from ..plan.runtime import is_size, multiple_of
-from ..plan.shared import Allocation, lines_shape, shared_bytes, shared_memory
+from ..plan.shared import Allocation, shared_bytes, shared_memory
 from ..plan.workspace import workspace_bytes
 from ..roles.grammar import KernelProgram, Pipeline, Role
 from ..roles.programs import kernel_program
@@ -216,6 +216,8 @@ def _allocation(plan: GemmPlan, allocation: Allocation) -> str:
         )
     if name == "tensor_memory_address":
         return f"{name} = memory.allocate_array(cutlass.Int32, 1, byte_alignment={alignment})"
+    if name == "shared_lines":
+        return f"{name} = memory.allocate_array(cutlass.Uint8, {allocation.size_bytes}, byte_alignment={alignment})"
     if name == "shared_count":
         return f"{name} = memory.allocate_tensor(cutlass.Int32, cute.make_layout(1), {alignment})"
     if name in ("shared_parts", "shared_slices"):
@@ -239,11 +241,6 @@ def _allocation(plan: GemmPlan, allocation: Allocation) -> str:
     operands = {operand.label: operand for operand in plan.problem.epilogue.operands}
     if held in operands and operands[held].kind == "row":
         return f"{name} = memory.allocate_tensor(cutlass.Float32, cute.make_layout({plan.teams * plan.tile[1]}), {alignment})"
-    lines = next((each for each in plan.problem.outputs_of("strided") if each.label == held), None)
-    if lines is not None:
-        warps, rows, pitch = lines_shape(plan, lines)
-        layout = f"({warps}, {rows}, {plan.epilogue_n}), stride=({rows * pitch}, {pitch}, 1)"
-        return f"{name} = memory.allocate_tensor({dsl(lines.dtype)}, cute.make_layout({layout}), {alignment})"
     if held in ("a", "b"):
         dtype = operand_dsl(plan)
     else:

@@ -8,7 +8,7 @@ from ..plan.counts import counts, leaves_cache
 from ..plan.dtypes import DTYPES, per_byte
 from ..plan.epilogue import EpilogueOutput
 from ..plan.records import WARPGROUP_THREADS, GemmPlan
-from ..plan.shared import staged_as
+from ..plan.shared import lines_shape, staged_as, stores_lines
 from ..roles.grammar import Role
 from . import copied, exchange, raw, rows, scales, workspace
 from .attention.formula import uniform_function
@@ -303,10 +303,14 @@ def _more_values(plan: GemmPlan) -> list[str]:
 def _strided_registers(plan: GemmPlan) -> list[str]:
     """Return the registers of the rounded values of outputs that threads store, and those of accumulators in int32."""
     kept = ["integers = cute.make_rmem_tensor(subtile_shape, cutlass.Int32)"] if keeps_integers(plan) else []
-    return kept + [
-        f"{suffixed(plan, 'rounded', output)} = cute.make_rmem_tensor(subtile_shape, {dsl(output.dtype)})"
-        for output in plan.problem.outputs_of("strided")
-    ]
+    for output in plan.problem.outputs_of("strided"):
+        kept.append(f"{suffixed(plan, 'rounded', output)} = cute.make_rmem_tensor(subtile_shape, {dsl(output.dtype)})")
+        if stores_lines(plan, output):
+            warps, rows, pitch = lines_shape(plan, output)
+            layout = f"({warps}, {rows}, {plan.epilogue_n}), stride=({rows * pitch}, {pitch}, 1)"
+            pointer = f"cute.recast_ptr(shared_lines, dtype={dsl(output.dtype)})"
+            kept.append(f"{output.label}_rows = cute.make_tensor({pointer}, cute.make_layout({layout}))")
+    return kept
 
 
 def _all_sums(plan: GemmPlan) -> list[str]:

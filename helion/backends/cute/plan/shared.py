@@ -75,10 +75,10 @@ def shared_memory(plan: GemmPlan) -> tuple[Allocation, ...]:
     for output in staged(plan.problem):
         size = plan.teams * plan.store_stages * subtile_bytes(plan, output.dtype)
         wanted.append((f"shared_{plan.problem.label_of(output)}", size, RING_ALIGNMENT_BYTES))
-    for output in plan.problem.outputs_of("strided"):
-        if stores_lines(plan, output):
-            size = math.prod(lines_shape(plan, output)) * itemsize(output.dtype)
-            wanted.append((f"shared_{output.label}", size, VECTOR_ALIGNMENT_BYTES))
+    gathered = [each for each in plan.problem.outputs_of("strided") if stores_lines(plan, each)]
+    if gathered:  # in turn
+        size = max(math.prod(lines_shape(plan, each)) * itemsize(each.dtype) for each in gathered)
+        wanted.append(("shared_lines", size, VECTOR_ALIGNMENT_BYTES))
     epilogue = plan.problem.epilogue
     for operand in epilogue.of_kind("exact"):
         size = plan.residual_stages * subtile_bytes(plan, operand.dtype)
