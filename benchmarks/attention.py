@@ -106,6 +106,10 @@ def jobs() -> dict[str, list[Cell]]:
                 cell(dims, causal, 64, 16, 16, 577),
                 cell(dims, causal, 1, 4, 4, 4096),
             ]
+            if not causal:
+                found[f"ragged:{dims}:{mask}"].append(
+                    cell(dims, causal, 64, 12, 12, 197) if dims == 64 else cell(dims, causal, 32, 16, 16, 256)
+                )
     for dims in (128, 64):
         for hook in HOOKS:
             sizes = ((4, 4096), (1, 16384)) if hook != "bias" else ((4, 4096), (16, 1024))
