@@ -149,9 +149,21 @@ def test_a_product_may_need_more_lanes_than_a_reshape_leaves(shape: tuple[int, i
         helion.kernel(multiplied).bind((x, w, shape))
 
 
-def test_too_many_parts_are_refused() -> None:
-    with pytest.raises(exc.BackendUnsupported, match=r"of 1225 elements is padded.*reshape the tensor in host code"):
-        helion.kernel(normalized).bind((torch.randn(5, 35 * 35), (35, 35)))
+def test_rows_of_many_groups() -> None:
+    x = torch.randn(5, 35 * 35)
+    torch.testing.assert_close(helion.kernel(normalized)(x, (35, 35)), normalized_eager(x, (35, 35)))
+
+
+@pytest.mark.parametrize("target", ["a100", "h200", "gfx942"])
+def test_merged_rows_do_not_spill(target: str) -> None:
+    def kernel(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty([x.size(0)], dtype=torch.float32, device=x.device)
+        for t in hl.tile(x.size(0)):
+            out[t] = x[t, :, :].flatten(1).sum(-1)
+        return out
+
+    bound = helion.kernel(kernel).bind((torch.empty(30, 5, 110, device="meta"),), target=target)
+    assert bound.resources(bound.seeds[0].config).spill_bytes == 0
 
 
 def test_a_size_of_the_run_is_named() -> None:

@@ -18,6 +18,7 @@ from ..ir.grammar import (
     Program,
     Region,
     Value,
+    VjpAttrs,
 )
 from ..passes.analysis.places import Places
 from .activity import active_values
@@ -163,6 +164,10 @@ class Sweep:
             self.define(
                 op.result, *self._load_text(op, self.spelling.tensors[op.attributes(MemoryAttrs).tensor]), "load"
             )
+        elif op.kind == "vjp" and op.attributes(VjpAttrs).name == "reshape":
+            _, source = op.values()
+            text = self.spelling.reshaped(self.text(source), source.dims, op.result.dims)
+            self.define(op.result, text, op.result.dims, "cheap")
         elif op.kind in ("mask", "vjp"):
             operand = next(op.values())
             self.values[op.result.number] = self.values[operand.number]

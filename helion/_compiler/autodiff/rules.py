@@ -56,6 +56,12 @@ def _vjp(s: Sweep, op: Op, grads: Grads) -> None:
     (g,) = grads
     assert g is not None
     attrs, inputs = op.attributes(VjpAttrs), op.operands[1:]
+    if attrs.name == "reshape":
+        (source,) = inputs
+        assert isinstance(source, Value)
+        g = s.spread(g, op.result.dims)
+        s.add(source, s.share(source, s.spelling.reshaped(g.name, g.dims, source.dims), g, source.dims))
+        return
     y = Var(name=s.wide(op.result), dtype=g.dtype, dims=op.result.dims)
     if attrs.over:
         (first, *_) = inputs

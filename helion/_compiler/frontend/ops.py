@@ -221,6 +221,11 @@ def with_vjp(t: TraceState, name: str, value: DeviceValue, *inputs: Any, over: S
     return emit(t, "vjp", operands, value.dtype, value.dims, VjpAttrs(name, tuple(over)))
 
 
+def moved(t: TraceState, value: DeviceValue, source: DeviceValue) -> DeviceValue:
+    """Give ``value``, which is ``source`` reshaped by gathers, the derivative of a reshape."""
+    return emit(t, "vjp", (value.value, source.value), value.dtype, value.dims, VjpAttrs("reshape"))
+
+
 def full(t: TraceState, dims: Dims, fill: Any, dtype: torch.dtype) -> DeviceValue:
     check_dtype(dtype)
     if isinstance(fill, DeviceValue):

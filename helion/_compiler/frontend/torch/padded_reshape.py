@@ -5,18 +5,21 @@ Elements keep their lanes if only the outermost of the dimensions that a reshape
     [384] in 512 lanes -> [3, 128] in 4 * 128        elements keep their lanes
     [384] in 512 lanes -> [128, 3] in 128 * 4        elements move
 
-If elements move, each part of the shorter side is gathered, and the parts are combined.
+If elements move, one gather takes each from its lane. Dimensions that a matmul may widen to its least size are gathered in
+parts, which do not depend on the number of their lanes.
 """
 
 from __future__ import annotations
 
-from ...._shapes import ONE, Dim, Dims
+from ...._shapes import ONE, Dim, Dims, next_power_of_2
 from .. import ops
 from ..tracer import Tracer
 from ..values import DeviceValue
 
-#: Limit of gathered parts for each pair of dimensions.
-MOST_PARTS = 32
+#: Matmuls widen dimensions below this many lanes.
+WIDENED = 16
+#: A merged dimension of at most this many lanes is gathered in parts.
+FEW_LANES = 128
 
 
 def is_padded(t: Tracer, dim: Dim) -> bool:
@@ -33,7 +36,7 @@ def keeps_lanes(t: Tracer, before: list[Dim], after: list[Dim]) -> bool:
 
 
 def moved(t: Tracer, value: DeviceValue, before: list[Dim], after: list[Dim], at: int) -> DeviceValue | None:
-    """Reshape by gathering parts.
+    """Reshape by gathers.
 
     Args:
         t: the tracer.
@@ -43,16 +46,15 @@ def moved(t: Tracer, value: DeviceValue, before: list[Dim], after: list[Dim], at
         at: their position.
 
     Returns:
-        The value; None if a dimension is not a whole one, or if there are too many parts.
+        The value; None if a dimension is not a whole one.
     """
     if not all(_is_whole(t, dim) for dim in (*before, *after)):
         return None
-    result: DeviceValue | None = value
     for _ in before[1:]:
-        result = None if result is None else _merged(t, result, at)
+        value = _merged(t, value, at)
     for place, dim in enumerate(after[:-1], at):
-        result = None if result is None else _split(t, result, place, _size(t, dim))
-    return result
+        value = _split(t, value, place, _size(t, dim))
+    return value
 
 
 def _is_whole(t: Tracer, dim: Dim) -> bool:
@@ -65,39 +67,47 @@ def _size(t: Tracer, dim: Dim) -> int:
     return size
 
 
-def _merged(t: Tracer, value: DeviceValue, at: int) -> DeviceValue | None:
+def _merged(t: Tracer, value: DeviceValue, at: int) -> DeviceValue:
     """Merge the dimensions at ``at`` and after it."""
     rows, columns = (_size(t, value.dims[place]) for place in (at, at + 1))
     dims = (*value.dims[:at], t.blocks.dim_of(rows * columns), *value.dims[at + 2 :])
     if t.blocks.fills_lanes(columns):
         t.blocks.count_lanes((*value.dims[at : at + 2], dims[at]))
         return ops.reshape(t, value, dims)
-    if min(rows, columns) > MOST_PARTS:
-        return None
     lanes = ops.lanes(t, rows * columns, len(dims), at)
-    row, column = lanes // columns, lanes % columns
-    by_row = rows <= columns
-    before = (slice(None),) * (at if by_row else at + 1)
-    parts = [value[(*before, number)] for number in range(rows if by_row else columns)]
-    spread = [ops.pick(t, part, at, column if by_row else row) for part in parts]
-    return _chosen(t, spread, row if by_row else column)
+    if min(rows, columns) < WIDENED and rows * columns <= FEW_LANES:
+        row, column = lanes // columns, lanes % columns
+        by_row = rows <= columns
+        before = (slice(None),) * (at if by_row else at + 1)
+        parts = [value[(*before, number)] for number in range(rows if by_row else columns)]
+        spread = [ops.pick(t, part, at, column if by_row else row) for part in parts]
+        return _chosen(t, spread, row if by_row else column)
+    t.blocks.count_lanes(value.dims[at : at + 2])
+    pitch = next_power_of_2(columns)
+    whole = t.blocks.dim_of(next_power_of_2(rows) * pitch)
+    whole_value = ops.reshape(t, value, (*value.dims[:at], whole, *value.dims[at + 2 :]))
+    return ops.pick(t, whole_value, at, lanes // columns * pitch + lanes % columns)
 
 
-def _split(t: Tracer, value: DeviceValue, at: int, rows: int) -> DeviceValue | None:
+def _split(t: Tracer, value: DeviceValue, at: int, rows: int) -> DeviceValue:
     """Split the dimension at ``at`` into ``rows`` and the quotient."""
     columns = _size(t, value.dims[at]) // rows
     dims = (*value.dims[:at], t.blocks.dim_of(rows), t.blocks.dim_of(columns), *value.dims[at + 1 :])
+    before = (slice(None),) * at
     if t.blocks.fills_lanes(columns):
         t.blocks.count_lanes((value.dims[at], *dims[at : at + 2]))
-        return ops.reshape(t, value, dims)
-    if min(rows, columns) > MOST_PARTS:
-        return None
-    before = (slice(None),) * at
-    if rows <= columns:
+    elif rows < WIDENED and rows <= columns:
         parts = [value[(*before, slice(n * columns, (n + 1) * columns))] for n in range(rows)]
         return _chosen(t, [_with_one(t, part, at) for part in parts], ops.lanes(t, rows, len(dims), at))
-    parts = [value[(*before, slice(n, None, columns))] for n in range(columns)]
-    return _chosen(t, [_with_one(t, part, at + 1) for part in parts], ops.lanes(t, columns, len(dims), at + 1))
+    elif columns < WIDENED:
+        parts = [value[(*before, slice(n, None, columns))] for n in range(columns)]
+        return _chosen(t, [_with_one(t, part, at + 1) for part in parts], ops.lanes(t, columns, len(dims), at + 1))
+    else:
+        t.blocks.count_lanes(dims[at : at + 2])
+        pitch = next_power_of_2(columns)
+        lanes = ops.lanes(t, next_power_of_2(rows) * pitch, value.ndim, at)
+        value = ops.pick(t, value, at, lanes // pitch * columns + lanes % pitch)
+    return ops.reshape(t, value, dims)
 
 
 def _with_one(t: Tracer, value: DeviceValue, at: int) -> DeviceValue:

@@ -454,7 +454,7 @@ def _checked_reshape(t: Tracer, input: DeviceValue, dims: Dims) -> DeviceValue:
                 remedy=f": {_padding(t, (*before, *after))}, so its elements would move; reshape the tensor in host code, as "
                 "in x.view(n, 128, 3), and load from that",
             )
-        return ops.reshape(t, found, dims)
+        return ops.moved(t, ops.reshape(t, found, dims), input)
     t.blocks.count_lanes((*several, *wanted))
     tiles_before, tiles_after = _tiles(t, before, after), _tiles(t, after, before)
     if tiles_before != tiles_after:
