@@ -160,6 +160,20 @@ def heads() -> list[Case]:
     return [
         Case("qk_norm_rope, fp32", ops.qk_norm_rope, _normed_and_rotated, (q, k, *weights, cos, sin), wanted),
         Case("qk_norm_rope, bf16, positions", ops.qk_norm_rope, _normed_and_rotated, half, wanted),
+        Case(
+            "qk_norm_rope, 4 and 3 heads",
+            ops.qk_norm_rope,
+            _normed_and_rotated,
+            (q, k[:, :, [0, 1, 1]], *half[2:6]),
+            wanted,
+        ),
+        Case(
+            "qk_norm_rope, 3 for each",
+            ops.qk_norm_rope,
+            _normed_and_rotated,
+            (q[:, :, :3], k[:, :, :1], *half[2:6]),
+            wanted,
+        ),
         Case("qk_norm_rope, no tokens", ops.qk_norm_rope, _normed_and_rotated, (q[:0], k[:0], *half[2:6]), wanted),
     ]
 

@@ -1,7 +1,7 @@
 """Normalization of the heads of queries and keys, followed by rotary position embedding, in one kernel.
 
-A program takes some tokens and loops over the heads of both tensors, so that the angles of a token are loaded once.
-The backward kernel undoes the rotation, and continues as that of the norm.
+A program takes heads of keys, with the heads of queries that share each. Where these are many, or differ in number, it
+loops over all heads of some tokens. The backward kernel undoes the rotation, and continues as that of the norm.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ import helion
 import helion.language as hl
 
 from .._block_sums import block_sums_kernel
-from .._operators import INDICES, Operator, check, check_tensor, rows, shaped
+from .._operators import INDICES, Operator, check, check_tensor, rows, shaped, split
+
+#: Most heads of queries that a program holds for each head of keys.
+MOST_SHARED = 8
 
 
 def normalized(
@@ -67,6 +70,45 @@ def qk_norm_rope_kernel(
 
 
 @helion.kernel(static_shapes=False)
+def grouped_norm_rope_kernel(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None,
+    length: int,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the same of `q[T, G, S, D]` and `k[T, G, D]`, where S heads of `q` share a head of `k`."""
+    tokens = q.size(0)
+    groups, shared, half = hl.specialize((q.size(1), q.size(2), cos.size(1)))
+    out_q = torch.empty([tokens, groups, shared, 2 * half], dtype=q.dtype, device=q.device)
+    out_k = torch.empty([tokens, groups, 2 * half], dtype=k.dtype, device=k.device)
+    for tile_t, tile_g in hl.tile([tokens, groups]):
+        # Triton moves no load past a store, so all loads come first.
+        at = positions[tile_t] if positions is not None else tile_t.index % length
+        cosine = cos[at, :].to(torch.float32)[:, None, :]
+        sine = sin[at, :].to(torch.float32)[:, None, :]
+        first, second, _ = normalized(
+            q[tile_t, tile_g, :, :half].to(torch.float32), q[tile_t, tile_g, :, half:].to(torch.float32), eps
+        )
+        k_first, k_second, _ = normalized(
+            k[tile_t, tile_g, :half].to(torch.float32), k[tile_t, tile_g, half:].to(torch.float32), eps
+        )
+        first = first * q_weight[:half].to(torch.float32)
+        second = second * q_weight[half:].to(torch.float32)
+        k_first = k_first * k_weight[:half].to(torch.float32)
+        k_second = k_second * k_weight[half:].to(torch.float32)
+        out_q[tile_t, tile_g, :, :half] = first * cosine[:, :, None, :] - second * sine[:, :, None, :]
+        out_q[tile_t, tile_g, :, half:] = second * cosine[:, :, None, :] + first * sine[:, :, None, :]
+        out_k[tile_t, tile_g, :half] = k_first * cosine - k_second * sine
+        out_k[tile_t, tile_g, half:] = k_second * cosine + k_first * sine
+    return out_q, out_k
+
+
+@helion.kernel(static_shapes=False)
 def norm_rope_backward_kernel(
     grad: torch.Tensor,
     x: torch.Tensor,
@@ -109,6 +151,15 @@ def norm_rope_backward_kernel(
     return grad_x, partial
 
 
+def _run(q: torch.Tensor, k: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    groups = k.size(1)
+    shared, rest = divmod(q.size(1), groups) if groups else (0, 0)
+    if rest or not 0 < shared <= MOST_SHARED:
+        return qk_norm_rope_kernel(q, k, *others)
+    out_q, out_k = grouped_norm_rope_kernel(split(q, 1, groups, shared), k, *others)
+    return out_q.flatten(1, 2), out_k
+
+
 def _run_backward(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *others: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -127,7 +178,9 @@ _backward = Operator(
 _backward.differentiate_once()
 _qk_norm_rope = Operator(
     f"qk_norm_rope(Tensor q, Tensor k, Tensor q_weight, Tensor k_weight, {_ANGLES}) -> (Tensor, Tensor)",
+    grouped_norm_rope_kernel,
     qk_norm_rope_kernel,
+    run=_run,
     fake=lambda q, k, *others: (q.new_empty(q.shape), k.new_empty(k.shape)),
 )
 
