@@ -34,6 +34,8 @@ class Trust(Tuned):
     longer_rows: float
     #: Other rows per thread and another order of programs, for the tile of elementwise kernels whose rows share operands.
     reused: float
+    #: Other runs and warps, for an elementwise kernel of less than a wave.
+    at_once: float
     #: Longer or shorter lines along K of several matmuls, for the usual ones.
     other_lines: float
     #: Longer tiles that leave fewer atomics, for moderate ones.

@@ -13,6 +13,7 @@ from sample_kernels import add, scan, softmax, transpose
 import helion
 import helion.language as hl
 from helion.backends.triton.heuristics.families.pointwise import TritonPointwiseHeuristic
+from helion.ops.kernels import dropout, gated
 
 BF16 = torch.bfloat16
 
@@ -207,6 +208,21 @@ def test_numbered_elements_are_a_run_where_tiles_have_single_accesses(
     seeds = [seed.config for seed in bound.seeds if "Pointwise" in seed.heuristic]
     assert seeds[0]["flatten_loops"] == flat
     assert any(config["flatten_loops"] != flat for config in seeds)
+
+
+def test_a_launch_of_less_than_a_wave_has_a_tile_of_less_time() -> None:
+    rows, pieces, bias, seed = (
+        meta(32, 8192),
+        meta(32, 4, 2048),
+        meta(4, 2048),
+        torch.empty([1], dtype=torch.int64, device="meta"),
+    )
+    cases: Any = (
+        (gated.gated_kernel, (rows, rows, gated.silu)),
+        (dropout.dropout_kernel, (pieces, bias, pieces, seed, 0.1, True)),
+    )
+    first = [kernel.bind(args, target="h200").seeds[0].config for kernel, args in cases]
+    assert [(config["block_sizes"], config["num_warps"]) for config in first] == [([1, 512], 4), ([1, 128], 4)]
 
 
 def test_windows_of_many_loads_have_fewer_rows_per_thread() -> None:

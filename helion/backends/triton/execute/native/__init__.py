@@ -1,5 +1,6 @@
 """The optional native half of a call: its guard and its launch in C++, enabled by ``HELION_NATIVE_LAUNCH=1``.
 
+The host's time of operators with few rows falls by a tenth to a half (measurement ``native_launch``).
 ``dispatch`` and ``inline_launch`` get functions from here for the code they write. Each may be None: the knob is off,
 no compiler, a kernel with an unusual launch. Then they write the same in Python.
 """

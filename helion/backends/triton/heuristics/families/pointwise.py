@@ -66,6 +66,8 @@ _VECTOR_BYTES, _NARROW_BYTES = 16, 2
 _NEARLY = 0.75
 #: Loads of one tensor around a position from which fewer rows per thread are an alternate, and their divisor.
 _WIDE_WINDOW, _QUARTERS = 8, 4
+#: Factors of the run of a launch of less than a wave, and elements for each thread.
+_RUNS, _EACH = ((1, 4), (1, 2), (1, 1), (2, 1), (4, 1)), (2, 4, 8)
 #: Halves of the rows of a tile, and by how much the warps are divided: tries of rows per thread.
 _ROWS_AND_WARPS = ((1, 2), (1, 4), (2, 2), (2, 4), (4, 1), (4, 2), (8, 1), (16, 1))
 
@@ -85,12 +87,8 @@ class TritonPointwiseHeuristic(Heuristic):
         if facts.random_tiles:
             threads = max(target.warp_size, min(threads, tile // tuned(_Numbers, target).random_elements))
         sizes = _whole_vectors(sizes, threads, fact, facts)
-        tile = math.prod(sizes.values())
-        warps = warps_for_threads(threads, target)
-        reason = f"{fact.slab_numel} elements of {fact.storage_itemsize} bytes per lane: tiles of {tile}, {warps} warps"
-        tiles = TritonProposal(
-            reason=reason, block_sizes=sizes, loop_orders=_order(sizes, fact, facts), num_warps=warps, num_stages=1
-        )
+        tiles = _at_once(_tiles(sizes, warps_for_threads(threads, target), fact, facts), fact, facts, target)
+        sizes, reason = dict(tiles.block_sizes), tiles.reason
         turned = _turned(tiles, fact, facts, target)
         if turned is not None:
             return turned, tiles
@@ -114,6 +112,51 @@ class TritonPointwiseHeuristic(Heuristic):
         if not fact.one_run and not (fact.rows_beside_run and _is_accessed_singly(fact, facts)):
             return (tiles,)
         return run, tiles
+
+
+def _tiles(sizes: dict[int, int], warps: int, fact: PointwiseFact, facts: KernelFacts) -> TritonProposal:
+    lane = f"{fact.slab_numel} elements of {fact.storage_itemsize} bytes per lane"
+    return TritonProposal(
+        reason=f"{lane}: tiles of {math.prod(sizes.values())}, {warps} warps",
+        block_sizes=sizes,
+        loop_orders=_order(sizes, fact, facts),
+        num_warps=warps,
+        num_stages=1,
+    )
+
+
+def _at_once(tiles: TritonProposal, fact: PointwiseFact, facts: KernelFacts, target: Target) -> TritonProposal:
+    """Return the same with other runs and warps, if that is predicted to be faster, for a launch of less than a wave.
+
+    Its time is that of starting programs and of one thread, not that of memory. So no thread computes two keys of the
+    generator of random numbers one after the other.
+    """
+    ratio, blocks = (
+        trust(target).at_once,
+        (*fact.contiguous_axes, *(axis.block_id for axis in facts.tunable_axes[-1:]), -1),
+    )
+    if not ratio or len(fact.contiguous_axes) > 1 or blocks[0] not in tiles.block_sizes:
+        return tiles
+    if not _in_a_wave(tiles, facts, target):
+        return tiles
+    first = facts.axes[blocks[0]]
+    run, rest = tiles.block_sizes[first.block_id], fact.max_op_slab * math.prod(tiles.block_sizes.values())
+    highest, found = min(first.padded or 2**30, first.max_size or 2**30), []
+    for more, divisor in _RUNS:
+        size = run * more // divisor
+        if first.min_size <= size <= highest:
+            elements = rest * size // run
+            for count in {max(1, elements // (target.warp_size * n)) for n in ((1,) if facts.random_tiles else _EACH)}:
+                sizes = {**tiles.block_sizes, first.block_id: size}
+                found.append(_tiles(sizes, previous_power_of_2(min(count, 8)), fact, facts))
+    within = (each for each in found if _in_a_wave(each, facts, target))
+    timed = [(each, proposal_us(facts, each, target)) for each in (tiles, *within)]
+    return unless_faster(timed[0], timed[1:], ratio)
+
+
+def _in_a_wave(tiles: TritonProposal, facts: KernelFacts, target: Target) -> bool:
+    programs = math.prod(cdiv(extent_of(facts.axes[block]), size) for block, size in tiles.block_sizes.items())
+    return programs * (tiles.num_warps or 1) <= target.num_sms * target.max_warps_per_sm
 
 
 def _turned(tiles: TritonProposal, fact: PointwiseFact, facts: KernelFacts, target: Target) -> TritonProposal | None:
