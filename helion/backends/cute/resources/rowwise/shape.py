@@ -19,6 +19,10 @@ SFU_WORK, POLYNOMIAL_WORK, FP8_WORK = 2, 20, 8
 its test for NaN, approximately."""
 
 
+SUMS = frozenset({"sum", "mean"})
+"""Reductions that one pass over a row may have, though one depends on another."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RowShape:
     """A row kernel from facts: ``rows`` is the axis of rows, and ``blocks`` that of blocks whose rows are summed.
@@ -88,6 +92,9 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
         held_bytes=sum(held_bytes(dtype_name(op.dtype)) for op in again) if stores or pairs or stages > 1 else 0,
         exchanges=(exchanged + (stages > 1),) if stages else (),
         passes=stages + bool(stores or pairs),
+        walks=0
+        if inner is not None
+        else _walks(stages, len(columns), {name for fact in reductions for name in fact.names}),
         later=bool(stores or pairs),
         sums=len(sums) if inner is not None else 0,
         group=max(groups, default=0),
@@ -98,6 +105,13 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
     blocks = None if inner is None else grid[0]
     fixed = {axis.block_id: axis.size for axis in facts.axes if axis.kind == "fixed" and axis.size is not None}
     return RowShape(demand=demand, m=m, rows=rows[-1], blocks=blocks, fixed=fixed)
+
+
+def _walks(stages: int, loops: int, names: set[str]) -> int:
+    """Return the passes over a row, of which one may reduce a mean and sums about it; with several loops over columns, at
+    least three."""
+    together = min(stages, 1) if names <= SUMS else stages
+    return max(together, loops if loops > 1 else 0) + 1
 
 
 def _bucket(
