@@ -51,7 +51,7 @@ def test_rings_lie_where_swizzles_can_be_read() -> None:
             ring = allocation.alignment_bytes == 1024
             assert allocation.offset_bytes % allocation.alignment_bytes == 0
             rows = {f"shared_{operand.label}" for operand in plan.problem.epilogue.of_kind("row")}
-            plain = {"shared_parts", "shared_rows", "shared_count", *rows}
+            plain = {"shared_parts", "shared_rows", "shared_count", "shared_lines", *rows}
             assert ring == (allocation.name.startswith("shared_") and allocation.name not in plain)
 
 
