@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from ...plan.attention.backward import ATOMIC_COLUMNS, EXCHANGE_STAGES, AtomicSum, BackwardPlan
 from ...plan.attention.numbers import text_of
-from ...plan.attention.operands import SPAN_DIMENSIONS
 from ...plan.attention.records import Formula
 from ...plan.records import WGMMA_ROWS
 from ..setups import dsl
@@ -186,16 +185,7 @@ def atomic_registers(plan: BackwardPlan) -> list[str]:
 
 def stored_sums(plan: BackwardPlan, atomic: AtomicSum, first_row: str = "") -> list[str]:
     """Return the partition of the gradient in memory, of a span of rows from ``first_row`` on."""
-    others = ["None" for _ in atomic.matrix.modes] + (["None"] * SPAN_DIMENSIONS if first_row else [])
-    tensor = "tensor_sum"
-    if first_row:
-        tensor = f"cute.domain_offset(({', '.join([first_row, '0', *('0' for _ in others)])}), {tensor})"
-    return [
-        f"tiles_sum = cute.local_tile({tensor}, {box(plan)}, ({', '.join(['None', 'None', *others])}))",
-        "from_sum, to_sum = cpasync.tma_partition(",
-        "    tma_sum, 0, cute.make_layout(1), cute.group_modes(shared_sum, 0, 2), cute.group_modes(tiles_sum, 0, 2)",
-        ")",
-    ]
+    return spans.stored("sum", "shared_sum", box(plan), "None", len(atomic.matrix.modes), first_row)
 
 
 def spanned_sums(plan: BackwardPlan) -> list[str]:

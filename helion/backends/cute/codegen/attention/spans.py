@@ -6,7 +6,7 @@ import functools
 
 from ...plan.attention.backward import BackwardPlan
 from ...plan.attention.numbers import is_known, text_of
-from ...plan.attention.operands import Matrix, Source
+from ...plan.attention.operands import SPAN_DIMENSIONS, Matrix, Source
 from ...plan.attention.records import AttentionPlan, ScorePlan, Span
 from ...plan.dtypes import itemsize
 from . import numbers
@@ -191,6 +191,21 @@ def dimensions(matrix: Matrix) -> list[tuple[str, str]]:
     wrap, pitch = 2**64 // ROWS // itemsize(matrix.dtype), text_of(matrix.pitch)
     back = str(wrap - matrix.pitch) if is_known(matrix.pitch) else f"cutlass.Int64({wrap}) - {pitch}"
     return [(f"cutlass.Int32({MOST_ROWS})", pitch), (f"cutlass.Int32({MOST_ROWS})", back)]
+
+
+def stored(name: str, shared: str, box: tuple[int, int], columns: str, modes: int, first_row: str) -> list[str]:
+    """Return the partition of a matrix for its TMA stores, of a span of rows from ``first_row`` on, if given. ``columns`` are the
+    tiles of columns that stores choose, and ``modes`` the dimensions of heads."""
+    others = ["None"] * (modes + (SPAN_DIMENSIONS if first_row else 0))
+    tensor = f"tensor_{name}"
+    if first_row:
+        tensor = f"cute.domain_offset(({', '.join([first_row, '0', *('0' for _ in others)])}), {tensor})"
+    return [
+        f"tiles_{name} = cute.local_tile({tensor}, {box}, ({', '.join(['None', columns, *others])}))",
+        f"from_{name}, to_{name} = cpasync.tma_partition(",
+        f"    tma_{name}, 0, cute.make_layout(1), cute.group_modes({shared}, 0, 2), cute.group_modes(tiles_{name}, 0, 2)",
+        ")",
+    ]
 
 
 def places(end: str) -> list[str]:

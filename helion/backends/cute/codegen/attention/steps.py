@@ -185,17 +185,9 @@ def _spanned_rows(plan: AttentionPlan) -> list[str]:
 
 def stored_rows(plan: AttentionPlan, first_row: str = "") -> list[str]:
     """Return the partition of the output for its TMA stores."""
-    output, tensor = plan.problem.matrix.matrix, "tensor_o"
     columns = "None" if plan.problem.latent else "0"
-    others = ["None" for _ in output.modes] + (["None"] * SPAN_DIMENSIONS if first_row else [])
-    if first_row:
-        tensor = f"cute.domain_offset(({', '.join([first_row, '0', *('0' for _ in others)])}), {tensor})"
-    return [
-        f"tiles_o = cute.local_tile({tensor}, ({plan.group_rows}, {plan.output_columns}), ({', '.join(['None', columns, *others])}))",
-        "from_o, to_o = cpasync.tma_partition(",
-        "    tma_o, 0, cute.make_layout(1), cute.group_modes(shared_o, 0, 2), cute.group_modes(tiles_o, 0, 2)",
-        ")",
-    ]
+    modes = len(plan.problem.matrix.matrix.modes)
+    return spans.stored("o", "shared_o", (plan.group_rows, plan.output_columns), columns, modes, first_row)
 
 
 def _registers_of_rows(plan: AttentionPlan) -> list[str]:
