@@ -485,7 +485,7 @@ class _Tally:
                 # it converts its layout on the way to the unit, and copies of fp32 may remain from the loop before
                 after = 0 if apart else fact.number
                 row, column = fact.m_axis, fact.k_axis
-                axes = None if fact.consumes or row is None or column is None else (row, column)
+                axes = None if (together and fact.consumes) or row is None or column is None else (row, column)
                 self.add(fact.region, m * k * fact.lhs_dtype.itemsize, fact.number, after, axes)
             if fact.rhs_slot is None:
                 self.add(fact.region, k * n * fact.rhs_dtype.itemsize, fact.number, fact.number)

@@ -363,3 +363,29 @@ def test_rows_that_begin_anywhere_take_registers_of_single_loads_on_amd() -> Non
     assert whole(50257).spill_risk > 0 == whole(50256).spill_risk
     assert whole(40001).spill_risk == 0
     assert whole(32001).registers_per_thread >= whole(32000).registers_per_thread + 25
+
+
+SHAPES = ((16384, 1024), (1024, 128), (128, 1024))
+
+
+@helion.kernel()
+def bottleneck(x: torch.Tensor, narrow: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
+    """Two layers: the result of the first is an operand of all steps of the second."""
+    width = hl.specialize(narrow.size(1))
+    out = torch.empty([x.size(0), wide.size(1)], dtype=x.dtype, device=x.device)
+    for rows in hl.tile(x.size(0)):
+        acc = hl.zeros([rows, width], dtype=torch.float32)
+        for k in hl.tile(x.size(1)):
+            acc = torch.addmm(acc, x[rows, k], narrow[k, :])
+        middle = torch.relu(acc).to(x.dtype)
+        for columns in hl.tile(wide.size(1)):
+            out[rows, columns] = hl.dot(middle, wide[:, columns]).to(x.dtype)
+    return out
+
+
+@pytest.mark.parametrize(("gpu", "rows", "real"), [("sm_80", 32, 45056), ("sm_120", 16, 38912)])
+def test_a_result_stays_in_shared_memory_throughout_a_loop_that_multiplies_it(gpu: str, rows: int, real: int) -> None:
+    x, narrow, wide = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in SHAPES)
+    bound = bottleneck.bind((x, narrow, wide), target=gpu)
+    sizes = bound.config_spec.decode(bound.config_spec.repair({"block_sizes": [rows, 64, 64]})).sizes
+    assert predict(bound.facts, sizes, 4, 3, target(gpu)).shared_bytes == real
