@@ -2,7 +2,8 @@
 
 There are three kinds of operands. Those with rows at unaligned addresses are copied to rows that begin at multiples of 16
 bytes. Operands of 1 or 4 bytes that are MN-major, which wgmma cannot read from shared memory, are copied to K-major. So
-are operands whose contiguous dimension is none of the matrix, of which a load has one element in each sector.
+are operands whose contiguous dimension is none of the matrix, of which a load has one element in each sector
+(measurement ``scattered_operands``).
 
 Rows of 777 elements of 2 bytes can only be loaded one element at a time. Before::
 

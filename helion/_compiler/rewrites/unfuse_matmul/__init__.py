@@ -11,7 +11,8 @@ After, with separate tiles b3, b4, b5 of the matmul, so that the row tiles do no
     grid b0 in 0..m: %1: [b0, b1] = load products[b0, b1]
                      %2: [b0] = reduce sum %1 over 1; ..
 
-A matmul that a kernel computes again for another pass over its rows is computed once. The stored values have the dtype
+Each matmul has a launch of its own (measurement ``unfused_alone``). A matmul that a kernel computes again for another pass
+over its rows is computed once. The stored values have the dtype
 of the accumulator, or a narrower one if all uses cast to it.
 """
 

@@ -1,7 +1,7 @@
 """One access for two neighbouring elements that a kernel loads or stores one by one, such as the parts of complex numbers.
 
-Each of two such accesses touches half of every sector, and a sector that is written by halves costs more than a whole
-one. Before::
+Each of two such accesses touches half of every sector. Two writes of half a sector cost more than one of a whole sector
+(measurement ``pairs``). Before::
 
     %1 = load x[b0, 0]; %2 = load x[b0, 1]
     store out[b0, 0] <- %3; store out[b0, 1] <- %4

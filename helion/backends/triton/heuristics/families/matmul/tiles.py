@@ -27,6 +27,7 @@ from ...tuned import tuned
 from .extents import Extents, product_extents
 from .operand_access import WIDE_ITEMSIZE, are_k_major, operand_access
 from .tile_numbers import TileNumbers
+from .unstaged import without_stages
 
 _MIN_SIDE = 16
 #: Rows per warp of the asynchronous unit.
@@ -152,6 +153,7 @@ class ProductSizer:
     def fastest(self) -> Timed[TritonProposal]:
         """Return the fastest of tiles with and without split-K, with its predicted time."""
         first = self.tile(spread=self.tuned.long_k_first)
+        first = without_stages(self, first) or first
         found = fastest(((self.proposal(first, grouped=False), self.time_us(first)), *self.fastest_shared))
         assert found is not None
         return found
@@ -159,6 +161,8 @@ class ProductSizer:
     def proposals(self) -> tuple[TritonProposal, ...]:
         first = self.tile(spread=self.tuned.long_k_first)
         found = [self.proposal(first, grouped=True)]
+        if (unstaged := without_stages(self, first)) is not None:
+            return (self.proposal(unstaged, grouped=True), *found)
         if not self.tuned.long_k_first and (spread := self.tile(spread=True)) != first:
             found.append(self.proposal(spread, grouped=True))
         shared = self.shared(first)

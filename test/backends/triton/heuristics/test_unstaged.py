@@ -1,0 +1,36 @@
+"""Steps of several matmuls: a tile without stages where a pipeline has room for small tiles alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from harness import tensor
+
+import helion
+import helion.language as hl
+
+
+@helion.kernel()
+def taps(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Convolve rows of ``x[B, T, C]`` with ``w[TAPS, C, N]``."""
+    b, t, c = x.size()
+    count, _, n = w.size()
+    count = hl.specialize(count)
+    out = torch.empty([b, t - count + 1, n], dtype=x.dtype, device=x.device)
+    for tile_b, tile_t, tile_n in hl.tile([b, t - count + 1, n], block_size=[1, None, None]):
+        acc = hl.zeros([tile_t, tile_n], dtype=torch.float32)
+        for tile_c in hl.tile(c):
+            for tap in hl.static_range(count):
+                acc = hl.dot(x[tile_b.begin, tile_t.index + tap, tile_c], w[tap, tile_c, tile_n], acc=acc)
+        out[tile_b.begin, tile_t, tile_n] = acc.to(x.dtype)
+    return out
+
+
+@pytest.mark.parametrize(("count", "gpu", "stages"), [(5, "h200", 1), (2, "h200", None), (5, "sm_80", None)])
+def test_steps_of_several_matmuls_have_one_stage(count: int, gpu: str, stages: int | None) -> None:
+    args = (tensor(16, 2048 + count - 1, 256), tensor(count, 256, 512))
+    first = taps.bind(args, target=gpu).seeds[0]
+    assert first.heuristic == "TritonMatmulHeuristic"
+    assert first.config["num_stages"] == stages if stages else first.config["num_stages"] > 1
+    if stages:
+        assert first.config["block_sizes"] == [128, 128, 64] and not first.predicted.spills
