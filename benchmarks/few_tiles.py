@@ -1,6 +1,8 @@
 """Time configs of matmuls beside those of torch: with few tiles, with rows between lines of memory, and of experts.
 
-    python benchmarks/few_tiles.py {few,odd,gated,grouped} [--compile] [--seconds N] [--turn N] [--workers N] [--out FILE]
+Others have a last wave that few tiles fill, few rows with A and B swapped, or rows of the output that TMA cannot store.
+
+    python benchmarks/few_tiles.py {few,odd,waves,swapped,lines,gated,grouped} [--compile] [--seconds N] [--turn N] [--workers N] [--out FILE]
 
 ``--compile`` fills the cache of compiled kernels without the GPU. Without it, one process times all configs in order, the
 default first. It is replaced where a config gives no line for ``--turn`` seconds. A line of JSON has the config, the
@@ -44,9 +46,14 @@ EXPERTS = ((1024, 8, 4096, 14336, 2), (1024, 128, 2048, 768, 8))
 SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
     "few": ((256, 256, 65536), (512, 512, 16384), (64, 64, 262144)),
     "odd": ((4096, 4104, 1000), (4096, 4104, 1024), (4096, 4096, 1000), (4096, 4096, 1024)),
+    "waves": ((1536, 3072, 16384), (5120, 1024, 16384), (1536, 3072, 4096), (2560, 5120, 16384), (3072, 3072, 4096)),
+    "swapped": ((300, 8192, 8192), (150, 8192, 8192), (160, 4096, 4096), (300, 4096, 14336)),
+    "lines": ((4097, 4097, 1000), (4096, 4100, 4096), (8192, 300, 8192)),
     "gated": EXPERTS,
     "grouped": EXPERTS,
 }
+K_MAJOR = ("swapped",)
+"""Kinds whose right operand is contiguous along K."""
 TILES = ((64, 64), (64, 128), (128, 64), (128, 128), (256, 64), (64, 256), (256, 128), (128, 256))
 CLUSTERS, SPLITS = ((1, 1), (2, 1), (1, 2), (2, 2)), (1, 2, 4, 8)
 MOST_CTAS, LEAST_CTAS, MOST_READ_BYTES = 8, 60, 700_000
@@ -90,6 +97,28 @@ def odd(m: int, n: int, k: int) -> Iterator[dict[str, Any]]:
         yield {"block_sizes": [rows, columns, 64], "l2_groupings": [4], "wgmma_pingpong": pingpong, **clusters}
 
 
+def waves(m: int, n: int, k: int) -> Iterator[dict[str, Any]]:
+    """Yield configs whose clusters split the tiles of the last wave alone."""
+    for (rows, columns), (cm, cn) in itertools.product(((128, 256), (128, 128), (128, 192)), CLUSTERS[1:3]):
+        at_once = resident_clusters(cm * cn, target_of(TARGET))
+        left = -(-m // (rows * cm)) * -(-n // (columns * cn)) % at_once
+        clusters = max((each for each in GRID_SPLITS if left and each <= at_once // left), default=1)
+        if clusters > 1 and columns % (64 * cm) == 0:
+            clustered = {"wgmma_cluster_m": cm, "wgmma_cluster_n": cn, "l2_groupings": [4]}
+            split = {"wgmma_grid_splits": clusters, "wgmma_split_tiles": "last"}
+            yield {"block_sizes": [rows, columns, 64], **clustered, **split}
+
+
+def swapped(m: int, n: int, k: int) -> Iterator[dict[str, Any]]:
+    for (lines, columns), (cm, cn) in itertools.product(((128, 160), (64, 160), (128, 80)), CLUSTERS):
+        if lines % (64 * cn) == 0:
+            yield {"block_sizes": [columns, lines, 64], "wgmma_cluster_m": cm, "wgmma_cluster_n": cn}
+
+
+def lines(m: int, n: int, k: int) -> Iterator[dict[str, Any]]:
+    yield from (config | {"wgmma_copies_in": "memory"} for config in odd(m, n, k))
+
+
 def of_groups(kind: str) -> Iterator[dict[str, Any]]:
     for (rows, columns), (cm, cn), pingpong in itertools.product(OF_GROUPS[kind], CLUSTERS[:3], (False, True)):
         if not (pingpong and rows * columns > 128 * 128):
@@ -99,7 +128,7 @@ def of_groups(kind: str) -> Iterator[dict[str, Any]]:
 
 def jobs(kind: str) -> list[Job]:
     """Return the configs of a kind; an empty one is the default."""
-    known = {"few": few, "odd": odd}
+    known = {"few": few, "odd": odd, "waves": waves, "swapped": swapped, "lines": lines}
     found = [(shape, known[kind](*shape) if kind in known else of_groups(kind)) for shape in SHAPES[kind]]
     return [(kind, shape, keys) for shape, configs in found for keys in ({}, *configs)]
 
@@ -113,6 +142,8 @@ def filled(*shape: int, device: str, scale: float = 1.0) -> torch.Tensor:
 def arguments(kind: str, shape: tuple[int, ...], device: str) -> tuple[torch.Tensor, ...]:
     if kind not in OF_GROUPS:
         m, n, k = shape
+        if kind in K_MAJOR:
+            return filled(m, k, device=device), filled(n, k, device=device, scale=k**-0.5).t()
         return filled(m, k, device=device), filled(k, n, device=device, scale=k**-0.5)
     tokens, experts, k, n, chosen = shape
     routed = torch.rand(tokens, experts, generator=torch.Generator().manual_seed(0)).topk(chosen, -1).indices
