@@ -94,7 +94,9 @@ def test_values_of_sequences(monkeypatch: pytest.MonkeyPatch, static: bool, choi
     sequences.test_keys_in_pages(static, 64, torch.int32)
 
 
-@pytest.mark.parametrize("at", range(len(fp8_names)), ids=fp8_names)
+@pytest.mark.parametrize(
+    "at", [2, *(pytest.param(at, marks=pytest.mark.prove) for at in range(len(fp8_names)) if at != 2)]
+)
 def test_values_of_operands_of_8_bits(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """Words have the weights of four keys, and scales of values are part of weights that are rounded later."""
     torch.manual_seed(0)
