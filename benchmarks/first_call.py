@@ -12,6 +12,7 @@ when it is there.
 
 makes each first call in a process of its own, with empty caches, and the first one of a later process. The process has
 imported only the definitions of the kernels, and times no config afterwards. Cells that ``ROWS.jsonl`` has are left out.
+With ``--calls ROWS.jsonl`` one process makes all first calls, after one of each backend, and another one the later calls.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # a process that co
 import torch  # noqa: E402
 
 import helion  # noqa: E402
-from benchmarks.cells import Cell, inputs, swept_cells  # noqa: E402
+from benchmarks.cells import Cell, inputs, swept_cells, timed_cells  # noqa: E402
 from benchmarks.sweep import OTHER_SAMPLES, Timed, parse  # noqa: E402
 from benchmarks.timing import GraphTimer, reason  # noqa: E402
 from helion.runtime.tuning import chosen_before  # noqa: E402
@@ -53,6 +54,8 @@ NAMES, BEST, TUNED = ("default", "first call", "best of the sample"), "best of t
 SAMPLED_BACKEND = "triton"
 #: Processes that call all kernels with what the first calls, and the processes before, have cached.
 LATER = ("second process", "third process")
+#: Kernels of each backend, whose first calls import it.
+WARM = ("row_sum", "matmul")
 
 
 def chosen(cells: Sequence[Cell], rows: Iterable[Timed], count: int) -> list[tuple[Cell, Mapping[str, Any]]]:
@@ -196,6 +199,39 @@ def alone(out: Path, every: Sequence[Cell], seconds: float) -> None:
             print(json.dumps(row)[:300], flush=True)
 
 
+def calls(out: Path, every: Sequence[Cell], seconds: float) -> None:
+    """Append a row for each cell: the seconds of the first call in this process, after one of each of ``WARM``, and of
+    that in a later process.
+    """
+    begun, rows = time.monotonic(), dict[str, dict[str, Any]]()
+    by_kernel = {cell.kernel: cell for cell in timed_cells()}
+    with tempfile.TemporaryDirectory() as name, out.open("a") as file:
+        folder = Path(name)
+        with caches(folder / "warm"):
+            for kernel in WARM:
+                called(by_kernel[kernel], inputs(by_kernel[kernel], "cuda"), Settings().first_call_seconds)
+        for cell in every:
+            if time.monotonic() - begun > seconds:
+                break
+            args = inputs(cell, "cuda")
+            with caches(folder / "with"):
+                took, bound = called(cell, args, Settings().first_call_seconds)
+            row = {"kernel": cell.kernel, "case": cell.case, "dtype": cell.dtype, "cpus": os.cpu_count()}
+            rows[" ".join(cell.key)] = {**row, "seconds": took, "backend": bound.backend}
+        for key, took in later(folder, list(rows)).items():
+            rows[key]["later"] = took
+        file.writelines(json.dumps({"device": torch.cuda.get_device_name(), **row}) + "\n" for row in rows.values())
+
+
+def later(folder: Path, names: Sequence[str]) -> dict[str, float]:
+    """Return the seconds of the first call of each cell in a later process; raise ``RuntimeError`` if that fails."""
+    command = [sys.executable, __file__, "--again", str(folder), "--names", json.dumps(list(names))]
+    found = subprocess.run(command, capture_output=True, text=True)
+    if found.returncode:
+        raise RuntimeError(found.stderr[-2000:])
+    return dict(json.loads(found.stdout.splitlines()[-1]))
+
+
 def ratios(rows: Sequence[Mapping[str, Any]], name: str, best: str = BEST) -> list[float]:
     """Return the times of a config over the best one, of the cells that have both."""
     timed = [row["microseconds"] for row in rows if {name, best} <= set(row.get("microseconds", ()))]
@@ -227,6 +263,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--part", default="1/1", help="K/N: every Nth cell from the Kth on")
     parser.add_argument("--tuned", type=float, default=0.0, help="seconds of a search of each cell")
     parser.add_argument("--alone", type=Path, metavar="ROWS.jsonl", help="time calls alone, each in its own process")
+    parser.add_argument("--calls", type=Path, metavar="ROWS.jsonl", help="time calls alone, all in one process")
     parser.add_argument("--again", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--names", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -239,6 +276,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     every = chosen(swept_cells(), parse(OTHER_SAMPLES.read_text()), options.cells)[part - 1 :: parts]
     if options.alone is not None:
         alone(options.alone, [cell for cell, _ in every], options.seconds)
+        return 0
+    if options.calls is not None:
+        calls(options.calls, [cell for cell, _ in every], options.seconds)
         return 0
     began, rows, timer = time.monotonic(), list[dict[str, Any]](), GraphTimer(51)
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -254,19 +294,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 rows.append({"kernel": cell.kernel, "case": cell.case, "dtype": cell.dtype, "failure": reason(error)})
             _write(options.out, rows)
             print(json.dumps(rows[-1]), flush=True)
-        command = [sys.executable, __file__, "--again", folder, "--names", json.dumps(list(named))]
-        failed = 0
         for process in LATER:
-            found = subprocess.run(command, capture_output=True, text=True)
-            failed = failed or found.returncode
-            if found.returncode:
-                print(found.stderr[-2000:], file=sys.stderr)
-                break
-            for name, seconds in json.loads(found.stdout.splitlines()[-1]).items():
+            for name, seconds in later(Path(folder), list(named)).items():
                 named[name]["seconds"][process] = seconds
     _write(options.out, rows)
     print("\n".join(summary(rows)))
-    return failed
+    return 0
 
 
 def _write(out: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -2,7 +2,8 @@
 
 A file `benchmarks/results/DEVICE-first-call.json` is its `first-call.json`, with `timed` left out. A file
 `DEVICE-tuned-sample.jsonl` has what `benchmarks/tuned_sample.py time` writes, with the date, the versions, what the cells are
-a sample of (``sample``), and the number of searches at the same time besides each (``beside``).
+a sample of (``sample``), and the number of searches at the same time besides each (``beside``). A file
+`DEVICE-calls.jsonl` has what `benchmarks/first_call.py --calls` and ``--alone`` write, with the date and which of them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ from pathlib import Path
 from typing import Any
 
 SUFFIX = "-first-call"
-TUNED_SUFFIX = "-tuned-sample"
+TUNED_SUFFIX, CALLS_SUFFIX = "-tuned-sample", "-calls"
+#: Ways to measure calls alone.
+_WAYS = {
+    "calls": "in one process, after a first call of each backend",
+    "alone": "in processes of their own, which import the compiler and the backend",
+}
 #: The configs of a cell, in the order of the columns.
 _CONFIGS = ("default", "first call", "best of the sample")
 #: The config of a search, which few cells have.
@@ -31,12 +37,17 @@ def read(folder: Path) -> dict[str, list[Mapping[str, Any]]]:
     for path in sorted(folder.glob(f"*{TUNED_SUFFIX}.jsonl")):
         for row in map(json.loads, path.read_text().splitlines()):
             found.setdefault(row["device"], []).append(row)
+    for path in sorted(folder.glob(f"*{CALLS_SUFFIX}.jsonl")):
+        for row in map(json.loads, path.read_text().splitlines()):
+            found.setdefault(row["device"], []).append(
+                {**row, "microseconds": {}, "seconds": {}, "call": row["seconds"]}
+            )
     return {device: cells for device, cells in found.items() if any(_is_call(cell) for cell in cells)}
 
 
 def _is_call(cell: Mapping[str, Any]) -> bool:
     """Return whether first calls were measured, and not searches alone."""
-    return "seconds" in cell
+    return bool(cell.get("seconds"))
 
 
 def sections(by_device: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
@@ -84,6 +95,14 @@ def _device(device: str, cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         seconds = [cell["seconds"][name] for cell in cells if name in cell.get("seconds", ())]
         if seconds:
             yield f"- Seconds, {name}: {statistics.median(seconds):.2f} in the median, at most {max(seconds):.2f}."
+    for way, how in _WAYS.items():
+        if own := [cell for cell in cells if cell.get("way") == way]:
+            first, again = [cell["call"] for cell in own], [cell["later"] for cell in own if "later" in cell]
+            yield (
+                f"- Seconds, first calls of {len(own)} kernels {how} ({own[0]['date']}): {statistics.median(first):.2f} in "
+                f"the median, {sum(each > 2 for each in first)} above 2, at most {max(first):.2f}. Later processes: "
+                f"{statistics.median(again):.2f} in the median, at most {max(again):.2f}."
+            )
     yield from ("", "| kernel | case | dtype | default, µs | first call, µs | best of the sample, µs |")
     yield "| :-- | :-- | :-- | --: | --: | --: |"
     for cell in timed:

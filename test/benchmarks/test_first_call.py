@@ -105,7 +105,10 @@ def test_searches_of_a_sample_are_reported_apart(tmp_path: Path) -> None:
     (tmp_path / "gpu-first-call.json").write_text(json.dumps({"device": "GPU", "cells": [call]}))
     row = {"device": "GPU", "kernel": "b", "microseconds": {"default": 3.0, "tuned": 2.0}, "tuned_seconds": 62.0}
     (tmp_path / "gpu-tuned-sample.jsonl").write_text(json.dumps({**row, "sample": "slow cells", "beside": 5}) + "\n")
+    timed = {"device": "GPU", "kernel": "c", "way": "calls", "date": "2026-11-29", "seconds": 2.5, "later": 0.25}
+    (tmp_path / "gpu-calls.jsonl").write_text(json.dumps(timed) + "\n")
     text = "\n".join(first_call_report.sections(first_call_report.read(tmp_path)))
+    assert "first calls of 1 kernels in one process" in text and "2.50 in the median, 1 above 2, at most 2.50" in text
     assert "in 8 to 15 seconds: 2.000 in the geometric mean of 1 cells" in text
     assert "in 62 seconds, beside 5 other searches, for slow cells: 1.500 in the geometric mean of 1 cells" in text
     assert "median, at most 1.00" in text and "| b |" not in text
