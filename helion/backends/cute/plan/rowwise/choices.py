@@ -64,10 +64,15 @@ def _is_short(demand: RowDemand) -> bool:
 def _is_better_overlapped(layout: RowLayout) -> bool:
     """Return whether rows are faster where their maps overlap with reductions: rows of several warps with sums, and long
     ones that begin at granules, of clusters that cover most SMs (kind ``layout`` in nvidia-h200-row-kernels.jsonl)."""
-    if layout.demand.sums:
+    demand = layout.demand
+    if demand.sums:
         return layout.partials > 1
-    long = layout.demand.n * sum(layout.demand.inputs) >= LONG_ROW_BYTES
-    return long and layout.aligned and 1 < layout.choice.cluster <= MOST_OVERLAPPED_CTAS
+    timed = _is_long(demand) and layout.aligned and not (demand.least or demand.pairs or demand.group)
+    return timed and 1 < layout.choice.cluster <= MOST_OVERLAPPED_CTAS
+
+
+def _is_long(demand: RowDemand) -> bool:
+    return demand.n * sum(demand.inputs) >= LONG_ROW_BYTES
 
 
 def _choices(demand: RowDemand) -> Iterator[RowChoice]:
@@ -106,7 +111,7 @@ def ranked(demand: RowDemand, m: int, target: Target, tiled: bool = True) -> tup
 
     few = m <= MANY_ROWS * target.num_sms
     bound = demand.sums > 1 and not few
-    long = demand.n * sum(demand.inputs) >= LONG_ROW_BYTES
+    long = _is_long(demand)
 
     def order(layout: RowLayout) -> tuple[float, ...]:
         choice = layout.choice
