@@ -475,6 +475,8 @@ class _Tally:
             # after a loop of dots that share their buffers, another dot has buffers of its own
             together = all(self.facts.matmuls[number].region == fact.region for number in fact.consumes)
             apart = unit == "mma" and not together and fact.lhs_dtype.itemsize >= _WIDE_BYTES
+            # tensor memory holds operands of one step, so one that a loop does not change is in shared memory
+            apart = apart or (unit == "tcgen05" and not together)
             if unit == "wgmma" and fact.lhs_slot is None and self.takes_transpose(fact):
                 # gradients of keys and of values: each is back in registers before the next
                 size = m * k * fact.lhs_dtype.itemsize
