@@ -39,9 +39,9 @@ registers, so that shorter blocks are faster there (``rounded`` in benchmarks/re
 MANY_OPERATIONS, MANY_KEYS = 16, 112
 """Operations of a formula for which one group has shorter blocks, as it has for a bias: with 20 operations, those of 128 keys of
 64 dimensions spill 40 bytes, with a bias 32 (sm_90a, 2026-11-29)."""
-FEW_BLOCKS = 2
-"""Blocks of keys of which groups of wide heads take turns, and that are as long as they need to be (``two blocks`` in
-benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
+FEW_BLOCKS, FEW_KEYS = 2, 512
+"""Blocks that are as long as they need to be, and keys of wide heads for which short blocks leave room for the queries of the
+next tile (``two blocks`` in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
 BIAS_STAGES, LEAST_BIAS_KEYS = 2, 64
 """Stages of a bias that TMA loads, and the shortest blocks that they leave room for."""
 NARROW_STEP = 64
@@ -91,6 +91,7 @@ def choices(shape: AttentionShape, target: Target) -> Iterator[AttentionChoice]:
             continue
         ranged = shape.ranged and shape.queries > WGMMA_ROWS * groups  # their estimated numbers of keys are small
         lengths = {keys, *(each for each in (128, 64, *_even_keys(shape, keys)) if each < keys and not ranged)}
+        lengths = {64} if groups > 1 and _is_short(shape) and shape.operand_bytes == 2 else lengths
         for length in sorted(lengths, reverse=True):
             choice = AttentionChoice(
                 groups=groups,
@@ -118,6 +119,8 @@ def _even_keys(shape: AttentionShape, keys: int) -> Iterator[int]:
 def _stages(shape: AttentionShape, groups: int, keys: int) -> int | None:
     """Return the stages of K and V, None for all that fit: few queries wait for memory, and so do short tiles."""
     few = shape.queries <= WGMMA_ROWS
+    if groups > 1 and _is_short(shape) and keys == 64:
+        return LEAST_STAGES + 1
     if shape.v_columns <= NARROW:
         return LEAST_STAGES if not few and not shape.bounded else None
     short = shape.ranged or (shape.bounded and (shape.window is not None or shape.keys <= SHORT_KEYS))
@@ -128,8 +131,13 @@ def _takes_turns(shape: AttentionShape) -> bool:
     """Return whether groups take turns: not in narrow heads whose tiles are short, nor in others whose MMAs take longer."""
     if shape.latent or shape.ranged or (shape.window is not None and shape.v_columns <= NARROW):
         return False
-    few = shape.keys <= FEW_BLOCKS * FORMULA_KEYS
-    return shape.v_columns != 128 or shape.bounded or shape.bias or shape.special > 0 or few
+    return shape.v_columns != 128 or shape.bounded or shape.bias or shape.special > 0 or _is_short(shape)
+
+
+def _is_short(shape: AttentionShape) -> bool:
+    """Return whether wide heads have so few keys that loads of queries ahead matter more than the length of blocks."""
+    plain = not (shape.bounded or shape.loaded or shape.bias or shape.operations)
+    return plain and shape.softmax and shape.v_columns == 128 and shape.qk_columns == 128 and shape.keys <= FEW_KEYS
 
 
 def _varies(shape: AttentionShape, groups: int) -> bool:
