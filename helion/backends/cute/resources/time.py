@@ -162,9 +162,9 @@ GROUP_RATES = dataclasses.replace(RATES, memory=0.82)
 FINISH_LAUNCH_US, FINISH_MEMORY, FINISH_CACHED, FROM_L2 = 3.0, 0.8, 1.2, 2.0
 """The fixed time of a second kernel, the fraction of the memory bandwidth for whole rows, the same from the L2 cache,
 and the speedup of repeated reads from it. The second and the last are not fitted."""
-PREPARE_LAUNCH_US, PREPARE_MEMORY = 1.0, 0.7
+PREPARE_LAUNCH_US, PREPARE_MEMORY, PREPARE_LEAST_US = 1.0, 0.7, 3.0
 """The time of a kernel before the matmul that the matmul's set-up does not hide, and its fraction of the memory bandwidth
-(measurement ``operands_before``)."""
+(measurement ``operands_before``). The least time of a small one is not fitted."""
 ACTIVE_CLUSTERS = {3: 39, 4: 30, 6: 17, 8: 15, 16: 7}
 """Co-resident clusters of this many CTAs on the SMs of ``MEASURED``, whose GPCs differ in size
 (``cudaOccupancyMaxActiveClusters``, benchmarks/results/cute/nvidia-h200.json)."""
@@ -216,7 +216,8 @@ def _prepare_us(prepare: Prepare | None, target: Target) -> float:
         else:
             width += itemsize(prepare.problem.operand_dtype)
         moved = prepared.rows * columns * prepared.batches * width
-        time += PREPARE_LAUNCH_US + moved / (PREPARE_MEMORY * target.bandwidth_gb_per_s * 1e3)
+        moved_us = moved / (PREPARE_MEMORY * target.bandwidth_gb_per_s * 1e3)
+        time += max(PREPARE_LEAST_US, PREPARE_LAUNCH_US + moved_us)
     return time
 
 
