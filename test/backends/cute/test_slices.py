@@ -13,9 +13,12 @@ from backends.cute import copies, gemms
 
 import helion
 import helion.language as hl
+from helion.backends.cute.codegen import numbers
+from helion.backends.cute.codegen.module import build
 from helion.backends.cute.codegen.slices import pairs, sliced
 from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.counts import counts, slice_columns, slice_values, slices, stage_readers
+from helion.backends.cute.plan.epilogue import EpilogueOutput
 from helion.backends.cute.plan.records import GemmPlan
 from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.roles.sliced import MultiplySlice, ReadColumns
@@ -209,3 +212,21 @@ def test_what_cannot_be_sliced_is_refused() -> None:
         other, _ = copies.COPIES[name]
         with pytest.raises(Refusal, match="int8 or 4-bit integers without arithmetic"):
             plan_gemm(other, choice, gemms.HOPPER)
+
+
+@pytest.mark.parametrize("changes", [{"grid_splits": 1}, {"grid_splits": 1, "splits": 2, "epilogue_n": 8}])
+def test_a_tile_takes_all_k_tiles_in_an_order_of_its_own(changes: dict[str, Any]) -> None:
+    problem, choice = copies.COPIES["slices_int4"]
+    plan = plan_gemm(problem, dataclasses.replace(choice, **changes), gemms.HOPPER)
+    assert numbers.of_k_tile(plan, "k_tile") == "k_tile"
+    output = EpilogueOutput(name="out", value=0, kind="strided", dtype="bfloat16", pitch=1, column_pitch=1000)
+    few = dataclasses.replace(
+        problem, n=1, d_pitch=1, epilogue=dataclasses.replace(problem.epilogue, outputs=(output,))
+    )
+    plan = plan_gemm(few, dataclasses.replace(choice, **changes), gemms.HOPPER)
+    place = numbers.of_k_tile(plan, "k_tile")
+    assert build(plan).count(f"tile_m, {place}]") == build(plan).count(f"tile_n, {place}]") == 1
+    for begin, end in ((0, plan.k_tiles), (2, plan.k_tiles)) if plan.splits > 1 else ((0, plan.k_tiles),):
+        names = {"k_begin": begin, "k_end": end}
+        orders = [[eval(place, names | {"work": work, "k_tile": k}) for k in range(begin, end)] for work in range(2)]
+        assert orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1]) == [*range(begin, end)]

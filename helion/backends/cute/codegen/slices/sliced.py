@@ -19,6 +19,7 @@ from ...roles.sliced import (
     StoreSlice,
 )
 from ...roles.sliced import SliceStep as Step
+from ..numbers import of_k_tile
 from ..raw import source_of_a
 from .pairs import Conversion, conversion, masks
 from .pairs import definitions as pair_definitions
@@ -228,7 +229,8 @@ def _of_word(plan: GemmPlan, words: int) -> list[str]:
 def block(plan: GemmPlan, step: SliceScales, bounds: tuple[str, str]) -> str:
     """Return the block of K of the scales that a warp loads; past its last one, those of the CTA's last one again."""
     first = "own_slice" if bounds[0] == "0" else f"{bounds[0]} + own_slice"
-    return f"cutlass.min({first if step.first else f'k_tile + {slices(plan)}'}, {bounds[1]} - 1)"
+    own = f"cutlass.min({first if step.first else f'k_tile + {slices(plan)}'}, {bounds[1]} - 1)"
+    return of_k_tile(plan, own)
 
 
 def _store(plan: GemmPlan) -> list[str]:
