@@ -250,7 +250,9 @@ def compared(case: Case, arguments: tuple[torch.Tensor, ...], bound: Any, repeat
     exact = case.exact(*arguments)
     error = row_error(result, exact)
     right = error < ERRORS[case.out] and not differing
-    found = {"error": error, "differing": differing, "ok": right, "copied": len(bound.plan().gemm.problem.copied)}
+    gemm = bound.plan().gemm
+    copied = len(gemm.problem.copied) + (0 if gemm.prepare is None else len(gemm.prepare.operands))
+    found = {"error": error, "differing": differing, "ok": right, "copied": copied}
     return found if right else found | misplaced(result, exact)
 
 
