@@ -41,6 +41,7 @@ from .lower.attention.kernel import (
     build_attention,
     build_backward,
     known_attention,
+    known_backward,
 )
 from .lower.attention.loops import has_attention
 from .lower.groups import without_groups_of_k
@@ -319,7 +320,12 @@ def _predict_backward(facts: KernelFacts, decisions: Decisions, target: Target) 
 
 def _backward_on_request(program: Program, facts: KernelFacts, target: Target) -> str:
     """Return a reason for gradients that have not run on a GPU."""
-    return f"gradients of attention on tcgen05 run on request, {_REQUEST}" if target.has("tcgen05") else ""
+    if target.has("tcgen05"):
+        return f"gradients of attention on tcgen05 run on request, {_REQUEST}"
+    problem = known_backward(program).problem
+    if problem.atomic is not None and problem.spans_keys:
+        return f"all gradients of rows bounded by loaded integers in one kernel run on request, {_REQUEST}"
+    return ""
 
 
 def _verify_backward(plan: CuteBackwardPlan) -> None:

@@ -84,14 +84,14 @@ def test_numbers_are_drawn_and_not_loaded(name: str) -> None:
 
 @pytest.mark.parametrize("count", (3, 4))
 def test_predictions_count_the_random_numbers(count: int) -> None:
-    """Compare with times of an H200 (``dropout_times``): Philox takes four fifths of them, and Triton's kernels are faster."""
-    function, measured = ((kernels.attention_with_dropout, 764), (kernels.gradients_of_keys, 816))[count - 3]
-    given = [torch.empty(2, 16, 2048, 64, dtype=torch.bfloat16, device="meta")] * count
+    """Compare with times of an H200 (``dropout_times``): Philox takes most of them."""
+    function, measured = ((kernels.attention_with_dropout, 680), (kernels.gradients_of_keys, 942))[count - 3]
+    given = [torch.empty(2, 16, 2048, 128, dtype=torch.bfloat16, device="meta")] * count
     given += [torch.empty(2, 16, 2048, device="meta")] * (2 if count == 4 else 0)
     arguments = (*given, kernels.SEED, kernels.DROPPED, *([False] if count == 3 else []))
     bound = helion.kernel(backend="cute")(function).bind(arguments, target="h200")
     analysis = bound.variant.analysis
-    assert abs(bound.seeds[0].predicted.time_us / measured - 1) < 0.15
+    assert abs(bound.seeds[0].predicted.time_us / measured - 1) < 0.25
     assert not analysis.backend.on_request(analysis.program, analysis.facts, analysis.target)
     assert helion.kernel(function).bind(arguments, target="h200").backend_on_gpu == "triton"
 

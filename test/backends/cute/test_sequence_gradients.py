@@ -77,14 +77,14 @@ def test_printed_text_computes_the_gradients(at: int) -> None:
 
 
 @pytest.mark.parametrize("dims", (64, 128))
-def test_auto_takes_all_gradients_in_one_kernel(dims: int) -> None:
-    """One kernel takes 494 and 700 us on an H200 (``sequence_times``), where two of the faster backend take 811 and 1224."""
+def test_all_gradients_run_on_request(dims: int) -> None:
+    """An H200 met an illegal instruction in a call whose first and last rows are of no sequence."""
     rows, heads = 32768, 16
     tensors = [torch.empty(rows, heads, dims, dtype=torch.bfloat16, device="meta")] * 4
     numbers = [torch.empty(heads, rows, device="meta")] * 2
     integers = [torch.empty(rows, dtype=torch.int32, device="meta")] * 2
     arguments = (*tensors, *numbers, *integers, 1, None, 0.0, True)
-    assert varlen_keys_backward_kernel.bind(arguments, target="h200").backend_on_gpu == "cute"
+    assert varlen_keys_backward_kernel.bind(arguments, target="h200").backend_on_gpu == "triton"
 
 
 @pytest.mark.parametrize("fault", [a.ClearRows(), g.FenceShared()], ids=["rows", "fence"])
