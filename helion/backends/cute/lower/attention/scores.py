@@ -9,7 +9,7 @@ import torch
 
 from ....._compiler.ir.grammar import Op, Operand, Value
 from ....._shapes import Number
-from ...plan.attention.magnitude import ORDINARY, largest
+from ...plan.attention.magnitude import LARGEST_FLOAT, ORDINARY, largest
 from ...plan.attention.records import Band, Formula
 from ...plan.epilogue import MAX_NUMBERED, Constant, constant
 from ...plan.refusal import Refusal
@@ -51,6 +51,8 @@ class Scores:
         """By the number of a mask's result: the scores that it hides."""
         self.replaced: dict[int, tuple[Number, Operand]] = {}
         """By the number of a mask's result: a number of a launch, and what replaces all scores where that is 0."""
+        self.factor = 1.0
+        """The factor of masked scores after the masks that are found so far."""
         self.added: list[Operand] = []
         """What is added to masked scores."""
         self._find_masks(scores)
@@ -90,7 +92,7 @@ class Scores:
         if found is None:
             return self._bounded(condition, seen, one) if is_minus_infinity(self.loops, other) else None
         band, loaded = found
-        if not is_minus_infinity(self.loops, other):
+        if not self._is_infinite(other):
             if not self.by_numbers:
                 return None
             lowest = number_of(self.loops, other)
@@ -131,6 +133,11 @@ class Scores:
 
     def _keys(self) -> int:
         return reached_keys(self.loops, stored_keys(self.loops))
+
+    def _is_infinite(self, value: Operand) -> bool:
+        """Return whether a mask's number is minus infinity, or becomes that by a factor."""
+        number = number_of(self.loops, value)
+        return isinstance(number, (int, float)) and number * self.factor < -LARGEST_FLOAT
 
     def _bounded(self, condition: Operand, seen: bool, scores: Operand) -> Operand | None:
         """Return the scores that a mask hides, if a part of its condition is a band, and add that. The mask stays in the
@@ -175,7 +182,10 @@ class Scores:
             return made.operands[0]
         if name in ("mul", "div"):
             one, number = by_number(made)
-            return one if not isinstance(number, Value) and number > 0 else None
+            if isinstance(number, Value) or not number > 0:
+                return None
+            self.factor *= number if name == "mul" else 1.0 / number
+            return one
         if name in ("add", "sub"):
             terms = made.operands[:1] if name == "sub" else made.operands
             kept = next((each for each in terms if self._has_product(each)), None)
