@@ -15,7 +15,8 @@ class Lookups:
     """``bounds``: by axis of a loop, the axes that select the integers its bounds are computed from.
 
     ``reaches``: by slot of a load and axis, the indices of the axis that a subscript by quotients of them reaches, as
-    ``table.size(1) * 64`` for ``table[b, tile.index // 64]``.
+    ``table.size(1) * 64`` for ``table[b, tile.index // 64]``; or one by positions from a start on, as ``values.size(0)``
+    for ``values[start + tile.index]``.
     """
 
     bounds: Mapping[int, frozenset[int]]
@@ -46,7 +47,8 @@ def _selecting(walk: Walk, operand: Operand, hops: int) -> frozenset[int]:
 def _reaches(walk: Walk, load: Op) -> list[tuple[tuple[int, int], int]]:
     attrs, found = load.attributes(MemoryAttrs), []
     for index, extent in zip(attrs.indices, walk.program.tensors[attrs.tensor].shape, strict=True):
-        quotient = _quotient(walk, load.operands[index.operand]) if index.operand is not None else None
+        operand = load.operands[index.operand] if index.operand is not None else 0
+        quotient = _quotient(walk, operand) or _position(walk, operand)
         if quotient is not None:
             axis, divisor = quotient
             found.append(((attrs.slot, axis), int(hint_of(extent)) * divisor))
@@ -61,6 +63,19 @@ def _quotient(walk: Walk, operand: Operand) -> tuple[int, int] | None:
     position, divisor = _uncast(walk, made.operands[0]), made.operands[1]
     axis = position.attrs.block if position is not None and isinstance(position.attrs, (TileAttrs, IotaAttrs)) else None
     return (axis, divisor) if axis is not None and divisor > 0 else None
+
+
+def _position(walk: Walk, operand: Operand) -> tuple[int, int] | None:
+    """Return the axis whose indices count from another number on, with 1, or None."""
+    made = _uncast(walk, operand)
+    if made is None or made.attrs != PointwiseAttrs("add"):
+        return None
+    for each, other in (made.operands, made.operands[::-1]):
+        counted = _uncast(walk, each)
+        axis = counted.attrs.block if counted is not None and isinstance(counted.attrs, IotaAttrs) else None
+        if axis is not None and axis not in _selecting(walk, other, MAX_HOPS):
+            return axis, 1
+    return None
 
 
 def _uncast(walk: Walk, operand: Operand) -> Op | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from harness import tensor
+from unseen_fields import sparse_rows_times_vector
 
 import helion
 import helion.language as hl
@@ -149,3 +150,12 @@ def test_plain_transposes_keep_their_tiles() -> None:
     seed = transposed.bind((tensor(4096, 4096, dtype=torch.bfloat16),), target="h200").seeds[0]
     rows, columns = seed.config["block_sizes"]
     assert rows == columns >= 64
+
+
+@pytest.mark.parametrize(("rows", "entries", "sizes"), [(100_000, 6_400_000, [2, 64]), (100_000, 3_000_000, [4, 32])])
+def test_loops_that_end_at_the_longest_row_have_few_rows(rows: int, entries: int, sizes: list[int]) -> None:
+    """A row that is shorter waits (measurement ``longest_rows``)."""
+    numbers = tensor(rows + 1, dtype=torch.int64), tensor(entries, dtype=torch.int64)
+    args = (*numbers, tensor(entries, dtype=torch.float32), tensor(rows, dtype=torch.float32))
+    seed = sparse_rows_times_vector.bind(args, target="h200").seeds[0]
+    assert seed.config["block_sizes"] == sizes and seed.config["num_warps"] == 1

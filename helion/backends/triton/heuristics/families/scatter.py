@@ -54,6 +54,8 @@ class _Numbers(Tuned):
 
 
 _TUNED = tuned(_Numbers)
+#: Elements of a tile whose rows all wait for the longest one (measurement ``longest_rows``).
+_WAITING = 128
 #: Elements of a tile that counts. More of them wait for no fewer votes.
 _COUNTED = 8192
 
@@ -71,7 +73,7 @@ class TritonScatterHeuristic(Heuristic):
             return Declined("the kernel scans its tiles")
         if not facts.tunable_axes or not (facts.atomics or any(axis.extent is None for axis in facts.axes)):
             return Declined("no atomics, and no loop with bounds from data")
-        sizes = _sizes(facts, target)
+        sizes = _with_few_waiting(_sizes(facts, target), facts)
         warps = _warps(sizes, facts, target)
         while estimate(facts, target, sizes, warps, 1).spill_risk:
             able = [axis for axis in facts.tunable_axes if sizes[axis.block_id] > axis.min_size]
@@ -162,6 +164,17 @@ def _sizes(facts: KernelFacts, target: Target) -> dict[int, int]:
         length = next_power_of_2(axis.mean) if axis.extent is None and axis.mean else axis.padded
         sizes[axis.block_id] = clamp(max(1, min(run, most, length or most)), axis)
     return sizes
+
+
+def _with_few_waiting(sizes: dict[int, int], facts: KernelFacts) -> dict[int, int]:
+    """Return sizes with few rows where a loop ends at the longest row of a tile: the other rows wait for it."""
+    loops = [axis for axis in facts.tunable_axes if axis.extent is None and axis.mean]
+    rows = [fact.axis for fact in facts.reductions if fact.category == "grid_tile" and "max" in fact.names]
+    if len(loops) != 1 or facts.atomics or not rows:
+        return sizes
+    most = max(1, _WAITING // sizes[loops[0].block_id])
+    fewer = {axis: clamp(min(sizes[axis], most), facts.axes[axis]) for axis in rows if axis in sizes}
+    return {**sizes, **fewer}
 
 
 def _taken(axis: AxisFact, sizes: Mapping[int, int], facts: KernelFacts) -> int:
