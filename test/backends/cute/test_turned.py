@@ -72,6 +72,12 @@ def test_columns_of_a_tile_cover_the_rows() -> None:
     assert "StMatrix8x8x16bOp(True" in text and "LayoutEnum.COL_MAJOR, (128, 16)" in text
 
 
+def test_tiles_that_read_rows_together_share_them() -> None:
+    x, w = (torch.empty(lines, 8192, dtype=torch.bfloat16, device="meta") for lines in (8192, 304))
+    config = products.matmul.bind((x, w.t()), target="h200").default_config()
+    assert (config["block_sizes"][:2], config["wgmma_cluster_n"]) == ([128, 160], 2)
+
+
 @pytest.mark.parametrize("m", [128, 250, 384, 520])
 def test_rows_that_fill_usual_tiles_stay_rows(m: int) -> None:
     assert products.matmul.bind(arguments(m), target="h200").plan().gemm.problem.n == LINES

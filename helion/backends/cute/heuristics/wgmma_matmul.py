@@ -35,8 +35,10 @@ FEW_COLUMNS = 64
 """Columns of tiles of 256 rows whose instructions wait for A (benchmarks/results/cute/nvidia-h200-few-tiles.jsonl)."""
 USUAL_SUBTILE, SQUARE, UNEVEN = 32, (128, 128), (128, 192)
 """Columns of a sub-tile; tiles of clusters of 2 x 2; tiles of which two CTAs cannot share an N-major B, and share A
-(``waves`` of benchmarks/results/cute/nvidia-h200-few-tiles.jsonl). Swapped matmuls of few rows, whose tiles along N read A at
-the same time, share it as well (``swapped`` of the same rows)."""
+(``waves`` of benchmarks/results/cute/nvidia-h200-few-tiles.jsonl)."""
+FEW_TOGETHER = 4
+"""Tiles along N that read lines of A at the same time, where one wave has all tiles and the last ones are half full at least:
+two CTAs of a cluster read them once (``together`` of the same rows)."""
 SHARED_TILES = ((64, 128), (128, 64), (128, 128))
 SHARED_CLUSTERS, SHARED_SPLITS, MOST_SHARING = ((1, 2), (2, 1), (2, 2)), (1, 2, 4), 8
 """Tiles and clusters of few tiles that share operands, and their parts of K: 8 CTAs at most (the same rows)."""
@@ -116,8 +118,9 @@ def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[C
         found += [paired] if rows > 1 else []
         found.append(plain)
         uneven = tile[:2] == UNEVEN and shape.problem.b_major == "mn" and not shape.problem.groups
-        swapped = any(each.turned for each in shape.problem.outputs)
-        if (shape.problem.groups is not None or uneven or swapped) and columns > 1 and not in_stages:
+        filled = 2 * (columns * tile[1] - shape.problem.n) <= tile[1]
+        read_twice = 1 < columns <= FEW_TOGETHER and together <= target.num_sms and filled
+        if (shape.problem.groups is not None or uneven or read_twice) and columns > 1 and not in_stages:
             found.append(dataclasses.replace(plain, cluster=(1, 2)))
         # copies in stages have not run with two consumer groups; matmuls that round each K tile are faster without them
         # (``rounded_tiles_time`` of benchmarks/results/cute/nvidia-h200-parts.jsonl)
