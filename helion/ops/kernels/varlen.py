@@ -115,7 +115,7 @@ def varlen_keys_backward_kernel(
     along: torch.Tensor,
     first_rows: torch.Tensor,
     last_rows: torch.Tensor,
-    shared: hl.constexpr,
+    shared: int,
     scale: float | None,
     softcap: hl.constexpr,
     together: hl.constexpr = False,
