@@ -97,7 +97,10 @@ def _norm_operator(name: str) -> Operator:
         given = x, residual, weight, bias[0] if bias else None, eps, centered, dtype, largest_of(dtype)
         return tuple(kernel(*given)[: 2 + adds])
 
-    fake: Any = lambda x, *o: (*fake_rows(x, o[-1]), *((o[0].new_empty(o[0].shape),) if adds else ()))  # noqa: E731
+    def fake(x: torch.Tensor, *others: Any) -> tuple[torch.Tensor, ...]:
+        rows = fake_rows(x, others[-1])
+        return (*rows, others[0].new_empty(others[0].shape)) if adds else rows
+
     schema = f"{name}({inputs}, ScalarType dtype) -> (Tensor, Tensor{', Tensor' * adds})"
     return Operator(schema, norm_fp8_kernel, norm_fp8_groups_kernel, run=run, fake=fake)
 
