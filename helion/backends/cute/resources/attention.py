@@ -62,9 +62,11 @@ class AttentionRates:
     bias_ns: float = 0.025
     """Time that an element of a bias adds which TMA loads: a conversion, an eighth of a matrix load, and exponents that
     subtract before they multiply. It is fitted to four biases on an H200 (2026-11-29)."""
-    draw_ns: float = 0.64
-    """Time of Philox for a random number, next to which neither MMAs nor exponentials are seen. It is fitted to three kernels
-    on an H200 (``dropout_times`` in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
+    draw_ns: float = 0.49
+    key_draw_ns: float = 0.64
+    """Time of Philox for a random number, next to which neither MMAs nor exponentials are seen: of outputs and gradients of
+    queries, and of gradients of keys. They are fitted to five kernels on an H200 (``dropout_times`` in
+    benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
     tile_us: float = 1.6
     """Prologue and epilogue of a tile: the first scores and the last output overlap with nothing of the group."""
     dynamic_us: float = 1.0

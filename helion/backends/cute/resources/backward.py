@@ -184,7 +184,8 @@ def predicted_us(shape: BackwardShape, choice: BackwardChoice, target: Target) -
         blocks = min(most, (blocks * shape.seen + rows / choice.keys / 2 + 0.5) * UNEVEN)
     added = len(shape.gradients) // shape.passes + bool(shape.atomic)
     others = shape.passes * BLOCK_NS[added] / per_sm * (SINGLE[shape.is_wide] if choice.groups == 1 else 1.0)
-    others += choice.keys * RATES.draw_ns * shape.draws * shape.passes / per_sm
+    draw_ns = RATES.draw_ns if len(shape.gradients) == 1 else RATES.key_draw_ns
+    others += choice.keys * draw_ns * shape.draws * shape.passes / per_sm
     if shape.loaded:
         blocks *= 1 + (2 * WGMMA_ROWS + choice.keys) / SEQUENCE
         others += choice.keys * RATES.operation_ns * MASK_OPS * len(shape.gradients) / per_sm
