@@ -75,7 +75,8 @@ class _Kernel:
             elif kind < 0.45:
                 yield f"{pad}{tensor}[t, :] = {tensor}[t, :] * 2 + {narrow}[:, None]"
             elif kind < 0.55:
-                yield f"{pad}{tensor}[t, {self.rng.randrange(3)}] = {narrow}"
+                # in every other column: Triton stores the elements of a pair at once
+                yield f"{pad}{tensor}[t, {2 * self.rng.randrange(3)}] = {narrow}"
             elif kind < 0.6:
                 yield f'{pad}hl.device_print("{narrow}", {narrow})'
             elif kind < 0.9 or depth == 2:
@@ -84,7 +85,7 @@ class _Kernel:
                 yield f"{pad}for i in hl.grid(n):"
                 inner = f"w{next(self.names)}"
                 yield f"{pad}    {inner} = {tensor}[i, 0] + flags[3].to(torch.float32)"
-                yield f"{pad}    {tensor}[t, 1] = hl.zeros([t]) + {inner}"
+                yield f"{pad}    {tensor}[t, 7] = hl.zeros([t]) + {inner}"
                 yield from self.block(wide, narrow, indent + 4, 0, depth + 1)
                 yield f"{pad}    {self.fence(narrow)}"
             else:

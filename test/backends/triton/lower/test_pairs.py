@@ -61,6 +61,19 @@ def _twice(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.stack([x[:, 0] + y[:, 0], x[:, 0] - y[:, 1], x[:, 2], x[:, 3]], dim=1)
 
 
+def across_a_fence(x, y):
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile, 0] = x[tile, 0]
+        hl.inline_triton("tl.debug_barrier()", args=(), output_like=None)
+        out[tile, 1] = x[tile, 1] + y[tile, 0]
+    return out
+
+
+def _across_a_fence(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.stack([x[:, 0], x[:, 1] + y[:, 0]], dim=1)
+
+
 def made(*shape: int) -> torch.Tensor:
     torch.manual_seed(0)
     return torch.randn(shape)
@@ -71,6 +84,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., torch.Tensor], tuple[to
     "complex": (products, _products, (made(7, 37, 2), made(37, 2)), 2, 1),
     "rows at odd addresses": (products, _products, (made(7, 37, 3)[..., :2], made(37, 2)), 1, 1),
     "loads and stores in turn": (in_place, _in_place, (made(37, 4), made(37, 2)), 2, 0),
+    "across a fence": (across_a_fence, _across_a_fence, (made(37, 2), made(37, 2)), 0, 0),
     "stored twice": (twice, _twice, (made(37, 4), made(37, 2)), 2, 2),
 }
 
