@@ -54,6 +54,8 @@ def rows_on_request(program: Program, target: Target, request: str) -> str:
     demand = demand_of(problem)
     if demand.repeated and demand.lanes == demand.copied_lanes:
         return f"row kernels with a matrix whose rows repeat run on request, {request}"
+    if demand.by_words and problem.columns_at_launch:
+        return f"sums of rows that begin anywhere and have as many columns as a launch gives run on request, {request}"
     if demand.fewest < LEAST_AUTO_COLUMNS and not _saves_instructions(problem):
         return f"row kernels of fewer than {LEAST_AUTO_COLUMNS} columns run on request, {request}"
     return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import sys
@@ -13,6 +14,8 @@ import torch
 import helion
 import helion.language as hl
 from helion._testing import EXAMPLES_DIR
+from helion.backends.cute import row_margins
+from helion.backends.cute.plan.rowwise.records import SIZE_N
 
 ROOT = EXAMPLES_DIR.parent
 sys.path[:0] = [str(ROOT)]
@@ -104,6 +107,17 @@ def test_auto_takes_short_rows_with_logarithms_or_sums_over_rows() -> None:
         assert _of_workload(name, "bfloat16", m, n).backend == "cute"
     assert _of_workload("kl_div", "float32", 65536, 2048).backend == "triton"
     assert _of_workload("kl_div", "bfloat16", 32, 4096).backend == "triton"
+
+
+def test_sums_of_odd_rows_of_a_launch_run_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With columns that the compiler knows they have run on a GPU."""
+    analysis = _of_workload("rms_norm_backward", "bfloat16", 4096, 50257).variant.analysis
+    known = row_margins.known_rows(analysis.program)
+    assert known.problem.sums and not row_margins.rows_on_request(analysis.program, analysis.target, "how")
+    problem = dataclasses.replace(known.problem, runtime=(*known.problem.runtime, SIZE_N))
+    monkeypatch.setattr(row_margins, "known_rows", lambda program: dataclasses.replace(known, problem=problem))
+    reason = row_margins.rows_on_request(analysis.program, analysis.target, "how")
+    assert reason.startswith("sums of rows that begin anywhere")
 
 
 def _of_workload(name: str, dtype: str, m: int, n: int) -> Any:
