@@ -15,6 +15,7 @@ import helion.language as hl
 from helion import exc
 from helion.backends.cute.codegen.attention import bounds, numbers, spans
 from helion.backends.cute.codegen.attention import splits as splits_code
+from helion.backends.cute.execute import problems
 from helion.backends.cute.execute.launcher import LaunchFailed
 from helion.backends.cute.plan.attention import launch
 from helion.backends.cute.plan.attention import numbers as launch_numbers
@@ -207,7 +208,7 @@ def test_integers_of_a_launch_are_checked() -> None:
 def test_integers_of_a_launch_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Launches of a bound kernel do not fill in and check its problem each time, which takes longer than many kernels."""
     found: list[int] = []
-    monkeypatch.setattr(launch, "check_launch", lambda problem: found.append(problem.keys))
+    monkeypatch.setattr(problems.launch, "check_launch", lambda problem: found.append(problem.keys))
     kernel = dynamic(grouped)
     for keys in (131, 131, 77, 131):
         given = (*three(6, 3, 40, keys), 2)
