@@ -35,6 +35,7 @@ torch.index_select(a, 1, torch.arange(2))
 torch.median(a, 1).values
 torch.median(a, 1).indices
 torch.median(torch.where(a > 1, float('nan'), a), 1)[0]
+torch.heaviside(torch.where(a > 1, float('nan'), a), b)
 torch.kthvalue(a, 2, 1).values
 torch.diff(a, dim=1)
 torch.tril(a)

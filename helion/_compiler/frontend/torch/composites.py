@@ -82,8 +82,7 @@ def _logaddexp2(t: Tracer, input: DeviceValue, other: DeviceValue) -> DeviceValu
 @rule(*named("heaviside"))
 def _heaviside(t: Tracer, input: DeviceValue, values: DeviceValue) -> DeviceValue:
     step = ops.cast(t, ops.pointwise(t, "gt", input, 0), input.dtype)
-    result = ops.pointwise(t, "where", ops.pointwise(t, "eq", input, 0), values, step)
-    return ops.pointwise(t, "where", ops.pointwise(t, "isnan", input), input, result)
+    return ops.pointwise(t, "where", ops.pointwise(t, "eq", input, 0), values, step)
 
 
 # --- activations ------------------------------------------------------------------------------------------------------
