@@ -7,7 +7,7 @@ import torch
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 INCREMENTS = (0x9E3779B9, 0xBB67AE85)
-"""What each round adds to the words of the key."""
+"""Numbers that each round adds to the words of the key."""
 WORD = 0xFFFFFFFF
 UNIFORM = 4.6566127342e-10
 """The largest fp32 factor that maps 2**31 - 1 below 1, as ``triton.language.rand`` has it."""

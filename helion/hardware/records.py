@@ -75,7 +75,7 @@ class Target:
     capability: int
     """CUDA compute capability, 10 * major + minor; 0 elsewhere."""
     arch: int | str
-    """What Triton's ``GPUTarget`` calls ``arch``: the capability on CUDA, the architecture's name elsewhere."""
+    """The ``arch`` of Triton's ``GPUTarget``: the capability on CUDA, the architecture's name elsewhere."""
     warp_size: int
     num_sms: int
     registers_per_sm: int

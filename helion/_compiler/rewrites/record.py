@@ -147,7 +147,7 @@ class Rewrite:
     launch: tuple[LaunchKey, ...] = ()
     """Keys for the launch of the kernel that it makes."""
     fact: Callable[[FactContext], Any] = _no_fact
-    """What heuristics know of the rewrite: ``KernelFacts.rewrites`` has it by key, computed at first use."""
+    """The facts that heuristics have of the rewrite: ``KernelFacts.rewrites`` has it by key, computed at first use."""
     model: Callable[[Program], Program] | None = None
     """The program from whose facts a rewritten kernel is predicted, with tiles of any size, or the same program where
     the rewrite changes nothing. None where the facts of the kernel as written and the config suffice."""

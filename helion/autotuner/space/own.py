@@ -69,7 +69,7 @@ class OwnKeys:
     least: Mapping[int, int] = field(default_factory=dict)
     """The fewest elements of tiles, by block, where they are less than those of any matmul."""
     multiples: Mapping[int, int] = field(default_factory=dict)
-    """What sizes of tiles are multiples of, by block, where they need not be powers of two."""
+    """The numbers that sizes of tiles are multiples of, by block, where they need not be powers of two."""
     holds_values: bool = True
     """Whether each value of a program is one tile, of no more than ``Target.max_tensor_numel`` elements."""
     check: Callable[[Decisions], None] | None = None

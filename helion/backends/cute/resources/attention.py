@@ -70,7 +70,7 @@ class AttentionRates:
     tile_us: float = 1.6
     """Prologue and epilogue of a tile: the first scores and the last output overlap with nothing of the group."""
     dynamic_us: float = 1.0
-    """What remains of it where the tiles of a persistent CTA overlap."""
+    """The part of it that remains where the tiles of a persistent CTA overlap."""
     single: float = 1.45
     """Factor of one consumer group, whose softmax overlaps with its own MMAs alone."""
     triple: float = 0.89
@@ -78,7 +78,7 @@ class AttentionRates:
     wide: float = 0.15
     """Loss where blocks of keys are short: the fraction for 64 keys, halved for 128."""
     short: float = 0.2
-    """What the softmax of narrow heads loses besides in blocks of 64 keys, less in longer ones up to 128. It is fitted to causal
+    """The further loss of the softmax of narrow heads in blocks of 64 keys, less in longer ones up to 128. It is fitted to causal
     masks and windows of heads of 64 on an H200 (``sweep`` in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
     masked: float = 0.6
     """Loss by masks of windows: the fraction for ``MASKED_KEYS`` keys of a tile, less for more keys."""

@@ -57,7 +57,7 @@ OWN_BLOCKS: dict[type[ScoreProgram], Callable[[Any, str], list[str]]] = {}
 """The partitions of blocks that a kind of programs has instead, given the index of a span's first row."""
 
 OWN_TILES: dict[type[ScoreProgram], Callable[[Any], list[str]]] = {}
-"""What consumers of a kind of programs define for a tile, after its bounds."""
+"""Definitions of consumers of a kind of programs for a tile, after its bounds."""
 OWN_WORK: set[type[ScoreProgram]] = set()
 """Kinds of programs whose roles read the first work item, and the distance to the next one, by themselves. In large kernels
 ptxas spills what all roles share."""

@@ -54,7 +54,7 @@ class Scores:
         self.factor = 1.0
         """The factor of masked scores after the masks that are found so far."""
         self.added: list[Operand] = []
-        """What is added to masked scores."""
+        """The number that is added to masked scores."""
         self._find_masks(scores)
         for number, value in reversed(self.hidden.items()):
             score = self.reader.read(value)

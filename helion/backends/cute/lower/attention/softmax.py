@@ -27,7 +27,7 @@ class Softmax:
     power: Op
     """The exponential that gives the weights which are summed."""
     dropped: Operand | None
-    """What is multiplied instead of the weights, computed from them, if that is another value."""
+    """The value that is multiplied instead of the weights, computed from them, if that is another value."""
     raised: Value
     unit: float
     lift: float

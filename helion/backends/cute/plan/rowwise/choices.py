@@ -32,7 +32,7 @@ SHORT_ROW_BYTES = 2048
 LONG_ROW_BYTES = 2**18
 """Bytes of a row of all inputs from which rows without sums overlap by default: shorter ones gain one percent."""
 MOST_OVERLAPPED_CTAS = 8
-"""CTAs of a cluster up to which rows without sums overlap by default. Those of 16 CTAs leave 20 of 132 SMs idle."""
+"""CTAs of a cluster up to which rows without sums overlap by default. Clusters of 16 CTAs leave SMs idle."""
 MANY_ROWS = 8
 """Rows for each SM from which the smallest cluster is the fastest with several sums (layer_norm_backward in
 nvidia-h200-row-kernels.jsonl: clusters of twice the CTAs take 1.2 to 1.4 times as long)."""
