@@ -106,6 +106,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("NoDeviceLoopsInKernel", "BaseError", "Kernel {kernel!r} has no device loop; put the computation into a `for tile in hl.tile(...)` loop."),
     ("EmptyDeviceLoopAfterDCE", "BaseError", "The device loop of kernel {kernel!r} stores nothing, so there is nothing to compute; assign the result, as in `out[tile] = value`."),
     # --- loops ---------------------------------------------------------------------------------------------------
+    ("EarlyReturnNotAllowedOnDevice", "NotAllowedOnDevice", "A return statement of {function!r} under a branch or a loop on device values is not allowed in device code (inside an hl.tile or hl.grid loop); assign the value to one variable in every branch, and return that variable at the end of the function."),
     ("JumpNotAllowedOnDevice", "NotAllowedOnDevice", "A {what} statement is not allowed in device code (inside an hl.tile or hl.grid loop); mask lanes with torch.where, or write a while loop with a condition."),
     ("LoopFunctionNotInFor", "BaseError", "{name} must be the iterable of a for loop, as in `for tile in {name}(...):`, with nothing around it; tile.id is the number of a tile."),
     ("NestedGridLoop", "BaseError", "A grid loop ({name} outside of any device loop) must be a statement of host code (of the kernel, of a branch or of a loop), not under {parent}."),

@@ -1662,3 +1662,22 @@ def test_offsets_that_int32_cannot_hold() -> None:
     with pytest.raises(exc.IndexOffsetOutOfRangeForInt32, match="index_dtype=torch.int64") as caught:
         kernel.bind((huge,))
     assert FILE in str(caught.value)
+
+
+def _returns_early(value, factor):
+    if factor > 1:
+        return value * factor
+    return value
+
+
+def test_an_early_return_of_a_called_function_names_the_remedy() -> None:
+    @helion.kernel(autotune_effort="none")
+    def kernel(x: torch.Tensor, factor: int):
+        out = torch.empty_like(x)
+        for tile in hl.tile(x.size(0)):
+            out[tile] = _returns_early(x[tile], factor)
+        return out
+
+    error = exc.EarlyReturnNotAllowedOnDevice
+    with pytest.raises(error, match="'_returns_early' .* assign the value to one variable in every branch"):
+        kernel.bind((vec(), 3))

@@ -29,9 +29,7 @@ def walk_return(s: Scope, node: ast.Return) -> None:
     if s.t.on_device and s.frame.is_kernel:
         raise exc.NotAllowedOnDevice(what="A return statement")
     if s.t.builder.depth != s.frame.depth:
-        raise exc.NotAllowedOnDevice(
-            what=f"A return statement of {s.frame.source.name!r} under a branch or a loop on device values"
-        )
+        raise exc.EarlyReturnNotAllowedOnDevice(function=s.frame.source.name)
     raise Return(None if node.value is None else evaluate(s, node.value))
 
 
