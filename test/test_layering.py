@@ -54,6 +54,7 @@ LAYERS = (
 INNER = {
     "_support": (
         "locks",
+        "collecting",
         "syntax",
         "lazy",
         "distribution",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import exc, knobs
+from ..._support import collecting
 from ..._support import logs as _logging
 from ..._support.lazy import lazy
 from ..._support.nested import tensors_in
@@ -202,17 +203,18 @@ def by_default(variant: Variant, args: Sequence[Any], context: CallContext) -> b
     its tiles are larger.
     """
     measures = context.on_gpu and variant.specialized.settings.autotune_effort is None
-    with contextlib.ExitStack() as stack:
-        along = _compiling_along(variant, args, stack) if measures and context.launches else None
-        default = config = variant.choice.verified(context.launches)
-        if measures:
-            config = _measured(variant, args, default, along)
-    used = config if context.launches else interpreted.in_large_tiles(variant.specialized, config)
-    _announce(variant, config, used, is_faster=config != default)
-    found = _used(variant, used)
-    if measures and context.launches:
-        _keep(variant)
-    return found
+    with collecting.paused():
+        with contextlib.ExitStack() as stack:
+            along = _compiling_along(variant, args, stack) if measures and context.launches else None
+            default = config = variant.choice.verified(context.launches)
+            if measures:
+                config = _measured(variant, args, default, along)
+        used = config if context.launches else interpreted.in_large_tiles(variant.specialized, config)
+        _announce(variant, config, used, is_faster=config != default)
+        found = _used(variant, used)
+        if measures and context.launches:
+            _keep(variant)
+        return found
 
 
 #: Requested configs come first, then those of former processes, the default last.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import exc, hardware, knobs
-from ..._support import ranks
+from ..._support import collecting, ranks
 from ..._support.locks import new_lock, recover
 from ..call.definition import Definition
 from ..call.signature import Key, class_of, has_small_sizes, target_of, token
@@ -180,7 +180,7 @@ class Variants:
     @contextlib.contextmanager
     def _binding(self) -> Iterator[None]:
         """Hold the lock of the table. A thread never holds that of two kernels, which prevents deadlock."""
-        with self._lock:
+        with self._lock, collecting.paused():
             _THREAD.binding = self
             try:
                 yield

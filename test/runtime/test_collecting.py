@@ -1,0 +1,95 @@
+"""The pause of garbage collection while kernels are compiled."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import helion
+import helion.language as hl
+from helion._support import collecting
+from helion.runtime.variants import policies
+from helion.runtime.variants.table import Variants
+from helion.runtime.variants.variant import Variant
+
+
+@pytest.fixture(autouse=True)
+def collects() -> Iterator[None]:
+    assert gc.isenabled()
+    yield
+    assert gc.isenabled()
+
+
+def test_bodies_nest() -> None:
+    with collecting.paused():
+        with collecting.paused():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(KeyError), collecting.paused():
+        raise KeyError
+    assert gc.isenabled()
+
+
+def test_bodies_of_threads_overlap() -> None:
+    begun, end = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        with collecting.paused():
+            begun.set()
+            end.wait(600)
+
+    thread = threading.Thread(target=pause)
+    thread.start()
+    assert begun.wait(600)
+    with collecting.paused():
+        pass
+    assert not gc.isenabled()  # the other body has not ended
+    child = os.fork()
+    if not child:
+        os._exit(int(not gc.isenabled()))  # there is no other thread
+    assert os.waitpid(child, 0)[1] == 0
+    end.set()
+    thread.join()
+
+
+def test_a_program_without_collection_keeps_none() -> None:
+    gc.disable()
+    try:
+        with collecting.paused():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+@helion.kernel
+def twice(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for t in hl.tile(x.size(0)):
+        out[t] = x[t] * 2
+    return out
+
+
+def test_a_bound_kernel_was_made_in_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, made, chosen = [], Variants._made, policies._used
+
+    def recorded(*given: Any) -> Variant:
+        seen.append(gc.isenabled())
+        return made(*given)
+
+    def used(*given: Any) -> bool:
+        seen.append(gc.isenabled())
+        return chosen(*given)
+
+    monkeypatch.setattr(Variants, "_made", recorded)
+    monkeypatch.setattr(policies, "_used", used)
+    twice.reset()
+    assert torch.equal(twice(torch.ones(3)), torch.full((3,), 2.0))
+    assert seen[0] is False and seen[-1] is False  # bound, then chosen by default
