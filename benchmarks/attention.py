@@ -4,7 +4,8 @@
 
 A job is a kind of cells, such as ``forward:128:causal``. Each has its own process, which compiles its kernels side by side
 with the others and then takes the GPU in turn. FILE has a line of JSON for the device, then one for each variant of a cell:
-microseconds of the GPU with a cold L2, and the error of one group of heads against fp64. Other variants are the backends of
+microseconds of the GPU with a cold L2, and the error of one group of heads against fp64. In decoding, ``clean`` has those after
+L2 was filled by reads: otherwise a kernel that reads waits for the lines that L2 writes back. Other variants are the backends of
 torch's ``scaled_dot_product_attention``, and compiled FlexAttention for hooks. ``--device cpu`` plans the first cell of each
 job, without a GPU.
 """
@@ -68,6 +69,11 @@ class Cell:
     values: int = 0
     """0: as many as ``dims``."""
     latent: bool = False
+
+    @property
+    def reads_most(self) -> bool:
+        """Whether most of the time goes to reading keys and values, as in decoding."""
+        return self.n >= 8 * self.m
 
     def tensors(self, device: str) -> list[torch.Tensor]:
         """Return queries, keys and values."""
@@ -315,7 +321,7 @@ def forward(cells: list[Cell]) -> Iterator[dict[str, Any]]:
             functions = {**each.functions}
             yield from ({"variant": name, **asdict(cell), "why": why} for name, why in each.failures.items())
             wanted = exact(cell, each.given, *(x[:1, :1].double() for x in tensors))
-            if cell.n >= 8 * cell.m:
+            if cell.reads_most:
                 moved = tensors[1].numel() // (2 if cell.latent else 1)
                 half = torch.empty(moved, dtype=torch.bfloat16, device="cuda")
                 functions["copy"] = functools.partial(half.copy_, torch.empty_like(half))
@@ -332,8 +338,11 @@ def results(
         for name, each in functions.items()
     }
     times, failures = GraphTimer().time(functions)
+    clean = GraphTimer(clean=True).time(functions)[0] if cell.reads_most else {}
     for name in functions:
-        found = {"us": round(times[name].median, 2)} if name in times else {"why": failures[name]}
+        found: dict[str, Any] = {"us": round(times[name].median, 2)} if name in times else {"why": failures[name]}
+        if name in clean:
+            found["clean"] = round(clean[name].median, 2)
         more = {"config": configs[name]} if name in configs else {}
         error = float(f"{errors[name]:.3g}")
         yield {"variant": name, **asdict(cell), **found, "error": error, "right": error < ERROR, **more}

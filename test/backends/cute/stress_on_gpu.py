@@ -18,9 +18,9 @@ SECONDS, PROGRESS = 40.0, 2.0
 
 
 def stress(dims: int, mask: str, say: Say, on_gpu: Lock) -> None:
-    """Launch attention and its gradients with random sizes, and compare each launch with fp32.
+    """Launch attention and its gradients with random sizes from 2 on, and compare each launch with fp32.
 
-    A line each ``PROGRESS`` seconds has the longest time of a launch and its sizes, so that compilation differs from a hang.
+    Sizes of 1 have binaries of their own, whose compilation would take most of the time. A line each ``PROGRESS`` seconds has the longest time of a launch and its sizes, so that compilation differs from a hang.
     """
     import torch
 
@@ -34,8 +34,8 @@ def stress(dims: int, mask: str, say: Say, on_gpu: Lock) -> None:
     start = said = time.time()
     worst, launches, slowest = torch.zeros(2, device="cuda"), 0, (0.0, ())
     while launches < LAUNCHES and time.time() - start < SECONDS:
-        groups, n = drawn.randint(1, 4), drawn.randint(1, MOST)
-        m = drawn.randint(1, n if mask != "full" else MOST)
+        groups, n = drawn.randint(2, 4), drawn.randint(2, MOST)
+        m = drawn.randint(2, n if mask != "full" else MOST)
         begun = time.time()
         worst = torch.maximum(worst, launch(groups, m, n))
         slowest = max(slowest, (round(time.time() - begun, 3), (groups, m, n)))
