@@ -1,7 +1,7 @@
 """Cross-entropy of the logits of a linear layer, which are never stored as a whole.
 
 Without gradients a program multiplies a tile of tokens by a tile of classes. It keeps the maximum and the sum of
-exponentials of each row, and the host combines these per row.
+exponentials of each row, and a second kernel combines these per row.
 
 With gradients, the logits of some tokens are computed at a time. A kernel replaces them by the probabilities, from
 which two products make the gradients of both operands. A loss of all rows does this in the forward pass, and its
@@ -58,6 +58,26 @@ def linear_normalizer_kernel(
         own = torch.sum(torch.where(tile_n.index[None, :] == label[:, None], acc, 0.0), dim=-1)
         hl.store(picked, [tile_m], own, extra_mask=(label >= tile_n.begin) & (label < tile_n.end))
     return highest, total, picked
+
+
+@helion.kernel(static_shapes=False)
+def combined_loss_kernel(
+    highest: torch.Tensor, total: torch.Tensor, picked: torch.Tensor, labels: torch.Tensor, ignore_index: int
+) -> torch.Tensor:
+    """Combine `highest[blocks, M]` and `total[blocks, M]`; return the losses of the rows, 0 at `ignore_index`."""
+    blocks, m = highest.size()
+    losses = torch.empty([m], dtype=torch.float32, device=highest.device)
+    for tile_m in hl.tile(m):
+        largest = hl.full([tile_m], float("-inf"), dtype=torch.float32)
+        for tile_b in hl.tile(blocks):
+            largest = torch.maximum(largest, torch.amax(highest[tile_b, tile_m], dim=0))
+        normalizer = hl.zeros([tile_m], dtype=torch.float32)
+        for tile_b in hl.tile(blocks):
+            scales = torch.exp(highest[tile_b, tile_m] - largest[None, :])
+            normalizer += torch.sum(total[tile_b, tile_m] * scales, dim=0)
+        loss = largest + torch.log(normalizer) - picked[tile_m]
+        losses[tile_m] = torch.where(labels[tile_m] == ignore_index, 0.0, loss)
+    return losses
 
 
 @helion.kernel(static_shapes=False)
@@ -128,9 +148,9 @@ def _run(x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, ignore_ind
     step = ALIGNMENT * max(CACHED_BYTES // (x.size(1) * x.element_size() * ALIGNMENT), 1)
     for begin in range(0, x.size(0), step):
         part = slice(begin, begin + step)
-        highest, total, picked = linear_normalizer_kernel(x[part], weight, labels[part])
-        losses[part] = torch.logsumexp(highest + total.log(), dim=0) - picked
-    return losses.masked_fill(labels == ignore_index, 0.0)
+        partial = linear_normalizer_kernel(x[part], weight, labels[part])
+        losses[part] = combined_loss_kernel(*partial, labels[part], ignore_index)
+    return losses
 
 
 def _logits_in_parts(x: torch.Tensor, weight: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
@@ -204,6 +224,7 @@ _backward.differentiate_once()
 _linear_cross_entropy = Operator(
     "linear_cross_entropy(Tensor x, Tensor weight, Tensor labels, int ignore_index) -> Tensor",
     linear_normalizer_kernel,
+    combined_loss_kernel,
     run=_run,
     fake=lambda x, *others: x.new_empty(x.size(0), dtype=torch.float32),
 )
