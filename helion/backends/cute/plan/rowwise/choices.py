@@ -10,7 +10,7 @@ from .....hardware import Target
 from ..refusal import Refusal
 from .choice import Keep, RowChoice
 from .demand import RowDemand
-from .layout import CLUSTERS, WARPS, layout_of
+from .layout import CLUSTERS, OVERLAPPED_PASSES, WARPS, layout_of
 from .records import RowLayout
 from .time import fastest_span
 
@@ -67,7 +67,8 @@ def _is_better_overlapped(layout: RowLayout) -> bool:
     demand = layout.demand
     if demand.sums:
         return layout.partials > 1
-    timed = _is_long(demand) and layout.aligned and not (demand.least or demand.pairs or demand.group)
+    apart = demand.least or demand.pairs or demand.group or demand.walks > OVERLAPPED_PASSES[0]
+    timed = _is_long(demand) and layout.aligned and not apart
     return timed and 1 < layout.choice.cluster <= MOST_OVERLAPPED_CTAS
 
 

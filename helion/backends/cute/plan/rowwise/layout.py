@@ -21,8 +21,8 @@ MOST_HELD = 16
 MAX_TRANSACTION_BYTES = 2**20 - 1
 """An mbarrier counts fewer than 2**20 bytes (PTX ISA, ``mbarrier`` objects)."""
 SPARE_REGISTERS = 7
-OVERLAPPED_PASSES = 2
-"""Passes over rows that overlap: one reduces, and one maps."""
+OVERLAPPED_PASSES = (2, 3)
+"""Passes over rows that overlap: one reduces, and one maps. Without sums over rows, a second one may reduce as well."""
 MOST_OVERLAPPED = 16
 """The most elements of a thread where rows that begin anywhere overlap: with 32 of them 84 bytes spill."""
 
@@ -92,10 +92,11 @@ def _check_ahead(layout: RowLayout) -> None:
 def _check_overlap(layout: RowLayout) -> None:
     """Check that warps exchange once, and read rows with sums again from shared memory."""
     demand, choice = layout.demand, layout.choice
-    if choice.ahead or not layout.exchanges or len(demand.exchanges) != 1 or demand.walks not in (0, OVERLAPPED_PASSES):
+    most = OVERLAPPED_PASSES[not demand.sums]
+    if choice.ahead or not layout.exchanges or len(demand.exchanges) != 1 or not demand.walks <= most:
         raise Refusal(
-            "the maps of rows overlap with reductions of later ones where a row has one exchange between two passes; such"
-            " rows are not reduced ahead as well"
+            f"the maps of rows overlap with reductions of later ones where a row has one exchange and up to {most} passes,"
+            " of which the last one follows it; such rows are not reduced ahead as well"
         )
     elements = layout.thread_granules * layout.lanes
     if layout.by_columns and elements > MOST_OVERLAPPED:

@@ -7,7 +7,7 @@ So a row needs one exchange for warps and CTAs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...plan.counts import PipelineCounts
 from ...plan.rowwise.demand import WORD_BYTES
@@ -188,10 +188,14 @@ class TakeChunk(Step):
 
 @dataclass(frozen=True)
 class WalkRow(Step):
-    """Run pass ``number`` over the row that is held. With a cursor, release each of its stages after its last read."""
+    """Run pass ``number`` over the row that is held. With a cursor, release each of its stages after its last read.
+
+    With ``follows``, the row is the one that is reduced while another is mapped.
+    """
 
     number: int
     releases: str = ""
+    follows: bool = False
 
 
 @dataclass(frozen=True)
@@ -376,6 +380,7 @@ def _overlapped(plan: RowPlan, schedule: Schedule) -> tuple[tuple[Step, ...], tu
     (meeting,) = schedule.meetings
     (last,) = (each.number for each in schedule.passes if each.number > meeting[-1])
     reduced = _reduced(schedule, meeting)
+    reduced_next = [replace(step, follows=True) if isinstance(step, WalkRow) else step for step in reduced]
     armed = (ArmExchange(SENT),) if plan.layout.choice.cluster > 1 else ()
     sent = (*armed, SendMessage(SENT, 0))
     lead = Lead((*_taken(plan), *reduced, *sent, Advance(SENT)))
@@ -384,7 +389,7 @@ def _overlapped(plan: RowPlan, schedule: Schedule) -> tuple[tuple[Step, ...], tu
         BeginRow(again=True),
         ChunkLoop((HoldChunk(HELD), Advance(HELD))),
         *(Wait(PLACE), Combine(PLACE, 0), Advance(PLACE), *_numbers(plan)),
-        *(Overlap(last, HELD), *reduced, Following(sent), Advance(SENT)),
+        *(Overlap(last, HELD), *reduced_next, Following(sent), Advance(SENT)),
     )
     return (Restart(READ, HELD), Restart(SENT, PLACE), lead), row
 

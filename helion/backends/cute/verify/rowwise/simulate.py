@@ -440,9 +440,12 @@ def _fill(cluster: RowCluster, warp: Warp, index: int) -> None:
 @_run.register
 def _(step: r.WalkRow, cluster: RowCluster, warp: Warp) -> None:
     layout = cluster.layout
-    wanted = [(warp.tile, chunk) for chunk in range(layout.chunks)]
-    if layout.held_stages and [warp.cta.stages[index].held for index in warp.kept] != wanted:
-        raise Fault(f"pass {step.number} of tile {warp.tile} reads a stage that was released")
+    if step.follows and warp.following is None:
+        return
+    tile, kept = (warp.following, warp.next_kept) if step.follows else (warp.tile, warp.kept)
+    wanted = [(tile, chunk) for chunk in range(layout.chunks)]
+    if layout.held_stages and [warp.cta.stages[index].held for index in kept] != wanted:
+        raise Fault(f"pass {step.number} of tile {tile} reads a stage that was released")
     for index in list(warp.kept) if step.releases else ():
         _release(warp, index)
 
