@@ -32,6 +32,8 @@ from benchmarks.turns import in_turn, turn  # noqa: E402
 
 BF16, FP16, FP32, E4M3, INT8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.int8
 SMALL, LARGE = (200, 264, 479), (4096, 4096, 4095)
+#: Elements along K, and columns, with a scale.
+BLOCK = 128
 #: Of the norm of a row: one rounding of the output, and for fp32 the truncation of operands to TF32.
 ERRORS = {BF16: 1e-2, FP16: 2e-3, FP32: 2e-3}
 
@@ -63,6 +65,30 @@ def activated(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> torch.Tens
         for tile_k in hl.tile(k):
             rows = torch.relu(x[tile_m, tile_k].to(torch.float32) * 0.5)
             acc = hl.dot(rows.to(x.dtype), y[tile_k, tile_n], acc=acc)
+        out[tile_m, tile_n] = acc.to(out.dtype)
+    return out
+
+
+def quantized(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    (m, k), n = x.size(), y.size(1)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            rows = torch.relu(x[tile_m, tile_k].to(torch.float32) * 0.5)
+            acc = hl.dot(rows.to(y.dtype), y[tile_k, tile_n], acc=acc)
+        out[tile_m, tile_n] = acc.to(out.dtype)
+    return out
+
+
+def scaled(
+    x: torch.Tensor, y: torch.Tensor, out: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor
+) -> torch.Tensor:
+    (m, k), n = x.size(), y.size(1)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k, block_size=128):
+            part = hl.dot(x[tile_m, tile_k], y[tile_k, tile_n])
+            acc += part * rows[tile_m, tile_k.id][:, None] * columns[tile_k.id, tile_n.index // 128]
         out[tile_m, tile_n] = acc.to(out.dtype)
     return out
 
@@ -144,10 +170,17 @@ class Case:
         more = (made(m, n, self.out, False),) if self.kernel is residual else ()
         if self.kernel is linear:
             more = made(1, n, FP32, False)[0], made(1, n, self.out, False)[0]
+        if self.kernel is scaled:
+            blocks = -(-k // BLOCK)
+            more = made(m, blocks, FP32, False), made(blocks, -(-n // BLOCK), FP32, False)
         return x, y, made(m, n, self.out, "o" in self.turned), *more
 
     def exact(self, x: torch.Tensor, y: torch.Tensor, out: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
         left = torch.relu(x.float() * 0.5).to(x.dtype) if self.kernel is activated else x
+        left = torch.relu(x.float() * 0.5).to(y.dtype) if self.kernel is quantized else left
+        if self.kernel is scaled:
+            x, y = (each.double() for each in wide(x, y, *more))
+            return x @ y
         product = left.double() @ y.double()
         product = torch.addcmul(more[1].double(), product, more[0].double()) if self.kernel is linear else product
         product = product + more[0].double() if self.kernel is residual else product
@@ -155,7 +188,10 @@ class Case:
 
     def library(self, x: torch.Tensor, y: torch.Tensor, out: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
         """The same computation by torch's own calls."""
-        left = torch.relu(x * 0.5) if self.kernel is activated else x
+        left = torch.relu(x * 0.5) if self.kernel in (activated, quantized) else x
+        if self.kernel is scaled:
+            x, y = (each.to(self.out) for each in wide(x, y, *more))
+            return x @ y
         product = left @ y.to(left.dtype)
         product = torch.add(product, more[0]) if self.kernel is residual else product
         product = torch.addcmul(more[1], product, more[0].to(product.dtype)) if self.kernel is linear else product
@@ -210,6 +246,10 @@ CASES = {
         kernel=weights, weight=E4M3, turned="y", odd=(0, 1), small=(13, 264, 479), large=(16, 8192, 8191)
     ),
     "fp8_weights": Case(kernel=weights, weight=E4M3, odd=(0, 1)),
+    "scaled_n_major": Case(kernel=scaled, dtype=E4M3, small=(200, 272, 400), odd=(0, 0), large=(4096, 4096, 4096)),
+    "scaled_odd": Case(kernel=scaled, dtype=E4M3, turned="y", odd=(3, 0), large=(4096, 4096, 4001)),
+    "quantized": Case(kernel=quantized, weight=E4M3, turned="y", odd=(0, 1)),
+    "quantized_odd": Case(kernel=quantized, weight=E4M3, odd=(1, 0)),
     "activated": Case(kernel=activated, odd=(0, 1)),
     "activated_m_major": Case(kernel=activated, turned="x", odd=(0, 1), small=(208, 264, 479)),
     "activated_odd": Case(kernel=activated, odd=(1, 0), large=(4096, 4096, 4096)),
@@ -221,6 +261,13 @@ CASES = {
     "residual_odd_both": Case(kernel=residual, odd=(3, 0), large=(4096, 4096, 479)),
     "softmax_odd": Case(kernel=softmax, odd=(-1, 0), large=(8192, 1001, 479)),
 }
+
+
+def wide(x: torch.Tensor, y: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return operands times their scales of blocks of K, in fp32."""
+    along_k = rows.repeat_interleave(BLOCK, 1)[:, : x.size(1)]
+    both = columns.repeat_interleave(BLOCK, 0)[: y.size(0)].repeat_interleave(BLOCK, 1)[:, : y.size(1)]
+    return x.float() * along_k, y.float() * both
 
 
 def row_error(result: torch.Tensor, exact: torch.Tensor) -> float:

@@ -192,7 +192,7 @@ def smallest(
 def places_of_copies(problem: GemmProblem, target: Target) -> tuple[CopiesIn, ...]:
     """Return the places where copied operands can be."""
     in_memory = bool(problem.groups or problem.terms) or has_steps(problem)
-    in_memory |= any(copied.is_gathered for copied in problem.copied)
+    in_memory |= problem.scales is not None or any(copied.is_gathered for copied in problem.copied)
     suiting: dict[CopiesIn, bool] = {
         "shared": not needs_registers(problem) and not in_memory,
         "memory": suits_memory(problem),

@@ -14,8 +14,9 @@ from .lower.kernel import multiples as of_strides
 from .lower.names import as_written
 from .plan.build import plan_gemm, unit_of
 from .plan.copied import Copied
+from .plan.dtypes import IMPRECISE_DTYPES
 from .plan.finish import counts_rows
-from .plan.operands import in_both_majors
+from .plan.operands import can_convert, in_both_majors
 from .plan.records import Choice, GemmProblem
 from .plan.refusal import Refusal
 
@@ -109,6 +110,12 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
         f"{of_groups} with matrices that TMA does not move",
     )
     yield problem.operand_dtype == "int8" and (groups or problem.copied), "of int8 other than by TMA"
+    yield (
+        problem.scales is not None and in_memory and not can_convert(problem),
+        "with scales of blocks of K, next to copied operands,",
+    )
+    computed = [each for each in problem.copied if each.instructions and problem.operand_dtype in IMPRECISE_DTYPES]
+    yield computed, f"whose operand {_first(computed)} is rounded to 8-bit floats"
     yield (
         any(each.kind != "exact" or each.dtype != "float32" for each in added),
         "that are added to memory in 16 bits, or by threads,",

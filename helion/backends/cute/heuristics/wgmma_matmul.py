@@ -89,7 +89,8 @@ def _in_turn(shape: ProductShape, choice: Choice) -> Choice:
     A tile has one scale for all its columns (``blockwise`` of benchmarks/results/cute/nvidia-h200-parts.jsonl).
     """
     problem, scales = shape.problem, promoted(shape.problem.scales)
-    if scales is None or problem.operand_dtype not in IMPRECISE_DTYPES or problem.copied or problem.runtime:
+    converted = problem.copied and choice.copies_in != "memory"
+    if scales is None or problem.operand_dtype not in IMPRECISE_DTYPES or converted or problem.runtime:
         return choice
     column = scales.of("column")
     several = column is not None and column.pitch > 0 and column.lines % choice.tile[1] > 0

@@ -21,6 +21,9 @@ from .numbers import equal, is_known, known
 from .rewrites.sums import LineSum
 from .weights.groups import numbers_of_k
 
+QUANTIZED = {torch.float8_e4m3fn: "round_float8_e4m3fn", torch.float8_e5m2: "round_float8_e5m2"}
+"""Rounding to 8-bit floats, by their types."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Multiplied:
@@ -179,7 +182,13 @@ class _Elements(Chain):
     def _unrounded_to(self, dtype: torch.dtype, value: Reference) -> Reference:
         """Return a value without a rounding that its store as ``dtype`` repeats."""
         made = self.steps[value] if isinstance(value, int) else None
-        return made.arguments[0] if made is not None and made.op == ROUNDED.get(dtype) else value
+        return made.arguments[0] if made is not None and made.op == {**ROUNDED, **QUANTIZED}.get(dtype) else value
+
+    def _cast(self, op: Op, dtype: torch.dtype) -> Reference:
+        """Read a cast. That to 8-bit floats is implemented as the last operation, which the store of the operand repeats."""
+        if dtype in QUANTIZED:
+            return self.step(QUANTIZED[dtype], (self.read(op.operands[0]),))
+        return super()._cast(op, dtype)
 
     def _picked(self, op: Op, place: Place) -> int:
         """Return the lines of a tensor, of which numbers pick; 0 where none do. Raises ``Refusal``."""

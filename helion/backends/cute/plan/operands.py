@@ -56,10 +56,11 @@ ALIGNMENT_BYTES = 128
 def check_copies(plan: GemmPlan) -> None:
     """Check the tile and the cluster for copied operands, if there are any. Raises ``Refusal``."""
     in_memory = plan.problem.groups is not None or any(copied.is_gathered for copied in plan.problem.copied)
+    in_memory |= plan.problem.scales is not None and not plan.converts
     if plan.problem.copied and (in_memory or plan.problem.terms or has_steps(plan.problem)):
         raise Refusal(
             "operands of groups of rows, of sums of matmuls, of several batched tensors or dimensions, of picked lines, of 4-bit"
-            " neighbors, and of numbers that neighbors along K share, are copied in memory"
+            " neighbors, of numbers that neighbors along K share, and next to scales of blocks of K, are copied in memory"
         )
     if plan.problem.copied and (plan.cluster[0] > 1 or (plan.ctas_per_sm > 1 and not plan.converts)):
         raise Refusal(
@@ -86,9 +87,13 @@ def check_copies(plan: GemmPlan) -> None:
 
 
 def needs_registers(problem: GemmProblem) -> bool:
-    """Return whether only the warps that multiply may convert its copied operands."""
-    unknown = {*problem.runtime} - {LONGEST}
-    return bool(problem.copied and (unknown or problem.scales)) or any(each.is_packed for each in problem.copied)
+    """Return whether only the warps that multiply may convert its copied operands.
+
+    Next to scales that the matrix unit does not multiply by, kernels before the matmul write others.
+    """
+    unknown, scales = {*problem.runtime} - {LONGEST}, problem.scales
+    converted = scales is not None and (scales.micro or can_convert(problem))
+    return bool(problem.copied and (unknown or converted)) or any(each.is_packed for each in problem.copied)
 
 
 def check_known(problem: GemmProblem) -> None:

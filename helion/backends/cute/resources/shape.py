@@ -270,7 +270,7 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
         for term, of_term in enumerate((fact, *sides.terms))
         for each in copied_operands(facts, of_term, seconds)
     )
-    packed = any(each.is_packed for each in copied)
+    plain = any(each.is_packed for each in copied) or not (copied and (fact.lhs_prologue or fact.rhs_prologue))
     for each in copied:
         if each.operand in ("a", "b"):
             majors["ab".index(each.operand)] = (each.raw and raw_major(each.sources[0], ())) or "k"
@@ -282,7 +282,7 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
     loads = without_offsets(facts) if of_groups else facts
     sums = tuple(sums_along_k(facts, fact, axes))
     products = _second(sides.others, _pitch(majors[1], n, k))
-    scales = None if copied and not packed else block_scales(fact, facts, axes, k)
+    scales = block_scales(fact, facts, axes, k) if plain else None
     operands = (*products, *_operands(loads, axes), *(operand for operand, _ in sums))
     problem = GemmProblem(
         m=m,
