@@ -13,7 +13,7 @@ import torch
 
 import helion
 import helion.language as hl
-from helion._testing import EXAMPLES_DIR
+from helion._testing import EXAMPLES_DIR, import_path
 from helion.backends.cute import row_margins
 from helion.backends.cute.plan.rowwise.records import SIZE_N
 
@@ -107,6 +107,19 @@ def test_auto_takes_short_rows_with_logarithms_or_sums_over_rows() -> None:
         assert _of_workload(name, "bfloat16", m, n).backend == "cute"
     assert _of_workload("kl_div", "float32", 65536, 2048).backend == "triton"
     assert _of_workload("kl_div", "bfloat16", 32, 4096).backend == "triton"
+
+
+def test_auto_leaves_exact_exponentials_and_logarithms_of_long_rows_to_triton() -> None:
+    """They take a few hundred instructions for each element, more than its loads hide."""
+    module = import_path(EXAMPLES_DIR / "fused_linear_jsd.py")
+    for dtype, backend in ((torch.float32, "triton"), (torch.bfloat16, "cute")):
+        states, weights = (
+            torch.empty(2048, 64, dtype=dtype, device="meta"),
+            torch.empty(131072, 64, dtype=dtype, device="meta"),
+        )
+        arguments = (states, weights, states, weights)
+        kernel = helion.kernel(backend="auto", ignore_warnings=module.fused_linear_jsd.settings.ignore_warnings)
+        assert kernel(module.fused_linear_jsd.fn).bind(arguments, target="h200").backend == backend
 
 
 def test_sums_of_odd_rows_of_a_launch_run_on_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,13 @@ import torch
 from ....._compiler.facts.records import KernelFacts, MemoryOpFact
 from ....._shapes import dtype_name
 from ...plan.rowwise.buckets import bucket_of
-from ...plan.rowwise.demand import GRANULE_BYTES, RowDemand
+from ...plan.rowwise.demand import GRANULE_BYTES, WORD_BYTES, RowDemand
 from ...plan.rowwise.passes import POSITION_REGISTERS, held_bytes
 
 SFU_WORK, POLYNOMIAL_WORK, FP8_WORK = 2, 20, 8
+EXACT_WORK = 8
+"""The same as ``SFU_WORK`` for elements of 32 bits, by ptxas for sm_90: 7 of an exponential, 10 of a division, 24 of a
+logarithm. Those of 16 bits have short forms, of one instruction each but for the logarithm's polynomial."""
 """Instructions of an operation on the special function unit, of one that is a polynomial, and of a conversion to e4m3 with
 its test for NaN, approximately."""
 
@@ -67,6 +70,7 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
         return "the kernel reads no tensor of rows"
     loads += repeated
     reads = [op for op in facts.memory_ops if op.kind == "load"]
+    work = _work(facts, columns, min(op.itemsize for op in loads))
     vectors = [op for op in reads if len(op.tile_axes) == 1 and op.tile_axes[0] in columns]
     reductions = [fact for fact in facts.reductions if fact.axis in columns]
     stages = max((len(fact.stages) for fact in reductions), default=0)
@@ -100,7 +104,7 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
         group=max(groups, default=0),
         pairs=tuple(op.itemsize for op in pairs),
         temporaries=POSITION_REGISTERS if positions else 0,
-        work=_work(facts, columns) + FP8_WORK * sum(op.dtype == torch.float8_e4m3fn for op in stores),
+        work=work + FP8_WORK * sum(op.dtype == torch.float8_e4m3fn for op in stores),
     )
     blocks = None if inner is None else grid[0]
     fixed = {axis.block_id: axis.size for axis in facts.axes if axis.kind == "fixed" and axis.size is not None}
@@ -150,10 +154,11 @@ def _accesses(facts: KernelFacts, kind: str, among: Sequence[int], columns: set[
     return list(found.values())
 
 
-def _work(facts: KernelFacts, columns: set[int]) -> int:
-    """Return the instructions per element, approximately."""
+def _work(facts: KernelFacts, columns: set[int], itemsize: int) -> int:
+    """Return the instructions per element, approximately, of rows of inputs of so many bytes or more."""
+    special = EXACT_WORK if itemsize >= WORD_BYTES else SFU_WORK
     count = 4
     for work in facts.work:
         if columns & set(work.axes):
-            count += work.ops + SFU_WORK * work.sfu_ops + POLYNOMIAL_WORK * work.polynomials
+            count += work.ops + special * work.sfu_ops + POLYNOMIAL_WORK * work.polynomials
     return count
