@@ -17,7 +17,7 @@ from ..rewrites.peel_masks import hidden_blocks, window_of
 from ..rewrites.record import FactContext
 from ..rewrites.reduction_loops.roll import loads_in_chunks
 from .axes import axis_facts, count, with_means
-from .composed import epilogue_fact, pointwise_fact, reduced_products, tiled_epilogue_fact, work_facts
+from .composed import RANDOM, epilogue_fact, pointwise_fact, reduced_products, tiled_epilogue_fact, work_facts
 from .flow import trace_flow
 from .liveness import maximal, sweep
 from .matmuls import attention_fact, attention_gradient_facts, matmul_facts, operand_roles, weighted_fact
@@ -70,7 +70,7 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
         needed_tiles=tuple(map(maximal, liveness.needed)),
         held_tiles=tuple(map(maximal, liveness.held)),
         scans=tuple(_scan(op, walk) for op in walk.scans),
-        random_tiles=tuple(walk.tile(op.results[0]) for op in walk.other if op.kind in ("random", "random4")),
+        random_tiles=tuple(walk.tile(op.results[0]) for op in walk.other if op.kind in RANDOM),
         transposed_squares=tuple(walk.tile(op.results[0]) for op in walk.other if _exchanges(op)),
         atomics=atomic_facts(walk, flow, axes),
         messages=sum(map(is_message, program.walk())),

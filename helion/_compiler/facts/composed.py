@@ -24,6 +24,8 @@ from .records import (
 )
 from .walk import Walk
 
+#: Kinds of ops that call the random number generator.
+RANDOM = ("random", "random4")
 #: Number of loads of one tensor that make a window; two may be its halves.
 _WINDOW = 3
 
@@ -36,13 +38,16 @@ def work_facts(walk: Walk) -> tuple[WorkFact, ...]:
     counts: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for op in walk.pointwise:
         key = (walk.homes[op.number], walk.tile(op.results[0])[0])
-        entry = counts.setdefault(key, [0, 0, 0])
+        entry = counts.setdefault(key, [0, 0, 0, 0])
         entry[0] += 1
         entry[1] += is_sfu(op)
         entry[2] += isinstance(op.attrs, PointwiseAttrs) and op.attrs.name in POLYNOMIALS
+    for op in walk.other:
+        if op.kind in RANDOM:
+            counts.setdefault((walk.homes[op.number], walk.tile(op.results[0])[0]), [0, 0, 0, 0])[3] += 1
     return tuple(
-        WorkFact(region=region, axes=axes, ops=ops, sfu_ops=sfu_ops, polynomials=polynomials)
-        for (region, axes), (ops, sfu_ops, polynomials) in counts.items()
+        WorkFact(region=region, axes=axes, ops=ops, sfu_ops=sfu_ops, polynomials=polynomials, randoms=randoms)
+        for (region, axes), (ops, sfu_ops, polynomials, randoms) in counts.items()
     )
 
 

@@ -358,7 +358,8 @@ class WorkFact:
     """Elementwise ops of region ``region`` on values that span ``axes``.
 
     ``ops`` is their number, and ``sfu_ops`` the number of those on the special function unit (transcendental functions,
-    roots, divisions). ``polynomials`` counts those of them that take dozens of instructions each.
+    roots, divisions). ``polynomials`` counts those of them that take dozens of instructions each, and ``randoms`` the
+    calls of the random number generator, which are not in ``ops``.
     """
 
     region: int
@@ -366,6 +367,7 @@ class WorkFact:
     ops: int
     sfu_ops: int
     polynomials: int = 0
+    randoms: int = 0
 
 
 T = TypeVar("T")

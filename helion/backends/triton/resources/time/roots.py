@@ -15,6 +15,10 @@ from ..tiles import VECTOR_BYTES, beside_turned
 _ALIGNED = 16
 #: Values that are reduced together: an index accompanies its value, and is compared too.
 _VALUES = {"argmax": 3, "argmin": 3}
+#: Elementwise ops that a random number takes the time of: ten rounds of Philox with four multiplications each, half of
+#: which are issued at half the rate. It is fitted to six kernels on an H200 (``dropout_times`` in
+#: benchmarks/results/cute/nvidia-h200-attention.jsonl).
+RANDOM_OPS = 34
 
 
 class Extent(NamedTuple):
@@ -180,7 +184,9 @@ class _Preparation:
             regions=regions,
             accesses=tuple(map(self.access, operations)),
             work=tuple(
-                Work(w.region, self.tile(w.axes), w.axes, w.ops, w.sfu_ops) for w in facts.work if w.region in regions
+                Work(w.region, self.tile(w.axes), w.axes, w.ops + RANDOM_OPS * w.randoms, w.sfu_ops)
+                for w in facts.work
+                if w.region in regions
             ),
             reductions=tuple(self.reduction(fact) for fact in facts.reductions if fact.region in regions),
             scans=tuple(self.scans()),
