@@ -54,8 +54,9 @@ def rows_on_request(program: Program, target: Target, request: str) -> str:
     demand = demand_of(problem)
     if demand.repeated and demand.lanes == demand.copied_lanes:
         return f"row kernels with a matrix whose rows repeat run on request, {request}"
-    if demand.by_words and problem.columns_at_launch:
-        return f"sums of rows that begin anywhere and have as many columns as a launch gives run on request, {request}"
+    if problem.columns_at_launch and (demand.by_words or problem.totals):
+        where = "that begin anywhere and" if demand.by_words else "that the launch adds up and that"
+        return f"sums of rows {where} have as many columns as a launch gives run on request, {request}"
     if demand.fewest < LEAST_AUTO_COLUMNS and not _saves_instructions(problem):
         return f"row kernels of fewer than {LEAST_AUTO_COLUMNS} columns run on request, {request}"
     return ""

@@ -55,10 +55,11 @@ def bound(fn: Callable[..., None], arguments: Sequence[torch.Tensor], choice: Ro
 
     def launch(*given: torch.Tensor) -> None:
         names = dict(zip(inspect.signature(fn).parameters, given, strict=True))
+        allocated = {"parts": torch.full((-(-len(given[0]) // SPAN), given[0].shape[1]), 7.0)}
 
         def value(at: Any) -> Any:
             if isinstance(at, int):
-                return names.get(program.tensors[at].name, given[0])
+                return {**allocated, **names}.get(program.tensors[at].name, given[0])
             return at.evaluate(lambda leaf: eval(program.host.symbols[leaf.args[0]], {}, names))
 
         numbers = {name: value(number) for name, number in kernel.runtime}
@@ -89,6 +90,23 @@ def layer_gradients(x, w, grad, out, weights, biases):
             of_weight += (given * hat).sum(0)
         weights[block.id, :] = of_weight
         biases[block.id, :] = of_bias
+
+
+def square_totals(x, out, totals):
+    parts = torch.empty([helion.cdiv(x.size(0), SPAN), x.size(1)], dtype=torch.float32, device=x.device)
+    for block in hl.tile(x.size(0), block_size=SPAN):
+        acc = torch.zeros_like(x[0, :], dtype=torch.float32)
+        for tile in hl.tile(block.begin, block.end):
+            row = x[tile, :].to(torch.float32)
+            out[tile, :] = (row - row.mean(-1, keepdim=True)).to(out.dtype)
+            acc += (row * row).sum(0)
+        parts[block.id, :] = acc
+    hl.barrier()
+    for columns in hl.tile(x.size(1)):
+        total = hl.zeros([columns], dtype=torch.float32)
+        for lines in hl.tile(parts.size(0)):
+            total += parts[lines, columns].sum(0)
+        totals[columns] = total
 
 
 def masked_logsumexp(x, mask, out):
@@ -143,6 +161,7 @@ def test_sums_over_rows(choice: RowChoice, n: int) -> None:
 
     first = given(n, 6)
     layer = bound(layer_gradients, first, choice, SPAN)
+    squares = bound(square_totals, (first[0], first[3], first[4][0]), choice, SPAN)
     for m, length in zip((11, 5, 3), LENGTHS[n], strict=True):
         x, w, grad, out, weights, biases = given(length, m)
         wide = x.double()
@@ -150,6 +169,9 @@ def test_sums_over_rows(choice: RowChoice, n: int) -> None:
         hat = torch.nn.functional.layer_norm(wide, (length,), eps=EPS)
         assert close(biases, sums(grad.double()))
         assert ((weights.double() - sums(grad.double() * hat)).abs() <= 2e-6 * sums(grad.double().abs())).all()
+        total = torch.full((length,), 7.0)
+        squares(x, torch.full_like(x, 7.0), total)
+        assert close(total[None], wide.square().sum(0, keepdim=True))
 
 
 def sums(rows: torch.Tensor) -> torch.Tensor:

@@ -141,6 +141,21 @@ def test_a_kernel_with_totals_runs_on_the_cpu(dynamic: bool) -> None:
         _are_right(x, w, grad, out, of_weight)
 
 
+def test_totals_of_as_many_columns_as_a_launch_gives(tmp_path: Path) -> None:
+    """One plan serves rows of two lengths."""
+    text = (IMPORTS + inspect.getsource(made)).replace("hl.zeros([n],", "torch.zeros_like(w[:],")
+    changed = edited(text, "hl.specialize(x.size(1))", "x.size(1)", tmp_path / "changed.py").made
+    kernel = helion.kernel(changed, backend="cute", static_shapes=False)
+    bounds = set()
+    for m, n in ((37, 1000), (50, 904)):
+        x, w, grad, out, of_weight, *_ = _arguments(m, n, torch.bfloat16)
+        of_weight = torch.empty(n)
+        bounds.add(kernel.bind((x, w, grad, out, of_weight), target="h100"))
+        kernel(x, w, grad, out, of_weight)
+        _are_right(x, w, grad, out, of_weight)
+    assert len(bounds) == 1
+
+
 VISIBLE = {
     "returned": ("total.to(of_weight.dtype)", "total.to(of_weight.dtype)\n    return parts"),
     "another name": ("    for block in hl.tile(m", "    other = parts\n    for block in hl.tile(m"),

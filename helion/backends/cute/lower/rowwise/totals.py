@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from ....._compiler.ir.grammar import ForAttrs, MemoryAttrs, Op, PointwiseAttrs, Program, Root
-from ....._shapes import Expr, cdiv
+from ....._shapes import Expr
 from ...plan.refusal import Refusal
-from ..numbers import equal
+from ..numbers import equal, size
 from ..product import check_axis
 from .hidden import is_hidden
 from .sums import SumReader
@@ -61,12 +61,12 @@ def without_totals(program: Program) -> tuple[Program, Totals]:
     return replace(program, roots=(first,), blocks=blocks), found
 
 
-def _is_count(program: Program, size: object) -> bool:
-    """Return whether a size is the number of tiles of the first grid loop: that of rows, divided and rounded up."""
+def _is_count(program: Program, lines: object) -> bool:
+    """Return whether a number of lines is the number of tiles of the first grid loop: that of rows, divided and rounded up."""
     block = program.blocks[program.roots[0].axes[0].block]
     if isinstance(block.size, int):
-        return isinstance(block.extent, int) and size == cdiv(block.extent, block.size)
-    if not isinstance(size, Expr) or size.op != "neg" or not isinstance(quotient := size.args[0], Expr):
+        return isinstance(block.extent, int | Expr) and equal(lines, -(-size(block.extent) // block.size))
+    if not isinstance(lines, Expr) or lines.op != "neg" or not isinstance(quotient := lines.args[0], Expr):
         return False
     divisor = quotient.args[-1] if quotient.op == "floordiv" else None
     of_block = isinstance(divisor, Expr) and (divisor.op, divisor.args) == ("block", (block.id,))
@@ -134,5 +134,6 @@ class _Reader(SumReader):
             raise Refusal(f"{tensor.name} is not read or written in whole tiles of a loop that adds up sums over rows")
         ends = {axis.block: axis.end for axis in axes}
         begins = {axis.begin for axis in axes}
-        if begins != {0} or not all(equal(ends[block], size) for block, size in zip(blocks, tensor.shape, strict=True)):
+        covered = (equal(size(ends[block]), extent) for block, extent in zip(blocks, tensor.shape, strict=True))
+        if begins != {0} or not all(covered):
             raise Refusal(f"a loop that adds up sums over rows does not cover {tensor.name}")
