@@ -16,8 +16,7 @@ _ALIGNED = 16
 #: Values that are reduced together: an index accompanies its value, and is compared too.
 _VALUES = {"argmax": 3, "argmin": 3}
 #: Elementwise ops that a random number takes the time of: ten rounds of Philox with four multiplications each, half of
-#: which are issued at half the rate. It is fitted to six kernels on an H200 (``dropout_times`` in
-#: benchmarks/results/cute/nvidia-h200-attention.jsonl).
+#: which are issued at half the rate. It is fitted to six kernels on an H200 (rows ``dropout_times`` of attention).
 RANDOM_OPS = 34
 
 
