@@ -4,8 +4,9 @@ Matches kernels without a dot that reduce a value along an axis, where every loa
 are elements compared with all edges of a histogram, kernel sums, and distances of all pairs of rows. Each load serves
 many elements, so instructions bound the kernel. With one element along the reduced axis per step, each thread
 accumulates results of its own. Lanes exchange nothing, and what they share is one load of a warp. Rows loaded whole lie
-across lanes, and each result takes five shuffles per 32 elements. With fewer results than threads, lanes should share
-them. By ptxas for sm_90 (Triton 3.7), counting the edges below an element takes 2.2 instructions for each of 31 edges.
+across lanes, and each result takes five shuffles per 32 elements. With fewer results than threads, lanes share them, and
+a thread combines what it loads with several results: a load of strided elements takes a cycle for each line of a warp. By
+ptxas for sm_90 (Triton 3.7), counting the edges below an element takes 2.2 instructions for each of 31 edges.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ class _Numbers(Tuned):
     threads: int
     elements: int
     deep_elements: int
+    #: With fewer results than threads: results of a program, elements of each along the reduced axis, and threads.
+    shared_results: int
+    shared_elements: int
+    shared_threads: int
     #: Least elements that a load must be combined with: below, the kernel is memory-bound.
     least_reuse: int
     #: Least programs per SM, as far as tiles can shrink.
@@ -62,11 +67,11 @@ class TritonOuterReductionHeuristic(Heuristic):
         if primary.full_extent and any(len(op.tile_axes) > 1 for op in along):
             return Declined(f"rows along axis {primary.axis} are loaded in chunks")
         elements = math.prod(extent_of(facts.axes[block]) for block in kept)
-        if elements < target.num_sms * target.max_warps_per_sm * target.warp_size:
-            return Declined(f"{elements} results are fewer than threads")
         reuse = _reuse(along, facts, primary)
         if reuse < _TUNED.least_reuse:
             return Declined(f"loads along axis {primary.axis} serve only {reuse} elements each")
+        if elements < target.num_sms * target.max_warps_per_sm * target.warp_size:
+            return _shared(kept, facts, target, primary)
         sizes = _tiles(kept, facts, target)
         step = {primary.axis: axis.min_size or 1}
         chunks = step if axis.rollable else {}
@@ -87,6 +92,27 @@ class TritonOuterReductionHeuristic(Heuristic):
                 num_stages=1,
             ),
         )
+
+
+def _shared(
+    kept: list[int], facts: KernelFacts, target: Target, primary: ReductionFact
+) -> tuple[TritonProposal, ...] | Declined:
+    """Return the proposal whose lanes share results, of which each program has several."""
+    axis, (block, *more) = facts.axes[primary.axis], kept
+    width = min(_TUNED.shared_elements, next_power_of_2(primary.extent))
+    results = extent_of(facts.axes[block])
+    if more or axis.rollable or width < _TUNED.shared_elements:
+        return Declined(f"fewer results than threads, of {primary.extent} elements, are no loop over one axis")
+    rows = _TUNED.shared_results
+    if results < rows * _TUNED.programs * target.num_sms:
+        return Declined(f"{results} results are fewer than {rows} for each of {_TUNED.programs} programs per SM")
+    warps = warps_for_threads(_TUNED.shared_threads, target)
+    sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes} | {primary.axis: width, block: rows}
+    sizes = {each: clamp(size, facts.axes[each]) for each, size in sizes.items()}
+    if estimate(facts, target, sizes, warps, 1).spill_risk:
+        return Declined(f"{rows} results by {width} elements do not fit in registers")
+    reason = f"{rows} results of {primary.extent} elements, {width} at a time, shared by {warps} warps"
+    return (TritonProposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=1),)
 
 
 def _reuse(along: list[MemoryOpFact], facts: KernelFacts, primary: ReductionFact) -> int:
