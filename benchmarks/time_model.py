@@ -5,7 +5,7 @@
 
 Neither needs a GPU: the times are those of benchmarks/results/nvidia-h200-sweeps.tsv and nvidia-h200-samples.tsv, and the
 fit stays near the rates that benchmarks/calibrate.py has measured. What the product has is scored on
-nvidia-h200-holdout.tsv too, which no fit sees. Fitting takes scipy (``pip install helion-tiles[fit]``).
+nvidia-h200-holdout.tsv too, which no fit sees. Fitting takes scipy (``pip install --group fit``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Make the environment that the make targets run in; return at once when it exists already.
 
-    python3 scripts/setup.py run|test|lint|docs|plot [--venv .venv]     what `make demo`, `test`, `lint`, `docs`,
-    `report` need python3 scripts/setup.py remove                  [--venv .venv]     delete it again
+    python3 scripts/setup.py run|test|lint|docs|plot|fit [--venv .venv]   what `make demo`, `test`, ... need
+    python3 scripts/setup.py remove                      [--venv .venv]   delete it again
 
 Two kinds of machine:
 
@@ -10,7 +10,8 @@ Two kinds of machine:
 * It has not. pip installs torch, triton and then the rest, in the exact versions of constraints-cpu.txt. (For a torch
   *range* pip would choose the newest CUDA build, several GB.)
 
-The script uses the standard library and pip only, since it runs before anything is installed.
+The script uses the standard library and pip only, since it runs before anything is installed. uv and nox do not keep a
+machine's torch.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ OLDEST_TORCH = (2, 11)
 PINNED_FIRST = ("torch", "triton")
 # An accelerator's torch comes with these; replacing one of them breaks it.
 KEPT = ("torch", "triton", "numpy")
-# Needs of each kind of run beyond the package's own dependencies: extras of pyproject.toml.
+# Needs of each kind of run beyond the package's own dependencies: extras and groups of pyproject.toml.
 STAGES: dict[str, tuple[str, ...]] = {
     "run": ("cli",),
     "test": ("cli", "test", "report"),
@@ -136,20 +137,21 @@ def inputs() -> str:
     return hashlib.sha256(b"\0".join(p.read_bytes() for p in (PROJECT, CONSTRAINTS, Path(__file__)))).hexdigest()
 
 
-def project() -> dict[str, Any]:
-    """Return the table `project` of pyproject.toml."""
+def pyproject() -> dict[str, Any]:
+    """Return the tables of pyproject.toml."""
     try:
         import tomllib
     except ModuleNotFoundError:  # Python 3.10: pip carries one
         from pip._vendor import tomli as tomllib  # type: ignore[import-not-found,no-redef,unused-ignore]
-    found: dict[str, Any] = tomllib.loads(PROJECT.read_text())["project"]
+    found: dict[str, Any] = tomllib.loads(PROJECT.read_text())
     return found
 
 
 def extra_lines(extras: tuple[str, ...]) -> list[str]:
-    """Return the requirement strings of extras."""
-    groups = project()["optional-dependencies"]
-    return [line for extra in extras for line in groups[extra]]
+    """Return the requirement strings of extras and of dependency groups."""
+    tables = pyproject()
+    known = {**tables["dependency-groups"], **tables["project"]["optional-dependencies"]}
+    return [line for extra in extras for line in known[extra]]
 
 
 def requirements(stage: str, inherited: Inherited | None) -> list[str]:
@@ -158,7 +160,7 @@ def requirements(stage: str, inherited: Inherited | None) -> list[str]:
     if stage != "run":
         return extras
     # With an accelerator's torch `run` uses the installed packages, so that it works with no network.
-    return list(project()["dependencies"]) + ([] if inherited else extras)
+    return list(pyproject()["project"]["dependencies"]) + ([] if inherited else extras)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -64,6 +64,7 @@ INNER = {
         "ranks",
         "symmetric",
         "nested",
+        "pages",
         "agreement",
         "philox",
     ),

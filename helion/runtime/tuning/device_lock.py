@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -27,7 +26,6 @@ _LOG = _logging.logger(__name__)
 _LOOK, _LEAVE = 0.001, 0.002
 #: Timeout in seconds after an earlier wait timed out, until a wait succeeds.
 _AGAIN = 0.25
-_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 #: GPUs with a timed-out wait, and the time at which this process released the lock of each.
 _IN_VAIN: set[str] = set()
@@ -86,7 +84,7 @@ class DeviceLock:
         seconds = min(self._seconds, _AGAIN) if name in _IN_VAIN else self._seconds
         try:
             taken = _taken(name, seconds, stack)
-        except (OSError, ImportError) as error:
+        except (OSError, NotImplementedError) as error:
             _say_without(f"{type(error).__name__}: {error}")
             return
         if taken:
@@ -101,25 +99,18 @@ class DeviceLock:
 def _taken(name: str, seconds: float, stack: contextlib.ExitStack) -> bool:
     """Try to take the lock for ``seconds``, and return whether it was free; ``stack`` releases it.
 
-    Raises OSError and ImportError.
+    Raises OSError and NotImplementedError.
     """
-    import fcntl  # some systems have none
+    import filelock  # which imports asyncio
 
-    file = os.open(_files.private_folder() / f"gpu-{name}.lock", _FLAGS, 0o600)
-    stack.callback(os.close, file)
-    end = time.monotonic() + seconds
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= end:
-                return False
-            time.sleep(_LOOK)
-            continue
-        # closing is not enough: a process forked meanwhile has the file open, too
-        stack.callback(fcntl.flock, file, fcntl.LOCK_UN)
-        stack.callback(lambda: _RELEASED.update({name: time.monotonic()}))
-        return True
+    lock = filelock.FileLock(_files.private_folder() / f"gpu-{name}.lock", mode=0o600)
+    try:
+        lock.acquire(timeout=seconds, poll_interval=_LOOK)
+    except filelock.Timeout:
+        return False
+    stack.callback(lambda: _RELEASED.update({name: time.monotonic()}))
+    stack.callback(lock.release)
+    return True
 
 
 @functools.cache
