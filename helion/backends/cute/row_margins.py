@@ -57,6 +57,8 @@ def rows_on_request(program: Program, target: Target, request: str) -> str:
     if problem.columns_at_launch and (demand.by_words or problem.totals):
         where = "that begin anywhere and" if demand.by_words else "that the launch adds up and that"
         return f"sums of rows {where} have as many columns as a launch gives run on request, {request}"
+    if any(isinstance(number, str) for repeat in problem.repeats for number in (repeat.divisor, repeat.modulus)):
+        return f"row kernels with a vector over one of several dimensions that a launch gives run on request, {request}"
     if demand.fewest < LEAST_AUTO_COLUMNS and not _saves_instructions(problem):
         return f"row kernels of fewer than {LEAST_AUTO_COLUMNS} columns run on request, {request}"
     return ""

@@ -22,7 +22,7 @@ from backends.cute.ptx import rounded_to
 
 from helion.backends.cute.codegen.rowwise.module import parameters, render
 from helion.backends.cute.codegen.rowwise.totals import parts_of, shared_parameters, width_of
-from helion.backends.cute.plan.rowwise.records import SIZE_M, SIZE_N, RowPlan
+from helion.backends.cute.plan.rowwise.records import SIZE_M, SIZE_N, RowPlan, is_pitch
 from helion.backends.cute.roles.rowwise.program import row_program
 
 SECONDS = 200
@@ -488,7 +488,7 @@ def run_rows(
         else:
             arguments.append(Float32(given))
     arguments += [m] if plan.problem.counted_at_launch else []
-    arguments += [(Int32 if name == SIZE_N else Int64)(number) for name, number in zip(names, launched, strict=True)]
+    arguments += [(Int64 if is_pitch(name) else Int32)(number) for name, number in zip(names, launched, strict=True)]
     text = render(row_program(plan))
     count = min(clusters, -(-m // (plan.layout.choice.rows * max(1, plan.problem.span))))
     for number in range(count):

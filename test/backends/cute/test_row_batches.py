@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from backends.cute.test_row_buckets import bound
 from backends.cute.test_row_kernels import EPS, close, numbers, run
 from harness import tensor
 
@@ -81,6 +82,46 @@ def test_vectors_over_one_dimension_of_the_grid(n: int) -> None:
     out.fill_(7.0)
     helion.kernel(instance_norm, backend="cute")(x, weight, bias, out)
     assert close(out, want)
+
+
+def test_vectors_over_dimensions_that_a_launch_gives() -> None:
+    """One kernel is for batches and channels of any number; ``auto`` leaves it to the general backend."""
+    kernel, bounds, launch = helion.kernel(instance_norm, backend="cute", static_shapes=False), set(), None
+    for m, channels, n in ((3, 5, 1000), (2, 7, 1008), (0, 4, 1000), (4, 1, 1000)):
+        x, weight, bias = numbers(m, channels, n), numbers(channels, seed=1), numbers(m, seed=2, dtype=torch.float32)
+        out = torch.full_like(x, 7.0)
+        given = x, weight, bias, out
+        program = kernel.bind(given, target="h100").variant.analysis.program
+        launch = launch or bound(instance_norm, given, RowChoice(warps=2, rows=4, ctas_per_sm=1), program=program)
+        want = torch.nn.functional.layer_norm(x.double(), (n,), eps=EPS) * weight.double()[:, None]
+        want = want + bias.double()[:, None, None]
+        kernel(*given)
+        assert close(out, want)
+        if m * channels:
+            out.fill_(7.0)
+            launch(*given)
+            assert close(out, want)
+        bounds.add(id(kernel.bind(given)))
+    assert len(bounds) == 1
+
+
+def masked_softmax(x, mask, out):
+    for tile_b, tile_m in hl.tile([x.size(0), x.size(1)]):
+        row = x[tile_b, tile_m, :].to(torch.float32) + mask[tile_b, :].to(torch.float32)[:, None, :]
+        out[tile_b, tile_m, :] = torch.softmax(row, -1).to(out.dtype)
+
+
+def test_rows_that_repeat_for_as_many_rows_as_a_launch_gives() -> None:
+    kernel, launch = helion.kernel(masked_softmax, backend="cute", static_shapes=False), None
+    for m, rows in ((3, 5), (2, 7)):
+        x, mask = numbers(m, rows, 1000), numbers(m, 1000, seed=1)
+        given = x, mask, torch.full_like(x, 7.0)
+        program = kernel.bind(given, target="h100").variant.analysis.program
+        launch = launch or bound(masked_softmax, given, RowChoice(warps=2), program=program)
+        for call in (kernel, launch):
+            given[-1].fill_(7.0)
+            call(*given)
+            assert close(given[-1], torch.softmax(x.double() + mask.double()[:, None], -1))
 
 
 def test_slopes_of_heads() -> None:

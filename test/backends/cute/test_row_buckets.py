@@ -29,6 +29,7 @@ from harness import program_of, tensor
 import helion
 import helion.language as hl
 from helion import exc
+from helion._compiler.ir.grammar import Program
 from helion.backends.cute.execute.problems import check_columns
 from helion.backends.cute.lower.rowwise.rows import rows_of
 from helion.backends.cute.plan.refusal import Refusal
@@ -43,10 +44,16 @@ from helion.backends.cute.verify.state import Fault
 Launch = Callable[..., None]
 
 
-def bound(fn: Callable[..., None], arguments: Sequence[torch.Tensor], choice: RowChoice, span: int = 0) -> Launch:
+def bound(
+    fn: Callable[..., None],
+    arguments: Sequence[torch.Tensor],
+    choice: RowChoice,
+    span: int = 0,
+    program: Program | None = None,
+) -> Launch:
     """Return a function that runs the plan for these arguments on others, whose rows may have other lengths."""
     like = [torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device="meta") for each in arguments]
-    program = program_of(fn, *like, static_shapes=False)
+    program = program or program_of(fn, *like, static_shapes=False)
     kernel = rows_of(program)
     layout = layout_of(demand_of(kernel.problem), choice, H100)
     limits = {"shared_limit_bytes": H100.smem_per_block_bytes, "registers_per_sm": H100.registers_per_sm}

@@ -24,7 +24,7 @@ from ...plan.rowwise.extremes import IDENTITIES, packed_dtype, packed_extremes
 from ...plan.rowwise.logs import short_logs, summed_logs
 from ...plan.rowwise.passes import RowPass, Schedule, elements, kept_bytes, schedule_of
 from ...plan.rowwise.powers import fused_powers, fused_quotients, minuend
-from ...plan.rowwise.records import SIZE_N, RowLayout, RowPlan, RowProblem, pitch_name
+from ...plan.rowwise.records import SIZE_N, Repeat, RowLayout, RowPlan, RowProblem, pitch_name
 from ...plan.rowwise.shorts import short_quotients, short_values
 from ..epilogue import SHORT, expression
 from ..rows import REDUCTIONS
@@ -75,6 +75,14 @@ def pitch_of(problem: RowProblem, tensor: EpilogueOperand | EpilogueOutput) -> s
         return f"cta.{pitch_name(tensor.label)}"
     follows = problem.columns_at_launch and tensor.pitch == problem.n
     return columns_of(problem) if follows else str(tensor.pitch)
+
+
+def place_of_repeat(row: str, repeat: Repeat) -> str:
+    """Return the number of the element, or of the row, that a row has of one that repeats."""
+    divisor, modulus = (
+        f"cta.{number}" if isinstance(number, str) else str(number) for number in (repeat.divisor, repeat.modulus)
+    )
+    return f"{row} // {divisor} % {modulus}"
 
 
 def columns_of(problem: RowProblem) -> str:

@@ -8,7 +8,7 @@ from ...plan.epilogue import EpilogueOperand
 from ...plan.rowwise.demand import WORD_BYTES
 from ...plan.rowwise.kernel import RowsPlan
 from ...plan.rowwise.passes import schedule_of
-from ...plan.rowwise.records import SIZE_M, SIZE_N, RowLayout, RowPlan, RowProblem
+from ...plan.rowwise.records import SIZE_N, RowLayout, RowPlan, RowProblem, is_pitch
 from ...roles.rowwise.program import RowProgram
 from ...toolchain.kernel import GemmKernel
 from ..writer import Writer
@@ -34,7 +34,6 @@ from .words import place_of_words, places_of_halves, print_word_stores, print_wo
 ENTRY = "gemm"
 """The host function. It takes pointers of the outputs and the operands (or scalars), the numbers that only the launch
 knows, the maximum of co-resident clusters, and a stream."""
-SIZES = (SIZE_M, SIZE_N)
 IMPORTS = (
     "import types",
     "",
@@ -49,7 +48,7 @@ def pointer_dtypes(problem: RowProblem) -> tuple[str, ...]:
     """Return the types of the arguments of ``ENTRY``: outputs, operands or scalars, and launch-time numbers."""
     outputs = (output.dtype for output in problem.outputs)
     operands = (NUMBER if operand.kind == "number" else operand.dtype for operand in problem.epilogue.operands)
-    return (*outputs, *operands, *(SIZE if name in SIZES else PITCH for name in problem.runtime))
+    return (*outputs, *operands, *(PITCH if is_pitch(name) else SIZE for name in problem.runtime))
 
 
 def row_kernel_of(plan: RowsPlan) -> GemmKernel:
@@ -214,7 +213,7 @@ def parameters(problem: RowProblem) -> list[tuple[str, str]]:
     """Return the parameters of the kernel: (name, annotation)."""
     found = [(output.label, "Int64") for output in problem.outputs]
     found += [(operand.label, _annotation(operand)) for operand in problem.epilogue.operands]
-    return found + [(name, "Int32" if name in SIZES else "cutlass.Int64") for name in problem.runtime]
+    return found + [(name, "cutlass.Int64" if is_pitch(name) else "Int32") for name in problem.runtime]
 
 
 def _annotation(operand: EpilogueOperand) -> str:

@@ -20,6 +20,7 @@ from .elements import (
     first_term,
     own_name,
     pitch_of,
+    place_of_repeat,
     position,
     row_expression,
     stored_word,
@@ -272,7 +273,7 @@ def _column(gather: Gather) -> str:
 def _load_number(problem: RowProblem, operand: EpilogueOperand, place: str, repeat: Repeat | None = None) -> list[str]:
     size = itemsize(operand.dtype)
     word = f"row.{operand.label}_word"
-    index = "row.index" if repeat is None else f"row.index // {repeat.divisor} % {repeat.modulus}"
+    index = "row.index" if repeat is None else place_of_repeat("row.index", repeat)
     return [
         f"address = cta.{operand.label} + (Int64({index}) * {pitch_of(problem, operand)}{place}) * {size}",
         f"{word} = load_global(address, {size}, row.live)",

@@ -13,7 +13,7 @@ from ...plan.rowwise.records import RowLayout, RowPlan, RowProblem
 from ...roles import grammar as g
 from ...roles.rowwise import program as r
 from ..writer import Writer
-from .elements import columns_of, divisors_again, numbers_columns, pitch_of, slice_of, widened
+from .elements import columns_of, divisors_again, numbers_columns, pitch_of, place_of_repeat, slice_of, widened
 from .overlap import print_overlap
 from .planes import print_stored_planes
 from .words import loaded_words, print_word_load, print_word_sources
@@ -298,7 +298,7 @@ def _begin_load(out: Writer, plan: RowPlan) -> None:
     for operand in plan.problem.inputs:
         step = layout.granule_bytes(itemsize(operand.dtype))
         repeat = repeats.get(operand.label)
-        row = first if repeat is None else f"{first} // {repeat.divisor} % {repeat.modulus}"
+        row = first if repeat is None else place_of_repeat(first, repeat)
         granule = f"first_granule(cta, {row}, {pitch_of(plan.problem, operand)})"
         out.line(f"{operand.label}_source = {operand.label} + {granule} * {step}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,7 +16,7 @@ from ...plan.epilogue import (
     EpilogueOperand,
     EpilogueOutput,
 )
-from ...plan.rowwise.records import SIZE_M, SIZE_N, Gather, RowProblem, pitch_name
+from ...plan.rowwise.records import SIZE_M, SIZE_N, Gather, Repeat, RowProblem, pitch_name
 from ...toolchain.kernel import GemmKernel
 from ..evaluate import OPERATIONS, REDUCTIONS
 from ..problems import Given, check_columns, problem_of, split
@@ -40,9 +40,9 @@ def evaluate_rows(kernel: GemmKernel, given: Sequence[Given]) -> None:
     values, repeats = [torch.zeros(())], {each.operand: each for each in problem.repeats}
     for described, tensor in zip(problem.epilogue.operands, operands, strict=True):
         repeat = repeats.get(described.label)
-        rows = m if repeat is None else repeat.modulus
-        value = _operand(replace(described, pitch=pitch_of(described)), tensor, rows, n).float()
-        values.append(value if repeat is None else value[torch.arange(m) // repeat.divisor % repeat.modulus])
+        divisor, modulus = _repeated(repeat, launched) if repeat is not None else (1, m)
+        value = _operand(replace(described, pitch=pitch_of(described)), tensor, modulus, n).float()
+        values.append(value if repeat is None else value[torch.arange(m) // divisor % modulus])
     labels = [described.label for described in problem.epilogue.operands]
     for gather in problem.gathers:
         at, tensor = labels.index(gather.operand), operands[labels.index(gather.operand)]
@@ -67,6 +67,12 @@ def evaluate_rows(kernel: GemmKernel, given: Sequence[Given]) -> None:
         if output.kind == "total":
             value = value.sum(0, keepdim=True)
         torch.as_strided(out, value.shape, (pitch_of(output), 1)).copy_(value)
+
+
+def _repeated(repeat: Repeat, launched: Mapping[str, int]) -> tuple[int, int]:
+    """Return the divisor and the modulus of a repeat in a launch."""
+    divisor, modulus = (launched[x] if isinstance(x, str) else x for x in (repeat.divisor, repeat.modulus))
+    return divisor, modulus
 
 
 def _columns(gather: Gather, value: Callable[[str], torch.Tensor]) -> torch.Tensor:

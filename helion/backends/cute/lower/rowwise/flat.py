@@ -32,13 +32,13 @@ from ....._compiler.ir.grammar import (
     Value,
     ViewAttrs,
 )
-from ....._shapes import ONE, Dim, Expr
+from ....._shapes import ONE, Dim, Expr, Number
 from ...plan.refusal import Refusal
 from ..numbers import equal, factors, size
 from ..product import check_axis
 
 #: Divisor and modulus, by tensor: the element of row r is (r // divisor) % modulus.
-Repeated = Mapping[int, tuple[int, int]]
+Repeated = Mapping[int, tuple[Number, Number]]
 
 
 def with_flat_rows(program: Program) -> tuple[Program, Repeated]:
@@ -60,7 +60,7 @@ class _Flat:
         self.extents = tuple(size(source.blocks[block].extent) for block in self.blocks)
         self.values: dict[int, Value] = {}
         self.tensors: dict[int, HostTensor] = {}
-        self.repeated: dict[int, tuple[int, int]] = {}
+        self.repeated: dict[int, tuple[Number, Number]] = {}
         self.makers = {result.number: op for op in source.walk() for result in op.results}
         self.positions = self._positions_of_gathers()
 
@@ -231,10 +231,7 @@ class _Flat:
         later, count = self.extents[at + 1 :], self.extents[at]
         if (index.shift, index.operand) != (0, None) or not equal(tensor.shape[0], count):
             raise Refusal(f"{tensor.name} is accessed at an offset")
-        divisor = math.prod(each for each in later if isinstance(each, int))
-        if not isinstance(count, int) or not all(isinstance(each, int) for each in later):
-            raise Refusal(f"{tensor.name} is of one dimension of a grid, whose extent is known only at launch")
-        self.repeated[tensor.id] = (divisor, count)
+        self.repeated[tensor.id] = (math.prod(later), count)
         return replace(tensor, shape=(self._rows(), *tensor.shape[1:]))
 
     def _flat(self, tensor: HostTensor, first: int, indices: Sequence[Index]) -> HostTensor:

@@ -111,6 +111,8 @@ class RowChain(Chain):
         self.repeated = repeated
         #: Vectors over one dimension of a grid of several, by the name of their operand.
         self.repeats: dict[str, Repeat] = {}
+        #: Numbers of these that only the launch knows, by name.
+        self.counts: dict[str, Expr] = {}
         self.known = {}
         self.loads = {}
         self.steps = []
@@ -140,10 +142,17 @@ class RowChain(Chain):
         if index is None or index.kind != "tensor" or index.operand is None:
             found = super()._load(op)
             if op.attrs.tensor in self.repeated and isinstance(found, str):
-                divisor, modulus = self.repeated[op.attrs.tensor]
-                self.repeats[found] = Repeat(operand=self.loads[found][0].label, divisor=divisor, modulus=modulus)
+                self._repeat(found, *self.repeated[op.attrs.tensor])
             return found
         return self._gather(op, op.operands[index.operand])
+
+    def _repeat(self, found: str, divisor: Number, modulus: Number) -> None:
+        """Note which element each row has of a vector over one dimension of the grid."""
+        label = self.loads[found][0].label
+        given = {f"divisor_{label}": divisor, f"modulus_{label}": modulus}
+        self.counts |= {name: number for name, number in given.items() if isinstance(number, Expr)}
+        of_row = [name if isinstance(number, Expr) else int(number) for name, number in given.items()]
+        self.repeats[found] = Repeat(operand=label, divisor=of_row[0], modulus=of_row[1])
 
     def _gather(self, op: Op, index: Operand) -> Reference:
         """Read one element of each row: ``flat[row * pitch + number]``, with a loaded number. Raises ``Refusal``."""
@@ -566,7 +575,7 @@ def _kernel(frame: Frame, chain: RowChain) -> RowKernel:
     bounds = ((columns.args[0], bucket),) if isinstance(columns, Expr) and bucket is not None else ()
     strides, multiples = launch_strides(chain, epilogue, columns)
     runtime = tuple((name, each) for name, each in ((SIZE_M, rows), (SIZE_N, columns)) if isinstance(each, Expr))
-    runtime = (*runtime, *strides)
+    runtime = (*runtime, *chain.counts.items(), *strides)
     problem = RowProblem(
         m=max(1, example(rows)),
         n=frame.columns,

@@ -48,6 +48,11 @@ def pitch_name(label: str) -> str:
     return f"pitch_{label}"
 
 
+def is_pitch(name: str) -> bool:
+    """Return whether a number of a launch is the stride of a tensor's rows: others are counts of 32 bits."""
+    return name.startswith("pitch_")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Gather:
     """A ``column`` operand, by its label, whose place in a row is an integer per row, the operand of label ``index``.
@@ -65,11 +70,14 @@ class Gather:
 
 @dataclass(frozen=True, kw_only=True)
 class Repeat:
-    """A ``column`` operand, by its label, of whose elements row r has number (r // ``divisor``) % ``modulus``."""
+    """A ``column`` operand, by its label, of whose elements row r has number (r // ``divisor``) % ``modulus``.
+
+    Numbers that only the launch knows are names among ``RowProblem.runtime``.
+    """
 
     operand: str
-    divisor: int
-    modulus: int
+    divisor: int | str
+    modulus: int | str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +94,8 @@ class RowProblem:
     least: int = 0
     """The fewest columns of a row, if only the launch knows their number, which is up to ``n``; else 0."""
     runtime: tuple[str, ...] = ()
-    """Names of numbers that each launch passes, in order: ``size_m``, ``size_n``, then strides of rows."""
+    """Names of numbers that each launch passes, in order: ``size_m``, ``size_n``, those of repeats, then strides of
+    rows."""
     gathers: tuple[Gather, ...] = ()
     repeats: tuple[Repeat, ...] = ()
     span: int = 0
