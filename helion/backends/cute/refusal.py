@@ -103,6 +103,7 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     sources = [source for each in problem.copied for source in each.sources]
     begun = [source.name for source in sources if not source.aligned]
     added = [each for each in problem.outputs if each.adds and not each.lines]
+    yield problem.batch is not None and problem.epilogue.reduces_rows, "whose rows are reduced in a batch"
     yield begun and not problem.terms, f"of {''.join(begun[:1])}, which begins between multiples of 16 bytes,"
     yield groups and products > 1, of_groups
     yield (
@@ -130,6 +131,7 @@ def _not_run_on_blackwell(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     strided += [each.name for each in problem.outputs_of("strided")]
     yield problem.scales is not None and problem.scales.micro, "in a microscaling format"
     yield counts_rows(problem), "of rows in memory that the launch counts"
+    yield problem.batch is not None and problem.epilogue.reduces_rows, "whose rows are reduced in a batch"
     yield problem.summed, "next to sums along K"
     yield picked, f"with lines of {''.join(picked[:1])} that an index picks"
     yield problem.groups, f"over groups of rows by {'' if problem.groups is None else problem.groups.name}"

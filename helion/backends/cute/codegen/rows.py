@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..plan.counts import counts
+from ..plan.epilogue import EpilogueOutput
 from ..plan.joint import OwnPart, exchanged, joint, most_exchanged
 from ..plan.passes import divisors, passes, per_row
 from ..plan.records import GemmPlan
@@ -454,8 +455,23 @@ def store_rows(plan: GemmPlan, rows: str, dsl: Callable[[str], str], batched: Ca
         f"{indent}    row = {row}",
         f"{indent}    if row < {numbers.extent(plan, 'm')}:",
         *(
-            f"{indent}        {problem.label_of(output)}[row{', tile_n' if parted else batched(problem.label_of(output))}] = "
-            f"{column_registers(plan, output.value)}[i].to({dsl(output.dtype)})"
+            f"{indent}        {line}"
             for output in problem.numbers
+            for line in _store_number(plan, output, "tile_n" if parted else "", dsl, batched)
         ),
+    ]
+
+
+def _store_number(
+    plan: GemmPlan, output: EpilogueOutput, tile: str, dsl: Callable[[str], str], batched: Callable[[str], str]
+) -> list[str]:
+    """Return the store of the number of a row, or its addition to memory."""
+    label = plan.problem.label_of(output)
+    place = f"row, {tile}" if tile else f"row{batched(label)}"
+    value = f"{column_registers(plan, output.value)}[i].to({dsl(output.dtype)})"
+    if not output.adds:
+        return [f"{label}[{place}] = {value}"]
+    return [
+        f"to_number = {label}.iterator + cute.crd2idx(({place}), {label}.layout)",
+        f'cute.arch.red(to_number, {value}, op="add", dtype={dsl(output.dtype)}, sem="relaxed", scope="gpu")',
     ]

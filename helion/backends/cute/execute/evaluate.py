@@ -390,7 +390,8 @@ def _store(output: EpilogueOutput, out: torch.Tensor, value: torch.Tensor, probl
         value = value.expand(problem.m, problem.n)
         stored.copy_(stored + value.to(stored.dtype) if output.adds else value)
     else:
-        torch.as_strided(out, (problem.m, 1), (output.pitch, 1)).copy_(value)
+        stored = torch.as_strided(out, (problem.m, 1), (output.pitch, 1))
+        stored.copy_(stored + value.to(stored.dtype) if output.adds else value)
 
 
 def _store_lines(

@@ -557,7 +557,8 @@ def _check_reduction(op: Op, frame: Frame) -> None:
         raise Refusal(
             "reductions of a tile's columns are implemented where a program holds whole rows, hl.tile over M alone"
         )
-    if reduced != {frame.n} or frame.block(source.dims[0]) != frame.m:
+    kept = [block for dim in source.dims if (block := frame.block(dim)) not in reduced]
+    if reduced != {frame.n} or kept[:1] != [frame.m]:
         raise Refusal("reductions of whole rows, along N, are implemented")
 
 

@@ -32,6 +32,7 @@ from .peers.messages import with_messages, without_messages
 from .product import Product, product_of
 from .rewrites.ends import with_ends, without_ends
 from .rewrites.micro import with_micro_scales, without_micro_scales
+from .rewrites.panels import with_panels
 from .rewrites.partials import with_whole_k
 from .rewrites.picks import Pick, with_picks
 from .terms import TermProgram, blocks_of_loops, of_two_majors, programs_of_terms, sum_of
@@ -91,13 +92,16 @@ def _of_windows(program: Program, pairs: Mapping[int, bool], whole_k: bool) -> P
 def _of_groups_or_batch(program: Program, pairs: Mapping[int, bool], whole_k: bool) -> Product:
     grouped = without_groups(program)
     picked = with_picks(grouped.program)
-    batched = without_batch(picked.program)
+    panelled = picked.program if grouped.offsets is not None else with_panels(picked.program)
+    batched = without_batch(panelled)
     looped = with_loop(batched.program)
     turns = grouped.offsets is None and whole_k and len(batched.levels) <= 1
     product = _of_terms(looped.program, batched.strides, picked.picks, pairs, turns)
     if looped.held:
         product = dataclasses.replace(product, depth=product.problem.line)
     product = _of_groups(product, batched, grouped) if grouped.offsets is not None else _side_by_side(product, batched)
+    if panelled is not picked.program and program.blocks[product.blocks[1]].tunable:
+        product = dataclasses.replace(product, undecided=(product.blocks[1],))
     return _renamed(product, {each: pick.tensor.id for each, pick in picked.picks.items()})
 
 
@@ -216,7 +220,8 @@ def _of_groups_of_k(product: Product, grouped: GroupedK) -> Product:
 def _side_by_side(product: Product, batched: Batched) -> Product:
     """Return the product of a batch, whose dimensions of one matmul each are left out."""
     is_empty = product.is_empty or any(equal(level.size, 0) for level in batched.levels)
-    product = dataclasses.replace(product, batch_blocks=batched.blocks, is_empty=is_empty)
+    tiles = tuple(block for block in batched.blocks if batched.program.blocks[block].kind == "tile")
+    product = dataclasses.replace(product, batch_blocks=tiles, is_empty=is_empty)
     levels = _joined([level for level in batched.levels if not equal(level.size, 1)])
     if not levels or is_empty:
         return product
@@ -286,7 +291,8 @@ def _numbers(product: Product, level: Level) -> dict[str, Number]:
     numbers: dict[str, Number] = {"batches": level.size}
     for label, source in zip(labels, sources, strict=True):
         numbers[f"batch_stride_{label}"] = 0 if isinstance(source, Expr) else level.strides.get(source, 0)
-    if problem.groups is None and any(equal(numbers[f"batch_stride_{label}"], 0) for label in written):
+    stored = [problem.label_of(each) for each in problem.outputs if not each.adds]
+    if problem.groups is None and any(equal(numbers[f"batch_stride_{label}"], 0) for label in stored):
         raise Refusal("all matmuls of the batch are stored at the same address")
     return numbers
 

@@ -50,8 +50,9 @@ def split(problem: GemmProblem, tile_columns: int) -> tuple[GemmProblem, RowFini
         raise Refusal("rows in memory are implemented for one matmul whose rows are reduced")
     if not finishes(problem):
         raise Refusal(
-            f"rows in memory are implemented for sizes that are known when the kernel is compiled, or of more than"
-            f" {MOST_HELD_COLUMNS} columns if only the launch knows their number; use static_shapes=True or hl.specialize"
+            f"rows in memory are implemented without atomic additions, for sizes that are known when the kernel is compiled,"
+            f" or of more than {MOST_HELD_COLUMNS} columns if only the launch knows their number; use static_shapes=True or"
+            " hl.specialize"
         )
     parts = _parts(problem)
     return _with_tiles(problem, parts, tile_columns) if parts else _with_rows(problem)
@@ -59,7 +60,8 @@ def split(problem: GemmProblem, tile_columns: int) -> tuple[GemmProblem, RowFini
 
 def finishes(problem: GemmProblem) -> bool:
     """Return whether a second kernel may finish rows, given the numbers that only the launch knows."""
-    return {*problem.runtime} <= {*LAUNCHED} and (SIZE_M not in problem.runtime or problem.n > MOST_HELD_COLUMNS)
+    known = SIZE_M not in problem.runtime or problem.n > MOST_HELD_COLUMNS
+    return {*problem.runtime} <= {*LAUNCHED} and known and not any(each.adds for each in problem.outputs)
 
 
 def counts_rows(problem: GemmProblem) -> bool:

@@ -160,7 +160,8 @@ def _check_level(problem: GemmProblem, batch: Batch) -> None:
         if problem.copy_of(operand) is None
     ]
     for output, pitch in zip(problem.outputs, batch.outputs, strict=True):
-        if problem.groups is None and problem.batch == batch and batch.outer is None:
+        apart = output.kind != "column" or not output.adds
+        if problem.groups is None and problem.batch == batch and batch.outer is None and apart:
             _check_apart(problem, output, pitch)
         moved += [(shown_output(problem, output), output.dtype, pitch)] if output.kind == "exact" else []
     for operand, pitch in zip(problem.epilogue.operands, batch.operands, strict=True):
@@ -398,7 +399,8 @@ def check_outputs(problem: GemmProblem) -> None:
         if output.adds and (output.dtype not in ADDED_DTYPES or not _is_added(problem, output)):
             raise Refusal(
                 f"{shown_output(problem, output)} is added to, which is implemented for matrices of"
-                f" {', '.join(ADDED_DTYPES)}, without row reductions, and of groups of rows for picked lines"
+                f" {', '.join(ADDED_DTYPES)}, without row reductions, for numbers of rows without groups, and for picked lines of"
+                " groups of rows"
             )
         if output.lines is not None and (output.kind != "strided" or output.picked < 1 or problem.scales is not None):
             raise Refusal(f"{shown_output(problem, output)} is stored to picked lines, without scales of blocks of K")
@@ -431,7 +433,10 @@ def _check_turned(problem: GemmProblem, output: EpilogueOutput) -> None:
 
 
 def _is_added(problem: GemmProblem, output: EpilogueOutput) -> bool:
-    """Return whether an addition to an output is implemented: by TMA, or by threads, which know the ends of groups."""
+    """Return whether an addition to an output is implemented: by TMA, or by threads, which know the ends of groups. Rows that
+    a second kernel finishes have none."""
+    if output.kind == "column":
+        return problem.groups is None
     matrix = output.kind == "strided" or (output.kind == "exact" and problem.groups is None)
     return matrix and not problem.epilogue.reduces_rows
 

@@ -25,12 +25,21 @@ from ..plan.epilogue import (
 )
 from ..plan.finish import with_most_rows
 from ..plan.operands import fills_turned_tiles, gains_by_turning
-from ..plan.records import TMA_ALIGNMENT_BYTES, Batch, GemmProblem, Groups, Major, Term
+from ..plan.records import Batch, GemmProblem, Groups, Major, Term
 from ..plan.scales import MICRO_FORMATS, Ends
 from .groups import groups_of_blocks, has_groups_of_k, rows_of_groups, without_offsets
+from .panels import with_panels
 from .picks import LINES, is_picked, with_picks
 from .scales import block_scales, blocks_of_k, depth_of, fixed_size, scale_loads
-from .sources import copied_operands, has_one_source, load_of, multiplied_dtype, sums_along_k
+from .sources import (
+    copied_operands,
+    ends_in_a_granule,
+    has_one_source,
+    is_strided,
+    load_of,
+    multiplied_dtype,
+    sums_along_k,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +125,7 @@ class _Sides:
 
 def shape_of(facts: KernelFacts) -> ProductShape | str:
     """Return the GEMM of a kernel, or the reason why its facts show none."""
-    facts = with_picks(facts)
+    facts = with_panels(with_picks(facts))
     sides = _sides(facts)
     if isinstance(sides, str):
         return sides
@@ -125,7 +134,7 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
     stores = _stores(facts, axes)
     if isinstance(stores, str):
         return stores
-    if _lines(stores[0], axes) == axes[::-1]:  # the GEMM of the transposed operands
+    if sides.whole is None and _lines(stores[0], axes) == axes[::-1]:  # the GEMM of the transposed operands
         axes = axes[::-1]
     batch = _batch_axes(facts, sides, (*axes, sides.inner))
     if any(axis.extent is None or not (axis.on_grid or axis.kind == "scalar") for axis in batch):
@@ -529,7 +538,8 @@ def _epilogue(
 def _output_kind(store: MemoryOpFact, axes: tuple[int, int]) -> OutputKind:
     if len(_walked(store, axes)) < len(axes):
         return "column"
-    return "strided" if is_picked(store) or _is_strided(store) or _ends_in_a_granule(store) else "exact"
+    by_threads = is_picked(store) or is_strided(store) or ends_in_a_granule(store) or _lines(store, axes) != axes
+    return "strided" if by_threads else "exact"
 
 
 def _axes(fact: MatmulFact) -> tuple[int | None, int | None, int | None]:
@@ -581,20 +591,8 @@ def _operands(facts: KernelFacts, axes: tuple[int, int]) -> Iterator[EpilogueOpe
             yield EpilogueOperand(name=f"operand_{op.slot}", kind=kind, dtype=dtype_name(op.dtype), pitch=pitch)
 
 
-def _is_strided(op: MemoryOpFact) -> bool:
-    """Return whether a matrix has strides that TMA cannot take."""
-    steps = [n for n, extent in zip(op.strides, op.extents, strict=True) if n != 1 and extent > 1]
-    return op.static and (1 not in op.strides or any(n * op.itemsize % TMA_ALIGNMENT_BYTES for n in steps))
-
-
-def _ends_in_a_granule(store: MemoryOpFact) -> bool:
-    """Return whether rows of an output end within 16 bytes, which TMA stores whole."""
-    rows = [extent for step, extent in zip(store.strides, store.extents, strict=True) if step == 1]
-    return store.static and bool(rows) and rows[-1] * store.itemsize % TMA_ALIGNMENT_BYTES != 0
-
-
 def _kind(op: MemoryOpFact, axes: tuple[int, int]) -> OperandKind:
     along = {axis for axis, stride in zip(op.subscript_axes, op.strides, strict=True) if stride}
     if set(axes) <= along:
-        return "strided" if _is_strided(op) else "exact"
+        return "strided" if is_strided(op) else "exact"
     return "row" if axes[1] in along else "column"

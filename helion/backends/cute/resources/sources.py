@@ -127,3 +127,15 @@ def _is_odd(op: MemoryOpFact, k_axis: int | None) -> bool:
     contiguous = k_major or (1 in op.strides and op.itemsize == 2)
     steps = [n for n in op.strides if n != 1] if op.static else []
     return op.static and (not contiguous or any(n * op.itemsize % TMA_ALIGNMENT_BYTES for n in steps))
+
+
+def is_strided(op: MemoryOpFact) -> bool:
+    """Return whether a matrix has strides that TMA cannot take."""
+    steps = [n for n, extent in zip(op.strides, op.extents, strict=True) if n != 1 and extent > 1]
+    return op.static and (1 not in op.strides or any(n * op.itemsize % TMA_ALIGNMENT_BYTES for n in steps))
+
+
+def ends_in_a_granule(store: MemoryOpFact) -> bool:
+    """Return whether rows of an output end within 16 bytes, which TMA stores whole."""
+    rows = [extent for step, extent in zip(store.strides, store.extents, strict=True) if step == 1]
+    return store.static and bool(rows) and rows[-1] * store.itemsize % TMA_ALIGNMENT_BYTES != 0
