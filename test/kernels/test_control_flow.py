@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -644,6 +646,39 @@ def test_a_captured_global_that_changes(monkeypatch: pytest.MonkeyPatch) -> None
             assert "SCALE" in str(error)
         else:
             torch.testing.assert_close(result, expected * 0.5 + 2 + WEIGHT)
+
+
+@helion.kernel
+def applies(x: torch.Tensor, function: Callable[..., torch.Tensor]) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile] = function(x[tile], tile)
+    return out
+
+
+OTHER_MODULE = """
+import torch
+
+WEIGHT, TABLES = torch.linspace(2.0, 3.0, 37), {"bias": [torch.linspace(4.0, 5.0, 37)]}
+
+
+def scaled(v, tile):
+    return v * WEIGHT[tile] + TABLES["bias"][0][tile]
+"""
+
+
+def test_globals_of_a_function_of_another_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "other_module.py").write_text(OTHER_MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    other: Any = importlib.import_module("other_module")
+    x = sample(37)
+    bound = applies.bind((x, other.scaled))
+    for _ in range(2):
+        expected = x * other.WEIGHT + other.TABLES["bias"][0]
+        torch.testing.assert_close(bound.compile_config(bound.conservative_config())(x, other.scaled), expected)
+        torch.testing.assert_close(applies(x, other.scaled), expected)
+        other.WEIGHT = torch.linspace(7.0, 9.0, 37)
+        bound = applies.bind((x, other.scaled))
 
 
 # --- several loops, several outputs -------------------------------------------------------------------------------------

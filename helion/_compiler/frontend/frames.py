@@ -6,6 +6,7 @@ import ast
 import builtins
 import functools
 import inspect
+import re
 import types
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -95,6 +96,13 @@ class Frame:
         """Return whether a name is a variable of the enclosing function."""
         return name in self.closure or (self.outer is not None and self.outer.closes_over(name))
 
+    def in_globals(self, expression: str) -> str:
+        """Return the host expression of one that begins with a name of the function's module; none is ``""``."""
+        if not self.globals_source.endswith(".__globals__"):
+            return f"{self.globals_source}.{expression}" if self.globals_source else ""
+        name = re.split(r"\W", expression, maxsplit=1)[0]
+        return f"{self.globals_source}[{name!r}]{expression[len(name) :]}"
+
     def peek(self, name: str) -> Any:
         """Return the current value of a name without recording the read; None if it has none."""
         if name in self.names:
@@ -122,7 +130,7 @@ class Frame:
             if changed is not None:
                 return changed[1]
             t.world.assume("item", self.module_globals, name, value)
-            return outside_object(t, value, f"{self.globals_source}.{name}")
+            return outside_object(t, value, self.in_globals(name))
         if hasattr(builtins, name):
             return getattr(builtins, name)
         raise exc.UndefinedVariable(name=name, detail="")

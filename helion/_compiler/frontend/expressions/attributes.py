@@ -85,7 +85,7 @@ def lifted(s: Scope, value: Any, node: ast.expr | None) -> Any:
         root = root.value
     if isinstance(root, ast.Name) and not s.frame.holds(root.id) and root.id in s.frame.module_globals:
         assert node is not None
-        return lift_object(s.t, value, f"{s.frame.globals_source}.{ast.unparse(node)}")
+        return lift_object(s.t, value, s.frame.in_globals(ast.unparse(node)))
     return lift_object(s.t, value, "") if isinstance(value, torch.Tensor) else value
 
 

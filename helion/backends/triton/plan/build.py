@@ -427,7 +427,7 @@ def _waiting(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _short(source: str) -> str:
     """Return a name for a host expression: ``epilogue.__closure__[0].cell_contents`` becomes ``epilogue_0``."""
-    source = source.replace("_helion_runtime.flat_", "")
+    source = source.replace("_helion_runtime.flat_", "").replace(".__globals__['", "_").replace("']", "")
     return source.replace(".__closure__[", "_").replace("].cell_contents", "").replace("_source_module.", "")
 
 
