@@ -6,8 +6,8 @@ from typing import Any
 
 from ... import exc
 from ..._compiler.decisions import Decisions
-from ..._compiler.ir.grammar import Program
-from ..._shapes import NeedsValue
+from ..._compiler.ir.grammar import Block, Program
+from ..._shapes import NeedsValue, hint_of, next_power_of_2
 from ...autotuner.space.fields import Scalar
 from ...autotuner.space.own import OwnKeys
 from ...autotuner.space.program_shape import ProgramShape
@@ -119,6 +119,7 @@ def attention_keys(shape: ProgramShape, program: Program, target: Target, settin
     most_groups = 1 if found.problem.latent else MOST_GROUPS
     sizes = {loops.queries: (WGMMA_ROWS, most_groups * WGMMA_ROWS), loops.keys: (step, most)}
     sizes |= {block: (1, 1) for block in loops.heads if program.blocks[block].kind == "tile"}
+    sizes |= {block: (whole, whole) for block in found.gone if (whole := one_tile(program.blocks[block]))}
     stages = EnumFragment((None, *range(LEAST_STAGES, MOST_STAGES + 1)))
     first = _first_choice(found.problem, most, target)
     if not found.problem.softmax:
@@ -153,6 +154,14 @@ def attention_keys(shape: ProgramShape, program: Program, target: Target, settin
         holds_values=False,
         planned=True,
     )
+
+
+def one_tile(block: Block) -> int:
+    """Return the size of one tile of a block that a rewrite has taken out of the kernel; 0 for no tile of the config's.
+
+    The host may allocate memory for each tile.
+    """
+    return 0 if block.kind != "tile" or block.extent is None else next_power_of_2(hint_of(block.extent))
 
 
 def absent_keys() -> dict[str, str]:

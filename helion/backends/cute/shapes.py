@@ -49,6 +49,7 @@ from .lower.host import gemm_pieces
 from .lower.kernel import build_plan, known_product
 from .lower.peers.messages import plain
 from .lower.rewrites.ends import without_ends
+from .lower.rewrites.key_parts import with_whole_keys
 from .lower.rewrites.partials import with_whole_k
 from .lower.rowwise import kernel as rows
 from .lower.weights.nibbles import with_nibbles
@@ -274,7 +275,10 @@ def _verify_attention(plan: CuteAttentionPlan) -> None:
 
 def _attention_on_request(program: Program, facts: KernelFacts, target: Target) -> str:
     """Return a reason for attention that has not run on a GPU."""
-    return f"attention on tcgen05 runs on request, {_REQUEST}" if target.has("tcgen05") else ""
+    if target.has("tcgen05"):
+        return f"attention on tcgen05 runs on request, {_REQUEST}"
+    in_parts = "attention in parts of keys that a loop after hl.barrier() combines"
+    return f"{in_parts} runs on request, {_REQUEST}" if known_attention(program).gone else ""
 
 
 PAGES_LEAD = Lead(corrected=1.3)
@@ -293,7 +297,7 @@ ATTENTION = Shape(
     refusal=attention_refusal,
     multiples=attention_multiples,
     keys=attention_keys,
-    described=with_joined_loops,
+    described=lambda program: with_joined_loops(with_whole_keys(program).program),
     predict=_predict_attention,
     plan=build_attention,
     plan_type=CuteAttentionPlan,

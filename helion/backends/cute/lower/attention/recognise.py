@@ -19,6 +19,8 @@ from ....._compiler.ir.grammar import Program
 from ....._shapes import Expr
 from ...plan.attention.build import MOST_COLUMNS, check_problem
 from ...plan.attention.records import AttentionProblem, Band, Formula, KeyRange, without_rest
+from ...plan.refusal import Refusal
+from ..rewrites.key_parts import with_whole_keys
 from .band import covered_keys, every_query_sees, key_span
 from .consecutive import with_joined_loops
 from .formula import FormulaReader
@@ -45,6 +47,8 @@ class Attention:
     tensors: tuple[int, ...]
     """Ids of q, k, v and the outputs."""
     sources: tuple[int | Expr, ...]
+    gone: tuple[int, ...] = ()
+    """Blocks of the program that ``loops`` does not have."""
 
     @property
     def arguments(self) -> tuple[int | Expr, ...]:
@@ -79,10 +83,10 @@ def attention_of(program: Program, packed: bool = True) -> Attention:
 
     Raises ``Refusal``.
     """
-    loops = loops_of(with_joined_loops(program))
-    found = _with_softmax if has_softmax(loops) else _with_weights
+    whole = with_whole_keys(program)
+    loops = loops_of(with_joined_loops(whole.program))
     finish = Finish(loops)
-    weighting = found(loops, finish)
+    weighting = (_with_softmax if has_softmax(loops) else _with_weights)(loops, finish)
     queries = Queries(loops)
     (q, k, v), rests = operands_of(loops, queries)
     outputs = finish.outputs()
@@ -119,10 +123,11 @@ def attention_of(program: Program, packed: bool = True) -> Attention:
     problem = replace(problem, latent=_is_latent(problem, k[1] == v[1]))
     problem = with_heads_as_rows(loops, with_packed_heads(loops, problem) if packed else problem)
     problem = replace(problem, units=tuple(loops.numbers.units))
-    _check(loops, problem)
+    _check(loops, problem, weighting if whole.blocks else None)
     return Attention(
         problem=problem,
         loops=loops,
+        gone=whole.blocks,
         tensors=(q[1], k[1], v[1], *(tensor for _, tensor, _ in rests.values()), *finish.tensors),
         sources=(
             *queries.reader.arguments(queries.formula),
@@ -135,9 +140,19 @@ def attention_of(program: Program, packed: bool = True) -> Attention:
     )
 
 
-def _check(loops: Loops, problem: AttentionProblem) -> None:
+def _check_parts(weighting: Weighting) -> None:
+    """Check that a query sees keys in each part of them, so that no part is a quotient of zeros. Raises ``Refusal``."""
+    formula = weighting.score
+    infinite = may_be_infinite(replace(formula, sources=()))
+    if not weighting.band.is_whole or weighting.key_range is not None or infinite:
+        raise Refusal("a mask is not implemented in parts of keys that a loop after hl.barrier() combines")
+
+
+def _check(loops: Loops, problem: AttentionProblem, of_parts: Weighting | None) -> None:
     """Check what is known of the problem and of its tensors. Raises ``Refusal``."""
     check_problem(problem)
+    if of_parts is not None:
+        _check_parts(of_parts)
     check_strides(loops, problem)
     check_storage(loops)
 

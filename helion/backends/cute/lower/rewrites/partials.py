@@ -46,7 +46,7 @@ from ..numbers import equal
 
 MAX_PARTS = 4096
 """Parts of K whose bounds are evaluated."""
-_MOVED = ("pointwise", "load", "store", "full", "view", "tile", "iota", "mask", "atomic")
+MOVED = ("pointwise", "load", "store", "full", "view", "tile", "iota", "mask", "atomic")
 """Operations of the second grid loop that keep their meaning in the first one."""
 _ARITHMETIC: Mapping[str, Callable[..., int]] = {
     "add": lambda x, y: x + y,
@@ -72,10 +72,10 @@ def with_whole_k(program: Program) -> Whole:
     roots = program.roots
     if len(roots) != 2 or roots[0].phase == roots[1].phase or roots[0].launch != roots[1].launch:
         return Whole(program=program)
-    return _Joiner(program).joined() or Whole(program=program)
+    return Joiner(program).joined() or Whole(program=program)
 
 
-class _Joiner:
+class Joiner:
     """A rewrite of two grid loops to one."""
 
     def __init__(self, program: Program) -> None:
@@ -89,10 +89,10 @@ class _Joiner:
         if len(loops) != 1 or loops[0].kind != "for" or len(stores) != 1 or stores[0].kind != "store":
             return None
         (loop,), (store,) = loops, stores
-        if len(loop.attributes(ForAttrs).axes) != 1 or self._made(store.operands[0]) is not loop:
+        if len(loop.attributes(ForAttrs).axes) != 1 or self.made(store.operands[0]) is not loop:
             return None
         part, sums = self._part(store), self._sums(store.attrs.tensor)
-        if part is None or sums is None or not self._is_hidden(store.attrs.tensor, store):
+        if part is None or sums is None or not self.is_hidden(store.attrs.tensor, store):
             return None
         k = self._whole_k(loop, part)
         dims = self._same_tiles(store, sums[0], part)
@@ -102,7 +102,7 @@ class _Joiner:
 
     # Reading -------------------------------------------------------------------------------------------------------------
 
-    def _made(self, value: Operand | None) -> Op | None:
+    def made(self, value: Operand | None) -> Op | None:
         return self.makers.get(value.number) if isinstance(value, Value) else None
 
     def _part(self, store: Op) -> LoopAxis | None:
@@ -111,8 +111,8 @@ class _Joiner:
         if len(attrs.indices) != 3 or attrs.mask is not None or tensor.dtype != torch.float32:
             return None
         first, *others = attrs.indices
-        made = self._made(store.operands[first.operand]) if first.operand is not None else None
-        if first.kind != "scalar" or not fixed_at(first.shift, 0) or not all(map(_is_block, others)):
+        made = self.made(store.operands[first.operand]) if first.operand is not None else None
+        if first.kind != "scalar" or not fixed_at(first.shift, 0) or not all(map(is_block, others)):
             return None
         if made is None or not isinstance(made.attrs, TileAttrs):
             return None
@@ -120,20 +120,20 @@ class _Joiner:
         if axis is None or not isinstance(axis.end, int) or axis.merged or axis.backwards or axis.jagged is not None:
             return None
         counted = made.attrs.field == "id" or (
-            made.attrs.field in ("begin", "index") and self._part_size(axis.block) == 1
+            made.attrs.field in ("begin", "index") and self.part_size(axis.block) == 1
         )
-        parts = self._parts(axis)
+        parts = self.parts(axis)
         return axis if counted and parts is not None and equal(tensor.shape[0], parts) else None
 
-    def _part_size(self, block: int) -> int | None:
+    def part_size(self, block: int) -> int | None:
         """Return the fixed size of a block."""
         found = self.program.blocks[block]
         size = 1 if found.kind == "grid" else found.size
         return size if isinstance(size, int) else None
 
-    def _parts(self, axis: LoopAxis) -> int | None:
+    def parts(self, axis: LoopAxis) -> int | None:
         """Return the number of parts, if it is fixed."""
-        size = self._part_size(axis.block)
+        size = self.part_size(axis.block)
         if size is None or not isinstance(axis.end, int) or not fixed_at(axis.begin, 0) or not fixed_at(axis.step, 1):
             return None
         parts = -(-axis.end // size)
@@ -156,7 +156,7 @@ class _Joiner:
         if not isinstance(op.attrs, ReduceAttrs) or op.operands[0] is not load.result or first.block is None:
             return False
         whole = self.program.blocks[first.block]
-        full = whole.kind == "full" and equal(whole.extent, parts) and _is_block(first)
+        full = whole.kind == "full" and equal(whole.extent, parts) and is_block(first)
         return full and op.attrs.name == "sum" and op.attrs.dims == first.positions and len(op.result.dims) == 2
 
     def _terms(self, op: Op | None, tensor: int) -> list[int]:
@@ -168,16 +168,16 @@ class _Joiner:
             counted = first.kind == "scalar" and first.operand is None and isinstance(first.shift, int)
             return [int(first.shift)] if counted else [-1]
         if op.attrs == ViewAttrs("reshape"):
-            return self._terms(self._made(op.operands[0]), tensor) if len(op.result.dims) == 2 else [-1]
+            return self._terms(self.made(op.operands[0]), tensor) if len(op.result.dims) == 2 else [-1]
         if op.attrs != PointwiseAttrs("add") or op.result.dtype != torch.float32:
             return [-1]
-        zeros = [x for x in map(self._made, op.operands) if x is not None and x.kind == "full"]
+        zeros = [x for x in map(self.made, op.operands) if x is not None and x.kind == "full"]
         numbers = [x for x in op.operands if not isinstance(x, Value)]
         if any(each != 0 for each in (*numbers, *(made.operands[0] for made in zeros))):
             return [-1]
-        return sorted(part for x in op.operands for part in self._terms(self._made(x), tensor))
+        return sorted(part for x in op.operands for part in self._terms(self.made(x), tensor))
 
-    def _is_hidden(self, tensor: int, store: Op) -> bool:
+    def is_hidden(self, tensor: int, store: Op) -> bool:
         """Return whether no other operation, and no code of the host, accesses the memory of a tensor."""
         storage, tensors = self.program.tensors[tensor].storage, self.program.tensors
         for op in self.program.walk():
@@ -188,41 +188,50 @@ class _Joiner:
 
     def _whole_k(self, loop: Op, part: LoopAxis) -> int | None:
         """Return the extent of K whose parts the loop goes over, one after the other."""
-        (axis,) = loop.attributes(ForAttrs).axes
-        plain = not (axis.scalar or axis.merged or axis.split or axis.backwards) and axis.jagged is None
-        parts = self._parts(part)
-        if not plain or parts is None or not fixed_at(axis.step, 1):
-            return None
-        ends = [[self._bound(loop, bound, part, number) for bound in (axis.begin, axis.end)] for number in range(parts)]
-        known = [(begin, end) for begin, end in ends if begin is not None and end is not None and begin < end]
-        if any(None in each for each in ends) or not known or known[0][0] != 0:
+        ends = self.ends(loop, part)
+        known = [(begin, end) for begin, end in ends if begin < end]
+        if not known or known[0][0] != 0:
             return None
         adjacent = all(one[1] == other[0] for one, other in itertools.pairwise(known))
         return known[-1][1] if adjacent else None
 
-    def _bound(self, loop: Op, bound: Bound, part: LoopAxis, number: int) -> int | None:
-        value = loop.operands[bound.at] if isinstance(bound, OperandRef) else bound
-        return self._evaluated(value, part, number)
+    def ends(self, loop: Op, part: LoopAxis) -> list[tuple[int, int]]:
+        """Return the bounds of each part of a loop; none if one is unknown."""
+        (axis,) = loop.attributes(ForAttrs).axes
+        plain = not (axis.scalar or axis.merged or axis.split or axis.backwards) and axis.jagged is None
+        parts, found = self.parts(part), list[tuple[int, int]]()
+        if not plain or parts is None or not fixed_at(axis.step, 1):
+            return []
+        for number in range(parts):
+            begin, end = (self.bound(loop, bound, part, number) for bound in (axis.begin, axis.end))
+            if begin is None or end is None:
+                return []
+            found.append((begin, end))
+        return found
 
-    def _evaluated(self, value: object, part: LoopAxis, number: int) -> int | None:
+    def bound(self, loop: Op, bound: Bound, part: LoopAxis, number: int) -> int | None:
+        value = loop.operands[bound.at] if isinstance(bound, OperandRef) else bound
+        return self.evaluated(value, part, number)
+
+    def evaluated(self, value: object, part: LoopAxis, number: int) -> int | None:
         """Return an integer in the part of a number; None if it depends on anything else."""
         if isinstance(value, int):
             return value
-        op = self._made(value) if isinstance(value, Value) else None
+        op = self.made(value) if isinstance(value, Value) else None
         if op is None:
             return None
         if isinstance(op.attrs, TileAttrs) and op.attrs.block == part.block and isinstance(part.end, int):
-            size = self._part_size(part.block) or 1
+            size = self.part_size(part.block) or 1
             fields = {"begin": number * size, "end": min((number + 1) * size, part.end), "id": number}
             return {**fields, **({"index": number} if size == 1 else {})}.get(op.attrs.field)
         compute = _ARITHMETIC.get(op.attrs.name) if isinstance(op.attrs, PointwiseAttrs) else None
-        given = [self._evaluated(each, part, number) for each in op.operands]
+        given = [self.evaluated(each, part, number) for each in op.operands]
         return None if compute is None or None in given or op.result.dtype.is_floating_point else compute(*given)
 
     def _same_tiles(self, store: Op, load: Op, part: LoopAxis) -> dict[int, int] | None:
         """Return the tile of the first grid loop for each one of the second, which cover the same elements."""
         others = [axis for axis in self.first.axes if axis is not part]
-        if len(others) != 2 or len(self.second.axes) != 2 or not all(map(_is_plain, (*others, *self.second.axes))):
+        if len(others) != 2 or len(self.second.axes) != 2 or not all(map(is_plain, (*others, *self.second.axes))):
             return None
         sides = zip(store.attributes(MemoryAttrs).indices[1:], load.attributes(MemoryAttrs).indices[1:], strict=True)
         found: dict[int, int] = {}
@@ -241,14 +250,14 @@ class _Joiner:
     def _rewritten(
         self, loop: Op, store: Op, total: Op, part: LoopAxis, k: int, dims: Mapping[int, int]
     ) -> Whole | None:
-        if any((op.kind not in _MOVED and op is not total) or op.regions for op in self.second.body.ops):
+        if any((op.kind not in MOVED and op is not total) or op.regions for op in self.second.body.ops):
             return None
         (inner,) = loop.attributes(ForAttrs).axes
         whole = dataclasses.replace(inner, begin=0, end=k)
         attrs = dataclasses.replace(loop.attributes(ForAttrs), axes=(whole,))
         joined = dataclasses.replace(loop, attrs=attrs, operands=loop.operands[: attrs.carried])
         values = {total.result.number: loop.result}
-        after = [self._moved(op, dims, values) for op in self.second.body.ops if op is not total]
+        after = [self.moved(op, dims, values) for op in self.second.body.ops if op is not total]
         before = [joined if op is loop else op for op in self.first.body.ops if op is not store]
         body = dataclasses.replace(self.first.body, ops=(*before, *after))
         axes = tuple(axis for axis in self.first.axes if axis is not part)
@@ -257,13 +266,13 @@ class _Joiner:
         )
         root = dataclasses.replace(self.first, axes=axes, body=body)
         changed = drop_dead(dataclasses.replace(self.program, blocks=blocks, roots=(root,)))
-        if any(block == part.block for op in changed.walk() for block in _blocks(op)):
+        if any(block == part.block for op in changed.walk() for block in blocks_of(op)):
             return None
         if any(isinstance(op.attrs, MemoryAttrs) and op.attrs.tensor == store.attrs.tensor for op in changed.walk()):
             return None
         return Whole(program=changed, blocks=(part.block, *dims))
 
-    def _moved(self, op: Op, dims: Mapping[int, int], values: dict[int, Value]) -> Op:
+    def moved(self, op: Op, dims: Mapping[int, int], values: dict[int, Value]) -> Op:
         """Return an operation of the second grid loop, in the tiles of the first one."""
         results = tuple(
             dataclasses.replace(
@@ -291,16 +300,21 @@ def _fits(total: Op, loop: Op, dims: Mapping[int, int]) -> bool:
     return blocks == [dim.block for dim in loop.result.dims]
 
 
-def _is_block(index: Index) -> bool:
+def is_block(index: Index) -> bool:
     return index.kind == "block" and index.operand is None and fixed_at(index.shift, 0)
 
 
-def _is_plain(axis: LoopAxis) -> bool:
-    plain = not (axis.scalar or axis.merged or axis.split or axis.backwards) and axis.jagged is None
+def is_plain(axis: LoopAxis) -> bool:
+    return not axis.scalar and is_counter(axis)
+
+
+def is_counter(axis: LoopAxis) -> bool:
+    """Return whether an axis goes over all of its elements or tiles, in their order."""
+    plain = not (axis.merged or axis.split or axis.backwards) and axis.jagged is None
     return plain and fixed_at(axis.begin, 0) and fixed_at(axis.step, 1)
 
 
-def _blocks(op: Op) -> Iterator[int | None]:
+def blocks_of(op: Op) -> Iterator[int | None]:
     """Yield the blocks whose position or indices an op has."""
     if isinstance(op.attrs, (TileAttrs, IotaAttrs)):
         yield op.attrs.block
