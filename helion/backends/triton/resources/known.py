@@ -66,6 +66,15 @@ class Expanded(NamedTuple):
     loads: Ops
 
 
+class Again(NamedTuple):
+    """A load that another loop of the grid loop repeats. ``once`` are the tiles of both loops whose axes differ: Triton
+    merges the loads where each covers its dimension.
+    """
+
+    op: MemoryOpFact
+    once: Axes
+
+
 def narrow(facts: KernelFacts) -> tuple[Narrow, ...]:
     """Return the accesses of tiles that are parts of larger ones."""
     return _narrow(Same(facts))
@@ -79,6 +88,11 @@ def alike(facts: KernelFacts) -> tuple[Alike, ...]:
 def expanded(facts: KernelFacts) -> tuple[Expanded, ...]:
     """Return the tiles that no access has, and that some load has a part of."""
     return _expanded(Same(facts))
+
+
+def again(facts: KernelFacts) -> tuple[Again, ...]:
+    """Return the loads that two loops over different tiles of the same dimensions have in common."""
+    return _again(Same(facts))
 
 
 def repeats(axes: Axes) -> bool:
@@ -143,3 +157,19 @@ def _expanded(same: Same) -> tuple[Expanded, ...]:
     larger = (axes for axes in tiles if tuple(sorted(axes)) not in known)
     parts = ((axes, tuple(op for op in loads if beyond(axes, op.tile_axes))) for axes in larger)
     return tuple(Expanded(axes, ops) for axes, ops in parts if ops)
+
+
+@functools.lru_cache(maxsize=64)
+def _again(same: Same) -> tuple[Again, ...]:
+    facts, found = same.facts, []
+    roots = {region.region: region.root for region in facts.regions}
+    loads = [op for op in facts.memory_ops if op.kind == "load" and op.tile_axes and not op.gathered]
+    for at, op in enumerate(loads):
+        for other in loads[:at]:
+            alike = (op.storage, op.strides, op.scales) == (other.storage, other.strides, other.scales)
+            if alike and op.region != other.region and roots[op.region] == roots[other.region]:
+                pairs = zip(op.subscript_axes, other.subscript_axes, strict=True)
+                once = [axis for pair in pairs if pair[0] != pair[1] for axis in pair]
+                if once and None not in once:
+                    found.append(Again(op, tuple(axis for axis in once if axis is not None)))
+    return tuple(found)

@@ -18,6 +18,7 @@ from ...._compiler.facts.records import KernelFacts, LiveTile, LiveTiles, Memory
 from ...._shapes import cdiv
 from ....hardware import REGISTER_BYTES, WARP_ROWS, Target
 from .fragments import beside_registers, fragment_registers
+from .known import again
 from .layouts import fragment_warps
 from .matrix import is_promoted, tile_shape, unit_of
 from .tiles import VECTOR_BYTES, tile_bytes, vector_elements
@@ -65,6 +66,7 @@ _AMD_PLAIN: Mapping[str, float] = MappingProxyType(
 #: With matmuls. ``transposed``: by ptxas, for 128 x 256 in 8 warps, 43 of 128 registers more for plain matmuls, 51 to
 #: 127 after a reduction. ``overflow``: accumulators that do not fit spill for each dot, offline for the H200 up to five
 #: times the excess. ``met``: a residual of fp32 for 128 x 256 in 8 warps spills 312 to 480 bytes on sm_90 and sm_120.
+#: ``summed``: each element of a bf16 tile that is added up with a result takes 0.8 to 1.3, offline for sm_80 to sm_100.
 #: ``transposed_left``: for sm_80, 1.2 to 1.9 with 3 stages, more with more. ``beside``: 3 and 4 dots that share some
 #: operands take 73 to 140 registers more than 2, offline for sm_80 to sm_120. ``polynomials``: the error function of
 #: 128 elements a thread takes 42 to 79 registers, and 190 on gfx950, of 64 none.
@@ -83,6 +85,7 @@ _DOTS: Mapping[str, float] = MappingProxyType(
         "promoted": 0.8,
         "transposed": 0.6,
         "met": 0.6,
+        "summed": 1.0,
         "transposed_left": 2.8,
         "beside": 5.5,
         "polynomials": 1.1,
@@ -231,6 +234,7 @@ def _product_features(facts: KernelFacts, sizes: Mapping[int, int], num_warps: i
         "promoted": _promoted_registers(facts, sizes, num_warps, target),
         "transposed": _transposed_registers(facts, sizes, num_warps, target),
         "met": _met_registers(facts, sizes, num_warps, target),
+        "summed": _summed_elements(facts, sizes, num_warps * target.warp_size),
         "transposed_left": _transposed_left_registers(facts, sizes, num_warps, target),
         "beside": beside_registers(facts, sizes, num_warps, target),
         "polynomials": _polynomial_elements(facts, sizes, num_warps * target.warp_size),
@@ -338,7 +342,17 @@ def _tile_registers(
 
     resident = most(facts.resident_tiles, 1)
     needed = resident if facts.needed_tiles == facts.resident_tiles else most(facts.needed_tiles, 1)
-    return resident, needed, most(facts.held_tiles, WARP_ROWS)
+    return resident, needed, max(most(facts.held_tiles, WARP_ROWS), _merged_registers(facts, sizes, threads))
+
+
+def _merged_registers(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> float:
+    """Return the registers of the largest tile that stays from one loop to the next, because each has one step."""
+    most = 0.0
+    for load in () if facts.matmuls else again(facts):
+        if all(sizes[axis] >= facts.axes[axis].padded > 0 for axis in load.once):
+            each = _product(sizes, load.op.tile_axes) / threads
+            most = max(most, each * max(load.op.itemsize, load.op.cast_itemsize) / REGISTER_BYTES)
+    return most
 
 
 def _added_at_once(tiles: LiveTiles, singles: Iterable[ReductionFact]) -> LiveTiles:
@@ -449,15 +463,32 @@ def operand_accesses(facts: KernelFacts, sizes: Mapping[int, int], num_warps: in
 
 
 def _addresses(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
-    """Return the operand addresses that a thread has at the same time: those of one loop.
+    """Return the addresses that a thread has at the same time: those of operands in one loop.
 
     With scalar accesses they are those of all loops of a grid loop, because they are computed before the first loop.
+    Those of loads that an operand is computed from are added.
     """
     by_root: dict[int, float] = {}
     for (region, _), (count, width) in _operand_loads(facts, sizes, num_warps, target).items():
         root = facts.regions[region].root
         by_root[root] = by_root.get(root, 0.0) + (count if width == 1 else 0.0)
-    return max(operand_accesses(facts, sizes, num_warps, target), *by_root.values(), 0.0)
+    operands = max(operand_accesses(facts, sizes, num_warps, target), *by_root.values(), 0.0)
+    return operands + _scalar_loads(facts, sizes, num_warps * target.warp_size)
+
+
+def _scalar_loads(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> float:
+    """Return the loads of one element each of a thread before the first matmul of a loop, without those of operands."""
+    staged = {operand.slot for operand in facts.staged}
+    firsts: dict[int, int] = {}
+    for fact in facts.matmuls:
+        if facts.regions[fact.region].kind == "loop":
+            firsts.setdefault(fact.region, fact.number)
+    loads = dict.fromkeys(firsts, 0.0)
+    for op in facts.memory_ops:
+        before = op.kind == "load" and not op.gathered and op.after <= firsts.get(op.region, -1)
+        if before and op.slot not in staged and len(op.tile_axes) > 1 and vector_elements(op, sizes, threads) == 1:
+            loads[op.region] += _product(sizes, op.tile_axes) / threads
+    return max(loads.values(), default=0.0)
 
 
 def _operand_loads(
@@ -521,6 +552,27 @@ def _met_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int,
     met = [op for op in wide if any(axes <= set(op.tile_axes) for axes in products)]
     most = max((tile_bytes((op.tile_axes, op.itemsize), sizes) for op in met), default=0)
     return most / REGISTER_BYTES / (num_warps * target.warp_size)
+
+
+def _summed_elements(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> float:
+    """Return the elements of a thread of the largest narrow tile that meets a matmul's result before both are reduced:
+    ptxas converts all of them before the first is added. Results that another matmul takes are left out.
+    """
+    taken = {number for fact in facts.matmuls for number in fact.consumes}
+    reduced = {(fact.region, frozenset(fact.tile)) for fact in facts.reductions}
+    results = {
+        (fact.region if fact.accumulator_loop is None else facts.regions[fact.accumulator_loop].parent, axes)
+        for fact in facts.matmuls
+        for axes in (frozenset((fact.m_axis, fact.n_axis)),)
+        if fact.number not in taken
+    }
+    most = 0
+    for region, axes in results & reduced:
+        for op in facts.memory_ops:
+            met = op.kind == "load" and op.region == region and frozenset(op.tile_axes) == axes
+            if met and op.itemsize < _WIDE_BYTES and op.matmul_operand is None:
+                most = max(most, _product(sizes, op.tile_axes))
+    return most / threads
 
 
 def _promoted_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
