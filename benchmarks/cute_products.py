@@ -69,6 +69,19 @@ def activated(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> torch.Tens
     return out
 
 
+def given_rows(
+    x: torch.Tensor, y: torch.Tensor, out: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor
+) -> torch.Tensor:
+    m = x.size(0)
+    k, n = hl.specialize(y.size())
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = hl.dot(x[tile_m, tile_k], y[tile_k, tile_n].to(x.dtype), acc=acc)
+        out[tile_m, tile_n] = (acc * scale[tile_n][None, :] + bias[tile_n].to(torch.float32)[None, :]).to(out.dtype)
+    return out
+
+
 def quantized(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     (m, k), n = x.size(), y.size(1)
     for tile_m, tile_n in hl.tile([m, n]):
@@ -137,7 +150,8 @@ def residual(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor, added: torch.T
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A kernel with layouts of its tensors: ``turned`` ones are transposed views, ``odd`` adds to N and K."""
+    """A kernel with layouts of its tensors: ``turned`` ones are transposed views, ``odd`` adds to N and K. Rows of a
+    ``padded`` residual begin at multiples of 16 bytes."""
 
     kernel: Callable[..., torch.Tensor] = matmul
     dtype: torch.dtype = BF16
@@ -148,6 +162,7 @@ class Case:
     small: tuple[int, int, int] = SMALL
     large: tuple[int, int, int] = LARGE
     batch: tuple[int, ...] = ()
+    padded: bool = False
 
     def tensors(self, large: bool, device: str) -> tuple[torch.Tensor, ...]:
         m, n, k = self.large if large else self.small
@@ -167,8 +182,9 @@ class Case:
 
         x = made(m, k, self.dtype, "x" in self.turned)
         y = made(k, n, self.weight or self.dtype, "y" in self.turned)
-        more = (made(m, n, self.out, False),) if self.kernel is residual else ()
-        if self.kernel is linear:
+        columns = -(-n // 8) * 8 if self.padded else n
+        more = (made(m, columns, self.out, False)[..., :n],) if self.kernel is residual else ()
+        if self.kernel in (linear, given_rows):
             more = made(1, n, FP32, False)[0], made(1, n, self.out, False)[0]
         if self.kernel is scaled:
             blocks = -(-k // BLOCK)
@@ -182,7 +198,11 @@ class Case:
             x, y = (each.double() for each in wide(x, y, *more))
             return x @ y
         product = left.double() @ y.double()
-        product = torch.addcmul(more[1].double(), product, more[0].double()) if self.kernel is linear else product
+        product = (
+            torch.addcmul(more[1].double(), product, more[0].double())
+            if self.kernel in (linear, given_rows)
+            else product
+        )
         product = product + more[0].double() if self.kernel is residual else product
         return torch.softmax(product, -1) if self.kernel is softmax else product
 
@@ -194,7 +214,11 @@ class Case:
             return x @ y
         product = left @ y.to(left.dtype)
         product = torch.add(product, more[0]) if self.kernel is residual else product
-        product = torch.addcmul(more[1], product, more[0].to(product.dtype)) if self.kernel is linear else product
+        product = (
+            torch.addcmul(more[1], product, more[0].to(product.dtype))
+            if self.kernel in (linear, given_rows)
+            else product
+        )
         return torch.softmax(product, -1) if self.kernel is softmax else product
 
 
@@ -248,6 +272,10 @@ CASES = {
     "fp8_weights": Case(kernel=weights, weight=E4M3, odd=(0, 1)),
     "scaled_n_major": Case(kernel=scaled, dtype=E4M3, small=(200, 272, 400), odd=(0, 0), large=(4096, 4096, 4096)),
     "scaled_odd": Case(kernel=scaled, dtype=E4M3, turned="y", odd=(3, 0), large=(4096, 4096, 4001)),
+    "given_rows_tf32": Case(kernel=given_rows, dtype=FP32, out=FP32, odd=(0, 1), small=(200, 264, 479)),
+    "given_rows_int8": Case(kernel=given_rows, weight=INT8, odd=(0, 1)),
+    "given_rows_odd": Case(kernel=given_rows, odd=(1, 1), large=(4096, 4096, 4095)),
+    "given_rows_fp8": Case(kernel=given_rows, dtype=E4M3, odd=(8, 1)),
     "quantized": Case(kernel=quantized, weight=E4M3, turned="y", odd=(0, 1)),
     "quantized_odd": Case(kernel=quantized, weight=E4M3, odd=(1, 0)),
     "activated": Case(kernel=activated, odd=(0, 1)),
@@ -258,6 +286,7 @@ CASES = {
     "residual": Case(kernel=residual, odd=(0, 0), large=(4096, 4096, 479)),
     "residual_four_bytes": Case(kernel=residual, odd=(0, 3), large=(4096, 4096, 479)),
     "residual_odd": Case(kernel=residual, odd=(1, 1), large=(4096, 4096, 4095)),
+    "residual_padded": Case(kernel=residual, odd=(1, 1), padded=True, large=(4096, 4096, 4095)),
     "residual_odd_both": Case(kernel=residual, odd=(3, 0), large=(4096, 4096, 479)),
     "softmax_odd": Case(kernel=softmax, odd=(-1, 0), large=(8192, 1001, 479)),
 }
@@ -306,14 +335,14 @@ def compared(case: Case, arguments: tuple[torch.Tensor, ...], bound: Any, repeat
 def checked(case: Case, device: str, repeats: int) -> dict[str, Any]:
     """Return the error of the small shape, and the repeats that differ."""
     arguments = case.tensors(False, device)
-    kernel = helion.kernel(case.kernel, backend="cute")
+    kernel = helion.kernel(case.kernel, backend="cute", static_shapes=case.kernel is not given_rows)
     bound = kernel.bind(arguments, target="sm_90") if device == "cpu" else kernel.bind(arguments)
     return compared(case, arguments, bound, repeats)
 
 
 def compiled(case: Case, large: bool, backend: str) -> tuple[Any, helion.Config]:
     """Compile the first config of a shape without the GPU; return the kernel with it."""
-    kernel = helion.kernel(case.kernel, backend=backend)
+    kernel = helion.kernel(case.kernel, backend=backend, static_shapes=case.kernel is not given_rows)
     bound = kernel.bind(case.tensors(large, "meta"), target="h100")
     config = bound.seeds[0].config
     bound.resources(config)

@@ -15,7 +15,7 @@ from .plan.finish import finishes
 from .plan.operands import can_convert, can_slice, has_steps, in_both_majors, needs_registers, split
 from .plan.records import SWIZZLE_BYTES, WARP_THREADS, WGMMA_ROWS, Choice, CopiesIn, GemmProblem, Major
 from .plan.refusal import Refusal
-from .plan.scales import ATOM_LINES, BlockScales, promoted
+from .plan.scales import ATOM_LINES, LONGEST, BlockScales, promoted
 from .subtiles import STORE_STAGES, buffers_of, subtile_of
 
 MOST_COLUMNS = 256
@@ -193,6 +193,7 @@ def places_of_copies(problem: GemmProblem, target: Target) -> tuple[CopiesIn, ..
     """Return the places where copied operands can be."""
     in_memory = bool(problem.groups or problem.terms) or has_steps(problem)
     in_memory |= problem.scales is not None or any(copied.is_gathered for copied in problem.copied)
+    in_memory |= bool({*problem.runtime} - {LONGEST})
     suiting: dict[CopiesIn, bool] = {
         "shared": not needs_registers(problem) and not in_memory,
         "memory": suits_memory(problem),

@@ -19,6 +19,7 @@ from .plan.finish import counts_rows
 from .plan.operands import can_convert, in_both_majors
 from .plan.records import Choice, GemmProblem
 from .plan.refusal import Refusal
+from .plan.scales import LONGEST
 
 
 def refusal(program: Program, target: Target) -> exc.Base | None:
@@ -111,10 +112,12 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
         f"{of_groups} with matrices that TMA does not move",
     )
     yield problem.operand_dtype == "int8" and (groups or problem.copied), "of int8 other than by TMA"
-    yield (
-        problem.scales is not None and in_memory and not can_convert(problem),
-        "with scales of blocks of K, next to copied operands,",
-    )
+    loaded, stored = problem.epilogue.of_kind("exact"), problem.outputs_of("exact")
+    by_tma = loaded and problem.outputs_of("strided") and not stored
+    yield by_tma, f"whose matrix {loaded[0].name if loaded else ''} TMA loads, where threads store all outputs,"
+    written = in_memory and not can_convert(problem)
+    yield written and problem.scales is not None, "with scales of blocks of K, next to copied operands,"
+    yield written and {*problem.runtime} - {LONGEST}, "of rows that the launch gives, next to copied operands,"
     computed = [each for each in problem.copied if each.instructions and problem.operand_dtype in IMPRECISE_DTYPES]
     yield computed, f"whose operand {_first(computed)} is rounded to 8-bit floats"
     yield (

@@ -11,7 +11,6 @@ from backends.cute import copies, gemms
 
 import helion
 import helion.language as hl
-from helion import exc
 from helion.backends.cute.heuristics.wgmma_matmul import choices
 from helion.backends.cute.lower.kernel import known_product
 from helion.backends.cute.plan.build import plan_gemm
@@ -137,9 +136,9 @@ def test_launches_give_the_rows() -> None:
         torch.testing.assert_close(bound(x, w, scale).double(), exact, rtol=1e-2, atol=1e-2)
 
 
-def test_many_rows_that_launches_give_are_refused() -> None:
-    with pytest.raises(exc.CuteUnsupported, match="w is copied by warps, .* use hl.specialize"):
-        of_any_rows.bind(arguments(4096, n=64)[:3], target="h100")
+def test_a_kernel_before_converts_weights_for_many_rows() -> None:
+    plan = of_any_rows.bind(arguments(4096, n=64)[:3], target="h100").plan().gemm
+    assert plan.prepare is not None and plan.problem.runtime == ("size_m",)
 
 
 def test_auto_takes_what_has_run() -> None:

@@ -137,7 +137,11 @@ def _traced(
     is stored by TMA, ``along_m``, or by threads."""
     summed = with_sums(program)
     program = summed.program
-    if len(program.roots) != 1 or len(program.roots[0].axes) not in (1, 2):
+    if len(program.roots) != 1:
+        raise Refusal(
+            f"the kernel has {len(program.roots)} grid loops, and a matmul of one is implemented; write each loop as a kernel of its own"
+        )
+    if len(program.roots[0].axes) not in (1, 2):
         raise Refusal("matmuls over one grid, of tiles of M and N or of whole rows, are implemented")
     root = program.roots[0]
     outer = loops_over_columns(root) if len(root.axes) == 1 else ()

@@ -22,8 +22,8 @@ SOURCE_DTYPES = tuple(DTYPES)
 MAX_LOADED_REGISTERS = (64, 48)
 """Registers of loads in flight per copying thread: of 128 at launch, and of 96 with two consumer warpgroups."""
 NOT_COPIED = (
-    " is copied by warps, which is implemented without scales that the matrix unit multiplies by, and where sizes and strides"
-    " are known when the kernel is compiled; use hl.specialize"
+    " is copied by warps, which is implemented without scales that the matrix unit multiplies by, and where its sizes and"
+    " strides are known when the kernel is compiled, and all others but the rows of a left operand; use hl.specialize"
 )
 NIBBLE_GROUP = 128
 """Elements of a line whose bytes are adjacent: the low four bits are the first half of them, the high ones the other."""

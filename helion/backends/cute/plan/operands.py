@@ -56,7 +56,7 @@ ALIGNMENT_BYTES = 128
 def check_copies(plan: GemmPlan) -> None:
     """Check the tile and the cluster for copied operands, if there are any. Raises ``Refusal``."""
     in_memory = plan.problem.groups is not None or any(copied.is_gathered for copied in plan.problem.copied)
-    in_memory |= plan.problem.scales is not None and not plan.converts
+    in_memory |= not plan.converts and (plan.problem.scales is not None or bool({*plan.problem.runtime} - {LONGEST}))
     if plan.problem.copied and (in_memory or plan.problem.terms or has_steps(plan.problem)):
         raise Refusal(
             "operands of groups of rows, of sums of matmuls, of several batched tensors or dimensions, of picked lines, of 4-bit"
@@ -91,9 +91,19 @@ def needs_registers(problem: GemmProblem) -> bool:
 
     Next to scales that the matrix unit does not multiply by, kernels before the matmul write others.
     """
-    unknown, scales = {*problem.runtime} - {LONGEST}, problem.scales
-    converted = scales is not None and (scales.micro or can_convert(problem))
-    return bool(problem.copied and (unknown or converted)) or any(each.is_packed for each in problem.copied)
+    unknown = any({*problem.runtime} - {LONGEST} - _apart(problem, each) for each in problem.copied)
+    converted = bool(problem.copied) and problem.scales is not None and (problem.scales.micro or can_convert(problem))
+    return unknown or converted or any(each.is_packed for each in problem.copied)
+
+
+def _apart(problem: GemmProblem, copied: Copied) -> set[str]:
+    """Return the numbers that a launch may give where a kernel before the matmul writes its only right operand: the rows,
+    and the strides of other matrices."""
+    several = problem.batch or problem.groups or problem.terms or problem.scales or problem.summed
+    if several or copied.operand != "b" or problem.epilogue.reduces_rows or problem.epilogue.of_kind("product"):
+        return set()
+    labels = ["a", *map(problem.label_of, problem.outputs), *(each.label for each in problem.epilogue.operands)]
+    return {"size_m", *(f"pitch_{label}" for label in labels)}
 
 
 def check_known(problem: GemmProblem) -> None:

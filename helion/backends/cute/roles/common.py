@@ -71,13 +71,13 @@ def store_subtile(plan: GemmPlan) -> tuple[Step, ...]:
 
     Before the barrier, the first warp waits until the buffers of the *next* sub-tile have been read. These are all
     stores but those of the last ``store_stages`` - 2. Without stores by TMA, the barrier separates the reads of row
-    operands from the writes of those of the next tile.
+    operands from the writes of those of the next tile. A fence separates reads of residuals from the next loads.
     """
     exact = plan.problem.outputs_of("exact")
     outputs, written = range(len(exact)), [exact.index(output) for output in staged(plan.problem)]
     evaluated = (Evaluate(), *(StoreStrided(at) for at in range(len(plan.problem.outputs_of("strided")))))
     if not outputs and plan.problem.strided:
-        return (*evaluated, BarrierSync("epilogue"))
+        return (*evaluated, *([FenceShared()] if plan.has_residual else []), BarrierSync("epilogue"))
     if plan.warp_stores:
         return _store_rows_of_warp(plan, outputs, written, evaluated)
     return (

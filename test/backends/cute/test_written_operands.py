@@ -1,4 +1,4 @@
-"""Copied operands next to scales of blocks of K, and operands that are rounded to 8-bit floats: kernels before the matmul."""
+"""Operands that kernels before the matmul write: next to scales of blocks of K, rounded to 8-bit floats, of given rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ import helion.language as hl
 from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.records import Choice
 from helion.backends.cute.plan.refusal import Refusal
+from helion.backends.cute.roles.edits import edit_role
+from helion.backends.cute.roles.grammar import Advance, Release
 from helion.backends.cute.shapes import MATMUL
+from helion.backends.cute.verify.state import Fault
+from helion.backends.cute.verify.verify import verify
 
 E4M3 = scaled_kernels.E4M3
 
@@ -84,3 +88,58 @@ def test_other_roundings_to_8_bits_are_refused() -> None:
         helion.exc.CuteUnsupported, match="of a computed operand, round_float8_e4m3fn, is not implemented"
     ):
         rounded_within.bind((x, y), target="sm_90")
+
+
+@helion.kernel(backend="cute", static_shapes=False)
+def of_given_rows(x: torch.Tensor, y: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+    m = x.size(0)
+    k, n = hl.specialize(y.size())
+    out = torch.empty([m, n], dtype=torch.bfloat16, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = hl.dot(x[tile_m, tile_k], y[tile_k, tile_n].to(x.dtype), acc=acc)
+        out[tile_m, tile_n] = (acc + added[tile_m, tile_n].to(torch.float32)).to(torch.bfloat16)
+    return out
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_launches_give_rows_next_to_written_operands(dtype: torch.dtype) -> None:
+    """One plan serves all rows; the right operand has a constant size, and rows that TMA cannot load."""
+    y = (torch.randn(400, 265) * 8).to(dtype)
+    bound = None
+    for rows in (200, 37, 1000):
+        x, added = torch.randn(rows, 400).bfloat16(), torch.randn(rows, 265).bfloat16()
+        bound = bound or of_given_rows.bind((x, y, added), target="sm_90")
+        wanted = x.double() @ y.double() + added.double()
+        assert products.row_error(of_given_rows(x, y, added), wanted) < 4e-3
+    assert bound is not None
+    made = bound.plan().gemm
+    assert made.prepare is not None and "size_m" in made.problem.runtime
+    reason = MATMUL.on_request(bound._analysis.program, bound.facts, bound.env.target)
+    assert "of rows that the launch gives, next to copied operands, run on request" in reason
+
+
+def test_threads_store_what_is_added_to_a_matrix_that_tma_loads() -> None:
+    """The buffers of the matrix are given back, although no store by TMA follows."""
+    kernel = helion.kernel(of_given_rows.fn, backend="cute", static_shapes=True)
+    x, y = torch.randn(200, 400).bfloat16(), torch.randn(400, 264).bfloat16()
+    given = x, y[:, :261].contiguous(), torch.randn(200, 264).bfloat16()[:, :261]
+    bound = kernel.bind(given, target="sm_90")
+    problem = bound.plan().gemm.problem
+    assert ([each.kind for each in problem.epilogue.operands], problem.outputs[0].kind) == (["exact"], "strided")
+    assert products.row_error(kernel(*given), x.double() @ given[1].double() + given[2].double()) < 4e-3
+    program = bound.plan().roles
+    verify(program)
+    kept = Release("residual_read"), Advance("residual_read")
+    with pytest.raises(Fault):
+        verify(edit_role(program, "store", lambda step: () if step in kept else (step,)))
+    reason = MATMUL.on_request(bound._analysis.program, bound.facts, bound.env.target)
+    assert "TMA loads, where threads store all outputs, run on request" in reason
+
+
+def test_other_numbers_of_the_launch_are_refused() -> None:
+    kernel = helion.kernel(quantized.fn, backend="cute", static_shapes=False)
+    given = torch.randn(200, 400).bfloat16(), torch.rand(200), torch.randn(136, 400).to(E4M3).t()
+    with pytest.raises(helion.exc.CuteUnsupported, match="known only at run time"):
+        kernel.bind(given, target="sm_90")
