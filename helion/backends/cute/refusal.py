@@ -107,6 +107,7 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     yield problem.batch is not None and problem.epilogue.reduces_rows, "whose rows are reduced in a batch"
     yield begun and not problem.terms, f"of {''.join(begun[:1])}, which begins between multiples of 16 bytes,"
     yield groups and products > 1, of_groups
+    yield groups and groups.span, f"over groups of as many rows as {'' if groups is None else groups.name} counts"
     yield (
         groups and products and (in_memory or by_threads),
         f"{of_groups} with matrices that TMA does not move",

@@ -30,6 +30,8 @@ def _groups(plan: GemmPlan) -> Groups:
 def _numbers(plan: GemmPlan) -> str:
     """Return how many offsets, or numbers of blocks, there are."""
     rows = _groups(plan).rows
+    if _groups(plan).span is not None:
+        return groups(plan)
     return f"{groups(plan)} + 1" if rows is None else str(-(-plan.problem.m // rows))
 
 
@@ -67,13 +69,24 @@ def find(plan: GemmPlan) -> tuple[list[str], str, list[str]]:
         "earlier_tiles += group_tiles",
         "row_group += 1",
         f"at_group = cutlass.min(row_group, {groups(plan)} - 1)",
-        f"group_begin = cutlass.max({PARAMETER}[at_group].to(cutlass.Int32), 0)",
-        f"group_end = cutlass.min({PARAMETER}[at_group + 1].to(cutlass.Int32), {extent(plan, 'm')})",
+        *_bounds(plan),
         *ended,
         f"group_tiles = (cutlass.max(group_end - group_begin, 0) + {rows - 1}) // {rows}",
         f"group_tiles = cutlass.Int32(cutlass.select_(row_group < {groups(plan)}, group_tiles, cutlass.Int32({NO_TILES})))",
     ]
     return [f"row_tile = work // {columns(plan)}"], "row_tile >= earlier_tiles + group_tiles", body
+
+
+def _bounds(plan: GemmPlan) -> list[str]:
+    """Return the code of the first row of group number ``at_group``, and of the row after its last one."""
+    span = _groups(plan).span
+    if span is not None:
+        count = f"cutlass.min({PARAMETER}[at_group].to(cutlass.Int32), {span})"
+        return [f"group_begin = at_group * {span}", f"group_end = group_begin + {count}"]
+    return [
+        f"group_begin = cutlass.max({PARAMETER}[at_group].to(cutlass.Int32), 0)",
+        f"group_end = cutlass.min({PARAMETER}[at_group + 1].to(cutlass.Int32), {extent(plan, 'm')})",
+    ]
 
 
 def _blocks(plan: GemmPlan) -> list[str]:

@@ -153,6 +153,11 @@ def _evaluate_groups(problem: GemmProblem, groups: Groups, tensors: Sequence[tor
 
 def _groups_of_rows(problem: GemmProblem, groups: Groups, offsets: torch.Tensor) -> Iterator[tuple[int, int, int]]:
     """Yield the number of a group, its first row and the one after its last, of each group or block of rows."""
+    if groups.span is not None:
+        counts = _offset_view(offsets, 0).as_strided((groups.size,), (groups.pitch,)).tolist()
+        for group, count in enumerate(counts):
+            yield group, group * groups.span, group * groups.span + min(count, groups.span)
+        return
     if groups.rows is None:
         bounds = _offset_view(offsets, 0).as_strided((groups.size + 1,), (groups.pitch,)).tolist()
         yield from ((group, *each) for group, each in enumerate(itertools.pairwise(bounds)))

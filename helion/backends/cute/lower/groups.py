@@ -17,6 +17,9 @@
         row = offsets[tile_g.begin] + tile_m.index                    (the same, of at most ``longest`` rows of a group)
         hl.load(x, [row, tile_k], extra_mask=row < offsets[tile_g.begin + 1])
 
+    for tile_m in hl.tile(counts[g]):                                 (the first rows of each of ``x[groups, span, k]``)
+        x[g, tile_m, tile_k]                                              x[tile_m, tile_k] of all groups * span rows
+
     for tile_m, tile_n in hl.tile([rows, n], block_size=[64, None]):      (blocks of rows with the numbers of their groups)
         g = group_of[tile_m.id]
 
@@ -58,6 +61,7 @@ from ..plan.records import Groups
 from ..plan.refusal import Refusal
 from .names import name_of
 from .numbers import equal, example, known
+from .rewrites.slots import Joiner
 
 OFFSET_DTYPES = (torch.int32, torch.int64)
 _NOT_EMPTY = ("ne", "gt")
@@ -67,13 +71,15 @@ _NOT_EMPTY = ("ne", "gt")
 @dataclass(frozen=True, kw_only=True)
 class Grouped:
     """A ``program`` over all rows. ``offsets`` is None without groups, where ``program`` is the original one; ``block``
-    iterates over the rows, of a group at most ``longest``. With ``rows`` the offsets are the groups of blocks of rows."""
+    iterates over the rows, of a group at most ``longest``. With ``rows`` the offsets are the groups of blocks of rows. With a
+    ``span`` they are counts of rows, of which each group has so many at most."""
 
     program: Program
     offsets: HostTensor | None = None
     block: int = -1
     longest: Number | None = None
     rows: int | None = None
+    span: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +112,9 @@ def without_groups(program: Program) -> Grouped:
     if nest is None or len(nest.bounds) != 1:
         return Grouped(program=program)
     ((block, (begin, end)),) = nest.bounds.items()
+    counted = _of_counts(program, nest, block, begin, end)
+    if counted is not None:
+        return counted
     reader = _Reader(program, nest, block)
     start, tensor = reader.rows(begin, end)
     for condition in nest.conditions:
@@ -121,6 +130,31 @@ def without_groups(program: Program) -> Grouped:
     root = dataclasses.replace(program.roots[0], axes=axes, body=body)
     changed = dataclasses.replace(program, blocks=blocks, roots=(root,))
     return Grouped(program=changed, offsets=tensor, block=block)
+
+
+def _of_counts(
+    program: Program, nest: _Nest, block: int, begin: Operand | Bound, end: Operand | Bound
+) -> Grouped | None:
+    """Return the program over all rows, if a loop goes over as many rows of a group as a count that it loads; else None."""
+    reader = _Reader(program, nest, block)
+    if not fixed_at(begin, 0) or nest.conditions or not reader.is_offset(end, 0):
+        return None
+    reader.check_loops()
+    joiner = Joiner(program, reader.group_of, block)
+    ops = _used([joiner.joined(op) for op in nest.ops])
+    counts, span = program.tensors[reader.tensor], joiner.span
+    if span is None:
+        raise Refusal(f"no tensor is accessed by the rows that {counts.name} counts")
+    tensors = tuple(joiner.tensor(each) for each in program.tensors)
+    rows = joiner.groups * span
+    blocks = tuple(dataclasses.replace(each, extent=rows) if each.id == block else each for each in program.blocks)
+    axes = tuple(
+        dataclasses.replace(axis, begin=0, end=rows, jagged=None) if axis.block == block else axis for axis in nest.axes
+    )
+    root = dataclasses.replace(program.roots[0], axes=axes, body=dataclasses.replace(program.roots[0].body, ops=ops))
+    changed = dataclasses.replace(program, tensors=tensors, blocks=blocks, roots=(root,))
+    reader.check_rest(ops, True)
+    return Grouped(program=changed, offsets=counts, block=block, span=span)
 
 
 def _of_blocks(program: Program, nest: _Nest) -> Grouped | None:
@@ -336,7 +370,7 @@ class _Reader:
         """Return whether rows are counted from the first row of the group, and the tensor of offsets."""
         relative = fixed_at(begin, 0)
         first, after = self._length(end) if relative else (begin, end)
-        if not self._is_offset(first, 0) or not self._is_offset(after, 1):
+        if not self.is_offset(first, 0) or not self.is_offset(after, 1):
             raise Refusal(
                 "a loop over rows that begins or ends at numbers on the device is implemented from offsets[g] to"
                 " offsets[g + 1] of a loop over groups g, or over their difference"
@@ -389,7 +423,7 @@ class _Reader:
         source = op.operands[0] if op.attrs == PointwiseAttrs("cast") else None
         return isinstance(source, Value) and source.dtype in OFFSET_DTYPES and op.result.dtype in OFFSET_DTYPES
 
-    def _is_offset(self, value: Operand | Bound, distance: int) -> bool:
+    def is_offset(self, value: Operand | Bound, distance: int) -> bool:
         """Return whether a value is the element of the offsets ``distance`` after that of the group."""
         load = self._made(value)
         if load is None or load.kind != "load":
@@ -402,6 +436,10 @@ class _Reader:
             return False
         self.tensor = tensor.id
         return True
+
+    def group_of(self, op: Op, index: Index) -> bool:
+        """Return whether an index without dimensions is the number of the group."""
+        return index.kind == "scalar" and self._distance(op, index) == 0
 
     def _distance(self, load: Op, index: Index) -> int | None:
         """Return the distance of an index from that of the group; None if it is no such index."""
@@ -433,11 +471,11 @@ class _Reader:
         name = made.attrs.name if made is not None and isinstance(made.attrs, PointwiseAttrs) else ""
         if made is not None and name in _NOT_EMPTY and fixed_at(made.operands[1], 0):
             first, after = self._length(made.operands[0])
-            if self._is_offset(first, 0) and self._is_offset(after, 1):
+            if self.is_offset(first, 0) and self.is_offset(after, 1):
                 return
         if made is not None and name in ("lt", "ne", "gt"):
             first, after = made.operands[::-1] if name == "gt" else made.operands
-            if self._is_offset(first, 0) and self._is_offset(after, 1):
+            if self.is_offset(first, 0) and self.is_offset(after, 1):
                 return
         raise Refusal("a condition for a group is implemented if it asks for its rows: offsets[g] < offsets[g + 1]")
 
@@ -482,7 +520,7 @@ class _Reader:
         """Return whether an index is that of the rows of a group: of the loop, or the first row plus it."""
         picked = op.operands[index.operand] if index.operand is not None else None
         if index.kind == "block" and index.block == self.block:
-            return fixed_at(index.shift, 0) and (picked is None or self._is_offset(picked, 0))
+            return fixed_at(index.shift, 0) and (picked is None or self.is_offset(picked, 0))
         return index.kind == "tensor" and fixed_at(index.shift, 0) and picked is not None and self._is_row(picked)
 
     def _is_row(self, value: Operand) -> bool:
@@ -492,7 +530,7 @@ class _Reader:
             made is not None
             and made.attrs == PointwiseAttrs("add")
             and any(
-                self._is_offset(first, 0) and self._is_position(second)
+                self.is_offset(first, 0) and self._is_position(second)
                 for first, second in (made.operands, made.operands[::-1])
             )
         )
@@ -504,7 +542,7 @@ class _Reader:
         if made is None or made.attrs not in (PointwiseAttrs("lt"), PointwiseAttrs("gt")):
             return False
         row, end = made.operands if made.attrs == PointwiseAttrs("lt") else made.operands[::-1]
-        return self._is_row(row) and self._is_offset(end, 1)
+        return self._is_row(row) and self.is_offset(end, 1)
 
     def unmasked(self, op: Op) -> Op:
         """Return an op, and those within, without such masks."""

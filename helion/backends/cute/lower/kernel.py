@@ -191,7 +191,7 @@ def _of_groups(product: Product, batched: Batched, grouped: Grouped) -> Product:
     if any(batched.program.tensors[output].storage == offsets.storage for output in product.outputs):
         raise Refusal(f"{offsets.name} shares memory with an output")
     groups, longest, runtime = described_groups(offsets, level.size), grouped.longest, product.runtime
-    groups = dataclasses.replace(groups, rows=grouped.rows)
+    groups = dataclasses.replace(groups, rows=grouped.rows, span=grouped.span)
     if longest is not None:
         groups = dataclasses.replace(groups, longest=example(longest))
         runtime = (*runtime, (LONGEST, longest)) if isinstance(longest, Expr) else runtime

@@ -329,6 +329,10 @@ def check_groups(problem: GemmProblem, groups: Groups) -> None:
         raise Refusal(
             f"{groups.name} of {groups.dtype} with a stride of {groups.pitch} for {groups.size} groups of rows"
         )
+    if groups.span is not None and (groups.span < 1 or {*SIZES, "batches"} & {*problem.runtime}):
+        raise Refusal(
+            f"rows that {groups.name} counts are implemented for sizes that are known when the kernel is compiled"
+        )
     if groups.rows is not None and {*SIZES} & {*problem.runtime}:
         raise Refusal(
             f"blocks of rows by {groups.name} are implemented for sizes that are known when the kernel is compiled; use"

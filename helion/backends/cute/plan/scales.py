@@ -36,7 +36,8 @@ class Groups:
     group g, and number g + 1 the row after its last one. No more than ``longest`` rows of a group are computed, if that
     is given.
 
-    With ``rows``, the numbers are those of the groups of blocks of so many rows instead, from 0 to ``size`` - 1.
+    With ``rows``, the numbers are those of the groups of blocks of so many rows instead, from 0 to ``size`` - 1. With a
+    ``span``, they are ``size`` counts: of each ``span`` rows, the first ones are those of a group.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Groups:
     pitch: int = 1
     longest: int | None = None
     rows: int | None = None
+    span: int | None = None
 
     def most_tiles(self, m: int, rows: int) -> int:
         """Return the most tiles of ``rows`` that ``m`` rows have: of each group, one that its rows do not fill."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -31,7 +32,8 @@ def rows_of_groups(fact: MatmulFact, facts: KernelFacts) -> int | None:
         return None
     if facts.axes[fact.m_axis].on_grid and not (_loads_bounds(facts) and _picks_matrices(fact, facts, left)):
         return None
-    return left.extents[left.subscript_axes.index(fact.m_axis)]
+    counted = (extent for at, extent in zip(left.subscript_axes, left.extents, strict=True) if at != fact.k_axis)
+    return math.prod(counted)
 
 
 def groups_of_blocks(fact: MatmulFact, facts: KernelFacts) -> Groups | None:
