@@ -28,6 +28,7 @@ from ..plan.attention.records import ACCUMULATOR, MAXIMUM, TOTAL, AttentionProbl
 from ..plan.epilogue import Constant
 from ..plan.refusal import Refusal
 from .indexed import Indexed, indexed_matrix
+from .ranges import loaded_ranges, without_hidden
 from .scores import Input, Sink, factor_of, held_sink_of, inputs_of, made_by, score_of, sink_of
 from .text import Derived, Known, Saved
 
@@ -46,9 +47,9 @@ def derivative(
 ) -> StagedBackward | None:
     """Return the kernels that compute the gradients of an attention, or None for other programs.
 
-    Attention is left to the general derivation if weights are dropped, or keys are bounded by loaded integers. So it is if a
-    query may see no key, or if formulas select elements or read tables. Tensors have dimensions of heads, rows and columns
-    alone.
+    Attention is left to the general derivation if weights are dropped, or keys are bounded by integers that are loaded for a
+    head. So it is if the band leaves a query without keys, or if formulas select elements or read tables. Tensors have
+    dimensions of heads, rows and columns alone.
 
     ``target`` is that of the kernels, if this backend may compile them. With ``ahead`` a kernel may run in place of the
     program's, so that it stores what gradients need. ``dynamic`` is the program with sizes of each call, if the source of the
@@ -64,14 +65,15 @@ def derivative(
         return None
     compiled = target is not None and target.has("wgmma")
     q, k, v = (ids[each] for each in "qkv")
+    apart = known.ranged and not known.zeros  # queries without keys would have other outputs than the program's
     text = Derived(
         known=known,
         name=name,
         results=results,
-        together=compiled and {q, k, v} <= {*results} and _runs_together(known),
-        ahead=ahead and compiled and known.saved is None and not known.indexed["grad"].is_turned,
+        together=compiled and {q, k, v} <= {*results} and not known.ranged and _runs_together(known),
+        ahead=ahead and compiled and known.saved is None and not apart and not known.indexed["grad"].is_turned,
     )
-    if not text.has_all_slopes:
+    if not text.has_all_slopes or (known.ranged and text.wanted):
         return None
     any_size = dynamic is not None and not text.wanted and text.wanted_sink is None
     return (replace(text, aligned=_aligned(dynamic)) if any_size else text).staged()
@@ -127,8 +129,10 @@ def _known(program: Program, found: Attention) -> Known | None:
         for (name, formula), begin, end in zip(formulas.items(), ends[:-1], ends[1:], strict=True)
     )
     shared = _shared(problem)
-    if factors is None or inputs is None or of_sums is None or shared is None:
+    ranges = loaded_ranges(problem, read[len(read) - 2 :]) if problem.key_range is not None else {}
+    if ranges is None or factors is None or inputs is None or of_sums is None or shared is None:
         return None
+    problem, zeros = without_hidden(problem, given[ends[2] : ends[3]], ranges) if ranges else (problem, False)
     factor, divisor = factor_of(problem.query, factors), _sums(problem)
     score = None if factor is None else score_of(problem, inputs, factor, factors)
     sums = _unguarded(problem, divisor)
@@ -140,17 +144,21 @@ def _known(program: Program, found: Attention) -> Known | None:
     exact = saved is None or not problem.query.instructions  # else weights are those of rounded queries
     # sums of exponentials of large scores are kept relative to the maxima
     relative = not problem.has_large_scores or (saved is None and sink is None)
+    # outputs that the program stores are no numbers where a band hides the keys of a range
+    exact = exact and not (ranges and saved is not None and (problem.band.first, problem.band.last) != (None, None))
     if score is None or not known or not exact or not relative or (saved is None and len(problem.outputs) > 1):
         return None
     named = [each for each in (*inputs, *((sink.input,) if sink else ())) if each.indexed is not None]
     ids = {"q": found.tensors[0], "k": found.tensors[1], "v": found.tensors[2]}
-    ids |= {each.name: each.indexed.tensor.id for each in named if each.indexed is not None}
+    ids |= {each.name: each.indexed.tensor.id for each in named if each.indexed is not None} | ranges
     outputs: dict[str, int] = {each.kind: at for each, at in zip(problem.outputs, found.tensors[3:], strict=True)}
     return Known(
         problem=problem,
         score=score,
         sink=sink,
-        guarded=sums != divisor,
+        guarded=sums != divisor or bool(ranges),
+        ranged=bool(ranges),
+        zeros=zeros,
         shared=shared,
         indexed=whole,
         saved=saved,
@@ -183,7 +191,7 @@ def _is_complete(indexed: Mapping[str, Indexed]) -> bool:
 
 def _is_plain(problem: AttentionProblem) -> bool:
     plain = problem.softmax and problem.dropped is None and not problem.runtime
-    bounded = bool(problem.loaded) or problem.key_range is not None or problem.k.pages is not None
+    bounded = bool(problem.loaded) or problem.k.pages is not None
     whole = not problem.rests and not problem.lift
     rounded = problem.q.dtype in HALF_DTYPES
     return plain and not bounded and whole and rounded and _sees(problem) and problem.score.starts == 1

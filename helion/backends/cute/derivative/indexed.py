@@ -118,3 +118,16 @@ def _indexed(tensor: HostTensor, known: Sequence[Known], offset: int) -> Indexed
     found = Indexed(tensor=tensor, dims=tuple(dims), sizes=sizes)
     whole = offset == 0 and len([each for each in dims if not _is_number(each)]) == len(known)
     return found if whole and len(found.chosen) < 2 else None
+
+
+def axis_of(place: Place) -> int:
+    """Return the coordinate of a head that a place is."""
+    (axis,) = place.arguments
+    assert isinstance(axis, int)
+    return axis
+
+
+def group_of(place: Place) -> Place:
+    """Return the coordinate of a group of heads whose quotient is a place."""
+    first = place.arguments[0]
+    return first if place.op == "floordiv" and isinstance(first, Place) else place

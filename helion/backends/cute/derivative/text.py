@@ -11,7 +11,8 @@ from ...._compiler.autodiff.transform import Parameter, StagedBackward, StagedFo
 from ...._shapes import dtype_name
 from ..plan.attention.operands import Place
 from ..plan.attention.records import AttentionProblem
-from .indexed import FIRST, Indexed
+from .indexed import FIRST, Indexed, axis_of, group_of
+from .ranges import Ranges
 from .scores import Input, Score, Sink, name_of_number
 from .sizes import Sizes
 
@@ -40,25 +41,33 @@ class Known:
 
     ``shared`` has the heads that share a matrix of keys and values, by coordinate. ``indexed`` are q, k, v and the gradient of
     the output. ``ids`` are the tensors by their names in the kernels, ``outputs`` those of outputs by kind. A ``guarded`` output
-    is 0 for a query without keys.
+    is 0 for a query without keys. With ``ranged`` the keys of a query are a range that is loaded for it, and ``zeros`` are the
+    program's outputs of queries without keys.
     """
 
     problem: AttentionProblem
     score: Score
     sink: Sink | None
     guarded: bool
+    ranged: bool
+    zeros: bool
     shared: tuple[int, ...]
     indexed: dict[str, Indexed]
     saved: Saved | None
     ids: dict[str, int]
     outputs: dict[str, int]
 
+    @property
+    def hides(self) -> bool:
+        """True if a query may see no key."""
+        return self.score.selects or self.ranged
+
 
 @dataclass(frozen=True, kw_only=True)
 class Derived:
     """The kernels of the gradients of the tensors ``results``; ``together``: one for all gradients of q, k and v, if its order
     may vary. With ``ahead`` a kernel that stores logarithms runs in place of the program's. With ``aligned`` the kernels serve
-    any sizes (see ``Sizes``)."""
+    any sizes."""
 
     known: Known
     name: str
@@ -86,6 +95,10 @@ class Derived:
         return Sizes(problem=known.problem, indexed=known.indexed, shared=known.shared, aligned=self.aligned)
 
     @property
+    def ranges(self) -> Ranges:
+        return Ranges(is_loaded=self.known.ranged, queries=self.sizes.queries, keys=self.sizes.keys)
+
+    @property
     def wanted(self) -> tuple[Input, ...]:
         """The inputs of scores that have gradients."""
         return tuple(each for each in self.known.score.inputs if self.known.ids.get(each.name) in self.results)
@@ -110,7 +123,7 @@ class Derived:
     def others(self) -> tuple[str, ...]:
         """The parameters of kernels with scores, other than q, k, v and what they are differentiated with."""
         found = [name for each in self.known.score.inputs for name in each.parameters]
-        return tuple(dict.fromkeys(found))
+        return (*dict.fromkeys(found), *self.ranges.parameters)
 
     @property
     def statistics(self) -> tuple[str, ...]:
@@ -133,7 +146,8 @@ class Derived:
             apart.append(f"grad_q = gradient_of_queries({given})")
         if needed & {"k", "v"}:
             kernels.append(self.of_keys())
-            apart.append(f"grad_k, grad_v = gradients_of_keys({given})")
+            apart += self.ranges.lines(f"k.size({self.known.indexed['k'].dims.index('rows')})")
+            apart.append(f"grad_k, grad_v = gradients_of_keys({', '.join((given, *self.ranges.of_keys))})")
         if self.together:
             kernels.append(self.of_all())
             lines += [
@@ -167,7 +181,6 @@ class Derived:
         """Return the kernels and the lines before those of gradients, and the parameters."""
         known, outputs = self.known, self.known.outputs
         kernels, lines = [self.sums()], list[str]()
-        read = ", ".join(("q", "k", "v", *dict.fromkeys((*self.others, *self.of_sink))))
         result = Parameter(name="out", kind="result", tensor=outputs["exact"])
         parameters = [Parameter(name="grad", kind="gradient", tensor=outputs["exact"])]
         parameters += [Parameter(name=name, kind="tensor", tensor=at) for name, at in known.ids.items()]
@@ -182,13 +195,17 @@ class Derived:
             parameters += [result, *(Parameter(name=each, kind="kept") for each in self.statistics)]
         else:
             kernels.insert(0, self.again())
-            lines.append(f"out, {', '.join(self.statistics)} = attention_again({read})")
+            lines.append(f"out, {', '.join(self.statistics)} = attention_again({self._read})")
         sums = f"sums_of_products({', '.join(self._read_by_sums)})"
         if self.wanted_sink is None:
             lines.append(f"delta = {sums}")
         else:
             lines += [f"delta, shares = {sums}", f"grad_{self.wanted_sink.input.name} = {self._of_shares()}"]
         return kernels, lines, parameters
+
+    @property
+    def _read(self) -> str:
+        return ", ".join(("q", "k", "v", *dict.fromkeys((*self.others, *self.of_sink))))
 
     def _numbers(self) -> list[Parameter]:
         """Return the parameters that are numbers of host code."""
@@ -198,7 +215,8 @@ class Derived:
     @property
     def _read_by_sums(self) -> tuple[str, ...]:
         saved = ("grad_logsum",) if self.known.saved is not None else ()
-        return "grad", "out", *saved, *(("logsum", *self.of_sink) if self.wanted_sink is not None else ())
+        shares = ("logsum", *self.of_sink) if self.wanted_sink is not None else ()
+        return "grad", "out", *saved, *shares, *self.ranges.parameters
 
     def _of_shares(self) -> str:
         sink = self.wanted_sink
@@ -212,7 +230,7 @@ class Derived:
             return partial
         own = [each for each in of.indexed.dims if each != FIRST]
         heads = len(self.problem.heads)
-        axes = [heads if isinstance(each, str) else _axis(each) for each in own]
+        axes = [heads if isinstance(each, str) else axis_of(each) for each in own]
         others = [at for at in range(heads + 1) if at not in axes]
         order = [sorted(axes).index(at) for at in axes]
         shape = [int(size) for size in of.indexed.tensor.shape]
@@ -266,7 +284,7 @@ class Derived:
             *score.lines,
             f"s = {score.value}{unit}",
         ]
-        seen = self.sizes.seen()
+        seen = " & ".join(each for each in (self.sizes.seen(), *self.ranges.seen) if each)
         return [*lines, f's = torch.where({seen}, s, float("-inf"))'] if seen else lines
 
     def changes(self, of: int = 0) -> list[str]:
@@ -282,7 +300,7 @@ class Derived:
         """Return the line that loads logarithms in powers of two, and sums."""
         place, saved = ", ".join(axes), self.known.saved
         logsum = f"logsum[{place}, tile_m]" if saved is None else saved.text(axes)
-        if saved is not None and self.known.score.selects:
+        if saved is not None and self.known.hides:
             logsum = f'torch.where({logsum} > float("-inf"), {logsum}, float("inf"))'
         if self.problem.has_large_scores:
             return f"logsum_rows, peak_rows, delta_rows = {logsum}, peaks[{place}, tile_m], delta[{place}, tile_m]"
@@ -300,17 +318,16 @@ class Derived:
         scores = self.relative("s", "peak_rows[:, None]") if self.problem.has_large_scores else "s"
         return f"p = torch.exp2({scores} - logsum_rows[:, None])"
 
-    def header(self, name: str) -> str:
-        return f"def {name}({', '.join(('q', 'k', 'v', 'grad', *self.statistics, 'delta', *self.others))}):"
+    def header(self, name: str, *more: str) -> str:
+        return f"def {name}({', '.join(('q', 'k', 'v', 'grad', *self.statistics, 'delta', *self.others, *more))}):"
 
     # Kernels of the output and of sums -------------------------------------------------------------------------------------
 
     def again(self) -> list[str]:
         """Return the kernel that computes the output again, and logarithms of sums."""
         dtype = f"[{', '.join((*self.sizes.heads, self.sizes.queries, str(self.problem.v.columns)))}], dtype=v.dtype"
-        read = dict.fromkeys((*self.others, *self.of_sink))
         return [
-            f"def attention_again({', '.join(('q', 'k', 'v', *read))}):",
+            f"def attention_again({self._read}):",
             *self.sizes.lines("q", "k", "v"),
             f"    out = torch.empty({dtype}, device=q.device)",
             *self._attention(f"out[{self.place}, :]"),
@@ -349,7 +366,7 @@ class Derived:
         ]
         large = self.problem.has_large_scores
         logsum, start = ("torch.log2(total)", LOWEST) if large else ("highest + torch.log2(total)", "-1e30")
-        if self.known.score.selects:  # else weights of a query without keys are no numbers
+        if self.known.hides:  # else weights of a query without keys are no numbers
             logsum = f'torch.where(total > 0, {logsum}, float("inf"))'
         guarded = "torch.where(total > 0, total, 1.0)" if self.known.guarded else "total"
         added = [] if sink is None else [f"        total = total + torch.exp2({sink.text(self.axes)} - highest)"]
@@ -360,10 +377,11 @@ class Derived:
             ),
             self.grid(self.sizes.heads, "tile_m", self.sizes.queries),
             f"        query = {self.load('q', 'tile_m')}",
+            *(f"        {line}" for line in self.ranges.loads),
             f"        highest = hl.full([tile_m], {start}, dtype=torch.float32)",
             "        total = hl.zeros([tile_m], dtype=torch.float32)",
             f"        acc = hl.zeros([tile_m, {problem.v.columns}], dtype=torch.float32)",
-            f"        for tile_n in hl.tile({self.sizes.keys}):",
+            f"        for tile_n in {self.ranges.loop_of_keys}:",
             *(f"            {line}" for line in body),
             *added,
             f"        {output} = acc / {guarded}[:, None]",
@@ -381,7 +399,7 @@ class Derived:
         if saved is not None or self.ahead:
             out = self.known.indexed["grad"].text("out", self.axes, "tile_m")
         logsum = f"logsum[{self.place}]" if saved is None else saved.text(self.axes)
-        sums = f"torch.sum(given * {out}.to(torch.float32), -1){less}"
+        sums = f"torch.sum({self.ranges.product(f'given * {out}.to(torch.float32)')}, -1){less}"
         shares = []
         if sink is not None:
             shares = ["    shares = torch.empty_like(delta)"]
@@ -424,8 +442,9 @@ class Derived:
             self.grid(self.sizes.heads, "tile_m", self.sizes.queries),
             f"        query, upstream = {self.load('q', 'tile_m')}, {self.load('grad', 'tile_m')}",
             f"        {self.rows(self.axes)}",
+            *(f"        {line}" for line in self.ranges.loads),
             f"        acc = hl.zeros([tile_m, {problem.q.columns}], dtype=torch.float32)",
-            f"        for tile_n in hl.tile({self.sizes.keys}):",
+            f"        for tile_n in {self.ranges.loop_of_keys}:",
             *(f"            {line}" for line in body),
             f"        {self.known.indexed['q'].own.ordered.text('grad_q', self.axes, 'tile_m')} = acc * {self.unit!r}",
             "    return grad_q",
@@ -434,7 +453,7 @@ class Derived:
     def of_keys(self) -> list[str]:
         """Return the kernel of the gradients of keys and values, whose tiles are keys."""
         return [
-            self.header("gradients_of_keys"),
+            self.header("gradients_of_keys", *self.ranges.of_keys),
             *self.sizes.lines("q", "k", "v", "grad"),
             *self.tiles_of_keys(["key_sum = hl.dot(ds.to(query.dtype).T, query, acc=key_sum)"]),
             "    return grad_k, grad_v",
@@ -474,8 +493,9 @@ class Derived:
         body = [
             f"query, upstream = {self.load('q', 'tile_m', heads)}, {self.load('grad', 'tile_m', heads)}",
             self.rows(heads),
+            *self.ranges.loads,
             *self.scores("query", "key", heads),
-            self.weights,
+            self.ranges.of_rows(self.weights),
             "value_sum = hl.dot(p.to(upstream.dtype).T, upstream, acc=value_sum)",
             "dp = hl.dot(upstream, value.T)",
             *self.changes(),
@@ -487,10 +507,11 @@ class Derived:
             self.allocated("grad_v", "v"),
             self.grid(self.sizes.groups, "tile_n", self.sizes.keys),
             f"        key, value = {self.owned('k')}, {self.owned('v')}",
+            *(f"        {line}" for line in self.ranges.loads_of_keys),
             f"        key_sum = hl.zeros([tile_n, {problem.k.columns}], dtype=torch.float32)",
             f"        value_sum = hl.zeros([tile_n, {problem.v.columns}], dtype=torch.float32)",
             *loop,
-            f"        {indent}for tile_m in hl.tile({self.sizes.queries}):",
+            f"        {indent}for tile_m in {self.ranges.loop_of_queries}:",
             *(f"            {indent}{line}" for line in body),
             f"        {self.owned('k', 'grad_k')} = key_sum * {self.unit!r}",
             f"        {self.owned('v', 'grad_v')} = value_sum",
@@ -499,7 +520,7 @@ class Derived:
     def owned(self, of: str, name: str = "") -> str:
         """Return the rows of a tile of keys, whose coordinates are those of groups of heads."""
         found = self.known.indexed[of].own.ordered if name else self.known.indexed[of]
-        plain = tuple(_of_group(each) if isinstance(each, Place) else each for each in found.dims)
+        plain = tuple(group_of(each) if isinstance(each, Place) else each for each in found.dims)
         return replace(found, dims=plain).text(name or of, self.axes, "tile_n")
 
     def of_input(self, of: Input) -> list[str]:
@@ -523,7 +544,7 @@ class Derived:
         """Return the kernel whose tiles are those of the input, and which loops over the heads that share its elements."""
         assert of.indexed is not None
         problem, tensor = self.problem, of.indexed.tensor
-        own = [_axis(each) for each in of.indexed.dims if isinstance(each, Place) and each != FIRST]
+        own = [axis_of(each) for each in of.indexed.dims if isinstance(each, Place) and each != FIRST]
         names = [*(f"h{at}" for at in own), "tile_m", "tile_n"]
         sizes = [*(problem.heads[at] for at in own), problem.queries, problem.keys]
         ones = ", ".join([*("1" for _ in own), "None", "None"])
@@ -567,16 +588,3 @@ def _of_axes(each: Input) -> bool:
     """Return whether the dimensions of an input are coordinates of a head, rows and columns."""
     places = () if each.indexed is None else each.indexed.dims
     return all(isinstance(at, str) or at == FIRST or at.op == "axis" for at in places)
-
-
-def _axis(place: Place) -> int:
-    """Return the coordinate of a head that a place is."""
-    (axis,) = place.arguments
-    assert isinstance(axis, int)
-    return axis
-
-
-def _of_group(place: Place) -> Place:
-    """Return the coordinate of a group of heads whose quotient is a place."""
-    first = place.arguments[0]
-    return first if place.op == "floordiv" and isinstance(first, Place) else place
