@@ -44,7 +44,7 @@ MAX_SIGNATURES, MAX_VERSIONS = 256, 8
 #: Placeholder for an argument that a call left out.
 ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "<absent>"})()
 MISSED: Any = type("Missed", (), {"__repr__": lambda self: "<missed>"})()
-#: Functions whose guards a miss tries, 0.1 µs each, before it computes a key, which takes longer.
+#: Functions whose guards a miss tries before it computes a key, which takes longer (measurement ``host_calls``).
 _PROBED = 6
 #: Returns whether torch's profiler records what runs.
 _profiled: Callable[[], bool] = torch.autograd._profiler_enabled

@@ -2,8 +2,7 @@
 
 Triton gives dots that feed another dot all warps along M, and the last dot of the chain its own layout. With fewer than
 16 rows of M per warp, warps of the former have copies of rows. The accumulator's conversion into the latter's layout is
-then wrong. Results are off, or memory is corrupted (Triton 3.6, H200, 2026-11-20: two and three dots of 64 and 128 rows
-in 16 warps). Unrolling a loop chains its dots, so loops whose dots have too few rows are not unrolled. Where the kernel
+then wrong. Results are off, or memory is corrupted (measurement ``chained_dots``). Unrolling a loop chains its dots, so loops whose dots have too few rows are not unrolled. Where the kernel
 itself writes the chain, fewer warps run it.
 """
 

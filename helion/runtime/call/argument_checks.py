@@ -263,7 +263,7 @@ def remedies() -> str:
     return " or ".join((", ".join(names[:-1]), names[-1]))
 
 
-# in C, because every call of a kernel that writes into its arguments runs it: 0.2 µs each
+# in C, because every call of a kernel that writes into its arguments runs it (measurement ``host_calls``)
 _any_requires_grad = torch._C._any_requires_grad
 _increment_version: Callable[[Sequence[torch.Tensor]], None] = getattr(
     torch._C, "_increment_version", torch.autograd.graph.increment_version

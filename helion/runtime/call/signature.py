@@ -370,7 +370,7 @@ def pick(values: tuple[Any, ...], origin: tuple[Any, ...]) -> Any:
 class UsualInputs:
     """Fast check that arguments are like those of a former call in everything that ``inputs.check_call`` checks.
 
-    It is one call of C++ with 40 ns a tensor instead of 1.3 µs.
+    It is one call of C++ instead of one of Python for each property (measurement ``host_calls``).
     """
 
     def __init__(self) -> None:

@@ -47,9 +47,7 @@ MORE_TRIES, PATIENCE_SECONDS = 3, 10.0
 MAX_SLOW = 2
 
 #: Spilled bytes at which a kernel with matmuls is estimated to take twice as long. Its accumulators stay in registers,
-#: and spilled values are mostly read before and after the mainloop. Gradients of attention on an H200 (2026-11-23):
-#: heads of 128 take 53 us with 184 bytes spilled, and 75 us in the next config without spills. Heads of 256 take 154 us
-#: with 452 bytes, and 190 us with none.
+#: and spilled values are mostly read before and after the mainloop (measurement ``spilled_gradients``).
 DOUBLING_BYTES = 1024
 
 #: Part of every key: it changes when the rule of verdicts changes.

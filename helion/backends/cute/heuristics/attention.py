@@ -24,7 +24,7 @@ from ..score_rules import KEY_SPLITS
 MASKED_REGISTERS = 18
 """Registers that masks of the diagonal add."""
 GATHERED_REGISTERS = 96
-"""Those that indices of tables add: blocks of 176 keys of 64 dimensions spill 52 bytes without them (sm_90a, 2026-11-28)."""
+"""Those that indices of tables add (measurement ``attention_registers``)."""
 GROUPS = (3, 2, 1)
 SHORT_KEYS = 2048
 """Keys up to which tiles with masks are short: wide heads are faster with two tiles of queries than with a third stage."""
@@ -37,8 +37,8 @@ WIDE_KEYS, FORMULA_KEYS = 176, 128
 """The longest blocks that were measured: longer ones leave more of the last block empty. Masks and formulas of scores take
 registers, so that shorter blocks are faster there (``rounded`` in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
 MANY_OPERATIONS, MANY_KEYS = 16, 112
-"""Operations of a formula for which one group has shorter blocks, as it has for a bias: with 20 operations, those of 128 keys of
-64 dimensions spill 40 bytes, with a bias 32 (sm_90a, 2026-11-29)."""
+"""Operations of a formula for which one group has shorter blocks, as it has for a bias (measurement
+``attention_registers``)."""
 FEW_BLOCKS, FEW_KEYS = 2, 512
 """Blocks that are as long as they need to be, and keys of wide heads for which short blocks leave room for the queries of the
 next tile (``two blocks`` in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""

@@ -1,6 +1,6 @@
 """Row kernels: the layout of the shortest predicted time (``plan.rowwise.time``), and others that come close.
 
-Times on an H100 are in benchmarks/results/cute/nvidia-h100-row-kernels.jsonl (2026-11-28, benchmarks/row_kernels.py).
+Times on an H100 are in benchmarks/results/cute/nvidia-h100-row-kernels.jsonl, by benchmarks/row_kernels.py.
 """
 
 from __future__ import annotations

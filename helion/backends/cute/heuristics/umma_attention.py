@@ -25,7 +25,7 @@ SHORTER_KEYS = (UMMA_KEYS, 96, 64, 32)
 """Keys of blocks, the longest first."""
 SPLIT_SCORES, SPLIT_FORMULAS = 192, 64
 """The most columns of scores of a tile whose keys are split, also where formulas fill registers. With more, threads of two
-groups spill 36 to 204 bytes (sm_100a, 2026-11-29)."""
+groups spill (measurement ``umma_split_keys``)."""
 ALTERNATES = 3
 SMALL_BYTES = 8192
 """Shared memory of messages and barriers, at most."""
@@ -56,8 +56,7 @@ class CuteTcgen05AttentionHeuristic(Heuristic):
 
 def _needs_registers(facts: KernelFacts, shape: AttentionShape) -> bool:
     """Return whether formulas fill the registers next to 128 scores. They read a number for each key, as a bias, draw one, or are
-        all that weights without a softmax have. Blocks of 128 keys spill 80 to 520 bytes then, and of 64 keys with weights of 8 bits
-    1588 (sm_100a, 2026-11-29)."""
+    all that weights without a softmax have. Blocks of 128 keys spill then (measurement ``umma_formulas``)."""
     multiplied = {fact.rhs_slot for fact in facts.matmuls}
     loads = (op for op in facts.memory_ops if op.kind == "load" and op.slot not in multiplied)
     return not shape.softmax or bool(facts.random_tiles) or any(shape.blocks[1] in op.tile_axes for op in loads)

@@ -1,9 +1,7 @@
 """An attention as its facts describe it, and the predicted time of a launch.
 
 An SM needs the time of the softmax, or that of the MMAs, for one score of one query, whichever is longer; both overlap.
-The rates are fitted to 15 timings on an H100 (2026-11-28, test/backends/cute/attention_on_gpu.py): head dimensions 64, 128
-and 256, 1000 to 16384 queries, a formula with a hyperbolic tangent. Those of reads are fitted to decoding on an H200
-(benchmarks/results/cute/nvidia-h200-attention.jsonl).
+The rates are fitted to timings of outputs and of decoding (measurement ``attention_rates``).
 """
 
 from __future__ import annotations
@@ -58,10 +56,10 @@ class AttentionRates:
     pair_ns: float = 0.33
     load_ns: float = 0.113
     """Time that a load of one element for each query and key adds, which is that of eight rows in a warp. It is fitted to a
-    bias of 4 x 32 x 4096 x 64 on an H200 (2026-11-29, benchmarks/attention.py)."""
+    bias (measurement ``attention_rates``)."""
     bias_ns: float = 0.025
     """Time that an element of a bias adds which TMA loads: a conversion, an eighth of a matrix load, and exponents that
-    subtract before they multiply. It is fitted to four biases on an H200 (2026-11-29)."""
+    subtract before they multiply. It is fitted to four biases (measurement ``attention_rates``)."""
     draw_ns: float = 0.49
     key_draw_ns: float = 0.64
     """Time of Philox for a random number, next to which neither MMAs nor exponentials are seen: of outputs and gradients of

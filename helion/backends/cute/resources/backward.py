@@ -1,7 +1,7 @@
 """Gradients of attention as facts describe them, and the predicted time of a launch.
 
-The rates are fitted to timings on an H100 and an H200 (2026-11-28, test/backends/cute/gradients_on_gpu.py): head dimensions
-64, 128 and 256, 4096 rows. Facts show masks, and not their width: those of windows are predicted as causal ones.
+The rates are fitted to timings on two GPUs (measurement ``attention_rates``). Facts show masks, and not their width: those of
+windows are predicted as causal ones.
 """
 
 from __future__ import annotations

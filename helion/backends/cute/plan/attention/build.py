@@ -43,7 +43,7 @@ LEAST_STAGES, MOST_STAGES = 2, 4
 """The wait for a block of V comes one block before its use, which needs two stages."""
 MOST_BUFFERS = 2
 """Tiles of queries in shared memory. There is one where the output takes their place, where queries are in two tensors, and in
-tiles of one group: with two, blocks of 176 keys spill 224 bytes (sm_90a, 2026-11-29)."""
+tiles of one group, which spill with two (measurement ``attention_registers``)."""
 MOST_COLUMNS, COLUMN_STEP = 256, 16
 LATENT_COLUMNS, LATENT_STEP = (576, 512), 64
 """The most columns of K and of V of latent attention, and what those of K are a multiple of: the columns of a swizzle."""
@@ -53,8 +53,7 @@ keep those that they are launched with."""
 LATENT_REGISTERS = (40, 232)
 """The same of latent attention: each load of a block is one of 64 columns at a time."""
 OTHER_REGISTERS = 27
-"""Registers besides accumulators, scores and weights: 24 to 33 in kernels compiled for sm_90a. A kernel with masks of
-128 x 128 and head dimension 128 has 45 and still fits (2026-11-27)."""
+"""Registers besides accumulators, scores and weights, without those of masks (measurement ``attention_registers``)."""
 MOST_POSITIONS = 2**23
 """Most rows of formulas that read positions: fp32 holds these, and half of one more."""
 MOST_MODES = 5

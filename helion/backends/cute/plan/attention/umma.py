@@ -44,8 +44,8 @@ MESSAGE_VALUES = 3
 """Numbers of a query from its softmax to its correction: a factor or a sum, a maximum, and the factor that restores it."""
 MESSAGE_ALIGNMENT_BYTES = 16
 EXPONENTIALS, MOST_POLYNOMIAL = 16, 6
-"""Consecutive exponentials of which ``polynomial`` are computed by one, and the most of these: kernels with 8 of 16 spill
-(sm_100a, 2026-11-29)."""
+"""Consecutive exponentials of which ``polynomial`` are computed by one, and the most of these (measurement
+``umma_registers``)."""
 FP32_PER_SPECIAL = 8
 """Lanes of fp32 for each lane of the special function unit, on every GPU since Volta (CUDA programming guide, arithmetic
 throughput: 128 and 16 results per clock)."""

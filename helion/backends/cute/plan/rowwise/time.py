@@ -1,9 +1,7 @@
 """A model of the time of a row kernel: bytes of a row against its instructions and waits, over the co-resident clusters.
 
-The constants are fitted to 358 timings of ten kernels on an H200, in many layouts (2026-11-28,
-benchmarks/results/cute/nvidia-h200-row-kernels.jsonl). Their times differ from the predicted ones by 9 %. With
-sums over rows, factors of waits are fitted to 79 timings of ``rms_norm_backward``, and instructions to 41 of both norms
-(2026-11-29): they differ by 10 %.
+The constants are fitted to timings of ten kernels in many layouts. With sums over rows, factors of waits are fitted to
+``rms_norm_backward``, and instructions to both norms (measurement ``row_times``).
 """
 
 from __future__ import annotations

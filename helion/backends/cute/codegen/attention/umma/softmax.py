@@ -24,7 +24,7 @@ from .finish import chunk_of
 
 MOST_WEIGHTS = {1: 16, 2: 32}
 """Pairs of weights that a thread has in registers next to its scores, by groups. With more of one group, or fewer of two, some
-kernels spill (sm_100a, 2026-11-29)."""
+kernels spill (measurement ``umma_registers``)."""
 LEAST_EXPONENT = -127.0
 """The exponent of fp32 below which the polynomial gives 0."""
 ROUNDER = 12582912.0 + 127.0
