@@ -137,13 +137,7 @@ def _traced(
     is stored by TMA, ``along_m``, or by threads."""
     summed = with_sums(program)
     program = summed.program
-    if len(program.roots) != 1:
-        raise Refusal(
-            f"the kernel has {len(program.roots)} grid loops, and a matmul of one is implemented; write each loop as a kernel of its own"
-        )
-    if len(program.roots[0].axes) not in (1, 2):
-        raise Refusal("matmuls over one grid, of tiles of M and N or of whole rows, are implemented")
-    root = program.roots[0]
+    root = _grid(program)
     outer = loops_over_columns(root) if len(root.axes) == 1 else ()
     loop = _loop(outer[0].regions[0] if outer else root.body)
     nest = nest_of(program, loop)
@@ -184,6 +178,17 @@ def _traced(
         frame, replace(product, problem=replace(product.problem, copied=labelled)), chain, len(sources)
     )
     return replace(product, one_tile=frozenset(frame.column_blocks)) if outer and tiled.one_tile else product
+
+
+def _grid(program: Program) -> Root:
+    """Return the only grid loop of a program."""
+    if len(program.roots) != 1:
+        raise Refusal(
+            f"the kernel has {len(program.roots)} grid loops, and a matmul of one is implemented; write each loop as a kernel of its own"
+        )
+    if len(program.roots[0].axes) not in (1, 2):
+        raise Refusal("matmuls over one grid, of tiles of M and N or of whole rows, are implemented")
+    return program.roots[0]
 
 
 def _with_sums(frame: Frame, product: Product, chain: Chain, copies: int) -> Product:
