@@ -107,6 +107,10 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     yield problem.batch is not None and problem.epilogue.reduces_rows, "whose rows are reduced in a batch"
     yield begun and not problem.terms, f"of {''.join(begun[:1])}, which begins between multiples of 16 bytes,"
     yield groups and products > 1, of_groups
+    yield (
+        problem.scales is not None and problem.batch is not None,
+        "of a batch, or of groups, with scales of blocks of K",
+    )
     yield groups and groups.span, f"over groups of as many rows as {'' if groups is None else groups.name} counts"
     yield (
         groups and products and (in_memory or by_threads),
@@ -136,6 +140,10 @@ def _not_run_on_blackwell(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     yield problem.scales is not None and problem.scales.micro, "in a microscaling format"
     yield counts_rows(problem), "of rows in memory that the launch counts"
     yield problem.batch is not None and problem.epilogue.reduces_rows, "whose rows are reduced in a batch"
+    yield (
+        problem.scales is not None and problem.batch is not None,
+        "of a batch, or of groups, with scales of blocks of K",
+    )
     yield problem.summed, "next to sums along K"
     yield picked, f"with lines of {''.join(picked[:1])} that an index picks"
     yield problem.groups, f"over groups of rows by {'' if problem.groups is None else problem.groups.name}"

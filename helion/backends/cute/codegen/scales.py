@@ -11,6 +11,7 @@ from ..plan.records import WARP_THREADS, WGMMA_ROWS, GemmPlan
 from ..plan.scales import Scale, Side
 from ..roles.overlapped import Turn
 from .epilogue import Fragment, converted, fragment
+from .numbers import in_group
 from .slices import sliced
 
 
@@ -21,6 +22,9 @@ def parameters(plan: GemmPlan) -> list[tuple[str, str, str]]:
         extent = plan.problem.m if scale.side == "row" else plan.problem.n
         blocks = -(-plan.problem.k // scales.k) if scales is not None and scales.micro else block_count(plan)
         layout = f"({-(-extent // scale.lines)}, {blocks}), stride=({scale.pitch}, {scale.k_pitch})"
+        if scale.batch:
+            shape, strides = (each.strip("()") for each in layout.split(", stride="))
+            layout = f"({shape}, {plan.problem.batches}), stride=({strides}, {scale.batch})"
         found.append((scale.label, "cute.Tensor", f"cute.make_tensor({scale.label}, cute.make_layout({layout}))"))
     return found
 
@@ -91,9 +95,11 @@ def _factor(plan: GemmPlan, scale: Scale, line: str, block: str) -> str:
     if not scale.pitch:
         line = "0"
     else:
-        line = f"cutlass.min({line}, {extent - 1})" if extent % tile else line
+        grouped = scale.side == "row" and plan.problem.groups is not None
+        line = in_group(plan, line) if grouped else line
+        line = f"cutlass.min({line}, {extent - 1})" if extent % tile or grouped else line
         line = f"({line}) // {scale.lines}" if scale.lines > 1 else line
-    held = f"{scale.label}[{line}, {block}]"
+    held = f"{scale.label}[{line}, {block}{', batch' if scale.batch else ''}]"
     return held if scale.side == "row" and _is_loaded_as_held(plan, scale) else f"{held}.to(cutlass.Float32)"
 
 

@@ -23,7 +23,7 @@ from ..plan.epilogue import (
 )
 from ..plan.operands import steps_of
 from ..plan.records import GemmProblem, Groups, Major
-from ..plan.scales import BlockScales, Ends
+from ..plan.scales import BlockScales, Ends, factors_of
 from ..toolchain.kernel import GemmKernel
 from .messages import await_messages, signal_peers
 from .problems import Given, launched, split
@@ -110,7 +110,11 @@ def evaluate_problem(problem: GemmProblem, tensors: list[torch.Tensor]) -> None:
     levels = batch.levels if batch is not None else ()
     more = [steps for each in problem.copied for steps in _steps_of_more(problem, each)]
     pitches = [
-        (level.a, level.b, *level.outputs, *level.operands, *(steps[at] for steps in more))
+        (
+            *(level.a, level.b, *level.outputs, *level.operands),
+            *(each.batch for each in factors_of(problem.scales)),
+            *(steps[at] for steps in more),
+        )
         for at, level in enumerate(levels)
     ]
     for indices in itertools.product(*(range(level.size) for level in levels)):
@@ -132,6 +136,7 @@ def _evaluate_groups(problem: GemmProblem, groups: Groups, tensors: Sequence[tor
     pitches = [problem.a_pitch if problem.a_major == "k" else 1, 0]
     pitches += [each.pitch if each.lines is None else 0 for each in problem.outputs]
     pitches += [each.pitch if each.kind in ("exact", "column") else 0 for each in epilogue]
+    pitches += [each.pitch if each.side == "row" else 0 for each in factors_of(problem.scales)]
     a = problem.copy_of("a")
     if a is not None:
         pitches[0] = _step_of_lines(a.sources[0])
@@ -141,6 +146,7 @@ def _evaluate_groups(problem: GemmProblem, groups: Groups, tensors: Sequence[tor
     of_group = [0] * len(tensors)
     if problem.batch is not None:
         steps = [problem.batch.a, problem.batch.b, *problem.batch.outputs, *problem.batch.operands]
+        steps += [each.batch for each in factors_of(problem.scales)]
         of_group[: len(steps)] = steps
     for group, first, after in _groups_of_rows(problem, groups, offsets):
         first, after = max(first, 0), min(after, problem.m)

@@ -225,7 +225,7 @@ def _side_by_side(product: Product, batched: Batched) -> Product:
     levels = _joined([level for level in batched.levels if not equal(level.size, 1)])
     if not levels or is_empty:
         return product
-    product = _with_batched_sources(product, levels)
+    product = _with_batched_scales(_with_batched_sources(product, levels), levels)
     numbers, batch = dict[str, Number](), None
     for level in reversed(levels):
         numbers, batch = _numbers(product, level), _batch(product, level, batch)
@@ -261,6 +261,21 @@ def _with_batched_sources(product: Product, levels: Sequence[Level]) -> Product:
         del rest[: len(each.tensors) - len(each.sources)]
         copied.append(dataclasses.replace(each, sources=tuple(sources)))
     return dataclasses.replace(product, problem=dataclasses.replace(problem, copied=tuple(copied)))
+
+
+def _with_batched_scales(product: Product, levels: Sequence[Level]) -> Product:
+    """Return the product with the stride of a batch of each scale of blocks of K."""
+    scales = product.problem.scales
+    if scales is None:
+        return product
+    factors = []
+    for scale, tensor in zip(scales.factors, product.scales, strict=True):
+        steps = [known(level.strides.get(tensor, 0), f"a stride of {scale.name}") for level in levels]
+        if any(steps[1:]):
+            raise Refusal("scales of blocks of K are implemented for one matmul, or a batch of one dimension")
+        factors.append(dataclasses.replace(scale, batch=steps[0]))
+    scales = dataclasses.replace(scales, factors=tuple(factors))
+    return dataclasses.replace(product, problem=dataclasses.replace(product.problem, scales=scales))
 
 
 def _joined(levels: Sequence[Level]) -> list[Level]:

@@ -15,7 +15,17 @@ from .epilogue import ROW_NUMBER, EpilogueOperand, EpilogueOutput
 from .finish import ROWS
 from .records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, Batch, Choice, GemmPlan, GemmProblem, Groups
 from .refusal import Refusal
-from .scales import ATOM_BLOCKS, ATOM_LINES, LONGEST, MICRO_FORMATS, SCALE_DTYPES, BlockScales, Ends, micro_block
+from .scales import (
+    ATOM_BLOCKS,
+    ATOM_LINES,
+    LONGEST,
+    MICRO_FORMATS,
+    SCALE_DTYPES,
+    BlockScales,
+    Ends,
+    factors_of,
+    micro_block,
+)
 
 MAX_EXTENT = 2**31 - 1
 """Tile coordinates are 32-bit."""
@@ -300,8 +310,10 @@ def check_scales(problem: GemmProblem, scales: BlockScales) -> None:
     if scales.micro:
         check_micro_scales(problem, scales)
         return
-    if problem.batch is not None or problem.epilogue.of_kind("product"):
-        raise Refusal("scales of blocks of K are implemented for one matmul, without a batch")
+    if problem.epilogue.of_kind("product") or (problem.batch is not None and problem.batch.outer is not None):
+        raise Refusal("scales of blocks of K are implemented for one matmul, or a batch of one dimension")
+    if problem.copied and problem.batch is not None:
+        raise Refusal("scales of blocks of K are implemented for matmuls of a batch that TMA loads")
     if problem.runtime and not (problem.copied and all(factor.side == "row" for factor in scales.factors)):
         raise Refusal(
             "scales of blocks of K are implemented where sizes and strides are known when the kernel is compiled"
@@ -338,9 +350,13 @@ def check_groups(problem: GemmProblem, groups: Groups) -> None:
             f"blocks of rows by {groups.name} are implemented for sizes that are known when the kernel is compiled; use"
             " hl.specialize"
         )
-    if problem.scales is not None or any(each.by_threads for each in problem.epilogue.operands):
+    if any(each.by_threads for each in problem.epilogue.operands):
+        raise Refusal(f"groups of rows by {groups.name} are implemented where TMA loads what the epilogue reads")
+    shared = [each.name for each in factors_of(problem.scales) if each.side == "row" and (each.lines > 1 or each.batch)]
+    if shared or (problem.scales is not None and (problem.scales.micro or groups.rows is not None)):
         raise Refusal(
-            f"groups of rows by {groups.name} are implemented where TMA loads what the epilogue reads, without scales along K"
+            f"groups of rows by {groups.name} are implemented with a scale along K for each row, and those of the columns of"
+            " each group"
         )
     residuals = [each.label for each in problem.epilogue.of_kind("exact") if any(problem.batch_pitches(each.label))]
     if any(problem.batch_pitches("a")) or residuals:

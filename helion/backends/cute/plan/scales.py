@@ -72,7 +72,7 @@ class Scale:
     k_pitch``.
 
     ``lines`` rows, or columns, share a scale. With ``whole`` all of a tile share one, so a tile may cover no more than
-    ``lines``.
+    ``lines``. Each matmul of a batch has its own, ``batch`` elements after those of the one before.
     """
 
     name: str
@@ -82,6 +82,7 @@ class Scale:
     k_pitch: int
     lines: int = 1
     whole: bool = False
+    batch: int = 0
 
     @property
     def label(self) -> str:
@@ -108,6 +109,11 @@ class BlockScales:
 
     def of(self, side: Side) -> Scale | None:
         return next((factor for factor in self.factors if factor.side == side), None)
+
+
+def factors_of(scales: BlockScales | None) -> tuple[Scale, ...]:
+    """Return the scales of blocks of K, if there are any."""
+    return () if scales is None else scales.factors
 
 
 def micro_block(dtype: str, of_scales: str) -> int:
