@@ -73,6 +73,26 @@ def cross_entropy_backward_kernel(
     return out
 
 
+@helion.kernel(static_shapes=False)
+def reduced_loss_kernel(
+    losses: torch.Tensor, labels: torch.Tensor, ignore_index: int, divides: hl.constexpr
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add up `losses[M]` of rows whose label is not `ignore_index`; return the sum, or the mean, and the rows' number."""
+    total = torch.empty([1], dtype=torch.float32, device=losses.device)
+    number = torch.empty([1], dtype=torch.float32, device=losses.device)
+    for only in hl.grid(1):
+        added = hl.zeros([], dtype=torch.float32)
+        counted = hl.zeros([], dtype=torch.int32)
+        for tile in hl.tile(losses.size(0)):
+            counts = labels[tile] != ignore_index
+            added += torch.sum(torch.where(counts, losses[tile], 0.0))
+            counted += torch.sum(counts.to(torch.int32), dtype=torch.int32)
+        rows_that_count = counted.to(torch.float32)
+        total[only] = added / rows_that_count if divides else added
+        number[only] = rows_that_count
+    return total, number
+
+
 def _run(
     logits: torch.Tensor, labels: torch.Tensor, ignore_index: int, smoothing: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -114,6 +134,43 @@ def _gradients(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]
 _cross_entropy.differentiate(_save, _gradients)
 
 
+def _run_reduced(
+    losses: torch.Tensor, labels: torch.Tensor, ignore_index: int, divides: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    total, number = reduced_loss_kernel(losses, labels, ignore_index, divides)
+    return total.view(()), number.view(())
+
+
+_reduced = Operator(
+    "reduced_loss(Tensor losses, Tensor labels, int ignore_index, bool divides) -> (Tensor, Tensor)",
+    reduced_loss_kernel,
+    run=_run_reduced,
+    fake=lambda losses, *others: (losses.new_empty(()), losses.new_empty(())),
+)
+
+
+def _save_reduced(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    _, labels, ctx.ignore_index, ctx.divides = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(labels, output[1])
+
+
+def _gradients_of_reduced(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]:
+    labels, number = ctx.saved_tensors
+    each = grad / number if ctx.divides else grad
+    return torch.where(labels == ctx.ignore_index, 0.0, each), None, None, None
+
+
+_reduced.differentiate(_save_reduced, _gradients_of_reduced)
+
+
+def reduced_loss(losses: torch.Tensor, labels: torch.Tensor, ignore_index: int, reduction: str) -> torch.Tensor:
+    """Return the `"sum"` or the `"mean"` of fp32 `losses[M]` whose label is not `ignore_index`."""
+    total: torch.Tensor
+    total, _ = _reduced(losses, labels, ignore_index, reduction == "mean")
+    return total
+
+
 def cross_entropy(
     logits: torch.Tensor,
     labels: torch.Tensor,
@@ -147,4 +204,4 @@ def cross_entropy(
     losses, _ = _cross_entropy(rows(logits), flat, ignore_index, float(label_smoothing))
     if reduction == "none":
         return losses.view(labels.shape)
-    return losses.sum() if reduction == "sum" else losses.sum() / (flat != ignore_index).sum()
+    return reduced_loss(losses, flat, ignore_index, reduction)

@@ -20,6 +20,7 @@ import helion
 import helion.language as hl
 
 from .._operators import INDICES, Operator, check, check_tensor, rows
+from .cross_entropy import reduced_loss, reduced_loss_kernel
 
 #: Gradients take the rows in at most this many parts, of at least LOGITS_AT_ONCE logits each. The gradient of the
 #: weight is rounded to its dtype once for each part.
@@ -258,12 +259,8 @@ def _run_reduced(
     if mean:
         scales /= counts.sum().clamp(min=1)
     losses, *gradients = _losses_and_gradients(x, weight, labels, scales, wanted)
-    return _reduce(losses, counts, mean), *gradients
-
-
-def _reduce(losses: torch.Tensor, counts: torch.Tensor, mean: bool) -> torch.Tensor:
-    total = losses.masked_fill(~counts, 0.0).sum()
-    return total / counts.sum() if mean else total
+    total, _ = reduced_loss_kernel(losses, labels, ignore_index, mean)
+    return total.view(()), *gradients
 
 
 def _scale(gradients: Sequence[torch.Tensor], grad: torch.Tensor) -> None:
@@ -282,6 +279,7 @@ _reduced = Operator(
     "reduced_linear_cross_entropy(Tensor x, Tensor weight, Tensor labels, int ignore_index, bool mean, bool[] wanted)"
     " -> (Tensor, Tensor, Tensor)",
     *_FOR_GRADIENTS,
+    reduced_loss_kernel,
     run=_run_reduced,
     fake=lambda x, weight, labels, ignore_index, mean, wanted: (
         x.new_empty((), dtype=torch.float32),
@@ -366,6 +364,4 @@ def linear_cross_entropy(
         reduced, *_ = _reduced(rows(x), weight, flat, ignore_index, reduction == "mean", wanted)
         return reduced
     losses: torch.Tensor = _linear_cross_entropy(rows(x), weight, flat, ignore_index)
-    return (
-        losses.view(labels.shape) if reduction == "none" else _reduce(losses, flat != ignore_index, reduction == "mean")
-    )
+    return losses.view(labels.shape) if reduction == "none" else reduced_loss(losses, flat, ignore_index, reduction)

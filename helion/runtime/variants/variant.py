@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 import weakref
@@ -12,9 +13,11 @@ import torch
 
 from ... import exc
 from ..._exact import are_same
+from ..._support import collecting
 from ..._support import logs as _logging
 from ..._support.lazy import lazy
 from ..._support.nested import tensors_in
+from ...backends import stub
 from ...config import Config
 from ...hardware import Target
 from ..call.definition import Definition
@@ -294,7 +297,13 @@ class Variant:
         if run is None:
             if self.specialized.is_eager:
                 return ref_mode.call_eagerly(self.kernel, args)
-            run = self._first_run(args)
+            on_gpu = any(map(stub.on_gpu, args))  # the launch compiles, or loads a binary and imports what launches it
+            with collecting.paused() if on_gpu else contextlib.nullcontext():
+                return self._ran(self._first_run(args), args)
+        return self._ran(run, args)
+
+    def _ran(self, run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Return what a call gives; another config runs it if this one fails to launch."""
         try:
             return run(*args)
         except self.specialized.executor.error as error:
