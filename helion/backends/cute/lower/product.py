@@ -133,8 +133,7 @@ def _traced(
     along_k: frozenset[str] = frozenset(),
     pairs: Mapping[int, bool] | None = None,
 ) -> Product:
-    """Return the GEMM of a program, whose N is the contiguous dimension of the output unless it is ``turned``. Such an output
-    is stored by TMA, ``along_m``, or by threads."""
+    """Return the GEMM of a program. The output is contiguous along N, or ``turned``: stored by TMA, ``along_m``, or by threads."""
     summed = with_sums(program)
     program = summed.program
     root = _grid(program)
