@@ -14,6 +14,8 @@ from typing import Any
 
 Row = Mapping[str, Any]
 SUFFIX = "-attention"
+BINARIES = "attention-binaries"
+"""The file of what `benchmarks/attention_binaries.py` writes."""
 OURS = ("helion", "derived", "operator")
 """Variants of this package under their defaults. Others of it are listed, and count for nothing."""
 OTHERS = ("cudnn", "flash", "flex", "math")
@@ -85,7 +87,16 @@ GOALS = (
 def read(folder: Path) -> dict[str, list[Row]]:
     """Return the lines by device, of files that are called so."""
     files = sorted(folder.glob(f"*{SUFFIX}.jsonl"))
-    return {f.stem.removesuffix(SUFFIX): [json.loads(line) for line in f.read_text().splitlines()] for f in files}
+    found = {f.stem.removesuffix(SUFFIX): _lines(f) for f in files}
+    binaries = _lines(folder / "cute" / f"{BINARIES}.jsonl")
+    for rows in found.values():
+        if binaries and rows[0]["device"] == binaries[0]["gpu"]:
+            rows += binaries
+    return found
+
+
+def _lines(file: Path) -> list[Row]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def cells(rows: Sequence[Row]) -> list[Cell]:
@@ -133,6 +144,7 @@ def _section(rows: Sequence[Row]) -> list[str]:
     for part in dict.fromkeys(each.part for each in found):
         own = [each for each in found if each.part == part]
         lines += [f"### Attention: {part}", "", *_cells(own)]
+    lines += _binaries([row for row in rows if "plan_ms" in row])
     failed = [f"- {_name(each)}: {name}: `{why[:140]}`" for each in found for name, why in each.failed.items()]
     return [*lines, "Failed or wrong:", "", *failed, ""] if failed else lines
 
@@ -167,6 +179,25 @@ def _cells(found: Sequence[Cell]) -> list[str]:
         rate, ratio = each.teraflops, each.ratio()
         body.append((_name(each), *times, "-" if rate is None else f"{rate:.0f}", _number(ratio), f"`{each.config}`" if each.config else "-"))  # fmt: skip
     return _table(("head, B x H / G, queries x keys", *names, *(f"{name}, clean" for name in clean), "TFLOP/s", "ratio", "config"), "l" + "r" * (len(names) + len(clean) + 2) + "l", body)  # fmt: skip
+
+
+def _binaries(rows: Sequence[Row]) -> list[str]:
+    """Return the table of the times that kernels take before their first launch."""
+    if not rows:
+        return []
+    slow = [max(row[key] for row in rows) for key in ("plan_ms", "compile_s", "load_ms")]
+    body = [
+        (row["name"], *(f"{row[key]:.1f}" for key in ("plan_ms", "compile_s", "load_ms")), str(row["registers"]), str(row["spill_bytes"]))
+        for row in rows
+    ]  # fmt: skip
+    return [
+        "### Attention: before the first launch",
+        "",
+        "`benchmarks/attention_binaries.py`: milliseconds to plan, verify and print a kernel, seconds to compile it, and milliseconds",
+        f"to load it from the cache on disk. The longest are {slow[0]:.1f} ms (goal 30), {slow[1]:.1f} s (goal 3) and {slow[2]:.1f} ms (goal 5).",
+        "",
+        *_table(("kernel", "plan ms", "compile s", "load ms", "registers", "spilled bytes"), "lrrrrr", body),
+    ]
 
 
 def _name(cell: Cell) -> str:

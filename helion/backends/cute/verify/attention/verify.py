@@ -52,7 +52,7 @@ def verify_attention(program: AttentionProgram | UmmaProgram) -> None:
         check_tensor_memory(program.plan)
     else:
         _check_structure(program, shared_memory(program.plan))
-    _simulate(dataclasses.replace(any_program, plan=plan))
+    simulate_schedules(dataclasses.replace(any_program, plan=plan))
 
 
 def verify_backward(program: BackwardProgram | UmmaBackwardProgram) -> None:
@@ -66,7 +66,7 @@ def verify_backward(program: BackwardProgram | UmmaBackwardProgram) -> None:
         check_tensor_memory(program.plan)
     else:
         _check_structure(program, backward_memory(program.plan))
-    _simulate(dataclasses.replace(any_program, plan=plan))
+    simulate_schedules(dataclasses.replace(any_program, plan=plan))
 
 
 def _check_structure(program: ScoreProgram, memory: Sequence[Allocation]) -> None:
@@ -76,7 +76,7 @@ def _check_structure(program: ScoreProgram, memory: Sequence[Allocation]) -> Non
 
 
 @functools.lru_cache(maxsize=256)
-def _simulate(program: ScoreProgram) -> None:
+def simulate_schedules(program: ScoreProgram) -> None:
     if isinstance(program, UmmaProgram):
         simulate(program)
         return
