@@ -74,6 +74,7 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
         transposed_squares=tuple(walk.tile(op.results[0]) for op in walk.other if _exchanges(op)),
         atomics=atomic_facts(walk, flow, axes),
         messages=sum(map(is_message, program.walk())),
+        meetings=len({(r.launch, r.phase) for r in program.roots}) - len({r.launch for r in program.roots}),
         pointwise=pointwise_fact(walk, flow, axes, memory_ops, accumulators, reductions),
         matmul_with_reduction_epilogue=epilogue_fact(matmuls, reductions, axes, products),
         matmul_with_tiled_reduction_epilogue=tiled_epilogue_fact(matmuls, reductions, axes, products),

@@ -415,6 +415,7 @@ class KernelFacts:
     - ``transposed_squares``: tiles in which a permutation exchanges two dimensions of one axis, which memory accesses
       do not show.
     - ``messages``: the number of signals to other GPUs and of waits for them in the code.
+    - ``meetings``: the barriers between grid loops with no host code in between.
     - ``rewrites``: facts about rewrites, by config key (``Rewrite.fact``).
     - ``rewritten``: facts of the kernel after a rewrite, by config key (``Rewrite.model``).
     """
@@ -438,6 +439,7 @@ class KernelFacts:
     transposed_squares: LiveTiles = ()
     atomics: tuple[MemoryOpFact, ...] = ()
     messages: int = 0
+    meetings: int = 0
     pointwise: PointwiseFact | None = None
     matmul_with_reduction_epilogue: MatmulWithReductionEpilogueFact | None = None
     matmul_with_tiled_reduction_epilogue: MatmulWithTiledReductionEpilogueFact | None = None

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from . import capabilities, inline, remote, space
     from .codegen import module
     from .execute import executor
-    from .heuristics import registry
+    from .heuristics import several_loops
     from .lower import host, kernels, steps
     from .plan import build
     from .plan.records import Plan
@@ -46,7 +46,7 @@ else:
     capabilities = lazy("helion.backends.triton.capabilities")
     steps = lazy("helion.backends.triton.lower.steps")
     kernels = lazy("helion.backends.triton.lower.kernels")
-    registry = lazy("helion.backends.triton.heuristics.registry")
+    several_loops = lazy("helion.backends.triton.heuristics.several_loops")
     executor = lazy("helion.backends.triton.execute.executor")
     build = lazy("helion.backends.triton.plan.build")
     margins = lazy("helion.autotuner.margins")
@@ -93,7 +93,7 @@ class Triton:
 
     @property
     def heuristics(self) -> tuple[Heuristic, ...]:
-        return registry.HEURISTICS
+        return several_loops.HEURISTICS
 
     @property
     def rules(self) -> Mapping[Any, Callable[..., Any]]:

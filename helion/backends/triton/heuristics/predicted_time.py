@@ -7,6 +7,7 @@ from ....hardware import Target
 from ..proposal import TritonProposal
 from ..resources.time.launch import Launch
 from ..resources.time.predict import timing
+from ..together import TOGETHER
 from .sizing import all_sizes, estimate
 
 _WARPS = 4
@@ -17,6 +18,7 @@ def proposal_us(facts: KernelFacts, proposal: TritonProposal, target: Target) ->
     warps, stages = proposal.num_warps or _WARPS, proposal.num_stages or 1
     sizes = all_sizes(facts, proposal.block_sizes, proposal.reduction_loops)
     predicted = estimate(facts, target, proposal.block_sizes, warps, stages, proposal.reduction_loops)
+    persistent = (proposal.pid_type or "").startswith("persistent")
     launch = Launch(
         sizes=sizes,
         warps=warps,
@@ -24,6 +26,9 @@ def proposal_us(facts: KernelFacts, proposal: TritonProposal, target: Target) ->
         boxed=frozenset(slot for slot, way in proposal.indexing.items() if way == "tensor_descriptor"),
         orders=proposal.loop_orders,
         groupings=proposal.l2_groupings,
+        persistent=persistent,
+        per_sm=proposal.launch.get("num_sm_multiplier", 1) if persistent else None,
+        together=proposal.launch.get(TOGETHER, False),
         parts=proposal.launch.get("split_k", 1),
     )
     return timing(facts, launch, predicted, target).us

@@ -111,7 +111,7 @@ def _predict(
     limit = register_limit(num_warps, target)
     if ahead and registers > limit:
         risk = 1.0
-    occupancy = _occupancy(min(registers, limit), shared, columns, num_warps, target)
+    occupancy = occupancy_of(min(registers, limit), shared, columns, num_warps, target)
     waves = done.blocks / (target.num_sms * max(1, occupancy))
     reason = _why_not(facts, sizes, num_warps, shared, columns, target)
     return Predicted(
@@ -141,7 +141,7 @@ def _unstaged(
     return *pressure(same.facts, sizes, num_warps, target), work(same.facts, sizes, num_warps, target)
 
 
-def _occupancy(registers: int, shared: int, columns: int, num_warps: int, target: Target) -> int:
+def occupancy_of(registers: int, shared: int, columns: int, num_warps: int, target: Target) -> int:
     """Return the blocks that one SM runs at once; 0 when not even one fits."""
     rounded = -(-max(1, registers) // target.register_granularity) * target.register_granularity
     reserved = RESERVED_SHARED_BYTES if target.kind == "cuda" else 0

@@ -14,7 +14,7 @@ from ....hardware import Target
 from ...execution import Resources
 from . import digest
 from .offline import compile_offline, compiler_of, prepare, ptxas_version, together
-from .report import measure
+from .report import checked_residents, measure
 
 if TYPE_CHECKING:
     from ..plan.records import Plan
@@ -37,13 +37,12 @@ class TritonToolchain:
         seconds: float | None = None,
     ) -> Resources:
         """Return the resources of the kernel that takes the most; opcodes are not counted."""
-        measured = [
-            measure(
-                compile_offline(names[kernel], **signature.offline_signature(plan, target, phase), seconds=seconds),
-                target,
-            )
-            for kernel, phase in plan.launched
-        ]
+        measured = []
+        for kernel, phase in plan.launched:
+            given = signature.offline_signature(plan, target, phase)
+            found = measure(compile_offline(names[kernel], **given, seconds=seconds), target)
+            resident = plan.launch.persistent if plan.are_together(plan.launch_of(phase)) else 0
+            measured.append(found if not resident else checked_residents(found, resident, target))
         return max(measured, key=lambda r: (not r.fits, r.spill_bytes, r.shared_bytes, r.registers))
 
     def shared_object(self, names: Mapping[str, Any], plan: Plan) -> bytes:

@@ -7,11 +7,13 @@ import os
 import re
 import subprocess
 import tempfile
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...._support.locks import new_lock
 from ....hardware import Target
 from ...execution import Resources
+from ..resources.predict import occupancy_of
 from .offline import ptxas_architecture, ptxas_path
 
 if TYPE_CHECKING:
@@ -52,6 +54,16 @@ def measure(compiled: CompiledKernel, target: Target) -> Resources:
         overflow=tuple(f"{need} {what}, {target} has {limit}" for what, need, limit in demands if need > limit),
         source="ptxas" if kind == "cuda" else "amdgcn",
     )
+
+
+def checked_residents(found: Resources, programs: int, target: Target) -> Resources:
+    """Return the resources of a kernel whose programs wait for each other, ``programs`` of them on each SM."""
+    warps = found.threads // target.warp_size
+    held = occupancy_of(found.registers, found.shared_bytes, found.tensor_memory_columns, warps, target)
+    if held >= programs:
+        return found
+    why = f"{programs} programs that wait for each other on each SM, {target} holds {held} of them"
+    return replace(found, overflow=(*found.overflow, why))
 
 
 def _registers_limit(threads: int, target: Target) -> int:

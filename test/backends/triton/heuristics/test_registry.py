@@ -17,6 +17,7 @@ from helion.autotuner.proposal import Declined, Heuristic
 from helion.autotuner.seeds import MAX_SEEDS, SeedReport, make_seeds
 from helion.backends.triton.heuristics import registry
 from helion.backends.triton.heuristics.registry import HEURISTICS
+from helion.backends.triton.heuristics.several_loops import OfAllLoops
 from helion.backends.triton.proposal import TritonProposal
 
 FILES = {Path(str(sys.modules[type(rule).__module__].__file__)) for rule in HEURISTICS}
@@ -86,8 +87,9 @@ def bound_examples() -> list:
 def report(bound, rules: tuple[Heuristic, ...]) -> SeedReport:
     analysis = bound._analysis
     space, predict, lighter = analysis.space, analysis.predict, analysis.backend.with_less_smem
+    of_all_loops = tuple(map(OfAllLoops, rules))
     return make_seeds(
-        analysis.facts, analysis.target, rules, lambda proposal: legalise(proposal, space, predict, lighter)
+        analysis.facts, analysis.target, of_all_loops, lambda proposal: legalise(proposal, space, predict, lighter)
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ....._compiler.decisions import Decisions
+from ...together import are_together
 
 _BOXES = "tensor_descriptor"
 
@@ -19,7 +20,7 @@ class Launch:
     that feed no dot. ``flattened`` are the grid loops over the product of their extents, ``fused`` those whose tile
     loop is flattened with the loops inside. ``parts`` is the split-K factor, and ``copied_bytes`` those of operands
     that are copied first. ``per_sm`` is the number of persistent programs launched per SM, and ``blocked`` is set where
-    each of them takes consecutive tiles.
+    each of them takes consecutive tiles. ``together``: programs meet at barriers, in place of a launch for each phase.
     """
 
     sizes: Mapping[int, int]
@@ -37,6 +38,7 @@ class Launch:
     per_sm: int | None = None
     parts: int = 1
     copied_bytes: int = 0
+    together: bool = False
 
 
 def launch_of(decisions: Decisions) -> Launch:
@@ -61,4 +63,5 @@ def launch_of(decisions: Decisions) -> Launch:
         per_sm=values["num_sm_multiplier"] if persistent else None,
         parts=values.get("split_k", 1),
         fused=frozenset(root for root, loop in roots if persistent and decisions.at("range_flattens", loop)),
+        together=are_together(decisions),
     )

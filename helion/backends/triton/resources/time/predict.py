@@ -15,6 +15,9 @@ from .parameters import Parameters, fitted
 
 #: Bytes of an element of a split-K partial.
 _PART_BYTES = 4
+#: Microseconds by which a barrier of all programs is shorter than the end of a launch and the begin of the next one: the
+#: median of benchmarks/results/ops/nvidia-h200-cooperative.jsonl, in graphs.
+MEETING_GAIN_US = 1.4
 #: Units that a launch waits for, in the order of the first fields of ``Parts``.
 _UNITS = (
     "memory",
@@ -47,6 +50,7 @@ def timing(facts: KernelFacts, launch: Launch, predicted: Predicted, target: Tar
     found = [parts(each, parameters, target) for each in demands(facts, launch, predicted, target)]
     *units, total = map(sum, zip(*found, strict=True))
     beside = _adding_us(facts, launch, parameters, target) + _copying_us(launch, parameters, target)
+    beside -= MEETING_GAIN_US * facts.meetings if launch.together else 0.0
     named = tuple(zip(_UNITS, units, strict=True))
     return Timing(us=total + beside, units=named, error=fitted().error_of(named))
 

@@ -1,0 +1,104 @@
+"""Kernels of several grid loops: the proposals of each heuristic, with larger tiles for the loops that it leaves out.
+
+A heuristic finds the tiles of the loop that it knows. The tile of another loop may then have few elements, as of one that
+applies what the first one reduces. It grows as long as the predicted time becomes shorter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import cast
+
+from ...._compiler.facts.records import AxisFact, KernelFacts
+from ....autotuner.proposal import Declined, Heuristic, Proposal
+from ....hardware import Target
+from ..proposal import TritonProposal
+from .predicted_time import proposal_us
+from .registry import HEURISTICS as RULES
+from .sizing import clamp, estimate, extent_of, is_contiguous
+
+#: Elements of a tile that stays as proposed; predicted time with twice as many, relative to the time with a smaller tile.
+_ENOUGH, _SHORTER = 1024, 0.97
+
+
+@dataclass(frozen=True)
+class OfAllLoops:
+    """A heuristic that completes the proposals of another one for kernels of several grid loops."""
+
+    rule: Heuristic
+
+    @property
+    def name(self) -> str:
+        return self.rule.name
+
+    @property
+    def promote_seed_to_default(self) -> bool:
+        return self.rule.promote_seed_to_default
+
+    @property
+    def fallback_only(self) -> bool:
+        return self.rule.fallback_only
+
+    def competes_within(self, target: Target) -> float:
+        return self.rule.competes_within(target)
+
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
+        found = self.rule.propose(facts, target)
+        if facts.num_roots == 1 or isinstance(found, Declined):
+            return found
+        first = with_other_loops(cast("TritonProposal", found[0]), facts, target)
+        return (first, *found[1:])
+
+
+HEURISTICS = cast("tuple[Heuristic, ...]", tuple(map(OfAllLoops, RULES)))
+
+
+def with_other_loops(proposal: TritonProposal, facts: KernelFacts, target: Target) -> TritonProposal:
+    """Return a proposal with larger tiles of the grid loops whose tiles have few elements and that multiply nothing."""
+    if proposal.pid_type is not None or proposal.launch:
+        return proposal
+    multiplying = {facts.regions[fact.region].root for fact in facts.matmuls}
+    given, shortest = proposal, proposal_us(facts, proposal, target)
+    for root in range(facts.num_roots):
+        grown = root not in multiplying and _elements(proposal.block_sizes, facts, root) < _ENOUGH
+        while grown:
+            grown = False
+            for axis in _growing(proposal.block_sizes, facts, root):
+                sizes = {**proposal.block_sizes, axis.block_id: clamp(2 * proposal.block_sizes[axis.block_id], axis)}
+                larger = replace(proposal, block_sizes=sizes)
+                us = proposal_us(facts, larger, target)
+                if us <= _SHORTER * shortest and not _spills_more(larger, proposal, facts, target):
+                    proposal, shortest, grown = larger, us, True
+                    break
+    if proposal is given:
+        return given
+    others = [size for axis, size in proposal.block_sizes.items() if size != given.block_sizes[axis]]
+    return replace(proposal, reason=f"{given.reason}, other loops by {' x '.join(map(str, others))}")
+
+
+def _axes(facts: KernelFacts, root: int) -> Iterator[AxisFact]:
+    """Yield the tiled axes of a grid loop that no other loop has, contiguous ones first."""
+    own = [axis for axis in facts.tunable_axes if axis.on_grid and axis.roots == (root,)]
+    yield from sorted(own, key=lambda axis: not is_contiguous(axis, facts))
+
+
+def _elements(sizes: Mapping[int, int], facts: KernelFacts, root: int) -> int:
+    return math.prod(sizes.get(axis.block_id, 1) for axis in _axes(facts, root))
+
+
+def _growing(sizes: Mapping[int, int], facts: KernelFacts, root: int) -> Iterator[AxisFact]:
+    """Yield the axes along which a tile of twice as many elements is legal, and not longer than twice the axis."""
+    for axis in _axes(facts, root):
+        size = sizes.get(axis.block_id)
+        if size is not None and size < extent_of(axis) and clamp(2 * size, axis) > size:
+            yield axis
+
+
+def _spills_more(larger: TritonProposal, proposal: TritonProposal, facts: KernelFacts, target: Target) -> bool:
+    before, after = (
+        estimate(facts, target, each.block_sizes, each.num_warps or 4, each.num_stages or 1, each.reduction_loops)
+        for each in (proposal, larger)
+    )
+    return not after.fits or after.spill_risk > before.spill_risk

@@ -1,0 +1,115 @@
+"""Kernels of several grid loops: tiles of loops that a heuristic leaves out, and the time of one launch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import helion
+import helion.language as hl
+from helion.backends.execution import Resources
+from helion.backends.triton.heuristics.several_loops import with_other_loops
+from helion.backends.triton.proposal import TritonProposal
+from helion.backends.triton.resources.time.launch import launch_of
+from helion.backends.triton.resources.time.predict import MEETING_GAIN_US, timing
+from helion.backends.triton.toolchain.report import checked_residents
+from helion.hardware import target
+
+
+@helion.kernel(static_shapes=True)
+def by_maximum(x: torch.Tensor) -> torch.Tensor:
+    highest = torch.full([1], 0.0, dtype=torch.float32, device=x.device)
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        hl.atomic_max(highest, [0], torch.amax(torch.abs(x[tile]), dim=0))
+    hl.barrier()
+    for tile in hl.tile(x.size(0)):
+        out[tile] = x[tile] / highest[0]
+    return out
+
+
+@helion.kernel(static_shapes=True)
+def in_parts(x: torch.Tensor, y: torch.Tensor, parts: hl.constexpr) -> torch.Tensor:
+    (m, k), n = x.size(), y.size(1)
+    step = helion.cdiv(k, parts)
+    partial = torch.empty([parts, m, n], dtype=torch.float32, device=x.device)
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_p, tile_m, tile_n in hl.tile([parts, m, n], block_size=[1, None, None]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(tile_p.begin * step, min(tile_p.begin * step + step, k)):
+            acc = hl.dot(x[tile_m, tile_k], y[tile_k, tile_n], acc=acc)
+        partial[tile_p.begin, tile_m, tile_n] = acc
+    hl.barrier()
+    for tile_m, tile_n in hl.tile([m, n]):
+        out[tile_m, tile_n] = torch.sum(partial[:, tile_m, tile_n], dim=0)
+    return out
+
+
+def tensors(device: str = "meta") -> tuple[torch.Tensor, torch.Tensor]:
+    x, y = torch.randn(16, 4096), torch.randn(4096, 1024)
+    return x.bfloat16().to(device), y.bfloat16().to(device)
+
+
+def test_tiles_of_other_loops_grow() -> None:
+    """A tile of one element takes a thousand times as long."""
+    bound = by_maximum.bind((torch.empty(2**22, device="meta"),), target="h200")
+    first, second = bound.default_config()["block_sizes"]
+    assert first >= 1024 and second >= 512
+    small = TritonProposal(reason="", block_sizes={0: 2048, 1: 1}, num_warps=4)
+    grown = with_other_loops(small, bound.facts, target("h200"))
+    assert grown.block_sizes[0] == 2048 and grown.block_sizes[1] >= 512
+    x = torch.randn(5000)
+    torch.testing.assert_close(by_maximum(x), x / x.abs().max())
+
+
+def test_loops_of_products_keep_their_tiles() -> None:
+    bound = in_parts.bind((*tensors(), 8), target="h200")
+    small = TritonProposal(reason="", block_sizes={1: 16, 2: 16, 3: 16, 4: 1, 5: 1}, num_warps=4)
+    grown = with_other_loops(small, bound.facts, target("h200")).block_sizes
+    assert [grown[at] for at in (1, 2, 3)] == [16, 16, 16] and grown[4] * grown[5] > 4
+
+
+def test_one_launch_is_predicted_to_save_a_launch_for_each_barrier() -> None:
+    bound = in_parts.bind((*tensors(), 8), target="h200")
+    config = bound.config_spec.normalize({"pid_type": "persistent_interleaved", "cooperative_launch": True})
+    decisions, predicted = bound.config_spec.decode(config), bound._analysis.predict(config)
+    us = [
+        timing(replace(bound.facts, meetings=count), launch_of(decisions), predicted, target("h200")).us
+        for count in (0, 1)
+    ]
+    assert bound.facts.meetings == 1 and us[0] - us[1] == pytest.approx(MEETING_GAIN_US)
+
+
+@helion.kernel(static_shapes=True)
+def with_host_code(x: torch.Tensor) -> torch.Tensor:
+    highest = torch.full([1], 0.0, dtype=torch.float32, device=x.device)
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        hl.atomic_max(highest, [0], torch.amax(torch.abs(x[tile]), dim=0))
+    highest = highest + 1.0
+    for tile in hl.tile(x.size(0)):
+        out[tile] = x[tile] / highest[0]
+    return out
+
+
+def test_host_code_between_loops_is_no_barrier() -> None:
+    assert with_host_code.bind((torch.empty(2**16, device="meta"),), target="h200").facts.meetings == 0
+
+
+@pytest.mark.parametrize(
+    ("registers", "shared", "programs", "fits"),
+    [(128, 4096, 4, True), (255, 4096, 4, False), (64, 120000, 2, False), (255, 200000, 1, True)],
+)
+def test_programs_that_wait_for_each_other_are_all_resident(
+    registers: int, shared: int, programs: int, fits: bool
+) -> None:
+    found = Resources(
+        registers=registers, registers_limit=255, spill_bytes=0, shared_bytes=shared, limit_bytes=232448,
+        tensor_memory_columns=0, threads=128, overflow=(), source="ptxas",
+    )  # fmt: skip
+    checked = checked_residents(found, programs, target("h200"))
+    assert checked.fits == fits
+    if not fits:
+        assert f"{programs} programs that wait for each other on each SM" in checked.overflow[0]
