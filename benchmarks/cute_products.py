@@ -69,6 +69,16 @@ def activated(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> torch.Tens
     return out
 
 
+def integers(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    (m, k), n = x.size(), y.size(1)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.int32)
+        for tile_k in hl.tile(k):
+            acc = hl.dot(x[tile_m, tile_k], y[tile_k, tile_n], acc=acc)
+        out[tile_m, tile_n] = (acc.to(torch.float32) * 0.001).to(out.dtype)
+    return out
+
+
 def given_rows(
     x: torch.Tensor, y: torch.Tensor, out: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor
 ) -> torch.Tensor:
@@ -197,7 +207,7 @@ class Case:
         if self.kernel is scaled:
             x, y = (each.double() for each in wide(x, y, *more))
             return x @ y
-        product = left.double() @ y.double()
+        product = left.double() @ y.double() * (0.001 if self.kernel is integers else 1.0)
         product = (
             torch.addcmul(more[1].double(), product, more[0].double())
             if self.kernel in (linear, given_rows)
@@ -212,6 +222,7 @@ class Case:
         if self.kernel is scaled:
             x, y = (each.to(self.out) for each in wide(x, y, *more))
             return x @ y
+        left = left.to(self.out) if self.kernel is integers else left
         product = left @ y.to(left.dtype)
         product = torch.add(product, more[0]) if self.kernel is residual else product
         product = (
@@ -272,6 +283,8 @@ CASES = {
     "fp8_weights": Case(kernel=weights, weight=E4M3, odd=(0, 1)),
     "scaled_n_major": Case(kernel=scaled, dtype=E4M3, small=(200, 272, 400), odd=(0, 0), large=(4096, 4096, 4096)),
     "scaled_odd": Case(kernel=scaled, dtype=E4M3, turned="y", odd=(3, 0), large=(4096, 4096, 4001)),
+    "int8_n_major": Case(kernel=integers, dtype=INT8, odd=(8, 1)),
+    "int8_odd": Case(kernel=integers, dtype=INT8, turned="y", odd=(0, 0)),
     "given_rows_tf32": Case(kernel=given_rows, dtype=FP32, out=FP32, odd=(0, 1), small=(200, 264, 479)),
     "given_rows_int8": Case(kernel=given_rows, weight=INT8, odd=(0, 1)),
     "given_rows_odd": Case(kernel=given_rows, odd=(1, 1), large=(4096, 4096, 4095)),
