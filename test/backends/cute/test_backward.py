@@ -65,8 +65,7 @@ def bound_of(case: kernels.Case, gpu: str = "h100") -> helion.BoundKernel:
 
 def launch_arguments(case: kernels.Case, plan: CuteBackwardPlan) -> list[Any]:
     """Return the arguments of a launch: those of the kernel by name, outputs of the shapes of the gradients, and numbers."""
-    names = inspect.signature(case.kernel).parameters
-    given = dict(zip(names, case.arguments, strict=True))
+    given = inspect.signature(case.kernel).bind(*case.arguments).arguments
     by_name = {
         each.name: given[each.name]
         if each.name in given

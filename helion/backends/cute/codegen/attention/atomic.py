@@ -7,8 +7,9 @@ rows: each computes half of them, and a warp 16 of the columns.
 
 from __future__ import annotations
 
-from ...plan.attention.backward import ATOMIC_COLUMNS, EXCHANGE_STAGES, AtomicSum, BackwardPlan
+from ...plan.attention.backward import ATOMIC_COLUMNS, EXCHANGE_STAGES, VECTOR_STEP, AtomicSum, BackwardPlan
 from ...plan.attention.numbers import text_of
+from ...plan.attention.operands import Source
 from ...plan.attention.records import Formula
 from ...plan.records import WGMMA_ROWS
 from ..setups import dsl
@@ -188,13 +189,24 @@ def stored_sums(plan: BackwardPlan, atomic: AtomicSum, first_row: str = "") -> l
     return spans.stored("sum", "shared_sum", box(plan), "None", len(atomic.matrix.modes), first_row)
 
 
+def staged_view(plan: BackwardPlan, source: Source, moved: str = "") -> str:
+    """Return the line of the numbers of a thread's columns in shared memory, by pair, column and stage."""
+    layout = f"cute.make_layout((2, 4, {plan.keys // 8}, {plan.stages}), stride=(1, 2, 8, {plan.vector_pitch}))"
+    return f"staged_{source.label} = cute.make_tensor(shared_{source.label}.iterator{moved}, {layout})"
+
+
 def spanned_sums(plan: BackwardPlan) -> list[str]:
     """Return the same for the streamed rows of a tile, which are counted back from the end of its span."""
     atomic = plan.problem.atomic
     if atomic is None or not plan.problem.spans_keys:
         return []
     end = spans.end_of(plan, atomic.matrix, f"{spans.plus_origin(plan)}limit")
-    return [f"end_of_sum = {end}", *stored_sums(plan, atomic, spans.first_row("limit"))]
+    sources = [source for each in plan.staged.values() for source in each] if plan.moves_vectors else []
+    return [
+        f"end_of_sum = {end}",
+        *stored_sums(plan, atomic, spans.first_row("limit")),
+        *(staged_view(plan, source, f" + origin % {VECTOR_STEP}") for source in sources),
+    ]
 
 
 def clear_rows(plan: BackwardPlan) -> list[str]:

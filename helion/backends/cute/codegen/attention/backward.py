@@ -12,7 +12,7 @@ from ...plan.attention.records import Formula
 from ...plan.epilogue import Constant
 from ..setups import dsl
 from . import numbers, spans
-from .atomic import atomic_functions, atomic_registers, exchanged_gradient
+from .atomic import atomic_functions, atomic_registers, exchanged_gradient, staged_view
 from .formula import arguments_of, computed, head_axes, read
 from .softmax import exp2_function, has_masks
 
@@ -392,10 +392,8 @@ def registers(plan: BackwardPlan) -> list[str]:
         ]
     lines += [f"held_{value} = cute.make_rmem_tensor({plan.keys // 2}, cutlass.Float32)" for value in problem.held]
     lines += [f"drawn_{value} = cute.make_rmem_tensor({drawn_words(plan)}, cutlass.Int32)" for value in problem.drawn]
-    shape, pitch = f"(2, 4, {plan.keys // 8}, {plan.stages})", plan.vector_pitch
     for source in (source for sources in plan.staged.values() for source in sources):
-        layout = f"cute.make_layout({shape}, stride=(1, 2, 8, {pitch}))"
-        lines.append(f"staged_{source.label} = cute.make_tensor(shared_{source.label}.iterator, {layout})")
+        lines += [] if plan.moves_vectors else [staged_view(plan, source)]
     for at, gradient in enumerate(problem.gradients):
         name, columns = STREAMED[gradient.right], problem.streamed[gradient.right].columns
         shape = f"(64, {columns}, {plan.keys}), {dtype}, {plan.stages}"

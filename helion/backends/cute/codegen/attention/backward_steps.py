@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ...plan.attention.backward import ATOMIC_COLUMNS, EXCHANGE_STAGES, STREAMED, BackwardPlan
+from ...plan.attention.backward import ATOMIC_COLUMNS, EXCHANGE_STAGES, STREAMED, VECTOR_STEP, BackwardPlan
 from ...plan.attention.numbers import text_of
+from ...plan.attention.operands import Source
 from ...plan.records import WARPGROUP_THREADS
 from ...roles import grammar as g
 from ...roles.attention import grammar as a
@@ -48,18 +49,19 @@ def partitions(plan: BackwardPlan, first_row: str = "") -> list[str]:
     for name, matrix in plan.problem.blocks.items():
         lines += partition(name, matrix, (plan.keys, matrix.columns), first_row=first_row)
     for source in (source for sources in plan.staged.values() for source in sources):
-        name, modes = source.label, ", ".join(["None"] * (1 + len(source.modes)))
-        tensor = f"tensor_{name}"
-        if first_row and spans.has_origin(plan):  # rows after the span are masked
-            tensor = f"cute.domain_offset(({', '.join(['origin', *('0' for _ in source.modes)])},), {tensor})"
-        lines += [
-            f"tiles_{name} = cute.local_tile({tensor}, ({plan.keys},), ({modes},))",
-            f"to_{name}, from_{name} = cpasync.tma_partition(",
-            f"    tma_{name}, 0, cute.make_layout(1), cute.group_modes(shared_{name}, 0, 1),"
-            f" cute.group_modes(tiles_{name}, 0, 1)",
-            ")",
-        ]
+        lines += [] if plan.moves_vectors else _vector_partition(plan, source, f"tensor_{source.label}")
     return lines
+
+
+def _vector_partition(plan: BackwardPlan, source: Source, tensor: str) -> list[str]:
+    name, modes = source.label, ", ".join(["None"] * (1 + len(source.modes)))
+    return [
+        f"tiles_{name} = cute.local_tile({tensor}, ({plan.vector_rows},), ({modes},))",
+        f"to_{name}, from_{name} = cpasync.tma_partition(",
+        f"    tma_{name}, 0, cute.make_layout(1), cute.group_modes(shared_{name}, 0, 1),"
+        f" cute.group_modes(tiles_{name}, 0, 1)",
+        ")",
+    ]
 
 
 def _load_rows(plan: BackwardPlan) -> list[str]:
@@ -134,7 +136,12 @@ def _(out: Writer, program: BackwardProgram, step: a.LoadBlock) -> None:
     source = indexed(plan, plan.problem.blocks[name], "block", f"end_of_{name}" if plan.problem.spans_keys else "")
     out.line(f"cute.copy(tma_{name}, from_{name}[{source}], to_{name}[None, {stage}")
     for each in plan.staged[name]:
-        places = ", ".join(["None", "block", *(mode.at.text(head_axes(plan.problem)) for mode in each.modes)])
+        block = "block"
+        if plan.moves_vectors:  # rows before the block and after the span are masked
+            begin, block = f"origin // {VECTOR_STEP} * {VECTOR_STEP} + block * {plan.keys}", "0"
+            places = ", ".join([begin, *("0" for _ in each.modes)])
+            out.lines(_vector_partition(plan, each, f"cute.domain_offset(({places},), tensor_{each.label})"))
+        places = ", ".join(["None", block, *(mode.at.text(head_axes(plan.problem)) for mode in each.modes)])
         out.line(f"cute.copy(tma_{each.label}, from_{each.label}[{places}], to_{each.label}[None, {stage}")
 
 

@@ -119,13 +119,13 @@ def backward_matrices(plan: BackwardPlan) -> list[str]:
         lines += _matrix(name, name, matrix, problem.keys, spanned=problem.spans_keys)
         lines += [f"layout_{name} = {text}", *_descriptor(name, "G2S", (plan.keys, matrix.columns))]
     for source in (source for sources in plan.staged.values() for source in sources):
-        name, keys = source.label, f"cutlass.Int32({text_of(problem.keys)})"
+        name, keys, rows = source.label, f"cutlass.Int32({text_of(problem.keys)})", plan.vector_rows
         vector = _layout([keys], ["1"], source.modes)
         lines += [
             f"matrix_{name} = cute.make_tensor({_moved(name, source.offset)}, {vector})",
-            f"layout_{name} = cute.make_layout(({plan.keys}, {plan.stages}), stride=(1, {plan.vector_pitch}))",
+            f"layout_{name} = cute.make_layout(({rows}, {plan.stages}), stride=(1, {plan.vector_pitch}))",
             f"tma_{name}, tensor_{name} = cpasync.make_tiled_tma_atom(",
-            f"    cpasync.CopyBulkTensorTileG2SOp(), matrix_{name}, cute.select(layout_{name}, mode=[0]), ({plan.keys},)",
+            f"    cpasync.CopyBulkTensorTileG2SOp(), matrix_{name}, cute.select(layout_{name}, mode=[0]), ({rows},)",
             ")",
         ]
     for at, gradient in enumerate(problem.gradients):

@@ -236,7 +236,8 @@ FEW_TILES = 8
 SHORTEST_KEYS = 32
 """Streamed rows of the shortest blocks that are chosen for heads of many dimensions."""
 VECTOR_MULTIPLE = 32
-"""Multiple of elements at which stages of a staged source begin: TMA needs 128 bytes."""
+VECTOR_STEP = TMA_ALIGNMENT_BYTES // SUM_BYTES
+"""Multiples of elements at which stages of a staged source begin, and blocks in memory: others are illegal on an H200."""
 STREAMED = ("first", "second")
 """Names of the pipelines of streamed blocks."""
 
@@ -250,8 +251,7 @@ def _is_staged(source: Source) -> bool:
     """Return whether TMA can load blocks of a source."""
     strides = (source.offset, *(mode.stride for mode in source.modes))
     aligned = all(stride * SUM_BYTES % TMA_ALIGNMENT_BYTES == 0 for stride in strides)
-    contiguous = is_staging_kind(source)
-    return contiguous and aligned and 1 + len(source.modes) <= MOST_MODES
+    return is_staging_kind(source) and aligned and 1 + len(source.modes) <= MOST_MODES
 
 
 def _depending(formula: Formula, starts: tuple[int, ...]) -> tuple[bool, ...]:
@@ -320,9 +320,19 @@ class BackwardPlan(ScorePlan):
         return {name: tuple(sources) for name, sources in found.items()}
 
     @property
+    def moves_vectors(self) -> bool:
+        """True if blocks of staged sources begin at a loaded row, before which TMA reads up to the next aligned one."""
+        return self.problem.key_range is not None and self.problem.key_range.begins is not None
+
+    @property
+    def vector_rows(self) -> int:
+        """Elements of a staged source that TMA loads for a block."""
+        return self.keys + (VECTOR_STEP if self.moves_vectors else 0)
+
+    @property
     def vector_pitch(self) -> int:
         """Elements from one stage of a staged source to the next, a multiple of the alignment of TMA."""
-        return -(-self.keys // VECTOR_MULTIPLE) * VECTOR_MULTIPLE
+        return -(-self.vector_rows // VECTOR_MULTIPLE) * VECTOR_MULTIPLE
 
     @property
     def orders_by_length(self) -> bool:
@@ -550,7 +560,7 @@ def backward_counts(plan: BackwardPlan) -> dict[str, PipelineCounts]:
         )
     }
     for name, matrix in plan.problem.blocks.items():
-        blocks, vectors = blocks_counts(plan, matrix.columns), len(plan.staged[name]) * plan.keys * SUM_BYTES
+        blocks, vectors = blocks_counts(plan, matrix.columns), len(plan.staged[name]) * plan.vector_rows * SUM_BYTES
         found[name] = replace(blocks, transaction_bytes=blocks.transaction_bytes + vectors)
     if plan.problem.atomic is not None:
         found["exchange"] = PipelineCounts(stages=EXCHANGE_STAGES, full_arrivals=plan.consumer_warps, empty_arrivals=0)

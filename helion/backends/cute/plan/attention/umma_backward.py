@@ -123,7 +123,7 @@ def umma_backward_counts(plan: UmmaBackwardPlan) -> dict[str, PipelineCounts]:
     once = PipelineCounts(stages=plan.groups, full_arrivals=1, empty_arrivals=0)
     found = {"rows": replace(once, empty_arrivals=1, transaction_bytes=row_bytes)}
     for name, matrix in plan.problem.blocks.items():
-        vectors = len(plan.staged[name]) * plan.keys * SUM_BYTES
+        vectors = len(plan.staged[name]) * plan.vector_rows * SUM_BYTES
         size = plan.keys * matrix.columns * plan.operand_bytes + vectors
         found[name] = PipelineCounts(stages=plan.stages, full_arrivals=1, empty_arrivals=1, transaction_bytes=size)
     return {**found, "scores": once, "lefts": replace(once, full_arrivals=SOFTMAX_WARPS), "output": once}
