@@ -85,13 +85,22 @@ class MemoryOpFact:
                 aligned = math.gcd(aligned, stride * scale)
         return aligned
 
+    @functools.cached_property
+    def step(self) -> int:
+        """The largest step between neighbours of the tile along one dimension of the tensor, in its elements."""
+        scales = zip(self.subscript_axes, self.scales, strict=True)
+        return max((scale for axis, scale in scales if axis is not None), default=1)
+
     @property
     def rank(self) -> int:
         return len(self.strides)
 
-    def is_one_run(self, extents: Mapping[int, int | None]) -> bool:
-        """Return whether the accessed elements are contiguous in memory, in row-major order of ``extents``."""
-        following = 1
+    def is_one_run(self, extents: Mapping[int, int | None], parts: int = 1) -> bool:
+        """Return whether the accessed elements are contiguous in memory, in row-major order of ``extents``.
+
+        Each element has so many ``parts``, such as those of complex numbers, of which an access takes one.
+        """
+        following = parts
         for axis, extent in tuple(extents.items())[::-1]:
             places = [at for at, each in enumerate(self.subscript_axes) if each == axis]
             if not self.static or self.gathered or extent is None or len(places) != 1:
@@ -100,4 +109,4 @@ class MemoryOpFact:
             if extent > 1 and (self.strides[at] != following or self.extents[at] != extent or self.scales[at] != 1):
                 return False
             following *= extent
-        return following == self.accessed_numel
+        return following == parts * self.accessed_numel

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from ..._shapes import cdiv
 from ..ir.grammar import Op, PointwiseAttrs, Program
@@ -161,7 +161,7 @@ def pointwise_fact(
         max_op_slab=max_slab,
         one_run=beside == () and not numbered,
         rows_beside_run=_are_rows(beside, memory_ops, total) and not numbered,
-        numbered_run=numbered and all((op.kind == "load" and op.gathered) or _is_few(op, total) for op in beside or ()),
+        numbered_run=numbered and all(_is_apart(op) or _is_few(op, total) for op in beside or ()),
     )
 
 
@@ -178,7 +178,19 @@ def _beside_run(
         return None
     extents = {axis.block: axes[axis.block].extent for axis in grid}
     tiled = [op for op in memory_ops if op.gathered or not extents.keys().isdisjoint(op.subscript_axes)]
-    return tuple(op for op in tiled if not op.is_one_run(extents))
+    return tuple(op for op in tiled if not op.is_one_run(extents, _parts(op, tiled)))
+
+
+def _parts(op: MemoryOpFact, others: Iterable[MemoryOpFact]) -> int:
+    """Return the parts of an element, such as those of a complex number, if accesses of one kind take each of them."""
+    if op.subscript_axes[-1] is not None or op.gathered or op.strides[-1] != 1:
+        return 1
+    place = (op.kind, op.name, op.subscript_axes)
+    return (
+        op.extents[-1]
+        if sum((each.kind, each.name, each.subscript_axes) == place for each in others) >= op.extents[-1]
+        else 1
+    )
 
 
 def _are_rows(beside: tuple[MemoryOpFact, ...] | None, memory_ops: tuple[MemoryOpFact, ...], total: int) -> bool:
@@ -187,6 +199,11 @@ def _are_rows(beside: tuple[MemoryOpFact, ...] | None, memory_ops: tuple[MemoryO
     if not beside or len(beside) == len(memory_ops):
         return False
     return all(_is_few(op, total) and op.static and not op.gathered for op in beside)
+
+
+def _is_apart(op: MemoryOpFact) -> bool:
+    """Return whether a load's elements are not neighbours in memory, as those of every second row and column."""
+    return op.kind == "load" and (op.gathered or (op.static and op.step > 1))
 
 
 def _is_few(op: MemoryOpFact, total: int) -> bool:

@@ -236,8 +236,8 @@ class PointwiseFact:
     - ``one_run``: true if all tiled accesses are contiguous in memory, so that a flattened grid can visit them
       linearly.
     - ``rows_beside_run``: true if that holds for all accesses but loads of few elements, such as a bias.
-    - ``numbered_run``: true if elements are numbered, as by ``tile.index``, and that holds for all accesses but gathers
-      and loads of few elements. The other two are false then.
+    - ``numbered_run``: true if elements are numbered, as by ``tile.index``, and that holds for all other accesses. Those
+      are gathers, strided loads and loads of few elements. The other two are false then.
     """
 
     total_numel: int

@@ -83,6 +83,30 @@ def test_tiles_are_smaller_where_there_are_few_elements() -> None:
     assert "fewer than threads" in dict(bound(kernel_sums, vectors(100_000, 255)).declined)[RULE]
 
 
+@helion.kernel()
+def gaussian_sums(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0)], dtype=torch.float32, device=x.device)
+    for tile in hl.tile(x.size(0)):
+        total = hl.zeros([tile], dtype=torch.float32)
+        for other in hl.tile(y.size(0)):
+            apart = x[tile, 0][:, None] - y[other, 0][None, :]
+            total = total + torch.exp(-apart * apart).sum(-1)
+        out[tile] = total
+    return out
+
+
+def test_few_results_of_a_loop_share_what_their_program_loads() -> None:
+    def points(n: int) -> torch.Tensor:
+        return torch.empty(n, 3, device="meta")
+
+    first = bound(gaussian_sums, (points(8192), points(8192))).seeds[0]
+    assert (first.heuristic, first.config["block_sizes"], first.config["num_warps"]) == (RULE, [8, 1024], 4)
+    few = dict(bound(gaussian_sums, (points(1024), points(8192))).declined)[RULE]
+    assert "1024 results are fewer than 8 for each of" in few
+    short = dict(bound(gaussian_sums, (points(8192), points(500))).declined)[RULE]
+    assert "500 elements no loop over one axis" in short
+
+
 def test_pairs_of_rows_have_one_row_in_a_thread_and_many_of_the_other() -> None:
     args = torch.empty(4096, 64, device="meta"), torch.empty(4096, 64, device="meta")
     first = bound(furthest, args).seeds[0]

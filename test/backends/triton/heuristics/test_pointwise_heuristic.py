@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -192,10 +193,38 @@ def pooled(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def averaged(x: torch.Tensor) -> torch.Tensor:
+    p, h, w = x.size()
+    out = torch.empty([p, h // 2, w // 2], dtype=x.dtype, device=x.device)
+    for a, b, c in hl.tile([p, h // 2, w // 2]):
+        i, j = b.index * 2, c.index * 2
+        out[a, b, c] = (x[a, i, j] + x[a, i, j + 1] + x[a, i + 1, j] + x[a, i + 1, j + 1]) * 0.25
+    return out
+
+
+def turned_parts(x: torch.Tensor) -> torch.Tensor:
+    m, n, _ = x.size()
+    out = torch.empty_like(x)
+    for a, b in hl.tile([m, n]):
+        out[a, b, 0] = -x[a, b, 1]
+        out[a, b, 1] = x[a, b, 0]
+    return out
+
+
+def test_threads_have_few_elements_of_strided_windows() -> None:
+    first = helion.kernel(averaged).bind((meta(2048, 112, 112),), target="h200").seeds[0].config
+    assert (first["block_sizes"], first["flatten_loops"], first["num_warps"]) == ([1, 8, 64], [True], 8)
+    wide = helion.kernel(averaged).bind((meta(2048, 256, 1024, dtype=FP32),), target="h200").seeds[0].config
+    assert (math.prod(wide["block_sizes"]), wide["flatten_loops"], wide["num_warps"]) == (256, [False], 8)
+
+
 @pytest.mark.parametrize(
     ("kernel", "sizes", "flat"),
     [
         (upper, (4096, 4099), [True]),  # rows begin anywhere
+        (turned_parts, (4096, 4097, 2), [True]),  # as well, of pairs
+        (averaged, (2048, 112, 112), [True]),  # rows of 56 elements in tiles of 64
+        (averaged, (2048, 256, 1024), [False]),
         (upper, (4096, 4096), [False]),
         (enlarged, (2048, 64, 64), [True]),  # computed indices select elements
         (pooled, (2048, 112, 112), [False]),
@@ -245,6 +274,8 @@ def test_programs_follow_memory_where_a_tile_covers_the_contiguous_axis() -> Non
         (upper, (13, 35), torch.triu),
         (enlarged, (3, 5, 9), lambda x: x.repeat_interleave(2, 1).repeat_interleave(2, 2)),
         (pooled, (3, 7, 9), lambda x: torch.nn.functional.max_pool2d(x, 3, 1, 1)),
+        (averaged, (3, 7, 10), lambda x: torch.nn.functional.avg_pool2d(x, 2)),
+        (turned_parts, (5, 7, 2), lambda x: torch.view_as_real(torch.view_as_complex(x) * 1j)),
     ],
 )
 def test_seeds_of_numbered_elements_are_right(kernel: Any, sizes: tuple[int, ...], reference: Any) -> None:

@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 import pytest
-import torch
 from harness import facts_of, tensor
 from heuristic_kernels import (
     B200,
@@ -23,12 +22,10 @@ from heuristic_kernels import (
 )
 from sample_kernels import add, matmul_to_bf16, row_sum, softmax
 
-import helion.language as hl
 from helion._compiler.facts.records import KernelFacts, LiveTile
 from helion._testing import EXAMPLES_DIR, import_path
 from helion.autotuner.proposal import Proposal
 from helion.backends.triton.heuristics.families.reduction.budget import allocate, row_budget
-from helion.backends.triton.heuristics.families.reduction.outer import TritonOuterReductionHeuristic
 from helion.backends.triton.heuristics.families.reduction.user_tiled import TritonUserTiledReductionHeuristic
 from helion.backends.triton.heuristics.families.reduction.whole import TritonReductionHeuristic
 from helion.backends.triton.heuristics.sizing import estimate
@@ -184,25 +181,3 @@ def test_one_reduction_heuristic_applies_to_each_kernel(name: str) -> None:
         facts = facts_of(kernel, *args)
         both = (TritonReductionHeuristic(), TritonUserTiledReductionHeuristic())
         assert sum(bool(reason(heuristic, facts, target(name))) for heuristic in both) == 1
-
-
-def gaussian_sums(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    out = torch.empty([x.size(0)], dtype=torch.float32, device=x.device)
-    for tile in hl.tile(x.size(0)):
-        total = hl.zeros([tile], dtype=torch.float32)
-        for other in hl.tile(y.size(0)):
-            apart = x[tile, 0][:, None] - y[other, 0][None, :]
-            total = total + torch.exp(-apart * apart).sum(-1)
-        out[tile] = total
-    return out
-
-
-def test_few_results_of_pairs_share_what_their_program_loads() -> None:
-    rule = TritonOuterReductionHeuristic()
-    facts = facts_of(gaussian_sums, tensor(8192, 3, dtype=FP32), tensor(8192, 3, dtype=FP32))
-    (first,) = proposed(rule, facts, H100)
-    assert list(first.block_sizes.values()) == [8, 1024] and first.num_warps == 4
-    few = facts_of(gaussian_sums, tensor(1024, 3, dtype=FP32), tensor(8192, 3, dtype=FP32))
-    assert "1024 results are fewer than 8 for each of" in reason(rule, few, H100)
-    short = facts_of(gaussian_sums, tensor(8192, 3, dtype=FP32), tensor(500, 3, dtype=FP32))
-    assert "of 500 elements, are no loop over one axis" in reason(rule, short, H100)

@@ -46,6 +46,8 @@ class _Numbers(Tuned):
     max_threads: int
     #: Elements per thread where numbers are random: each thread computes the keys of the generator.
     random_elements: int
+    #: Bytes that a thread reads of a row of strided elements, which several loads share.
+    strided_bytes: int
     #: Least elements per warp.
     warp_elements: int
     #: Most lanes along a short axis, idle ones included, relative to its shortest tiles; and the shortest such tile.
@@ -80,12 +82,14 @@ class TritonPointwiseHeuristic(Heuristic):
         fact = facts.pointwise
         if fact is None:
             return Declined("the kernel is not elementwise")
-        goal, most = _tile_elements(fact, target)
+        goal, most = _tile_elements(fact, facts, target)
         sizes = _distribute(goal, most, fact, facts, target)
         tile = math.prod(sizes.values())
         threads = _wide_threads(tile, fact, target) if has_wide_memory(target) else _threads(tile, fact, target)
         if facts.random_tiles:
             threads = max(target.warp_size, min(threads, tile // tuned(_Numbers, target).random_elements))
+        if (apart := _strided_elements(fact, facts, target)) is not None:
+            threads = max(threads, min(tile // apart, tuned(_Numbers, target).max_threads))
         sizes = _whole_vectors(sizes, threads, fact, facts)
         tiles = _at_once(_tiles(sizes, warps_for_threads(threads, target), fact, facts), fact, facts, target)
         sizes, reason = dict(tiles.block_sizes), tiles.reason
@@ -107,7 +111,7 @@ class TritonPointwiseHeuristic(Heuristic):
         run = replace(tiles, reason=f"{reason}, of one run in memory", loop_orders={}, flatten_loops={0: True})
         if fact.numbered_run:
             fewer = _fewer_per_thread(tiles, facts)
-            first = _is_gathered(facts) or (_begin_anywhere(fact, facts) and not fewer)
+            first = _is_gathered(facts) or (_begin_anywhere(fact, facts) and not fewer) or _has_idle_lanes(tiles, facts)
             return (run, tiles) if first else (*fewer, tiles, run)
         if not fact.one_run and not (fact.rows_beside_run and _is_accessed_singly(fact, facts)):
             return (tiles,)
@@ -264,14 +268,35 @@ def _whole_vectors(sizes: dict[int, int], threads: int, fact: PointwiseFact, fac
 
 
 def _is_accessed_singly(fact: PointwiseFact, facts: KernelFacts) -> bool:
-    """Return whether rows are unaligned for vectors and elements so narrow that scalar accesses do not fill a warp's
-    transaction.
+    """Return whether rows are unaligned for vectors, and elements have several parts or are so narrow that scalar accesses
+    do not fill a warp's transaction.
 
     One run is then better even if a bias needs scalar loads with a division each (measurement
-    ``pointwise_single_accesses``).
+    ``pointwise_single_accesses``). Rows of complex numbers that begin within sectors take 77 us, one run of them 66
+    (measurement ``unaligned_pairs``).
     """
+    narrow = fact.storage_itemsize <= _NARROW_BYTES
+    return (narrow or not fact.contiguous_axes) and _begin_anywhere(fact, facts)
 
-    return fact.storage_itemsize <= _NARROW_BYTES and _begin_anywhere(fact, facts)
+
+def _strided_elements(fact: PointwiseFact, facts: KernelFacts, target: Target) -> int | None:
+    """Return the elements of a thread where several loads share rows of strided elements; None elsewhere.
+
+    A thread stores a vector, so the lanes of a warp read elements at strides of a vector. Each line of memory takes a
+    cycle (measurement ``strided_windows``).
+    """
+    apart = Counter(op.name for op in facts.memory_ops if op.kind == "load" and not op.gathered and op.step > 1)
+    stores = any(op.kind == "store" and op.step == 1 for op in facts.memory_ops)
+    if fact.gather_stride == 1 or not stores or max(apart.values(), default=0) < 2 or has_wide_memory(target):
+        return None
+    return max(1, tuned(_Numbers, target).strided_bytes // (fact.gather_stride * fact.storage_itemsize))
+
+
+def _has_idle_lanes(tiles: TritonProposal, facts: KernelFacts) -> bool:
+    """Return whether tiles of strided elements are longer than their rows."""
+    strided = (op for op in facts.memory_ops if op.kind == "load" and not op.gathered and op.step > 1)
+    axes = {axis for op in strided for axis in op.tile_axes}
+    return any(size > extent_of(facts.axes[axis]) for axis, size in tiles.block_sizes.items() if axis in axes)
 
 
 def _begin_anywhere(fact: PointwiseFact, facts: KernelFacts) -> bool:
@@ -355,11 +380,13 @@ def _innermost_first(first: int, facts: KernelFacts) -> dict[int, tuple[int, ...
     return {0: (at, *(other for other in reversed(range(len(axes))) if other != at))}
 
 
-def _tile_elements(fact: PointwiseFact, target: Target) -> tuple[float, float]:
+def _tile_elements(fact: PointwiseFact, facts: KernelFacts, target: Target) -> tuple[float, float]:
     """Return the elements that a tile should have, and the most that registers allow."""
     wide, numbers = has_wide_memory(target), tuned(_Numbers, target)
     fetch = fact.slab_numel * fact.storage_itemsize * (fact.gather_stride if wide else 1)
     budget = (numbers.wide_tile_bytes if wide else numbers.tile_bytes) / fetch
+    if (apart := _strided_elements(fact, facts, target)) is not None:
+        budget = min(budget, 2 * numbers.threads * apart)
     # a quarter of the register file, so that four blocks can share an SM
     held = target.registers_per_sm / (fact.slab_numel * fact.compute_itemsize)
     occupancy = fact.total_numel / (target.num_sms * (numbers.wide_waves if wide else numbers.waves))

@@ -102,7 +102,9 @@ def _shared(
     width = min(_TUNED.shared_elements, next_power_of_2(primary.extent))
     results = extent_of(facts.axes[block])
     if more or axis.rollable or width < _TUNED.shared_elements:
-        return Declined(f"fewer results than threads, of {primary.extent} elements, are no loop over one axis")
+        return Declined(
+            f"{results} results are fewer than threads, and {primary.extent} elements no loop over one axis"
+        )
     rows = _TUNED.shared_results
     if results < rows * _TUNED.programs * target.num_sms:
         return Declined(f"{results} results are fewer than {rows} for each of {_TUNED.programs} programs per SM")
