@@ -13,6 +13,7 @@ from .plan.epilogue import Instruction
 from .plan.rowwise.logs import short_logs
 from .plan.rowwise.passes import demand_of
 from .plan.rowwise.records import RowProblem
+from .plan.rowwise.shorts import short_quotients
 
 LEAST_AUTO_COLUMNS = 32768
 """Columns from which ``auto`` takes any row. The general backend holds shorter rows in registers as well, and is faster in
@@ -40,6 +41,9 @@ LOGS_LEAD = replace(ROWS_LEAD, corrected=1.2)
 """The same where the general backend's logarithm takes 22 instructions, and its times are under-predicted by a fifth."""
 
 
+QUOTIENTS_LEAD = replace(ROWS_LEAD, ratio=0.92, corrected=1.15)
+"""The same for quotients as arguments of exponentials, which the model counts as divisions (grpo_loss)."""
+
 EXACT_LOGS_LEAD = replace(ROWS_LEAD, ratio=0.92)
 """The same for logarithms of 32-bit elements, whose times in the general backend are predicted within 7 %."""
 
@@ -54,9 +58,6 @@ def rows_on_request(program: Program, target: Target, request: str) -> str:
     demand = demand_of(problem)
     if demand.repeated and demand.lanes == demand.copied_lanes:
         return f"row kernels with a matrix whose rows repeat run on request, {request}"
-    if problem.columns_at_launch and (demand.by_words or problem.totals):
-        where = "that begin anywhere and" if demand.by_words else "that the launch adds up and that"
-        return f"sums of rows {where} have as many columns as a launch gives run on request, {request}"
     if any(isinstance(number, str) for repeat in problem.repeats for number in (repeat.divisor, repeat.modulus)):
         return f"row kernels with a vector over one of several dimensions that a launch gives run on request, {request}"
     if demand.fewest < LEAST_AUTO_COLUMNS and not _saves_instructions(problem):
@@ -65,9 +66,17 @@ def rows_on_request(program: Program, target: Target, request: str) -> str:
 
 
 def _saves_instructions(problem: RowProblem) -> bool:
-    """Return whether a kernel is faster for short rows as well: sums over rows, positions, and short logarithms."""
+    """Return whether a kernel is faster for short rows as well: sums over rows, positions, short logarithms, and quotients
+    by a number of the launch as arguments of exponentials."""
     positions = any(made.op == "row_first" for made in problem.epilogue.instructions)
-    return bool(problem.sums or positions or short_logs(problem))
+    return bool(problem.sums or positions or short_logs(problem) or _multiplies_quotients(problem))
+
+
+def _multiplies_quotients(problem: RowProblem) -> bool:
+    """Return whether quotients are products with the reciprocal of a number of the launch."""
+    epilogue = problem.epilogue
+    divisors = [epilogue.instruction(value).arguments[1] for value in short_quotients(problem)]
+    return any(isinstance(over, int) and 0 < over <= len(epilogue.operands) for over in divisors)
 
 
 def rows_lead(program: Program) -> Lead:
@@ -77,6 +86,8 @@ def rows_lead(program: Program) -> Lead:
         return LOGS_LEAD
     if any(made.op == "log" for made in _elementwise(problem)):
         return EXACT_LOGS_LEAD
+    if _multiplies_quotients(problem):
+        return QUOTIENTS_LEAD
     powers = any(made.op in ("exp", "exp2") for made in problem.epilogue.instructions)
     stores = problem.elements or problem.sums or problem.groups
     lead = READS_LEAD if powers and not stores else ROWS_LEAD

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 from backends.cute.test_row_buckets import bound
-from backends.cute.test_row_kernels import EPS, close, numbers, run
+from backends.cute.test_row_kernels import EPS, close, numbers, prepared, run
 from harness import tensor
 
 import helion
 import helion.language as hl
 from helion import exc
+from helion.backends.cute.plan.rowwise import records
 from helion.backends.cute.plan.rowwise.choice import RowChoice
 
 X = tensor(3, 5, 96, dtype=torch.bfloat16)
@@ -109,6 +110,23 @@ def masked_softmax(x, mask, out):
     for tile_b, tile_m in hl.tile([x.size(0), x.size(1)]):
         row = x[tile_b, tile_m, :].to(torch.float32) + mask[tile_b, :].to(torch.float32)[:, None, :]
         out[tile_b, tile_m, :] = torch.softmax(row, -1).to(out.dtype)
+
+
+def shared_mask(x, mask, out):
+    for tile_h, tile_m in hl.tile([x.size(0), x.size(1)]):
+        row = torch.where(mask[tile_m, :][None, :, :], -1e4, x[tile_h, tile_m, :].to(torch.float32))
+        out[tile_h, tile_m, :] = torch.softmax(row, -1).to(out.dtype)
+
+
+@pytest.mark.parametrize("choice", [RowChoice(warps=2), RowChoice(warps=4, keep="shared", overlap=True)], ids=str)
+def test_rows_that_share_a_mask_follow_each_other(choice: RowChoice, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, mask = numbers(3, 5, 1008), torch.rand(5, 1008, generator=torch.Generator().manual_seed(1)) < 0.3
+    out, want = torch.full_like(x, 7.0), torch.softmax(torch.where(mask, -1e4, x.double()), -1)
+    assert not prepared(shared_mask, (x, mask, out), choice)[1].turned
+    monkeypatch.setattr(records, "LEAST_TURNED_BYTES", 1)
+    assert prepared(shared_mask, (x, mask, out), choice)[1].turned == 5
+    run(shared_mask, (x, mask, out), choice)
+    assert close(out, want)
 
 
 def test_rows_that_repeat_for_as_many_rows_as_a_launch_gives() -> None:

@@ -51,6 +51,16 @@ def test_elements_far_from_the_others(choice: RowChoice, n: int) -> None:
     assert ((out.double() - (wide - wide.mean(-1)[:, None]) * torch.rsqrt(spread + 1e-5)[:, None]).abs() <= 4e-4).all()
 
 
+@pytest.mark.parametrize(("n", "dtype"), [(2, torch.float32), (5, torch.bfloat16), (21, torch.float32)])
+def test_short_rows_far_from_zero(n: int, dtype: torch.dtype) -> None:
+    """A row begins in any lane of its warp, and in any place of a granule."""
+    x = (numbers(9, n, dtype=torch.float32) + 1000).to(dtype)
+    mean, variance, out = torch.empty(9), torch.empty(9), torch.empty(9, n)
+    run(moments, (x, mean, variance, out), CHOICES[1])
+    spread = x.double().var(-1, correction=0)
+    assert ((variance.double() - spread).abs() <= 2e-5 * spread + 1e-4).all()
+
+
 @pytest.mark.parametrize("ahead", [False, True])
 def test_sums_of_several_warps_are_about_one_number_near_their_means(ahead: bool) -> None:
     """Elements of the first thread of a warp, or of the first warp, are far from the others."""

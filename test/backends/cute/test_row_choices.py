@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import sys
@@ -14,8 +13,6 @@ import torch
 import helion
 import helion.language as hl
 from helion._testing import EXAMPLES_DIR, import_path
-from helion.backends.cute import row_margins
-from helion.backends.cute.plan.rowwise.records import SIZE_N
 
 ROOT = EXAMPLES_DIR.parent
 sys.path[:0] = [str(ROOT)]
@@ -109,6 +106,17 @@ def test_auto_takes_short_rows_with_logarithms_or_sums_over_rows() -> None:
     assert _of_workload("kl_div", "bfloat16", 32, 4096).backend == "triton"
 
 
+def test_auto_takes_exponentials_of_quotients_by_a_number_of_the_launch() -> None:
+    """The general backend divides each element in both of its loops."""
+    fn = import_path(EXAMPLES_DIR / "grpo_loss.py").grpo_loss.fn
+    for m, n, backend in ((16384, 8192, "cute"), (131072, 128, "triton"), (64, 8192, "triton")):
+        logits = torch.empty(8, m // 8, n, dtype=torch.bfloat16, device="meta")
+        numbers = [torch.empty(8, m // 8, device="meta") for _ in range(2)]
+        tokens = torch.empty(8, m // 8, dtype=torch.int64, device="meta")
+        arguments = (logits, tokens, *numbers, torch.empty(8, device="meta"))
+        assert helion.kernel(fn, backend="auto").bind(arguments, target="h200").backend == backend
+
+
 def test_auto_leaves_exact_exponentials_and_logarithms_of_long_rows_to_triton() -> None:
     """They take a few hundred instructions for each element, more than its loads hide."""
     module = import_path(EXAMPLES_DIR / "fused_linear_jsd.py")
@@ -120,17 +128,6 @@ def test_auto_leaves_exact_exponentials_and_logarithms_of_long_rows_to_triton() 
         arguments = (states, weights, states, weights)
         kernel = helion.kernel(backend="auto", ignore_warnings=module.fused_linear_jsd.settings.ignore_warnings)
         assert kernel(module.fused_linear_jsd.fn).bind(arguments, target="h200").backend == backend
-
-
-def test_sums_of_odd_rows_of_a_launch_run_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With columns that the compiler knows they have run on a GPU."""
-    analysis = _of_workload("rms_norm_backward", "bfloat16", 4096, 50257).variant.analysis
-    known = row_margins.known_rows(analysis.program)
-    assert known.problem.sums and not row_margins.rows_on_request(analysis.program, analysis.target, "how")
-    problem = dataclasses.replace(known.problem, runtime=(*known.problem.runtime, SIZE_N))
-    monkeypatch.setattr(row_margins, "known_rows", lambda program: dataclasses.replace(known, problem=problem))
-    reason = row_margins.rows_on_request(analysis.program, analysis.target, "how")
-    assert reason.startswith("sums of rows that begin anywhere")
 
 
 def _of_workload(name: str, dtype: str, m: int, n: int) -> Any:

@@ -252,6 +252,9 @@ class Chain:
         expr = op.attributes(NumberAttrs).expr
         if expr.kind is bool:
             raise Refusal("booleans of an epilogue that are known only at run time are not implemented")
+        for name, (operand, source) in self.loads.items():
+            if operand.kind == "number" and isinstance(source, Expr) and source.key == expr.key:
+                return name
         return self._loaded(EpilogueOperand(name=f"number_{op.result.number}", kind="number", dtype="float32"), expr)
 
     def _random(self, op: Op) -> Reference:

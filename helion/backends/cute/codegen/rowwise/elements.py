@@ -23,7 +23,7 @@ from ...plan.rowwise.demand import GRANULE_BYTES
 from ...plan.rowwise.extremes import IDENTITIES, packed_dtype, packed_extremes
 from ...plan.rowwise.logs import short_logs, summed_logs
 from ...plan.rowwise.passes import RowPass, Schedule, elements, kept_bytes, schedule_of
-from ...plan.rowwise.powers import fused_powers, fused_quotients, minuend
+from ...plan.rowwise.powers import fused_powers, fused_quotients, scaled_element
 from ...plan.rowwise.records import SIZE_N, Repeat, RowLayout, RowPlan, RowProblem, pitch_name
 from ...plan.rowwise.shorts import short_quotients, short_values
 from ..epilogue import SHORT, expression
@@ -295,9 +295,8 @@ def _needed(problem: RowProblem, schedule: Schedule, each: RowPass) -> list[int]
     for value in reversed(each.computes):
         if value in needed:
             arguments = problem.epilogue.instruction(value).arguments
-            needed |= (
-                {minuend(problem, fused[value])} if value in fused else {x for x in arguments if isinstance(x, int)}
-            )
+            element = scaled_element(problem, fused[value]) if value in fused else None
+            needed |= {element.element} if element else {x for x in arguments if isinstance(x, int)}
     return [value for value in each.computes if value in needed]
 
 
@@ -310,7 +309,9 @@ def _fused(problem: RowProblem, schedule: Schedule, each: RowPass) -> Mapping[in
 
 def _power(problem: RowProblem, part: OwnPart, about: str) -> str:
     """Return the power of an element relative to a number with a slope and an offset."""
-    x = value_name(problem, minuend(problem, part))
+    scaled = scaled_element(problem, part)
+    assert scaled is not None
+    x = value_name(problem, scaled.element)
     return f"cute.math.exp2(cute.math.fma({x}, {about}_slope, {about}_offset), fastmath=True)"
 
 
@@ -336,7 +337,7 @@ def _value(plan: RowPlan, schedule: Schedule, each: RowPass, value: int) -> str:
     if isinstance(over, int) and (
         problem.epilogue.per_row[over] or (problem.epilogue.grouped[over] and not problem.epilogue.grouped[value])
     ):
-        return _quotient(problem, each, value, names)
+        return _quotient(problem, schedule, value, names)
     powers = [part.term for part in schedule.joint if part.kind == "powers"]
     if made.op in SHORT and (value in short_values(problem) or (value in powers and each.number == 1)):
         (argument,) = made.arguments
@@ -359,37 +360,61 @@ def position(op: str) -> str:
     return "row.index"
 
 
-def _quotient(problem: RowProblem, each: RowPass, value: int, names: Callable[[int], str]) -> str:
+def _quotient(problem: RowProblem, schedule: Schedule, value: int, names: Callable[[int], str]) -> str:
     """Return a quotient by a per-row number, from its reciprocal."""
-    epilogue = problem.epilogue
-    x, over = epilogue.instruction(value).arguments
+    x, over = problem.epilogue.instruction(value).arguments
     assert isinstance(over, int)
     numerator = f"Float32({x.text})" if isinstance(x, Constant) else names(x)
+    if value in short_quotients(problem) and is_multiplied(problem, schedule, over):
+        return f"{numerator} * {value_name(problem, over)}_short"
     short = value in short_quotients(problem)
     return f"{'divided_short' if short else 'divided'}({numerator}, {value_name(problem, over)}_inverse)"
 
 
-def divisors(problem: RowProblem, schedule: Schedule) -> tuple[int, ...]:
-    """Return the per-row numbers that elements are divided by."""
-    found = set()
+def is_multiplied(problem: RowProblem, schedule: Schedule, over: int) -> bool:
+    """Return whether one product with a rounded reciprocal is a short quotient: a divisor is a number of the launch, as
+    in eager, or a sum of powers relative to their maximum, which is at least 1."""
+    sums = [part.value for part in schedule.joint if part.kind == "powers" and part.about == part.of]
+    return over <= len(problem.epilogue.operands) or over in sums
+
+
+def divisors(problem: RowProblem, schedule: Schedule) -> dict[int, set[bool]]:
+    """Return the per-row numbers that elements are divided by, and if these quotients are products with one number."""
+    found: dict[int, set[bool]] = {}
     for each in schedule.passes:
         for value in _needed(problem, schedule, each):
-            if value in _fused(problem, schedule, each):
-                continue
-            made = problem.epilogue.instruction(value)
-            over = made.arguments[1] if made.op == "div" else None
-            if isinstance(over, int) and problem.epilogue.per_row[over]:
-                found.add(over)
-    return tuple(sorted(found))
+            over = None if value in _fused(problem, schedule, each) else _divisor(problem, value)
+            if over is not None:
+                short = value in short_quotients(problem) and is_multiplied(problem, schedule, over)
+                found.setdefault(over, set()).add(short)
+    for part in fused_powers(problem, schedule):
+        scaled = scaled_element(problem, part)
+        if scaled is not None and scaled.op and isinstance(scaled.by, int):
+            found.setdefault(scaled.by, set()).add(True)
+    return dict(sorted(found.items()))
+
+
+def _divisor(problem: RowProblem, value: int) -> int | None:
+    """Return the per-row number that an element is divided by."""
+    made = problem.epilogue.instruction(value)
+    over = made.arguments[1] if made.op == "div" else None
+    return over if isinstance(over, int) and problem.epilogue.per_row[over] else None
 
 
 def divisors_again(problem: RowProblem, schedule: Schedule, each: RowPass) -> list[str]:
-    """Return the reciprocals of quotients that an earlier pass has computed: ptxas would keep these quotients."""
+    """Return code that renews the reciprocals of quotients that an earlier pass has computed: ptxas would keep these."""
     before = {value for other in schedule.passes[: each.number] for value in other.computes}
-    again = [problem.epilogue.instruction(value) for value in each.computes if value in before]
-    over = {made.arguments[1] for made in again if made.op == "div"}
-    names = [value_name(problem, x) for x in over if isinstance(x, int) and problem.epilogue.per_row[x]]
-    return [f"{name}_inverse" for name in sorted(names)]
+    fused = _fused(problem, schedule, each)
+    again = [x for x in _needed(problem, schedule, each) if x in before and x not in fused]
+    lines = set()
+    for value in again:
+        if (over := _divisor(problem, value)) is not None:
+            name = value_name(problem, over)
+            if value in short_quotients(problem) and is_multiplied(problem, schedule, over):
+                lines.add(f"{name}_short = renewed({name}_short, cta.lane)")
+            else:
+                lines.add(f"{name}_inverse = (renewed({name}_inverse[0], cta.lane), *{name}_inverse[1:])")
+    return sorted(lines)
 
 
 def print_centres(out: Writer, plan: RowPlan, schedule: Schedule, each: RowPass) -> None:
@@ -406,7 +431,12 @@ def print_centres(out: Writer, plan: RowPlan, schedule: Schedule, each: RowPass)
                 for made in (made for made in elements(problem.epilogue, [x]) if made in each.computes):
                     out.line(f"{value_name(problem, made)} = {_value(plan, schedule, each, made)}")
                 out.line(f"candidates.append({value_name(problem, x)})")
-            out.line(f"{centre_name(problem, value)} = centre(candidates, inside)")
+            place = f"row.shift // {plan.layout.lanes}"
+            first = f"cutlass.select_(row.base + row.thread < 32, {place}, Int32(0))"
+            first = "Int32(0)" if plan.layout.aligned else first
+            fewest = problem.least or problem.n
+            centre = "centre" if plan.layout.aligned or fewest >= plan.layout.lanes - 1 else "centre_of_few"
+            out.line(f"{centre_name(problem, value)} = {centre}(candidates, inside, {first})")
 
 
 def centre_name(problem: RowProblem, value: int) -> str:
@@ -497,54 +527,6 @@ def print_places(out: Writer, plan: RowPlan) -> None:
         out.line("begin, end = range_inside(cta, row, granule)")
         low = "" if layout.aligned else "(i >= begin) & "
         out.line(f"return [{low}(i < end) for i in range({lanes})]")
-
-
-def print_stores(out: Writer, plan: RowPlan) -> None:
-    """Print a function for each matrix and sum that stores a granule: whole, or the elements of its row."""
-    layout = plan.layout
-    for output in plan.problem.pairs:
-        _print_pairs(out, plan, output)
-    for output in (*plan.problem.matrices, *plan.problem.sums):
-        size = itemsize(output.dtype)
-        step = layout.threads * layout.granule_bytes(size)
-        out.lines(("", ""))
-        with out.block(f"def store_{output.label}(cta, row, granule, kind, inside, values):"):
-            out.line(f"words = pack_{storage(output.dtype)}(values)")
-            out.line(f"address, offset = moved(row.{output.label}_address, granule, {step})")
-            out.line('if kind != "edge":')
-            out.line("    store_words(address, offset, words, None if inside is None else inside[0])")
-            out.line("    return")
-            out.line(f"whole = inside[0] & inside[{layout.lanes - 1}]")
-            out.line("store_words(address, offset, words, whole)")
-            with out.block(f"for i in range({layout.lanes}):"):
-                per_word = 4 // size
-                shift = f"{8 * size} * (i % {per_word})" if per_word > 1 else "0"
-                word = f"words[i // {per_word}]" if per_word > 1 else "words[i]"
-                apart = "inside[i] & (whole == cutlass.Boolean(False))"
-                out.line(f"store_element(address, offset + i * {size}, {word}, {shift}, {size}, {apart})")
-
-
-def _print_pairs(out: Writer, plan: RowPlan, output: EpilogueOutput) -> None:
-    """Print the function that stores the elements of the pairs of a granule."""
-    layout, size = plan.layout, itemsize(output.dtype)
-    width, per_word = layout.granule_bytes(size) // 2, 4 // size
-    out.lines(("", ""))
-    with out.block(f"def store_{output.label}(cta, row, granule, kind, inside, values):"):
-        out.line(f"words = pack_{storage(output.dtype)}({'values[::2]' if width >= 4 else 'values[::2] * 2'})")
-        out.line(f"address, offset = moved(row.{output.label}_address, granule, {layout.threads * width})")
-        whole = "store_words(address, offset, words, {})"
-        if width < 4:
-            whole = f"store_element(address, offset, words[0], 0, {width}, {{}})"
-        with out.block('if kind != "edge":'):
-            out.line(whole.format(f"{'True' if width < 4 else 'None'} if inside is None else inside[0]"))
-            out.line("return")
-        out.line(f"whole = inside[0] & inside[{layout.lanes - 1}]")
-        out.line(whole.format("whole"))
-        with out.block(f"for i in range({layout.lanes // 2}):"):
-            shift = f"{8 * size} * (i % {per_word})" if per_word > 1 else "0"
-            word = f"words[i // {per_word}]" if per_word > 1 else "words[i]"
-            apart = "inside[2 * i] & (whole == cutlass.Boolean(False))"
-            out.line(f"store_element(address, offset + i * {size}, {word}, {shift}, {size}, {apart})")
 
 
 def vector_dtype(layout: RowLayout, operand: EpilogueOperand) -> str:

@@ -20,7 +20,6 @@ from .elements import (
     pitch_of,
     print_pass,
     print_places,
-    print_stores,
     print_vectors,
     slice_of,
 )
@@ -28,6 +27,7 @@ from .groups import print_groups
 from .planes import print_planes
 from .statistics import print_statistics
 from .steps import print_fill, print_functions, print_role
+from .stores import print_stores
 from .totals import print_launch, print_totals
 from .words import place_of_words, places_of_halves, print_word_stores, print_word_sums
 
@@ -116,7 +116,7 @@ def _rows(out: Writer, plan: RowPlan) -> None:
     with out.block("def row_of(cta, tile):"):
         rows = layout.choice.rows
         out.line("row = types.SimpleNamespace()")
-        out.line(f"row.index = tile * {rows} + cta.group" if rows > 1 else "row.index = tile")
+        out.line(f"row.index = tile * {rows} + cta.group" if rows > 1 else f"row.index = {plan.row_of('tile')}")
         out.line(f"row.live = row.index < {_size(problem)}")
         out.line("row.thread, row.base = cta.row_thread, cta.base")
         live = "cutlass.select_(row.live, Int32(1), Int32(0))" if rows > 1 else "Int32(1)"

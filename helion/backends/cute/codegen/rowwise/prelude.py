@@ -252,15 +252,24 @@ def masked(value, inside, i, identity):
     return Float32(cutlass.select_(inside[i], value, Float32(identity)))
 """
 _CENTRE = """
-def centre(candidates, inside):
-    # An element of the row in this thread, else one in the last lane of its warp, else 0.
+def centre(candidates, inside, first):
+    # An element of the row in this thread, else one in the first lane of its warp that has some, else 0.
     found = candidates[0]
     if inside is not None:
         last = cutlass.select_(inside[-1], candidates[-1], Float32(0.0))
         found = Float32(cutlass.select_(inside[0], found, last))
-        there = cute.arch.shuffle_sync(found, 31)
+        there = cute.arch.shuffle_sync(found, first)
         found = Float32(cutlass.select_(inside[0] | inside[-1], found, there))
     return Float32(cutlass.select_(cute.math.abs(found) < float("inf"), found, Float32(0.0)))
+"""
+_CENTRE_OF_FEW = """
+def centre_of_few(candidates, inside, first):
+    # A row of so few elements may have neither end of a granule.
+    found, there = Float32(0.0), cutlass.Boolean(False)
+    for value, each in zip(candidates, inside):
+        found = Float32(cutlass.select_(each, value, found))
+        there = there | each
+    return centre([found], [there], first)
 """
 _MOVED = """
 def moved(address, granule, step):
@@ -337,6 +346,20 @@ def power_base(top):
     rest = cute.math.fma(top, slope, -base)
     return slope, -base, cute.math.exp2(-rest, fastmath=True)
 """
+_SCALED_POWER_BASE = """
+def scaled_power_base(top, factor, element):
+    # The product of the element with the factor is the maximum. That with a power of two is exact.
+    infinity = Float32(float("inf"))
+    element = Float32(cutlass.select_(cute.math.abs(element) < infinity, element, Float32(0.0)))
+    power = (factor.bitcast(Int32) & Int32(-8388608)).bitcast(Float32)
+    small = cute.math.abs(top) < Float32(16777216.0)
+    slope = Float32(cutlass.select_(small, factor * Float32(1.4426950408889634), power))
+    base = element * slope
+    base = Float32(cutlass.select_(cute.math.abs(base) < infinity, base, Float32(0.0)))
+    rest = cute.math.fma(element, slope, -base)
+    rest = Float32(cutlass.select_(cute.math.abs(rest) < infinity, rest, Float32(0.0)))
+    return slope, -base, cute.math.exp2(-rest, fastmath=True)
+"""
 _LOG2_APPROXIMATE = """
 def log2_approximate(x):
     return ptx("lg2.approx.f32 {$w0}, {$r0};", [Float32], [x])
@@ -398,6 +421,7 @@ FUNCTIONS: Mapping[str, str] = {
             _RENEWED,
             _MASKED,
             _CENTRE,
+            _CENTRE_OF_FEW,
             _MOVED,
             _SHIFTED,
             _RECIPROCAL,
@@ -407,7 +431,7 @@ FUNCTIONS: Mapping[str, str] = {
         ),
         _FIRST_MATCH,
         *(_ROW_MAXIMUM_BFLOAT16, _ROW_MINIMUM_BFLOAT16, _ROW_MAXIMUM_FLOAT16, _ROW_MINIMUM_FLOAT16),
-        *(_POWER_BASE, _LOG2_APPROXIMATE, _LOG_NEAR_ONE, _SUMMED_LOG, _SHORT_LOG, _SHORT_LOG1P),
+        *(_POWER_BASE, _SCALED_POWER_BASE, _LOG2_APPROXIMATE, _LOG_NEAR_ONE, _SUMMED_LOG, _SHORT_LOG, _SHORT_LOG1P),
     )
 }
 

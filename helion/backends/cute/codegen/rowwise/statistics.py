@@ -8,7 +8,7 @@ from ...plan.joint import OwnPart
 from ...plan.rowwise.demand import WORD_BYTES
 from ...plan.rowwise.extremes import packed_dtype, packed_extremes
 from ...plan.rowwise.passes import Schedule, gathered, gathers_late, numbers_at, schedule_of
-from ...plan.rowwise.powers import fused_powers, fused_quotients
+from ...plan.rowwise.powers import fused_powers, fused_quotients, scaled_element
 from ...plan.rowwise.records import Gather, Repeat, RowPlan, RowProblem
 from ..epilogue import EXPRESSIONS, INFINITY, literal
 from ..rows import REDUCTIONS, found_at
@@ -91,12 +91,24 @@ def _print_fold(out: Writer, plan: RowPlan, schedule: Schedule, number: int) -> 
         for part in fused_powers(problem, schedule):
             own, result = own_name(problem, part), warp_name(problem, part.value)
             scaled = f"{result} = {result} * {own}_factor"
-            out.line(_slope(own) if number == 0 else scaled)
+            out.line(_slope(problem, part, own) if number == 0 else scaled)
 
 
-def _slope(about: str) -> str:
+def _slope(problem: RowProblem, part: OwnPart, about: str) -> str:
     """Return the code that finds the slope, offset and factor of powers relative to a number."""
-    return f"{about}_slope, {about}_offset, {about}_factor = power_base({about})"
+    found, scaled = f"{about}_slope, {about}_offset, {about}_factor", scaled_element(problem, part)
+    assert scaled is not None
+    if not scaled.op:
+        return f"{found} = power_base({about})"
+    if isinstance(scaled.by, Constant):
+        by, inverse = f"Float32({scaled.by.text})", repr(1.0 / float(scaled.by.text))
+    else:
+        by = value_name(problem, scaled.by)
+        inverse = f"{by}_short"
+    factor, inverse = (by, inverse) if scaled.op == "mul" else (inverse, by)
+    dtype = problem.epilogue.operands[scaled.element - 1].dtype
+    element = f"unpack_{dtype}(pack_{dtype}([{about} * {inverse}] * 2))[0]"
+    return f"{found} = scaled_power_base({about}, {factor}, {element})"
 
 
 def _own(plan: RowPlan, part: OwnPart) -> list[str]:
@@ -220,12 +232,20 @@ def _numbers(problem: RowProblem, schedule: Schedule, level: int, without: froze
     ]
     for part in {*fused_quotients(problem, schedule).values()} if level == 2 else ():
         about, total = value_name(problem, part.about), value_name(problem, part.value)
-        lines += [_slope(about), f"{total}_share = {about}_factor / {total}"]
-    for value in divisors(problem, schedule):
+        lines += [_slope(problem, part, about), f"{total}_share = {about}_factor / {total}"]
+    for value, kinds in divisors(problem, schedule).items():
         known = problem.epilogue.levels[value] == level and value not in without
         if known and not _is_launch_number(problem, value):
-            lines.append(f"{value_name(problem, value)}_inverse = reciprocal({value_name(problem, value)})")
+            lines += _reciprocals(problem, value, kinds)
     return lines
+
+
+def _reciprocals(problem: RowProblem, value: int, kinds: set[bool]) -> list[str]:
+    """Return the code of a reciprocal, rounded (``True``) or scaled so that quotients by it are precise."""
+    name = value_name(problem, value)
+    return [
+        f"{name}_short = 1.0 / {name}" if short else f"{name}_inverse = reciprocal({name})" for short in sorted(kinds)
+    ]
 
 
 def _is_launch_number(problem: RowProblem, value: int) -> bool:
@@ -244,9 +264,9 @@ def _print_numbers(out: Writer, problem: RowProblem, schedule: Schedule, level: 
             if operand.label not in indices:
                 out.lines(_load_number(problem, operand, "", repeats.get(operand.label)))
         out.lines(_numbers(problem, schedule, level, without=after))
-        for value in divisors(problem, schedule):
+        for value, kinds in divisors(problem, schedule).items():
             if _is_launch_number(problem, value):
-                out.line(f"{value_name(problem, value)}_inverse = reciprocal({value_name(problem, value)})")
+                out.lines(_reciprocals(problem, value, kinds))
         out.lines(["gather(cta, row)"] if indices and not gathers_late(problem) else [])
         out.line("clear(row)")
     if not indices:

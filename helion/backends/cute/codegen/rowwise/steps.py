@@ -89,8 +89,7 @@ def _print_walk(out: Writer, plan: RowPlan, each: RowPass) -> None:
         out.line(f"granules = {layout.thread_granules}")
         if numbers_columns(problem, each) or _reads_again(layout, schedule, each):
             out.line("row.thread = renewed(row.thread, cta.lane)")
-        for name in divisors_again(problem, schedule, each) if layout.choice.keep == "registers" else ():
-            out.line(f"{name} = (renewed({name}[0], cta.lane), *{name}[1:])")
+        out.lines(divisors_again(problem, schedule, each) if layout.choice.keep == "registers" else [])
         with out.block("for granule in range(granules):"):
             passed = []
             for value in each.reads:
@@ -288,7 +287,8 @@ def _begin_load(out: Writer, plan: RowPlan) -> None:
         print_word_sources(out, plan)
         return
     rows = layout.choice.rows
-    first = f"tile * {rows}" if rows > 1 else "tile"
+    first = f"tile * {rows}" if rows > 1 else "place" if plan.turned else "tile"
+    out.lines([f"place = {plan.row_of('tile')}"] if plan.turned else [])
     size = "size_m" if plan.problem.counted_at_launch else str(plan.problem.m)
     count = f"cutlass.min(Int32({rows}), {size} - {first})" if rows > 1 else "Int32(1)"
     out.line(f"shift, granules = span(cta, {first}, {count})")

@@ -43,6 +43,10 @@ ANYWHERE_BUCKET_REGISTERS = 3
 and a pass reads them again from shared memory to store: softmax of 14 granules spills with 96 registers."""
 
 
+LEAST_TURNED_BYTES = 2**16
+"""Bytes of a row from which rows may be read in another order: these are many pages of memory."""
+
+
 def pitch_name(label: str) -> str:
     """Return the name of the stride of a tensor's rows among the numbers of a launch."""
     return f"pitch_{label}"
@@ -551,6 +555,25 @@ class RowPlan:
     unit: str
     shared_limit_bytes: int
     registers_per_sm: int
+
+    @functools.cached_property
+    def turned(self) -> int:
+        """Rows from one to the next that reads the same row of an input, as for a mask that heads share; 0 for others.
+
+        A cluster takes such rows one after the other: in order, what they share leaves the L2 cache before the next one.
+        """
+        problem = self.problem
+        labels = {operand.label for operand in problem.inputs}
+        found = {(each.divisor, each.modulus) for each in problem.repeats if each.operand in labels}
+        divisor, modulus = next(iter(found)) if len(found) == 1 else (0, 0)
+        long = self.layout.demand.n * self.layout.demand.column_bytes >= LEAST_TURNED_BYTES
+        known = divisor == 1 and isinstance(modulus, int) and not (problem.counted_at_launch or problem.sums)
+        return modulus if known and long and isinstance(modulus, int) and problem.m % modulus == 0 else 0
+
+    def row_of(self, tile: str) -> str:
+        """Return the row of a tile of one row."""
+        shared = self.problem.m // self.turned if self.turned else 1
+        return tile if shared == 1 else f"{tile} % {shared} * {self.turned} + {tile} // {shared}"
 
     @property
     def interleaved(self) -> bool:

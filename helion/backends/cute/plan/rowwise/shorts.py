@@ -38,9 +38,14 @@ def short_values(problem: RowProblem) -> frozenset[int]:
     return frozenset(value for value in made_here if value not in exact and not epilogue.per_row[value])
 
 
-@functools.lru_cache(maxsize=256)
 def short_quotients(problem: RowProblem) -> frozenset[int]:
     """Return the per-element quotients that only short values, exponentials and extremes depend on."""
+    return frozenset(value for value in hidden_values(problem) if problem.epilogue.instruction(value).op == "div")
+
+
+@functools.lru_cache(maxsize=256)
+def hidden_values(problem: RowProblem) -> frozenset[int]:
+    """Return the computed per-element values that only short values, exponentials and extremes depend on."""
     epilogue, short = problem.epilogue, short_values(problem)
     made_here = range(len(epilogue.operands) + 1, epilogue.last + 1)
     stored = {output.value for output in problem.outputs}
@@ -56,11 +61,9 @@ def short_quotients(problem: RowProblem) -> frozenset[int]:
         powers = shifted and all(epilogue.instruction(each).op in POWERS for each in readers[reader])
         return reader in short or op in (*POWERS, *EXTREMES) or powers
 
-    quotients = [
-        value for value in made_here if epilogue.instruction(value).op == "div" and not epilogue.per_row[value]
-    ]
     return frozenset(
         value
-        for value in quotients
+        for value in made_here
+        if not epilogue.per_row[value]
         if value in short or (value not in stored and all(hides(each) for each in readers[value]))
     )
