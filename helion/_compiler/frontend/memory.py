@@ -53,6 +53,7 @@ def tensor_id(t: TraceState, tensor: HostTensorValue) -> int:
             strides=tuple(map(t.numbers.known, tensor.strides)),
             storage=tensor.storage,
             aligned=tensor.aligned,
+            place=tensor.place,
             member=tensor.member,
         )
     )

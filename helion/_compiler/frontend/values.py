@@ -146,6 +146,8 @@ class HostTensorValue(_Operators):
     source: str = ""
     #: It begins at a multiple of 16 bytes, provided that the arguments do.
     aligned: bool = True
+    #: Bytes after a multiple of 16 at which it begins, seen when binding.
+    place: int = 0
     #: A host expression for it that is independent of its variables, if it was made by an expression of the host code.
     made: str = ""
     #: The class of the tensor.

@@ -557,6 +557,7 @@ class HostTensor:
     storage: int
     #: True if it begins at a multiple of 16 bytes, provided that the arguments do.
     aligned: bool = True
+    place: int = 0  # bytes after a multiple of 16 at which it begins, seen when binding aligned arguments
     #: True if it is allocated, uninitialized, right before the launch; ``source`` is then the variable that holds it.
     made: bool = False
     member: Member | None = None

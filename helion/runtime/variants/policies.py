@@ -68,8 +68,9 @@ def choose(variant: Variant, args: Sequence[Any]) -> None:
     forced = bool(settings.force_autotune) and settings.autotune_effort != "none" and on_gpu
     context = CallContext(on_gpu=on_gpu, launches=launches_on_gpu(args), forced=forced)
     for policy in POLICIES:
-        if policy(variant, args, context):
-            return
+        with contextlib.nullcontext() if policy in _SEARCHING else collecting.paused():
+            if policy(variant, args, context):
+                return
 
 
 # --- requested configs ------------------------------------------------------------------------------------------------
@@ -203,18 +204,17 @@ def by_default(variant: Variant, args: Sequence[Any], context: CallContext) -> b
     its tiles are larger.
     """
     measures = context.on_gpu and variant.specialized.settings.autotune_effort is None
-    with collecting.paused():
-        with contextlib.ExitStack() as stack:
-            along = _compiling_along(variant, args, stack) if measures and context.launches else None
-            default = config = variant.choice.verified(context.launches)
-            if measures:
-                config = _measured(variant, args, default, along)
-        used = config if context.launches else interpreted.in_large_tiles(variant.specialized, config)
-        _announce(variant, config, used, is_faster=config != default)
-        found = _used(variant, used)
-        if measures and context.launches:
-            _keep(variant)
-        return found
+    with contextlib.ExitStack() as stack:
+        along = _compiling_along(variant, args, stack) if measures and context.launches else None
+        default = config = variant.choice.verified(context.launches)
+        if measures:
+            config = _measured(variant, args, default, along)
+    used = config if context.launches else interpreted.in_large_tiles(variant.specialized, config)
+    _announce(variant, config, used, is_faster=config != default)
+    found = _used(variant, used)
+    if measures and context.launches:
+        _keep(variant)
+    return found
 
 
 #: Requested configs come first, then those of former processes, the default last.
@@ -231,6 +231,8 @@ POLICIES: tuple[Policy, ...] = (
     first_given,
     by_default,
 )
+#: Those that may search for minutes, in which Python is to collect garbage.
+_SEARCHING = (collected_for_table, searched_by_user, tuned_now)
 
 
 def _used(variant: Variant, config: Config | None) -> bool:

@@ -51,7 +51,7 @@ def make(
         steps = contiguous_strides(shape) if seen is None else seen
         strides = tuple(deferred(t, result, "stride", i, hint_of(step)) for i, step in enumerate(steps))
     result.strides = strides
-    result.aligned = own or like.aligned
+    result.aligned, result.place = own or like.aligned, 0 if own else like.place
     return result
 
 
@@ -280,7 +280,8 @@ def _getitem(t: TraceState, value: HostTensorValue, index: Any) -> HostTensorVal
         dim += 1
     aligned = value.aligned and _moves_by_lines(value, items)
     result = HostTensorValue(t, (), tuple(strides), value.dtype, value.device, value.storage, aligned=aligned)
-    hints = _hints(value, items)
+    hints, moved = _hints(value, items)
+    result.place = (value.place + moved) % LINE_BYTES
     result.shape = tuple(deferred(t, result, "size", i, hints[i]) if s is None else s for i, s in enumerate(shape))
     return result
 
@@ -295,13 +296,18 @@ def _moves_by_lines(value: HostTensorValue, items: Sequence[Any]) -> bool:
     return sum(begin * stride for begin, stride in moved) * value.dtype.itemsize % LINE_BYTES == 0
 
 
-def _hints(value: HostTensorValue, items: list[Any]) -> list[int]:
-    """Return the sizes of the subscript's result at bind time; placeholders if it cannot be evaluated."""
+def _hints(value: HostTensorValue, items: list[Any]) -> tuple[list[int], int]:
+    """Return the sizes of the subscript's result at bind time, and the bytes from the tensor's begin to its own.
+
+    They are placeholders if it cannot be evaluated.
+    """
     known = [slice(*map(hint_of, (i.start, i.stop, i.step))) if isinstance(i, slice) else hint_of(i) for i in items]
     try:
-        return [*value.meta[tuple(known)].shape]
+        found = value.meta[tuple(known)]
     except (IndexError, RuntimeError):
-        return [64] * (value.ndim + len(items))
+        return [64] * (value.ndim + len(items)), 0
+    moved = int(found.storage_offset()) - int(value.meta.storage_offset())
+    return [*found.shape], moved * value.dtype.itemsize
 
 
 def _select(t: TraceState, value: HostTensorValue, dim: int, index: Any) -> HostTensorValue:
@@ -313,6 +319,8 @@ def _narrow(t: TraceState, value: HostTensorValue, dim: int, start: Any, length:
     result = make(t, value, (*value.shape[:at], length, *value.shape[at + 1 :]), value.strides)
     begins = [slice(start if dim == at else 0, None) for dim in range(value.ndim)]
     result.aligned = value.aligned and _moves_by_lines(value, begins)
+    moved = hint_of(start) * hint_of(value.strides[at]) * value.dtype.itemsize
+    result.place = (value.place + moved) % LINE_BYTES
     return result
 
 

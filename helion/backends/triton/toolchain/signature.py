@@ -16,7 +16,7 @@ _SMALL_BYTES = 2**31
 
 
 def offline_signature(plan: Plan, target: Target, phase: int = 0) -> dict[str, Any]:
-    """Return the signature of one phase's kernel, for tensors aligned to 16 bytes and the numbers seen when binding."""
+    """Return the signature of one phase's kernel, for arguments aligned to 16 bytes and the numbers seen when binding."""
     launch = plan.launch_of(phase)
     types = {a.name: f"*{SIGNATURE_DTYPES[a.tensor.dtype]}" for a in launch.tensors}
     types.update({a.name: _number_type(a) for a in launch.numbers})
@@ -27,10 +27,12 @@ def offline_signature(plan: Plan, target: Target, phase: int = 0) -> dict[str, A
         constexprs["_NUM_SM"] = target.num_sms
     types.update(dict.fromkeys(constexprs, "constexpr"))
     integers = [a for a in launch.numbers if a.kind is int]
+    divisible = [a.name for a in launch.tensors if a.tensor.place == 0]
+    divisible += [a.name for a in integers if a.hint % 16 == 0]
     return {
         "signature": types,
         "constexprs": constexprs,
-        "divisible": frozenset((*(a.name for a in launch.tensors), *(a.name for a in integers if a.hint % 16 == 0))),
+        "divisible": frozenset(divisible),
         "equal_to_one": frozenset(a.name for a in integers if a.hint == 1),
         "small_pointers": frozenset(a.name for a in launch.tensors if _bytes(a.tensor) < _SMALL_BYTES),
         "target": target,
