@@ -88,13 +88,44 @@ def stepwise(q, k, v, parts: hl.constexpr):
         out[h.begin, rows, :] = acc / total[:, None]
         logsum[h.begin, rows] = (most + torch.log2(total)) * 0.6931471805599453
     return out, logsum
+
+
+def of_lengths(q, k, v, lengths, parts: hl.constexpr):
+    batch, groups, shared, dims = q.size()
+    shared, dims = hl.specialize(shared), hl.specialize(dims)
+    partials = torch.empty([batch, groups, parts, shared, dims], dtype=torch.float32, device=q.device)
+    logsums = torch.empty([batch, groups, parts, shared], dtype=torch.float32, device=q.device)
+    out = torch.empty_like(q)
+    for tile_b, tile_g, tile_p in hl.tile([batch, groups, parts], block_size=[1, 1, 1]):
+        b, g, part = tile_b.begin, tile_g.begin, tile_p.begin
+        query = q[b, g, :, :]
+        length = lengths[b]
+        step = (length + parts - 1) // parts
+        highest = hl.full([shared], -1e30, dtype=torch.float32)
+        total = hl.zeros([shared], dtype=torch.float32)
+        acc = hl.zeros([shared, dims], dtype=torch.float32)
+        for tile in hl.tile(part * step, torch.minimum(part * step + step, length)):
+            scores = hl.dot(query, k[b, tile, g, :].T) * dims**-0.5
+            raised = torch.maximum(highest, torch.amax(scores, -1))
+            weights, shrink = torch.exp(scores - raised[:, None]), torch.exp(highest - raised)
+            total = total * shrink + weights.sum(-1)
+            acc = hl.dot(weights.to(v.dtype), v[b, tile, g, :], acc=acc * shrink[:, None])
+            highest = raised
+        partials[b, g, part, :, :] = acc / torch.where(total > 0, total, 1.0)[:, None]
+        logsums[b, g, part, :] = torch.log(total) + highest
+    hl.barrier()
+    for tile_b, tile_g in hl.tile([batch, groups], block_size=[1, 1]):
+        b, g = tile_b.begin, tile_g.begin
+        portions = torch.softmax(logsums[b, g, :, :], 0)
+        out[b, g, :, :] = (partials[b, g, :, :, :] * portions[:, :, None]).sum(0)
+    return out
 """
 LAST = "        logsum[h.begin, rows] = most + torch.log(sums)\n"
 CHANGES = {
     # of `whole`
     "a causal mask": ("k[h.begin, tile, :].T) * 0.125\n", "k[h.begin, tile, :].T) * 0.125\n            scores = torch.where(rows.index[:, None] >= tile.index[None, :], scores, float('-inf'))\n", "whole", "a mask"),
     "keys twice": ("hl.tile(part.begin * step, min", "hl.tile(max(part.begin * step - 1, 0), min", "whole", "bounds"),
-    "an empty part": ("step = (n + parts - 1) // parts", "step = (n + parts - 1) // parts + 300", "whole", "filled ranges"),
+    "an empty part": ("step = (n + parts - 1) // parts", "step = (n + parts - 1) // parts + 300", "whole", "a quotient of zeros"),
     "an initial sum": ('highest = hl.full([rows], float("-inf"), dtype=torch.float32)\n        total = hl.zeros([rows], dtype=torch.float32)\n        acc = hl.zeros([rows, dims], dtype=torch.float32)\n        for tile in hl.tile(part.begin * step', 'highest = hl.full([rows], 0.5, dtype=torch.float32)\n        total = hl.full([rows], 1.0, dtype=torch.float32)\n        acc = hl.zeros([rows, dims], dtype=torch.float32)\n        for tile in hl.tile(part.begin * step', "whole", "an initial sum"),
     "another base": ("highest + torch.log(total)", "highest + torch.log2(total)", "whole", "whose values are no"),
     "powers of another base": ("torch.exp(each - most", "torch.exp2(each - most", "whole", "exp2 of difference"),
@@ -113,6 +144,11 @@ CHANGES = {
     "the maximum is not carried": ("most = raised", "most = most", "stepwise", "of"),
     "an initial total": ("total = hl.zeros([rows], dtype=torch.float32)\n        acc = hl.zeros([rows, dims], dtype=torch.float32)\n        for at", "total = hl.full([rows], 1.0, dtype=torch.float32)\n        acc = hl.zeros([rows, dims], dtype=torch.float32)\n        for at", "stepwise", "a loop over the parts"),
     "the sum of another number of keys": ("helion.cdiv(n, span)", "helion.cdiv(n, span) + 1", "stepwise", "some parts"),
+    # of `of_lengths`
+    "a part without keys": ("torch.where(total > 0, total, 1.0)", "total", "of_lengths", "a quotient of zeros"),
+    "too short a step": ("(length + parts - 1) // parts", "(length + parts - 2) // parts", "of_lengths", "no adjacent ranges"),
+    "another length": ("torch.minimum(part * step + step, length)", "torch.minimum(part * step + step, length - 1)", "of_lengths", "no adjacent ranges"),
+    "keys that are left out": ("hl.tile(part * step, torch", "hl.tile(part * step + 1, torch", "of_lengths", "no adjacent ranges"),
     # right
     "quotients of sums": ("shares = powers / sums[None, :]\n        out[h.begin, rows, :] = (partials[:, h.begin, rows, :] * shares[:, :, None]).sum(0)", "out[h.begin, rows, :] = (powers[:, :, None] * partials[:, h.begin, rows, :]).sum(0) / sums[:, None]", "whole", None),
     "softmax": ("shares = powers / sums[None, :]", "shares = torch.softmax(each, 0)", "whole", None),
@@ -129,6 +165,14 @@ def given_of(m: int = 30, n: int = 1000, device: str = "cpu") -> tuple[Any, ...]
 def wanted_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scores = q.double() @ k.double().mT * 0.125
     return torch.softmax(scores, -1) @ v.double(), torch.logsumexp(scores, -1)
+
+
+def of_lengths(device: str = "cpu") -> tuple[Any, ...]:
+    """Return the arguments of the kernel of that name."""
+    torch.manual_seed(0)
+    sizes = (3, 2, 8, 64), *[(3, 300, 2, 64)] * 2
+    tensors = [torch.randn(size).bfloat16().to(device) for size in sizes]
+    return *tensors, torch.tensor([300, 37, 0], dtype=torch.int32, device=device), 4
 
 
 def check(kernel: Any, given: tuple[Any, ...], parts: int = 3) -> None:
@@ -172,7 +216,7 @@ def test_refusals(change: str, tmp_path: Path) -> None:
     old, new, name, reason = CHANGES[change]
     kernel = helion.kernel(getattr(edited(TEXT, old, new, tmp_path / "edited.py"), name), backend="cute")
     with pytest.raises(exc.CuteUnsupported, match=reason):
-        kernel.bind((*given_of(device="meta"), 3), target="sm_90")
+        kernel.bind(of_lengths("meta") if name == "of_lengths" else (*given_of(device="meta"), 3), target="sm_90")
 
 
 def test_as_many_parts_as_dimensions_are_refused(module: Any) -> None:
@@ -180,3 +224,16 @@ def test_as_many_parts_as_dimensions_are_refused(module: Any) -> None:
     given = tuple(torch.empty(4, rows, 64, dtype=torch.bfloat16, device="meta") for rows in (30, 6400, 6400))
     with pytest.raises(exc.CuteUnsupported, match="the size of another dimension"):
         helion.kernel(module.whole, backend="cute").bind((*given, 64), target="sm_90")
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_parts_of_lengths_are_one_attention(static: bool, module: Any) -> None:
+    """Sequences without keys give NaN in both backends."""
+    kernel = helion.kernel(module.of_lengths, backend="cute", static_shapes=static)
+    (q, k, v, lengths, _), found = of_lengths(), kernel(*of_lengths())
+    for b, n in enumerate(lengths.tolist()):
+        keys, values = (x[b, :n].double().transpose(0, 1) for x in (k, v))
+        wanted = torch.softmax(q[b].double() @ keys.mT / 8, -1) @ values
+        assert (found[b] - wanted).norm() < 6e-3 * wanted.norm() if n else found[b].isnan().all()
+    assert kernel.bind(of_lengths()).to_code().count("_launcher(_helion") == 1
+    assert not static or helion.kernel(module.of_lengths, backend="triton")(*of_lengths())[2].isnan().all()

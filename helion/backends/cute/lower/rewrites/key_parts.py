@@ -33,6 +33,7 @@ from ....._compiler.ir.grammar import (
     MemoryAttrs,
     Op,
     Operand,
+    OperandRef,
     PointwiseAttrs,
     Program,
     ReduceAttrs,
@@ -45,8 +46,9 @@ from ....._shapes import ONE, Expr, cdiv, fixed_at
 from ...plan.refusal import Refusal
 from ..attention.loops import Loops, has_attention, loops_of
 from ..attention.softmax import LOG2E, Softmax, softmax_of, start_of
-from ..attention.values import LOWEST, name_of_op, same_value, terms_of
+from ..attention.values import LOWEST, is_number, name_of_op, same_value, terms_of
 from ..numbers import equal, size
+from .key_ranges import Terms, all_keys
 from .partials import MOVED, Joiner, blocks_of, is_block, is_counter, is_plain
 
 ACCUMULATOR, TOTAL, MAXIMUM, QUOTIENT, LOGSUM = "accumulator", "total", "maximum", "quotient", "logsum"
@@ -125,10 +127,14 @@ def _refuse(what: str) -> Refusal:
 
 @dataclass(frozen=True, kw_only=True)
 class _Parts:
-    """The parts of a program: their axis, the extent of all keys, the loops of one part, its stores and what each one has."""
+    """The parts of a program: their axis, the extent of all keys, the loops of one part, its stores and what each one has.
+
+    ``guarded`` tells that a part without keys stores zeros and a logarithm.
+    """
 
     axis: LoopAxis
-    keys: int | Expr
+    keys: int | Expr | Value
+    guarded: bool
     loops: Loops
     softmax: Softmax
     stores: Mapping[int, Op]
@@ -175,40 +181,74 @@ class _KeyJoiner(Joiner):
         if len(nested) != 1 or not isinstance(nested[0].attrs, ForAttrs) or len(nested[0].attrs.axes) != 1:
             raise _refuse("more than one loop over keys")
         (loop,) = nested
-        found = [(axis, keys) for axis in self.first.axes if (keys := self._keys(loop, axis)) is not None]
+        found = [(axis, each) for axis in self.first.axes if (each := self._keys(loop, axis)) is not None]
         if len(found) != 1:
-            raise _refuse("a loop whose bounds are other than adjacent, filled ranges of keys of known sizes")
-        ((axis, keys),) = found
+            raise _refuse("a loop whose bounds are no adjacent ranges of keys")
+        ((axis, (keys, filled)),) = found
         root = dataclasses.replace(self.first, axes=tuple(each for each in self.first.axes if each is not axis))
         loops = loops_of(dataclasses.replace(self.program, roots=(root,)))
         softmax = softmax_of(loops)
         if start_of(loops, softmax, True).held is not None:
             raise _refuse("an initial sum, which every part counts,")
         stores = {op.attrs.tensor: op for op in self.first.body.ops if op.kind in ("store", "atomic")}
-        kinds = {tensor: self._stored(loops, softmax, op) for tensor, op in stores.items()}
+        kinds, guarded = dict[int, str](), set[str]()
+        for tensor, op in stores.items():
+            kinds[tensor], is_guarded = self._stored(loops, softmax, op)
+            guarded |= {kinds[tensor]} if is_guarded else set()
         whole = sorted(kinds.values())
         if whole not in (sorted((QUOTIENT, LOGSUM)), sorted((ACCUMULATOR, TOTAL, MAXIMUM))):
             raise _refuse(f"a part that stores {', '.join(whole)}")
-        return _Parts(axis=axis, keys=keys, loops=loops, softmax=softmax, stores=stores, kinds=kinds)
+        if not filled and QUOTIENT in whole and QUOTIENT not in guarded:
+            raise _refuse(
+                "a quotient of zeros, which a part without keys stores (use torch.where(total > 0, total, 1)),"
+            )
+        fields = dict(loops=loops, softmax=softmax, stores=stores, kinds=kinds)
+        return _Parts(axis=axis, keys=keys, guarded=guarded == {QUOTIENT, LOGSUM}, **fields)  # type: ignore[arg-type]
 
-    def _keys(self, loop: Op, axis: LoopAxis) -> int | Expr | None:
-        """Return the extent of the keys whose parts an axis counts, one after the other; None if it counts others."""
+    def _keys(self, loop: Op, axis: LoopAxis) -> tuple[int | Expr | Value, bool] | None:
+        """Return the extent of the keys whose parts an axis counts, one after the other, and whether each part has some; None if
+        it counts others."""
         (inner,) = loop.attributes(ForAttrs).axes
         bounds = [self._bound_of(loop, bound) for bound in (inner.begin, inner.end)]
         tiles = [TileAttrs(axis.block, "begin"), TileAttrs(axis.block, "end")]
         if is_plain(axis) and fixed_at(inner.step, 1) and bounds == tiles and isinstance(axis.end, (int, Expr)):
-            return axis.end
+            return axis.end, True
         ends = self.ends(loop, axis)
-        filled = bool(ends) and ends[0][0] == 0 and all(begin < end for begin, end in ends)
-        adjacent = all(one[1] == other[0] for one, other in itertools.pairwise(ends))
-        return ends[-1][1] if filled and adjacent and len(set(ends)) == len(ends) else None
+        if not ends:
+            return self._stepped(loop, axis)
+        some = [(begin, end) for begin, end in ends if begin < end]
+        adjacent = all(one[1] == other[0] for one, other in itertools.pairwise(some))
+        return (some[-1][1], some == ends) if some and some[0][0] == 0 and adjacent else None
+
+    def _stepped(self, loop: Op, axis: LoopAxis) -> tuple[Expr | Value, bool] | None:
+        """Return the same for keys whose number only launches know, or loads."""
+        (inner,) = loop.attributes(ForAttrs).axes
+        plain = is_plain(axis) and fixed_at(inner.step, 1) and is_plain(dataclasses.replace(inner, begin=0))
+        parts = self.parts(axis) if plain and self.part_size(axis.block) == 1 else None
+        if parts is None:
+            return None
+        begin, end = (
+            loop.operands[each.at] if isinstance(each, OperandRef) else each for each in (inner.begin, inner.end)
+        )
+        terms = Terms(self.makers, axis.block)
+        keys = all_keys(terms, begin, end, parts)
+        if keys is None:
+            return None
+        waiting: list[Operand | Expr] = [end]
+        while waiting:  # the value whose term that is
+            each = waiting.pop()
+            made = self.made(each) if isinstance(each, Value) else None
+            if terms.of(each) == keys and isinstance(each, (Value, Expr)):
+                return each, False
+            waiting += made.operands if made is not None else each.args if isinstance(each, Expr) else ()
+        return None
 
     def _bound_of(self, loop: Op, bound: object) -> object:
         made = self.made(loop.operands[bound.at]) if hasattr(bound, "at") else None
         return None if made is None else made.attrs
 
-    def _stored(self, loops: Loops, softmax: Softmax, store: Op) -> str:
-        """Return what a part stores. Raises ``Refusal``."""
+    def _stored(self, loops: Loops, softmax: Softmax, store: Op) -> tuple[str, bool]:
+        """Return what a part stores, and whether a sum of 0 is replaced by 1 in it. Raises ``Refusal``."""
         attrs, tensor = store.attributes(MemoryAttrs), self.program.tensors[store.attrs.tensor]
         if store.kind != "store" or attrs.mask is not None or tensor.dtype != torch.float32:
             raise _refuse(f"{tensor.source}, which is no tensor in float32 that is stored without a mask,")
@@ -219,16 +259,19 @@ class _KeyJoiner(Joiner):
         results = {kind: loops.loop.results[at] for at, kind in places.items()}
         for kind, result in results.items():
             if same_value(loops, value, result):
-                return kind
+                return kind, False
         terms = terms_of(loops, value, "div")
-        if terms and same_value(loops, terms[0], results[ACCUMULATOR]) and same_value(loops, terms[1], results[TOTAL]):
-            return QUOTIENT
+        if terms and same_value(loops, terms[0], results[ACCUMULATOR]):
+            total = _unguarded(loops, terms[1])
+            if same_value(loops, total, results[TOTAL]):
+                return QUOTIENT, total is not terms[1]
         terms = terms_of(loops, value, "add")
         for one, other in (terms, terms[::-1]) if terms else ():
             made, name = loops.stripped(other), "log2" if softmax.unit == 1.0 else "log"
             logarithm = made is not None and name_of_op(made) == name and same_value(loops, one, results[MAXIMUM])
-            if logarithm and made is not None and same_value(loops, made.operands[0], results[TOTAL]):
-                return LOGSUM
+            total = _unguarded(loops, made.operands[0]) if logarithm and made is not None else other
+            if logarithm and made is not None and same_value(loops, total, results[TOTAL]):
+                return LOGSUM, total is not made.operands[0]
         raise _refuse(
             f"{tensor.source}, whose values are no accumulator, sum, maximum, quotient or logarithm of the sum,"
         )
@@ -306,10 +349,11 @@ class _KeyJoiner(Joiner):
 
     def _written(self, parts: _Parts, dims: Mapping[int, int], found: _Combination) -> WholeKeys:
         loop, (inner,) = parts.loops.loop, parts.loops.loop.attributes(ForAttrs).axes
-        attrs = dataclasses.replace(
-            loop.attributes(ForAttrs), axes=(dataclasses.replace(inner, begin=0, end=parts.keys),)
-        )
-        joined = dataclasses.replace(loop, attrs=attrs, operands=loop.operands[: attrs.carried])
+        carried = loop.attributes(ForAttrs).carried
+        end = OperandRef(carried) if isinstance(parts.keys, Value) else parts.keys
+        attrs = dataclasses.replace(loop.attributes(ForAttrs), axes=(dataclasses.replace(inner, begin=0, end=end),))
+        more = (parts.keys,) if isinstance(parts.keys, Value) else ()
+        joined = dataclasses.replace(loop, attrs=attrs, operands=(*loop.operands[:carried], *more))
         stores = {op.number for op in parts.stores.values()}
         before = [joined if op is loop else op for op in self.first.body.ops if op.number not in stores]
         made, values = _Maker(self.program, parts), dict[int, Value]()
@@ -324,7 +368,9 @@ class _KeyJoiner(Joiner):
         axes = tuple(axis for axis in self.first.axes if axis is not parts.axis)
         body = dataclasses.replace(self.first.body, ops=(*before, *made.ops, *after))
         blocks = tuple(
-            dataclasses.replace(each, extent=parts.keys) if each.id == inner.block else each
+            dataclasses.replace(each, extent=None if isinstance(parts.keys, Value) else parts.keys)
+            if each.id == inner.block
+            else each
             for each in self.program.blocks
         )
         root = dataclasses.replace(self.first, axes=axes, body=body)
@@ -335,6 +381,20 @@ class _KeyJoiner(Joiner):
             raise _refuse("a load of a part in its own loop")
         gone = (parts.axis.block, *(axis.block for axis in self.second.axes))
         return WholeKeys(program=changed, blocks=gone)
+
+
+def _unguarded(loops: Loops, value: Operand) -> Operand:
+    """Return the sum of a selection of 1 where that is 0, or the value itself."""
+    made = loops.stripped(value)
+    if made is None or name_of_op(made) != "where":
+        return value
+    condition, *chosen = made.operands
+    tested = loops.stripped(condition)
+    name = name_of_op(tested)
+    if tested is None or name not in ("gt", "ne", "eq") or not is_number(loops, tested.operands[1], 0.0):
+        return value
+    total, other = chosen[::-1] if name == "eq" else chosen
+    return total if same_value(loops, tested.operands[0], total) and is_number(loops, other, 1.0) else value
 
 
 class _Maker:
@@ -356,17 +416,25 @@ class _Maker:
 
     def quotient(self) -> Value:
         """Return the accumulator over the sum."""
-        accumulator, total = self._results[ACCUMULATOR], self._results[TOTAL]
+        accumulator, total = self._results[ACCUMULATOR], self._divisor()
         dims = (*total.dims, *([ONE] * (len(accumulator.dims) - len(total.dims))))
         wide = self._add("view", ViewAttrs("reshape"), (total,), dataclasses.replace(total, dims=dims))
         return self._add("pointwise", PointwiseAttrs("div"), (accumulator, wide), accumulator)
 
     def logsum(self) -> Value:
         """Return the maximum plus the logarithm of the sum."""
-        total = self._results[TOTAL]
+        total = self._divisor()
         name = next(name for name, meant in self._parts.names.items() if meant == "logarithm")
         log = self._add("pointwise", PointwiseAttrs(name), (total,), total)
         return self._add("pointwise", PointwiseAttrs("add"), (self._results[MAXIMUM], log), total)
+
+    def _divisor(self) -> Value:
+        """Return the sum, or 1 for a sum of 0 where the parts have that."""
+        total = self._results[TOTAL]
+        if not self._parts.guarded:
+            return total
+        some = self._add("pointwise", PointwiseAttrs("gt"), (total, 0.0), dataclasses.replace(total, dtype=torch.bool))
+        return self._add("pointwise", PointwiseAttrs("where"), (some, total, 1.0), total)
 
     def _add(self, kind: str, attrs: object, operands: tuple[Operand, ...], like: Value) -> Value:
         number = next(self._next)
