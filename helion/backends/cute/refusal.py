@@ -68,6 +68,10 @@ def _check_tunables(program: Program, free: Sequence[int]) -> None:
         raise Refusal(f"it has tunables of its own: {', '.join(name for name, _ in program.tunables)}")
 
 
+MOST_RUN_CHAIN = 4
+"""Row reductions, each of which depends on the one before, that have run on a GPU."""
+
+
 def unproven(program: Program, target: Target) -> str:
     """Return the first part of a GEMM that has not run on a GPU, which needs a request; or an empty string.
 
@@ -105,6 +109,10 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     begun = [source.name for source in sources if not source.aligned]
     added = [each for each in problem.outputs if each.adds and not each.lines]
     yield problem.batch is not None and problem.epilogue.reduces_rows, "whose rows are reduced in a batch"
+    yield max(problem.epilogue.levels) > MOST_RUN_CHAIN, f"of more than {MOST_RUN_CHAIN} dependent reductions of a row"
+    numbers = [at for at, each in zip(problem.outputs_at, problem.outputs, strict=True) if each.kind == "column"]
+    yield problem.starts and any(problem.starts[at] for at in numbers), "whose numbers of rows begin within a tensor"
+    yield problem.batch is not None and problem.terms, "of several terms in a batch"
     yield begun and not problem.terms, f"of {''.join(begun[:1])}, which begins between multiples of 16 bytes,"
     yield groups and products > 1, of_groups
     yield (
@@ -151,6 +159,7 @@ def _not_run_on_blackwell(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     yield problem.batch is not None and problem.batch.outer, "in a batch of several dimensions"
     yield any(problem.starts), "of operands that begin within a tensor"
     yield problem.terms, "of several terms"
+    yield max(problem.epilogue.levels) > MOST_RUN_CHAIN, f"of more than {MOST_RUN_CHAIN} dependent reductions of a row"
     yield problem.operand_dtype == "int8", "of int8"
     yield any(each.adds for each in problem.outputs), "that are added to memory"
     yield in_both_majors(problem), f"whose operand {_first(problem.copied)} of 8 bits is not contiguous along K"

@@ -76,6 +76,24 @@ def column_sums(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.T
     return out, total
 
 
+def shares(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Return the shares of the two largest columns of ``x @ w`` in the softmax of both, by five dependent reductions."""
+    m, k = x.size()
+    n = hl.specialize(w.size(1))
+    out = torch.empty([m, 2], dtype=torch.float32, device=x.device)
+    for tile_m in hl.tile(m):
+        acc = hl.zeros([tile_m, n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = hl.dot(x[tile_m, tile_k], w[tile_k, :], acc=acc)
+        weights = torch.softmax(acc, dim=-1)
+        first, place = torch.amax(weights, dim=-1), torch.argmax(weights, dim=-1)
+        rest = torch.where(hl.arange(n)[None, :] == place[:, None], -1.0, weights)
+        second = torch.amax(rest, dim=-1)
+        out[tile_m, 0] = first / (first + second)
+        out[tile_m, 1] = second / (first + second)
+    return out
+
+
 def numbered(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """Return the position of the largest of 64 columns, among all columns."""
     m, k = x.size()

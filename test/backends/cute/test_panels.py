@@ -13,6 +13,7 @@ from backends.cute.panel_kernels import (
     group_scales,
     numbered,
     roots,
+    shares,
     square_sums,
     tile_sums,
     tile_tops,
@@ -71,6 +72,16 @@ def test_sums_that_atomics_add_up(n: int) -> None:
     assert close(run(square_sums, x, w), exact.square().sum(-1) / 2)
     out, total = run(column_sums, x, w)
     assert close(out, exact, 5e-3) and close(total, exact.sum(0))
+
+
+def test_numbers_of_rows_begin_anywhere() -> None:
+    x, w = given(shares, 64)
+    top = torch.softmax(x.double() @ w.double() * 0.05, -1).topk(2)[0]
+    assert close(run(shares, x, (w * 0.05).bfloat16()), top / top.sum(-1, keepdim=True), 1e-2)
+    found = bound(shares, n=64)
+    assert max(found.plan().gemm.whole.epilogue.levels) == 5
+    asked = MATMUL.on_request(found._analysis.program, found.facts, found.env.target)
+    assert "of more than 4 dependent reductions of a row" in asked
 
 
 @pytest.mark.parametrize("target", ["sm_90", "sm_100"])

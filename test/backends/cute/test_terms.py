@@ -47,6 +47,21 @@ def adapted(
 
 
 @helion.kernel(backend="cute")
+def filtered_in_each(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """A convolution along time of each signal of a batch: rows shifted by each of three taps."""
+    batch, t, c = x.size()
+    n = w.size(2)
+    out = torch.empty([batch, t - 2, n], dtype=x.dtype, device=x.device)
+    for b, i, j in hl.tile([batch, t - 2, n], block_size=[1, None, None]):
+        acc = hl.zeros([i, j], dtype=torch.float32)
+        for d in hl.tile(c):
+            for tap in hl.static_range(3):
+                acc = hl.dot(x[b.begin, i.index + tap, d], w[tap, d, j], acc=acc)
+        out[b.begin, i, j] = acc.to(x.dtype)
+    return out
+
+
+@helion.kernel(backend="cute")
 def filtered(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """A convolution along time: rows shifted by each of three taps."""
     t, c = x.size()
@@ -236,3 +251,20 @@ def test_terms_with_another_dimension_contiguous_are_copied() -> None:
     gemm = adapted.bind(given, target="sm_90").plan().gemm
     assert [each.operand for each in gemm.whole.copied] == ["a_of_1", "b_of_1"]
     assert (gemm.problem.a_major, gemm.problem.b_major) == ("k", "k")
+
+
+def test_terms_in_each_matmul_of_a_batch() -> None:
+    x = products.values(3, M, 72, dtype=BF16, device="cpu")
+    w = products.values(3, 72, N, dtype=BF16, device="cpu", seed=1)
+    wanted = sum((x[:, tap : M - 2 + tap].double() @ w[tap].double() for tap in range(3)), torch.zeros(()))
+    assert (filtered_in_each(x, w).double() - wanted).norm() < BOUNDS[BF16] * wanted.norm()
+    bound = filtered_in_each.bind((x, w), target="sm_90")
+    problem, shape = bound.plan().gemm.problem, shape_of(bound.facts)
+    assert problem.batch.terms == (M * 72, 0, M * 72, 0) and not isinstance(shape, str)
+    assert len(shape.problem.terms) == len(problem.terms) == 2 and shape.problem.batches == 3
+    text = bound.to_cute_code()
+    assert all(f"from_a_of_{at}[None, tile_m, k_tile - " in text and "batch]" in text for at in (1, 2))
+    assert "of several terms in a batch" in MATMUL.on_request(bound._analysis.program, bound.facts, bound.env.target)
+    odd = products.values(3, M, 71, dtype=BF16, device="cpu")
+    with pytest.raises(exc.CuteUnsupported, match="from one matmul of the batch to the next; TMA needs a multiple"):
+        filtered_in_each.bind((odd, products.values(3, 71, N, dtype=BF16, device="cpu")), target="sm_90")

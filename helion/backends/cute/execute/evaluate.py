@@ -114,6 +114,7 @@ def evaluate_problem(problem: GemmProblem, tensors: list[torch.Tensor]) -> None:
             *(level.a, level.b, *level.outputs, *level.operands),
             *(each.batch for each in factors_of(problem.scales)),
             *(steps[at] for steps in more),
+            *level.terms,
         )
         for at, level in enumerate(levels)
     ]

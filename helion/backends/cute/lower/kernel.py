@@ -318,7 +318,8 @@ def _batch(product: Product, level: Level, outer: Batch | None) -> Batch:
     )
     outputs = len(product.problem.outputs)
     (d, *more), operands = others[:outputs], others[outputs:]
-    return Batch(size=size, a=a, b=b, d=d, operands=tuple(operands), more=tuple(more), outer=outer)
+    terms = tuple(known(level.strides.get(each, 0), "a stride of a batch") for each in product.terms)
+    return Batch(size=size, a=a, b=b, d=d, operands=tuple(operands), more=tuple(more), terms=terms, outer=outer)
 
 
 def multiples(product: Product) -> dict[str, int]:

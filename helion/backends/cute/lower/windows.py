@@ -194,7 +194,8 @@ class _Cutter:
 
     def _is_part(self, line: _Line, extent: Number) -> bool:
         """Return whether loops cover the first indices of a dimension, and not all."""
-        covered = self._extent(line.along) if line.along in self.whole else 0
+        along = line.terms[0][0] if line.along is None and len(line.terms) == 1 else line.along
+        covered = self._extent(along) if along in self.whole else 0
         return is_known(extent) and 0 < covered < extent
 
     def _line(self, value: Operand) -> _Line | None:

@@ -85,7 +85,7 @@ ROUND_E4M3 = "round_float8_e4m3fn"
 """The operation (x) of row kernels that rounds to e4m3 and widens again. Numbers too large for it are NaN."""
 MAX_PRODUCTS = 4
 """Matmuls of one A, whose columns one MMA instruction has side by side."""
-MAX_CHAIN = 4
+MAX_CHAIN = 6
 """Limit of row reductions that each depend on the one before."""
 
 

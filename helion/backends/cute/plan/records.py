@@ -37,8 +37,8 @@ class Batch:
     """A batch of ``size`` matmuls in one launch, 2 or more.
 
     ``a``, ``b`` and ``d`` are strides from one matrix to the next, in elements. ``operands`` are those of the
-    epilogue's operands, in their order; 0 where all matmuls read the same. ``more`` are those of the outputs after D.
-    ``outer`` is the batch of such batches, if the batch has several dimensions.
+    epilogue's operands, in their order; 0 where all matmuls read the same. ``more`` are those of the outputs after D,
+    ``terms`` those of ``GemmProblem.term_labels``. ``outer`` is the batch of such batches, if it has several dimensions.
     """
 
     size: int
@@ -47,6 +47,7 @@ class Batch:
     d: int
     operands: tuple[int, ...] = ()
     more: tuple[int, ...] = ()
+    terms: tuple[int, ...] = ()
     outer: Batch | None = None
 
     @property
@@ -201,14 +202,13 @@ class GemmProblem:
         return self.batches if self.groups is None else 1
 
     def batch_pitches(self, name: str) -> tuple[int, ...]:
-        """Return the elements from one matrix, or vector, to the next along each dimension of the batch, innermost first:
-        of ``a``, ``b``, an output or an epilogue operand, by label."""
+        """Return the elements from one matrix, or vector, to the next along each dimension of the batch, innermost first."""
         found = []
         for level in self.batch.levels if self.batch is not None else ():
             pitches = {"a": level.a, "b": level.b}
             pitches |= zip(map(self.label_of, self.outputs), level.outputs, strict=True)
             pitches |= zip((operand.label for operand in self.epilogue.operands), level.operands, strict=True)
-            found.append(pitches[name])
+            found.append((pitches | dict(zip(self.term_labels, level.terms, strict=True)))[name])
         return tuple(found)
 
     def batch_pitch(self, name: str) -> int:

@@ -169,6 +169,7 @@ def _check_level(problem: GemmProblem, batch: Batch) -> None:
         for operand, name, pitch in zip("ab", problem.names, (batch.a, batch.b), strict=False)
         if problem.copy_of(operand) is None
     ]
+    moved += zip(problem.term_labels, (problem.operand_dtype,) * len(problem.term_labels), batch.terms, strict=True)
     for output, pitch in zip(problem.outputs, batch.outputs, strict=True):
         apart = output.kind != "column" or not output.adds
         if problem.groups is None and problem.batch == batch and batch.outer is None and apart:
@@ -465,10 +466,10 @@ def check_terms(problem: GemmProblem) -> None:
     """Check the further terms of a sum of matmuls."""
     if len(problem.terms) >= MAX_TERMS:
         raise Refusal(f"a sum of {1 + len(problem.terms)} matmuls; up to {MAX_TERMS} are implemented")
-    if problem.terms and (problem.batch or problem.groups or problem.scales or problem.runtime):
+    if problem.terms and (problem.groups or problem.scales or problem.runtime or (problem.batch and problem.copied)):
         raise Refusal(
-            "sums of several matmuls are implemented without batches and scales, of sizes that are known when the kernel is"
-            " compiled; use hl.specialize"
+            "sums of several matmuls are implemented without groups and scales, in batches where TMA loads all operands, of"
+            " sizes that are known when the kernel is compiled; use hl.specialize"
         )
     given = {each.base for each in problem.multiplicands if not each.absent and each.base != "a"}
     wrong = [

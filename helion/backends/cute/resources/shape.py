@@ -433,10 +433,12 @@ def _batch(facts: KernelFacts, slots: tuple[int | None, int | None], problem: Ge
     m, n, k = problem.m, problem.n, problem.k
     output = problem.outputs[0]
     elements = max(m * problem.d_pitch, n * output.column_pitch if output.kind == "strided" else 0)
+    a, b = pitch(slots[0], m * k), pitch(slots[1], n * k)
     return Batch(
         size=size,
-        a=pitch(slots[0], m * k),
-        b=pitch(slots[1], n * k),
+        a=a,
+        b=b,
+        terms=tuple(a if label.startswith("a_of_") else b for label in problem.term_labels),
         d=_even(elements),
         operands=tuple(0 for _ in problem.epilogue.operands),
         more=tuple(_even(m * output.pitch) for output in problem.outputs[1:]),
