@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from backends.cute.test_row_sums import EPS, SPAN
 import helion
 import helion.language as hl
 from helion import exc
+from helion.backends.cute.codegen.rowwise import totals
 from helion.backends.cute.codegen.rowwise.totals import parts_of
 from helion.backends.cute.plan.rowwise.choice import RowChoice
 from helion.backends.cute.roles.rowwise import program as r
@@ -154,6 +156,18 @@ def test_totals_of_as_many_columns_as_a_launch_gives(tmp_path: Path) -> None:
         kernel(x, w, grad, out, of_weight)
         _are_right(x, w, grad, out, of_weight)
     assert len(bounds) == 1
+
+
+def test_sums_are_read_after_the_kernel_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    without = [line for line in totals.body(*_shape()) if "griddepcontrol_wait" not in line]
+    monkeypatch.setattr(totals, "body", lambda *_: without)
+    with pytest.raises(AssertionError, match="before the kernel of the rows has ended"):
+        run(gradients, _arguments(11, 1000, torch.bfloat16), RowChoice(cluster=1, warps=4, ctas_per_sm=1), SPAN)
+
+
+def _shape() -> tuple[Any, int, int]:
+    problem = prepared(gradients, _arguments(11, 1000, torch.bfloat16), RowChoice(warps=4), SPAN)[1].problem
+    return problem, totals.parts_of(problem), totals.width_of(problem)
 
 
 VISIBLE = {

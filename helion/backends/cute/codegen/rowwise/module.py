@@ -227,6 +227,7 @@ def _kernel(out: Writer, program: RowProgram) -> None:
     out.lines(f"    {name}: {annotation}," for name, annotation in names)
     with out.block(") -> None:"):
         out.lines(_prologue(plan, program.exchange))
+        out.lines(["cute.arch.griddepcontrol_launch_dependents()"] if problem.totals else [])
         out.line("cta = types.SimpleNamespace(")
         out.lines(f"    {name}={name}," for name, _ in names)
         for name in ("ring", "vectors", "partials", "planes"):

@@ -1,6 +1,7 @@
 """The second kernel of a launch, which adds up the sums over rows of all blocks.
 
-Each thread adds some lines of a column, several loads at a time. The parts of a column are added in a fixed order.
+Each thread adds some lines of a column, several loads at a time. The parts of a column are added in a fixed order. CTAs
+start next to those of the rows, and wait for the end of these (programmatic dependent launch).
 """
 
 from __future__ import annotations
@@ -60,14 +61,15 @@ def print_totals(out: Writer, plan: RowPlan) -> None:
     out.lines(("    return total", "", "", "@cute.kernel", f"def {NAME}("))
     out.lines(f"    {name}: {_annotation(name)}," for name in shared_parameters(problem))
     with out.block("    blocks: Int32,\n) -> None:"):
-        out.lines(_body(problem, parts, columns))
+        out.lines(body(problem, parts, columns))
 
 
 def _annotation(name: str) -> str:
     return "Int32" if name == SIZE_N else "Int64"
 
 
-def _body(problem: RowProblem, parts: int, columns: int) -> list[str]:
+def body(problem: RowProblem, parts: int, columns: int) -> list[str]:
+    """Return the code of the kernel, of ``parts`` threads for each of the ``columns`` of a CTA."""
     n = SIZE_N if problem.columns_at_launch else str(problem.n)
     sums = _sums(problem)
     lines = [
@@ -84,6 +86,7 @@ def _body(problem: RowProblem, parts: int, columns: int) -> list[str]:
     lines += [
         f"source = source + Int64(column) * {WORD_BYTES}",
         "total, first = Float32(0.0), Int32(0)",
+        "cute.arch.griddepcontrol_wait()",
         "while first < blocks:",
         f"    total = add_lines(total, source, pitch * {WORD_BYTES}, first + line, blocks, inside)",
         f"    first = first + {LOADS * parts}",
@@ -123,5 +126,6 @@ def print_launch(out: Writer, plan: RowPlan) -> None:
         out.line(f"grid=(({n} + {columns - 1}) // {columns}, {len(problem.totals)}, 1),")
         out.line(f"block=({parts * columns}, 1, 1),")
         out.line(f"smem={parts * columns * WORD_BYTES if parts > 1 else 0},")
+        out.line("use_pdl=True,")
         out.line("stream=stream,")
     out.line(")")
