@@ -12,6 +12,8 @@ import torch
 from backends.cute import gemms
 from backends.cute.ptx import rounded_to
 
+import helion
+import helion.language as hl
 from helion.backends.cute.codegen.epilogue import evaluate
 from helion.backends.cute.plan.epilogue import ARITY, Epilogue, Instruction, constant
 
@@ -141,3 +143,18 @@ def test_arguments_keep_their_order() -> None:
     assert (
         run(Epilogue(instructions=(Instruction("div", (0, constant(2.0))), Instruction("sub", (0, 1)))), values) == 1.5
     )
+
+
+def test_roots_are_one_instruction() -> None:
+    """An exact one has a branch for numbers that it scales, and takes 15."""
+
+    @helion.kernel(backend="cute")
+    def roots(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty([x.size(0)], dtype=torch.float32, device=x.device)
+        for tile in hl.tile(x.size(0)):
+            out[tile] = torch.sqrt(x[tile, :]).sum(-1)
+        return out
+
+    bound = roots.bind((torch.empty(64, 4096, device="meta"),), target="h200")
+    found = bound.resources(bound.seeds[0].config).sass_counts
+    assert found["MUFU"] > 0 and found.get("FFMA", 0) < found["MUFU"]
