@@ -33,6 +33,21 @@ GROUPED = (
 GROUPED += ("expert_gradients_128", "expert_gradients_few_128")
 GROUPED_CUBLAS, GROUPED_TORCH, LAYER, FEW_TILES, ROWS, ROWS_LEAST = 1.05, 1.0, 1.3, 0.95, 1.2, 1.0
 FEW = ("bf16 256x256x65536", "bf16 512x512x16384", "bf16 64x64x262144", "bf16 4096x4104x1000")
+REASONS = (
+    (
+        "TF32",
+        "The matrix unit takes TF32 along K alone, so a kernel before the matmul transposes a B along N. In the matmul, shared"
+        " memory would have to move more than it can during the MMAs.",
+        "tf32_turning",
+    ),
+    (
+        "int4 weights of few rows, share",
+        "Weights of a few megabytes are read in the time of a launch. Those of more fill rounds of CTAs unevenly, and warps wait"
+        " for the loads of their own K tile.",
+        "nibbles_issued",
+    ),
+)
+"""Goals, why they are missed, and the rows of ``measurements.tsv`` that show it."""
 Row = tuple[str, str, str, bool]
 
 
@@ -47,7 +62,7 @@ def _table(folder: Path, device: str, times: Sequence[Line]) -> list[str]:
         *_census(_lines(cute / "census.jsonl")),
         *_fused(times),
         *_products(_last(_lines(cute / f"{device}-products.jsonl"), "torch")),
-        *_eight_bits(times, _lines(cute / f"{device}-parts.jsonl")),
+        *_eight_bits(times),
         *_weights(_lines(cute / f"{device}-few-rows.jsonl")),
         *_grouped(_last(_lines(cute / f"{device}-parts.jsonl"), "cute")),
         *_layers(_lines(folder / "ops" / f"{device}-moe.jsonl")),
@@ -60,7 +75,19 @@ def _table(folder: Path, device: str, times: Sequence[Line]) -> list[str]:
     ]
     lines += ["| goal | wanted | measured | met |", "| :-- | --: | :-- | :-- |"]
     lines += [f"| {goal} | {wanted} | {measured} | {'yes' if met else 'no'} |" for goal, wanted, measured, met in rows]
-    return [*lines, ""]
+    return [*lines, "", *_reasons(folder / "measurements.tsv", [goal for goal, *_, met in rows if not met])]
+
+
+def _reasons(table: Path, missed: Sequence[str]) -> list[str]:
+    """Return the reasons of missed goals that are known, from the rows of measurements that show them."""
+    rows = [line.split("\t") for line in table.read_text().splitlines()]
+    known = {name: (cells, result) for name, *_, cells, result in rows}
+    lines = [
+        f"- {goal}: {why} {known[name][0]}: {known[name][1]}."
+        for goal, why, name in REASONS
+        if any(each.startswith(goal) for each in missed)
+    ]
+    return ["Reasons of missed goals, with what was counted or measured:", "", *lines, ""] if lines else []
 
 
 def _lines(path: Path) -> list[Line]:
@@ -112,7 +139,7 @@ def _products(lines: Mapping[str, Line]) -> Iterator[Row]:
             yield goal, f"{least}", *_ratios(found, least)
 
 
-def _eight_bits(times: Sequence[Line], parts: Sequence[Line]) -> Iterator[Row]:
+def _eight_bits(times: Sequence[Line]) -> Iterator[Row]:
     if by_row := {each["case"]: each["ratio"] for each in times if each["case"].startswith("fp8 ") and each["ratio"]}:
         measured, _ = _ratios(by_row, FP8)
         yield (
@@ -121,16 +148,10 @@ def _eight_bits(times: Sequence[Line], parts: Sequence[Line]) -> Iterator[Row]:
             measured,
             statistics.geometric_mean(by_row.values()) >= FP8,
         )
-    blocks = {each["name"]: each for each in parts if each["name"].startswith("blockwise") and "scaled_mm" in each}
-    found = {name: each["scaled_mm"] / _fastest(each) for name, each in blocks.items()}
-    if found:
+    if found := {
+        each["case"]: each["ratio"] for each in times if each["case"].startswith("blockwise") and each["ratio"]
+    }:
         yield "fp8 with scales of blocks, `_scaled_mm`", f"{BLOCKWISE}", *_ratios(found, BLOCKWISE)
-
-
-def _fastest(line: Line) -> float:
-    """Return the microseconds of the form that ``auto`` takes: two accumulators by turns."""
-    names = ("cute", "group_8", "two_accumulators")
-    return float(next(line[name] for name in names if name in line))
 
 
 def _weights(lines: Sequence[Line]) -> Iterator[Row]:

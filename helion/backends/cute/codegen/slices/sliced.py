@@ -1,7 +1,8 @@
 """Code of a warp that multiplies K tiles of its own with mma.sync: 64 rows of A by few columns of B.
 
 MMAs add up K in any order that is the same for A and B. A thread therefore reads 16 contiguous bytes of each of its lines
-of A, and the elements of B that they multiply. The pairs of a word are its even and its odd bytes.
+of A, and the elements of B that they multiply. The pairs of a word are its even and its odd bytes. Issuing the instructions
+takes less time than memory (measurement ``nibbles_issued``).
 """
 
 from __future__ import annotations

@@ -272,8 +272,8 @@ def _is_accessed_singly(fact: PointwiseFact, facts: KernelFacts) -> bool:
     do not fill a warp's transaction.
 
     One run is then better even if a bias needs scalar loads with a division each (measurement
-    ``pointwise_single_accesses``). Rows of complex numbers that begin within sectors take 77 us, one run of them 66
-    (measurement ``unaligned_pairs``).
+    ``pointwise_single_accesses``). One run of complex numbers is faster than rows that
+    begin within sectors (measurement ``unaligned_pairs``).
     """
     narrow = fact.storage_itemsize <= _NARROW_BYTES
     return (narrow or not fact.contiguous_axes) and _begin_anywhere(fact, facts)
