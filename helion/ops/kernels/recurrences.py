@@ -56,17 +56,25 @@ def linear_attention_kernel(
 
 @helion.kernel(static_shapes=False)
 def delta_chunks_kernel(
-    k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor, shared: int, chunk: hl.constexpr
-) -> tuple[torch.Tensor, torch.Tensor]:
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    shared: int,
+    chunk: hl.constexpr,
+    keeps: hl.constexpr,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Compute `fresh[H, S, E]` and `erased[H, S, D]` so that `fresh - erased @ state` are the values that a chunk adds.
 
     `state` is that before the chunk. Within it, the values of a position depend on those before it. This triangular
     system of equations is solved by forward substitution, since products of powers lose all digits where keys repeat.
+    One that `keeps` the inverse matrices `[H, S, chunk]` returns them, too.
     """
     heads, length = v.size(0), v.size(1)
     depth, width = hl.specialize(k.size(2)), hl.specialize(v.size(2))
     fresh = torch.empty([heads, length, width], dtype=v.dtype, device=v.device)
     erased = torch.empty([heads, length, depth], dtype=v.dtype, device=v.device)
+    inverses = torch.empty([heads, length if keeps else 0, chunk], dtype=v.dtype, device=v.device)
     for tile_h, tile in hl.tile([heads, length], block_size=[1, chunk]):
         head = tile_h.begin
         key = k[head // shared, tile, :]
@@ -81,10 +89,12 @@ def delta_chunks_kernel(
             factors = torch.sum(torch.where(own, lower, 0.0), dim=0)
             inverse = inverse - torch.where(own, torch.sum(factors[:, None] * inverse, dim=0)[None, :], 0.0)
         solution = inverse.to(v.dtype)
+        if keeps:
+            inverses[head, tile, :] = solution
         faded = key.to(torch.float32) * (rate * torch.exp(since))[:, None]
         erased[head, tile, :] = hl.dot(solution, faded.to(v.dtype))
         fresh[head, tile, :] = hl.dot(solution, (v[head, tile, :].to(torch.float32) * rate[:, None]).to(v.dtype))
-    return fresh, erased
+    return fresh, erased, inverses
 
 
 @helion.kernel(static_shapes=False)
@@ -295,7 +305,7 @@ def _run_delta_rule(
     shared: int,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    fresh, erased = delta_chunks_kernel(k, v, decay, beta, shared, CHUNK)
+    fresh, erased, _ = delta_chunks_kernel(k, v, decay, beta, shared, CHUNK, False)
     found: tuple[torch.Tensor, torch.Tensor] = gated_delta_rule_kernel(
         q, k, fresh, erased, decay, state, shared, scale, CHUNK
     )
