@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from .kernels.layer_norm import layer_norm as layer_norm
     from .kernels.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
     from .kernels.qk_norm_rope import qk_norm_rope as qk_norm_rope
-    from .kernels.recurrences import gated_delta_rule as gated_delta_rule
-    from .kernels.recurrences import linear_attention as linear_attention
-    from .kernels.recurrences import selective_scan as selective_scan
+    from .kernels.recurrences.delta_rule import gated_delta_rule as gated_delta_rule
+    from .kernels.recurrences.linear_attention import linear_attention as linear_attention
+    from .kernels.recurrences.selective_scan import selective_scan as selective_scan
     from .kernels.rms_norm import add_rms_norm as add_rms_norm
     from .kernels.rms_norm import rms_norm as rms_norm
     from .kernels.rope import rope as rope
@@ -70,7 +70,9 @@ _FILES: dict[str, Any] = {
     "layer_norm": lazy("helion.ops.kernels.layer_norm"),
     "linear_cross_entropy": lazy("helion.ops.kernels.linear_cross_entropy"),
     "qk_norm_rope": lazy("helion.ops.kernels.qk_norm_rope"),
-    "recurrences": lazy("helion.ops.kernels.recurrences"),
+    "recurrences.delta_rule": lazy("helion.ops.kernels.recurrences.delta_rule"),
+    "recurrences.linear_attention": lazy("helion.ops.kernels.recurrences.linear_attention"),
+    "recurrences.selective_scan": lazy("helion.ops.kernels.recurrences.selective_scan"),
     "rms_norm": lazy("helion.ops.kernels.rms_norm"),
     "rope": lazy("helion.ops.kernels.rope"),
     "sampling": lazy("helion.ops.kernels.sampling"),
@@ -91,7 +93,7 @@ _OPS: dict[str, Any] = {
     "cross_entropy": _FILES["cross_entropy"],
     "decode": _FILES["decode"],
     "embedding_bag": _FILES["bags"],
-    "gated_delta_rule": _FILES["recurrences"],
+    "gated_delta_rule": _FILES["recurrences.delta_rule"],
     "geglu": _FILES["gated"],
     "geglu_fp8": _FILES["fp8.gated"],
     "grouped_matmul": _FILES["experts"],
@@ -102,7 +104,7 @@ _OPS: dict[str, Any] = {
     "latent_decode": _FILES["decode"],
     "layer_norm": _FILES["layer_norm"],
     "layer_norm_fp8": _FILES["fp8.norms"],
-    "linear_attention": _FILES["recurrences"],
+    "linear_attention": _FILES["recurrences.linear_attention"],
     "linear_cross_entropy": _FILES["linear_cross_entropy"],
     "moe": _FILES["experts"],
     "paged_decode": _FILES["decode"],
@@ -116,7 +118,7 @@ _OPS: dict[str, Any] = {
     "route": _FILES["experts"],
     "sample": _FILES["sampling"],
     "scaled_matmul": _FILES["fp8.matmuls"],
-    "selective_scan": _FILES["recurrences"],
+    "selective_scan": _FILES["recurrences.selective_scan"],
     "softmax": _FILES["softmax"],
     "swiglu": _FILES["gated"],
     "swiglu_fp8": _FILES["fp8.gated"],

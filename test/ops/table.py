@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 import helion.ops as ops
-from helion.ops.kernels.recurrences import SCAN_POSITIONS
+from helion.ops.kernels.recurrences.selective_scan import SCAN_POSITIONS
 from helion.testing import outputs
 
 #: Relative errors of sums of values that were rounded to a dtype.
@@ -535,14 +535,22 @@ def delta_rules() -> list[Case]:
         return _by_delta_rule(*args, scale=0.5)
 
     return [
-        Case("gated_delta_rule, fp32", ops.gated_delta_rule, _by_delta_rule, (q, k, v, decay, beta)),
-        Case("gated_delta_rule, repeated keys", continued, reference, same_keys, slack=4),
-        Case("gated_delta_rule, bf16", _first(ops.gated_delta_rule), _first(_by_delta_rule), half),
+        Case("gated_delta_rule, fp32", ops.gated_delta_rule, _by_delta_rule, (q, k, v, decay, beta), (0, 1, 2, 3, 4)),
+        Case("gated_delta_rule, repeated keys", continued, reference, same_keys, (0, 1, 2, 3, 4, 5), slack=4),
+        Case(
+            "gated_delta_rule, bf16",
+            _first(ops.gated_delta_rule),
+            _first(_by_delta_rule),
+            half,
+            (0, 1, 2, 3, 4),
+            slack=4,
+        ),
         Case(
             "gated_delta_rule, one position",
             continued,
             reference,
             (*(t[:, :, :1] for t in (q, k, v, decay, beta)), state),
+            (0, 1, 2, 3, 4, 5),
         ),
     ]
 

@@ -10,7 +10,8 @@ from ops.table import ROUNDED, Case, cases, gradients
 
 import helion
 from helion.ops.kernels import attention as attention_kernels
-from helion.ops.kernels import experts, recurrences
+from helion.ops.kernels import experts
+from helion.ops.kernels.recurrences import selective_scan
 from helion.testing import check
 
 NAMES = [case.name for case in cases()]
@@ -46,7 +47,7 @@ def test_gradients(name: str) -> None:
 
 def test_parts_of_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are equal, as many as give all SMs programs, and begin with the state of the parts before."""
-    parts = recurrences._scan_parts
+    parts = selective_scan._scan_parts
     assert [parts(*sizes) for sizes in ((1, 4096, 4096), (4, 2048, 1536), (64, 4096, 4096), (1, 200, 64))] == [
         8,
         4,
@@ -54,7 +55,7 @@ def test_parts_of_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
         1,
     ]
     assert parts(1, 4099, 64) == 1 and parts(1, 4100, 64) == 25 and parts(0, 4096, 64) == 32
-    monkeypatch.setattr(recurrences, "SCAN_POSITIONS", 4)
+    monkeypatch.setattr(selective_scan, "SCAN_POSITIONS", 4)
     case = _cases()["selective_scan, fp32"]
     x, dt, a, b, c, skip = case.args
     longer = tuple(torch.cat((t, t + 0.1, t[:, :1]), 1) for t in (x, dt, b, c))

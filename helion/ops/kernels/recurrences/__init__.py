@@ -1,0 +1,1 @@
+"""Linear recurrences over a sequence, whose states stay in registers."""
