@@ -90,6 +90,17 @@ class Operator:
 
         self.differentiate(lambda ctx, inputs, output: None, refuse)
 
+    def refuse_gradients(self) -> None:
+        """Register a backward that refuses: without one, gradients would miss what goes through this operator."""
+
+        def refuse(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+            raise exc.AutodiffNotSupported(
+                what=f"{NAMESPACE}::{self.name}",
+                remedy="it is for inference: detach its arguments, or call it under torch.no_grad()",
+            )
+
+        self.differentiate(lambda ctx, inputs, output: None, refuse)
+
 
 def _recorded(
     name: str, run: Callable[..., Any], save: Callable[..., None], backward: Callable[..., Any]

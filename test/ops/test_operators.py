@@ -569,3 +569,22 @@ WRONG: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
 def test_wrong_arguments(op: Callable[..., Any], args: tuple[Any, ...], message: str) -> None:
     with pytest.raises(exc.WrongOpArgument, match=message):
         op(*args)
+
+
+def test_gradients_that_there_are_not_are_refused() -> None:
+    """A backward pass through an operator for inference names it, and does not leave its part of the gradient out."""
+    x, weight = torch.randn(4, 128, requires_grad=True), torch.ones(128)
+    keys, lengths = torch.randn(2, 5, 1, 16), torch.tensor([5, 3])
+    found = {
+        "rms_norm_fp8": ops.rms_norm_fp8(x, weight)[1],
+        "add_rms_norm_fp8": ops.add_rms_norm_fp8(x, x.detach(), weight)[2],
+        "swiglu_fp8": ops.swiglu_fp8(x, x)[1],
+        "quantize_fp8": ops.quantize_fp8(x)[1],
+        "quantize_fp8_blocks": ops.quantize_fp8_blocks(x.expand(32, 4, 128).reshape(128, 128))[1],
+        "decode": ops.decode(torch.randn(2, 2, 16, requires_grad=True), keys, keys, lengths),
+    }
+    for name, result in found.items():
+        with pytest.raises(exc.AutodiffNotSupported, match=rf"helion_ops::\w*{name}; it is for inference: detach"):
+            (x.sum() + result.float().sum()).backward()
+    with torch.no_grad():
+        assert not ops.rms_norm_fp8(x, weight)[1].requires_grad

@@ -318,6 +318,7 @@ _decode = Operator(
     run=_run,
     fake=lambda q, k, v, *others: q.new_empty(*q.shape[:3], v.size(2)),
 )
+_decode.refuse_gradients()
 
 _contiguous = Operator(
     "contiguous_decode(Tensor q, Tensor k, Tensor v, Tensor lengths, float? scale) -> Tensor",
@@ -327,6 +328,7 @@ _contiguous = Operator(
     run=_run_contiguous,
     fake=lambda q, k, v, *others: q.new_empty(*q.shape[:3], v.size(3)),
 )
+_contiguous.refuse_gradients()
 
 _latent = Operator(
     "latent_decode(Tensor q, Tensor cache, Tensor table, Tensor lengths, int width, SymInt page, float scale) -> Tensor",
@@ -336,6 +338,7 @@ _latent = Operator(
     run=_run_latent,
     fake=lambda q, cache, table, lengths, width, page, scale: q.new_empty(*q.shape[:2], width),
 )
+_latent.refuse_gradients()
 
 
 def paged_decode(
@@ -375,7 +378,7 @@ def paged_decode(
     check_tensor(op, "table", table, dtypes=INDICES, shape=(batch, table.size(1)))
     check_tensor(op, "lengths", lengths, dtypes=INDICES, shape=(batch,), like=q)
     factor = 1 / math.sqrt(depth) if scale is None else float(scale)
-    flat = k_cache.detach().flatten(0, 1), v_cache.detach().flatten(0, 1)
+    flat = k_cache.flatten(0, 1), v_cache.flatten(0, 1)
     out: torch.Tensor = _decode(grouped, *flat, table, lengths, page, factor)
     return out.view(batch, heads, v_cache.size(3))
 
@@ -408,7 +411,7 @@ def decode(
     check(op, "k", k.size(1) > 0, "of at least one key", f"shape {list(k.shape)}")
     check_tensor(op, "lengths", lengths, dtypes=INDICES, shape=(q.size(0),), like=q)
     factor = None if scale is None else float(scale)
-    out: torch.Tensor = _contiguous(grouped, k.detach(), v.detach(), lengths, factor)
+    out: torch.Tensor = _contiguous(grouped, k, v, lengths, factor)
     return out.view(*q.shape[:2], v.size(3))
 
 
@@ -428,7 +431,7 @@ def _grouped(op: str, q: torch.Tensor, caches: Mapping[str, torch.Tensor]) -> to
     groups = k.size(2)
     divides = groups > 0 and heads > 0 and heads % groups == 0
     check(op, key, divides, f"of a number of heads that divides {heads}", f"{groups} heads")
-    return q.reshape(batch, groups, heads // groups, depth).detach()
+    return q.reshape(batch, groups, heads // groups, depth)
 
 
 def latent_decode(
@@ -473,6 +476,6 @@ def latent_decode(
     check_tensor(op, "table", table, dtypes=INDICES, shape=(batch, table.size(1)))
     check_tensor(op, "lengths", lengths, dtypes=INDICES, shape=(batch,), like=q)
     check(op, "width", 0 < width < depth, f"from 1 to {depth - 1}", width)
-    flat = q.detach(), cache.detach().flatten(0, 1)
+    flat = q, cache.flatten(0, 1)
     out: torch.Tensor = _latent(*flat, table, lengths, width, page, float(scale))
     return out

@@ -110,6 +110,7 @@ _quantize = Operator(
         weight.new_empty(weight.shape[:2], dtype=torch.float32),
     ),
 )
+_quantize.refuse_gradients()
 _backward = Operator(
     "int4_linear_backward(Tensor grad, Tensor packed, Tensor scale) -> Tensor",
     dequantize_int4_kernel,

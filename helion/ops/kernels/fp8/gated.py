@@ -35,6 +35,7 @@ _swiglu_fp8 = Operator(
     run=lambda gate, up, dtype: gated_fp8_kernel(gate, up, silu, dtype, largest_of(dtype)),
     fake=lambda gate, up, dtype: fake_rows(gate, dtype),
 )
+_swiglu_fp8.refuse_gradients()
 _geglu_fp8 = Operator(
     "geglu_fp8(Tensor gate, Tensor up, str activation, ScalarType dtype) -> (Tensor, Tensor)",
     gated_fp8_kernel,
@@ -43,6 +44,7 @@ _geglu_fp8 = Operator(
     ),
     fake=lambda gate, up, activation, dtype: fake_rows(gate, dtype),
 )
+_geglu_fp8.refuse_gradients()
 
 
 def _gate(

@@ -58,12 +58,14 @@ _scaled_matmul = Operator(
     scaled_matmul_kernel,
     fake=lambda x, weight, x_scale, weight_scale, dtype: x.new_empty(x.size(0), weight.size(0), dtype=dtype),
 )
+_scaled_matmul.refuse_gradients()
 _block_scaled_matmul = Operator(
     "block_scaled_matmul(Tensor x, Tensor weight, Tensor x_scale, Tensor weight_scale, ScalarType dtype, int block) "
     "-> Tensor",
     block_scaled_matmul_kernel,
     fake=lambda x, weight, x_scale, weight_scale, dtype, block: x.new_empty(x.size(0), weight.size(0), dtype=dtype),
 )
+_block_scaled_matmul.refuse_gradients()
 
 
 def scaled_matmul(

@@ -102,7 +102,9 @@ def _norm_operator(name: str) -> Operator:
         return (*rows, others[0].new_empty(others[0].shape)) if adds else rows
 
     schema = f"{name}({inputs}, ScalarType dtype) -> (Tensor, Tensor{', Tensor' * adds})"
-    return Operator(schema, norm_fp8_kernel, norm_fp8_groups_kernel, run=run, fake=fake)
+    found = Operator(schema, norm_fp8_kernel, norm_fp8_groups_kernel, run=run, fake=fake)
+    found.refuse_gradients()
+    return found
 
 
 _NORM_NAMES = ("rms_norm_fp8", "add_rms_norm_fp8", "layer_norm_fp8", "add_layer_norm_fp8")

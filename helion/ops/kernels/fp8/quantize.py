@@ -53,12 +53,14 @@ _quantize = Operator(
     run=lambda x, dtype: quantize_fp8_kernel(x, dtype, largest_of(dtype)),
     fake=fake_rows,
 )
+_quantize.refuse_gradients()
 _quantize_blocks = Operator(
     "quantize_fp8_blocks(Tensor x, ScalarType dtype, int block) -> (Tensor, Tensor)",
     quantize_fp8_blocks_kernel,
     run=lambda x, dtype, block: quantize_fp8_blocks_kernel(x, dtype, largest_of(dtype), block),
     fake=_fake_blocks,
 )
+_quantize_blocks.refuse_gradients()
 
 
 def quantize_fp8(

@@ -175,9 +175,7 @@ def delta_chunks_gradient_kernel(
     """Compute the gradients of `v`, `decay` and `beta` from those of the added rows, and add to that of `k`."""
     heads, length = v.size(0), v.size(1)
     depth, width = hl.specialize(k.size(2)), hl.specialize(v.size(2))
-    of_v = torch.empty_like(v)
-    of_decay = torch.empty_like(decay)
-    of_beta = torch.empty_like(beta)
+    of_v, of_decay, of_beta = torch.empty_like(v), torch.empty_like(decay), torch.empty_like(beta)
     chunks = length // chunk
     keys, gone, of_keys = (t.view(-1, chunks, chunk, depth) for t in (k, erased, of_k))
     values, news, of_news, of_values = (t.view(heads, chunks, chunk, width) for t in (v, fresh, of_added, of_v))
