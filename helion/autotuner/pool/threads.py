@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Hashable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -88,6 +89,10 @@ class ThreadPool:
         """Return the results of jobs that compiled after ``poll`` had returned, once the pool is closed."""
         ended = (job.result() for job in self._in_flight if not job.cancelled())
         return [built for built in ended if not built.failure]
+
+    def of_compiled(self, keys: Collection[Hashable]) -> ThreadPool:
+        """Return a pool whose jobs, with these keys, are done."""
+        return ThreadPool(self._run, 1, math.inf, compiled=keys)
 
     def _results(self, jobs: dict[Hashable, Future[Built]]) -> Iterator[Built]:
         for key, job in jobs.items():

@@ -4,7 +4,7 @@ They are configs measured for kernels of the same structure (``autotuner.pretune
 configs near them, that may be faster than the default within the error of predictions. Threads compile them, the most
 promising first, and at the same time as the default where there are enough processors. Those that compile in time are
 checked against the results of the default, then timed in turns with it. The choice is kept on disk for later processes.
-Those that compile late are timed by the next process, if they are predicted to be clearly faster.
+Those that compile late are timed at the end, if they are predicted to be clearly faster.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ...autotuner import leaders
 from ...autotuner.cache.store import default_store
 from ...autotuner.measure.comparison import RESOLUTION
 from ...autotuner.options import Options, cpus
-from ...autotuner.outcome import Outcome, Status
+from ...autotuner.outcome import Status
 from ...autotuner.pool.compiling import Built
 from ...autotuner.pool.threads import ThreadPool
 from ...autotuner.search.domain import SpaceDomain
@@ -40,7 +40,7 @@ from ..generated import codecache
 from ..specialization.compiled import Compiled
 from ..specialization.specialized import Specialized
 from . import autotune, candidates, chosen_before
-from .chosen_before import Unfinished, is_decided
+from .chosen_before import is_decided
 from .evaluator import job_of
 from .session import OfflineJob
 
@@ -135,7 +135,6 @@ def _is_measured(of: Specialized, args: Sequence[Any]) -> bool:
     return (
         bool(of.settings.first_call_seconds)
         and not is_decided(of)
-        and chosen_before.unfinished(of, args) is None
         and not is_left_alone(args)
         and of.analysis.refusal() is None
     )
@@ -166,28 +165,23 @@ class _Unhurried:
 
 
 def measured(compiled: Compiled, args: Sequence[Any], config: Config, along: Along | None = None) -> Config:
-    """Return the fastest of ``config``, the default, and its contenders; or of those that a former process has timed.
+    """Return the fastest of ``config``, the default, and its contenders.
 
     Another config must be certainly faster and give the same results. Writes its choice to the cache, also one without
     times, unless memory or the disk was full. Raises every error.
     """
     of = compiled.specialized
     seconds = of.settings.first_call_seconds
-    if not seconds or is_decided(of):
+    if not seconds or is_decided(of) or (along is None and (is_left_alone(args) or not _begun())):
         return config
-    former = chosen_before.unfinished(of, args)
-    best = config if former is None else former.config
-    if along is None and (is_left_alone(args) or not _begun()):
-        return best
     try:
         if along is not None and along.default == config:  # the check of its binary may have replaced it
             return _decided_along(of, args, along)
-        times = Times.of(seconds, compiled.compile_seconds.get(config, 0.0))
-        return _decided(of, args, config, times, former)
+        return _decided(of, args, config, Times.of(seconds, compiled.compile_seconds.get(config, 0.0)))
     except _PASSING:
         raise
     except Exception as error:
-        chosen_before.keep_untimed(of, args, best, f"{type(error).__name__}: {error}"[:500])
+        chosen_before.keep_untimed(of, args, config, f"{type(error).__name__}: {error}"[:500])
         raise
     finally:
         if along is None:
@@ -197,19 +191,16 @@ def measured(compiled: Compiled, args: Sequence[Any], config: Config, along: Alo
 def _decided_along(of: Specialized, args: Sequence[Any], along: Along) -> Config:
     """Measure the contenders that compile along with the default config."""
     if along.contenders:
-        return _fastest(of, args, along.default, along.contenders, contextlib.nullcontext(along.pool), None)
+        return _fastest(of, args, along.default, along.contenders, contextlib.nullcontext(along.pool))
     chosen_before.keep_untimed(of, args, along.default, _NO_OTHER)
     return along.default
 
 
-def _decided(of: Specialized, args: Sequence[Any], config: Config, times: Times, former: Unfinished | None) -> Config:
-    """Measure the configs that a former process was late with, or else the contenders that there is time for."""
-    if former is not None:
-        threads = _threads(of, former.config, former.late, times)
-        return _fastest(of, args, former.config, former.late, threads, former)
+def _decided(of: Specialized, args: Sequence[Any], config: Config, times: Times) -> Config:
+    """Measure the contenders that there is time for."""
     others = contenders(of, config, times) if times.suffice else []
     if others and times.suffice:
-        return _fastest(of, args, config, others, _threads(of, config, others, times), None)
+        return _fastest(of, args, config, others, _threads(of, config, others, times))
     why = _NO_OTHER if times.suffice else "there is no time to compile another config"
     chosen_before.keep_untimed(of, args, config, why)
     return config
@@ -221,9 +212,30 @@ def _fastest(
     first: Config,
     others: Sequence[Config],
     threads: AbstractContextManager[ThreadPool | None],
-    former: Unfinished | None,
 ) -> Config:
     """Return the fastest of ``first`` and ``others``, which ``threads`` compile, and keep all outcomes."""
+    with threads as pool:
+        found, options = _tuned(of, args, first, others, pool)
+        late = [] if pool is None else _worth_timing(of, found.config, pool.late())
+    results = [found.result]
+    if late and pool is not None:
+        found, _ = _tuned(of, args, found.config, late, pool.of_compiled([found.config, *late]))
+        results.append(found.result)
+    if any(result is None or result.why == "interrupted" for result in results):
+        raise KeyboardInterrupt  # it was meant for the program, which requested no search
+    kept = {outcome.config: outcome for result in results if result is not None for outcome in result.outcomes}
+    if any(outcome.status is Status.NO_MEMORY for outcome in kept.values()):
+        return first
+    store, key = default_store(), chosen_before.tagged(of, args)
+    if store is not None and key is not None and found.result is not None:
+        autotune.keep(store, key, replace(found.result, outcomes=tuple(kept.values())), options)
+    return found.config
+
+
+def _tuned(
+    of: Specialized, args: Sequence[Any], first: Config, others: Sequence[Config], pool: ThreadPool | None
+) -> tuple[autotune.Tuned, Options]:
+    """Time ``first`` and those of ``others`` that ``pool`` compiles in time."""
     seconds = of.settings.first_call_seconds
     asked = {
         "progress": False,
@@ -236,36 +248,15 @@ def _fastest(
     measuring = Measuring(
         close=_CLOSE, ranking_seconds=_RANKING * seconds, comparing_seconds=_COMPARING * seconds, brief=True
     )
-    with threads as pool:
-        found = autotune.tuned(of, args, options, [first, *others], pool=pool, measuring=measuring, is_kept=False)
-        late = _worth_timing(of, found.config, pool.late()) if pool is not None and former is None else []
-    result = found.result
-    if result is None or result.why == "interrupted":
-        raise KeyboardInterrupt  # it was meant for the program, which requested no search
-    if any(outcome.status is Status.NO_MEMORY for outcome in result.outcomes):
-        return first
-    untimed = {built.key: built.seconds for built in late}
-    outcomes = [_untimed(each, untimed[each.config]) if each.config in untimed else each for each in result.outcomes]
-    store, key = default_store(), chosen_before.tagged(of, args, is_unfinished=bool(untimed))
-    if store is not None and key is not None:
-        known = () if former is None else former.outcomes
-        kept = {outcome.config: outcome for outcome in (*known, *outcomes)}
-        autotune.keep(store, key, replace(result, outcomes=tuple(kept.values())), options)
-    return found.config
+    found = autotune.tuned(of, args, options, [first, *others], pool=pool, measuring=measuring, is_kept=False)
+    return found, options
 
 
-def _worth_timing(of: Specialized, best: Config, late: Sequence[Built]) -> list[Built]:
-    """List the configs that are predicted to be clearly faster than ``best``, the fastest of those timed.
-
-    The next process delays its call for them.
-    """
+def _worth_timing(of: Specialized, best: Config, late: Sequence[Built]) -> list[Config]:
+    """List the configs that are predicted to be clearly faster than ``best``, the fastest of those timed."""
     least = _LESS * of.analysis.predict(best).time_us if late else 0.0
-    return [each for each in late if isinstance(each.key, Config) and of.analysis.predict(each.key).time_us < least]
-
-
-def _untimed(outcome: Outcome, seconds: float) -> Outcome:
-    """Return the outcome of a config that compiled too late."""
-    return replace(outcome, status=Status.UNTIMED, compile_seconds=seconds, detail="compiled after the deadline")
+    keys = (each.key for each in late)
+    return [key for key in keys if isinstance(key, Config) and of.analysis.predict(key).time_us < least]
 
 
 def contenders(of: Specialized, config: Config, times: Times) -> list[Config]:
