@@ -9,7 +9,7 @@ from ...autotuner.margins import Lead
 from ...hardware import Target
 from .lower.rowwise.kernel import known_rows
 from .plan.build import unit_of
-from .plan.epilogue import Instruction
+from .plan.epilogue import ROW_PLACE, Instruction
 from .plan.rowwise.logs import short_logs
 from .plan.rowwise.passes import demand_of
 from .plan.rowwise.records import RowProblem
@@ -60,6 +60,8 @@ def rows_on_request(program: Program, target: Target, request: str) -> str:
         return f"row kernels with a matrix whose rows repeat run on request, {request}"
     if any(isinstance(number, str) for repeat in problem.repeats for number in (repeat.divisor, repeat.modulus)):
         return f"row kernels with a vector over one of several dimensions that a launch gives run on request, {request}"
+    if problem.epilogue.numbers(ROW_PLACE):
+        return f"row kernels with indices of one of several dimensions of rows run on request, {request}"
     if demand.fewest < LEAST_AUTO_COLUMNS and not _saves_instructions(problem):
         return f"row kernels of fewer than {LEAST_AUTO_COLUMNS} columns run on request, {request}"
     return ""

@@ -196,10 +196,31 @@ def of_turned_batches(x, bias, out):
         out[tile_b, tile_m] = row.sum(-1) + bias[tile_m, tile_b].permute(1, 0)
 
 
-def of_positions(x, out):
+def relative_positions(x, out):
     for tile_b, tile_m in hl.tile([x.size(0), x.size(1)]):
         row = x[tile_b, tile_m, :].to(torch.float32)
-        out[tile_b, tile_m] = row.sum(-1) * tile_m.index[None, :].to(torch.float32)
+        out[tile_b, tile_m] = row.sum(-1) * tile_m.begin
+
+
+def causal_softmax(x, slope, out):
+    for tile_b, tile_h, tile_m in hl.tile([x.size(0), x.size(1), x.size(2)]):
+        place = hl.arange(x.size(3))[None, None, None, :]
+        row = x[tile_b, tile_h, tile_m, :].to(torch.float32) + slope[tile_h][None, :, None, None]
+        row = row * (1.0 + tile_b.index.to(torch.float32))[:, None, None, None]
+        row = torch.where(place <= tile_m.index[None, None, :, None], row, float("-inf"))
+        out[tile_b, tile_h, tile_m, :] = torch.softmax(row, -1).to(out.dtype)
+
+
+@pytest.mark.parametrize("choice", [RowChoice(warps=2), RowChoice(warps=1, rows=4)], ids=str)
+def test_indices_of_dimensions_of_the_grid(choice: RowChoice) -> None:
+    x, slope = numbers(2, 3, 64, 64), torch.rand(3)
+    wide = (x.double() + slope.double()[:, None, None]) * torch.tensor([1.0, 2.0]).double()[:, None, None, None]
+    want = torch.softmax(wide.masked_fill(torch.ones(64, 64, dtype=torch.bool).triu(1), float("-inf")), -1)
+    kernel = helion.kernel(causal_softmax, backend="cute")
+    for launch in (lambda *given: run(causal_softmax, given, choice), kernel):
+        out = torch.full_like(x, 7.0)
+        launch(x, slope, out)
+        assert close(out, want)
 
 
 def over_rows(x, out):
@@ -212,7 +233,7 @@ def over_rows(x, out):
     ("fn", "arguments", "reason"),
     [
         (of_turned_batches, (X, tensor(5, 3), tensor(3, 5)), "in another order"),
-        (of_positions, (X, tensor(3, 5)), "positions of rows in a grid over several dimensions"),
+        (relative_positions, (X, tensor(3, 5)), "the begin of a tile in a grid over several dimensions"),
         (over_rows, (X, X), "some of the grid's dimensions|reductions of whole rows"),
         (sums_in_loops, (X.transpose(0, 1), tensor(5, 3)), "no stride leads from each row of x"),
         (sums_in_loops, (tensor(3, 8, 96)[:, :5], tensor(3, 5)), "no stride leads from each row of x"),

@@ -62,6 +62,8 @@ ARITY: Mapping[str, int] = {
 a cast within the chain does. Comparisons give 1 or 0, and ``where`` selects the second argument unless the first is 0.
 """
 COLUMN_NUMBER, ROW_NUMBER = "column_number", "row_number"
+ROW_PLACE = "row_place"
+"""The number of a row, divided by a constant and modulo another one: its index in one of several dimensions of rows."""
 """The operations without arguments that give the index of each column, and of each row, from 0."""
 INTEGER_SUM = "integer_sum"
 """The operation (accumulator, integers) that adds in int32, and wraps, before the result is converted to fp32."""
@@ -297,7 +299,7 @@ class Epilogue:
         found = [False, *(operand.kind in ("column", "number") for operand in self.operands)]
         for instruction in self.instructions:
             values = [x for x in instruction.arguments if not isinstance(x, Constant)]
-            alone = instruction.op in REDUCTIONS or instruction.op == ROW_NUMBER
+            alone = instruction.op in REDUCTIONS or instruction.op in (ROW_NUMBER, ROW_PLACE)
             found.append(alone or (bool(values) and all(found[x] for x in values)))
         return tuple(found)
 
@@ -361,6 +363,7 @@ class Epilogue:
             **groups,
             COLUMN_NUMBER: 0,
             ROW_NUMBER: 0,
+            ROW_PLACE: 2,
             PARTNER: 1,
             ROUND_E4M3: 1,
             INTEGER_SUM: 2,

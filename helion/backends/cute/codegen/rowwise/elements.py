@@ -13,6 +13,7 @@ from ...plan.epilogue import (
     PARTNER,
     ROUND_E4M3,
     ROW_NUMBER,
+    ROW_PLACE,
     Constant,
     EpilogueOperand,
     EpilogueOutput,
@@ -98,6 +99,9 @@ def slice_of(layout: RowLayout) -> str:
 def row_expression(problem: RowProblem, value: int, names: Callable[[int], str], position: Callable[[str], str]) -> str:
     """Return the expression of a value, as of an epilogue's, or of a rounding that only row kernels have."""
     made = problem.epilogue.instruction(value)
+    if made.op == ROW_PLACE:
+        divisor, modulus = (int(float(x.text)) for x in made.arguments if isinstance(x, Constant))
+        return f"cutlass.Float32(row.index // {divisor} % {modulus})"
     if made.op == ROUND_E4M3:
         return f"rounded_float8({names(_reduced(made))})"
     if made.op == "div" and _has_inverse(made.arguments[1]) and isinstance(x := made.arguments[0], int):

@@ -12,6 +12,7 @@ from ...plan.epilogue import (
     GROUP_REDUCTIONS,
     PARTNER,
     ROW_NUMBER,
+    ROW_PLACE,
     Constant,
     EpilogueOperand,
     EpilogueOutput,
@@ -99,6 +100,9 @@ def _apply(op: str, given: Sequence[torch.Tensor], m: int, n: int) -> torch.Tens
         return torch.arange(n, dtype=torch.float32)
     if op == ROW_NUMBER:
         return torch.arange(m, dtype=torch.float32)[:, None]
+    if op == ROW_PLACE:
+        divisor, modulus = (int(x) for x in given)
+        return (torch.arange(m) // divisor % modulus).float()[:, None]
     if op == PARTNER:
         return given[0].expand(m, n)[:, torch.arange(n) ^ 1]
     if op in GROUP_REDUCTIONS:

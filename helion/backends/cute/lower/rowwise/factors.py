@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...plan.epilogue import REDUCTIONS, ROW_NUMBER, Constant
+from ...plan.epilogue import REDUCTIONS, ROW_NUMBER, ROW_PLACE, Constant
 from ..chain import Reference, Step, Steps
 
 
@@ -29,7 +29,7 @@ class Factors:
             return isinstance(value, Constant) or value in self.numbers
         if value not in self._per_row:
             step = self.steps[value]
-            alone = step.op in REDUCTIONS or step.op == ROW_NUMBER
+            alone = step.op in REDUCTIONS or step.op in (ROW_NUMBER, ROW_PLACE)
             self._per_row[value] = alone or (bool(step.arguments) and all(map(self.per_row, step.arguments)))
         return self._per_row[value]
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from ....._compiler.ir.grammar import (
     HostTensor,
@@ -33,21 +33,38 @@ from ....._compiler.ir.grammar import (
     ViewAttrs,
 )
 from ....._shapes import ONE, Dim, Expr, Number
+from ...plan.epilogue import MAX_NUMBERED
 from ...plan.refusal import Refusal
+from ...plan.rowwise.records import Repeat
 from ..numbers import equal, factors, size
 from ..product import check_axis
 
-#: Divisor and modulus, by tensor: the element of row r is (r // divisor) % modulus.
-Repeated = Mapping[int, tuple[Number, Number]]
+
+@dataclass(frozen=True, kw_only=True)
+class Repeated:
+    """Values with one of several dimensions of rows: row r has number (r // divisor) % modulus, given in this order.
+
+    ``tensors`` are vectors and matrices by number, ``places`` are indices of such a dimension, by value.
+    """
+
+    tensors: Mapping[int, tuple[Number, Number]] = field(default_factory=dict)
+    places: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+
+    def of(self, tensor: int, label: str) -> tuple[Repeat, dict[str, Expr]]:
+        """Return which elements rows have of a tensor, and the numbers of it that only the launch knows, by name."""
+        given = dict(zip((f"divisor_{label}", f"modulus_{label}"), self.tensors[tensor], strict=True))
+        counts = {name: number for name, number in given.items() if isinstance(number, Expr)}
+        divisor, modulus = (name if name in counts else int(number) for name, number in given.items())
+        return Repeat(operand=label, divisor=divisor, modulus=modulus), counts
 
 
 def with_flat_rows(program: Program) -> tuple[Program, Repeated]:
     """Return the program with one grid dimension, and its vectors over one of several. Raises ``Refusal`` if a tensor's
     rows have no stride."""
     if len(program.roots) != 1 or len(program.roots[0].axes) < 2:
-        return program, {}
+        return program, Repeated()
     flat = _Flat(program)
-    return flat.program(), flat.repeated
+    return flat.program(), Repeated(tensors=flat.repeated, places=flat.places)
 
 
 class _Flat:
@@ -61,6 +78,7 @@ class _Flat:
         self.values: dict[int, Value] = {}
         self.tensors: dict[int, HostTensor] = {}
         self.repeated: dict[int, tuple[Number, Number]] = {}
+        self.places: dict[int, tuple[int, int]] = {}
         self.makers = {result.number: op for op in source.walk() for result in op.results}
         self.positions = self._positions_of_gathers()
 
@@ -155,8 +173,12 @@ class _Flat:
 
     def _op(self, op: Op) -> Op:
         attrs = op.attrs
-        if isinstance(attrs, (IotaAttrs, TileAttrs)) and attrs.block in self.blocks:
-            raise Refusal("positions of rows in a grid over several dimensions are not implemented")
+        if isinstance(attrs, TileAttrs) and attrs.block in self.blocks:
+            raise Refusal(
+                f"the {attrs.field} of a tile in a grid over several dimensions is not implemented; use its index"
+            )
+        if isinstance(attrs, IotaAttrs) and attrs.block in self.blocks:
+            return self._place(op, attrs)
         if isinstance(attrs, ViewAttrs) and attrs.name == "permute":
             raise Refusal("a permutation in a grid over several dimensions is not implemented")
         if isinstance(attrs, MemoryAttrs) and op.kind == "load" and self._gathers(op):
@@ -172,6 +194,20 @@ class _Flat:
             attrs=attrs,
             regions=tuple(map(self._region, op.regions)),
         )
+
+    def _place(self, op: Op, attrs: IotaAttrs) -> Op:
+        """Return the indices of a dimension of the grid as those of all rows, whose places are noted."""
+        at = self.blocks.index(attrs.block)
+        count, later = self.extents[at], self.extents[at + 1 :]
+        if attrs.relative or (attrs.start, attrs.step) != (0, 1):
+            raise Refusal("indices relative to a tile of a grid over several dimensions are not implemented")
+        if not isinstance(count, int) or not all(isinstance(each, int) for each in later):
+            raise Refusal("indices of a dimension of a grid of several, whose extents only the launch knows")
+        if count > MAX_NUMBERED:
+            raise Refusal(f"indices of {count} rows; up to {MAX_NUMBERED} are exact in float32")
+        result = self._value(op.result)
+        self.places[result.number] = (math.prod(each for each in later if isinstance(each, int)), count)
+        return replace(op, results=(result,), attrs=replace(attrs, block=self.blocks[-1]))
 
     def _gathered(self, op: Op, attrs: MemoryAttrs) -> Op:
         """Return a load of one element of each row as one at the row and a number of it."""

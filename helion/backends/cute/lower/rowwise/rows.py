@@ -35,6 +35,7 @@ from ...plan.epilogue import (
     GROUP_REDUCTIONS,
     PARTNER,
     ROUND_E4M3,
+    ROW_PLACE,
     Constant,
     Epilogue,
     EpilogueOperand,
@@ -141,18 +142,16 @@ class RowChain(Chain):
         index = indices[0] if len(indices) == 1 else None
         if index is None or index.kind != "tensor" or index.operand is None:
             found = super()._load(op)
-            if op.attrs.tensor in self.repeated and isinstance(found, str):
-                self._repeat(found, *self.repeated[op.attrs.tensor])
+            if op.attrs.tensor in self.repeated.tensors and isinstance(found, str):
+                self.repeats[found], counts = self.repeated.of(op.attrs.tensor, self.loads[found][0].label)
+                self.counts |= counts
             return found
         return self._gather(op, op.operands[index.operand])
 
-    def _repeat(self, found: str, divisor: Number, modulus: Number) -> None:
-        """Note which element each row has of a vector over one dimension of the grid."""
-        label = self.loads[found][0].label
-        given = {f"divisor_{label}": divisor, f"modulus_{label}": modulus}
-        self.counts |= {name: number for name, number in given.items() if isinstance(number, Expr)}
-        of_row = [name if isinstance(number, Expr) else int(number) for name, number in given.items()]
-        self.repeats[found] = Repeat(operand=label, divisor=of_row[0], modulus=of_row[1])
+    def _position(self, op: Op) -> Reference:
+        """Read an index, which may be that of one of several dimensions of rows."""
+        place = self.repeated.places.get(op.result.number)
+        return super()._position(op) if place is None else self.step(ROW_PLACE, tuple(map(constant, place)))
 
     def _gather(self, op: Op, index: Operand) -> Reference:
         """Read one element of each row: ``flat[row * pitch + number]``, with a loaded number. Raises ``Refusal``."""
