@@ -277,8 +277,12 @@ def _attention_on_request(program: Program, facts: KernelFacts, target: Target) 
     """Return a reason for attention that has not run on a GPU."""
     if target.has("tcgen05"):
         return f"attention on tcgen05 runs on request, {_REQUEST}"
-    in_parts = "attention in parts of keys that a loop after hl.barrier() combines"
-    return f"{in_parts} runs on request, {_REQUEST}" if known_attention(program).gone else ""
+    found = known_attention(program)
+    new = {
+        "in parts of keys that a loop after hl.barrier() combines": bool(found.gone),
+        "with a prefix of keys": found.problem.band.prefix is not None,
+    }
+    return next((f"attention {each} runs on request, {_REQUEST}" for each, has in new.items() if has), "")
 
 
 PAGES_LEAD = Lead(corrected=1.3)

@@ -212,7 +212,9 @@ def _seen(problem: ScoreProblem, head: tuple[int, ...] = ()) -> torch.Tensor:
     if problem.band.first is not None:
         seen &= distance >= problem.band.first
     if problem.band.last is not None:
-        seen &= distance <= problem.band.last
+        before = distance <= problem.band.last
+        prefix = problem.band.prefix
+        seen &= before if prefix is None else before | (torch.arange(problem.keys) < place_at(prefix, head))
     return seen
 
 

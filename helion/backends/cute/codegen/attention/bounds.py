@@ -60,11 +60,12 @@ def bounds_function(plan: ScorePlan) -> list[str]:
     lines.append(f"    zero = {zero}")
     lines.append(f"    end = {end}")
     if band.last is not None:
+        least = f"cutlass.max(prefix{origin}, zero)" if band.prefix else "zero"
         lines += [
             f"    seen = {of_tile} + {text_of(band.last)}{shift}{origin}",
-            f"    end = cutlass.max(cutlass.min(end, (cutlass.max(seen + {rows}, zero) + {keys - 1}) // {keys}), 1)",
+            f"    end = cutlass.max(cutlass.min(end, (cutlass.max(seen + {rows}, {least}) + {keys - 1}) // {keys}), 1)",
         ]
-        whole = f"cutlass.max(seen + 1, zero) // {keys}"
+        whole = f"cutlass.max(seen + 1, {least}) // {keys}"
     if "ends" in loaded:
         of_rows = f"cutlass.max(least_ends{origin}, zero) // {keys}"
         whole = of_rows if band.last is None else f"cutlass.min({whole}, {of_rows})"

@@ -25,9 +25,9 @@ def bounds_of(plan: ScorePlan) -> dict[str, tuple[Source, int]]:
 
 def span_names(plan: ScorePlan) -> list[str]:
     """Return the names of what is loaded for all queries of a tile: the first key, the number of keys, the shift of the
-    band."""
-    shift = ["shift"] if plan.problem.band.shift is not None else []
-    return (["origin"] if has_origin(plan) else []) + (["limit"] if plan.is_limited else []) + shift
+    band, and its prefix."""
+    of_band = [name for name in ("shift", "prefix") if getattr(plan.problem.band, name) is not None]
+    return (["origin"] if has_origin(plan) else []) + (["limit"] if plan.is_limited else []) + of_band
 
 
 def has_origin(plan: ScorePlan) -> bool:
@@ -110,12 +110,17 @@ def coordinates(plan: ScorePlan) -> list[str]:
 
 def of_tile(plan: ScorePlan) -> list[str]:
     """Return the definitions of what is loaded for a tile, in the kernel."""
-    return [*_keys(plan), *_shift(plan)]
+    return [*_keys(plan), *_of_band(plan)]
 
 
-def _shift(plan: ScorePlan) -> list[str]:
-    shift = plan.problem.band.shift
-    return [] if shift is None else [f"shift = {shift.text(head_axes(plan.problem))}"]
+def _of_band(plan: ScorePlan) -> list[str]:
+    band, axes = plan.problem.band, head_axes(plan.problem)
+    places = {"shift": band.shift, "prefix": band.prefix}
+    return [
+        f"{name} = cutlass.Int32({place.text(axes)})" if name == "prefix" else f"{name} = {place.text(axes)}"
+        for name, place in places.items()
+        if place is not None
+    ]
 
 
 def _keys(plan: ScorePlan) -> list[str]:

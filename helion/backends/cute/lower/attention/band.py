@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ....._compiler.ir.grammar import ForAttrs, NumberAttrs, Op, Operand, OperandRef, PointwiseAttrs, Value
 from ....._shapes import Expr, Number, hint_of
@@ -130,7 +130,49 @@ def joined(loops: Loops, *bands: Band) -> Band:
         first=loops.numbers.greatest(firsts, "bound_first") if firsts else None,
         last=loops.numbers.least(lasts, "bound_last") if lasts else None,
         shift=next(iter(shifts), None),
+        prefix=next((band.prefix for band in bands if band.prefix is not None), None),
     )
+
+
+def prefixed_band_of(loops: Loops, condition: Operand, seen: bool = True) -> Band | None:
+    """Return the band of the keys for which a condition is ``seen`` that is a last key, or a key below a number; else None."""
+    made = loops.stripped(condition)
+    if made is None or not isinstance(made.attrs, PointwiseAttrs):
+        return None
+    name = made.attrs.name
+    if name in ("logical_not", "bitwise_not"):
+        return prefixed_band_of(loops, made.operands[0], not seen)
+    if name not in (("bitwise_or", "logical_or") if seen else ("bitwise_and", "logical_and")):
+        return None
+    for one, other in (made.operands, made.operands[::-1]):
+        band, prefix = band_of(loops, one, seen), _prefix_of(loops, other, seen)
+        if band is not None and prefix is not None and band.first is None and band.last is not None:
+            return replace(band, prefix=prefix)
+    return None
+
+
+def _prefix_of(loops: Loops, condition: Operand, seen: bool) -> Place | None:
+    """Return the integer of a head below which keys are ``seen`` by a comparison, or None."""
+    made = loops.stripped(condition)
+    name = made.attrs.name if made is not None and isinstance(made.attrs, PointwiseAttrs) else ""
+    name = name if seen else _NEGATED.get(name, "")
+    if made is None or name not in _NEGATED:
+        return None
+    one, other = (affine_of(loops, each) for each in made.operands)
+    if one is None or other is None:
+        return None
+    if one.key < other.key:
+        one, other, name = other, one, {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}[name]
+    if (one.key - other.key, one.query - other.query) != (1, 0) or name not in ("lt", "le"):
+        return None
+    place, number = subtracted(other.loaded, one.loaded), other.number - one.number + (1 if name == "le" else 0)
+    return place if place != ZERO and equal(number, 0) else _moved(loops, place, number)
+
+
+def _moved(loops: Loops, place: Place, number: Number) -> Place:
+    """Return a place plus a number."""
+    moved = Place("number", (loops.numbers.of(number, "bound_prefix"),))
+    return moved if place == ZERO else added(place, moved)
 
 
 def every_query_sees(loops: Loops, band: Band, keys: int) -> bool:
@@ -152,7 +194,7 @@ def whole_where_empty(loops: Loops, band: Band, keys: int) -> tuple[Band, Number
     It is None if a query may see no key of a band that is not empty.
     """
     numbers, queries = loops.numbers, loops.numbers.number(loops.extent(loops.queries))
-    if band.first is None or band.last is None or band.shift is not None or _end(loops).is_loaded:
+    if band.first is None or band.last is None or band.shift or band.prefix or _end(loops).is_loaded:
         return None
     first, last = numbers.number(band.first), numbers.number(band.last)
     if not numbers.at_most(0, last) or not numbers.at_most(queries + last, numbers.number(keys)):
@@ -177,14 +219,15 @@ EVERY_KEY = -(2**62)
 class End:
     """The end of a loop over keys: the least of several numbers, None where there is none.
 
-    They are ``limit``, and ``past`` keys beyond the end of the tile of queries. ``loaded`` ones are of each head.
-    ``greatest`` loads one for each of the tile's queries, of which the greatest counts.
+    They are ``limit``, and ``past`` keys beyond the end of the tile of queries, or ``floor`` if that is more. ``loaded`` ones are
+    of each head. ``greatest`` loads one for each of the tile's queries, of which the greatest counts.
     """
 
     limit: Number | None = None
     past: Number | None = None
     loaded: tuple[Place, ...] = ()
     greatest: Op | None = None
+    floor: Place | None = None
 
     @property
     def is_loaded(self) -> bool:
@@ -221,18 +264,35 @@ def end_of_loop(loops: Loops, end: Operand) -> End | None:
     one, other = terms if len(terms) == 2 else (None, None)
     if one is None or other is None:
         return None
+    if name == "maximum":
+        return _raised(loops, one, other) or _raised(loops, other, one)
+    floor = one.floor or other.floor
     if name == "minimum":
         if one.greatest is not None and other.greatest is not None:
             return None
+        if floor is not None and one.past is not None and other.past is not None:
+            return None
         limit, past = _least(loops, one.limit, other.limit), _least(loops, one.past, other.past)
-        return End(limit=limit, past=past, loaded=(*one.loaded, *other.loaded), greatest=one.greatest or other.greatest)
+        loaded, greatest = (*one.loaded, *other.loaded), one.greatest or other.greatest
+        return End(limit=limit, past=past, loaded=loaded, greatest=greatest, floor=floor)
     if name == "add" and one.limit == 0 and one.past is None and not one.is_loaded:
         return other
     if name not in ("add", "sub") or other.past is not None or other.limit is None or one.is_loaded or other.is_loaded:
         return None
+    if floor is not None:
+        return None
     moved = other.limit if name == "add" else -other.limit
     limit, past = (None if each is None else each + moved for each in (one.limit, one.past))
     return End(limit=limit, past=past)
+
+
+def _raised(loops: Loops, one: End, other: End) -> End | None:
+    """Return the end of the tile of queries, or another number if that is more; None for other ends than these."""
+    if one != End(past=one.past) or one.past is None:
+        return None
+    if other.limit is not None and other == End(limit=other.limit):
+        return End(past=one.past, floor=_moved(loops, ZERO, other.limit))
+    return End(past=one.past, floor=other.loaded[0]) if other == End(loaded=other.loaded[:1]) else None
 
 
 def _is_begin_and_size(loops: Loops, made: Op) -> bool:
@@ -310,7 +370,8 @@ def covered_keys(loops: Loops, band: Band, stored: int) -> int:
     found = _end(loops)
     if band.shift is not None and (found.past is not None or not equal(first, EVERY_KEY)):
         raise Refusal("a loop over keys to the end of the tile of queries, and masks by distances plus loaded integers")
-    if found.past is not None and (band.last is None or not numbers.at_most(band.last, found.past)):
+    cut = band.prefix is not None and band.prefix != found.floor
+    if found.past is not None and (band.last is None or cut or not numbers.at_most(band.last, found.past)):
         raise Refusal(
             "the loop over keys ends with the tile of queries, and its mask lets a query see later keys: the result would"
             " depend on the size of tiles"

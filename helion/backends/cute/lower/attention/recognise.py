@@ -79,14 +79,14 @@ class Weighting:
 
 
 def attention_of(program: Program, packed: bool = True) -> Attention:
-    """Return the attention that ``program`` computes, with heads as rows of a tile where they may be ``packed``.
+    """Return the attention that ``program`` computes. If ``packed``, heads may be rows of a tile, and bands have prefixes.
 
     Raises ``Refusal``.
     """
     whole = with_whole_keys(program)
     loops = loops_of(with_joined_loops(whole.program))
     finish = Finish(loops)
-    weighting = (_with_softmax if has_softmax(loops) else _with_weights)(loops, finish)
+    weighting = (_with_softmax if has_softmax(loops) else _with_weights)(loops, finish, packed)
     queries = Queries(loops)
     (q, k, v), rests = operands_of(loops, queries)
     outputs = finish.outputs()
@@ -164,9 +164,9 @@ def _is_latent(problem: AttentionProblem, same: bool) -> bool:
     return same and k.columns > MOST_COLUMNS and inside and v == replace(k, columns=v.columns)
 
 
-def _with_softmax(loops: Loops, finish: Finish) -> Weighting:
+def _with_softmax(loops: Loops, finish: Finish, packed: bool) -> Weighting:
     softmax = softmax_of(loops)
-    scores = scores_of(loops, softmax.scores)
+    scores = scores_of(loops, softmax.scores, packed)
     keys = covered_keys(loops, scores.band, stored_keys(loops))
     start = start_of(loops, softmax, every_query_sees(loops, scores.band, keys))
     finish.start_from(softmax, start)
@@ -201,7 +201,7 @@ def _dropped(loops: Loops, softmax: Softmax) -> tuple[Formula | None, Sequence[i
     return replace(formula, value=numbers[WEIGHT]), reader.arguments(formula)
 
 
-def _with_weights(loops: Loops, finish: Finish) -> Weighting:
+def _with_weights(loops: Loops, finish: Finish, packed: bool) -> Weighting:
     weights = weights_of(loops)
     check_range(loops, LoadedRange())
     lefts = Lefts(loops, {PRODUCT: loops.first}, "weights")

@@ -14,7 +14,7 @@ from ...plan.attention.records import Band, Formula
 from ...plan.epilogue import MAX_NUMBERED, Constant, constant
 from ...plan.refusal import Refusal
 from ..chain import ROUNDED, Reference
-from .band import band_of, every_query_sees, joined, reached_keys, whole_where_empty
+from .band import band_of, every_query_sees, joined, prefixed_band_of, reached_keys, whole_where_empty
 from .formula import FormulaReader
 from .loops import Loops
 from .operands import stored_keys
@@ -24,10 +24,10 @@ from .values import by_number, is_lowest, is_minus_infinity, name_of_op, number_
 PRODUCT = "product"
 
 
-def scores_of(loops: Loops, scores: Operand) -> Scores:
-    """Return the formula of the scores, in which masks by a number stay that a score may be below."""
-    found = Scores(loops, scores)
-    return found if found.above_masks else Scores(loops, scores, by_numbers=False)
+def scores_of(loops: Loops, scores: Operand, prefixes: bool) -> Scores:
+    """Return the formula of the scores, in which masks by a number stay that a score may be below. Bands have ``prefixes``."""
+    found = Scores(loops, scores, prefixes)
+    return found if found.above_masks else Scores(loops, scores, prefixes, by_numbers=False)
 
 
 class Scores:
@@ -37,12 +37,12 @@ class Scores:
     positive numbers, roundings, and sums.
     """
 
-    def __init__(self, loops: Loops, scores: Operand, by_numbers: bool = True) -> None:
+    def __init__(self, loops: Loops, scores: Operand, prefixes: bool, by_numbers: bool = True) -> None:
         self.loops, self.band, self.range = loops, Band(), LoadedRange()
         self.reader = FormulaReader(loops, (PRODUCT,), loops.keys, "scores")
         product = loops.first.result
         self.reader.known[product.number] = self.reader.rounded(PRODUCT, product.dtype)
-        self.by_numbers = by_numbers
+        self.by_numbers, self.prefixes = by_numbers, prefixes
         self.above_masks = True
         """True if no score is as low as a mask by a number, so that the mask's weights are zero where a query sees any key."""
         self.lowest: dict[int, float] = {}
@@ -142,20 +142,30 @@ class Scores:
     def _bounded(self, condition: Operand, seen: bool, scores: Operand) -> Operand | None:
         """Return the scores that a mask hides, if a part of its condition is a band, and add that. The mask stays in the
         formula."""
-        bands = [band_of(self.loops, *term) for term in needed_terms(self.loops, condition, seen)]
-        known = [band for band in bands if band is not None]
-        if not known:
+        joint = self.band
+        for term in needed_terms(self.loops, condition, seen):
+            joint = self._joined(joint, *term) or joint
+        if joint == self.band:
             return None
-        self.band = joined(self.loops, self.band, *known)
+        self.band = joint
         return scores
+
+    def _joined(self, band: Band, condition: Operand, seen: bool) -> Band | None:
+        """Return the keys of a band that a condition shows, or None if these are no band."""
+        found = band_of(self.loops, condition, seen)
+        if found is None and self.prefixes:
+            found = prefixed_band_of(self.loops, condition, seen)
+        if found is None or ((found.prefix or band.prefix) and found.last is not None and band.last is not None):
+            return None
+        return joined(self.loops, band, found)
 
     def _visible(self, condition: Operand, seen: bool) -> tuple[Band, LoadedRange] | None:
         """Return the band and the range of what is visible so far and by a condition, or None if it is neither of both."""
         band, loaded = self.band, self.range
         for term, wanted in needed_terms(self.loops, condition, seen):
-            of_term = band_of(self.loops, term, wanted)
-            if of_term is not None:
-                band = joined(self.loops, band, of_term)
+            joint = self._joined(band, term, wanted)
+            if joint is not None:
+                band = joint
                 continue
             of_query = range_of(self.loops, term, wanted)
             both = None if of_query is None else loaded.joined(of_query)

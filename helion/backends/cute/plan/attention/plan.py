@@ -104,6 +104,8 @@ def _program_lines(program: ScoreProgram, memory: tuple[Allocation, ...]) -> lis
 def _band_lines(plan: ScorePlan, row: str, streamed: str) -> list[str]:
     band = plan.problem.band
     sees = [] if band.last is None else [f"{streamed} <= {row} + {text_of(band.last)}"]
+    if band.prefix is not None:
+        sees = [f"({sees[0]} or {streamed} < {band.prefix.text(tuple(f'head[{at}]' for at in range(9)))})"]
     sees += [] if band.first is None else [f"{streamed} >= {row} + {text_of(band.first)}"]
     return [f"  a {row} sees {' and '.join(sees)}: blocks {', '.join(('first', *plan.parts))}"] if sees else []
 

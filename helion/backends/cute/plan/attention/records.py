@@ -12,7 +12,7 @@ from ..dtypes import itemsize
 from ..epilogue import Instruction
 from ..records import WGMMA_ROWS
 from .magnitude import LARGE, LARGEST_FLOAT, largest
-from .numbers import is_known, launch_integers
+from .numbers import is_known, launch_integers, text_of
 from .operands import Matrix, Place, RandomNumbers, Source, text_without
 
 Scheduler = Literal["static", "dynamic"]
@@ -48,20 +48,27 @@ class Formula:
 class Band:
     """The keys that a query sees: ``first`` <= key - query - ``shift`` <= ``last``, where None is no bound, or no shift.
 
-    The query is the row, or the row modulo ``period`` where the heads of a group are rows of one tile.
+    Keys below ``prefix`` are seen whatever the last one is. The query is the row, or the row modulo ``period`` where the heads of a group are rows of one tile.
     """
 
     first: int | None = None
     last: int | None = None
     shift: Place | None = None
     period: int = 0
+    prefix: Place | None = None
 
     def __repr__(self) -> str:
-        return text_without(self, () if self.period else ("period",))
+        return text_without(self, [name for name in ("period", "prefix") if not getattr(self, name)])
 
     @property
     def is_whole(self) -> bool:
         return self.first is None and self.last is None
+
+    def last_of(self, query: str) -> str:
+        """Return the text of the last key of a query."""
+        assert self.last is not None
+        last = f"{query} + {text_of(self.last)}{' + shift' if self.shift else ''}"
+        return f"cutlass.max({last}, prefix - 1)" if self.prefix else last
 
     def query(self, row: str) -> str:
         """Return the text of the query of a row."""

@@ -188,7 +188,7 @@ def _mask(plan: UmmaPlan) -> list[str]:
         f"    last = {numbers.less(keys, 1)} - first_key",
     ]
     if band.last is not None:
-        lines.append(f"    last = cutlass.min(last, {band.query('query')} + {text_of(band.last)}{shift} - first_key)")
+        lines.append(f"    last = cutlass.min(last, {band.last_of(band.query('query'))} - first_key)")
     if "ends" in loaded:
         lines.append("    last = cutlass.min(last, row_ends - 1 - first_key)")
     if band.first is not None:
