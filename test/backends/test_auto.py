@@ -26,6 +26,7 @@ from helion.autotuner.proposal import Predicted
 from helion.backends import BACKENDS
 from helion.backends.cute.execute import launcher, seen
 from helion.backends.cute.toolchain.errors import CompilationFailed, ToolMissing
+from helion.backends.cute.verify.state import Fault
 from helion.hardware import Target
 
 HOPPER = "h200"
@@ -176,6 +177,22 @@ def test_the_next_backend_runs_where_the_first_cannot_compile(
     bound = kernel.bind(arguments)
     assert "@triton.jit" in bound.to_code() and "num_warps" in bound.config
     assert "triton, predicted 20 µs; not cute: the DSL says no" in bound.explain()
+
+
+def test_the_next_backend_runs_where_a_plan_is_faulty(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def faulty(program: object) -> None:
+        raise Fault("a stage is overwritten")
+
+    times(monkeypatch, {"cute": 10.0, "triton": 20.0})
+    monkeypatch.setattr("helion.backends.cute.shapes.verify", faulty)
+    arguments = torch.zeros(64, 48, dtype=BF16), torch.zeros(48, 80, dtype=BF16)
+    with helion.runtime.stub_driver():
+        helion.kernel(matmul.fn, backend="auto")(*arguments)
+        assert "the backend cute failed (a stage is overwritten); using triton" in capsys.readouterr().err
+        with pytest.raises(Fault, match="a stage is overwritten"):
+            helion.kernel(matmul.fn, backend="cute")(*arguments)
 
 
 @pytest.mark.parametrize("failing", [CompilationFailed], indirect=True)

@@ -245,6 +245,17 @@ def compile_failure(compiled: Compiled, config: Config) -> str:
     return ""
 
 
+def print_failure(of: Specialized) -> str:
+    """Return why the backend in use has no code for its default config, in one line; "" if it has."""
+    try:
+        of.analysis.code(of.analysis.default_config)
+    except Exception as error:
+        if not _is_failure(of, error):
+            raise
+        return str(error).splitlines()[0]
+    return ""
+
+
 def _is_failure(of: Specialized, error: Exception) -> bool:
     """Return whether the compiler refuses the kernel."""
     return any(isinstance(each, Exception) and of.executor.is_failure(each) for each in (error, error.__cause__))

@@ -116,6 +116,8 @@ class Choice:
         if of.table_config is not None or not on_gpu or of.executor.inlining is None or of.analysis.is_empty:
             return of.default_config
         with self.compiled.lock:  # other threads wait here, and find the backend that works
+            while of.analysis.alternatives and (reason := binary_check.print_failure(of)):
+                self._switch_backend(reason)
             config = binary_check.verdict_of(self.compiled).config
             while of.analysis.alternatives and (reason := binary_check.compile_failure(self.compiled, config)):
                 self._switch_backend(reason)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..roles import grammar as g
+from ..toolchain.errors import CompilationFailed
 from .elements import Elements, Slices
 
 Tag = tuple[int, int]
 """Contents of a stage: (tile, K tile or sub-tile)."""
 
 
-class Fault(Exception):
-    """An error in the interaction of roles; the message names the first symptom."""
+class Fault(CompilationFailed):
+    """An error in the interaction of roles; the message names the first symptom. ``auto`` leaves such a kernel to another
+    backend, as one that cannot be compiled."""
 
 
 @dataclass
