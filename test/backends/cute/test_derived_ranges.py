@@ -94,6 +94,54 @@ def test_values(
     assert not found[0][begins >= ends].any()
 
 
+def of_lengths(q, k, v, lengths, in_loop: hl.constexpr):
+    """`[B, H, S, D]`; each of the batch has its number of keys."""
+    batch, heads, rows, _ = q.size()
+    keys, shared, dims = k.size(2), heads // k.size(1), hl.specialize(q.size(3))
+    out = torch.empty_like(q)
+    for b, h, tile_m in hl.tile([batch, heads, rows], block_size=[1, 1, None]):
+        length, group = lengths[b.begin], h.begin // shared
+        query = q[b.begin, h.begin, tile_m, :]
+        highest = hl.full([tile_m], float("-inf"), dtype=torch.float32)
+        total = hl.zeros([tile_m], dtype=torch.float32)
+        acc = hl.zeros([tile_m, dims], dtype=torch.float32)
+        for tile_n in hl.tile(length if in_loop else keys):
+            scores = hl.dot(query, k[b.begin, group, tile_n, :].T) * dims**-0.5
+            if not in_loop:
+                scores = torch.where(tile_n.index[None, :] < length, scores, float("-inf"))
+            raised = torch.maximum(highest, torch.amax(scores, -1))
+            weights = torch.exp(scores - raised[:, None])
+            shrink = torch.exp(highest - raised)
+            total = total * shrink + weights.sum(-1)
+            acc = hl.dot(weights.to(v.dtype), v[b.begin, group, tile_n, :], acc=acc * shrink[:, None])
+            highest = raised
+        out[b.begin, h.begin, tile_m, :] = acc / total[:, None]
+    return out
+
+
+@pytest.mark.parametrize(("in_loop", "backend"), [(True, "triton"), (True, "cute"), (False, "cute")])
+def test_lengths(monkeypatch: pytest.MonkeyPatch, in_loop: bool, backend: str) -> None:
+    """Keys after the last one of a loop may be no numbers, and have no gradient."""
+    torch.manual_seed(0)
+    made, lengths = derived(monkeypatch), torch.tensor([33, 70], dtype=torch.int32)
+    tensors = [torch.randn(2, heads, rows, 16).bfloat16() for heads, rows in ((4, 50), (2, 70), (2, 70))]
+    exact = [each.double().requires_grad_() for each in tensors]
+    hidden = torch.arange(70) >= lengths[:, None, None, None]
+    for each in tensors[1:]:
+        each.masked_fill_(hidden.mT & in_loop, math.nan)
+    for each in tensors:
+        each.requires_grad_()
+    out = helion.kernel(of_lengths, backend=backend).differentiable()(*tensors, lengths, in_loop)
+    upstream = torch.randn_like(out)
+    found = torch.autograd.grad(out, tensors, upstream)
+    q, k, v = exact
+    scores = (q @ k.repeat_interleave(2, 1).mT / 4).masked_fill(hidden, -math.inf)
+    wanted = torch.autograd.grad(torch.softmax(scores, -1) @ v.repeat_interleave(2, 1), exact, upstream.double())
+    assert [type(each.of) for each in made] == [StagedBackward]
+    for one, other in zip(found, wanted, strict=True):
+        assert (one.double() - other).norm() < 6e-3 * other.norm()
+
+
 def test_gradients_of_keys_run_on_request() -> None:
     """Their registers spill where integers of streamed rows hide rows as well: they are left to the general backend."""
 

@@ -27,8 +27,8 @@ from ..plan.attention.operands import Matrix, Place
 from ..plan.attention.records import ACCUMULATOR, MAXIMUM, TOTAL, AttentionProblem
 from ..plan.epilogue import Constant
 from ..plan.refusal import Refusal
-from .indexed import Indexed, indexed_matrix
-from .ranges import loaded_ranges, without_hidden
+from .indexed import Indexed, indexed_matrix, is_of_heads
+from .ranges import bounds_of, with_heads, without_hidden
 from .scores import Input, Sink, factor_of, held_sink_of, inputs_of, made_by, score_of, sink_of
 from .text import Derived, Known, Saved
 
@@ -47,9 +47,9 @@ def derivative(
 ) -> StagedBackward | None:
     """Return the kernels that compute the gradients of an attention, or None for other programs.
 
-    Attention is left to the general derivation if weights are dropped, or keys are bounded by integers that are loaded for a
-    head. So it is if the band leaves a query without keys, or if formulas select elements or read tables. Tensors have
-    dimensions of heads, rows and columns alone.
+    Attention is left to the general derivation if weights are dropped, or rows begin at loaded places. So it is if the band
+    leaves a query without keys, or if formulas select elements or read tables. Tensors have dimensions of heads, rows and
+    columns alone.
 
     ``target`` is that of the kernels, if this backend may compile them. With ``ahead`` a kernel may run in place of the
     program's, so that it stores what gradients need. ``dynamic`` is the program with sizes of each call, if the source of the
@@ -65,15 +65,16 @@ def derivative(
         return None
     compiled = target is not None and target.has("wgmma")
     q, k, v = (ids[each] for each in "qkv")
-    apart = known.ranged and not known.zeros  # queries without keys would have other outputs than the program's
+    ranged = known.ranged or known.length is not None
+    apart = ranged and not known.zeros  # queries without keys would have other outputs than the program's
     text = Derived(
         known=known,
         name=name,
         results=results,
-        together=compiled and {q, k, v} <= {*results} and not known.ranged and _runs_together(known),
+        together=compiled and {q, k, v} <= {*results} and _runs_together(known),
         ahead=ahead and compiled and known.saved is None and not apart and not known.indexed["grad"].is_turned,
     )
-    if not text.has_all_slopes or (known.ranged and text.wanted):
+    if not text.has_all_slopes or (ranged and text.wanted):
         return None
     any_size = dynamic is not None and not text.wanted and text.wanted_sink is None
     return (replace(text, aligned=_aligned(dynamic)) if any_size else text).staged()
@@ -83,6 +84,8 @@ def _runs_together(known: Known) -> bool:
     """Return whether one kernel is faster than two. Blocks of narrow heads are so long that registers hold no more values of
     them than weights."""
     problem, score = known.problem, known.score
+    if problem.loaded or known.ranged:  # integers of heads are left to the general backend
+        return False
     if problem.q.columns != problem.v.columns or problem.q.columns not in TOGETHER:
         return False
     return problem.q.columns > min(TOGETHER) or (score.slopes[0] == "1.0" and not problem.has_large_scores)
@@ -108,31 +111,24 @@ def _aligned(program: Program | None) -> tuple[bool, bool] | None:
 
 def _known(program: Program, found: Attention) -> Known | None:
     """Return what the kernels are derived from, or None for other forms than are derived."""
-    problem, tensors = found.problem, [program.tensors[at] for at in found.tensors]
+    problem, tensors = with_heads(found.problem), [program.tensors[at] for at in found.tensors]
     given = [each if not isinstance(each, int) else program.tensors[each] for each in found.sources]
     read = [each for each in given if isinstance(each, HostTensor)]
     if not _is_plain(problem) or not _are_apart(tensors[:3], tensors[3:], read):
         return None
-    stored = tensors[3 + problem.outputs.index(problem.matrix)]
-    matrices = problem.q, problem.k, problem.v, problem.matrix.matrix
-    indexed = {
-        name: indexed_matrix(tensor, matrix, problem)
-        for name, tensor, matrix in zip(("q", "k", "v", "grad"), (*tensors[:3], stored), matrices, strict=True)
-    }
-    whole = {name: each for name, each in indexed.items() if each is not None}
+    indexed, bounds = _matrices(problem, tensors), bounds_of(problem, read)
+    if indexed is None or bounds is None:
+        return None
     formulas = {"factor": problem.query, "input": problem.score, "sink": problem.finish}
     ends = [*itertools.accumulate((len(each.sources) for each in formulas.values()), initial=0)]
-    if not _is_complete(whole):
-        return None
     factors, inputs, of_sums = (
         inputs_of(formula, given[begin:end], problem, name)
         for (name, formula), begin, end in zip(formulas.items(), ends[:-1], ends[1:], strict=True)
     )
     shared = _shared(problem)
-    ranges = loaded_ranges(problem, read[len(read) - 2 :]) if problem.key_range is not None else {}
-    if ranges is None or factors is None or inputs is None or of_sums is None or shared is None:
+    if factors is None or inputs is None or of_sums is None or shared is None:
         return None
-    problem, zeros = without_hidden(problem, given[ends[2] : ends[3]], ranges) if ranges else (problem, False)
+    problem, zeros = without_hidden(problem, given[ends[2] : ends[3]], bounds.ranges)
     factor, divisor = factor_of(problem.query, factors), _sums(problem)
     score = None if factor is None else score_of(problem, inputs, factor, factors)
     sums = _unguarded(problem, divisor)
@@ -145,26 +141,44 @@ def _known(program: Program, found: Attention) -> Known | None:
     # sums of exponentials of large scores are kept relative to the maxima
     relative = not problem.has_large_scores or (saved is None and sink is None)
     # outputs that the program stores are no numbers where a band hides the keys of a range
-    exact = exact and not (ranges and saved is not None and (problem.band.first, problem.band.last) != (None, None))
+    exact = exact and (saved is None or not bounds.ids or (problem.band.first, problem.band.last) == (None, None))
     if score is None or not known or not exact or not relative or (saved is None and len(problem.outputs) > 1):
         return None
     named = [each for each in (*inputs, *((sink.input,) if sink else ())) if each.indexed is not None]
-    ids = {"q": found.tensors[0], "k": found.tensors[1], "v": found.tensors[2]}
-    ids |= {each.name: each.indexed.tensor.id for each in named if each.indexed is not None} | ranges
+    if not _are_of_heads([each.indexed for each in named if each.indexed is not None], problem):
+        return None
+    ids = {"q": found.tensors[0], "k": found.tensors[1], "v": found.tensors[2], **bounds.ids}
+    ids |= {each.name: each.indexed.tensor.id for each in named if each.indexed is not None}
     outputs: dict[str, int] = {each.kind: at for each, at in zip(problem.outputs, found.tensors[3:], strict=True)}
     return Known(
         problem=problem,
         score=score,
         sink=sink,
-        guarded=sums != divisor or bool(ranges),
-        ranged=bool(ranges),
+        guarded=sums != divisor or bool(bounds.ids),
+        ranged=bool(bounds.ranges),
         zeros=zeros,
+        length=bounds.length,
         shared=shared,
-        indexed=whole,
+        indexed=indexed,
         saved=saved,
         ids=ids,
         outputs=outputs,
     )
+
+
+def _matrices(problem: AttentionProblem, tensors: Sequence[HostTensor]) -> dict[str, Indexed] | None:
+    """Return how q, k, v and the gradient of the output are indexed by coordinates of heads, or None if one is otherwise."""
+    stored = tensors[3 + problem.outputs.index(problem.matrix)]
+    matrices = problem.q, problem.k, problem.v, problem.matrix.matrix
+    named = zip(("q", "k", "v", "grad"), (*tensors[:3], stored), matrices, strict=True)
+    found = {name: indexed_matrix(tensor, matrix, problem) for name, tensor, matrix in named}
+    whole = {name: each for name, each in found.items() if each is not None}
+    return whole if _is_complete(whole) and _are_of_heads(whole.values(), problem) else None
+
+
+def _are_of_heads(indexed: Iterable[Indexed], problem: AttentionProblem) -> bool:
+    """Return whether no tensor is indexed by integers that are loaded for a head."""
+    return all(is_of_heads(each, len(problem.heads)) for each in indexed)
 
 
 def _are_apart(inputs: Sequence[HostTensor], outputs: Sequence[HostTensor], others: Sequence[HostTensor]) -> bool:
@@ -191,7 +205,8 @@ def _is_complete(indexed: Mapping[str, Indexed]) -> bool:
 
 def _is_plain(problem: AttentionProblem) -> bool:
     plain = problem.softmax and problem.dropped is None and not problem.runtime
-    bounded = bool(problem.loaded) or problem.k.pages is not None
+    moved = any(each.row is not None for each in (problem.q, problem.k, problem.v, problem.matrix.matrix))
+    bounded = problem.k.pages is not None or problem.query_span is not None or moved
     whole = not problem.rests and not problem.lift
     rounded = problem.q.dtype in HALF_DTYPES
     return plain and not bounded and whole and rounded and _sees(problem) and problem.score.starts == 1

@@ -82,6 +82,11 @@ def indexed_matrix(
     return _indexed(tensor, [*known, *_known(matrix.modes)], matrix.offset)
 
 
+def is_of_heads(indexed: Indexed, heads: int) -> bool:
+    """Return whether indices are coordinates of a head, of which there are ``heads``, and no integers that are loaded for it."""
+    return all(at < heads for each in indexed.dims if isinstance(each, Place) for at in each.coordinates)
+
+
 def indexed_source(tensor: HostTensor, source: Source, problem: AttentionProblem) -> Indexed | None:
     """Return how the tensor of a formula's source is indexed, with queries as rows and keys as columns."""
     sizes = (problem.queries, problem.keys)

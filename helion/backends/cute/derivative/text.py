@@ -42,7 +42,7 @@ class Known:
     ``shared`` has the heads that share a matrix of keys and values, by coordinate. ``indexed`` are q, k, v and the gradient of
     the output. ``ids`` are the tensors by their names in the kernels, ``outputs`` those of outputs by kind. A ``guarded`` output
     is 0 for a query without keys. With ``ranged`` the keys of a query are a range that is loaded for it, and ``zeros`` are the
-    program's outputs of queries without keys.
+    program's outputs of queries without keys. ``length`` is the number of keys of a head, if it is loaded.
     """
 
     problem: AttentionProblem
@@ -51,6 +51,7 @@ class Known:
     guarded: bool
     ranged: bool
     zeros: bool
+    length: Indexed | None
     shared: tuple[int, ...]
     indexed: dict[str, Indexed]
     saved: Saved | None
@@ -60,7 +61,7 @@ class Known:
     @property
     def hides(self) -> bool:
         """True if a query may see no key."""
-        return self.score.selects or self.ranged
+        return self.score.selects or self.ranged or self.length is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +97,9 @@ class Derived:
 
     @property
     def ranges(self) -> Ranges:
-        return Ranges(is_loaded=self.known.ranged, queries=self.sizes.queries, keys=self.sizes.keys)
+        known, sizes = self.known, self.sizes
+        length = "" if known.length is None else known.length.places(self.axes)
+        return Ranges(is_loaded=known.ranged, length=length, queries=sizes.queries, keys=sizes.keys)
 
     @property
     def wanted(self) -> tuple[Input, ...]:
@@ -493,7 +496,7 @@ class Derived:
         body = [
             f"query, upstream = {self.load('q', 'tile_m', heads)}, {self.load('grad', 'tile_m', heads)}",
             self.rows(heads),
-            *self.ranges.loads,
+            *self.ranges.loads_in_loop,
             *self.scores("query", "key", heads),
             self.ranges.of_rows(self.weights),
             "value_sum = hl.dot(p.to(upstream.dtype).T, upstream, acc=value_sum)",
@@ -513,8 +516,8 @@ class Derived:
             *loop,
             f"        {indent}for tile_m in {self.ranges.loop_of_queries}:",
             *(f"            {indent}{line}" for line in body),
-            f"        {self.owned('k', 'grad_k')} = key_sum * {self.unit!r}",
-            f"        {self.owned('v', 'grad_v')} = value_sum",
+            f"        {self.owned('k', 'grad_k')} = {self.ranges.gradient(f'key_sum * {self.unit!r}')}",
+            f"        {self.owned('v', 'grad_v')} = {self.ranges.gradient('value_sum')}",
         ]
 
     def owned(self, of: str, name: str = "") -> str:
