@@ -28,7 +28,8 @@ FEW_ROWS = 128
 
 FEW_ROWS_SAVED_US = 3.0
 """The lead in time of few rows: a quarter of a launch of 32768 columns, which a model repeats in each step. Both backends
-predict it closely (the cells of few rows in nvidia-h200-row-kernels.jsonl)."""
+predict it closely (the cells of few rows in nvidia-h200-row-kernels.jsonl). The same for sums over few rows, whose
+clusters have several SMs for each row, and whose second kernel starts next to the first one."""
 
 READS_LEAD = replace(ROWS_LEAD, corrected=0.82)
 """The same for exponentials of rows of which no element is stored. Their times are over-predicted by up to two fifths,
@@ -58,8 +59,6 @@ def rows_on_request(program: Program, target: Target, request: str) -> str:
     demand = demand_of(problem)
     if demand.repeated and demand.lanes == demand.copied_lanes:
         return f"row kernels with a matrix whose rows repeat run on request, {request}"
-    if any(isinstance(number, str) for repeat in problem.repeats for number in (repeat.divisor, repeat.modulus)):
-        return f"row kernels with a vector over one of several dimensions that a launch gives run on request, {request}"
     if problem.epilogue.numbers(ROW_PLACE):
         return f"row kernels with indices of one of several dimensions of rows run on request, {request}"
     if demand.fewest < LEAST_AUTO_COLUMNS and not _saves_instructions(problem):
@@ -94,7 +93,7 @@ def rows_lead(program: Program) -> Lead:
     stores = problem.elements or problem.sums or problem.groups
     lead = READS_LEAD if powers and not stores else ROWS_LEAD
     lead = MASKS_LEAD if demand_of(problem).repeated else lead
-    few = problem.m <= FEW_ROWS and problem.n >= LEAST_AUTO_COLUMNS
+    few = problem.m <= FEW_ROWS and (problem.n >= LEAST_AUTO_COLUMNS or bool(problem.sums))
     return replace(lead, saved_us=FEW_ROWS_SAVED_US) if few else lead
 
 

@@ -86,7 +86,7 @@ def test_vectors_over_one_dimension_of_the_grid(n: int) -> None:
 
 
 def test_vectors_over_dimensions_that_a_launch_gives() -> None:
-    """One kernel is for batches and channels of any number; ``auto`` leaves it to the general backend."""
+    """One kernel is for batches and channels of any number."""
     kernel, bounds, launch = helion.kernel(instance_norm, backend="cute", static_shapes=False), set(), None
     for m, channels, n in ((3, 5, 1000), (2, 7, 1008), (0, 4, 1000), (4, 1, 1000)):
         x, weight, bias = numbers(m, channels, n), numbers(channels, seed=1), numbers(m, seed=2, dtype=torch.float32)

@@ -31,6 +31,8 @@ SHORT_ROW_BYTES = 2048
 """Bytes of a row of an input, for each sum, below which that is so (rms_norm_backward in nvidia-h200-row-kernels.jsonl)."""
 LONG_ROW_BYTES = 2**18
 """Bytes of a row of all inputs from which rows without sums overlap by default: shorter ones gain one percent."""
+LONG_MASKED_BYTES = 2**16
+"""The same with rows that repeat: scaled_masked_softmax of 32768 columns gains 6 % (kind ``layout``)."""
 MOST_OVERLAPPED_CTAS = 8
 """CTAs of a cluster up to which rows without sums overlap by default. Clusters of 16 CTAs leave SMs idle."""
 MANY_ROWS = 8
@@ -67,13 +69,14 @@ def _is_better_overlapped(layout: RowLayout) -> bool:
     demand = layout.demand
     if demand.sums:
         return layout.partials > 1
-    apart = demand.least or demand.pairs or demand.group or demand.walks > OVERLAPPED_PASSES[0]
+    twice = demand.walks > OVERLAPPED_PASSES[0] and not demand.repeated
+    apart = demand.least or demand.pairs or demand.group or twice
     timed = _is_long(demand) and layout.aligned and not apart
     return timed and 1 < layout.choice.cluster <= MOST_OVERLAPPED_CTAS
 
 
 def _is_long(demand: RowDemand) -> bool:
-    return demand.n * sum(demand.inputs) >= LONG_ROW_BYTES
+    return demand.n * sum(demand.inputs) >= (LONG_MASKED_BYTES if demand.repeated else LONG_ROW_BYTES)
 
 
 def _choices(demand: RowDemand) -> Iterator[RowChoice]:
