@@ -327,8 +327,6 @@ def _backward_on_request(program: Program, facts: KernelFacts, target: Target) -
     if target.has("tcgen05"):
         return f"gradients of attention on tcgen05 run on request, {_REQUEST}"
     problem = known_backward(program).problem
-    if problem.atomic is not None and problem.spans_keys:
-        return f"all gradients of rows bounded by loaded integers in one kernel run on request, {_REQUEST}"
     if problem.spans_keys and any(source.dtype.startswith("int") for source in problem.formula.sources):
         return f"gradients of rows that integers of streamed rows hide as well run on request, {_REQUEST}"
     return ""

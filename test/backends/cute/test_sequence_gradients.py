@@ -78,14 +78,14 @@ def test_printed_text_computes_the_gradients(at: int) -> None:
 
 
 @pytest.mark.parametrize("dims", (64, 128))
-def test_all_gradients_run_on_request(dims: int) -> None:
-    """An H200 met an illegal instruction in a call whose first and last rows are of no sequence."""
+def test_one_kernel_computes_all_gradients(dims: int) -> None:
+    """It took 708 and 494 us for these sizes on an H200, and two kernels 1265 and 821 (``sequence_times``)."""
     rows, heads = 32768, 16
     tensors = [torch.empty(rows, heads, dims, dtype=torch.bfloat16, device="meta")] * 4
     numbers = [torch.empty(heads, rows, device="meta")] * 2
     integers = [torch.empty(rows, dtype=torch.int32, device="meta")] * 2
     arguments = (*tensors, *numbers, *integers, 1, None, 0.0, True)
-    assert varlen_keys_backward_kernel.bind(arguments, target="h200").backend_on_gpu == "triton"
+    assert varlen_keys_backward_kernel.bind(arguments, target="h200").backend_on_gpu == "cute"
 
 
 @pytest.mark.parametrize("name", ["all", "all, causal"])
