@@ -1,4 +1,4 @@
-"""Replacement of modules of a model by operators: norms, gated feed-forward layers, losses, and attention.
+"""Replacement of modules of a model by operators: norms, gated layers, losses, rotary embeddings, and attention.
 
 A module is a candidate by its class or by the names of its attributes. It is replaced if its operator gives the same
 results for random numbers; so a norm that scales by `1 + weight` is told from one that scales by `weight`.
@@ -7,6 +7,7 @@ results for random numbers; so a norm that scales by `1 + weight` is told from o
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import sys
 import types
@@ -22,8 +23,9 @@ from .kernels.cross_entropy import cross_entropy
 from .kernels.gated import geglu, swiglu
 from .kernels.layer_norm import layer_norm
 from .kernels.rms_norm import rms_norm
+from .kernels.rope import rope
 
-KINDS = ("norms", "gated", "losses", "attention")
+KINDS = ("norms", "gated", "losses", "rope", "attention")
 #: Differences that replace a module, relative to its largest result: some roundings of its dtype.
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 1e-5}
 #: Name of the attention of this package in the registry of transformers.
@@ -65,13 +67,14 @@ def patch(model: torch.nn.Module, *, kinds: Collection[str] = KINDS) -> Patches:
     - `norms`: `torch.nn.RMSNorm`, `torch.nn.LayerNorm`, and classes with `RMSNorm` in their names that have a `weight`;
     - `gated`: modules of `gate_proj`, `up_proj`, `act_fn` and `down_proj`;
     - `losses`: `torch.nn.CrossEntropyLoss`, and the causal loss of models of transformers;
+    - `rope`: the function `apply_rotary_pos_emb` of models of transformers, for all models of its file;
     - `attention`: that of models of transformers, where no mask is needed but a causal one.
 
-    Norms and gated layers are compared with their operators on the model's device, which compiles kernels there.
+    Norms, gated layers and rotary embeddings are compared with their operators on the model's device, which compiles kernels there.
 
     Args:
         model: the model, on the device where it runs.
-        kinds: those to replace, of `"norms"`, `"gated"`, `"losses"` and `"attention"`.
+        kinds: those to replace, of `"norms"`, `"gated"`, `"losses"`, `"rope"` and `"attention"`.
 
     Returns:
         The names of modules that were replaced and that were not. Its `undo`, or the end of a `with` block, puts
@@ -101,6 +104,8 @@ def patch(model: torch.nn.Module, *, kinds: Collection[str] = KINDS) -> Patches:
         patches._undo.append(lambda module=module: delattr(module, "forward"))  # type: ignore[misc]
     if "losses" in kinds:
         _patch_causal_loss(model, patches)
+    if "rope" in kinds:
+        _patch_rope(model, patches)
     if "attention" in kinds:
         _patch_attention(model, patches)
     return patches
@@ -242,6 +247,116 @@ def _patch_causal_loss(model: Any, patches: Patches) -> None:
     model.loss_function = _causal_loss
     patches.replaced["loss_function"] = "cross_entropy"
     patches._undo.append(lambda: setattr(model, "loss_function", former))
+
+
+@dataclasses.dataclass
+class _Rotation:
+    """The function of a file that rotates queries and keys, and the number of patches that replace it."""
+
+    former: Callable[..., Any]
+    count: int = 0
+
+
+_ROTATE = "apply_rotary_pos_emb"
+#: Rotations that are replaced, by the names of their files' modules.
+_ROTATIONS: dict[str, _Rotation] = {}
+
+
+def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, form: str) -> torch.Tensor:
+    """Rotate `x[B, H, S, D]` by the angles of `cos[1, S, ...]` or `cos[B, S, ...]`, which are laid out by ``form``."""
+    half = x.size(3) // 2
+    angles = [t[..., ::2] if form == "neighbors" else t[..., :half] for t in (cos, sin)]
+    tokens = x.transpose(1, 2)
+    flat = tokens if cos.size(0) == 1 else tokens.flatten(0, 1)
+    found = rope(flat, *(t.reshape(-1, half) for t in angles), interleaved=form == "neighbors")
+    return found.view(tokens.shape).transpose(1, 2)
+
+
+#: Layouts of angles, and their number per feature: twice, one half after the other, each next to its copy, or once.
+_FORMS = {"halves": 1, "neighbors": 1, "once": 2}
+
+
+def _rotation(former: Callable[..., Any], form: str) -> Callable[..., Any]:
+    """Return a function in place of that of a file; it leaves other forms of arguments to it."""
+
+    @functools.wraps(former)
+    def rotate(
+        q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *args: Any, **options: Any
+    ) -> Any:
+        given = (q, k, cos, sin)
+        plain = not args and all(
+            value is None or (name, value) == ("unsqueeze_dim", 1) for name, value in options.items()
+        )
+        fits = cos.dim() == 3 and cos.shape == sin.shape and cos.size(0) in (1, q.size(0)) and not cos.requires_grad
+        if not plain or not fits or any(t.dtype not in FLOATS for t in given):
+            return former(*given, *args, **options)
+        if any(t.dim() != 4 or t.shape[2:] != (cos.size(1), _FORMS[form] * cos.size(2)) for t in (q, k)):
+            return former(*given, *args, **options)
+        return _rotated(q, cos, sin, form), _rotated(k, cos, sin, form)
+
+    return rotate
+
+
+def _embedding(model: torch.nn.Module) -> torch.nn.Module | None:
+    """Return the module that gives a model the cosines and sines of positions."""
+    return next((m for m in model.modules() if type(m).__name__.endswith("RotaryEmbedding")), None)
+
+
+def _form(model: Any, layer: Any, former: Callable[..., Any]) -> tuple[str, str]:
+    """Return the layout of a model's angles with which `rope` gives the results of a file's function, and why none does."""
+    embedding, weight = _embedding(model), next(model.parameters())
+    if embedding is None or weight.dtype not in FLOATS or weight.is_meta:
+        return "", "the model has no rotary embedding of a known form"
+    generator = torch.Generator().manual_seed(0)
+    positions = torch.tensor([[0, 1, 2, 3, 40], [9, 8, 7, 100, 3]], device=weight.device)
+    kinds = (
+        {"layer_type": model.config.layer_types[0]}
+        if "layer_type" in inspect.signature(embedding.forward).parameters
+        else {}
+    )
+    try:
+        with torch.no_grad():
+            cos, sin = embedding(weight.new_zeros(2, 5, 1), positions, **kinds)
+            depth = getattr(layer, "head_dim", cos.size(2))
+            q, k = (torch.randn(2, heads, 5, depth, generator=generator).to(weight) for heads in (4, 2))
+            expected = former(q, k, cos, sin)
+            for form in (form for form, per in _FORMS.items() if per * cos.size(2) == depth):
+                found = [_rotated(t, cos, sin, form) for t in (q, k)]
+                errors = [(a.float() - b.float()).abs().max() for a, b in zip(found, expected, strict=True)]
+                if max(errors) <= TOLERANCE[weight.dtype] * q.abs().max().float():
+                    return form, ""
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        return "", f"it cannot be compared: {type(error).__name__}: {error}"
+    return "", "results differ from rope"
+
+
+def _patch_rope(model: Any, patches: Patches) -> None:
+    """Replace the rotation in the files of the attention layers."""
+    modules = dict(model.named_modules())
+    layers = {type(modules[name]).__module__: modules[name] for name in _attention_layers(model)}
+    for file, layer in layers.items():
+        owner = sys.modules.get(file)
+        former = getattr(owner, _ROTATE, None)
+        if owner is None or former is None:
+            continue
+        name = f"{file}.{_ROTATE}"
+        if file not in _ROTATIONS:
+            form, reason = _form(model, layer, former)
+            if not form:
+                patches.kept[name] = reason
+                continue
+            _ROTATIONS[file] = _Rotation(former)
+            setattr(owner, _ROTATE, _rotation(former, form))
+        _ROTATIONS[file].count += 1
+        patches.replaced[name] = "rope"
+        patches._undo.append(functools.partial(_undo_rope, file))
+
+
+def _undo_rope(file: str) -> None:
+    rotation = _ROTATIONS[file]
+    rotation.count -= 1
+    if not rotation.count:
+        setattr(sys.modules[file], _ROTATE, _ROTATIONS.pop(file).former)
 
 
 def _attend(

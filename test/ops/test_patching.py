@@ -195,8 +195,8 @@ def test_a_loss_of_other_forms_is_torchs() -> None:
 
 
 def test_an_unknown_kind() -> None:
-    with pytest.raises(exc.WrongOpArgument, match="'kinds' must be of norms, gated, losses, attention, got 'rope'"):
-        ops.patch(torch.nn.ReLU(), kinds=("rope",))
+    with pytest.raises(exc.WrongOpArgument, match="'kinds' must be of norms, gated, losses, rope, attention, got 'ropes'"):
+        ops.patch(torch.nn.ReLU(), kinds=("ropes",))
 
 
 # --- a model of transformers, by the names that matter ------------------------------------------------------------------
@@ -291,3 +291,78 @@ def test_attention(registered: dict[str, Any], options: tuple[float | None, bool
         torch.testing.assert_close(found[0], _expected(q, k, v, padded, softcap, sinks))
         added = torch.where(padded, 0.0, torch.finfo(torch.float32).min)[None, None]
         torch.testing.assert_close(attend(model.layer, q, k, v, added, **given)[0], found[0])
+
+
+# --- a file of transformers with a rotation ----------------------------------------------------------------------------
+
+
+def _turned(x: torch.Tensor, form: str) -> torch.Tensor:
+    first, second = (x[..., ::2], x[..., 1::2]) if form == "neighbors" else x.chunk(2, -1)
+    return torch.stack((-second, first), -1).flatten(-2) if form == "neighbors" else torch.cat((-second, first), -1)
+
+
+class FileRotaryEmbedding(torch.nn.Module):
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form = form
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        angles = position_ids[..., None].float() * 10 ** -torch.linspace(0, 2, 4)
+        if self.form != "once":
+            angles = angles.repeat_interleave(2, -1) if self.form == "neighbors" else torch.cat((angles, angles), -1)
+        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+
+def _file(monkeypatch: pytest.MonkeyPatch, form: str) -> tuple[Any, torch.nn.Module]:
+    """Return the module of a file whose function rotates, and a model that it defines."""
+    file: Any = types.ModuleType("file_of_transformers")
+
+    def apply_rotary_pos_emb(
+        q: Any, k: Any, cos: Any, sin: Any, position_ids: Any = None, unsqueeze_dim: int = 1
+    ) -> Any:
+        cos, sin = ((torch.cat((t, t), -1) if form == "once" else t).unsqueeze(unsqueeze_dim) for t in (cos, sin))
+        return tuple(t * cos + (t.flip(-1) if form == "another" else _turned(t, form)) * sin for t in (q, k))
+
+    file.apply_rotary_pos_emb = apply_rotary_pos_emb
+    file.Attention = type("Attention", (Layer,), {"__module__": file.__name__, "head_dim": 8})
+    monkeypatch.setitem(sys.modules, file.__name__, file)
+    model = torch.nn.Module()
+    model.embedding, model.layer, model.norm = FileRotaryEmbedding(form), file.Attention(), torch.nn.RMSNorm(8)
+    return file, model
+
+
+@pytest.mark.parametrize("form", ["halves", "neighbors", "once"])
+def test_a_rotation(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    file, model = _file(monkeypatch, form)
+    former = file.apply_rotary_pos_emb
+    first, second = ops.patch(model, kinds=["rope"]), ops.patch(model, kinds=["rope"])
+    assert first.replaced == second.replaced == {"file_of_transformers.apply_rotary_pos_emb": "rope"}
+    q, k = torch.randn(2, 3, 7, 8).requires_grad_(), torch.randn(2, 1, 7, 8)
+    for positions in (torch.arange(7)[None], torch.tensor([[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8, 9, 7]])):
+        angles = model.embedding(q, positions)
+        expected, found = former(q, k, *angles), file.apply_rotary_pos_emb(q, k, *angles)
+        torch.testing.assert_close(found, expected)
+        assert all(a.shape == b.shape for a, b in zip(found, expected, strict=True))
+        given = torch.randn_like(q)
+        torch.testing.assert_close(
+            torch.autograd.grad(found[0], q, given), torch.autograd.grad(expected[0], q, given, retain_graph=True)
+        )
+    token_major = [t.transpose(1, 2) for t in (q, k)]
+    found = file.apply_rotary_pos_emb(*token_major, *angles, unsqueeze_dim=2)  # left to the file's function
+    torch.testing.assert_close(found, former(*token_major, *angles, unsqueeze_dim=2))
+    first.undo()
+    assert file.apply_rotary_pos_emb is not former
+    second.undo()
+    assert file.apply_rotary_pos_emb is former
+
+
+def test_other_rotations_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    file, model = _file(monkeypatch, "another")
+    former, name = file.apply_rotary_pos_emb, "file_of_transformers.apply_rotary_pos_emb"
+    assert ops.patch(model, kinds=["rope"]).kept == {name: "results differ from rope"}
+    model.embedding.forward = lambda x, position_ids: position_ids[0, 0, 0]
+    reason = ops.patch(model, kinds=["rope"]).kept[name]
+    assert reason.startswith("it cannot be compared: IndexError: ")
+    model.embedding = None
+    assert ops.patch(model, kinds=["rope"]).kept == {name: "the model has no rotary embedding of a known form"}
+    assert file.apply_rotary_pos_emb is former
