@@ -65,7 +65,7 @@ def patch(model: torch.nn.Module, *, kinds: Collection[str] = KINDS) -> Patches:
     These are recognized:
 
     - `norms`: `torch.nn.RMSNorm`, `torch.nn.LayerNorm`, and classes with `RMSNorm` in their names that have a `weight`;
-    - `gated`: modules of `gate_proj`, `up_proj`, `act_fn` and `down_proj`;
+    - `gated`: modules of `gate_proj`, `up_proj`, `act_fn` and `down_proj`, or of `gate_up_proj` in place of the first two;
     - `losses`: `torch.nn.CrossEntropyLoss`, and the causal loss of models of transformers;
     - `rope`: the function `apply_rotary_pos_emb` of models of transformers, for all models of its file;
     - `attention`: that of models of transformers, where no mask is needed but a causal one.
@@ -126,12 +126,15 @@ def _of_module(module: torch.nn.Module, kinds: Collection[str]) -> list[tuple[st
         if not isinstance(module.gate_proj, torch.nn.Linear):
             return []
         return [("swiglu", _swiglu), ("geglu", _geglu), ("geglu", _geglu_tanh)]
+    if "gated" in kinds and {"gate_up_proj", "down_proj"} <= children <= {*_JOINED}:
+        return [("swiglu", _swiglu_joined)] if isinstance(module.gate_up_proj, torch.nn.Linear) else []
     if "losses" in kinds and kind is torch.nn.CrossEntropyLoss and getattr(module, "weight", None) is None:
         return [("cross_entropy", _cross_entropy)]
     return []
 
 
 _GATED = ("gate_proj", "up_proj", "act_fn", "down_proj")
+_JOINED = ("gate_up_proj", "act_fn", "activation_fn", "down_proj")
 
 
 def _unsuitable(module: torch.nn.Module) -> str | None:
@@ -155,7 +158,7 @@ def _unsuitable(module: torch.nn.Module) -> str | None:
 def _agrees(module: torch.nn.Module, forward: Forward) -> bool:
     """Return whether a function gives the results of a module, as in training, for rows of different magnitudes."""
     weight = next(module.parameters())
-    projection = getattr(module, "gate_proj", None)
+    projection = getattr(module, "gate_proj", getattr(module, "gate_up_proj", None))
     columns = weight.size(0) if projection is None else projection.in_features
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(5, columns, generator=generator) * torch.tensor([[1e-3], [0.1], [1.0], [1.0], [10.0]])
@@ -193,6 +196,11 @@ def _layer_norm(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 def _swiglu(self: Any, x: torch.Tensor) -> torch.Tensor:
     found: torch.Tensor = self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
+    return found
+
+
+def _swiglu_joined(self: Any, x: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = self.down_proj(swiglu(*self.gate_up_proj(x).chunk(2, dim=-1)))
     return found
 
 

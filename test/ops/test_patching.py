@@ -59,6 +59,20 @@ class Gated(torch.nn.Module):
         return found
 
 
+class Joined(torch.nn.Module):
+    """A gated layer whose gate is the first half of one projection."""
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.gate_up_proj = torch.nn.Linear(columns, 4 * columns, bias=False)
+        self.down_proj, self.activation_fn = torch.nn.Linear(2 * columns, columns), torch.nn.SiLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        found: torch.Tensor = self.down_proj(up * self.activation_fn(gate))
+        return found
+
+
 class Dropping(Gated):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.dropout(super().forward(x), 0.5, self.training)
@@ -71,8 +85,8 @@ class Model(torch.nn.Module):
         self.norms = torch.nn.ModuleList(
             [PlainRMSNorm(24), RMSNormFromOne(24), torch.nn.LayerNorm(24), torch.nn.RMSNorm(24)]
         )
-        activations = torch.nn.SiLU(), torch.nn.GELU(), torch.nn.GELU(approximate="tanh"), torch.nn.SiLU()
-        self.layers = torch.nn.ModuleList([Gated(24, each) for each in activations])
+        activations = torch.nn.SiLU(), torch.nn.GELU(), torch.nn.GELU(approximate="tanh")
+        self.layers = torch.nn.ModuleList([*(Gated(24, each) for each in activations), Joined(24)])
         self.head = torch.nn.Linear(24, 41)
         self.loss = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
 
@@ -195,7 +209,9 @@ def test_a_loss_of_other_forms_is_torchs() -> None:
 
 
 def test_an_unknown_kind() -> None:
-    with pytest.raises(exc.WrongOpArgument, match="'kinds' must be of norms, gated, losses, rope, attention, got 'ropes'"):
+    with pytest.raises(
+        exc.WrongOpArgument, match="'kinds' must be of norms, gated, losses, rope, attention, got 'ropes'"
+    ):
         ops.patch(torch.nn.ReLU(), kinds=("ropes",))
 
 
