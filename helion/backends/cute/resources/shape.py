@@ -299,8 +299,8 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
         k=k,
         operand_dtype=MICRO_FORMATS.get(fact.lhs_format) or dtype_name(multiplied_dtype(facts, fact)),
         output_dtype=dtype_name(stores[0].dtype),
-        a_pitch=_pitch(majors[0], m, k),
-        b_pitch=_pitch(majors[1], n, k),
+        a_pitch=_pitch(majors[0], m, k, fact.lhs_dtype.itemsize),
+        b_pitch=_pitch(majors[1], n, k, fact.rhs_dtype.itemsize),
         d_pitch=_pitches(stores[0], axes, n),
         a_major=majors[0],
         b_major=majors[1],
@@ -559,13 +559,13 @@ def _tiles(facts: KernelFacts, *axes: int | None) -> tuple[int, ...]:
     return tuple(facts.axes[at].block_id for at in axes if at is not None and facts.axes[at].kind == "tile")
 
 
-def _pitch(major: Major, other: int, k: int) -> int:
-    return _even(k if major == "k" else other)
+def _pitch(major: Major, other: int, k: int, size: int = 1) -> int:
+    return _even(k if major == "k" else other, size)
 
 
-def _even(line: int) -> int:
-    """Return a pitch that TMA accepts for every dtype; the problem itself was checked before."""
-    return -(-line // 16) * 16
+def _even(line: int, size: int = 1) -> int:
+    """Return a pitch that TMA accepts for elements of ``size`` bytes; the problem itself was checked before."""
+    return -(-line * size // 16) * 16 // size
 
 
 def _second(others: Sequence[MatmulFact], pitch: int) -> Iterator[EpilogueOperand]:

@@ -69,7 +69,7 @@ class Rates:
     """Part of an operand that memory transfers again where all CTAs that read it run at the same time: none finds it in
     the cache yet. Long K with few tiles shows it."""
     crossed: float = 1.0
-    """Bytes that are loaded for each byte of A whose rows begin between lines of the L2 cache."""
+    """Bytes that are loaded for each byte of an operand whose rows begin between lines of the L2 cache."""
     multicast: float = 0.818
     """Fraction of the bytes saved by multicast that shows in the time."""
     stored: float = 1.21
@@ -141,8 +141,8 @@ class Rates:
 
 
 RATES = Rates(crossed=1.4)
-"""Rates of matmuls that store tiles. Rows of A between lines are those of ``odd`` in
-benchmarks/results/cute/nvidia-h200-few-tiles.jsonl; rows of B, which two CTAs share, cost less and are not counted."""
+"""Rates of matmuls that store tiles. Rows between lines are those of ``odd`` and ``gelu`` in
+benchmarks/results/cute/nvidia-h200-few-tiles.jsonl."""
 ROW_RATES = Rates(
     matrix=0.86, sustained=0.86, cooperative=1.0, promoted=1.0, l2=2.14, l2_of_few=4.5, memory=1.0, memory_of_few=1.1,
     multicast=0.75, stored=1.1, k_tile_us=0.15, overlap=64.0, launch_us=6.3, fill_us=0.0, tile_us=0.0, split_us=0.75,
@@ -374,11 +374,12 @@ def resident_clusters(ctas: int, target: Target) -> int:
     return max(1, known * target.num_sms // hardware.target(MEASURED).num_sms)
 
 
-def crosses_lines(problem: GemmProblem) -> bool:
-    """Return whether TMA loads parts of rows of A that begin between lines of the L2 cache. Rows of two lines are loaded
-    whole."""
-    pitch = problem.a_pitch * itemsize(problem.operand_dtype) // per_byte(problem.operand_dtype)
-    known = "pitch_a" not in problem.runtime and problem.copy_of("a") is None
+def crosses_lines(problem: GemmProblem, side: str = "a") -> bool:
+    """Return whether TMA loads parts of rows of A, or of B, that begin between lines of the L2 cache. Rows of two lines are
+    loaded whole."""
+    elements = problem.a_pitch if side == "a" else problem.b_pitch
+    pitch = elements * itemsize(problem.operand_dtype) // per_byte(problem.operand_dtype)
+    known = f"pitch_{side}" not in problem.runtime and problem.copy_of(side) is None
     return known and pitch > 2 * SWIZZLE_BYTES and pitch % SWIZZLE_BYTES > 0
 
 
@@ -403,6 +404,7 @@ def _loaded(plan: GemmPlan, numbers: Counts, rates: Rates) -> float:
     plain = plan.finish is None  # rows in memory were not measured
     a, b = float(numbers.a_stage_bytes), float(numbers.b_stage_bytes)
     a *= rates.crossed if plain and crosses_lines(plan.whole) else 1.0
+    b *= rates.crossed if plain and crosses_lines(plan.whole, "b") else 1.0
     for copied in raw_operands(plan):
         operand = a if copied.operand == "a" else b // plan.products
         saved = operand - raw_bytes(plan, copied)
