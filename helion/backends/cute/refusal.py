@@ -68,7 +68,7 @@ def _check_tunables(program: Program, free: Sequence[int]) -> None:
         raise Refusal(f"it has tunables of its own: {', '.join(name for name, _ in program.tunables)}")
 
 
-MOST_RUN_CHAIN = 4
+MOST_RUN_CHAIN = 5
 """Row reductions, each of which depends on the one before, that have run on a GPU."""
 
 
@@ -79,8 +79,9 @@ def unproven(program: Program, target: Target) -> str:
     additions to fp32. It has run up to four products and sums of products, with copies of their operands, strided matrices of
     the epilogue, and sums along K. Up to two products of groups of rows have run, of picked rows as well, one with matrices
     that TMA does not move. Groups that masks delimit have run, and blocks of rows with a group each. So have 4-bit numbers of which neighbors share a byte, and
-    numbers that neighbors share. Integers that are added in int32, K that ends with tiles and indices of minima have run. So have rows in memory that the
-    launch counts (cute/nvidia-h200-parts.jsonl, cute/nvidia-h200-products.jsonl, cute/nvidia-h200-row-counts.jsonl).
+    numbers that neighbors share. Integers that are added in int32, K that ends with tiles and indices of minima have run. So have rows of panels, numbers that
+    are added to memory, scales of groups, groups whose rows are counted, and terms in a batch. Rows in memory that the launch
+    counts have run as well (cute/nvidia-h200-parts.jsonl, cute/nvidia-h200-products.jsonl, cute/nvidia-h200-row-counts.jsonl).
     """
     product = known_product(program)
     given = [program.tensors[at] for at in product.arguments if isinstance(at, int)]
@@ -108,18 +109,13 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     sources = [source for each in problem.copied for source in each.sources]
     begun = [source.name for source in sources if not source.aligned]
     added = [each for each in problem.outputs if each.adds and not each.lines]
-    yield problem.batch is not None and problem.epilogue.reduces_rows, "whose rows are reduced in a batch"
     yield max(problem.epilogue.levels) > MOST_RUN_CHAIN, f"of more than {MOST_RUN_CHAIN} dependent reductions of a row"
-    numbers = [at for at, each in zip(problem.outputs_at, problem.outputs, strict=True) if each.kind == "column"]
-    yield problem.starts and any(problem.starts[at] for at in numbers), "whose numbers of rows begin within a tensor"
-    yield problem.batch is not None and problem.terms, "of several terms in a batch"
     yield begun and not problem.terms, f"of {''.join(begun[:1])}, which begins between multiples of 16 bytes,"
     yield groups and products > 1, of_groups
     yield (
-        problem.scales is not None and problem.batch is not None,
-        "of a batch, or of groups, with scales of blocks of K",
+        problem.scales is not None and problem.batch is not None and groups is None,
+        "of a batch with scales of blocks of K",
     )
-    yield groups and groups.span, f"over groups of as many rows as {'' if groups is None else groups.name} counts"
     yield (
         groups and products and (in_memory or by_threads),
         f"{of_groups} with matrices that TMA does not move",
@@ -134,8 +130,8 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     computed = [each for each in problem.copied if each.instructions and problem.operand_dtype in IMPRECISE_DTYPES]
     yield computed, f"whose operand {_first(computed)} is rounded to 8-bit floats"
     yield (
-        any(each.kind != "exact" or each.dtype != "float32" for each in added),
-        "that are added to memory in 16 bits, or by threads,",
+        any(each.kind == "strided" or each.dtype != "float32" for each in added),
+        "that are added to memory in 16 bits, or by threads as matrices,",
     )
 
 

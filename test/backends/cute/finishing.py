@@ -93,7 +93,7 @@ class Memory:
 class Vector:
     """The columns that a thread moves at a time."""
 
-    def __init__(self, memory: Memory, at: tuple[Any, ...]) -> None:
+    def __init__(self, memory: Memory | Row, at: tuple[Any, ...]) -> None:
         self.memory, self.at, self.size = memory, at, memory.shape[0]
 
 
@@ -118,6 +118,26 @@ class Shared:
         assert bool(torch.isnan(self.held[cta, place]).all()), "a place is written twice"
         self.held[cta, place] = value.held.expand(self.grid.shape)[active]
         self.fresh[cta, place] = self.grid.thread[active]
+
+
+class Row:
+    """The row that a CTA keeps in shared memory, in words of its own for each thread: of a vector, threads and chunks."""
+
+    def __init__(self, grid: Grid, shape: tuple[int, int, int]) -> None:
+        vector, self.threads, self.chunks = shape
+        self.shape, self.grid = (vector,), grid
+        self.words = [[Fragment(grid, 1) for _ in range(vector)] for _ in range(self.chunks)]
+
+    def _words(self, at: tuple[Any, ...]) -> Fragment:
+        i, thread, chunk = at
+        assert bool((thread.held == self.grid.thread).all()) and self.threads == self.grid.shape[1]
+        return self.words[chunk][i]
+
+    def __getitem__(self, at: tuple[Any, ...]) -> Any:
+        return Vector(self, at[1:]) if at[0] is None else self._words(at)[0]
+
+    def __setitem__(self, at: tuple[Any, ...], value: Any) -> None:
+        self._words(at)[0] = value
 
 
 class Grid:
@@ -164,7 +184,9 @@ class Grid:
         given = {name: self.memory[name] for name, kind in parameters(self.finish) if kind == "cute.Tensor"}
         names["finish"](**given, **{name: Lanes(torch.tensor(value)) for name, value in numbers.items()})
 
-    def _allocate(self, kind: Any, words: int, alignment: int) -> Shared:
+    def _allocate(self, kind: Any, words: int | tuple[int, int, int], alignment: int) -> Shared | Row:
+        if isinstance(words, tuple):
+            return Row(self, words)
         assert words == shared_words(self.finish)
         return self.shared
 

@@ -20,7 +20,7 @@ from helion.backends.cute.codegen.finish import layouts
 from helion.backends.cute.codegen.module import pointer_dtypes, render
 from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.epilogue import Epilogue
-from helion.backends.cute.plan.finish import row_walks, rows_bytes, shared_words, threads_of
+from helion.backends.cute.plan.finish import row_walks, row_words, rows_bytes, shared_words, threads_of
 from helion.backends.cute.plan.records import Choice, GemmPlan, GemmProblem, RowFinish, TileFinish
 from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.plan.workspace import MAX_COUNTERS, rows_offset, workspace_bytes
@@ -139,7 +139,9 @@ def test_what_is_not_implemented_is_refused(asked: GemmProblem, choice: Choice, 
         (4104, "float32", 256, 5, True),
         (512, "float32", 128, 1, True),
         (16384, "float32", 512, 8, True),
-        (16388, "float32", 1024, 5, False),
+        (16388, "float32", 512, 9, True),
+        (50264, "float32", 1024, 13, True),
+        (70000, "float32", 1024, 18, False),
         (4104, "bfloat16", 256, 3, True),
     ],
 )
@@ -152,6 +154,7 @@ def test_threads_of_a_row(n: int, dtype: str, threads: int, chunks: int, kept: b
     ).finish
     assert isinstance(finish, RowFinish)
     assert (threads_of(finish), finish.chunks, finish.kept) == (threads, chunks, kept)
+    assert finish.shared == (kept and n > 16384)
     assert finish.chunks * finish.threads * finish.vector >= n
 
 
@@ -338,7 +341,7 @@ def test_two_kernels_of_one_launch(name: str) -> None:
     assert plan.finish is not None and text.count("cute.arch.sync_threads()") == len(
         [walk for walk in row_walks(plan.finish) if walk.reduces] if isinstance(plan.finish, RowFinish) else []
     )
-    words = shared_words(plan.finish)
+    words = shared_words(plan.finish) + row_words(plan.finish)
     assert (f"smem={4 * words}," in text) == bool(words)
 
 

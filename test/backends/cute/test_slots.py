@@ -73,7 +73,7 @@ def test_rows_of_each_group(counts: list[int], dtype: torch.dtype) -> None:
     groups, shape = bound.plan().gemm.problem.groups, shape_of(bound.facts)
     assert groups == Groups(name=groups.name, size=GROUPS, dtype=str(dtype).split(".")[1], span=SPAN)
     assert not isinstance(shape, str) and shape.problem.m == bound.plan().gemm.problem.m == GROUPS * SPAN
-    assert "as many rows as counts counts" in on_request(bound)
+    assert not on_request(bound)
 
 
 def test_two_products_and_a_matrix_of_the_epilogue() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
+from ....hardware import VECTOR_BYTES
 from ..plan.epilogue import EpilogueOutput
 from ..plan.finish import (
     ROWS_PER_CTA,
@@ -15,6 +16,7 @@ from ..plan.finish import (
     operands_read,
     part_slot,
     row_walks,
+    row_words,
     rows_of_cta,
     shared_words,
     stored_last,
@@ -32,6 +34,10 @@ from .setups import dsl
 from .writer import Writer
 
 NAME = "finish"
+LOADED_CHUNKS = 8
+"""Vectors of a row that a thread loads before it stores them to shared memory."""
+SHARED_UNROLLED = 2
+"""Vectors in shared memory that a thread computes at a time."""
 ROWS = "stored_rows"
 """The name of the stored rows."""
 
@@ -126,7 +132,7 @@ def launch(plan: GemmPlan) -> list[str]:
         ").launch(",
         f"    grid=({_ctas(finish)}, 1, 1),",
         f"    block=({threads_of(finish)}, 1, 1),",
-        *([f"    smem={SUM_BYTES * shared_words(finish)},"] if shared_words(finish) else []),
+        *([f"    smem={SUM_BYTES * words},"] if (words := row_words(finish) + shared_words(finish)) else []),
         "    use_pdl=True,",
         "    min_blocks_per_mp=1,",  # else ptxas spills rather than use a few more registers
         "    stream=stream,",
@@ -233,10 +239,26 @@ def _(step: g.LoadOperands, out: Writer, finish: RowFinish) -> None:
 
 @_print.register
 def _(step: g.LoadRow, out: Writer, finish: RowFinish) -> None:
+    if finish.shared:
+        _load_shared(out, finish)
+        return
     with out.block(f"for chunk in cutlass.range_constexpr({finish.chunks}):"):
         out.lines((_vector(finish), *_load(finish, ROWS, finish.dtype)))
         out.line(f"for i in cutlass.range_constexpr({finish.vector}):")
         out.line(f"    held[chunk * {finish.vector} + i] = {ROWS}_loaded[i].to(cutlass.Float32)")
+
+
+def _load_shared(out: Writer, finish: RowFinish) -> None:
+    """Print the loads of a row to shared memory, several vectors of a thread at a time."""
+    for first in range(0, finish.chunks, LOADED_CHUNKS):
+        chunks = range(first, min(first + LOADED_CHUNKS, finish.chunks))
+        for at, chunk in enumerate(chunks):
+            out.line(f"vector = thread + {chunk * finish.threads}")
+            out.lines(_load(finish, ROWS, finish.dtype, f"loaded_{at}"))
+        for at, chunk in enumerate(chunks):
+            out.line(f"for i in cutlass.range_constexpr({finish.vector}):")
+            out.line(f"    held_values[i] = loaded_{at}[i].to(cutlass.Float32)")
+            out.line(f"cute.autovec_copy(held_values, {_held(finish, str(chunk))})")
 
 
 @_print.register
@@ -250,7 +272,10 @@ def _(step: g.ReduceColumns, out: Writer, finish: RowFinish) -> None:
             out.lines(_elements(finish, walk))
             out.lines(_terms(finish, walk))
             if walk.keeps != walk.held:
-                out.line(f"held[chunk * {finish.vector} + i] = {_name(problem, walk.keeps)}")
+                kept = "held_values[i]" if finish.shared else f"held[chunk * {finish.vector} + i]"
+                out.line(f"{kept} = {_name(problem, walk.keeps)}")
+        if walk.keeps != walk.held and finish.shared:
+            out.line(f"cute.autovec_copy(held_values, {_held(finish)})")
 
 
 @_print.register
@@ -301,9 +326,15 @@ def _is_far(finish: RowFinish) -> bool:
 
 def _registers(finish: RowFinish) -> Iterator[str]:
     """Yield the fragments. Those that are loaded start as zeros, because columns after the last are computed as well."""
-    if finish.kept:
+    if finish.shared:
+        yield f"held_values = cute.make_rmem_tensor({finish.vector}, cutlass.Float32)"
+        for at in range(min(LOADED_CHUNKS, finish.chunks)):
+            yield f"loaded_{at} = cute.make_rmem_tensor({finish.vector}, {dsl(finish.dtype)})"
+            yield f"loaded_{at}.fill(0.0)"
+    elif finish.kept:
         yield f"held = cute.make_rmem_tensor({finish.chunks * finish.vector}, cutlass.Float32)"
-    for name, dtype in ((ROWS, finish.dtype), *((each.label, each.dtype) for each in operands_read(finish))):
+    rows = () if finish.shared else ((ROWS, finish.dtype),)
+    for name, dtype in (*rows, *((each.label, each.dtype) for each in operands_read(finish))):
         yield f"{name}_loaded = cute.make_rmem_tensor({finish.vector}, {dsl(dtype)})"
         yield f"{name}_loaded.fill(0.0)"
     for each in loaded_early(finish):
@@ -313,23 +344,33 @@ def _registers(finish: RowFinish) -> Iterator[str]:
         yield f"{output.label}_rounded = cute.make_rmem_tensor({finish.vector}, {dsl(output.dtype)})"
     for value in (value for level in reductions_of(finish.problem) for value in level):
         yield f"x{value}_term = cute.make_rmem_tensor(1, cutlass.Float32)"
-    if shared_words(finish):
+    if shared_words(finish) or finish.shared:
         yield "memory = cutlass.memory.SmemAllocator()"
+    if finish.shared:
+        layout = f"({finish.vector}, {finish.threads}, {finish.chunks})"
+        yield f"shared_row = memory.allocate_tensor(cutlass.Float32, cute.make_layout({layout}), {VECTOR_BYTES})"
+    if shared_words(finish):
         yield f"shared_parts = memory.allocate_tensor(cutlass.Float32, cute.make_layout({shared_words(finish)}), 16)"
 
 
 def _chunks(finish: RowFinish) -> str:
-    unrolled, rolled = f"range_constexpr({finish.chunks})", f"range({finish.chunks}, unroll=1)"
-    return f"for chunk in cutlass.{unrolled if finish.kept else rolled}:"
+    unrolled, turns = f"range_constexpr({finish.chunks})", SHARED_UNROLLED if finish.shared else 1
+    in_registers = finish.kept and not finish.shared
+    return f"for chunk in cutlass.{unrolled if in_registers else f'range({finish.chunks}, unroll={turns})'}:"
+
+
+def _held(finish: RowFinish, chunk: str = "chunk") -> str:
+    """Return the place of a thread's vector of the row in shared memory."""
+    return f"shared_row[None, thread, {chunk}]"
 
 
 def _vector(finish: RowFinish) -> str:
     return f"vector = thread + chunk * {finish.threads}"
 
 
-def _load(finish: RowFinish, name: str, dtype: str) -> list[str]:
-    """Return the loads of the thread's columns of a matrix, or of a row, within bounds."""
-    flat = f"{name}_loaded"
+def _load(finish: RowFinish, name: str, dtype: str, to: str = "") -> list[str]:
+    """Return the loads of the thread's columns of a matrix, or of a row, within bounds, ``to`` a fragment."""
+    flat = to or f"{name}_loaded"
     at = "vector, row" if name == ROWS or _kind(finish, name) == "exact" else "vector"
     if at == "vector" and _pitch(finish, name) > 1:
         return [
@@ -361,6 +402,7 @@ def _elements(finish: RowFinish, walk: Pass) -> list[str]:
     """Return the code of `walk` for column ``i`` of a vector."""
     problem = finish.problem
     first = f"held[chunk * {finish.vector} + i]" if finish.kept else f"{ROWS}_loaded[i].to(cutlass.Float32)"
+    first = "held_values[i]" if finish.shared else first
     lines = [f"{_name(problem, walk.held)} = {first}"]
     for value in walk.reads:
         operand = problem.epilogue.operands[value - 1]
@@ -376,7 +418,9 @@ def _elements(finish: RowFinish, walk: Pass) -> list[str]:
 def _begin(finish: RowFinish, walk: Pass) -> list[str]:
     """Return the start of a pass over the columns of a thread: the loads of one vector."""
     lines = [_vector(finish)]
-    if not finish.kept:
+    if finish.shared:
+        lines.append(f"cute.autovec_copy({_held(finish)}, held_values)")
+    elif not finish.kept:
         lines += _load(finish, ROWS, finish.dtype)
     for value in walk.reads:
         operand = finish.problem.epilogue.operands[value - 1]

@@ -200,7 +200,7 @@ def _joins(plan: GemmPlan) -> bool:
 
 def _plan_with_finish(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
     """Plan a matmul that stores rows, or their partial reductions, for a second kernel."""
-    stored, finish = split(problem, choice.tile[1])
+    stored, finish = split(problem, choice.tile[1], target.smem_per_block_bytes)
     promote_k_tiles = choice.promote_k_tiles or _promote_k_tiles(problem, choice)
     first = dataclasses.replace(choice, rows_in="cluster", promote_k_tiles=promote_k_tiles)
     return dataclasses.replace(plan_gemm(stored, first, target), finish=finish)

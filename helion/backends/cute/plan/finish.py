@@ -44,8 +44,9 @@ MAX_ROWS_BYTES = 2**33
 
 
 @functools.lru_cache(maxsize=256)
-def split(problem: GemmProblem, tile_columns: int) -> tuple[GemmProblem, RowFinish | TileFinish]:
-    """Split a problem into the matmul, in tiles of ``tile_columns``, and the finish after it. Raises ``Refusal``."""
+def split(problem: GemmProblem, tile_columns: int, shared_bytes: int) -> tuple[GemmProblem, RowFinish | TileFinish]:
+    """Split a problem into the matmul, in tiles of ``tile_columns``, and the finish after it, whose CTAs have up to
+    ``shared_bytes`` of shared memory. Raises ``Refusal``."""
     if problem.batch is not None or not problem.epilogue.reduces_rows:
         raise Refusal("rows in memory are implemented for one matmul whose rows are reduced")
     if not finishes(problem):
@@ -55,7 +56,7 @@ def split(problem: GemmProblem, tile_columns: int) -> tuple[GemmProblem, RowFini
             " hl.specialize"
         )
     parts = _parts(problem)
-    return _with_tiles(problem, parts, tile_columns) if parts else _with_rows(problem)
+    return _with_tiles(problem, parts, tile_columns) if parts else _with_rows(problem, shared_bytes)
 
 
 def finishes(problem: GemmProblem) -> bool:
@@ -77,13 +78,13 @@ def with_most_rows(problem: GemmProblem) -> GemmProblem:
 # Whole rows ------------------------------------------------------------------------------------------------------------
 
 
-def _with_rows(problem: GemmProblem) -> tuple[GemmProblem, RowFinish]:
+def _with_rows(problem: GemmProblem, shared_bytes: int) -> tuple[GemmProblem, RowFinish]:
     held = _held(problem)
     made = problem.epilogue.made(held)
     dtype = STORED.get(made.op, "float32") if made else "float32"
     home = next((each for each in problem.outputs_of("exact") if each.dtype == dtype), None)
     pitch = home.pitch if home else _up(problem.n, VECTOR_BYTES // itemsize(dtype))
-    finish = _row_finish(problem, held, dtype, pitch, home.name if home else "")
+    finish = _row_finish(problem, held, dtype, pitch, home.name if home else "", shared_bytes)
     if rows_bytes(finish) > MAX_ROWS_BYTES:
         raise Refusal(f"rows of {rows_bytes(finish)} bytes in memory; up to {MAX_ROWS_BYTES} are implemented")
     check_places(problem.epilogue, row_walks(finish), "the kernel after the matmul")
@@ -94,14 +95,14 @@ def _with_rows(problem: GemmProblem) -> tuple[GemmProblem, RowFinish]:
     return dataclasses.replace(problem, epilogue=stored, output_dtype=dtype, d_pitch=pitch), finish
 
 
-def _row_finish(problem: GemmProblem, held: int, dtype: str, pitch: int, home: str) -> RowFinish:
+def _row_finish(problem: GemmProblem, held: int, dtype: str, pitch: int, home: str, shared_bytes: int) -> RowFinish:
     widest = max(itemsize(name) for name in (dtype, *_matrix_dtypes(problem)))
     vector = VECTOR_BYTES // widest
     kept = [
         each for each in THREADS if each <= KEPT_THREADS and _chunks(problem.n, each, vector) * vector <= KEPT_VALUES
     ]
     threads = kept[0] if kept else THREADS[-1]
-    return RowFinish(
+    finish = RowFinish(
         problem=problem,
         held=held,
         dtype=dtype,
@@ -112,6 +113,19 @@ def _row_finish(problem: GemmProblem, held: int, dtype: str, pitch: int, home: s
         chunks=_chunks(problem.n, threads, vector),
         kept=bool(kept),
     )
+    return finish if kept else _in_shared_memory(finish, shared_bytes)
+
+
+def _in_shared_memory(finish: RowFinish, shared_bytes: int) -> RowFinish:
+    """Return the finish with rows in shared memory, if it has room for one. Several CTAs of an SM have fewer threads each."""
+    several = dataclasses.replace(finish, threads=KEPT_THREADS, kept=True, shared=True)
+    for found in (several, dataclasses.replace(several, threads=THREADS[-1])):
+        chunks = _chunks(found.problem.n, found.threads, found.vector)
+        found = dataclasses.replace(found, chunks=chunks)
+        room = shared_bytes // 2 if found.threads == KEPT_THREADS else shared_bytes
+        if SUM_BYTES * (row_words(found) + shared_words(found)) <= room:
+            return found
+    return finish
 
 
 def _matrix_dtypes(problem: GemmProblem) -> Iterator[str]:
@@ -181,7 +195,7 @@ def loaded_early(finish: RowFinish) -> tuple[EpilogueOperand, ...]:
 
     A load that misses the caches takes about a microsecond, more than the rest of the work on a short row.
     """
-    found, left = [], EARLY_REGISTERS if finish.kept else 0
+    found, left = [], EARLY_REGISTERS if finish.kept and not finish.shared else 0
     for operand in operands_read(finish):
         registers = -(-finish.chunks * finish.vector * itemsize(operand.dtype) // REGISTER_BYTES)
         if registers <= left:
@@ -368,6 +382,13 @@ def part_slot(finish: RowFinish, value: int) -> int:
     """Return the first word of a reduction's per-warp results among ``shared_words``."""
     order = [value for level in reductions_of(finish.problem) for value in level]
     return order.index(value) * (finish.threads // WARP_THREADS)
+
+
+def row_words(finish: RowFinish | TileFinish) -> int:
+    """Return the fp32 words of shared memory that keep a row."""
+    if not isinstance(finish, RowFinish) or not finish.shared:
+        return 0
+    return finish.chunks * finish.threads * finish.vector
 
 
 def shared_words(finish: RowFinish | TileFinish) -> int:

@@ -144,6 +144,7 @@ def _finish_lines(gemm: GemmPlan, finish: Finish) -> list[str]:
     else:
         stored = f"rows of {finish.problem.n} {finish.dtype}"
         kept = "once" if finish.kept else "for each reduction, and to store"
+        kept += ", to shared memory" if finish.shared else ""
         joins = f"{ctas} CTAs of {threads} threads finish a row each, which they read {kept}"
     where = (
         finish.home if isinstance(finish, RowFinish) and finish.home else f"{workspace_bytes(gemm)} bytes of workspace"

@@ -276,11 +276,11 @@ class RowFinish:
     home: str
     threads: int
     vector: int
-    """Columns of one vectorized access of a thread."""
+    """Columns of one vectorized access of a thread, which has ``chunks`` of them."""
     chunks: int
-    """Vectors of each thread."""
     kept: bool
-    """True if registers keep a row; a row that is too long is read again in each pass."""
+    """True if registers, or ``shared`` memory, keep a row; others are read again in each pass."""
+    shared: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

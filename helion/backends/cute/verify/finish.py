@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from ....hardware import VECTOR_BYTES
 from ..plan.counts import counts
 from ..plan.dtypes import itemsize
-from ..plan.finish import loaded_early, part_slot, row_walks, rows_bytes, shared_words, threads_of
-from ..plan.records import WARP_THREADS, Finish, GemmPlan, RowFinish
+from ..plan.finish import loaded_early, part_slot, row_walks, row_words, rows_bytes, shared_words, threads_of
+from ..plan.records import SUM_BYTES, WARP_THREADS, Finish, GemmPlan, RowFinish
 from ..plan.reductions import reductions_of
 from ..plan.workspace import COUNTER_BYTES, MAX_COUNTERS, rows_offset, sums_bytes, workspace_bytes
 from ..roles import finish as g
@@ -49,6 +49,11 @@ def _check_memory(plan: GemmPlan, finish: Finish) -> None:
         raise Fault(
             f"{finish.threads} threads with {finish.chunks} times {finish.vector} columns leave some of {problem.n}"
         )
+    shared = SUM_BYTES * (row_words(finish) + shared_words(finish))
+    if shared > plan.shared_limit_bytes:
+        raise Fault(f"the second kernel has {shared} bytes of shared memory, of {plan.shared_limit_bytes}")
+    if finish.shared and not (finish.kept and row_words(finish) >= problem.n):
+        raise Fault(f"shared memory has {row_words(finish)} words of a row of {problem.n}")
     moved = [(finish.pitch, finish.dtype), *((each.pitch, each.dtype) for each in problem.outputs_of("exact"))]
     moved += [(each.pitch, each.dtype) for each in problem.epilogue.of_kind("exact")]
     for pitch, dtype in moved:
