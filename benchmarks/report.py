@@ -31,6 +31,7 @@ from benchmarks import (  # noqa: E402
     product_goals,
     row_report,
     sweep,
+    unfitted_report,
 )
 from benchmarks.cells import timed_cells  # noqa: E402
 from benchmarks.goals import Finding, number, table  # noqa: E402
@@ -448,6 +449,7 @@ def render(
     attention: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     operators: Mapping[str, ops_report.Operators] | None = None,
     products: Mapping[str, Sequence[str]] | None = None,
+    unfitted: Mapping[str, Mapping[str, unfitted_report.Row]] | None = None,
 ) -> str:
     """The page; ``folder`` is where its plots are, relative to it."""
     lines = [
@@ -481,7 +483,7 @@ def render(
         ]
         for suite in SUITES:
             lines += suite_section(suite, suites.get(suite), copy)
-    lines += sweep_section(scores)
+    lines += [*unfitted_report.sections(unfitted or {}), *sweep_section(scores)]
     for suites in by_device(results).values():
         if suites:
             lines += limits([row for each in suites.values() for row in each.rows])
@@ -518,7 +520,18 @@ def main() -> int:
     first_calls, operators = first_call_report.read(options.results), ops_report.read(options.results / "ops")
     rows, attention = row_report.read(options.results / "cute"), attention_report.read(options.results)
     page = render(
-        results, dispatches, scores, folder.name, cute, distributed, first_calls, rows, attention, operators, products
+        results,
+        dispatches,
+        scores,
+        folder.name,
+        cute,
+        distributed,
+        first_calls,
+        rows,
+        attention,
+        operators,
+        products,
+        unfitted_report.read(options.results),
     )
     options.out.write_text(page)
     if options.out == PAGE:

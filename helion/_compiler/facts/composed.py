@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 from ..._shapes import cdiv
-from ..ir.grammar import Op, PointwiseAttrs, Program
+from ..ir.grammar import MemoryAttrs, Op, PointwiseAttrs, Program, Value
 from ..ir.ops import OPS
 from ..ir.pointwise import POINTWISE, POLYNOMIALS
 from ..rewrites.flatten_loops import can_flatten, indexed_blocks
@@ -161,8 +162,23 @@ def pointwise_fact(
         max_op_slab=max_slab,
         one_run=beside == () and not numbered,
         rows_beside_run=_are_rows(beside, memory_ops, total) and not numbered,
+        window_axes=_window_axes(walk, memory_ops, tiled),
         numbered_run=numbered and all(_is_apart(op) or _is_few(op, total) for op in beside or ()),
     )
+
+
+def _window_axes(walk: Walk, memory_ops: Iterable[MemoryOpFact], tiled: Collection[int]) -> tuple[int, ...]:
+    """Return the axes along which loads of one tensor are at several positions around that of the tile."""
+    subscripts = {op.slot: op.subscript_axes for op in memory_ops if op.kind == "load" and not op.gathered}
+    positions: dict[tuple[int, int], set[tuple[int | None, Any]]] = {}
+    for op in walk.loads:
+        attrs = op.attributes(MemoryAttrs)
+        for axis, index in zip(subscripts.get(attrs.slot, ()), attrs.indices, strict=False):
+            if axis is not None and axis in tiled:
+                operand = None if index.operand is None else op.operands[index.operand]
+                at = operand.number if isinstance(operand, Value) else operand
+                positions.setdefault((attrs.tensor, axis), set()).add((at, index.shift))
+    return tuple(sorted({axis for (_, axis), found in positions.items() if len(found) >= _WINDOW}))
 
 
 #: Minimal ratio of a run's elements to those of a row for the caches to keep the row.

@@ -238,6 +238,7 @@ class PointwiseFact:
     - ``rows_beside_run``: true if that holds for all accesses but loads of few elements, such as a bias.
     - ``numbered_run``: true if elements are numbered, as by ``tile.index``, and that holds for all other accesses. Those
       are gathers, strided loads and loads of few elements. The other two are false then.
+    - ``window_axes``: tiled axes along which loads of one tensor are at three or more different positions.
     """
 
     total_numel: int
@@ -251,6 +252,7 @@ class PointwiseFact:
     one_run: bool = False
     rows_beside_run: bool = False
     numbered_run: bool = False
+    window_axes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
