@@ -168,17 +168,19 @@ def pointwise_fact(
 
 
 def _window_axes(walk: Walk, memory_ops: Iterable[MemoryOpFact], tiled: Collection[int]) -> tuple[int, ...]:
-    """Return the axes along which loads of one tensor are at several positions around that of the tile."""
-    subscripts = {op.slot: op.subscript_axes for op in memory_ops if op.kind == "load" and not op.gathered}
-    positions: dict[tuple[int, int], set[tuple[int | None, Any]]] = {}
+    """Return the axes along which loads of one tensor are at three or more positions, and windows of neighbours overlap."""
+    loads = {op.slot: op for op in memory_ops if op.kind == "load" and not op.gathered}
+    positions: dict[tuple[int, int, int], set[tuple[int | None, Any]]] = {}
     for op in walk.loads:
         attrs = op.attributes(MemoryAttrs)
-        for axis, index in zip(subscripts.get(attrs.slot, ()), attrs.indices, strict=False):
+        if (fact := loads.get(attrs.slot)) is None:
+            continue
+        for axis, scale, index in zip(fact.subscript_axes, fact.scales, attrs.indices, strict=True):
             if axis is not None and axis in tiled:
                 operand = None if index.operand is None else op.operands[index.operand]
                 at = operand.number if isinstance(operand, Value) else operand
-                positions.setdefault((attrs.tensor, axis), set()).add((at, index.shift))
-    return tuple(sorted({axis for (_, axis), found in positions.items() if len(found) >= _WINDOW}))
+                positions.setdefault((attrs.tensor, axis, scale), set()).add((at, index.shift))
+    return tuple(sorted({axis for (_, axis, scale), at in positions.items() if len(at) >= max(_WINDOW, scale + 1)}))
 
 
 #: Minimal ratio of a run's elements to those of a row for the caches to keep the row.

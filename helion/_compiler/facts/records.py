@@ -238,7 +238,8 @@ class PointwiseFact:
     - ``rows_beside_run``: true if that holds for all accesses but loads of few elements, such as a bias.
     - ``numbered_run``: true if elements are numbered, as by ``tile.index``, and that holds for all other accesses. Those
       are gathers, strided loads and loads of few elements. The other two are false then.
-    - ``window_axes``: tiled axes along which loads of one tensor are at three or more different positions.
+    - ``window_axes``: tiled axes along which loads of one tensor are at three or more positions, and windows of neighbours
+      overlap.
     """
 
     total_numel: int

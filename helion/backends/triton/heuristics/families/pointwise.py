@@ -46,6 +46,15 @@ class _Numbers(Tuned):
     max_threads: int
     #: Elements per thread where numbers are random: each thread computes the keys of the generator.
     random_elements: int
+    #: Loads of one tensor around a position from which fewer rows per thread are an alternate, and their divisor.
+    wide_window: int
+    quarters: int
+    #: The shortest tile along the contiguous axis of a window, elements of a tile that has windows along three axes, the
+    #: most of them along the first axis, and elements of a thread.
+    window_run: int
+    window_tile: int
+    window_planes: int
+    window_elements: int
     #: Bytes that a thread reads of a row of strided elements, which several loads share.
     strided_bytes: int
     #: Least elements per warp.
@@ -66,8 +75,6 @@ _SHARED = 16
 _VECTOR_BYTES, _NARROW_BYTES = 16, 2
 #: Bytes that rows share, for each byte of their own, from which fewer warps with more rows each are tried.
 _NEARLY = 0.75
-#: Loads of one tensor around a position from which fewer rows per thread are an alternate, and their divisor.
-_WIDE_WINDOW, _QUARTERS = 8, 4
 #: Factors of the run of a launch of less than a wave, and elements for each thread.
 _RUNS, _EACH = ((1, 4), (1, 2), (1, 1), (2, 1), (4, 1)), (2, 4, 8)
 #: Halves of the rows of a tile, and by how much the warps are divided: tries of rows per thread.
@@ -105,12 +112,15 @@ class TritonPointwiseHeuristic(Heuristic):
                 loop_orders=_order(rows, fact, facts),
             )
             return tiles, shared
+        around = _around(tiles, fact, facts, target)
+        if around is not None:
+            return around, tiles
         reused = _reused(tiles, fact, facts, target)
         if reused is not None:
             return reused, tiles
         run = replace(tiles, reason=f"{reason}, of one run in memory", loop_orders={}, flatten_loops={0: True})
         if fact.numbered_run:
-            fewer = _fewer_per_thread(tiles, facts)
+            fewer = _fewer_per_thread(tiles, facts, tuned(_Numbers, target))
             first = _is_gathered(facts) or (_begin_anywhere(fact, facts) and not fewer) or _has_idle_lanes(tiles, facts)
             return (run, tiles) if first else (*fewer, tiles, run)
         if not fact.one_run and not (fact.rows_beside_run and _is_accessed_singly(fact, facts)):
@@ -223,6 +233,34 @@ def _reused(tiles: TritonProposal, fact: PointwiseFact, facts: KernelFacts, targ
     return None if best is tiles else best
 
 
+def _around(tiles: TritonProposal, fact: PointwiseFact, facts: KernelFacts, target: Target) -> TritonProposal | None:
+    """Return the same in blocks of planes, rows and columns, for windows along three axes.
+
+    Each position is then loaded by fewer programs, and by few threads with many loads in flight (measurement
+    ``windows_in_space``).
+    """
+    if len(fact.window_axes) != 3 or len(fact.contiguous_axes) != 1 or has_wide_memory(target):
+        return None
+    numbers, (first,) = tuned(_Numbers, target), fact.contiguous_axes
+    others = [facts.axes[axis] for axis in fact.window_axes if axis != first]
+    if len(others) != 2 or not all(axis.tunable for axis in others):
+        return None
+    extent = extent_of(facts.axes[first])
+    run = min((2 * numbers.window_run, numbers.window_run), key=lambda n: cdiv(extent, n) * n)
+    planes = min(numbers.window_planes, previous_power_of_2(extent_of(others[0])))
+    rows = min(numbers.window_tile // (planes * run), previous_power_of_2(extent_of(others[1])))
+    sizes = {**tiles.block_sizes, first: run, others[0].block_id: planes, others[1].block_id: rows}
+    elements = math.prod(sizes.values())
+    warps = max(1, elements // (target.warp_size * numbers.window_elements))
+    if (
+        elements * target.num_sms * numbers.waves > fact.total_numel
+        or estimate(facts, target, sizes, warps, 1).spill_risk
+    ):
+        return None
+    reason = f"{tiles.reason}, of {planes} x {rows} x {run}: windows along three axes share loads"
+    return replace(tiles, reason=reason, block_sizes=sizes, num_warps=warps)
+
+
 def _selects_from_part(op: MemoryOpFact, facts: KernelFacts, target: Target) -> bool:
     """Return whether data selects what a load reads from the part of a large tensor that axes of the grid index."""
     if op.kind != "load" or not op.gathered or None not in op.subscript_axes:
@@ -272,8 +310,7 @@ def _is_accessed_singly(fact: PointwiseFact, facts: KernelFacts) -> bool:
     do not fill a warp's transaction.
 
     One run is then better even if a bias needs scalar loads with a division each (measurement
-    ``pointwise_single_accesses``). One run of complex numbers is faster than rows that
-    begin within sectors (measurement ``unaligned_pairs``).
+    ``pointwise_single_accesses``). Rows of complex numbers begin within sectors (measurement ``unaligned_pairs``).
     """
     narrow = fact.storage_itemsize <= _NARROW_BYTES
     return (narrow or not fact.contiguous_axes) and _begin_anywhere(fact, facts)
@@ -283,8 +320,10 @@ def _strided_elements(fact: PointwiseFact, facts: KernelFacts, target: Target) -
     """Return the elements of a thread where several loads share rows of strided elements; None elsewhere.
 
     A thread stores a vector, so the lanes of a warp read elements at strides of a vector. Each line of memory takes a
-    cycle (measurement ``strided_windows``).
+    cycle (measurement ``strided_windows``). Threads with neighbours whose windows overlap load what these share once.
     """
+    if not set(fact.window_axes).isdisjoint(fact.contiguous_axes):
+        return None
     apart = Counter(op.name for op in facts.memory_ops if op.kind == "load" and not op.gathered and op.step > 1)
     stores = any(op.kind == "store" and op.step == 1 for op in facts.memory_ops)
     if fact.gather_stride == 1 or not stores or max(apart.values(), default=0) < 2 or has_wide_memory(target):
@@ -319,13 +358,13 @@ def _is_gathered(facts: KernelFacts) -> bool:
     return any(op.kind == "load" and op.gathered and op.subscript_axes[-1] is None for op in facts.memory_ops)
 
 
-def _fewer_per_thread(tiles: TritonProposal, facts: KernelFacts) -> tuple[TritonProposal, ...]:
+def _fewer_per_thread(tiles: TritonProposal, facts: KernelFacts, numbers: _Numbers) -> tuple[TritonProposal, ...]:
     """Return the same with a quarter of the rows, for windows of so many loads that each thread waits for few of them."""
     loads = Counter(op.name for op in facts.memory_ops if op.kind == "load" and not op.gathered)
-    rows = [axis.block_id for axis in facts.tunable_axes if tiles.block_sizes.get(axis.block_id, 1) >= _QUARTERS]
-    if max(loads.values(), default=0) < _WIDE_WINDOW or len(rows) < 2:
+    rows = [axis.block_id for axis in facts.tunable_axes if tiles.block_sizes.get(axis.block_id, 1) >= numbers.quarters]
+    if max(loads.values(), default=0) < numbers.wide_window or len(rows) < 2:
         return ()
-    sizes = {**tiles.block_sizes, rows[-2]: tiles.block_sizes[rows[-2]] // _QUARTERS}
+    sizes = {**tiles.block_sizes, rows[-2]: tiles.block_sizes[rows[-2]] // numbers.quarters}
     return (replace(tiles, reason=f"{tiles.reason}, a quarter of the rows for a window", block_sizes=sizes),)
 
 

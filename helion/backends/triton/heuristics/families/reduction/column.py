@@ -25,7 +25,7 @@ from ......hardware import Target
 from ....proposal import TritonProposal
 from ...choose import trust, unless_faster
 from ...predicted_time import proposal_us
-from ...sizing import Chunks, Sizes, clamp, estimate, extent_of, warps_for_threads
+from ...sizing import Chunks, Sizes, clamp, estimate, extent_of, programs_of, warps_for_threads
 from ...tuned import Tuned, tuned
 from .budget import Allocation, allocate, column_axis, reduction_alone
 from .launch import Launch, launch
@@ -51,6 +51,9 @@ class _Numbers(Tuned):
     chunk_bytes: int
     stages: int
     least_chunks: int
+    #: Rows that one warp holds whole, and warps of an SM that hide what they wait for.
+    held_rows: int
+    held_warps: int
 
 
 _TUNED = tuned(_Numbers)
@@ -81,7 +84,8 @@ class TritonColumnReductionHeuristic(Heuristic):
         _fit_chunk(found, facts, target, threads)
         chosen = launch(found, facts, target, threads=threads)
         made = _proposal(found, chosen.sizes, chosen.chunks, chosen.num_warps)
-        lighter = [(each, proposal_us(facts, each, target)) for each in _lighter(found, column, facts, chosen, target)]
+        others = (*_lighter(found, column, facts, chosen, target), *_held(found, column, facts, chosen, target))
+        lighter = [(each, proposal_us(facts, each, target)) for each in others]
         if lighter:
             made = unless_faster((made, proposal_us(facts, made, target)), lighter, trust(target).lighter_columns)
         return (made,)
@@ -119,6 +123,29 @@ def _lighter(
     for each in options:
         if not estimate(facts, target, each, warps, 1, chosen.chunks).spill_risk:
             yield _proposal(found, each, chosen.chunks, warps)
+
+
+def _held(
+    found: Allocation, column: int, facts: KernelFacts, chosen: Launch, target: Target
+) -> Iterator[TritonProposal]:
+    """Yield programs of one or two warps for columns of few rows, such as classes, that are held whole.
+
+    Several warps would each have some of the rows, and meet in shared memory for each reduction (measurement
+    ``few_rows_held``).
+    """
+    axis = facts.axes[found.primary.axis]
+    if found.chunks.get(axis.block_id, 0) is not None or axis.padded > _TUNED.held_rows or column not in chosen.sizes:
+        return
+    for warps, more in ((1, 1), (1, 2), (2, 2), (2, 4)):
+        columns = chosen.sizes[column] * more
+        sizes = {**chosen.sizes, column: clamp(columns, facts.axes[column])}
+        enough = programs_of(facts, sizes, found.primary.root) >= _TUNED.held_warps * target.num_sms // warps
+        if (
+            warps < chosen.num_warps
+            and enough
+            and not estimate(facts, target, sizes, warps, 1, chosen.chunks).spill_risk
+        ):
+            yield _proposal(found, sizes, chosen.chunks, warps)
 
 
 def _shared_rows(facts: KernelFacts, primary: ReductionFact, target: Target) -> AxisFact | None:

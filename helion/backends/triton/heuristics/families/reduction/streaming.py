@@ -20,7 +20,7 @@ from ....proposal import TritonProposal
 from ....resources.traffic import work
 from ...choose import trust, unless_faster
 from ...predicted_time import proposal_us
-from ...sizing import all_sizes, grid_extent, programs_of
+from ...sizing import all_sizes, estimate, grid_extent, programs_of
 from ...tuned import Tuned, has_rows, tuned
 from .budget import Allocation, allocate, reduction_alone
 from .launch import launch
@@ -68,6 +68,9 @@ class _Numbers(Tuned):
     cached_bytes: int
     #: Elements per thread of a row of ``held`` that a loop of the kernel's own reads once.
     held_thread_elements: int
+    #: Lanes of a row that one warp takes alone where the last of four would be idle, and its bytes of an element.
+    alone_lanes: int
+    alone_itemsize: int
     #: Elements of a tile of such rows of single bytes, and the ratio of padding from which a whole row leaves too many
     #: lanes idle.
     byte_tile: int
@@ -131,7 +134,7 @@ class TritonStreamingReductionHeuristic(Heuristic):
             return Declined(f"axis {primary.axis} is on the grid")
         if not (facts.axes[primary.axis].padded or primary.extent):
             return Declined(f"the extent of axis {primary.axis} depends on another tile or on data")
-        first = _proposal(found, facts, target)
+        first = _whole_rows(_proposal(found, facts, target), primary, facts, target)
         if programs_of(facts, all_sizes(facts, first.block_sizes), primary.root) > target.num_sms:
             return (first,)
         threads = _threads_of_few(facts, primary)
@@ -144,6 +147,35 @@ class TritonStreamingReductionHeuristic(Heuristic):
         timed = [(each, proposal_us(facts, each, target)) for each in (first, *_alone(facts, target))]
         best = unless_faster(timed[0], timed[1:], trust(target).wide_programs)
         return (first,) if best is first else (best, first)
+
+
+def _whole_rows(proposal: TritonProposal, primary: ReductionFact, facts: KernelFacts, target: Target) -> TritonProposal:
+    """Return the same with fewer rows in a step of the kernel's own loop, if many rows leave pieces of sectors of each.
+
+    A loop over rows with a reduction along each one needs no more rows than its threads have registers for.
+    """
+    rows = facts.axes[primary.axis]
+    pieces = [
+        (facts.axes[axis].padded, chunk)
+        for op in facts.memory_ops
+        if op.kind == "load" and {primary.axis, op.inner_axis} <= set(op.tile_axes)
+        for axis, chunk in proposal.reduction_loops.items()
+        if axis == op.inner_axis
+        and axis != primary.axis
+        and chunk is not None
+        and chunk * op.itemsize < 4 * _VECTOR_BYTES
+    ]
+    if not pieces or primary.full_extent or not rows.tunable:
+        return proposal
+    width = max(padded for padded, _ in pieces)
+    chunks = {axis: None if chunk == pieces[0][1] else chunk for axis, chunk in proposal.reduction_loops.items()}
+    warps = proposal.num_warps or 1
+    step = max(rows.min_size, _TUNED.held_thread_elements * warps * target.warp_size // width)
+    sizes = {**proposal.block_sizes, rows.block_id: step}
+    if step < 2 or estimate(facts, target, sizes, warps, 1, chunks).spill_risk:
+        return proposal
+    reason = f"{proposal.reason}, {step} rows of {width} whole"
+    return replace(proposal, reason=reason, block_sizes=sizes, reduction_loops=chunks)
 
 
 def _alone(facts: KernelFacts, target: Target) -> Iterator[TritonProposal]:
@@ -283,6 +315,17 @@ def _width(facts: KernelFacts, primary: ReductionFact, target: Target, compute_b
     return (_TUNED.short_chunk if whole <= 2 * _TUNED.held else _TUNED.chunk) // previous_power_of_2(loads)
 
 
+def _is_alone(facts: KernelFacts, primary: ReductionFact) -> bool:
+    """Return whether one warp takes a row, because the last of four has columns past its end.
+
+    The warps of a row meet for each reduction, idle ones as well (measurement ``idle_warps``).
+    """
+    whole = facts.axes[primary.axis].padded or next_power_of_2(primary.extent)
+    lanes = whole == _TUNED.alone_lanes and whole >= _TUNED.idle * primary.extent
+    plain = primary.full_extent and _stores_rows(facts, primary) and _inside(facts, primary) == 1
+    return plain and lanes and _itemsize(primary) == _TUNED.alone_itemsize and not _is_heavy(primary)
+
+
 def _wastes_bytes(primary: ReductionFact, whole: int) -> bool:
     """Return whether rows of single bytes are better read in tiles than in one of ``whole`` elements."""
     return primary.input_load_itemsize == 1 and whole > _TUNED.byte_tile and whole >= _TUNED.idle * primary.extent
@@ -317,6 +360,8 @@ def _set_rows(found: Allocation, facts: KernelFacts, target: Target, compute_bou
     primary = found.primary
     row = (facts.axes[primary.axis].padded or primary.extent) * _inside(facts, primary) * _itemsize(primary)
     waves = previous_power_of_2(grid_extent(facts, primary.root) // (target.num_sms * _TUNED.min_waves))
+    if _is_alone(facts, primary):
+        waves = 1
     room = _TUNED.program_bytes // 2 if compute_bound or _is_heavy(primary) else _TUNED.program_bytes
     goal = max(1, min(_TUNED.max_rows, room // row, waves))
     # other grid loops keep their sizes, and so do contiguous axes
@@ -348,6 +393,8 @@ def _threads(
         return _TUNED.scalar_threads if looped else max(least, min(most, elements // each))
     if looped and not _is_aligned(facts, primary):
         return _TUNED.unaligned_threads
+    if _is_alone(facts, primary):
+        return least
     if looped:
         crowded = width * _itemsize(primary) >= _TUNED.cached_bytes and primary.body_live_tiles >= _TUNED.many_tiles
         return most // 2 if crowded else most
