@@ -170,7 +170,7 @@ def pointwise_fact(
 def _window_axes(walk: Walk, memory_ops: Iterable[MemoryOpFact], tiled: Collection[int]) -> tuple[int, ...]:
     """Return the axes along which loads of one tensor are at three or more positions, and windows of neighbours overlap."""
     loads = {op.slot: op for op in memory_ops if op.kind == "load" and not op.gathered}
-    positions: dict[tuple[int, int, int], set[tuple[int | None, Any]]] = {}
+    positions: dict[tuple[int, int, int], set[Any]] = {}
     for op in walk.loads:
         attrs = op.attributes(MemoryAttrs)
         if (fact := loads.get(attrs.slot)) is None:

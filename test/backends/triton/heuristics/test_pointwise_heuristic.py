@@ -211,6 +211,25 @@ def turned_parts(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def diffused(x: torch.Tensor) -> torch.Tensor:
+    a, b, c = x.size()
+    out = torch.empty([a - 2, b - 2, c - 2], dtype=x.dtype, device=x.device)
+    for p, q, r in hl.tile([a - 2, b - 2, c - 2]):
+        i, j, k = p.index + 1, q.index + 1, r.index + 1
+        near = x[i - 1, j, k] + x[i + 1, j, k] + x[i, j - 1, k] + x[i, j + 1, k] + x[i, j, k - 1] + x[i, j, k + 1]
+        out[p, q, r] = near - 6.0 * x[i, j, k]
+    return out
+
+
+def test_windows_in_space_have_blocks_of_planes_and_rows() -> None:
+    for n, sizes in ((386, [8, 2, 128]), (322, [8, 4, 64])):
+        first, second = helion.kernel(diffused).bind((meta(n, n, n, dtype=FP32),), target="h200").seeds[:2]
+        assert (first.config["block_sizes"], first.config["num_warps"]) == (sizes, 2)
+        assert second.config["block_sizes"][0] == 1
+    few = helion.kernel(diffused).bind((meta(34, 34, 34, dtype=FP32),), target="h200").seeds[0].config
+    assert few["block_sizes"][0] < 8
+
+
 def test_threads_have_few_elements_of_strided_windows() -> None:
     first = helion.kernel(averaged).bind((meta(2048, 112, 112),), target="h200").seeds[0].config
     assert (first["block_sizes"], first["flatten_loops"], first["num_warps"]) == ([1, 8, 64], [True], 8)
@@ -268,12 +287,24 @@ def test_programs_follow_memory_where_a_tile_covers_the_contiguous_axis() -> Non
     assert two.seeds[0].config["loop_orders"] == [[0, 1]]
 
 
+def laplacian() -> torch.Tensor:
+    """The weights of a position and its six neighbours."""
+    weights = torch.zeros(1, 1, 3, 3, 3)
+    for axis in range(3):
+        at = [1, 1, 1]
+        for at[axis] in (0, 2):
+            weights[(0, 0, *at)] = 1.0
+    weights[0, 0, 1, 1, 1] = -6.0
+    return weights
+
+
 @pytest.mark.parametrize(
     ("kernel", "sizes", "reference"),
     [
         (upper, (13, 35), torch.triu),
         (enlarged, (3, 5, 9), lambda x: x.repeat_interleave(2, 1).repeat_interleave(2, 2)),
         (pooled, (3, 7, 9), lambda x: torch.nn.functional.max_pool2d(x, 3, 1, 1)),
+        (diffused, (5, 7, 9), lambda x: torch.nn.functional.conv3d(x[None, None], laplacian())[0, 0]),
         (averaged, (3, 7, 10), lambda x: torch.nn.functional.avg_pool2d(x, 2)),
         (turned_parts, (5, 7, 2), lambda x: torch.view_as_real(torch.view_as_complex(x) * 1j)),
     ],

@@ -49,7 +49,7 @@ class _Numbers(Tuned):
     #: Loads of one tensor around a position from which fewer rows per thread are an alternate, and their divisor.
     wide_window: int
     quarters: int
-    #: The shortest tile along the contiguous axis of a window, elements of a tile that has windows along three axes, the
+    #: The shortest tile along the contiguous axis of a window. Of a tile with windows along three axes: its elements, the
     #: most of them along the first axis, and elements of a thread.
     window_run: int
     window_tile: int

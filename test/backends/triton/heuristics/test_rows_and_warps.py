@@ -1,0 +1,78 @@
+"""Reductions whose rows are few, short of a warp, or one part of a step: warps that do not meet, and rows read whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import helion
+import helion.language as hl
+
+
+@helion.kernel(backend="triton")
+def class_losses(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    b, c, n = x.shape
+    c = hl.specialize(c)
+    out = torch.empty([b, n], dtype=torch.float32, device=x.device)
+    for tile_b, tile_n in hl.tile([b, n], block_size=[1, None]):
+        values = x[tile_b.begin, :, tile_n].float()
+        top = values.amax(0)
+        total = torch.log(torch.exp(values - top[None, :]).sum(0)) + top
+        own = torch.where(hl.arange(c)[:, None] == labels[tile_b.begin, tile_n][None, :], values, 0.0).sum(0)
+        out[tile_b.begin, tile_n] = total - own
+    return out
+
+
+@helion.kernel(backend="triton")
+def mean_errors(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    b, t, _d = x.shape
+    out = torch.empty([b], dtype=torch.float32, device=x.device)
+    for i in hl.grid(b):
+        total = hl.zeros([1], dtype=torch.float32)
+        for tile in hl.tile(t):
+            apart = x[i, tile, :].float() - y[i, tile, :].float()
+            total = total + ((apart * apart).sum(-1) * mask[i, tile].float()).sum(0)
+        out[i] = total.sum()
+    return out
+
+
+@helion.kernel(backend="triton")
+def normalized(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        row = x[tile, :].float()
+        out[tile, :] = (row * torch.rsqrt((row * row).mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+    return out
+
+
+def _meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def test_few_rows_of_columns_are_in_one_warp() -> None:
+    args = _meta(16, 19, 262144), _meta(16, 262144, dtype=torch.int64)
+    first = class_losses.bind(args, target="h200").seeds[0]
+    assert first.heuristic == "TritonColumnReductionHeuristic"
+    assert (first.config["block_sizes"], first.config["num_warps"]) == ([128], 1)
+    many = class_losses.bind((_meta(16, 190, 262144), args[1]), target="h200").seeds[0]
+    assert many.config["num_warps"] > 1
+
+
+def test_steps_over_rows_read_them_whole() -> None:
+    rows = _meta(256, 1024, 256)
+    first = mean_errors.bind((rows, rows, _meta(256, 1024, dtype=torch.bool)), target="h200").seeds[0].config
+    assert (first["block_sizes"], first["reduction_loops"], first["num_warps"]) == ([32], [None], 8)
+
+
+@pytest.mark.parametrize(
+    ("columns", "dtype", "rows", "warps"),
+    [
+        (768, torch.bfloat16, 1, 1),
+        (1000, torch.bfloat16, 2, 4),
+        (768, torch.float32, 1, 4),
+        (512, torch.bfloat16, 4, 4),
+    ],
+)
+def test_one_warp_takes_a_row_that_leaves_another_idle(columns: int, dtype: torch.dtype, rows: int, warps: int) -> None:
+    first = normalized.bind((_meta(32768, columns, dtype=dtype),), target="h200").seeds[0].config
+    assert (first["block_sizes"], first["num_warps"]) == ([rows], warps)
