@@ -76,6 +76,9 @@ _VECTOR_BYTES, _NARROW_BYTES = 16, 2
 #: Bytes that rows share, for each byte of their own, from which fewer warps with more rows each are tried.
 _NEARLY = 0.75
 #: Factors of the run of a launch of less than a wave, and elements for each thread.
+#: Of tiles with one random number per thread, predicted times that are this near tell nothing; the larger begins fewer
+#: programs.
+_ALIKE = 1.01
 _RUNS, _EACH = ((1, 4), (1, 2), (1, 1), (2, 1), (4, 1)), (2, 4, 8)
 #: Halves of the rows of a tile, and by how much the warps are divided: tries of rows per thread.
 _ROWS_AND_WARPS = ((1, 2), (1, 4), (2, 2), (2, 4), (4, 1), (4, 2), (8, 1), (16, 1))
@@ -165,7 +168,12 @@ def _at_once(tiles: TritonProposal, fact: PointwiseFact, facts: KernelFacts, tar
                 found.append(_tiles(sizes, previous_power_of_2(min(count, 8)), fact, facts))
     within = (each for each in found if _in_a_wave(each, facts, target))
     timed = [(each, proposal_us(facts, each, target)) for each in (tiles, *within)]
-    return unless_faster(timed[0], timed[1:], ratio)
+    others = timed[1:]
+    if facts.random_tiles and others:
+        least = min(us for _, us in others)
+        near = (each for each in others if each[1] <= _ALIKE * least)
+        others = [max(near, key=lambda each: math.prod(each[0].block_sizes.values()))]
+    return unless_faster(timed[0], others, ratio)
 
 
 def _in_a_wave(tiles: TritonProposal, facts: KernelFacts, target: Target) -> bool:
