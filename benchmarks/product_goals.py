@@ -42,8 +42,8 @@ REASONS = (
     ),
     (
         "int4 weights of few rows, share",
-        "Weights of a few megabytes are read in the time of a launch. Those of more fill rounds of CTAs unevenly, and warps wait"
-        " for the loads of their own K tile.",
+        "Weights of a few megabytes are read in the time of a launch. Those of more fill rounds of CTAs unevenly, and partial"
+        " sums of parts of K cost more than that.",
         "nibbles_issued",
     ),
 )

@@ -14,12 +14,10 @@ from .lower.kernel import multiples as of_strides
 from .lower.names import as_written
 from .plan.build import plan_gemm, unit_of
 from .plan.copied import Copied
-from .plan.dtypes import IMPRECISE_DTYPES
 from .plan.finish import counts_rows
-from .plan.operands import can_convert, in_both_majors
+from .plan.operands import in_both_majors
 from .plan.records import Choice, GemmProblem
 from .plan.refusal import Refusal
-from .plan.scales import LONGEST
 
 
 def refusal(program: Program, target: Target) -> exc.Base | None:
@@ -120,15 +118,7 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
         groups and products and (in_memory or by_threads),
         f"{of_groups} with matrices that TMA does not move",
     )
-    yield problem.operand_dtype == "int8" and (groups or problem.copied), "of int8 other than by TMA"
-    loaded, stored = problem.epilogue.of_kind("exact"), problem.outputs_of("exact")
-    by_tma = loaded and problem.outputs_of("strided") and not stored
-    yield by_tma, f"whose matrix {loaded[0].name if loaded else ''} TMA loads, where threads store all outputs,"
-    written = in_memory and not can_convert(problem)
-    yield written and problem.scales is not None, "with scales of blocks of K, next to copied operands,"
-    yield written and {*problem.runtime} - {LONGEST}, "of rows that the launch gives, next to copied operands,"
-    computed = [each for each in problem.copied if each.instructions and problem.operand_dtype in IMPRECISE_DTYPES]
-    yield computed, f"whose operand {_first(computed)} is rounded to 8-bit floats"
+    yield problem.operand_dtype == "int8" and groups, f"of int8 {of_groups}"
     yield (
         any(each.kind == "strided" or each.dtype != "float32" for each in added),
         "that are added to memory in 16 bits, or by threads as matrices,",

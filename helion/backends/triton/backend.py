@@ -93,7 +93,7 @@ class Triton:
 
     @property
     def heuristics(self) -> tuple[Heuristic, ...]:
-        return several_loops.HEURISTICS
+        return several_loops.heuristics()
 
     @property
     def rules(self) -> Mapping[Any, Callable[..., Any]]:

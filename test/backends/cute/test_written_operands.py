@@ -38,7 +38,7 @@ def test_operands_next_to_scales_are_written_before(case: str, k: int, copied: s
     wanted = scaled_kernels.reference(scaled_kernels.CASES[case], *given)
     assert products.row_error(bound(*given), wanted) < 4e-3
     reason = MATMUL.on_request(bound._analysis.program, bound.facts, bound.env.target)
-    assert "with scales of blocks of K, next to copied operands, run on request" in reason
+    assert reason == ""
     with pytest.raises(Refusal, match="next to scales of blocks of K, are copied in memory"):
         plan_gemm(made.whole, Choice(tile=(128, 64, 128), copies_in="shared"), gemms.HOPPER)
 
@@ -66,7 +66,7 @@ def test_operands_are_rounded_to_8_bit_floats(dtype: torch.dtype) -> None:
     (copied,) = bound.plan().gemm.whole.copied
     assert [made.op for made in copied.instructions] == ["mul"]
     reason = MATMUL.on_request(bound._analysis.program, bound.facts, bound.env.target)
-    assert "whose operand x is rounded to 8-bit floats run on request" in reason
+    assert reason == ""
 
 
 @helion.kernel(backend="cute", static_shapes=True)
@@ -117,7 +117,7 @@ def test_launches_give_rows_next_to_written_operands(dtype: torch.dtype) -> None
     made = bound.plan().gemm
     assert made.prepare is not None and "size_m" in made.problem.runtime
     reason = MATMUL.on_request(bound._analysis.program, bound.facts, bound.env.target)
-    assert "of rows that the launch gives, next to copied operands, run on request" in reason
+    assert reason == ""
 
 
 def test_threads_store_what_is_added_to_a_matrix_that_tma_loads() -> None:
@@ -135,7 +135,7 @@ def test_threads_store_what_is_added_to_a_matrix_that_tma_loads() -> None:
     with pytest.raises(Fault):
         verify(edit_role(program, "store", lambda step: () if step in kept else (step,)))
     reason = MATMUL.on_request(bound._analysis.program, bound.facts, bound.env.target)
-    assert "TMA loads, where threads store all outputs, run on request" in reason
+    assert reason == ""
 
 
 def test_other_numbers_of_the_launch_are_refused() -> None:

@@ -128,7 +128,8 @@ def test_programs_that_are_not_resident_are_refused() -> None:
     bound = centred_columns.bind((torch.randn(40, 50), 0.5))
     with pytest.raises(exc.InvalidConfig, match="cooperative_launch=True needs programs that are all resident"):
         bound.config_spec.normalize({**bound.default_config(), "pid_type": "flat", "cooperative_launch": True})
-    assert not bound.config_spec.repair({**bound.default_config(), "cooperative_launch": True})["cooperative_launch"]
+    flat = {**bound.default_config(), "pid_type": "flat", "cooperative_launch": True}
+    assert not bound.config_spec.repair(flat)["cooperative_launch"]
 
 
 def test_accesses_are_through_pointers() -> None:
@@ -136,6 +137,7 @@ def test_accesses_are_through_pointers() -> None:
     bound = helion.kernel(centred_columns.fn).bind((x, 0.5), target="h200")
     sizes = [32] * len(bound.default_config()["block_sizes"])
     full = {**bound.default_config(), "block_sizes": sizes, "pid_type": "persistent_interleaved"}
+    full["cooperative_launch"] = False
     boxed = {**full, "indexing": ["tensor_descriptor"] * len(full["indexing"])}
     assert "tensor_descriptor" in bound.config_spec.normalize(boxed)["indexing"]
     assert set(bound.config_spec.normalize({**boxed, "cooperative_launch": True})["indexing"]) == {"pointer"}

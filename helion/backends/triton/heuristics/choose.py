@@ -59,6 +59,8 @@ class Trust(Tuned):
     fewer_rows: float
     #: K-major copies of operands, for swapped A and B.
     copied: float
+    #: One cooperative launch, for a launch of each phase.
+    one_launch: float
     #: One stage of several matmuls over K, for a pipeline of smaller tiles.
     unstaged: float
 

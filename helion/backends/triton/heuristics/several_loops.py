@@ -1,26 +1,44 @@
 """Kernels of several grid loops: the proposals of each heuristic, with larger tiles for the loops that it leaves out.
 
 A heuristic finds the tiles of the loop that it knows. The tile of another loop may then have few elements, as of one that
-applies what the first one reduces. It grows as long as the predicted time becomes shorter.
+applies what the first one reduces. It grows as long as the predicted time becomes shorter. With a barrier
+and no host code in between, loops may have one cooperative launch of persistent programs. It is proposed if it is predicted to
+be faster.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import ClassVar, cast
 
 from ...._compiler.facts.records import AxisFact, KernelFacts
 from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
 from ..proposal import TritonProposal
+from ..together import TOGETHER
+from .choose import trust
 from .predicted_time import proposal_us
 from .registry import HEURISTICS as RULES
 from .sizing import clamp, estimate, extent_of, is_contiguous
+from .tuned import Tuned, tuned
 
-#: Elements of a tile that stays as proposed; predicted time with twice as many, relative to the time with a smaller tile.
-_ENOUGH, _SHORTER = 1024, 0.97
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "several_loops"
+
+    #: Elements of a tile that stays as proposed.
+    enough: int
+    #: Predicted time with twice as many elements, relative to the time with a smaller tile, up to which it grows.
+    shorter: float
+    #: Persistent programs on each SM, which all run at once.
+    per_sm: tuple[int, ...]
+
+
+_TUNED = tuned(_Numbers)
 
 
 @dataclass(frozen=True)
@@ -49,10 +67,13 @@ class OfAllLoops:
         if facts.num_roots == 1 or isinstance(found, Declined):
             return found
         first = with_other_loops(cast("TritonProposal", found[0]), facts, target)
-        return (first, *found[1:])
+        return (*in_one_launch(first, facts, target), first, *found[1:])
 
 
-HEURISTICS = cast("tuple[Heuristic, ...]", tuple(map(OfAllLoops, RULES)))
+@functools.cache
+def heuristics() -> tuple[Heuristic, ...]:
+    """Return the heuristics of the registry, each for all loops of a kernel."""
+    return cast("tuple[Heuristic, ...]", tuple(map(OfAllLoops, RULES)))
 
 
 def with_other_loops(proposal: TritonProposal, facts: KernelFacts, target: Target) -> TritonProposal:
@@ -62,14 +83,14 @@ def with_other_loops(proposal: TritonProposal, facts: KernelFacts, target: Targe
     multiplying = {facts.regions[fact.region].root for fact in facts.matmuls}
     given, shortest = proposal, proposal_us(facts, proposal, target)
     for root in range(facts.num_roots):
-        grown = root not in multiplying and _elements(proposal.block_sizes, facts, root) < _ENOUGH
+        grown = root not in multiplying and _elements(proposal.block_sizes, facts, root) < _TUNED.enough
         while grown:
             grown = False
             for axis in _growing(proposal.block_sizes, facts, root):
                 sizes = {**proposal.block_sizes, axis.block_id: clamp(2 * proposal.block_sizes[axis.block_id], axis)}
                 larger = replace(proposal, block_sizes=sizes)
                 us = proposal_us(facts, larger, target)
-                if us <= _SHORTER * shortest and not _spills_more(larger, proposal, facts, target):
+                if us <= _TUNED.shorter * shortest and not _spills_more(larger, proposal, facts, target):
                     proposal, shortest, grown = larger, us, True
                     break
     if proposal is given:
@@ -102,3 +123,36 @@ def _spills_more(larger: TritonProposal, proposal: TritonProposal, facts: Kernel
         for each in (proposal, larger)
     )
     return not after.fits or after.spill_risk > before.spill_risk
+
+
+def in_one_launch(proposal: TritonProposal, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...]:
+    """Return a proposal in one cooperative launch, if it is predicted to be faster than a launch for each phase.
+
+    It has as many programs as are predicted to be fastest.
+    """
+    if (
+        not facts.meetings
+        or facts.messages
+        or target.kind != "cuda"
+        or proposal.pid_type is not None
+        or proposal.launch
+    ):
+        return ()
+    predicted = estimate(
+        facts, target, proposal.block_sizes, proposal.num_warps or 4, proposal.num_stages or 1, proposal.reduction_loops
+    )
+    together = [
+        replace(
+            proposal,
+            reason=f"{proposal.reason}, in one launch of {each} programs per SM",
+            indexing={},
+            pid_type="persistent_interleaved",
+            launch={TOGETHER: True, "num_sm_multiplier": each},
+        )
+        for each in _TUNED.per_sm
+        if each <= predicted.occupancy_blocks
+    ]
+    timed = [(proposal_us(facts, each, target), at) for at, each in enumerate(together)]
+    best = min(timed, default=None)
+    enough = trust(target).one_launch * proposal_us(facts, proposal, target)
+    return () if best is None or best[0] > enough else (together[best[1]],)

@@ -1,4 +1,4 @@
-"""Kernels of several grid loops: tiles of loops that a heuristic leaves out, and the time of one launch."""
+"""Kernels of several grid loops: tiles of loops that a heuristic leaves out, and one launch for all of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import helion
 import helion.language as hl
 from helion.backends.execution import Resources
-from helion.backends.triton.heuristics.several_loops import with_other_loops
+from helion.backends.triton.heuristics.several_loops import in_one_launch, with_other_loops
 from helion.backends.triton.proposal import TritonProposal
 from helion.backends.triton.resources.time.launch import launch_of
 from helion.backends.triton.resources.time.predict import MEETING_GAIN_US, timing
@@ -71,15 +71,19 @@ def test_loops_of_products_keep_their_tiles() -> None:
     assert [grown[at] for at in (1, 2, 3)] == [16, 16, 16] and grown[4] * grown[5] > 4
 
 
-def test_one_launch_is_predicted_to_save_a_launch_for_each_barrier() -> None:
+def test_one_launch_is_chosen_by_its_predicted_time() -> None:
     bound = in_parts.bind((*tensors(), 8), target="h200")
-    config = bound.config_spec.normalize({"pid_type": "persistent_interleaved", "cooperative_launch": True})
-    decisions, predicted = bound.config_spec.decode(config), bound._analysis.predict(config)
-    us = [
-        timing(replace(bound.facts, meetings=count), launch_of(decisions), predicted, target("h200")).us
-        for count in (0, 1)
-    ]
-    assert bound.facts.meetings == 1 and us[0] - us[1] == pytest.approx(MEETING_GAIN_US)
+    together, apart = bound.seeds[:2]
+    assert bound.facts.meetings == 1 and bound.default_config() == together.config
+    assert together.config["cooperative_launch"] and not apart.config["cooperative_launch"]
+    assert together.predicted.time_us < apart.predicted.time_us and "in one launch of" in together.reason
+    alone = replace(bound.facts, meetings=0)
+    decisions = bound.config_spec.decode(together.config)
+    us = [timing(facts, launch_of(decisions), together.predicted, target("h200")).us for facts in (bound.facts, alone)]
+    assert us[1] - us[0] == pytest.approx(MEETING_GAIN_US)
+    x, y = tensors("cpu")
+    found = in_parts(x, y, 8).double()
+    assert (found - x.double() @ y.double()).norm() < 5e-3 * found.norm()
 
 
 @helion.kernel(static_shapes=True)
@@ -94,8 +98,22 @@ def with_host_code(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def test_host_code_between_loops_is_no_barrier() -> None:
-    assert with_host_code.bind((torch.empty(2**16, device="meta"),), target="h200").facts.meetings == 0
+def test_other_kernels_have_a_launch_for_each_phase() -> None:
+    """Host code between the loops, GPUs without cooperative launches, and messages to other GPUs."""
+    between = with_host_code.bind((torch.empty(2**16, device="meta"),), target="h200")
+    elsewhere = in_parts.bind((*tensors(), 8), target="gfx942")
+    assert (between.facts.meetings, elsewhere.facts.meetings) == (0, 1)
+    for bound in (between, elsewhere):
+        assert bound.seeds and not any(seed.config.get("cooperative_launch") for seed in bound.seeds)
+    messages = replace(elsewhere.facts, messages=1)
+    plain = TritonProposal(reason="", block_sizes={1: 16, 2: 64, 3: 64, 4: 16, 5: 64}, num_warps=4)
+    assert in_one_launch(plain, messages, target("h200")) == ()
+
+
+def test_checked_kernels_take_the_proposal_of_several_launches() -> None:
+    checked = helion.kernel(in_parts.fn, static_shapes=True, checked=True)
+    bound = checked.bind((*tensors(), 8), target="h200")
+    assert bound.seeds and "cooperative_launch" not in bound.default_config()
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ from typing import ClassVar
 import pytest
 
 from helion._testing import EXAMPLES_DIR, import_path
-from helion.backends.triton.heuristics import registry, tuned
+from helion.backends.triton.heuristics import several_loops, tuned
 from helion.backends.triton.heuristics.tuned import EVERYWHERE, Tuned
 from helion.hardware import known_targets, target
 
-FOLDER = Path(str(registry.__file__)).parent
+FOLDER = Path(str(several_loops.__file__)).parent
 FILES = sorted(FOLDER.rglob("*.py"))
 RULES = {record.rule: record for record in Tuned.__subclasses__()}
 SCRIPTS = ("benchmarks/sweep.py", "timed", "published", "offline", "reasoned")

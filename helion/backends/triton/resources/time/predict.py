@@ -16,8 +16,8 @@ from .parameters import Parameters, fitted
 #: Bytes of an element of a split-K partial.
 _PART_BYTES = 4
 #: Microseconds by which a barrier of all programs is shorter than the end of a launch and the begin of the next one: the
-#: median of benchmarks/results/ops/nvidia-h200-cooperative.jsonl, in graphs.
-MEETING_GAIN_US = 1.4
+#: median of benchmarks/results/ops/nvidia-h200-cooperative.jsonl, in graphs, less what the model says of persistent programs.
+MEETING_GAIN_US = 0.3
 #: Units that a launch waits for, in the order of the first fields of ``Parts``.
 _UNITS = (
     "memory",
