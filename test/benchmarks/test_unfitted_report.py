@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 from benchmarks import unfitted_report as report
+from benchmarks.seeds import RESULTS
 
 
 def _line(name: str, default: float, compile: float, **others: str) -> str:
@@ -31,3 +32,8 @@ def test_the_last_row_of_each_kernel_counts(tmp_path: Path) -> None:
     assert "| slow | 10.0 | 8.00 | 0.80 | copies |" in page and "| even | 2.00 | 2.00 | 1.00 |  |" in page
     assert any("1 of them are below 0.9" in line for line in page)
     assert not [*report.sections({})]
+
+def test_every_slow_default_has_a_reason() -> None:
+    for kernels in report.read(RESULTS).values():
+        assert len(kernels) > 40
+        assert [row["name"] for row in kernels.values() if report.ratio(row) < report.SLOW and not row["why"]] == []
