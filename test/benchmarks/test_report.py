@@ -295,9 +295,9 @@ def test_the_page_is_what_the_results_say() -> None:
     attention = report.attention_report.read(seeds.RESULTS)
     operators = report.ops_report.read(seeds.RESULTS / "ops")
     products = report.product_goals.read(seeds.RESULTS, cute)
-    made = report.render(
-        results, dispatches, scores, "performance", cute, distributed, calls, rows, attention, operators, products
-    )
+    sections = (cute, distributed, calls, rows, attention, operators, products)
+    unfitted = report.unfitted_report.read(seeds.RESULTS)
+    made = report.render(results, dispatches, scores, "performance", *sections, unfitted)
     assert made == page, remedy
     drawn = {path.stem for path in report.PAGE.with_suffix("").glob("*.svg")}
     assert drawn == {each.slug for each in results if report.has_plot(each)}, remedy

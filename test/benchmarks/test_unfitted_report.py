@@ -33,6 +33,7 @@ def test_the_last_row_of_each_kernel_counts(tmp_path: Path) -> None:
     assert any("1 of them are below 0.9" in line for line in page)
     assert not [*report.sections({})]
 
+
 def test_every_slow_default_has_a_reason() -> None:
     for kernels in report.read(RESULTS).values():
         assert len(kernels) > 40
