@@ -9,7 +9,7 @@ from ...autotuner.margins import Lead
 from ...hardware import Target
 from .lower.rowwise.kernel import known_rows
 from .plan.build import unit_of
-from .plan.epilogue import ROW_PLACE, Instruction
+from .plan.epilogue import Instruction
 from .plan.rowwise.logs import short_logs
 from .plan.rowwise.passes import demand_of
 from .plan.rowwise.records import RowProblem
@@ -25,6 +25,9 @@ compilation, which takes the DSL seconds longer."""
 
 FEW_ROWS = 128
 """Rows up to which each has an SM of its own in the general backend. A cluster gives a row several SMs."""
+
+LEAST_SUMMED_COLUMNS = 8192
+"""Columns from which sums over few rows have that lead: such a row has several CTAs."""
 
 FEW_ROWS_SAVED_US = 3.0
 """The lead in time of few rows: a quarter of a launch of 32768 columns, which a model repeats in each step. Both backends
@@ -59,8 +62,6 @@ def rows_on_request(program: Program, target: Target, request: str) -> str:
     demand = demand_of(problem)
     if demand.repeated and demand.lanes == demand.copied_lanes:
         return f"row kernels with a matrix whose rows repeat run on request, {request}"
-    if problem.epilogue.numbers(ROW_PLACE):
-        return f"row kernels with indices of one of several dimensions of rows run on request, {request}"
     if demand.fewest < LEAST_AUTO_COLUMNS and not _saves_instructions(problem):
         return f"row kernels of fewer than {LEAST_AUTO_COLUMNS} columns run on request, {request}"
     return ""
@@ -93,7 +94,7 @@ def rows_lead(program: Program) -> Lead:
     stores = problem.elements or problem.sums or problem.groups
     lead = READS_LEAD if powers and not stores else ROWS_LEAD
     lead = MASKS_LEAD if demand_of(problem).repeated else lead
-    few = problem.m <= FEW_ROWS and (problem.n >= LEAST_AUTO_COLUMNS or bool(problem.sums))
+    few = problem.m <= FEW_ROWS and problem.n >= (LEAST_SUMMED_COLUMNS if problem.sums else LEAST_AUTO_COLUMNS)
     return replace(lead, saved_us=FEW_ROWS_SAVED_US) if few else lead
 
 

@@ -104,6 +104,8 @@ def test_auto_takes_short_rows_with_logarithms_or_sums_over_rows() -> None:
         assert _of_workload(name, "bfloat16", m, n).backend == "cute"
     assert _of_workload("kl_div", "float32", 65536, 2048).backend == "triton"
     assert _of_workload("kl_div", "bfloat16", 32, 4096).backend == "triton"
+    assert _of_workload("layer_norm_backward", "bfloat16", 32, 8192).backend == "cute"
+    assert _of_workload("layer_norm_backward", "bfloat16", 32, 1000).backend == "triton"
 
 
 def test_auto_takes_exponentials_of_quotients_by_a_number_of_the_launch() -> None:

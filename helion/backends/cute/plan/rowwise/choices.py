@@ -70,7 +70,7 @@ def _is_better_overlapped(layout: RowLayout) -> bool:
     if demand.sums:
         return layout.partials > 1
     twice = demand.walks > OVERLAPPED_PASSES[0] and not demand.repeated
-    apart = demand.least or demand.pairs or demand.group or twice
+    apart = demand.pairs or demand.group or twice
     timed = _is_long(demand) and layout.aligned and not apart
     return timed and 1 < layout.choice.cluster <= MOST_OVERLAPPED_CTAS
 
