@@ -277,8 +277,9 @@ def _attention_on_request(program: Program, facts: KernelFacts, target: Target) 
     """Return a reason for attention that has not run on a GPU."""
     if target.has("tcgen05"):
         return f"attention on tcgen05 runs on request, {_REQUEST}"
-    prefixed = known_attention(program).problem.band.prefix is not None
-    return f"attention with a prefix of keys runs on request, {_REQUEST}" if prefixed else ""
+    band = known_attention(program).problem.band
+    both = band.prefix is not None and band.first is not None
+    return f"attention with a prefix of keys in a window runs on request, {_REQUEST}" if both else ""
 
 
 PAGES_LEAD = Lead(corrected=1.3)
