@@ -100,6 +100,8 @@ def _of_groups_or_batch(program: Program, pairs: Mapping[int, bool], whole_k: bo
     if looped.held:
         product = dataclasses.replace(product, depth=product.problem.line)
     product = _of_groups(product, batched, grouped) if grouped.offsets is not None else _side_by_side(product, batched)
+    own = tuple(block for block in product.batch_blocks if block < len(program.blocks))
+    product = dataclasses.replace(product, batch_blocks=own)
     if panelled is not picked.program and program.blocks[product.blocks[1]].tunable:
         product = dataclasses.replace(product, undecided=(product.blocks[1],))
     return _renamed(product, {each: pick.tensor.id for each, pick in picked.picks.items()})
@@ -220,8 +222,7 @@ def _of_groups_of_k(product: Product, grouped: GroupedK) -> Product:
 def _side_by_side(product: Product, batched: Batched) -> Product:
     """Return the product of a batch, whose dimensions of one matmul each are left out."""
     is_empty = product.is_empty or any(equal(level.size, 0) for level in batched.levels)
-    tiles = tuple(block for block in batched.blocks if batched.program.blocks[block].kind == "tile")
-    product = dataclasses.replace(product, batch_blocks=tiles, is_empty=is_empty)
+    product = dataclasses.replace(product, batch_blocks=batched.blocks, is_empty=is_empty)
     levels = _joined([level for level in batched.levels if not equal(level.size, 1)])
     if not levels or is_empty:
         return product
