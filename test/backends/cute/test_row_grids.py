@@ -85,14 +85,23 @@ def test_shared_rows_need_whole_granules() -> None:
         helion.kernel(masked_softmax, backend="cute").bind((x, mask, out), target="h100").to_cute_code()
 
 
-def test_positions_of_rows_elsewhere_are_refused() -> None:
+def test_positions_of_rows_in_a_grid() -> None:
     def of_positions(x, out):
         for tile_b, tile_l in hl.tile([x.size(0), x.size(1)]):
             out[tile_b, tile_l] = x[tile_b, tile_l, :].sum(-1) * tile_l.index[None, :]
 
-    x, out = tensor(3, 5, 1024), tensor(3, 5)
-    with pytest.raises(exc.CuteUnsupported, match="positions of rows in a grid"):
-        helion.kernel(of_positions, backend="cute").bind((x, out), target="h100").to_cute_code()
+    x, out = torch.randn(3, 5, 1024), torch.empty(3, 5)
+    helion.kernel(of_positions, backend="cute")(x, out)
+    torch.testing.assert_close(out.double(), x.double().sum(-1) * torch.arange(5), rtol=1e-5, atol=1e-3)
+
+
+def test_numbers_of_tiles_in_a_grid_are_refused() -> None:
+    def of_tiles(x, out):
+        for tile_b, tile_l in hl.tile([x.size(0), x.size(1)]):
+            out[tile_b, tile_l] = x[tile_b, tile_l, :].sum(-1) * tile_l.id
+
+    with pytest.raises(exc.CuteUnsupported):
+        helion.kernel(of_tiles, backend="cute").bind((tensor(3, 5, 1024), tensor(3, 5)), target="h100").to_cute_code()
 
 
 def biased_softmax(x: torch.Tensor, bias: torch.Tensor, scale: float) -> torch.Tensor:
