@@ -129,7 +129,7 @@ def operators() -> str:
             "",
             *pairs("Elementwise operations in kernels", FUSION, "pattern", "us", "unfused", "fused"),
             "",
-            *pairs("Several grid loops in one launch", TOGETHER, "case", "loop_us", "apart", "together"),
+            *pairs("Several grid loops in one launch", TOGETHER, "case", "loop_us", "apart", "together", "default"),
         ]
     )
 
@@ -141,17 +141,21 @@ FUSION = (
 )
 TOGETHER = (
     "nvidia-h200-cooperative.jsonl",
-    "`python benchmarks/cooperative.py` compares `cooperative_launch` with a launch for each grid loop, in a loop of calls.",
+    "`python benchmarks/cooperative.py` compares one launch, by `cooperative_launch` or by default, with a launch for each"
+    " grid loop, in a loop of calls.",
 )
 
 
-def pairs(title: str, source: tuple[str, str], name: str, times: str, without: str, used: str) -> list[str]:
-    """Return a section with the times of two variants, one of each line of a file of results."""
+def pairs(title: str, source: tuple[str, str], name: str, times: str, without: str, *used: str) -> list[str]:
+    """Return a section with the times of two variants, of the lines of a file of results that have both: of those used, the first."""
     file, text = source
     rows = [json.loads(line) for line in (RESULTS / "ops" / file).read_text().splitlines()]
     lines = ["| case | without, µs | with, µs | speed |", "| :-- | --: | --: | --: |"]
     for row in rows:
-        before, after = row[times][without], row[times][used]
+        after = next((row[times][each] for each in used if each in row[times]), None)
+        if after is None or without not in row[times]:
+            continue
+        before = row[times][without]
         lines.append(f"| {row[name]} | {before:.1f} | {after:.1f} | {before / after:.2f} |")
     return [f"## {title}", "", f"{text} These times are of an H200.", "", *lines]
 

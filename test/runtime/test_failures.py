@@ -218,7 +218,7 @@ def test_calls_that_have_changed_something_are_not_made_again(failing: Callable[
     with pytest.raises(exc.TritonError):
         helion.kernel(counted, ignore_warnings=[exc.TensorOperationInWrapper])(X, count)
     assert count.item() == 1
-    x = torch.zeros(16)
+    x = torch.zeros(4096)
     made = failing()
     kernel = helion.kernel(in_two_phases)
     bound = kernel.bind((x,))

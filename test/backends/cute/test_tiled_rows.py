@@ -95,7 +95,8 @@ def test_facts_show_the_product_that_tiles_compute() -> None:
         assert sorted(each.kind for each in shape.problem.outputs) == sorted(each.kind for each in problem.outputs)
         assert analysis.seeds.seeds, name
         if problem.epilogue.reduces_rows and name != "chosen_maximum":  # facts show neither comparison nor choice
-            assert type(split(shape.problem, 128)[1]) is type(split(problem, 128)[1]), name
+            shared = analysis.target.smem_per_block_bytes
+            assert type(split(shape.problem, 128, shared)[1]) is type(split(problem, 128, shared)[1]), name
 
 
 def test_products_that_facts_do_not_show_are_predicted_to_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:

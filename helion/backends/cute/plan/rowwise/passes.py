@@ -28,7 +28,7 @@ COSTLY = {"exp": 4, "log": 12, "div": 8, "tanh": 8, "erf": 20, "gelu": 24, "log1
 """Instructions of operations that take several, approximately; of any other: one."""
 POSITION_REGISTERS = 24
 """Registers of the search for a position, whose comparisons keep unpacked elements alive, and of numbers of columns:
-grpo_loss with 64 elements of a thread spilled, and took 173 us for 149 (kind ``layout`` of nvidia-h200-row-kernels.jsonl)."""
+grpo_loss with 64 elements of a thread spilled (measurement ``column_numbers``)."""
 POSITIONS = ("row_first", COLUMN_NUMBER)
 ACCESS_WORK = 2
 """Instructions that unpack, or pack, an element and move it."""
