@@ -16,6 +16,7 @@ from helion.backends.cute.codegen.module import build
 from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.records import Choice
 from helion.backends.cute.plan.refusal import Refusal
+from helion.backends.cute.resources.shape import shape_of
 from helion.backends.cute.roles.edits import edit_role
 from helion.backends.cute.roles.grammar import KLoop, Step
 from helion.backends.cute.roles.programs import kernel_program
@@ -95,6 +96,15 @@ def test_numbers_after_the_end_are_not_read() -> None:
     assert found[:, : 300 // tile * tile].isfinite().all()
     (ends,) = {each.ends for each in [bound.plan().gemm.problem]}
     assert ends is not None and ends.side == "n"
+
+
+def test_a_masked_operand_is_predicted_without_scales() -> None:
+    """Its tensor is no scale of blocks of K, with which `auto` took the general backend."""
+    low, x = (torch.empty(4096, 4096, dtype=BF16, device="meta") for _ in range(2))
+    bound = helion.kernel(lower.fn, backend="auto").bind((low, x), target="h200")
+    shape = shape_of(bound.facts)
+    assert not isinstance(shape, str)
+    assert shape.problem.scales is None and bound.backend == "cute"
 
 
 def test_other_ends_are_refused() -> None:

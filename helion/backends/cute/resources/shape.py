@@ -279,13 +279,13 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
         for term, of_term in enumerate((fact, *sides.terms))
         for each in copied_operands(facts, of_term, seconds)
     )
-    plain = any(each.is_packed for each in copied) or not (copied and (fact.lhs_prologue or fact.rhs_prologue))
+    computed = fact.lhs_prologue or fact.rhs_prologue or None in (fact.lhs_slot, fact.rhs_slot)
+    plain = any(each.is_packed for each in copied) or not (copied and computed)
     for each in copied:
         if each.operand in ("a", "b"):
             majors["ab".index(each.operand)] = (each.raw and raw_major(each.sources[0], ())) or "k"
     walked = [*axes, None if sides.nested or sides.parts is not None else fact.k_axis]
-    left = load_of(facts, fact.lhs_slot)
-    if sides.grouped and left is not None and left.static:
+    if sides.grouped and (left := load_of(facts, fact.lhs_slot)) is not None and left.static:
         walked[axes.index(sides.rows)] = None  # all rows are those of the operand
     of_groups = sides.grouped or sides.of_groups or groups_of_blocks(fact, facts) is not None
     loads = without_offsets(facts) if of_groups else facts
