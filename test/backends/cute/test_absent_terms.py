@@ -217,6 +217,7 @@ def test_seeds_know_terms_and_their_copies() -> None:
         assert not isinstance(shape, str) and bound.seeds
         assert (shape.products, [shape.problem.k, *(term.k for term in shape.problem.terms)]) == (products_of_a, k)
         assert len(shape.problem.copied) == len(whole.copied)
+        assert len(shape.problem.absent) == len(whole.absent)
 
 
 @pytest.mark.parametrize("target", TARGETS)

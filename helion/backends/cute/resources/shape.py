@@ -290,7 +290,7 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
     of_groups = sides.grouped or sides.of_groups or groups_of_blocks(fact, facts) is not None
     loads = without_offsets(facts) if of_groups else facts
     sums = tuple(sums_along_k(facts, fact, axes))
-    products = _second(sides.others, _pitch(majors[1], n, k))
+    products = tuple(_second(sides.others, _pitch(majors[1], n, k)))
     scales = block_scales(fact, facts, axes, k) if plain else None
     operands = (*products, *_operands(loads, axes), *(operand for operand, _ in sums))
     problem = GemmProblem(
