@@ -49,7 +49,7 @@ from ..attention.softmax import LOG2E, Softmax, softmax_of, start_of
 from ..attention.values import LOWEST, is_number, name_of_op, same_value, terms_of
 from ..numbers import equal, size
 from .key_ranges import Terms, all_keys
-from .partials import MOVED, Joiner, blocks_of, is_block, is_counter, is_plain
+from .partials import MOVED, Joiner, Whole, blocks_of, has_two_phases, is_block, is_counter, is_plain
 
 ACCUMULATOR, TOTAL, MAXIMUM, QUOTIENT, LOGSUM = "accumulator", "total", "maximum", "quotient", "logsum"
 """Values of a part."""
@@ -103,22 +103,12 @@ _CARRIED = {
 """Values that a loop over the parts carries: those of its next step, and those of all parts."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class WholeKeys:
-    """A ``program`` over all keys. ``blocks`` are those of the parts and of the second grid loop, which are gone; without any
-    the program is the original one."""
-
-    program: Program
-    blocks: tuple[int, ...] = ()
-
-
-def with_whole_keys(program: Program) -> WholeKeys:
+def with_whole_keys(program: Program) -> Whole:
     """Return the program without parts of keys in memory. Raises ``Refusal`` for parts that are combined in another way."""
-    roots = program.roots
-    if len(roots) != 2 or roots[0].phase == roots[1].phase or roots[0].launch != roots[1].launch:
-        return WholeKeys(program=program)
-    of_first, of_second = (has_attention(dataclasses.replace(program, roots=(root,))) for root in roots)
-    return _KeyJoiner(program).over_all_keys() if of_first and not of_second else WholeKeys(program=program)
+    if not has_two_phases(program):
+        return Whole(program=program)
+    of_first, of_second = (has_attention(dataclasses.replace(program, roots=(root,))) for root in program.roots)
+    return _KeyJoiner(program).over_all_keys() if of_first and not of_second else Whole(program=program)
 
 
 def _refuse(what: str) -> Refusal:
@@ -168,7 +158,7 @@ class _KeyJoiner(Joiner):
             if self.part_size(axis.block) == 1 and is_counter(axis)
         }
 
-    def over_all_keys(self) -> WholeKeys:
+    def over_all_keys(self) -> Whole:
         """Return the program over all keys. Raises ``Refusal``."""
         parts = self._read()
         dims = self._matched(parts)
@@ -347,7 +337,7 @@ class _KeyJoiner(Joiner):
 
     # Writing -------------------------------------------------------------------------------------------------------------
 
-    def _written(self, parts: _Parts, dims: Mapping[int, int], found: _Combination) -> WholeKeys:
+    def _written(self, parts: _Parts, dims: Mapping[int, int], found: _Combination) -> Whole:
         loop, (inner,) = parts.loops.loop, parts.loops.loop.attributes(ForAttrs).axes
         carried = loop.attributes(ForAttrs).carried
         end = OperandRef(carried) if isinstance(parts.keys, Value) else parts.keys
@@ -380,7 +370,7 @@ class _KeyJoiner(Joiner):
         if any(isinstance(op.attrs, MemoryAttrs) and op.attrs.tensor in parts.stores for op in changed.walk()):
             raise _refuse("a load of a part in its own loop")
         gone = (parts.axis.block, *(axis.block for axis in self.second.axes))
-        return WholeKeys(program=changed, blocks=gone)
+        return Whole(program=changed, blocks=gone)
 
 
 def _unguarded(loops: Loops, value: Operand) -> Operand:

@@ -60,8 +60,8 @@ _ARITHMETIC: Mapping[str, Callable[..., int]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Whole:
-    """A ``program`` over all of K. ``blocks`` are those of the parts and of the second grid loop, which are gone; without any
-    the program is the original one."""
+    """A ``program`` over all of K, or over all keys. ``blocks`` are those of the parts and of the second grid loop, which are
+    gone; without any the program is the original one."""
 
     program: Program
     blocks: tuple[int, ...] = ()
@@ -69,10 +69,14 @@ class Whole:
 
 def with_whole_k(program: Program) -> Whole:
     """Return the program without partials in memory."""
+    found = Joiner(program).joined() if has_two_phases(program) else None
+    return found or Whole(program=program)
+
+
+def has_two_phases(program: Program) -> bool:
+    """Return whether a program is two grid loops with a barrier and no host code in between."""
     roots = program.roots
-    if len(roots) != 2 or roots[0].phase == roots[1].phase or roots[0].launch != roots[1].launch:
-        return Whole(program=program)
-    return Joiner(program).joined() or Whole(program=program)
+    return len(roots) == 2 and roots[0].phase != roots[1].phase and roots[0].launch == roots[1].launch
 
 
 class Joiner:
