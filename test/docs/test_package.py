@@ -60,3 +60,5 @@ def test_extras_are_on_the_page_of_stability() -> None:
     extras = re.findall(r"^(\w+) =", section, re.M)
     assert len(extras) >= 4
     assert [extra for extra in extras if f"`{extra}`" not in page] == []
+    readme = (ROOT / "README.md").read_text().split("\nExtras: ")[1].split(". ")[0]
+    assert sorted(re.findall(r"`(\w+)`", readme)) == sorted(extras)
