@@ -100,7 +100,7 @@ def test_numbers_of_tiles_in_a_grid_are_refused() -> None:
         for tile_b, tile_l in hl.tile([x.size(0), x.size(1)]):
             out[tile_b, tile_l] = x[tile_b, tile_l, :].sum(-1) * tile_l.id
 
-    with pytest.raises(exc.CuteUnsupported):
+    with pytest.raises(exc.CuteUnsupported, match="the id of a tile in a grid over several dimensions"):
         helion.kernel(of_tiles, backend="cute").bind((tensor(3, 5, 1024), tensor(3, 5)), target="h100").to_cute_code()
 
 
