@@ -35,6 +35,23 @@ def paused() -> Iterator[None]:
                 _leave(here)
 
 
+@contextlib.contextmanager
+def resumed() -> Iterator[None]:
+    """Collect garbage in the body, unless another thread pauses the collection: the bodies around it pause no longer."""
+    here = threading.get_ident()
+    with _LOCK:
+        depth = _PAUSING.pop(here, 0)
+        if depth and not _PAUSING:
+            gc.enable()
+    try:
+        yield
+    finally:
+        if depth:
+            with _LOCK:
+                _PAUSING[here] = depth
+                gc.disable()
+
+
 def _leave(thread: int) -> None:
     _PAUSING[thread] -= 1
     if not _PAUSING[thread]:

@@ -18,11 +18,12 @@ import torch
 from .. import exc, hardware, knobs
 from .._compiler.source import FunctionSource, Location, parse_function, parse_kernel
 from .._names import RESERVED, SHARED_MODULES, is_reserved, is_reserved_function
+from .._support import collecting, ranks
 from .._support import distribution as _distribution
 from .._support import logs as _logging
-from .._support import ranks
 from .._support.lazy import lazy, when_imported
 from .._support.tracebacks import short_errors, shortened
+from ..backends import stub
 from ..config import Config, as_config
 from ..settings import RefMode, Settings
 from . import bind_times
@@ -176,12 +177,14 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
             return ref_mode.call_eagerly(self, values)
         if self.key is not None or self.settings.checked or bind_times.ENABLED or not dispatchable(values):
             return self.variant(values).variant.run(*values)
-        generation, arguments = self.calls.generation, self.arguments_key(values)
-        variant = self.variants.find(values, arguments)
-        config = variant.config
-        result = variant.run(*values)
-        # the first run chooses a config, which ends a generation
-        self.calls.learn(variant, values, arguments, generation if config is not None else self.calls.generation)
+        # from the analysis to the first launch: a collection would begin between the two
+        with collecting.paused() if any(map(stub.on_gpu, values)) else contextlib.nullcontext():
+            generation, arguments = self.calls.generation, self.arguments_key(values)
+            variant = self.variants.find(values, arguments)
+            config = variant.config
+            result = variant.run(*values)
+            # the first run chooses a config, which ends a generation
+            self.calls.learn(variant, values, arguments, generation if config is not None else self.calls.generation)
         return result
 
     leave_untraced(_call)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch
 import helion
 import helion.language as hl
 from helion._support import collecting
+from helion.runtime import kernel as kernels
+from helion.runtime.dispatch import Calls
 from helion.runtime.variants import policies
 from helion.runtime.variants.table import Variants
 from helion.runtime.variants.variant import Variant
@@ -69,6 +72,34 @@ def test_a_program_without_collection_keeps_none() -> None:
         gc.enable()
 
 
+def test_a_body_resumes_the_collection_of_those_around_it() -> None:
+    with collecting.paused(), collecting.paused():
+        with collecting.resumed():
+            assert gc.isenabled()
+            with collecting.paused():
+                assert not gc.isenabled()
+        assert not gc.isenabled()
+    with collecting.resumed():
+        assert gc.isenabled()
+
+
+def test_a_thread_resumes_no_collection_that_another_one_pauses() -> None:
+    begun, end = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        with collecting.paused():
+            begun.set()
+            end.wait(600)
+
+    thread = threading.Thread(target=pause)
+    thread.start()
+    assert begun.wait(600)
+    with collecting.paused(), collecting.resumed():
+        assert not gc.isenabled()
+    end.set()
+    thread.join()
+
+
 @helion.kernel
 def twice(x: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(x)
@@ -93,3 +124,27 @@ def test_a_bound_kernel_was_made_in_a_pause(monkeypatch: pytest.MonkeyPatch) -> 
     twice.reset()
     assert torch.equal(twice(torch.ones(3)), torch.full((3,), 2.0))
     assert seen[0] is False and seen[-1] is False  # bound, then chosen by default
+
+
+def test_a_first_call_on_a_gpu_is_one_pause_but_for_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the analysis until the call is learned, only policies that search for minutes collect garbage."""
+    events: list[str] = []
+
+    def noted(name: str, function: Any) -> Any:
+        def note(*given: Any) -> Any:
+            events.append(name)
+            return function(*given)
+
+        return note
+
+    monkeypatch.setattr(kernels, "stub", types.SimpleNamespace(on_gpu=lambda value: True))
+    monkeypatch.setattr(kernels, "dispatchable", lambda values: True)
+    monkeypatch.setattr(Variants, "_made", noted("made", Variants._made))
+    monkeypatch.setattr(Calls, "learn", noted("learned", lambda *given: None))
+    search = noted("search", lambda *given: False)
+    monkeypatch.setattr(policies, "POLICIES", (search, *policies.POLICIES))
+    monkeypatch.setattr(policies, "_SEARCHING", (search,))
+    monkeypatch.setattr(gc, "enable", noted("enabled", gc.enable))
+    twice.reset()
+    assert torch.equal(twice(torch.ones(3)), torch.full((3,), 2.0))
+    assert events == ["made", "enabled", "search", "learned", "enabled"]

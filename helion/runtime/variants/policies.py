@@ -68,7 +68,7 @@ def choose(variant: Variant, args: Sequence[Any]) -> None:
     forced = bool(settings.force_autotune) and settings.autotune_effort != "none" and on_gpu
     context = CallContext(on_gpu=on_gpu, launches=launches_on_gpu(args), forced=forced)
     for policy in POLICIES:
-        with contextlib.nullcontext() if policy in _SEARCHING else collecting.paused():
+        with collecting.resumed() if policy in _SEARCHING else collecting.paused():
             if policy(variant, args, context):
                 return
 
