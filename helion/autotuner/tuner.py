@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..config import Config
-from .measure.comparison import COMPARING_SECONDS, RANKING_SECONDS, compared, ranked
+from .measure.comparison import COMPARING_ROUNDS, COMPARING_SECONDS, RANKING_SECONDS, compared, ranked
 from .measure.protocol import Evaluator
 from .options import CLOSE
 from .outcome import Outcome, Status
@@ -34,12 +34,14 @@ class Measuring:
     """Precision of measurements.
 
     Configs within ``close`` times the least time are ranked for ``ranking_seconds``. The fastest of them is compared
-    with the untuned config for ``comparing_seconds``. ``brief``: before the ranking each config runs a few times only.
+    with the untuned config for ``comparing_seconds``, in blocks of ``comparing_rounds``. ``brief``: before the ranking each
+    config runs a few times only.
     """
 
     close: float = CLOSE
     ranking_seconds: float = RANKING_SECONDS
     comparing_seconds: float = COMPARING_SECONDS
+    comparing_rounds: int = COMPARING_ROUNDS
     brief: bool = False
 
 
@@ -204,7 +206,8 @@ def _chosen(
         return None
     if best == baseline or baseline not in leaders:
         return _Choice(best, times)
-    verdict = compared(best, baseline, evaluator.rounds, clock, measuring.comparing_seconds)
+    seconds, rounds = measuring.comparing_seconds, measuring.comparing_rounds
+    verdict = compared(best, baseline, evaluator.rounds, clock, seconds, rounds)
     if baseline not in verdict.times and best in verdict.times:  # it does not work any more
         return _Choice(best, verdict.times)
     return _Choice(best if verdict.replaces else baseline, verdict.times)

@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     # `import helion` loads no compiler
     from .._compiler.host.program import HostProgram
 
-T = TypeVar("T")
-
+#: Calls a function, whose compilations end early where the second argument says that they are late.
+Together = Callable[[Callable[[], Any], Callable[[float], bool] | None], Any]
 #: Called as ``(kernel, grid, *arguments, **options)``.
 Launcher = Callable[..., Any]
 
@@ -217,10 +217,11 @@ class Toolchain(Protocol):
         """Begin in a thread to load what the first launch of a process needs, whatever its kernel is."""
         ...
 
-    def together(self) -> AbstractContextManager[Callable[[Callable[[], T]], T]] | None:
+    def together(self) -> AbstractContextManager[Together] | None:
         """Enter a context whose value calls a function in any thread; compilations inside run at the same time.
 
-        The thread that enters it waits for the others. None if compilations run one at a time.
+        The value's second argument returns whether so many more seconds are too long for the compilations inside, or is
+        None. The thread that enters the context waits for the others. None if compilations run one at a time.
         """
         ...
 

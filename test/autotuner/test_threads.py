@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -25,7 +26,7 @@ def failing() -> None:
     raise ValueError("no such instruction")
 
 
-def here(function: Callable[[], Any]) -> Any:
+def here(function: Callable[[], Any], is_late: Callable[[float], bool]) -> Any:
     return function()
 
 
@@ -51,7 +52,7 @@ def test_results_and_errors_come_with_their_keys() -> None:
 def test_every_job_runs_in_the_given_function() -> None:
     inside: list[int] = []
 
-    def run(function: Callable[[], Any]) -> Any:
+    def run(function: Callable[[], Any], is_late: Callable[[float], bool]) -> Any:
         inside.append(threading.get_ident())
         return function()
 
@@ -158,3 +159,19 @@ def test_results_can_be_taken_at_another_time() -> None:
     pool.close()
     assert found["soon"].answer == 7 and found["late"].timed_out
     assert [built.key for built in pool.late()] == ["late"]
+
+
+def test_a_job_gives_up_where_it_can_be_done_neither_in_time_nor_at_its_own_end() -> None:
+    asked: dict[str, list[bool]] = {}
+
+    def run(function: Callable[[], Any], is_late: Callable[[float], bool]) -> Any:
+        asked.setdefault("late", []).extend(map(is_late, (0.0, 1e3, 1e5)))
+        return function()
+
+    for ends, expected in ((-math.inf, [False, True, True]), (time.monotonic() + 1e4, [False, False, True])):
+        asked.clear()
+        pool = ThreadPool(run, 1, time.monotonic() + 500.0, ends=time.monotonic() + 1e6)
+        pool.submit("a", Job(failing), ends=ends)
+        (built,) = polled(pool)
+        pool.close()
+        assert asked["late"] == expected and built.timed_out

@@ -411,7 +411,7 @@ def test_what_never_began_to_compile_is_not_tried_again(
 ) -> None:
     default = kernel().bind((ROWS,)).default_config()
     monkeypatch.setattr(
-        first_call, "_threads", pooled(ThreadPool(lambda function: function(), 1, 0.0, compiled=(default,)))
+        first_call, "_threads", pooled(ThreadPool(lambda function, _: function(), 1, 0.0, compiled=(default,)))
     )
     check(kernel()(ROWS), ROWS)
     assert searches == [2]
@@ -421,7 +421,7 @@ def test_what_never_began_to_compile_is_not_tried_again(
 def called_with_a_late_contender(monkeypatch: pytest.MonkeyPatch, default: helion.Config) -> Any:
     """Return a kernel whose first call has ended before its only contender was compiled."""
     begun, polled = threading.Event(), threading.Event()
-    late = ThreadPool(lambda function: function(), 1, float("inf"), compiled=(default,))
+    late = ThreadPool(lambda function, _: function(), 1, float("inf"), compiled=(default,))
 
     def compiling(self: OfflineJob, seconds: float | None) -> None:
         begun.set()

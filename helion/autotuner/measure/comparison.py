@@ -32,7 +32,7 @@ RESOLUTION = 0.064
 _ROUNDS, _BLOCKS, RANKING_SECONDS = 20, 8, 0.25
 #: The same to compare the fastest with the untuned config. Each block is prepared and warmed up again, and this many
 #: must agree.
-_FINAL_ROUNDS, _FINAL_BLOCKS, COMPARING_SECONDS, _AGREEING = 40, 10, 0.4, 4
+COMPARING_ROUNDS, _FINAL_BLOCKS, COMPARING_SECONDS, _AGREEING = 40, 10, 0.4, 4
 
 
 @functools.cache
@@ -111,9 +111,14 @@ class Verdict(Generic[T]):
 
 
 def compared(
-    challenger: T, baseline: T, measure: Measure[T], clock: Clock, seconds: float = COMPARING_SECONDS
+    challenger: T,
+    baseline: T,
+    measure: Measure[T],
+    clock: Clock,
+    seconds: float = COMPARING_SECONDS,
+    count: int = COMPARING_ROUNDS,
 ) -> Verdict[T]:
-    """Compare two configs in blocks of rounds until it is certain which is faster; in doubt, take the baseline.
+    """Compare two configs in blocks of ``count`` rounds until it is certain which is faster; in doubt, take the baseline.
 
     Each block is prepared again, so that addresses and the device's history differ between blocks. The challenger must
     be faster in every one of them. After ``seconds`` only the blocks begin that must agree.
@@ -121,7 +126,7 @@ def compared(
     began = clock()
     rounds: list[Mapping[T, float]] = []
     for blocks in range(1, _FINAL_BLOCKS + 1):
-        fresh = measure((baseline, challenger), _FINAL_ROUNDS)
+        fresh = measure((baseline, challenger), count)
         rounds += fresh
         ratios = log_ratios(fresh, challenger, baseline)
         if not ratios or statistics.median(ratios) >= 0.0:

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from .compiling import Built
 
-#: Calls a compilation in whichever thread.
-Run = Callable[[Callable[[], Any]], Any]
+#: Calls a compilation in whichever thread, with a function that returns whether so many more seconds are too long for it.
+Run = Callable[[Callable[[], Any], Callable[[float], bool]], Any]
 
 
 class LimitedJob(Protocol):
@@ -26,8 +26,8 @@ class ThreadPool:
     """Pool of at most ``workers`` jobs at once, which begin in the order in which they are submitted.
 
     Times are those of ``time.monotonic``. Results are taken until the time ``until``. No job begins that needs longer than
-    that: as long as the fastest so far, or ``expected`` seconds at first. A job in flight at ``until`` ends at the time
-    ``ends`` at the latest, and is ``late``. Jobs with a key in ``compiled`` are done.
+    that: as long as the fastest so far, or ``expected`` seconds at first. A job in flight at ``until`` is ``late``. It gives
+    up where it can, its assembler at the time ``ends``. Jobs with a key in ``compiled`` are done.
     """
 
     def __init__(
@@ -49,16 +49,26 @@ class ThreadPool:
         self._seconds: list[float] = []
         self._jobs: dict[Hashable, Future[Built]] = {}
         self._in_flight: list[Future[Built]] = []
+        self._given_up: set[Hashable] = set()
 
-    def submit(self, key: Hashable, job: LimitedJob) -> None:
-        """Compile ``job``, unless one with this key was submitted and not polled."""
+    def submit(self, key: Hashable, job: LimitedJob, *, ends: float = -math.inf) -> None:
+        """Compile ``job``, unless one with this key was submitted and not polled.
+
+        It gives up if it can be done neither before the time ``ends`` nor while results are taken.
+        """
         if key in self._jobs:
             return
         if key in self._compiled:
             self._jobs[key] = Future()
             self._jobs[key].set_result(Built(key=key, seconds=0.0))
             return
-        self._jobs[key] = self._threads.submit(self._run, lambda: self._built(key, job))
+
+        def is_late(seconds: float) -> bool:
+            late = time.monotonic() + seconds >= max(self._until, ends)
+            self._given_up |= {key} if late else set()
+            return late
+
+        self._jobs[key] = self._threads.submit(self._run, lambda: self._built(key, job), is_late)
 
     def wait_for(self, key: Hashable) -> None:
         """Wait until a job that was submitted has ended."""
@@ -110,7 +120,7 @@ class ThreadPool:
         try:
             answer = job.run_within(self._ends - began)
         except Exception as error:  # whatever compilers raise
-            late = time.monotonic() >= self._ends
+            late = key in self._given_up or time.monotonic() >= self._ends
             return Built(key=key, seconds=time.monotonic() - began, failure=str(error), timed_out=late)
         self._seconds.append(time.monotonic() - began)
         return Built(key=key, seconds=self._seconds[-1], answer=answer)

@@ -28,7 +28,6 @@ from ...autotuner.cache.store import default_store
 from ...autotuner.measure.comparison import RESOLUTION
 from ...autotuner.options import Options, cpus
 from ...autotuner.outcome import Status
-from ...autotuner.pool.compiling import Built
 from ...autotuner.pool.threads import ThreadPool
 from ...autotuner.search.domain import SpaceDomain
 from ...autotuner.search.time_model import PredictedTime
@@ -59,6 +58,8 @@ _ASSEMBLING_ALONG = 1.5
 #: Configs within this ratio of the least time of a few runs are ranked, and the fastest is compared with the default.
 #: Both take a part of ``first_call_seconds``.
 _CLOSE, _RANKING, _COMPARING = 1.3, 0.06, 0.1
+#: Rounds of each block of that comparison: half of those that a search takes.
+_COMPARING_ROUNDS = 20
 #: Timeout in seconds to wait for other processes' measurements: the call should not take long.
 _LOCK_SECONDS = 5.0
 #: Memory needed to measure, as a multiple of that of the arguments: copies to restore and compare, and results of two
@@ -75,7 +76,7 @@ class Times:
     """Times of ``time.monotonic`` in one first call, and ``compiling``: the seconds that the default config took.
 
     ``compiling`` is 0.0 if that is unknown, because the binary was on disk. No config is predicted after ``predicting``,
-    and those compiled are timed from ``timing`` on. No assembler runs after ``end``.
+    and those compiled are timed from ``timing`` on. Nothing compiles after ``end``.
     """
 
     compiling: float
@@ -121,9 +122,10 @@ def compiling_along(compiled: Compiled, args: Sequence[Any]) -> Iterator[Along |
     try:
         with compiled.lock, together as run:  # in the order in which other threads take them
             began, seconds = time.monotonic(), of.settings.first_call_seconds
-            pool = ThreadPool(run, 1 + _THREADS, math.inf, ends=began + _ASSEMBLING_ALONG * seconds)
+            ends = began + _ASSEMBLING_ALONG * seconds
+            pool = ThreadPool(run, 1 + _THREADS, math.inf, ends=ends)
             try:
-                yield _begun_along(compiled, pool, Times.of(seconds, 0.0))
+                yield _begun_along(compiled, pool, replace(Times.of(seconds, 0.0), end=ends))
             finally:
                 pool.close()
     finally:
@@ -145,13 +147,19 @@ def _begun_along(compiled: Compiled, pool: ThreadPool, times: Times) -> Along:
     of = compiled.specialized
     default = of.analysis.default_config
     compiled.expect_launch(default)
-    pool.submit(default, _Unhurried(job_of(of, default)))
+    pool.submit(default, _Unhurried(job_of(of, default)), ends=math.inf)
     others = contenders(of, default, times)
-    for config in others[:_THREADS]:  # the others begin where they can still be timed
-        pool.submit(config, job_of(of, config))
+    _submit(of, pool, default, others[:_THREADS], times)  # the others begin where they can still be timed
     pool.wait_for(default)
     pool.take_at(time.monotonic() + _COMPILING_ALONG * of.settings.first_call_seconds)
     return Along(default=default, contenders=others, pool=pool)
+
+
+def _submit(of: Specialized, pool: ThreadPool, first: Config, others: Sequence[Config], times: Times) -> None:
+    """Compile ``others``, longer than results are taken if they may be timed at the end."""
+    worth = _worth_timing(of, first, others)
+    for config in others:
+        pool.submit(config, job_of(of, config), ends=times.end if config in worth else -math.inf)
 
 
 @dataclass(frozen=True)
@@ -216,7 +224,8 @@ def _fastest(
     """Return the fastest of ``first`` and ``others``, which ``threads`` compile, and keep all outcomes."""
     with threads as pool:
         found, options = _tuned(of, args, first, others, pool)
-        late = [] if pool is None else _worth_timing(of, found.config, pool.late())
+        compiled = [] if pool is None else [each.key for each in pool.late() if isinstance(each.key, Config)]
+        late = _worth_timing(of, found.config, compiled)
     results = [found.result]
     if late and pool is not None:
         found, _ = _tuned(of, args, found.config, late, pool.of_compiled([found.config, *late]))
@@ -246,17 +255,20 @@ def _tuned(
     }
     options = Options.of(of.settings, "minimal", asked)
     measuring = Measuring(
-        close=_CLOSE, ranking_seconds=_RANKING * seconds, comparing_seconds=_COMPARING * seconds, brief=True
+        close=_CLOSE,
+        ranking_seconds=_RANKING * seconds,
+        comparing_seconds=_COMPARING * seconds,
+        comparing_rounds=_COMPARING_ROUNDS,
+        brief=True,
     )
     found = autotune.tuned(of, args, options, [first, *others], pool=pool, measuring=measuring, is_kept=False)
     return found, options
 
 
-def _worth_timing(of: Specialized, best: Config, late: Sequence[Built]) -> list[Config]:
-    """List the configs that are predicted to be clearly faster than ``best``, the fastest of those timed."""
-    least = _LESS * of.analysis.predict(best).time_us if late else 0.0
-    keys = (each.key for each in late)
-    return [key for key in keys if isinstance(key, Config) and of.analysis.predict(key).time_us < least]
+def _worth_timing(of: Specialized, best: Config, others: Sequence[Config]) -> list[Config]:
+    """List the configs that are predicted to be clearly faster than ``best``."""
+    least = _LESS * of.analysis.predict(best).time_us if others else 0.0
+    return [config for config in others if of.analysis.predict(config).time_us < least]
 
 
 def contenders(of: Specialized, config: Config, times: Times) -> list[Config]:
@@ -318,8 +330,7 @@ def _threads(of: Specialized, first: Config, others: Sequence[Config], times: Ti
         workers = min(_THREADS, cpus())
         pool = ThreadPool(run, workers, times.timing, ends=times.end, expected=times.compiling, compiled=(first,))
         try:
-            for config in others:  # they begin while the results of the first one are computed
-                pool.submit(config, job_of(of, config))
+            _submit(of, pool, first, others, times)  # they begin while the results of the first one are computed
             yield pool
         finally:
             pool.close()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import triton
 
 from .... import exc
 from ...._support.lazy import lazy
 from ....hardware import Target
-from ...execution import Resources
+from ...execution import Resources, Together
 from . import digest
 from .offline import compile_offline, compiler_of, prepare, ptxas_version, together
 from .report import checked_residents, measure
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 else:
     # versions need no plan
     signature = lazy("helion.backends.triton.toolchain.signature")
-
-T = TypeVar("T")
 
 
 class TritonToolchain:
@@ -60,7 +58,7 @@ class TritonToolchain:
     def begin(self) -> None:
         digest.begin()
 
-    def together(self) -> AbstractContextManager[Callable[[Callable[[], T]], T]]:
+    def together(self) -> AbstractContextManager[Together]:
         return together()
 
     def versions(self) -> tuple[tuple[str, str], ...]:

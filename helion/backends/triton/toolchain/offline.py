@@ -27,6 +27,7 @@ from ...._support.lazy import lazy
 from ...._support.locks import TRITON_LOCK, is_held_elsewhere, new_lock, recover
 from ....hardware import Target
 from ...execution import CompileError
+from . import stages
 from .descriptors import check_descriptors
 from .ending import Ending, ending_assembler
 from .narrow import check_narrow
@@ -140,26 +141,32 @@ def argument_types(fn: triton.JITFunction, signature: Signature, target: Target)
     return tuple(_ast_source(fn, signature, _gpu_target(target)).signature.values())
 
 
-#: True in a thread whose compilations are under the lock that another thread holds for it.
+#: ``inside``: True in a thread whose compilations are under the lock that another thread holds for it. ``is_late``: the
+#: rule by which they end early.
 _TOGETHER = threading.local()
 
 
 @contextlib.contextmanager
-def together() -> Iterator[Callable[[Callable[[], T]], T]]:
+def together() -> Iterator[Callable[[Callable[[], T], stages.IsLate | None], T]]:
     """Yield a function that calls another one, whose compilations run at the same time as those of other threads.
+
+    Its second argument says when they are late (``stages.ending_late``), or is None.
 
     This thread holds Triton's lock for all of them, and must wait for their end. Triton compiles in threads by itself
     (``triton.AsyncCompileMode``): a compilation has its own context of MLIR, and most of it runs outside of Python.
     """
 
-    def run(function: Callable[[], T]) -> T:
-        _TOGETHER.inside = True
+    def run(function: Callable[[], T], is_late: stages.IsLate | None = None) -> T:
+        _TOGETHER.inside, _TOGETHER.is_late = True, is_late
         try:
             return function()
         finally:
-            _TOGETHER.inside = False
+            _TOGETHER.inside, _TOGETHER.is_late = False, None
 
-    with TRITON_LOCK, _without_ptx_dump(), _one_parse_at_a_time():
+    def rule() -> stages.IsLate | None:
+        return getattr(_TOGETHER, "is_late", None)
+
+    with TRITON_LOCK, _without_ptx_dump(), _one_parse_at_a_time(), stages.ending_late(rule):
         yield run
 
 

@@ -204,6 +204,29 @@ def test_compilations_together_overlap_and_give_the_binaries_of_single_ones(
     assert "print" not in vars(nvidia_compiler) and "reproducer" not in capsys.readouterr().out
 
 
+def test_a_compilation_ends_before_a_stage_that_it_has_no_time_for(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    original = nvidia_compiler.CUDABackend.add_stages
+    left: list[float] = []
+
+    def is_late(seconds: float) -> bool:
+        left.append(seconds)
+        return len(left) == 3 and seconds > 0.0
+
+    def compiled(width: int) -> Any:
+        return compile_matmul("sm_90", "fp16", 64, width, 32)
+
+    with together() as run:
+        run(functools.partial(compiled, 16), lambda seconds: seconds > 0.0)  # none is known
+        with pytest.raises(OfflineCompileError, match="there is no time for the stage llir"):
+            run(functools.partial(compiled, 32), is_late)
+        assert left == sorted(left, reverse=True)  # less from each stage on
+        run(functools.partial(compiled, 32), None)
+    assert nvidia_compiler.CUDABackend.add_stages is original
+
+
 def test_two_threads_get_their_own_answers() -> None:
     jobs = [("sm_80", 64, 64), ("sm_90", 64, 32), ("sm_80", 32, 64), ("gfx942", 32, 32)]
     parallel: dict[tuple[str, int, int], Any] = {}
