@@ -2,7 +2,8 @@
 
     python benchmarks/attention_binaries.py [--out FILE] [NAME ...]
 
-No GPU is needed. With one, the time to load a compiled kernel includes that of the driver.
+No GPU is needed. With one, the time to load a compiled kernel includes that of the driver. Compilation has three parts: the
+DSL follows the Python text, MLIR's passes, and LLVM with ptxas.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import argparse
 import json
 import os
 import platform
+import re
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -114,7 +117,42 @@ def loaded_ms(kernel: Any, at: int) -> float:
     return 1e3 * took
 
 
-def measured(name: str) -> dict[str, Any]:
+class Passes:
+    """The times of the DSL's passes while a kernel is compiled, in seconds of the processor: all of them, and LLVM with ptxas."""
+
+    def __init__(self) -> None:
+        from cutlass.base_dsl import compiler
+
+        self.all_s = self.binary_s = 0.0
+        self.compile, self.owner = compiler.Compiler.compile, compiler.Compiler
+        compiler.Compiler.compile = lambda *given, **named: self.timed(*given, **named)
+
+    def timed(self, made: Any, *given: Any, **named: Any) -> Any:
+        """Compile with MLIR's report of times, which it writes to the standard error stream."""
+        manager = made.passmanager.PassManager
+        made.passmanager = SimpleNamespace(
+            PassManager=SimpleNamespace(parse=lambda text: _reporting(manager.parse(text)))
+        )
+        error, begun = os.dup(2), time.process_time()
+        with tempfile.TemporaryFile() as report:
+            os.dup2(report.fileno(), 2)
+            try:
+                return self.compile(made, *given, **named)
+            finally:
+                os.dup2(error, 2)
+                os.close(error)
+                self.all_s = time.process_time() - begun
+                report.seek(0)
+                found = re.search(rb"\( *([0-9.]+)%\)  CudaToBinaryPass", report.read())
+                self.binary_s = self.all_s * float(found[1]) / 100 if found else 0.0
+
+
+def _reporting(manager: Any) -> Any:
+    manager.enable_timing()
+    return manager
+
+
+def measured(name: str, passes: Passes) -> dict[str, Any]:
     """Return the line of a kind."""
     plans = [planned(KINDS[name]()) for _ in range(REPEATS)]
     kernel = plans[0][1]
@@ -130,6 +168,9 @@ def measured(name: str) -> dict[str, Any]:
         plan_ms=round(min(ms for ms, _ in plans), 1),
         compile_s=round(compiled, 2),
         compile_wall_s=round(took, 2),
+        trace_s=round(compiled - passes.all_s, 2),
+        mlir_s=round(passes.all_s - passes.binary_s, 2),
+        binary_s=round(passes.binary_s, 2),
         load_ms=round(load, 2),
         registers=found.registers,
         spill_bytes=found.spill_bytes,
@@ -151,8 +192,9 @@ def main() -> None:
         os.environ["HELION_CACHE_DIR"] = f"{folder}/first"
         known = dict(gpu=device, machine=platform.machine(), cores=os.cpu_count(), torch=torch.__version__)
         print(json.dumps({"kind": "run", "date": time.strftime("%Y-%m-%d"), "target": TARGET, **known}), file=out)
+        passes = Passes()
         for name in options.names or KINDS:
-            line = json.dumps(measured(name))
+            line = json.dumps(measured(name, passes))
             print(line)
             print(line, file=out, flush=True)
 
