@@ -11,6 +11,7 @@ import torch
 from gradients.kernels import CASES, Case, longer_than_read
 
 import helion
+import helion.language as hl
 
 CASES_BY_NAME = [pytest.param(case, id=case.name) for case in CASES]
 PROVE = os.environ.get("HELION_PROVE") == "1"
@@ -143,3 +144,23 @@ def test_tensors_without_elements_have_gradients() -> None:
     found = torch.autograd.grad(out, (x, w), torch.ones_like(out))
     assert out.shape == (5, 3) and not out.any()
     assert [each.shape for each in found] == [x.shape, w.shape]
+
+
+def test_softmaxes_leave_no_rounding_of_a_row_in_one_element() -> None:
+    """The maximum that a softmax subtracts has the derivative 0, not the rounding of a sum over the row."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(8, 4096, generator=generator, requires_grad=True)
+    grad = torch.randn(8, 4096, generator=generator) + 0.5
+    (found,) = torch.autograd.grad(logs_of_rows.differentiable()(x), x, grad)
+    softmax = torch.softmax(x.detach().double(), 1)
+    terms = softmax * grad.double().sum(1, keepdim=True)
+    error = (found.double() - (grad.double() - terms)).abs()
+    assert bool((error <= 2.0**-19 * (grad.double().abs() + terms.abs())).all())
+
+
+@helion.kernel(autotune_effort="none")
+def logs_of_rows(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile, :] = torch.log_softmax(x[tile, :], 1)
+    return out

@@ -102,14 +102,6 @@ def carried_in_a_loop_of_two_axes(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
-@refused("detach() in device code", "x[tile].detach()", X)
-def detached(x: torch.Tensor) -> torch.Tensor:
-    out = torch.empty_like(x)
-    for tile in hl.tile(x.size()):
-        out[tile] = x[tile] * x[tile].detach()
-    return out
-
-
 @refused("an op of kind 'while'", "while count < 3:", X)
 def repeated(x: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(x)

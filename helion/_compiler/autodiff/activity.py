@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..ir.grammar import ForAttrs, MemoryAttrs, Op, Operand, Region, Value
+from ..ir.grammar import ForAttrs, MemoryAttrs, Op, Operand, Region, Value, VjpAttrs
 
 
 def active_values(body: Region, wanted: Iterable[int]) -> frozenset[int]:
@@ -37,5 +37,5 @@ def _visit(op: Op, tensors: frozenset[int], active: set[int]) -> None:
                 sources.append(carried[at])
             if is_active(sources):
                 mark((result, *(region.params[at] for region in op.regions if at < len(region.params))))
-    elif is_active(op.operands):
+    elif op.attrs != VjpAttrs("constant") and is_active(op.operands):
         mark(op.results)

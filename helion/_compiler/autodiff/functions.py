@@ -15,6 +15,8 @@ _HUBER = "torch.where({a} <= -{b}, -%s, torch.where({a} >= {b}, %s, %s))"
 
 FUNCTIONS: Mapping[str, tuple[str | None, ...]] = {
     "identity": ("{g}",),
+    # a value that counts as constant: detached, or a shift on which the result does not depend
+    "constant": (),
     # --- activations ---
     "hardtanh": ("torch.where(({a} <= {b}) | ({a} >= {c}), 0.0, {g})",),
     "hardsigmoid": ("torch.where(({a} > -3.0) & ({a} < 3.0), {g} / 6.0, 0.0)",),

@@ -15,7 +15,6 @@ import torch
 from ... import exc
 from ..._exact import are_same, exact_key, is_constant
 from ..ir.grammar import Program
-from ..source import Location
 from .purity import is_library_module
 
 Kind = Literal["item", "attribute", "absent", "length", "content", "keys", "state"]
@@ -89,9 +88,8 @@ class Traced:
     ``warnings``: warnings for the user. ``guards``: assumptions about globals. ``seeds``: the number of seeds that each
     launch with random numbers draws from torch's generator, in order.
 
-    ``detached``: location of the first ``detach()`` in device code, which records no op. ``recorded``: the program as
-    recorded, including functions that have their own derivatives. ``misplaced``: the error of a call with CPU tensors,
-    because device code uses a tensor that host code makes on a GPU.
+    ``recorded``: the program as recorded, including functions that have their own derivatives. ``misplaced``: the error
+    of a call with CPU tensors, because device code uses a tensor that host code makes on a GPU.
     """
 
     program: Program
@@ -99,7 +97,6 @@ class Traced:
     warnings: tuple[exc.Base, ...]
     guards: tuple[Guard, ...]
     seeds: tuple[int, ...] = ()
-    detached: Location | None = None
     origins: Mapping[str, Any] = field(default_factory=dict)
     recorded: Program | None = None
     misplaced: exc.Base | None = None

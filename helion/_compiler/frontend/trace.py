@@ -109,7 +109,6 @@ def trace(
         tuple(t.world.warnings),
         tuple(t.world.guards.values()),
         tuple(count for _, count in t.tensors.seeds.values()),
-        t.world.detached,
         {s.name: s.origin for s in t.numbers.symbols.values() if s.name not in t.numbers.specialized},
         misplaced=t.world.misplaced,
     )

@@ -357,10 +357,6 @@ def _refuse_host(kernel: Kernel, variant: Variant) -> None:
     if not traced.program.roots:
         raise exc.NoDeviceLoopsInKernel(kernel=kernel.name)
     check_accesses(traced.program)
-    if traced.detached is not None:
-        raise exc.AutodiffNotSupported(
-            what="detach() in device code", remedy="detach the tensor in host code, or pass it detached"
-        ).at(traced.detached)
 
 
 # --- from results to arguments -----------------------------------------------------------------------------------------------

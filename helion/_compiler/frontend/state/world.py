@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from .... import exc
-from ...source import Location
 from ..guards import Guard, guard
 from ..journal import Part
 
@@ -32,8 +31,6 @@ class World(Part):
         self.function_sources: dict[int, str] = {}
         #: Number of calls and statements with effects so far, which run when the host code runs.
         self.effects = 0
-        #: Location of the first detach() in device code.
-        self.detached: Location | None = None
         #: The error of a call with CPU tensors alone: device code uses a tensor that host code makes on a GPU.
         self.misplaced: exc.Base | None = None
 

@@ -356,13 +356,18 @@ def _softmax_dtype(t: Tracer, input: DeviceValue, dtype: Any) -> DeviceValue:
     return input if dtype is None else ops.cast(t, input, dtype)
 
 
+def _highest(t: Tracer, input: DeviceValue, at: list[int]) -> DeviceValue:
+    """Return the maximum that a softmax subtracts, as a constant. The derivative by it is zero; its computation would
+    leave the rounding of a sum over the row in the gradient of one element."""
+    return ops.with_vjp(t, "constant", _reduce(t, "max", input, at, True, input.dtype))
+
+
 @_in_floats
 @in_float32
 def _softmax_of(t: Tracer, input: DeviceValue, dim: int) -> DeviceValue:
     at = [position(input, dim)]
     whole(t, input, at, "softmax")
-    high = _reduce(t, "max", input, at, True, input.dtype)
-    powers = ops.pointwise(t, "exp", input - high)
+    powers = ops.pointwise(t, "exp", input - _highest(t, input, at))
     return powers / _reduce(t, "sum", powers, at, True, input.dtype)
 
 
@@ -383,7 +388,7 @@ def softmax_of(t: Tracer, input: DeviceValue, dim: int, dtype: Any = None) -> De
 def _log_softmax_of(t: Tracer, input: DeviceValue, dim: int) -> DeviceValue:
     at = [position(input, dim)]
     whole(t, input, at, "log_softmax")
-    shifted = input - _reduce(t, "max", input, at, True, input.dtype)
+    shifted = input - _highest(t, input, at)
     return shifted - ops.pointwise(t, "log", _reduce(t, "sum", ops.pointwise(t, "exp", shifted), at, True, input.dtype))
 
 
