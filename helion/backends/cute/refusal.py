@@ -108,6 +108,7 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     begun = [source.name for source in sources if not source.aligned]
     added = [each for each in problem.outputs if each.adds and not each.lines]
     yield max(problem.epilogue.levels) > MOST_RUN_CHAIN, f"of more than {MOST_RUN_CHAIN} dependent reductions of a row"
+    yield problem.epilogue.in_pairs, "over pairs of neighboring columns"
     yield begun and not problem.terms, f"of {''.join(begun[:1])}, which begins between multiples of 16 bytes,"
     yield groups and products > 1, of_groups
     yield (
@@ -139,6 +140,7 @@ def _not_run_on_blackwell(problem: GemmProblem) -> Iterator[tuple[object, str]]:
         "of a batch, or of groups, with scales of blocks of K",
     )
     yield problem.summed, "next to sums along K"
+    yield problem.epilogue.in_pairs, "over pairs of neighboring columns"
     yield picked, f"with lines of {''.join(picked[:1])} that an index picks"
     yield problem.groups, f"over groups of rows by {'' if problem.groups is None else problem.groups.name}"
     yield _has_several_products(problem), "of several products that are stored separately, or of more than two,"

@@ -44,6 +44,7 @@ from .lower.attention.kernel import (
     known_backward,
 )
 from .lower.attention.loops import has_attention
+from .lower.epilogue.column_pairs import with_column_pairs
 from .lower.groups import without_groups_of_k
 from .lower.host import gemm_pieces
 from .lower.kernel import build_plan, known_product
@@ -184,7 +185,7 @@ MATMUL = Shape(
     multiples=multiples,
     ranges=ranges,
     keys=own_keys,
-    described=lambda program: with_nibbles(with_pairs(_over_all_of_k(program)).program).program,
+    described=lambda program: with_column_pairs(with_nibbles(with_pairs(_over_all_of_k(program)).program).program),
     predict=predict,
     plan=build_plan,
     plan_type=CutePlan,

@@ -263,7 +263,7 @@ class Cluster:
 
     def kept(self, step: g.Step) -> tuple[g.Step, ...]:
         """What is executed in the place of a step."""
-        if isinstance(step, WAITING) or (isinstance(step, g.SetUp) and step.name != "rows"):
+        if isinstance(step, (*WAITING, g.StoreStrided)) or (isinstance(step, g.SetUp) and step.name != "rows"):
             return ()
         if isinstance(step, (g.TileLoop, g.Gate)):
             return step.body if isinstance(step, g.TileLoop) else ()
@@ -330,7 +330,7 @@ class Cluster:
                 names[f"{label}_values"] = names[f"{label}_registers"] = Registers(self, values)
                 names[f"{label}_part"] = View(lambda *at, held=tensor: self._of_subtile(held, self.names["subtile"]))
                 names[f"{label}_copy"] = None
-        for output in problem.outputs_of("exact"):
+        for output in problem.matrices:
             label = problem.label_of(output)
             prefix = "" if label == "d" else f"{label}_"
             self.outputs[output.name] = {}

@@ -9,7 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..plan.dtypes import DTYPES, LARGEST_E4M3, itemsize
-from ..plan.epilogue import COLUMN_NUMBER, INTEGER_SUM, ROW_NUMBER, Constant, EpilogueOperand, EpilogueOutput
+from ..plan.epilogue import (
+    COLUMN_NUMBER,
+    INTEGER_SUM,
+    JOINED,
+    PARTNER,
+    ROW_NUMBER,
+    Constant,
+    EpilogueOperand,
+    EpilogueOutput,
+)
 from ..plan.joint import OwnPart, joint, moved
 from ..plan.passes import Pass, divisor_of, passes
 from ..plan.records import WARP_ROWS, WARP_THREADS, WGMMA_ROWS, GemmPlan, GemmProblem
@@ -138,6 +147,7 @@ def accumulated(plan: GemmPlan, first: str) -> str:
     return f"sums[{first}{sum_of(plan)}]" + (".to(cutlass.Float32)" if sum_dsl(plan) == "cutlass.Int32" else "")
 
 
+BEFORE = "values_before"  # the values of a sub-tile that outputs do not overwrite
 INFINITY = 'cutlass.Float32(float("inf"))'
 LARGEST_FLOAT = "3.4028234663852886e+38"
 """The largest finite fp32 number."""
@@ -310,6 +320,8 @@ def compute(plan: GemmPlan, walk: Pass) -> list[str]:
         if operands[value - 1].kind == "integers":
             continue
         lines.append(f"{names(value)} = {_operand_value(plan, operands[value - 1])}")
+    if plan.problem.epilogue.in_pairs:
+        return _with_partners(plan, walk, lines)
     for value in walk.computes:
         known = _own_names(plan, value) if walk.number == 1 else names
         if plan.problem.epilogue.instruction(value).op == INTEGER_SUM:
@@ -318,6 +330,43 @@ def compute(plan: GemmPlan, walk: Pass) -> list[str]:
         text = expression(plan.problem, value, known, functools.partial(_position, plan))
         lines += _quotient(plan, value) or [f"{names(value)} = {text}"]
     return lines
+
+
+def _with_partners(plan: GemmPlan, walk: Pass, read: Sequence[str]) -> list[str]:
+    """Return the code of a pass that begins with ``read``, for element ``i`` and its neighbor ``i ^ 1``, of the same row and
+    pair. The compiler drops what no output needs."""
+    epilogue, names = plan.problem.epilogue, functools.partial(value_name, plan)
+    lines = [line.replace("values[i]", f"{BEFORE}[i]", 1) for line in read[:1]] + [*read[1:]]
+    lines += [_of_partner(line) for line in lines]
+    for value in walk.computes:
+        made, name = epilogue.instruction(value), names(value)
+        if made.op == PARTNER:
+            of = names(*(x for x in made.arguments if not isinstance(x, Constant)))
+            lines += [f"{name} = {_of_partner(of)}", f"{_of_partner(name)} = {of}"]
+            continue
+        if made.op == JOINED:
+            text = f"({', '.join(literal(x) if isinstance(x, Constant) else names(x) for x in made.arguments)})[i % 2]"
+        else:
+            text = expression(plan.problem, value, names, functools.partial(_position, plan))
+        lines += [f"{name} = {text}", _of_partner(f"{name} = {text}")]
+    return lines
+
+
+def _of_partner(text: str) -> str:
+    """Return the code of element ``i`` as that of its neighbor."""
+    return re.sub(r"\bi\b", "(i ^ 1)", re.sub(r"\b(x\d+|\w+_operand_value)\b", r"\1_partner", text))
+
+
+def kept_values(plan: GemmPlan) -> list[str]:
+    """Return the copy of the values of a sub-tile, which neighbors read after they are overwritten."""
+    if not plan.problem.epilogue.in_pairs:
+        return []
+    count = fragment(plan).values
+    return [
+        f"{BEFORE} = cute.make_rmem_tensor({count}, cutlass.Float32)",
+        f"for i in cutlass.range_constexpr({count}):",
+        f"    {BEFORE}[i] = values[i]",
+    ]
 
 
 def _to_the_row(plan: GemmPlan, held: int) -> str:
@@ -389,8 +438,14 @@ def evaluate(plan: GemmPlan) -> list[str]:
     walk = passes(plan)[-1]
     if not walk.computes and [(o.value, values_of(plan, o)) for o in walk.outputs] == [(walk.held, "values")]:
         return []
-    outputs = {values_of(plan, o): value_name(plan, o.value) for o in reversed(walk.outputs)}
+    outputs = {values_of(plan, o): _stored(plan, o) for o in reversed(walk.outputs)}
     return [*compute(plan, walk), *(f"{values}[i] = {value}" for values, value in outputs.items())]
+
+
+def _stored(plan: GemmPlan, output: EpilogueOutput) -> str:
+    """Return what is stored of element ``i``. Both columns of a pair have the value of the first, which is computed once."""
+    name = value_name(plan, output.value)
+    return f"({name}, {_of_partner(name)})[i % 2]" if output.pairs else name
 
 
 def in_range(dtype: str, values: str) -> list[str]:
@@ -403,11 +458,14 @@ def in_range(dtype: str, values: str) -> list[str]:
     ]
 
 
-def strided_place(plan: GemmPlan, label: str, *, clamped: bool) -> str:
-    """Return the coordinate of value ``i`` in a strided matrix, after ``first_row`` and ``first_column``."""
+def strided_place(plan: GemmPlan, label: str, *, clamped: bool, pairs: int = 0) -> str:
+    """Return the coordinate of value ``i`` in a strided matrix, after ``first_row`` and ``first_column``. One of ``pairs``
+    columns has one number for each pair."""
     row, column = row_number(plan, fragment(plan).row_of), column_number(plan)
     if clamped:
         row, column = f"cutlass.min({row}, {last(plan, 'm')})", f"cutlass.min({column}, {last(plan, 'n')})"
+    if pairs:
+        column = f"({column}) // 2" + (f" % {pairs}" if 2 * pairs < plan.problem.n else "")
     return f"{row}, {column}{batched(plan, label)}"
 
 
@@ -418,7 +476,7 @@ def positions(plan: GemmPlan, rows: str) -> list[str]:
 
 def store_lines(plan: GemmPlan, output: EpilogueOutput, team: int) -> list[str]:
     """Return the stores of a strided output by rows of the warp, which it gathers in shared memory."""
-    width, values = plan.epilogue_n, fragment(plan).values
+    width, values = plan.epilogue_n // (2 if output.pairs else 1), fragment(plan).values
     held, warp = f"{output.label}_rows", f"store_warp + {team * plan.consumer_warps}" if team else "store_warp"
     row, column = fragment(plan).row_of, fragment(plan).column_offset
     if width >= WARP_THREADS:
@@ -426,14 +484,19 @@ def store_lines(plan: GemmPlan, output: EpilogueOutput, team: int) -> list[str]:
     else:
         at, along = f"i * {WARP_THREADS // width} + lane // {width}", f"lane % {width}"
     atom = "" if plan.row_atoms == 1 else f" + ({at}) // {WARP_ROWS} * {WGMMA_ROWS * plan.warpgroups - WARP_ROWS}"
+    kept = f"{held}[{warp}, lane // 4 + ({row}) * 8, lane % 4 * 2 + {column}] = {suffixed(plan, 'rounded', output)}[i]"
+    first, end = "first_column - lane % 4 * 2", last(plan, "n")
+    if output.pairs:
+        values, kept = values // 2, _of_pair(kept.replace(f"lane % 4 * 2 + {column}", f"lane % 4 + ({column}) // 2"))
+        first, end = f"({first}) // 2", str(output.pairs - 1)
     return [
         f"for i in cutlass.range_constexpr({values}):",
-        f"    {held}[{warp}, lane // 4 + ({row}) * 8, lane % 4 * 2 + {column}] = {suffixed(plan, 'rounded', output)}[i]",
+        f"    {kept}",
         "cute.arch.sync_warp()",
         f"for i in cutlass.range_constexpr({WARP_ROWS * plan.row_atoms * width // WARP_THREADS}):",
         f"    line = first_row - lane // 4 + ({at}){atom}",
-        f"    element = first_column - lane % 4 * 2 + ({along})",
-        f"    if line <= {last(plan, 'm')} and element <= {last(plan, 'n')}:",
+        f"    element = {first} + ({along})",
+        f"    if line <= {last(plan, 'm')} and element <= {end}:",
         f"        {output.label}[line, element{batched(plan, output.label)}] = {held}[{warp}, {at}, {along}]",
         "cute.arch.sync_warp()",
     ]
@@ -445,7 +508,8 @@ def store_strided(plan: GemmPlan, output: EpilogueOutput, team: int) -> list[str
         return store_lines(plan, output, team)
     row, column = row_number(plan, fragment(plan).row_of), column_number(plan)
     end = last(plan, "m") if plan.problem.groups is None else "group_end - 1"
-    inside, place, found = f"{row} <= {end}", strided_place(plan, output.label, clamped=False), list[str]()
+    inside, found = f"{row} <= {end}", list[str]()
+    place = strided_place(plan, output.label, clamped=False, pairs=output.pairs)
     if output.lines is not None:
         line = f"{output.label}_lines[{fragment(plan).row_of}]"
         inside += f" and {line} >= 0 and {line} < {output.picked}"
@@ -458,12 +522,16 @@ def store_strided(plan: GemmPlan, output: EpilogueOutput, team: int) -> list[str
             f"to_element = {output.label}.iterator + cute.crd2idx(({place}), {output.label}.layout)",
             f'cute.arch.red(to_element, {value}, op="add", dtype=cutlass.{DTYPES[output.dtype].dsl}, sem="relaxed", scope="gpu")',
         ]
-    return [
-        *found,
-        f"for i in cutlass.range_constexpr({fragment(plan).values}):",
-        f"    if {inside} and {column} <= {last(plan, 'n')}:",
-        *(f"        {line}" for line in stored),
-    ]
+    body = [f"if {inside} and {column} <= {last(plan, 'n')}:", *(f"    {line}" for line in stored)]
+    values = fragment(plan).values
+    if output.pairs:
+        values, body = values // 2, [*map(_of_pair, body)]
+    return [*found, f"for i in cutlass.range_constexpr({values}):", *(f"    {line}" for line in body)]
+
+
+def _of_pair(text: str) -> str:
+    """Return the code of element ``i`` as that of the first element of pair ``i``."""
+    return re.sub(r"\bi\b", "(i * 2)", text)
 
 
 def numbers_name(output: EpilogueOutput) -> str:
@@ -517,7 +585,8 @@ def _operand_value(plan: GemmPlan, operand: EpilogueOperand) -> str:
     if operand.kind == "exact":
         return f"{operand.label}_values[i].to(cutlass.Float32)"
     if operand.kind == "strided":
-        return f"{operand.label}[{strided_place(plan, operand.label, clamped=True)}].to(cutlass.Float32)"
+        place = strided_place(plan, operand.label, clamped=True, pairs=operand.pairs)
+        return f"{operand.label}[{place}].to(cutlass.Float32)"
     if operand.kind == "product":
         return f"{operand.label}_values[i]"
     if operand.kind == "number":

@@ -28,6 +28,7 @@ from .epilogue import (
     fragment,
     in_range,
     kept_integers,
+    kept_values,
     numbers_columns,
     positions,
     reads_strided,
@@ -492,10 +493,9 @@ def _(step: g.Evaluate, out: Writer, names: Names) -> None:
     if not plan.problem.strided and not plan.by_rows and plan.problem.epilogue.numbers(ROW_NUMBER):
         out.line(first_row(plan, rows_of(plan)))
     outputs = [output for output in plan.problem.matrices if staged_as(plan.problem, output) == output]
-    body = evaluate(plan)
-    for output in outputs:
-        body += in_range(output.dtype, values_of(plan, output))
+    body = [*evaluate(plan), *(line for each in outputs for line in in_range(each.dtype, values_of(plan, each)))]
     if body:
+        out.lines(kept_values(plan))
         with out.block(f"for i in cutlass.range_constexpr({places.values}):"):
             out.lines(body)
     for output in outputs:

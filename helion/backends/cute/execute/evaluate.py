@@ -15,6 +15,8 @@ from ..plan.dtypes import per_byte
 from ..plan.epilogue import (
     COLUMN_NUMBER,
     INTEGER_SUM,
+    JOINED,
+    PARTNER,
     ROW_NUMBER,
     Constant,
     EpilogueOperand,
@@ -393,13 +395,17 @@ def _made(op: str, given: Sequence[torch.Tensor], rows: int, columns: int) -> to
         return torch.arange(columns, dtype=torch.float32)
     if op == ROW_NUMBER:
         return torch.arange(rows, dtype=torch.float32)[:, None]
+    if op == PARTNER:
+        return given[0].expand(rows, columns)[:, torch.arange(columns) ^ 1]
+    if op == JOINED:
+        return torch.where(torch.arange(columns) % 2 == 0, given[0], given[1])
     return OPERATIONS[op](*given)
 
 
 def _store(output: EpilogueOutput, out: torch.Tensor, value: torch.Tensor, problem: GemmProblem) -> None:
     if output in problem.matrices:
-        stored = torch.as_strided(out, (problem.m, problem.n), (output.pitch, output.column_pitch))
-        value = value.expand(problem.m, problem.n)
+        stored = torch.as_strided(out, (problem.m, output.pairs or problem.n), (output.pitch, output.column_pitch))
+        value = value.expand(problem.m, problem.n)[:, :: 2 if output.pairs else 1]
         stored.copy_(stored + value.to(stored.dtype) if output.adds else value)
     else:
         stored = torch.as_strided(out, (problem.m, 1), (output.pitch, 1))
@@ -430,6 +436,10 @@ def _operand(described: EpilogueOperand, tensor: torch.Tensor, problem: GemmProb
         rows, columns = torch.arange(problem.m)[:, None], torch.arange(problem.n)
         offsets = rows * described.pitch + columns * described.column_pitch
         return uniform(philox(tensor, offsets if described.dtype == "int64" else offsets & WORD)[0])
+    if described.pairs:
+        strides = (described.pitch, described.column_pitch)
+        pairs = torch.as_strided(tensor, (problem.m, described.pairs), strides)
+        return pairs[:, torch.arange(problem.n) // 2 % described.pairs]
     if described.kind in ("exact", "strided", "integers"):
         return torch.as_strided(tensor, (problem.m, problem.n), (described.pitch, described.column_pitch))
     if described.kind == "row":

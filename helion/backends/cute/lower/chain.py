@@ -78,6 +78,7 @@ class Written:
     column_pitch: int = 1
     picked: int = 0
     lines: HostTensor | None = None
+    pairs: int = 0
 
     @property
     def adds(self) -> bool:
@@ -469,6 +470,7 @@ class Chain:
             column_pitch=output.column_pitch,
             adds=output.adds,
             picked=output.picked,
+            pairs=output.pairs,
             lines=None if output.lines is None else numbers_of(output.lines),
         )
 

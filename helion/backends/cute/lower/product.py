@@ -32,6 +32,7 @@ from ..plan.operands import fills_turned_tiles, gains_by_turning
 from ..plan.records import SWIZZLE_BYTES, GemmProblem
 from ..plan.refusal import Refusal
 from .chain import COMPARISONS, EXAMPLE_MULTIPLE, ROUNDED, Chain, Reference, is_integer, starts_from_zero
+from .epilogue.column_pairs import PairedChain, pairs_of, same_columns, with_column_pairs
 from .frame import Frame, blocks_of, place_of
 from .numbers import equal, exact_in_fp32, example, size
 from .operands import Multiplied, common_dtype, multiplied, sum_along_k
@@ -135,7 +136,7 @@ def _traced(
 ) -> Product:
     """Return the GEMM of a program. The output is contiguous along N, or ``turned``: stored by TMA, ``along_m``, or by threads."""
     summed = with_sums(program)
-    program = summed.program
+    program = with_column_pairs(summed.program)
     root = _grid(program)
     outer = loops_over_columns(root) if len(root.axes) == 1 else ()
     loop = _loop(outer[0].regions[0] if outer else root.body)
@@ -207,7 +208,7 @@ def _with_sums(frame: Frame, product: Product, chain: Chain, copies: int) -> Pro
     return replace(product, operands=tuple(operands), sources=sources, problem=problem)
 
 
-class ProductChain(Chain):
+class ProductChain(PairedChain):
     """A trace of the epilogue. Loaded integers may be compared with numbers of the launch that fp32 holds, ``exact``."""
 
     def __init__(self, frame: Frame, sums: Value) -> None:
@@ -255,6 +256,7 @@ def _frame(program: Program, root: Root, loop: Op, nest: Nest | None) -> Frame:
         n=blocks[1],
         k=k,
         whole_rows=whole,
+        same=same_columns(program, (blocks[0], blocks[1], k)),
         k_extent=None if nest is None else nest.extent,
     )
 
@@ -500,8 +502,9 @@ def check_atomic(op: Op, program: Program) -> None:
 
 def _oriented(frame: Frame, stores: Sequence[Op]) -> Frame:
     """Make N the contiguous dimension of the output, for any order of the grid and of the output's dimensions."""
-    matrix = next((store for store in stores if len(blocks_of(frame, store)) == 2), None)
+    matrix = next((each for each in stores if len(blocks_of(frame, each)) == 2 and not pairs_of(frame, each)), None)
     first = (frame.m, frame.n) if matrix is None else blocks_of(frame, matrix)
+    first = first[::-1] if matrix is None and frame.m in frame.same.values() else first
     if matrix is not None and set(first) == {frame.m, frame.n}:
         strides = place_of(frame, matrix).strides
         first = first[::-1] if equal(strides[0], 1) and not equal(strides[1], 1) else first

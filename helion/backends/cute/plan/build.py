@@ -265,7 +265,7 @@ def check_problem(problem: GemmProblem) -> None:
         if operand.dtype not in known:
             raise Refusal(f"epilogue operand {operand.name} is of {operand.dtype}; {', '.join(known)} are implemented")
         if operand.kind == "strided":
-            check_strided(problem, operand.name, operand.pitch, operand.column_pitch)
+            check_strided(problem, operand.name, operand)
         elif operand.kind == "exact":
             side, pitch = ("m", operand.column_pitch) if operand.turned else ("n", operand.pitch)
             check_pitch(problem, operand.name, operand.dtype, pitch, side)

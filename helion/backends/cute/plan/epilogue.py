@@ -81,8 +81,9 @@ GROUP_REDUCTIONS: Mapping[str, str] = {
     "group_minimum": "row_minimum",
 }
 """Reductions (x, n) over each n consecutive columns, whose result all columns of the group have, and those over rows."""
-PARTNER = "partner"
-"""The operation (x) whose result is, in each column, the x of the other column of its pair: of 2j + 1 in 2j."""
+PARTNER, JOINED = "partner", "joined"
+"""The operation (x) whose result is, in each column, the x of the other column of its pair: of 2j + 1 in 2j. That of
+(x, y) is x in the first column of each pair, and y in the second one."""
 ROUND_E4M3 = "round_float8_e4m3fn"
 """The operation (x) of row kernels that rounds to e4m3 and widens again. Numbers too large for it are NaN."""
 MAX_PRODUCTS = 4
@@ -102,7 +103,8 @@ class EpilogueOperand:
     have the type ``dtype``. ``integers`` are read like ``strided`` ones, and added to the accumulator in int32.
 
     ``pitch`` counts elements from one row to the next of an exact operand, or from one line to the next of a second B.
-    For a vector it counts those from one element to the next: 0 for a column with one number for all rows.
+    For a vector it counts those from one element to the next: 0 for a column with one number for all rows. A ``strided`` one
+    of ``pairs`` columns has one number for each pair of columns, of as many pairs, again and again.
     """
 
     name: str
@@ -110,6 +112,7 @@ class EpilogueOperand:
     dtype: str
     pitch: int = 1
     column_pitch: int = 1
+    pairs: int = 0
 
     def __repr__(self) -> str:
         return _shown(self)
@@ -132,7 +135,7 @@ class EpilogueOperand:
 
 def _shown(tensor: EpilogueOperand | EpilogueOutput) -> str:
     """Return the text of a tensor, without what most have: contiguous columns, stores, and lines in order."""
-    hidden = {"column_pitch": 1, "adds": False, "lines": None, "picked": 0}
+    hidden = {"column_pitch": 1, "adds": False, "lines": None, "picked": 0, "pairs": 0}
     shown = [
         each.name
         for each in dataclasses.fields(tensor)
@@ -180,7 +183,8 @@ class EpilogueOutput:
     ``pitch`` counts elements from one row to the next of ``exact``, ``tile``, ``sum``, ``group`` and ``pair``, and from one element to the next of
     ``column``. The values of ``column`` and ``tile`` have to be one per row. With ``adds`` TMA, or threads, add the value
     to what is in memory, element by element. With ``lines`` row ``i`` is stored to the line whose number these have at
-    ``i``, of the ``picked`` lines of the tensor; other numbers store nothing.
+    ``i``, of the ``picked`` lines of the tensor; other numbers store nothing. A ``strided`` one of ``pairs`` columns has the
+    value of the first column of each pair.
     """
 
     name: str
@@ -192,6 +196,7 @@ class EpilogueOutput:
     adds: bool = False
     lines: LineNumbers | None = None
     picked: int = 0
+    pairs: int = 0
 
     def __repr__(self) -> str:
         return _shown(self)
@@ -327,6 +332,12 @@ class Epilogue:
             found.append(before + (instruction.op in REDUCTIONS))
         return tuple(found)
 
+    @property
+    def in_pairs(self) -> bool:
+        """True if it moves values between the columns of a pair, or has a matrix of one number for each pair."""
+        moved = any(made.op in (PARTNER, JOINED) for made in self.instructions)
+        return moved or any(each.pairs for each in self.operands) or any(each.pairs for each in self.outputs)
+
     def numbers(self, op: str) -> bool:
         """Return whether it computes with the indices of rows, or of columns."""
         return any(instruction.op == op for instruction in self.instructions)
@@ -365,6 +376,7 @@ class Epilogue:
             ROW_NUMBER: 0,
             ROW_PLACE: 2,
             PARTNER: 1,
+            JOINED: 2,
             ROUND_E4M3: 1,
             INTEGER_SUM: 2,
         }.get(instruction.op)

@@ -151,7 +151,7 @@ def fills_turned_tiles(problem: GemmProblem) -> bool:
     others = problem.copied or problem.summed or problem.terms or problem.ends or problem.scales or problem.rounded
     loaded = any(epilogue.of_kind(kind) for kind in ("strided", "product", "uniform", "integers"))
     loaded |= any(itemsize(each.dtype) not in TURNED_BYTES for each in epilogue.of_kind("exact"))
-    if batched or others or loaded or epilogue.reduces_rows or epilogue.words:
+    if batched or others or loaded or epilogue.reduces_rows or epilogue.words or epilogue.in_pairs:
         return False
     if [each.kind for each in problem.outputs] != ["exact"] or problem.outputs[0].adds:
         return False
@@ -170,7 +170,8 @@ def gains_by_turning(problem: GemmProblem) -> bool:
     """
     turned = [dataclasses.replace(each, operand="a") for each in problem.copied if each.operand == "b"]
     stored = all(output.kind in ("exact", "strided") and not output.adds for output in problem.outputs)
-    if problem.m > FEW_ROWS or problem.terms or not stored or len(turned) != len(problem.copied):
+    several = problem.terms or problem.epilogue.in_pairs
+    if problem.m > FEW_ROWS or several or not stored or len(turned) != len(problem.copied):
         return False
     names = {"size_m": "size_n", "pitch_a": "pitch_b"}
     runtime = tuple(names.get(name, "") for name in problem.runtime)
@@ -265,22 +266,26 @@ def _with_stored(stored: GemmProblem, problem: GemmProblem, made: Prepared) -> G
         stored = dataclasses.replace(stored, a_major=made.major)
     else:
         stored = dataclasses.replace(stored, b_major=made.major)
-    if batch is not None and operand.label not in ("a", "b"):
-        raise Refusal("right operands in memory are implemented for one matmul of a batch")
+    if batch is not None and operand.term:
+        raise Refusal("operands in memory of further terms are implemented for one matmul, without a batch")
     if batch is not None:
         steps, matrices = list[int](), 1
         for level, varies in zip(batch.levels, varying(problem, made.copied), strict=True):
             steps.append(made.rows * made.pitch * matrices if varies else 0)
             matrices *= level.size if varies else 1
-        stored = dataclasses.replace(stored, batch=_with_steps(batch, operand.label, steps))
+        labels = ["a", "b", *(each.label for each in problem.epilogue.operands)]
+        stored = dataclasses.replace(stored, batch=_with_steps(batch, labels.index(operand.label), steps))
     return _with_pitch(stored, operand, made.pitch)
 
 
-def _with_steps(batch: Batch, label: str, steps: Sequence[int]) -> Batch:
-    """Return the batch with the elements from one matrix of A or B to the next along each dimension, innermost first."""
-    outer = None if batch.outer is None else _with_steps(batch.outer, label, steps[1:])
-    a, b = (steps[0], batch.b) if label == "a" else (batch.a, steps[0])
-    return dataclasses.replace(batch, a=a, b=b, outer=outer)
+def _with_steps(batch: Batch, at: int, steps: Sequence[int]) -> Batch:
+    """Return the batch with the elements from one matrix to the next along each dimension, innermost first. ``at`` is the
+    number of the tensor: A, B, or one of the epilogue's operands."""
+    outer = None if batch.outer is None else _with_steps(batch.outer, at, steps[1:])
+    numbers = [batch.a, batch.b, *batch.operands]
+    numbers[at] = steps[0]
+    a, b, *operands = numbers
+    return dataclasses.replace(batch, a=a, b=b, operands=tuple(operands), outer=outer)
 
 
 def steps_of(problem: GemmProblem, copied: Copied, at: int) -> tuple[int, ...]:

@@ -208,7 +208,7 @@ def _check_disjoint(problem: GemmProblem, output: EpilogueOutput) -> None:
     sizes = [level.size for level in problem.batch.levels]
     matrix = output in problem.matrices
     steps = [*zip(problem.batch_pitches(problem.label_of(output)), sizes, strict=True), (output.pitch, problem.m)]
-    steps += [(output.column_pitch, problem.n)] if matrix else []
+    steps += [(output.column_pitch, output.pairs or problem.n)] if matrix else []
     if {f"pitch_{problem.label_of(output)}", "size_m", "size_n"} & {*problem.runtime}:
         return  # each launch checks its own numbers
     last = 0
@@ -222,20 +222,23 @@ def _check_disjoint(problem: GemmProblem, output: EpilogueOutput) -> None:
 
 def _columns_of(problem: GemmProblem, output: EpilogueOutput) -> int:
     """Return the elements from the first one of a row of an output to its last, inclusive."""
-    return 1 + (problem.n - 1) * output.column_pitch if output in problem.matrices else 1
+    return 1 + ((output.pairs or problem.n) - 1) * output.column_pitch if output in problem.matrices else 1
 
 
-def check_strided(problem: GemmProblem, name: str, pitch: int, column_pitch: int, *, stored: int = 0) -> None:
+def check_strided(
+    problem: GemmProblem, name: str, matrix: EpilogueOperand | EpilogueOutput, *, stored: int = 0
+) -> None:
     """Check the strides of a matrix that threads access: offsets have 32 bits, and outputs, of ``stored`` lines, no
     element twice."""
-    height = stored or problem.m
-    span = (height - 1) * pitch + (problem.n - 1) * column_pitch
+    height, width = stored or problem.m, matrix.pairs or problem.n
+    pitch, column_pitch = matrix.pitch, matrix.column_pitch
+    span = (height - 1) * pitch + (width - 1) * column_pitch
     if min(pitch, column_pitch) < 0 or span > MAX_EXTENT:
         raise Refusal(
             f"{name} with strides of {pitch} and {column_pitch} spans {span} elements; 0 to {MAX_EXTENT} are implemented"
         )
-    rows, columns = (height - 1) * pitch, (problem.n - 1) * column_pitch
-    if stored and not ((pitch > columns or height == 1) or (column_pitch > rows or problem.n == 1)):
+    rows, columns = (height - 1) * pitch, (width - 1) * column_pitch
+    if stored and not ((pitch > columns or height == 1) or (column_pitch > rows or width == 1)):
         raise Refusal(f"{name} with strides of {pitch} and {column_pitch} elements may store two results at one place")
 
 
@@ -380,7 +383,7 @@ def check_blocks(plan: GemmPlan) -> None:
 
 def check_integers(problem: GemmProblem, operand: EpilogueOperand) -> None:
     """Check integers that are added to an accumulator in int32."""
-    check_strided(problem, operand.name, operand.pitch, operand.column_pitch)
+    check_strided(problem, operand.name, operand)
     if problem.operand_dtype != "int8" or operand.dtype != "int32":
         raise Refusal(
             f"{operand.name} of {operand.dtype} is added to an accumulator of {problem.operand_dtype} operands"
@@ -408,8 +411,19 @@ def check_random(problem: GemmProblem, operand: EpilogueOperand) -> None:
         )
 
 
+def check_pairs(problem: GemmProblem) -> None:
+    """Check an epilogue over the pairs of neighboring columns, both of which a thread has."""
+    if problem.n % 2 or problem.epilogue.reduces_rows or problem.numbers or "size_n" in problem.runtime:
+        raise Refusal(
+            "pairs of columns in an epilogue are implemented for an even number of columns that is known when the kernel is"
+            " compiled, without row reductions and numbers of rows"
+        )
+
+
 def check_outputs(problem: GemmProblem) -> None:
     """Check each output separately, and that the first one is D of the problem."""
+    if problem.epilogue.in_pairs:
+        check_pairs(problem)
     first = problem.outputs[0]
     if (first.dtype, first.pitch) != (problem.output_dtype, problem.d_pitch):
         raise Refusal(f"the first output is of {first.dtype} and pitch {first.pitch}, D of another")
@@ -428,7 +442,7 @@ def check_outputs(problem: GemmProblem) -> None:
         check_lines(output.lines)
         if output.kind == "strided":
             rows = output.picked or problem.m
-            check_strided(problem, shown_output(problem, output), output.pitch, output.column_pitch, stored=rows)
+            check_strided(problem, shown_output(problem, output), output, stored=rows)
         elif output.turned:
             _check_turned(problem, output)
         elif output.kind == "exact":

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from ...._compiler.facts.records import KernelFacts, MemoryOpFact
+from ...._compiler.facts.records import AxisFact, KernelFacts, MemoryOpFact
 from ..plan.epilogue import LineNumbers
 
 LINES = LineNumbers(name="lines", dtype="int32", pitch=1)
@@ -47,3 +47,36 @@ def is_picked(op: MemoryOpFact) -> bool:
 def _is_vector(op: MemoryOpFact) -> bool:
     whole = op.kind == "load" and len(op.subscript_axes) == 1 and op.tile_axes == op.subscript_axes
     return whole and op.dtype in (torch.int32, torch.int64)
+
+
+def with_column_pairs(facts: KernelFacts) -> KernelFacts:
+    """Return the facts with the axis of columns in place of those of their pairs, which threads access one by one."""
+    used = {axis for each in facts.matmuls for axis in (each.m_axis, each.n_axis, each.k_axis)}
+    columns = {each.n_axis for each in facts.matmuls} | {each.m_axis for each in facts.matmuls}
+    of = {
+        number: axis
+        for number, pairs in enumerate(facts.axes)
+        for axis in columns
+        if axis is not None and number not in used and _is_of_pairs(pairs, facts.axes[axis])
+    }
+
+    def changed(op: MemoryOpFact) -> MemoryOpFact:
+        if not op.subscript_axes or op.subscript_axes[-1] not in of:
+            return op
+        axis = of[op.subscript_axes[-1]]
+        return replace(
+            op,
+            tile_axes=(*op.tile_axes[:-1], axis),
+            subscript_axes=(*op.subscript_axes[:-1], axis),
+            strides=(*op.strides[:-1], 2),
+            extents=(*op.extents[:-1], facts.axes[axis].extent or 0),
+        )
+
+    return replace(facts, memory_ops=tuple(map(changed, facts.memory_ops))) if of else facts
+
+
+def _is_of_pairs(pairs: AxisFact, columns: AxisFact) -> bool:
+    """Return whether an axis counts the pairs of all columns, or of those of a tile of a fixed size."""
+    if pairs.kind == "full":
+        return columns.size is not None and columns.size == 2 * (pairs.extent or 0)
+    return pairs.name == "pairs" and columns.extent is not None and columns.extent == 2 * (pairs.extent or 0)

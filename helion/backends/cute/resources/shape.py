@@ -29,7 +29,7 @@ from ..plan.records import Batch, GemmProblem, Groups, Major, Term
 from ..plan.scales import MICRO_FORMATS, Ends
 from .groups import groups_of_blocks, has_groups_of_k, rows_of_groups, without_offsets
 from .panels import with_panels
-from .picks import LINES, is_picked, with_picks
+from .picks import LINES, is_picked, with_column_pairs, with_picks
 from .scales import block_scales, blocks_of_k, depth_of, fixed_size, scale_loads
 from .sources import (
     copied_operands,
@@ -125,7 +125,7 @@ class _Sides:
 
 def shape_of(facts: KernelFacts) -> ProductShape | str:
     """Return the GEMM of a kernel, or the reason why its facts show none."""
-    facts = with_panels(with_picks(facts))
+    facts = with_panels(with_column_pairs(with_picks(facts)))
     sides = _sides(facts)
     if isinstance(sides, str):
         return sides

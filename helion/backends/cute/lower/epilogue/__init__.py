@@ -1,0 +1,1 @@
+"""Parts of an epilogue's trace that not every matmul has."""
