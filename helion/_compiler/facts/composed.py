@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from ..._shapes import cdiv
+from ..._shapes import cdiv, number_key
 from ..ir.grammar import MemoryAttrs, Op, PointwiseAttrs, Program, Value
 from ..ir.ops import OPS
 from ..ir.pointwise import POINTWISE, POLYNOMIALS
@@ -178,8 +178,8 @@ def _window_axes(walk: Walk, memory_ops: Iterable[MemoryOpFact], tiled: Collecti
         for axis, scale, index in zip(fact.subscript_axes, fact.scales, attrs.indices, strict=True):
             if axis is not None and axis in tiled:
                 operand = None if index.operand is None else op.operands[index.operand]
-                at = operand.number if isinstance(operand, Value) else operand
-                positions.setdefault((attrs.tensor, axis, scale), set()).add((at, index.shift))
+                at = operand.number if isinstance(operand, Value) else number_key(operand)
+                positions.setdefault((attrs.tensor, axis, scale), set()).add((at, number_key(index.shift)))
     return tuple(sorted({axis for (_, axis, scale), at in positions.items() if len(at) >= max(_WINDOW, scale + 1)}))
 
 

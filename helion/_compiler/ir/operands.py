@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..._shapes import Dims
+from ..._shapes import Dims, fixed_at
 from .grammar import DotAttrs, Index, Op, Operand, Value
 
 
@@ -15,6 +15,11 @@ def accumulator_of(op: Op) -> Value | None:
     rest = [operand for at, operand in enumerate(op.operands) if at >= 2 and at not in scales]
     assert all(isinstance(operand, Value) for operand in rest) and len(rest) <= 1
     return rest[0] if rest else None  # type: ignore[return-value]
+
+
+def is_block(index: Index) -> bool:
+    """Return whether an index is that of a tile itself, without an offset."""
+    return index.kind == "block" and index.operand is None and fixed_at(index.shift, 0)
 
 
 def unaddressed(indices: tuple[Index, ...], operands: Sequence[Operand | None], dims: Dims) -> tuple[int, ...]:

@@ -342,7 +342,7 @@ class Accesses:
         """Return whether both coordinates follow the tiles of ``block``, whose loop is now at another tile."""
         if one.loop != since.later or other.loop != since.later or one.block is None or other.block is None:
             return False
-        if (one.kind, one.value, one.shift) != (other.kind, other.value, other.shift):
+        if (one.kind, one.value, number_key(one.shift)) != (other.kind, other.value, number_key(other.shift)):
             return False
         if one.made_in & since.loops or one.kind == "tensor":
             return False

@@ -48,6 +48,7 @@ from ...ir.grammar import (
     Value,
     ViewAttrs,
 )
+from ...ir.operands import is_block
 from ...ir.ops import OPS
 from ...ir.reductions import REDUCTIONS
 from ...ir.rewrite import Declined
@@ -345,7 +346,7 @@ class _Splitter:
         ]
         if len(met) == 1:
             return True
-        places = [{(at, i.block) for at, i in enumerate(a.indices) if _plain(i)} for a in met]
+        places = [{(at, i.block) for at, i in enumerate(a.indices) if is_block(i)} for a in met]
         common = set.intersection(*places) if len({a.tensor for a in met}) == 1 else set()
         return cut <= {block for _, block in common}
 
@@ -398,10 +399,6 @@ def _lanes(dims: Dims) -> list[int]:
 def _walks_twice(dims: Dims, blocks: frozenset[int]) -> bool:
     found = [block for block in _lanes(dims) if block in blocks]
     return len(found) > len(set(found))
-
-
-def _plain(index: Index) -> bool:
-    return index.kind == "block" and index.operand is None and fixed_at(index.shift, 0)
 
 
 def _moves_lanes(op: Op, blocks: frozenset[int]) -> bool:

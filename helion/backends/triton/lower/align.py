@@ -36,7 +36,7 @@ from ...._compiler.ir.grammar import (
     TileAttrs,
     Value,
 )
-from ...._compiler.ir.operands import unaddressed
+from ...._compiler.ir.operands import is_block, unaddressed
 from ...._compiler.ir.ops import OPS
 from ...._compiler.ir.rewrite import Makers, expand_ops
 from ...._compiler.rewrites.steps import StepInputs
@@ -150,7 +150,7 @@ class _Aligner:
         if not fixed:  # a size that differs from call to call gives no alignment
             return False
         along = [stride for index, stride in zip(indices, strides, strict=True) if index.block == block]
-        bare = all(_is_bare(index) for index in indices if index.block == block)
+        bare = all(is_block(index) for index in indices if index.block == block)
         others = [index for index in indices if index.block != block]
         if attrs.padded or along != [1] or not bare or unaddressed(indices, op.operands, op.result.dims):
             return False
@@ -248,10 +248,6 @@ def _is_one(term: _Term) -> bool:
 def _is_plain(axis: LoopAxis) -> bool:
     whole = not axis.scalar and axis.jagged is None and axis.split is None and not axis.merged
     return whole and fixed_at(axis.begin, 0) and isinstance(axis.end, int)
-
-
-def _is_bare(index: Index) -> bool:
-    return index.kind == "block" and index.operand is None and fixed_at(index.shift, 0)
 
 
 def _may_begin_before(op: Op, block: int) -> bool:

@@ -41,6 +41,7 @@ from ....._compiler.ir.grammar import (
     Value,
     ViewAttrs,
 )
+from ....._compiler.ir.operands import is_block
 from ....._compiler.passes.always.simplify import drop_dead
 from ....._shapes import ONE, Expr, cdiv, fixed_at
 from ...plan.refusal import Refusal
@@ -49,7 +50,7 @@ from ..attention.softmax import LOG2E, Softmax, softmax_of, start_of
 from ..attention.values import LOWEST, is_number, name_of_op, same_value, terms_of
 from ..numbers import equal, size
 from .key_ranges import Terms, all_keys
-from .partials import MOVED, Joiner, Whole, blocks_of, has_two_phases, is_block, is_counter, is_plain
+from .partials import MOVED, Joiner, Whole, blocks_of, has_two_phases, is_counter, is_plain
 
 ACCUMULATOR, TOTAL, MAXIMUM, QUOTIENT, LOGSUM = "accumulator", "total", "maximum", "quotient", "logsum"
 """Values of a part."""

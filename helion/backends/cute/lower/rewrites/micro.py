@@ -12,8 +12,9 @@ import dataclasses
 from dataclasses import dataclass
 
 from ....._compiler.ir.grammar import DotAttrs, MemoryAttrs, Op, Operand, Program, Region, Value
+from ....._compiler.ir.operands import is_block
 from ....._compiler.passes.always.simplify import drop_dead
-from ....._shapes import dtype_name, fixed_at
+from ....._shapes import dtype_name
 from ...plan.refusal import Refusal
 from ...plan.scales import MICRO_FORMATS, BlockScales, Scale, Side, micro_block
 from ..names import name_of
@@ -76,7 +77,7 @@ def _load(program: Program, makers: dict[int, Op], value: Operand) -> Op:
     if op is None or op.kind != "load" or op.attributes(MemoryAttrs).mask is not None:
         raise Refusal("scales of hl.dot_scaled that are loaded are implemented, not those that are computed or masked")
     attrs, tensor = op.attributes(MemoryAttrs), program.tensors[op.attrs.tensor]
-    plain = all(each.kind == "block" and fixed_at(each.shift, 0) and len(each.positions) == 1 for each in attrs.indices)
+    plain = all(is_block(each) and len(each.positions) == 1 for each in attrs.indices)
     last = attrs.indices[-1].block
     whole = last is not None and program.blocks[last].kind == "full"
     if not plain or len(attrs.indices) != 2 or not whole:

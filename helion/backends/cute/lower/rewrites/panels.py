@@ -32,6 +32,7 @@ from ....._compiler.ir.grammar import (
     TileAttrs,
     Value,
 )
+from ....._compiler.ir.operands import is_block
 from ....._shapes import fixed_at
 from ..numbers import equal
 
@@ -87,7 +88,7 @@ def _is_panel(program: Program, axis: LoopAxis) -> bool:
             walked = _walked(op.attrs, axis.block)
             places.setdefault(op.attrs.tensor, set()).add(walked)
             shape = program.tensors[op.attrs.tensor].shape
-            if any(not _is_plain(op.attrs.indices[at]) or not equal(shape[at], extent) for at in walked):
+            if any(not is_block(op.attrs.indices[at]) or not equal(shape[at], extent) for at in walked):
                 return False
     return all(len(found) == 1 and len(next(iter(found))) <= 1 for found in places.values())
 
@@ -121,10 +122,6 @@ def _values(op: Op) -> Iterator[Value]:
 def _walked(attrs: MemoryAttrs, block: int) -> tuple[int, ...]:
     """Return the dimensions of a tensor that tiles of a block go over."""
     return tuple(at for at, index in enumerate(attrs.indices) if index.block == block)
-
-
-def _is_plain(index: Index) -> bool:
-    return index.kind == "block" and index.operand is None and fixed_at(index.shift, 0)
 
 
 def _is_reduced(program: Program, block: int) -> bool:

@@ -26,7 +26,6 @@ from ....._compiler.host.analysis import hidden_names
 from ....._compiler.ir.grammar import (
     Bound,
     ForAttrs,
-    Index,
     IotaAttrs,
     LoopAxis,
     MemoryAttrs,
@@ -40,6 +39,7 @@ from ....._compiler.ir.grammar import (
     Value,
     ViewAttrs,
 )
+from ....._compiler.ir.operands import is_block
 from ....._compiler.passes.always.simplify import drop_dead
 from ....._shapes import Dim, fixed_at
 from ..numbers import equal
@@ -302,10 +302,6 @@ def _fits(total: Op, loop: Op, dims: Mapping[int, int]) -> bool:
     """Return whether a total has the dimensions of a loop's result, in its order."""
     blocks = [dims.get(dim.block, -1) if dim.block is not None else -1 for dim in total.result.dims]
     return blocks == [dim.block for dim in loop.result.dims]
-
-
-def is_block(index: Index) -> bool:
-    return index.kind == "block" and index.operand is None and fixed_at(index.shift, 0)
 
 
 def is_plain(axis: LoopAxis) -> bool:

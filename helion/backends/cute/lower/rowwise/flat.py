@@ -32,7 +32,7 @@ from ....._compiler.ir.grammar import (
     Value,
     ViewAttrs,
 )
-from ....._shapes import ONE, Dim, Expr, Number
+from ....._shapes import ONE, Dim, Expr, Number, fixed_at
 from ...plan.epilogue import MAX_NUMBERED
 from ...plan.refusal import Refusal
 from ...plan.rowwise.records import Repeat
@@ -265,7 +265,7 @@ class _Flat:
         assert index.block is not None
         at = self.blocks.index(index.block)
         later, count = self.extents[at + 1 :], self.extents[at]
-        if (index.shift, index.operand) != (0, None) or not equal(tensor.shape[0], count):
+        if not fixed_at(index.shift, 0) or index.operand is not None or not equal(tensor.shape[0], count):
             raise Refusal(f"{tensor.name} is accessed at an offset")
         self.repeated[tensor.id] = (math.prod(later), count)
         return replace(tensor, shape=(self._rows(), *tensor.shape[1:]))

@@ -31,7 +31,8 @@ from ....._compiler.ir.grammar import (
     TileAttrs,
     Value,
 )
-from ....._shapes import dtype_name
+from ....._compiler.ir.operands import is_block
+from ....._shapes import dtype_name, fixed_at
 from ...plan.refusal import Refusal
 from ..product import check_axis
 
@@ -174,8 +175,8 @@ class _Blocks(SumReader):
         one = number is None and self._is_one_block()
         if not one and (made is None or made.attrs != TileAttrs(self.root.axes[0].block, "id")):
             return False
-        plain = line.kind == "scalar" and line.shift == 0
-        return plain and columns.kind == "block" and (columns.shift, columns.operand) == (0, None)
+        plain = line.kind == "scalar" and fixed_at(line.shift, 0)
+        return plain and is_block(columns)
 
     def _is_one_block(self) -> bool:
         block = self.program.blocks[self.root.axes[0].block]

@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from ....._compiler.ir.grammar import ForAttrs, MemoryAttrs, Op, PointwiseAttrs, Program, Root
-from ....._shapes import Expr
+from ....._compiler.ir.operands import is_block
+from ....._shapes import Expr, fixed_at
 from ...plan.refusal import Refusal
 from ..numbers import equal, size
 from ..product import check_axis
@@ -129,11 +130,13 @@ class _Reader(SumReader):
         """Check that an access is of whole tiles of ``blocks`` from the beginning, which cover its tensor."""
         attrs = op.attributes(MemoryAttrs)
         tensor, axes = self.program.tensors[attrs.tensor], (self.root.axes[0], self.axis)
-        plain = all((index.kind, index.shift, index.operand) == ("block", 0, None) for index in attrs.indices)
-        if attrs.mask is not None or not plain or tuple(index.block for index in attrs.indices) != blocks:
+        if (
+            attrs.mask is not None
+            or not all(map(is_block, attrs.indices))
+            or tuple(index.block for index in attrs.indices) != blocks
+        ):
             raise Refusal(f"{tensor.name} is not read or written in whole tiles of a loop that adds up sums over rows")
         ends = {axis.block: axis.end for axis in axes}
-        begins = {axis.begin for axis in axes}
         covered = (equal(size(ends[block]), extent) for block, extent in zip(blocks, tensor.shape, strict=True))
-        if begins != {0} or not all(covered):
+        if not all(fixed_at(axis.begin, 0) for axis in axes) or not all(covered):
             raise Refusal(f"a loop that adds up sums over rows does not cover {tensor.name}")

@@ -34,6 +34,7 @@ from ....._compiler.ir.grammar import (
     Value,
     ViewAttrs,
 )
+from ....._compiler.ir.operands import is_block
 from ....._compiler.ir.pointwise import POINTWISE
 from ....._compiler.passes.always.simplify import drop_dead
 from ....._shapes import Dim, Dims, Number, fixed_at
@@ -198,7 +199,7 @@ class _Unpacker:
         if len(attrs.indices) not in (3, 4) or attrs.mask is not None or not tensor.aligned:
             return None
         line, group, last = attrs.indices[0], attrs.indices[1], attrs.indices[-1]
-        plain = all(each.kind == "block" and fixed_at(each.shift, 0) and each.operand is None for each in (line, last))
+        plain = is_block(line) and is_block(last)
         if not plain or line.block is None or last.block is None or not self._number(load, group):
             return None
         whole = self.program.blocks[last.block]
