@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,4 +38,15 @@ def visited(made: ScorePlan, tile_m: int, loaded: Sequence[int] = ()) -> list[tu
         for at in range(names[f"{part}_blocks"]):
             found.append((eval(bounds.block_index(made, part), {**names, "at": at}), part != "free"))
     assert [block for block, _ in found] == [*reversed(range(begin, end))], "the loading warp visits these"
+    assert not {"diagonal", "edge"} <= {*made.parts} or found == [found[0], *_by_side(names)]
     return found
+
+
+def _by_side(names: dict[str, Any]) -> Iterator[tuple[int, bool]]:
+    """Yield the same of loops over the sides of a tile."""
+    names["cutlass"].Int32, names["cutlass"].select_ = int, lambda c, x, y: x if c else y
+    for side in range(2):
+        exec("\n".join(bounds.side_lengths()), names := {**names, "side": side})
+        for part in ("side", "middle"):
+            for at in range(names[f"{part}_blocks"]):
+                yield eval(bounds.block_index(None, part), {**names, "at": at}), part == "side"

@@ -96,8 +96,20 @@ def part_lengths(plan: ScorePlan) -> list[str]:
     return lines
 
 
+def side_lengths() -> list[str]:
+    """Return the definitions of the last block of a side and of its numbers of blocks, with masks and without."""
+    zero = "cutlass.Int32(0)"
+    return [
+        "side_blocks = cutlass.select_(side == 0, diagonal_blocks, edge_blocks)",
+        f"middle_blocks = cutlass.select_(side == 0, free_blocks, {zero})",
+        f"last_block = end - 2 - cutlass.select_(side == 0, {zero}, diagonal_blocks + free_blocks)",
+    ]
+
+
 def block_index(plan: ScorePlan, part: Part) -> str:
     """Return the index of a part's block from the loop variable ``at``."""
+    if part in ("side", "middle"):
+        return f"last_block{' - side_blocks' if part == 'middle' else ''} - at"
     passed = [f" - {name}_blocks" for name in plan.parts[: plan.parts.index(part)]]
     return f"end - 2{''.join(passed)} - at"
 

@@ -17,7 +17,7 @@ from ..raw import READ_ONCE
 from ..setups import dsl
 from ..writer import Writer
 from . import numbers, quads, spans, splits, vectors
-from .bounds import block_index, hand_out, next_tile, part_lengths, take_ticket
+from .bounds import block_index, hand_out, next_tile, part_lengths, side_lengths, take_ticket
 from .finish import finish_call
 from .formula import arguments_of, head_axes
 from .host import own_name
@@ -300,6 +300,13 @@ def _has(steps: Sequence[g.Step], kind: type[g.Step]) -> bool:
 def _(out: Writer, program: ScoreProgram, step: a.BlockLoop) -> None:
     with out.block(f"for at in cutlass.range({step.part}_blocks, unroll=1):"):
         out.line(f"block = {block_index(program.plan, step.part)}")
+        print_steps(out, program, step.body)
+
+
+@_rule(a.SideLoop)
+def _(out: Writer, program: ScoreProgram, step: a.SideLoop) -> None:
+    with out.block("for side in cutlass.range(2, unroll=1):"):
+        out.lines(side_lengths())
         print_steps(out, program, step.body)
 
 

@@ -27,6 +27,14 @@ class BlockLoop(Step):
 
 
 @dataclass(frozen=True)
+class SideLoop(Step):
+    """Loop over the two sides of a tile with masks on both: blocks of the diagonal and the free ones after them, then those of
+    the edge. Loops of its body over ``side`` and ``middle`` blocks are so printed once."""
+
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
 class LoadLoop(Step):
     """Loop over all blocks of keys of a tile but the first, from the right to the left."""
 

@@ -3,6 +3,9 @@ multiplies and stores 64 queries. In latent attention two groups share the queri
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 from ...plan.attention.build import LATENT_REGISTERS, REGISTERS, counts
 from ...plan.attention.records import AttentionPlan, ScorePlan
 from ...plan.records import WARPGROUP_THREADS
@@ -57,6 +60,7 @@ from .grammar import (
     RoundWeights,
     RowsSync,
     ScoreMma,
+    SideLoop,
     Softmax,
     StoreOutput,
     TakeTicket,
@@ -200,6 +204,16 @@ def _step(plan: AttentionPlan, masked: bool) -> tuple[Step, ...]:
     )
 
 
+def block_loops(plan: ScorePlan, body: Callable[[bool], tuple[Step, ...]]) -> tuple[Step, ...]:
+    """Return the loops over the blocks of a tile but the first, given the steps of a block with and without masks.
+
+    Each kind of blocks is printed once: compilation takes as long as the kernel.
+    """
+    if "edge" in plan.parts and "diagonal" in plan.parts:
+        return (SideLoop((BlockLoop("side", body(True)), BlockLoop("middle", body(False)))),)
+    return tuple(BlockLoop(part, body(part != "free")) for part in plan.parts)
+
+
 def _first_block(plan: AttentionPlan) -> tuple[Step, ...]:
     """Return the steps of the first block, which holds the end of K and is always masked."""
     return (
@@ -268,7 +282,7 @@ def combined(finish: tuple[Step, ...], sync: Step, given_back: tuple[Step, ...] 
 def _attend(plan: AttentionPlan) -> Role:
     begin: tuple[Step, ...] = (PassTurn(first=True),) if plan.pingpong else ()
     end: tuple[Step, ...] = (TakeTurn(last=True),) if plan.pingpong else ()
-    parts = tuple(BlockLoop(part, _step(plan, masked=part != "free")) for part in plan.parts)
+    parts = block_loops(plan, functools.partial(_step, plan))
     return Role(
         name="attend",
         first_warp=LOADING_WARPS,
@@ -331,7 +345,7 @@ def _latent_end(plan: AttentionPlan) -> tuple[Step, ...]:
 
 
 def _attend_latent(plan: AttentionPlan) -> Role:
-    parts = tuple(BlockLoop(part, _latent_step(plan, masked=part != "free")) for part in plan.parts)
+    parts = block_loops(plan, functools.partial(_latent_step, plan))
     first = _latent_step(plan, masked=True, first=True)
     return Role(
         name="attend",

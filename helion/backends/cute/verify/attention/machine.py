@@ -128,6 +128,7 @@ class Warp:
     """Passes over the tile's blocks before the current one."""
     block: int = 0
     part: Part | None = None
+    side: Part = "diagonal"
     ticket: int | None = None
     fenced: bool = False
     open_group: list[tuple[str, Stage]] = field(default_factory=list)

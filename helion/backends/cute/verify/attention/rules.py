@@ -54,9 +54,17 @@ def _(machine: Machine, step: a.WorkLoop, warp: Warp) -> Running:
 @_rule(a.BlockLoop)
 def _(machine: Machine, step: a.BlockLoop, warp: Warp) -> Running:
     assert warp.tile is not None
-    for _ in range(machine.tiles[warp.tile].parts.get(step.part, 0)):
+    part = {"side": warp.side, "middle": "free"}.get(step.part, step.part)
+    visits = 0 if step.part == "middle" and warp.side == "edge" else machine.tiles[warp.tile].parts.get(part, 0)
+    for _ in range(visits):
         warp.block -= 1
-        warp.part = step.part
+        warp.part = part
+        yield from run_steps(machine, warp, step.body)
+
+
+@_rule(a.SideLoop)
+def _(machine: Machine, step: a.SideLoop, warp: Warp) -> Running:
+    for warp.side in ("diagonal", "edge"):
         yield from run_steps(machine, warp, step.body)
 
 
