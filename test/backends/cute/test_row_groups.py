@@ -214,10 +214,37 @@ def of_wide_groups(x, out):
         out[tile, :] = (row - torch.amax(row, 2)[:, :, None]).reshape(tile, x.size(1)).to(out.dtype)
 
 
+def of_other_columns(x, out):
+    for tile in hl.tile(x.size(0)):
+        row = x[tile, :].to(torch.float32).reshape(tile, x.size(1) // GROUP, GROUP)
+        out[tile, :] = (row - torch.amax(row, 2)[:, None, :]).reshape(tile, x.size(1)).to(out.dtype)
+
+
+def sums_along_groups(x, out):
+    for tile in hl.tile(x.size(0)):
+        out[tile, :] = x[tile, :].to(torch.float32).reshape(tile, x.size(1) // GROUP, GROUP).sum(1)
+
+
+def of_groups_of_groups(x, out):
+    for tile in hl.tile(x.size(0)):
+        row = x[tile, :].to(torch.float32)
+        sums = row.reshape(tile, x.size(1) // 16, 16).sum(2)
+        out[tile, :] = sums.reshape(tile, x.size(1) // GROUP, GROUP // 16).sum(2)
+
+
+def sums_of_two_views(x, few, many):
+    for tile in hl.tile(x.size(0)):
+        row = x[tile, :].to(torch.float32)
+        few[tile, :] = row.reshape(tile, 8, 16).sum(2)
+        many[tile, :] = row.reshape(tile, 16, 8).sum(2)
+
+
 @pytest.mark.parametrize(
     ("fn", "n", "reason"),
     [
-        (of_columns, 1024, "sums, maxima and minima in fp32 of the columns of each group"),
+        (of_columns, 1024, "numbers of the columns of a group"),
+        (of_columns, GROUP * GROUP, "numbers of the columns of a group"),
+        (of_other_columns, GROUP * GROUP, "numbers of the columns of a group"),
         (transposed, 1024, "permutation of groups of columns"),
         (products, 1024, "sums, maxima and minima in fp32 of the columns of each group"),
         (of_wide_groups, 1024, "groups of 512 columns; powers of two from 8 to 256 columns are implemented"),
@@ -226,3 +253,27 @@ def of_wide_groups(x, out):
 def test_refusals_of_groups(fn: Any, n: int, reason: str) -> None:
     with pytest.raises(exc.CuteUnsupported, match=reason):
         helion.kernel(fn, backend="cute").bind((tensor(16, n), tensor(16, n)), target="h100").to_cute_code()
+
+
+@pytest.mark.parametrize(
+    ("fn", "n", "reason"),
+    [
+        (of_groups_of_groups, 1024, "the kernel has rows of 1024 and of 8 columns"),
+        (sums_along_groups, GROUP * GROUP, "sums, maxima and minima in fp32 of the columns of each group"),
+    ],
+)
+def test_refusals_of_sums_of_groups(fn: Any, n: int, reason: str) -> None:
+    with pytest.raises(exc.CuteUnsupported, match=reason):
+        helion.kernel(fn, backend="cute").bind((tensor(16, n), tensor(16, n // GROUP)), target="h100")
+
+
+def test_groups_of_as_many_columns_as_there_are_groups() -> None:
+    """Both dimensions have one block, of 16 columns or 8, and differs by its place."""
+    x = numbers(5, 128)
+    few, many = torch.empty(5, 8), torch.empty(5, 16)
+    helion.kernel(sums_of_two_views, backend="cute")(x, few, many)
+    for sums in (few, many):
+        assert (sums - x.float().view(5, sums.shape[1], -1).sum(2)).abs().max() < 1e-5
+    square, low, scale = numbers(3, GROUP * GROUP), numbers(3, GROUP * GROUP), torch.empty(3, GROUP)
+    helion.kernel(quantized_groups, backend="cute")(square, low, scale)
+    assert close(scale, _groups(square.double()).abs().amax(-1) / 448)

@@ -35,8 +35,8 @@ class Frame:
     same: Mapping[int, int] = field(default_factory=dict)
     batch_strides: Mapping[int, tuple[Number, ...]] = field(default_factory=dict)
     """Elements from one matrix to the next along each dimension of a batch, by tensor."""
-    groups: Mapping[int, int] = field(default_factory=dict)
-    """Columns of a group, by the block that counts groups of columns, or that has the columns of one."""
+    groups: frozenset[int] = frozenset()
+    """Blocks that count groups of columns, or that have the columns of one."""
     picks: Mapping[int, Pick] = field(default_factory=dict)
     """Tensors of picked lines, by id."""
     sums: Mapping[int, LineSum] = field(default_factory=dict)

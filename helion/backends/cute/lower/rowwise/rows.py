@@ -6,7 +6,6 @@ A second load of an element is the value that the first one has read.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeGuard
@@ -57,12 +56,11 @@ from .flat import Repeated, with_flat_rows
 from .grids import with_row_tiles
 from .integers import INTEGERS, Ranges, whole_number
 from .lengths import bucket_of_rows
+from .parts import PARTS, check_aligned, check_places, columns_in, groups_of, reduced_columns
 from .strides import launch_strides
 from .sums import RowSum, with_single_rows
 from .totals import Total, without_totals
 
-PARTS = 2
-"""Dimensions of columns that are reshaped to groups."""
 GROUPED = {"sum": "group_sum", "max": "group_maximum", "min": "group_minimum"}
 
 
@@ -328,6 +326,7 @@ class RowChain(Chain):
             super()._check_dims(value)
         elif rest not in ([], [self.frame.m]) or blocks[len(rest) :] != parts or len(parts) > PARTS:
             raise Refusal("groups of columns follow the dimension of rows, with their columns last")
+        check_places(self.frame, value.dims)
 
     def _made(self, value: Value) -> Reference:
         op = self.frame.maker(value)
@@ -348,13 +347,13 @@ class RowChain(Chain):
         """Return the first or the second element of each pair of columns, in the first column of the pair."""
         (pairs,) = split.operands
         assert isinstance(pairs, Value)
-        block = self.frame.block(pairs.dims[-1])
-        if block is None or self.frame.groups.get(block) != 2 or pairs.dims[:-1] != split.results[at].dims:
+        if columns_in(self.frame, pairs.dims[-1]) != 2 or pairs.dims[:-1] != split.results[at].dims:
             raise Refusal("a split of other elements than those of pairs of columns is not implemented")
         value = self.read(pairs)
         return value if at == 0 else self.step(PARTNER, (value,))
 
     def _pointwise(self, op: Op, dtype: torch.dtype) -> Reference:
+        check_aligned(self.frame, op)
         found = whole_number(self, op, dtype) if dtype in INTEGERS else None
         return super()._pointwise(op, dtype) if found is None else found
 
@@ -373,11 +372,10 @@ class RowChain(Chain):
         reduced = [self.frame.block(source.dims[dim]) for dim in attrs.dims]
         if not any(block in self.frame.groups for block in reduced if block is not None):
             return super()._reduced(op, dtype)
-        parts = [block for dim in source.dims if (block := self.frame.block(dim)) in self.frame.groups]
-        if attrs.name not in GROUPED or dtype != torch.float32 or reduced != parts[-1:] or len(parts) != PARTS:
+        group = reduced_columns(self.frame, op)
+        if attrs.name not in GROUPED or dtype != torch.float32 or not group:
             raise Refusal("sums, maxima and minima in fp32 of the columns of each group are implemented")
-        assert reduced[0] is not None
-        return self.step(GROUPED[attrs.name], (self.read(source), constant(self.frame.groups[reduced[0]])))
+        return self.step(GROUPED[attrs.name], (self.read(source), constant(group)))
 
     def _columns_of_tile(self, op: Op) -> int:
         """Return the columns that a tile reduces for itself, in a loop over tiles of a fixed size that carries nothing; else
@@ -522,7 +520,7 @@ def _frame(program: Program, root: Root, loops: list[Op]) -> Frame:
     columns += [block.id for block in program.blocks if block.kind == "full" and block.id in used]
     if not columns:
         raise Refusal("the kernel has no dimension of columns besides its grid")
-    groups = _groups(program)
+    groups = groups_of(program)
     columns = [block for block in columns if block not in groups]
     first, *others = columns
     extent = size(program.blocks[first].extent)
@@ -542,25 +540,6 @@ def _frame(program: Program, root: Root, loops: list[Op]) -> Frame:
         same={other: first for other in others},
         groups=groups,
     )
-
-
-def _groups(program: Program) -> dict[int, int]:
-    """Return the columns of a group by the blocks of dimensions that columns are reshaped to."""
-    found: dict[int, int] = {}
-    for op in program.walk():
-        if op.kind != "view" or not isinstance(op.operands[0], Value):
-            continue
-        before = [dim.block for dim in op.operands[0].dims if dim.block is not None]
-        after = [dim.block for dim in op.result.dims if dim.block is not None]
-        split = [block for block in after if block not in before]
-        merged = [block for block in before if block not in after]
-        if not merged or len(split) != PARTS or (len(merged) > 1 and not {*merged} <= {*found}):
-            continue
-        extents = [program.blocks[block].extent for block in split]
-        whole = [program.blocks[block].extent for block in merged]
-        if all(isinstance(each, int) for each in (*extents, *whole)) and math.prod(extents) == math.prod(whole):  # type: ignore[arg-type]
-            found |= dict.fromkeys(split, extents[-1])  # type: ignore[arg-type]
-    return found
 
 
 def _kernel(frame: Frame, chain: RowChain) -> RowKernel:
