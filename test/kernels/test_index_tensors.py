@@ -122,3 +122,45 @@ def stored_as_pairs(x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> None:
 def test_values_of_pairs_do_not_fill_an_outer_product() -> None:
     with pytest.raises(exc.RankMismatch, match="to pair index tensors"):
         helion.kernel(stored_as_pairs).bind((torch.zeros(9, 9), torch.arange(5), torch.randn(5)))
+
+
+def added_as_pairs(x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> None:
+    for t in hl.tile(i.size(0)):
+        hl.atomic_add(x, [i[t], i[t]], v[t])
+
+
+def marked_as_pairs(x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> None:
+    for t in hl.tile(i.size(0)):
+        x[i[t], i[t]] = 1.0
+
+
+def counted_as_pairs(x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> None:
+    for t in hl.tile(i.size(0)):
+        hl.atomic_add(x, [i[t], v[t].long()], 1.0)
+
+
+def summed_as_pairs(x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> None:
+    for t in hl.tile(i.size(0)):
+        v[t] = x[t, i[t]].sum(-1)
+
+
+def all_pairs(x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> None:
+    for t in hl.tile(i.size(0), block_size=8):
+        x[i[t][:, None], i[t][None, :]] = x[t, t.index + 1] + x[t, t]
+
+
+def test_a_value_added_as_pairs_is_refused() -> None:
+    with pytest.raises(exc.RankMismatch, match="to pair index tensors"):
+        helion.kernel(added_as_pairs).bind((torch.zeros(9, 9), torch.arange(5), torch.randn(5)))
+
+
+@pytest.mark.parametrize("function", [marked_as_pairs, counted_as_pairs, summed_as_pairs, all_pairs])
+def test_index_tensors_of_one_tile_are_warned_about(
+    function: Callable[..., None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    kernel = helion.kernel(function, ignore_warnings=[exc.UpdateByLoadedIndex, exc.LoadOfOtherPrograms])
+    kernel.bind((torch.zeros(9, 9), torch.arange(8), torch.zeros(8)))
+    said = capfd.readouterr().err
+    expected = function is not all_pairs
+    assert said.count("WARNING[IndexTensorsNotPaired]: 1-D index tensors of one tile") == expected
+    assert not expected or ("in 'x', [t, t]" in said and "flat[rows * n + columns]" in said)

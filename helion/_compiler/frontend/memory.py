@@ -92,6 +92,7 @@ def load(
 ) -> DeviceValue:
     """Record a load. ``mark`` is that of marked words, and what ``MemoryAttrs`` says of it."""
     plan = subscripts.plan(t, tensor, index, checked=mask is not None)
+    _warn_of_pairs(t, tensor, plan)
     operands: list[Operand] = list(plan.operands)
     mask_at = _mask(t, plan, mask, operands)
     mark_at = _mark(t, mark, operands)
@@ -126,6 +127,7 @@ def store(
         plan = _walked_by_tiles(t, plan, value.dims)
         _check_outer_product(t, tensor, plan, value)
     check_repeated(t, tensor, plan, value)
+    _warn_of_pairs(t, tensor, plan)
     given = stored(t, tensor, plan.dims, value)
     operands: list[Operand] = [given.value, *plan.operands]
     mask_at = _mask(t, plan, mask, operands)
@@ -162,6 +164,9 @@ def atomic(
         raise exc.InvalidIndexingType(got="A slice with device bounds, in an atomic operation,")
     for value in values:
         _check_storable(value, f"as the value of hl.atomic_{name}")
+        if isinstance(value, DeviceValue):
+            _check_outer_product(t, tensor, plan, value)
+    _warn_of_pairs(t, tensor, plan)
     given = [stored(t, tensor, plan.dims, value).value for value in values]
     attrs = MemoryAttrs(
         tensor=tensor_id(t, tensor),
@@ -255,6 +260,16 @@ def _check_outer_product(
             what=f"a value stored into {source_name(tensor)!r}, where index tensors select {t.blocks.dims_text(plan.dims)}",
             remedy="to pair index tensors, index the flattened tensor with one",
         )
+
+
+def _warn_of_pairs(t: TraceState, tensor: HostTensorValue, plan: subscripts.SubscriptPlan) -> None:
+    """Warn of an access to all pairs of what 1-D index tensors of one tile select, for which torch selects one each."""
+    of_one = [each for each in plan.indices if len(each.positions) == 1]
+    computed = {plan.dims[each.positions[0]] for each in of_one if each.kind == "tensor"}
+    places = {dim: {each.positions for each in of_one if plan.dims[each.positions[0]] == dim} for dim in computed}
+    if any(len(several) > 1 and not dim.is_one for dim, several in places.items()):
+        dims = t.blocks.dims_text(plan.dims)
+        t.world.warn(exc.IndexTensorsNotPaired(name=source_name(tensor), dims=dims))
 
 
 def _pairs_text(t: TraceState, value: DeviceValue) -> str:
