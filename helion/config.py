@@ -358,6 +358,14 @@ def _declare_all() -> None:
         load()
 
 
+def key_named(name: str) -> str | None:
+    """Return the config key with a name, also a short or a former one; None if there is none."""
+    _declare_all()
+    key = SINGULAR.get(name, name)
+    key = RENAMED.get(key, key)
+    return key if key in _KEYS else None
+
+
 def __getattr__(name: str) -> Any:
     if name not in ("KEYS", "OWN_KEYS"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

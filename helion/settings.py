@@ -163,10 +163,8 @@ class Settings:
             if why := _compatibility.REFUSED.get(unknown[0]):
                 raise TypeError(f"The setting {unknown[0]!r} is not supported: {why}.")
             close = difflib.get_close_matches(unknown[0], values, 1)
-            meant = f"did you mean {close[0]!r}? Known" if close else "known"
-            raise TypeError(
-                f"Unknown setting {', '.join(map(repr, unknown))}; {meant} are {', '.join(sorted(values))}."
-            )
+            meant = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(values))}."
+            raise TypeError(f"Unknown setting {', '.join(map(repr, unknown))}; {meant}")
         values.update(fields)
         for name in (*fields, *_FORMS):
             values[name] = _settled(name, values[name])

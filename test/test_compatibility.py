@@ -228,3 +228,15 @@ def test_settings_are_checked(name: str, good: Any, bad: Any, unsaid: None) -> N
     assert helion.Settings(**{name: good}).to_dict()[name] is good
     with pytest.raises((TypeError, ValueError), match=f"^{name} must be .*, got "):
         helion.Settings(**{name: bad})
+
+
+@pytest.mark.parametrize("name", ["block_sizes", "block_size", "num_warps"])
+def test_a_config_key_is_no_setting(name: str) -> None:
+    expected = name + ("s" if name == "block_size" else "")
+    with pytest.raises(TypeError, match=rf"'{name}' is a config key, .*pass config=helion.Config\({expected}=...\)"):
+        helion.kernel(**{name: 4})
+
+
+def test_a_misspelt_setting_is_answered_in_one_line() -> None:
+    with pytest.raises(TypeError, match=r"^Unknown setting 'static_shape'; did you mean 'static_shapes'\?$"):
+        helion.Settings(static_shape=False)

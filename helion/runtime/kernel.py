@@ -24,7 +24,7 @@ from .._support import logs as _logging
 from .._support.lazy import lazy, when_imported
 from .._support.tracebacks import short_errors, shortened
 from ..backends import stub
-from ..config import Config, as_config
+from ..config import Config, as_config, key_named
 from ..settings import RefMode, Settings
 from . import bind_times
 from .bound import BoundKernel
@@ -198,6 +198,7 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         """Drop all compiled code, so that the next call compiles again."""
         self.variants.clear()
         self.static_twin = None
+        self.printed_warnings.clear()
         self.calls.forget()
 
     def differentiable(self) -> differentiable.Differentiable:
@@ -477,6 +478,9 @@ def kernel(
         raise TypeError("give either config= or configs=, not both")
     if settings is not None and options:
         raise TypeError(f"give either settings= or its fields, not both (got {', '.join(sorted(options))})")
+    for option in options:
+        if option not in knobs.SETTINGS and (meant := key_named(option)) is not None:
+            raise TypeError(f"{option!r} is a config key, not a setting: pass config=helion.Config({meant}=...)")
     known = _configs(config, configs)
     if settings is not None and not isinstance(settings, Settings):
         raise TypeError(f"settings= takes a helion.Settings, got {settings!r}")

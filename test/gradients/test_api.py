@@ -546,3 +546,19 @@ def test_gradients_reach_tensors_in_dataclasses() -> None:
     torch.testing.assert_close(result, expected)
     torch.testing.assert_close(torch.autograd.grad(result, tensors, incoming), wanted)
     torch.testing.assert_close(tuple(backward(affine, incoming, *args)), wanted)
+
+
+@helion.kernel(static_shapes=False)
+def mean_of_squares(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size()):
+        out[tile] = x[tile] * x[tile]
+    return out.mean()
+
+
+def test_a_warning_is_printed_once_for_all_shapes(capsys: pytest.CaptureFixture[str]) -> None:
+    for rows in (5, 7):
+        x = torch.randn(rows, 4, requires_grad=True)
+        mean_of_squares.differentiable()(x).backward()
+        torch.testing.assert_close(x.grad, x.detach() / (2 * rows))
+    assert capsys.readouterr().err.count("TensorOperationInWrapper") == 1

@@ -48,7 +48,6 @@ class Specialized:
         self.numbers: tuple[tuple[str, tuple[Any, ...], Any], ...] = ()
         #: Configs for which a script was printed.
         self.printed_scripts: set[Config | None] = set()
-        self._warned: set[str] = set()
         #: Sizes that select different configs, and the bucket of this one; empty before the analysis.
         self.buckets = SizeBuckets()
         self.bucket: tuple[Bucket, ...] = ()
@@ -188,11 +187,11 @@ class Specialized:
         return self.is_eager or all(guard.holds() for guard in self.analysis.traced.guards)
 
     def warn(self, warnings: Iterable[exc.Base]) -> None:
-        """Print warnings that were not printed before."""
+        """Print warnings that were not printed before for the kernel."""
         for warning in warnings:
             text = f"WARNING[{type(warning).__name__}]: {warning}"
-            if text not in self._warned:
-                self._warned.add(text)
+            if text not in self.kernel.printed_warnings:
+                self.kernel.printed_warnings.add(text)
                 _logging.say(text)
 
     def path(self, config: Config) -> str:

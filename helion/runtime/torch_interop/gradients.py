@@ -47,6 +47,7 @@ class Kernel(Protocol):
     key: Callable[..., Hashable] | None
     signature: inspect.Signature
     default_printed: bool
+    printed_warnings: set[str]
     static_twin: Any
 
     @property
@@ -347,7 +348,7 @@ def _static(kernel: Kernel) -> Kernel:
             fields = {**settings.to_dict(), "static_shapes": True, "ref_mode": RefMode.OFF, "checked": False}
             make: Any = type(kernel)
             twin = make(kernel.fn, configs=kernel.configs, settings=Settings(**fields), key=kernel.key)
-            twin.default_printed = True
+            twin.default_printed, twin.printed_warnings = True, kernel.printed_warnings
             kernel.static_twin = twin
     return twin
 
