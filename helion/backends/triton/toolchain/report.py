@@ -10,14 +10,19 @@ import tempfile
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ...._support.lazy import lazy
 from ...._support.locks import new_lock
 from ....hardware import Target
 from ...execution import Resources
-from ..resources.predict import occupancy_of
 from .offline import ptxas_architecture, ptxas_path
 
 if TYPE_CHECKING:
     from triton.compiler import CompiledKernel
+
+    from ..resources import predict
+else:
+    # the compiler, which a process that finds its kernels' code does not need
+    predict = lazy("helion.backends.triton.resources.predict")
 
 
 def measure(compiled: CompiledKernel, target: Target) -> Resources:
@@ -59,7 +64,7 @@ def measure(compiled: CompiledKernel, target: Target) -> Resources:
 def checked_residents(found: Resources, programs: int, target: Target) -> Resources:
     """Return the resources of a kernel whose programs wait for each other, ``programs`` of them on each SM."""
     warps = found.threads // target.warp_size
-    held = occupancy_of(found.registers, found.shared_bytes, found.tensor_memory_columns, warps, target)
+    held = predict.occupancy_of(found.registers, found.shared_bytes, found.tensor_memory_columns, warps, target)
     if held >= programs:
         return found
     why = f"{programs} programs that wait for each other on each SM, {target} holds {held} of them"
