@@ -12,6 +12,7 @@ from .bounds import smallest
 from .lower.kernel import check_strides, known_product
 from .lower.kernel import multiples as of_strides
 from .lower.names import as_written
+from .lower.rewrites.dimensions import with_joined_dimensions
 from .plan.build import plan_gemm, unit_of
 from .plan.copied import Copied
 from .plan.finish import counts_rows
@@ -86,6 +87,8 @@ def unproven(program: Program, target: Target) -> str:
     unaligned = [tensor.name for tensor in given if not tensor.aligned]
     if unaligned:
         part = f"of {unaligned[0]}, which may begin between multiples of 16 bytes and is copied for each launch,"
+    elif with_joined_dimensions(program).blocks:
+        part = "of which one dimension is two of the program"
     elif unit_of(target) == "tcgen05" and product.depth is not None and _gives_indices(product.problem):
         part = "over all of K at once, with indices of minima or maxima,"
     else:

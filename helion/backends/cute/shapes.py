@@ -49,6 +49,7 @@ from .lower.groups import without_groups_of_k
 from .lower.host import gemm_pieces
 from .lower.kernel import build_plan, known_product
 from .lower.peers.messages import plain
+from .lower.rewrites.dimensions import with_joined_dimensions
 from .lower.rewrites.ends import without_ends
 from .lower.rewrites.key_parts import with_whole_keys
 from .lower.rewrites.partials import with_whole_k
@@ -174,7 +175,8 @@ def _matmul_lead(program: Program, facts: KernelFacts) -> Lead:
 
 def _over_all_of_k(program: Program) -> Program:
     """Return a program without messages, parts of K and ends of K by tiles or groups."""
-    return without_groups_of_k(without_ends(with_whole_k(plain(program)).program).program).program
+    whole = with_joined_dimensions(with_whole_k(plain(program)).program)
+    return without_groups_of_k(without_ends(whole.program).program).program
 
 
 MATMUL = Shape(

@@ -30,6 +30,7 @@ from .numbers import dividing, equal, example, known
 from .parts import without_parts
 from .peers.messages import with_messages, without_messages
 from .product import Product, product_of
+from .rewrites.dimensions import with_joined_dimensions
 from .rewrites.ends import with_ends, without_ends
 from .rewrites.micro import with_micro_scales, without_micro_scales
 from .rewrites.panels import with_panels
@@ -58,7 +59,8 @@ def known_product(program: Program) -> Product:
 def _product(program: Program) -> Product:
     apart = without_messages(program)
     whole = with_whole_k(apart.program)
-    paired = with_pairs(whole.program)
+    joined = with_joined_dimensions(whole.program)
+    paired = with_pairs(joined.program)
     unpacked = with_nibbles(paired.program)
     ended = without_ends(unpacked.program)
     grouped = without_groups_of_k(ended.program)
@@ -68,7 +70,7 @@ def _product(program: Program) -> Product:
     product = _of_groups_of_k(_of_windows(windowed.program, paired.packed, whole_k), grouped)
     product = with_micro_scales(_begun(product, windowed.starts), micro)
     product = with_ends(_renamed(product, paired.tensors), ended)
-    product = dataclasses.replace(product, batch_blocks=(*product.batch_blocks, *whole.blocks))
+    product = dataclasses.replace(product, batch_blocks=(*product.batch_blocks, *whole.blocks, *joined.blocks))
     if unpacked.block is not None:
         product = _renamed(dataclasses.replace(product, depth=NIBBLE_GROUP), unpacked.tensors)
     return with_messages(product, apart, program)

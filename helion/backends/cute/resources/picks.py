@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from ...._compiler.facts.records import AxisFact, KernelFacts, MemoryOpFact
+from ..lower.epilogue.column_pairs import PAIRS
 from ..plan.epilogue import LineNumbers
 
 LINES = LineNumbers(name="lines", dtype="int32", pitch=1)
@@ -79,4 +80,4 @@ def _is_of_pairs(pairs: AxisFact, columns: AxisFact) -> bool:
     """Return whether an axis counts the pairs of all columns, or of those of a tile of a fixed size."""
     if pairs.kind == "full":
         return columns.size is not None and columns.size == 2 * (pairs.extent or 0)
-    return pairs.name == "pairs" and columns.extent is not None and columns.extent == 2 * (pairs.extent or 0)
+    return pairs.name == PAIRS and columns.extent is not None and columns.extent == 2 * (pairs.extent or 0)

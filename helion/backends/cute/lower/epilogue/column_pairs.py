@@ -37,7 +37,8 @@ from ..frame import Frame, Place
 from ..names import name_of
 from ..numbers import equal, known
 
-PAIR = 2
+PAIR, PAIRS = 2, "column pairs"
+"""Columns of a pair, and the name of the dimension of all pairs, which no dimension of a program has."""
 
 
 def with_column_pairs(program: Program) -> Program:
@@ -62,7 +63,7 @@ def with_column_pairs(program: Program) -> Program:
         if not isinstance(extent, int) or extent % PAIR:
             return op
         number = len(program.blocks) + len(wide)
-        made = wide.setdefault(pairs[block], Block(id=number, kind="tile", extent=extent // PAIR, name="pairs"))
+        made = wide.setdefault(pairs[block], Block(id=number, kind="tile", extent=extent // PAIR, name=PAIRS))
         operands, mask = [*op.operands], op.attrs.mask
         operands[last.operand or 0] = 0
         if mask is not None and _leaves_out_none(makers, op.operands[mask], index, extent // PAIR):
@@ -162,7 +163,7 @@ def same_columns(program: Program, blocks: tuple[int, int, int]) -> dict[int, in
         extent = program.blocks[columns].extent
         if not isinstance(extent, int) or extent % PAIR:
             raise Refusal(f"pairs of {extent} columns are implemented for an even number that is known")
-        wide = {block.id for block in program.blocks if block.name == "pairs" and equal(block.extent, extent // PAIR)}
+        wide = {block.id for block in program.blocks if block.name == PAIRS and equal(block.extent, extent // PAIR)}
         found = {*pairs, *whole, *wide} - {columns}
         if found & {*blocks}:
             raise Refusal("pairs of columns next to another dimension of as many elements are not implemented")
@@ -179,10 +180,9 @@ def pairs_of(frame: Frame, op: Op) -> int:
     columns = block if block is None else frame.named(block)
     if block is None or columns == block or columns not in (frame.m, frame.n):
         return 0
-    size, extent = program.blocks[columns].size, program.blocks[block].extent
-    if program.blocks[block].kind == "full" and not (isinstance(size, int) and equal(extent, size // PAIR)):
-        return 0
-    return extent if isinstance(extent, int) else 0
+    size, each = program.blocks[columns].size, program.blocks[block]
+    of_tile = each.kind == "full" and isinstance(size, int) and equal(each.extent, size // PAIR)
+    return each.extent if isinstance(each.extent, int) and (of_tile or each.name == PAIRS) else 0
 
 
 class PairedChain(Chain):
