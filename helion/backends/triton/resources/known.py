@@ -47,6 +47,8 @@ class Alike(NamedTuple):
     ``turned``: their contiguous axes differ. ``in_rows``: all have one order of axes and are contiguous along the last.
     ``repeats``: several dimensions are one axis. ``summary``: a stored tile that is not loaded, is reduced itself, and
     shares axes with another reduced tile. ``shared``: another tile has some of the axes. ``stored``: one is a store.
+    ``paired``: one access takes two neighbours that the kernel takes one by one (``lower/pairs.py``). ``halves``: a
+    computed tile of pairs has the axes, and its elements are separated or joined.
     """
 
     axes: Axes
@@ -57,6 +59,8 @@ class Alike(NamedTuple):
     summary: bool
     shared: bool
     stored: bool
+    paired: bool
+    halves: bool
 
 
 class Expanded(NamedTuple):
@@ -123,6 +127,9 @@ def _alike(same: Same) -> tuple[Alike, ...]:
     for op in (*facts.memory_ops, *facts.atomics):
         if op.tile_axes:
             groups.setdefault(tuple(sorted(op.tile_axes)), []).append(op)
+    accessed = {axis for axes in groups for axis in axes}
+    live = {axes for tiles in facts.live_tiles for axes, _ in tiles if axes and axes[-1] not in accessed}
+    pairs = {(*axes[:-1], facts.axes[axes[-1]].padded) for axes in live}
     found = []
     for axes, ops in groups.items():
         rows = ops[0].tile_axes
@@ -136,9 +143,24 @@ def _alike(same: Same) -> tuple[Alike, ...]:
                 summary=all(op.kind == "store" for op in ops) and _is_reduced_twice(axes, facts),
                 shared=any(not set(axes).isdisjoint(other) for other in groups if other != axes),
                 stored=any(op.kind == "store" for op in ops),
+                paired=_are_paired(ops),
+                halves=(*rows, 2) in pairs,
             )
         )
     return tuple(found)
+
+
+def _are_paired(ops: list[MemoryOpFact]) -> bool:
+    """Return whether accesses of one tile take both elements of a pair along the last, contiguous dimension."""
+    known: set[tuple[object, ...]] = set()
+    for op in ops:
+        if op.strides and op.strides[-1] == 1 and op.subscript_axes[-1] is None and not op.gathered:
+            *others, last = op.scales
+            place = (op.kind, op.storage, op.region, op.tile_axes, op.subscript_axes, *others, last // 2)
+            if all(stride % 2 == 0 for stride in op.strides[:-1]) and (*place, 1 - last % 2) in known:
+                return True
+            known.add((*place, last % 2))
+    return False
 
 
 def _is_reduced_twice(axes: Axes, facts: KernelFacts) -> bool:

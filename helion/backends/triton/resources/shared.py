@@ -334,6 +334,8 @@ def _transposed_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: i
         # halves of a pair are separated within a thread
         pairs = any([sizes[op.tile_axes[-1]] == 2 and vector_elements(op, sizes, threads) < 2 for op in ops])
         widths = _widths(ops, sizes, threads) | _aligned_widths(ops, facts, sizes, threads)
+        if group.paired or group.halves:
+            widths |= _halved_widths(group, sizes, threads)
         if group.turned or pairs or len(widths) > 1 or _are_permuted(ops, sizes, max(widths), threads):
             most = max(most, _turned_bytes(group, pairs, widths, sizes, threads, target))
         if group.summary:
@@ -346,6 +348,16 @@ def _transposed_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: i
     return max(most, *(tile_bytes(tile, sizes) for tile in facts.transposed_squares), 0)
 
 
+def _halved_widths(group: Alike, sizes: Mapping[int, int], threads: int) -> set[int]:
+    """Return the neighbours of a thread where elements of pairs are separated or joined, and those of whole vectors.
+
+    A thread has one of each pair in memory, or half of a vector of other elements, which are up to twice as wide.
+    """
+    each = [max(1, tile_bytes((op.tile_axes, 1), sizes) // threads) for op in group.ops]
+    widths = {min(VECTOR_BYTES // op.itemsize, own) for op, own in zip(group.ops, each, strict=True)}
+    return widths | ({1} if group.paired else {max(1, width // part) for width in widths for part in (2, 4)})
+
+
 def _turned_bytes(
     group: Alike, pairs: bool, widths: set[int], sizes: Mapping[int, int], threads: int, target: Target
 ) -> int:
@@ -354,7 +366,7 @@ def _turned_bytes(
     for op in group.ops:
         # for a gathered atomic, the addresses are converted
         scattered = op.kind == "atomic" and op.gathered and target.kind == "cuda"
-        itemsize = _POINTER_BYTES if scattered else max(_FLOAT_BYTES if pairs else 1, op.itemsize)
+        itemsize = _POINTER_BYTES if scattered else max(_FLOAT_BYTES if pairs or group.halves else 1, op.itemsize)
         size = tile_bytes((op.tile_axes, itemsize), sizes)
         if pairs or group.repeats:
             pass

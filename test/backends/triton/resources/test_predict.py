@@ -479,6 +479,48 @@ def matmul_on(gpu: Target, blocks: tuple[int, int, int], warps: int = 8, stages:
     return predict(facts, sizes_of(facts, blocks), warps, stages, gpu)
 
 
+def power(z):
+    out = torch.empty(z.shape[:-1], dtype=torch.float32, device=z.device)
+    for tile in hl.tile(out.size(0)):
+        out[tile] = z[tile, 0] * z[tile, 0] + z[tile, 1] * z[tile, 1]
+    return out
+
+
+def packed(x):
+    m, n = x.shape
+    out = torch.empty([m, n // 2], dtype=torch.uint8, device=x.device)
+    for tile in hl.tile(m):
+        low, high = hl.split(x[tile, :].to(torch.int32).reshape([tile, n // 2, 2]))
+        out[tile, :] = (low | (high << 4)).to(torch.uint8)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("kernel", "shape", "dtype", "gpu", "blocks", "warps", "real"),
+    [
+        (power, (4096, 2), torch.float32, "sm_90", (512,), 4, 2048),
+        (power, (4096, 2), torch.float32, "gfx942", (512,), 2, 2048),
+        (packed, (4, 4096), BF16, "sm_89", (2,), 8, 4096),
+        (packed, (4, 4096), BF16, "sm_90", (1,), 4, 2048),
+    ],
+)
+def test_separated_elements_of_pairs_go_to_another_layout(
+    kernel: Callable[..., Any],
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    gpu: str,
+    blocks: tuple[int, ...],
+    warps: int,
+    real: int,
+) -> None:
+    bound = helion.kernel(kernel, ignore_warnings=["GradientNotRecorded"]).bind(
+        (tensor(*shape, dtype=dtype),), target=gpu
+    )
+    config = bound.config_spec.normalize({"block_sizes": list(blocks), "num_warps": warps})
+    predicted = bound.variant.analysis.predict(config).shared_bytes
+    assert bound.resources(config).shared_bytes == real <= predicted <= 4 * real
+
+
 def test_units() -> None:
     fact = named("bf16 matmul").matmuls[0]
     for gpu, rows, warps, unit in (
