@@ -242,6 +242,21 @@ def _held_values(context: LaunchContext, decisions: Decisions, repair: bool) -> 
     return decisions.with_values(num_warps=warps)
 
 
+def _short_chunks(context: LaunchContext, decisions: Decisions, repair: bool) -> Decisions:
+    """Lower the warps of a kernel in chunks until each thread has an element of the largest tile, or one warp is left.
+
+    Triton 3.6 fails where threads repeat the results of a row: it places a conversion for one loop, and uses it in the
+    next.
+    """
+    if not decisions.chunked or context.shape.matrix_blocks:
+        return decisions
+    warps = decisions.values["num_warps"]
+    numel = max((volume.numel(decisions.sizes) for volume in context.shape.volumes), default=0)
+    while warps > 1 and numel < warps * context.target.warp_size:
+        warps //= 2
+    return decisions.with_values(num_warps=warps)
+
+
 def _registers(context: LaunchContext, decisions: Decisions, repair: bool) -> Decisions:
     """Limit ``maxnreg`` so that a block fits the register file of an SM: the driver refuses others."""
     each = decisions.values["maxnreg"]
@@ -386,6 +401,7 @@ _RULES: tuple[tuple[str, _Step], ...] = (
     ("Triton miscompiles chained dots with fewer than 16 rows per warp", _chained_warps),
     *_of_rewrites("precompute_operands", None),
     ("matmul instructions of 8 columns are slow, and some releases of ptxas leave them out of loops", _wide_columns),
+    ("its chunks have fewer elements than threads, which Triton 3.6 fails on", _short_chunks),
     ("a block with this many registers per thread does not fit an SM", _registers),
     ("no epilogue tile has enough columns", _subtiles),
     ("a dimension of the grid is too long for the launch", _long_axes),

@@ -13,7 +13,7 @@ import memory_kernels
 import pytest
 import torch
 from harness import space_of, tensor
-from sample_kernels import matmul
+from sample_kernels import matmul, row_sum
 
 import helion
 import helion.language as hl
@@ -115,6 +115,8 @@ PRODUCT = (matmul, (HALF(256, 128), HALF(128, 256)))
 ODD = (matmul, (HALF(250, 125), HALF(125, 250)))
 CHAIN = (chained, (HALF(256, 128), HALF(128, 256), HALF(128, 256)))
 STEPS = (memory_kernels.CASES["shifted"].kernel, memory_kernels.CASES["shifted"].make("cpu"))
+ROWS = (row_sum, (HALF(256, 300),))
+FEWER = "its chunks have fewer elements than threads, which Triton 3.6 fails on"
 TILES = {"block_sizes": [64, 64, 32]}
 GRID = {"pid_type": "persistent_blocked"}
 
@@ -125,6 +127,10 @@ GRID = {"pid_type": "persistent_blocked"}
         (PRODUCT, "sm_90", {"block_sizes": [1024, 64, 32]}, ["block_sizes[0] (tile_m) is 256, not 1024: the nearest that the dimension takes"]),
         (CHAIN, "sm_90", {**TILES, "num_warps": 16}, ["num_warps is 4, not 16: Triton miscompiles chained dots with fewer than 16 rows per warp"]),
         (CHAIN, "sm_80", {**TILES, "num_warps": 16}, []),
+        (ROWS, "sm_90", {"block_sizes": [1], "reduction_loops": [32], "num_warps": 4}, [f"num_warps is 1, not 4: {FEWER}"]),
+        (ROWS, "gfx942", {"block_sizes": [2], "reduction_loops": [64], "num_warps": 8}, [f"num_warps is 2, not 8: {FEWER}"]),
+        (ROWS, "sm_90", {"block_sizes": [4], "reduction_loops": [32], "num_warps": 4}, []),
+        (ROWS, "sm_90", {"block_sizes": [1], "reduction_loops": [None], "num_warps": 16}, []),
         (
             PRODUCT,
             "sm_90",
