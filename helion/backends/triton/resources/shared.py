@@ -19,7 +19,7 @@ from .known import Alike
 from .layouts import fragment_held, moved_at_once, rounds, rows_held, spread
 from .matrix import is_k_major, is_swapped, is_transposed, keeps_rows, tile_shape, unit_of
 from .operands import operand_bytes, prefetched_sources
-from .tiles import VECTOR_BYTES, by_nearness, tile_bytes, vector_elements
+from .tiles import VECTOR_BYTES, by_nearness, halved_widths, tile_bytes, vector_elements, widths_of
 
 #: Rows of tensor memory.
 _LANES = 128
@@ -251,7 +251,7 @@ def _narrow_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, 
         widest = max([op.itemsize for op in wider], default=4)
         spread = rows > 1 and warps_along(sizes[inner], widest, num_warps, target) < num_warps
         whole = across and math.prod([sizes[axis] for axis in own]) >= threads
-        widths = _widths(wider, sizes, threads)
+        widths = widths_of(wider, sizes, threads)
         for op in parts:
             moved = wider and (spread or widths != {vector_elements(op, sizes, threads)})
             if not whole and not moved:
@@ -287,12 +287,6 @@ def _narrow_rounds(
             moved = moved_at_once(own * itemsize, width * itemsize, target)
             least.append(rounds(held, rows_held(axes, sizes, width, threads), itemsize, moved))
     return min(least)
-
-
-def _widths(ops: Collection[MemoryOpFact], sizes: Mapping[int, int], threads: int) -> set[int]:
-    """Return the elements per thread of accesses of one tile: loads take the widest of all, stores their own."""
-    own = [vector_elements(op, sizes, threads) for op in ops]
-    return {max(own) if op.kind == "load" else width for op, width in zip(ops, own, strict=True)}
 
 
 def _expanded_bytes(facts: KernelFacts, sizes: Mapping[int, int], threads: int, target: Target) -> int:
@@ -333,9 +327,9 @@ def _transposed_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: i
         axes, ops = group.axes, group.ops
         # halves of a pair are separated within a thread
         pairs = any([sizes[op.tile_axes[-1]] == 2 and vector_elements(op, sizes, threads) < 2 for op in ops])
-        widths = _widths(ops, sizes, threads) | _aligned_widths(ops, facts, sizes, threads)
+        widths = widths_of(ops, sizes, threads) | _aligned_widths(ops, facts, sizes, threads)
         if group.paired or group.halves:
-            widths |= _halved_widths(group, sizes, threads)
+            widths |= halved_widths(group.ops, group.paired, sizes, threads)
         if group.turned or pairs or len(widths) > 1 or _are_permuted(ops, sizes, max(widths), threads):
             most = max(most, _turned_bytes(group, pairs, widths, sizes, threads, target))
         if group.summary:
@@ -346,16 +340,6 @@ def _transposed_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: i
             # with fewer elements than threads it is computed in the layout of another tile
             most = max(most, *(numel * max(_FLOAT_BYTES, op.itemsize) for op in ops))
     return max(most, *(tile_bytes(tile, sizes) for tile in facts.transposed_squares), 0)
-
-
-def _halved_widths(group: Alike, sizes: Mapping[int, int], threads: int) -> set[int]:
-    """Return the neighbours of a thread where elements of pairs are separated or joined, and those of whole vectors.
-
-    A thread has one of each pair in memory, or half of a vector of other elements, which are up to twice as wide.
-    """
-    each = [max(1, tile_bytes((op.tile_axes, 1), sizes) // threads) for op in group.ops]
-    widths = {min(VECTOR_BYTES // op.itemsize, own) for op, own in zip(group.ops, each, strict=True)}
-    return widths | ({1} if group.paired else {max(1, width // part) for width in widths for part in (2, 4)})
 
 
 def _turned_bytes(
@@ -459,7 +443,9 @@ def _order_rounds(
     """
     if len({order[:1] for order in orders}) > 1:
         return 1
-    held = [rows_held(order[::-1], sizes, width, threads) for order in orders for width in _widths(ops, sizes, threads)]
+    held = [
+        rows_held(order[::-1], sizes, width, threads) for order in orders for width in widths_of(ops, sizes, threads)
+    ]
     return min((rounds(one, other, itemsize) for one, other in itertools.combinations(held, 2)), default=1)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from ...._compiler.facts.records import KernelFacts, LiveTile, MemoryOpFact
 from ....hardware import VECTOR_BYTES
@@ -27,6 +27,23 @@ def vector_elements(op: MemoryOpFact, sizes: Mapping[int, int], threads: int) ->
         numel *= sizes[axis]
     width = min(VECTOR_BYTES // op.itemsize, numel // threads)
     return math.gcd(width, op.aligned) if width > 1 else 1
+
+
+def widths_of(ops: Collection[MemoryOpFact], sizes: Mapping[int, int], threads: int) -> set[int]:
+    """Return the elements per thread of accesses of one tile: loads take the widest of all, stores their own."""
+    own = [vector_elements(op, sizes, threads) for op in ops]
+    return {max(own) if op.kind == "load" else width for op, width in zip(ops, own, strict=True)}
+
+
+def halved_widths(ops: Collection[MemoryOpFact], paired: bool, sizes: Mapping[int, int], threads: int) -> set[int]:
+    """Return the neighbours of a thread where elements of pairs are separated or joined, and those of whole vectors.
+
+    A thread has one of each pair that is ``paired`` in memory. Otherwise it has half of a vector of other elements, which
+    are up to twice as wide.
+    """
+    each = [max(1, tile_bytes((op.tile_axes, 1), sizes) // threads) for op in ops]
+    widths = {min(VECTOR_BYTES // op.itemsize, own) for op, own in zip(ops, each, strict=True)}
+    return widths | ({1} if paired else {max(1, width // part) for width in widths for part in (2, 4)})
 
 
 def by_nearness(op: MemoryOpFact, sizes: Mapping[int, int]) -> tuple[int, ...]:
