@@ -76,8 +76,14 @@ def roll(program: Program, blocks: frozenset[int]) -> Program:
 
 
 def loads_in_chunks(program: Program, block: int) -> Mapping[int, int]:
-    """Return the number of times that each load runs, by slot, if ``block``, from ``rollable_blocks``, is rolled."""
-    rolled = roll(program, frozenset((block,)))
+    """Return the number of times that each load runs, by slot, if ``block``, from ``rollable_blocks``, is rolled.
+
+    There are none if a backend describes the program with a reshape of that block.
+    """
+    try:
+        rolled = roll(program, frozenset((block,)))
+    except Declined:
+        return Counter()
     return Counter(op.attrs.slot for op in rolled.walk() if op.kind == "load")
 
 

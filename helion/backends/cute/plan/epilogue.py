@@ -12,7 +12,7 @@ from .refusal import Refusal
 
 Awaiting = Literal["operands", "matrices"]
 """Loads after messages: those of A and B, in a CTA and in all that share them, or those of matrices of the epilogue."""
-OperandKind = Literal["exact", "strided", "row", "column", "product", "number", "uniform", "integers"]
+OperandKind = Literal["exact", "strided", "row", "column", "product", "number", "uniform", "integers", "group"]
 OutputKind = Literal["exact", "strided", "column", "tile", "sum", "total", "group", "pair"]
 
 ARITY: Mapping[str, int] = {
@@ -100,7 +100,8 @@ class EpilogueOperand:
     read ``strided`` ones, ``column_pitch`` from one column to the next, where they are. Or it is a ``number``, an fp32 scalar
     of each launch. A ``product`` is a second B, of the type, shape and major of the first: the value is A @ B of it.
     ``uniform`` are random numbers in [0, 1) of a seed, as if they were a matrix of all of its numbers in order. Their offsets
-    have the type ``dtype``. ``integers`` are read like ``strided`` ones, and added to the accumulator in int32.
+    have the type ``dtype``. ``integers`` are read like ``strided`` ones, and added to the accumulator in int32. A ``group``
+    has one number for each row and for each ``group`` columns.
 
     ``pitch`` counts elements from one row to the next of an exact operand, or from one line to the next of a second B.
     For a vector it counts those from one element to the next: 0 for a column with one number for all rows. A ``strided`` one
@@ -113,6 +114,7 @@ class EpilogueOperand:
     pitch: int = 1
     column_pitch: int = 1
     pairs: int = 0
+    group: int = 0
 
     def __repr__(self) -> str:
         return _shown(self)
@@ -135,7 +137,7 @@ class EpilogueOperand:
 
 def _shown(tensor: EpilogueOperand | EpilogueOutput) -> str:
     """Return the text of a tensor, without what most have: contiguous columns, stores, and lines in order."""
-    hidden = {"column_pitch": 1, "adds": False, "lines": None, "picked": 0, "pairs": 0}
+    hidden = {"column_pitch": 1, "adds": False, "lines": None, "picked": 0, "pairs": 0, "group": 0}
     shown = [
         each.name
         for each in dataclasses.fields(tensor)
@@ -311,7 +313,7 @@ class Epilogue:
     @functools.cached_property
     def grouped(self) -> tuple[int, ...]:
         """Columns of a group, by value, for values that are the same in all columns of a group, and not of a row; else 0."""
-        found = [0] * (1 + len(self.operands))
+        found = [0, *(operand.group for operand in self.operands)]
         for number, instruction in enumerate(self.instructions):
             values = [x for x in instruction.arguments if not isinstance(x, Constant)]
             sizes = {found[x] for x in values if not self.per_row[x]}

@@ -23,15 +23,16 @@ from ...plan.joint import OwnPart
 from ...plan.rowwise.demand import GRANULE_BYTES
 from ...plan.rowwise.extremes import IDENTITIES, packed_dtype, packed_extremes
 from ...plan.rowwise.logs import short_logs, summed_logs
+from ...plan.rowwise.operands import Repeat
 from ...plan.rowwise.passes import RowPass, Schedule, elements, kept_bytes, schedule_of
 from ...plan.rowwise.powers import fused_powers, fused_quotients, scaled_element
-from ...plan.rowwise.records import SIZE_N, Repeat, RowLayout, RowPlan, RowProblem, pitch_name
+from ...plan.rowwise.records import SIZE_N, RowLayout, RowPlan, RowProblem, pitch_name
 from ...plan.rowwise.shorts import short_quotients, short_values
 from ..epilogue import SHORT, expression
 from ..rows import REDUCTIONS
 from ..writer import Writer
 from .masks import term_of, zeroed
-from .stages import divisors_of_groups, last_stage, read_by, stage_of
+from .stages import divisors_of_groups, last_stage, parts_of_wide, read_by, stage_of
 
 CHAINS, FEWER_CHAINS = 4, 2
 """Independent partial results of a thread for each reduction, which hide latency; and where several sums do as well."""
@@ -147,7 +148,12 @@ def print_pass(out: Writer, plan: RowPlan, each: RowPass) -> None:
         out.line("inside = elements_inside(cta, row, granule, kind)")
         for operand in _read(problem, each):
             words = f"{operand.label}_words"
-            if operand.kind == "row":
+            if operand.kind == "group":
+                name = f"{operand.label}_value"
+                out.line(f"{name} = group_{operand.label}(cta, row, granule)")
+                over = problem.value_of(operand) in divisors_of_groups(problem, _needed(problem, schedule, each))
+                out.lines([f"{name}_inverse = reciprocal({name})"] if over else [])
+            elif operand.kind == "row":
                 out.line(f"{operand.label}_values = vector_{operand.label}(cta, row, granule)")
             else:
                 out.line(f"{operand.label}_values = unpack_{storage(operand.dtype)}({words})")
@@ -156,6 +162,7 @@ def print_pass(out: Writer, plan: RowPlan, each: RowPass) -> None:
         keeps = schedule.kept and each.number == 0
         out.lines(["kept_values = []"] if keeps else [])
         out.lines(f"{output.label}_values = []" for output in each.outputs)
+        out.lines(f"wide_{value}_values = []" for value in each.wide)
         places = [value for value in each.reduces if problem.epilogue.instruction(value).op == "row_first"]
         out.lines(f"candidates_{value} = []" for value in places)
         if each.number == 0:
@@ -173,6 +180,7 @@ def print_pass(out: Writer, plan: RowPlan, each: RowPass) -> None:
             out.lines(_first_place(problem, schedule, value))
         for output in each.outputs:
             out.line(f"store_{output.label}(cta, row, granule, kind, inside, {output.label}_values)")
+        out.lines(parts_of_wide(plan, each))
         if keeps:
             out.line(f"return pack_{_kept_dtype(problem, schedule.kept)}(kept_values)")
 
@@ -228,7 +236,7 @@ def _results(problem: RowProblem, schedule: Schedule, each: RowPass) -> set[int]
     """Return the elements that a pass reduces, stores, adds up or keeps, in its last stage."""
     found = {output.value for output in (*each.outputs, *each.sums)}
     found |= {schedule.kept} if each.number == 0 else set()
-    return found | {_reduced(problem.epilogue.instruction(value)) for value in each.reduces}
+    return found | {_reduced(problem.epilogue.instruction(value)) for value in (*each.reduces, *each.wide)}
 
 
 def _element(plan: RowPlan, schedule: Schedule, each: RowPass, stage: int) -> list[str]:
@@ -236,7 +244,11 @@ def _element(plan: RowPlan, schedule: Schedule, each: RowPass, stage: int) -> li
     problem, needed = plan.problem, _needed(plan.problem, schedule, each)
     lines, last = [], stage == last_stage(problem, needed)
     if not stage:
-        labels = {value: problem.epilogue.operands[value - 1].label for value in each.reads}
+        labels = {
+            value: operand.label
+            for value, operand in zip(each.reads, _read(problem, each), strict=True)
+            if operand.kind != "group"
+        }
         lines = [f"{value_name(problem, value)} = {label}_values[i]" for value, label in labels.items()]
         lines += [f"{value_name(problem, each.kept)} = kept_values[i]"] if each.kept else []
         lines += [_without(problem, value) for value in each.reads if value in zeroed(problem, schedule, each)]
@@ -283,6 +295,9 @@ def _ends(plan: RowPlan, schedule: Schedule, each: RowPass) -> list[str]:
         lines.append(f"{place} = {reduction.join(place, term)}")
     for output in each.outputs:
         lines.append(f"{output.label}_values.append({_in_range(output, value_name(problem, output.value))})")
+    for value in each.wide:
+        term = value_name(problem, _reduced(problem.epilogue.instruction(value)))
+        lines.append(f"wide_{value}_values.append({term})")
     for output in each.sums:
         place = f"cta.sums[{first_sum(plan, output)} + granule * {plan.layout.lanes} + i]"
         lines.append(f"{place} = {place} + {value_name(problem, output.value)}")
@@ -295,7 +310,8 @@ def _needed(problem: RowProblem, schedule: Schedule, each: RowPass) -> list[int]
     needed = {output.value for output in (*each.outputs, *each.sums, *each.groups)} | (
         {schedule.kept} if each.number == 0 else set()
     )
-    needed |= {x for value in each.reduces for x in problem.epilogue.instruction(value).arguments if isinstance(x, int)}
+    reductions = (*each.reduces, *each.wide)
+    needed |= {x for value in reductions for x in problem.epilogue.instruction(value).arguments if isinstance(x, int)}
     for value in reversed(each.computes):
         if value in needed:
             arguments = problem.epilogue.instruction(value).arguments
@@ -379,7 +395,7 @@ def is_multiplied(problem: RowProblem, schedule: Schedule, over: int) -> bool:
     """Return whether one product with a rounded reciprocal is a short quotient: a divisor is a number of the launch, as
     in eager, or a sum of powers relative to their maximum, which is at least 1."""
     sums = [part.value for part in schedule.joint if part.kind == "powers" and part.about == part.of]
-    return over <= len(problem.epilogue.operands) or over in sums
+    return over in sums or (over <= len(problem.epilogue.operands) and problem.epilogue.per_row[over])
 
 
 def divisors(problem: RowProblem, schedule: Schedule) -> dict[int, set[bool]]:
@@ -431,6 +447,8 @@ def print_centres(out: Writer, plan: RowPlan, schedule: Schedule, each: RowPass)
             with out.block(f"for i in range({plan.layout.lanes}):"):
                 for read in each.reads:
                     operand = problem.epilogue.operands[read - 1]
+                    if operand.kind == "group":
+                        continue
                     out.line(f"{value_name(problem, read)} = {operand.label}_values[i]")
                 for made in (made for made in elements(problem.epilogue, [x]) if made in each.computes):
                     out.line(f"{value_name(problem, made)} = {_value(plan, schedule, each, made)}")

@@ -29,11 +29,14 @@ from .statistics import print_statistics
 from .steps import print_fill, print_functions, print_role
 from .stores import print_stores
 from .totals import print_launch, print_totals
+from .wide import print_numbers_of_groups, print_wide
 from .words import place_of_words, places_of_halves, print_word_stores, print_word_sums
 
 ENTRY = "gemm"
 """The host function. It takes pointers of the outputs and the operands (or scalars), the numbers that only the launch
 knows, the maximum of co-resident clusters, and a stream."""
+MEMORY = ("ring", "vectors", "partials", "planes", "parts")
+"""The allocations of shared memory, besides barriers, whose addresses threads have."""
 IMPORTS = (
     "import types",
     "",
@@ -77,9 +80,11 @@ def render(program: RowProgram) -> str:
     halves = plan.layout.by_words and plan.layout.lanes > 1
     (print_word_stores if halves else print_stores)(body, plan)
     print_groups(body, plan)
+    print_numbers_of_groups(body, plan)
     for each in schedule_of(plan.problem).passes:
         print_pass(body, plan, each)
     print_statistics(body, plan)
+    print_wide(body, plan)
     _rows(body, plan)
     _sums(body, plan)
     print_functions(body, plan)
@@ -230,7 +235,7 @@ def _kernel(out: Writer, program: RowProgram) -> None:
         out.lines(["cute.arch.griddepcontrol_launch_dependents()"] if problem.totals else [])
         out.line("cta = types.SimpleNamespace(")
         out.lines(f"    {name}={name}," for name, _ in names)
-        for name in ("ring", "vectors", "partials", "planes"):
+        for name in MEMORY:
             if any(name == each for each, _, _ in layout.allocations):
                 out.line(f"    {name}={name}.toint().to(Int32),")
         out.line("    barriers=barriers,")
@@ -256,7 +261,7 @@ def _prologue(plan: RowPlan, exchange: PipelineCounts | None) -> list[str]:
     layout = plan.layout
     choice, words = (
         layout.choice,
-        {**dict.fromkeys(("ring", "vectors", "partials", "planes"), "Int32"), "barriers": "Int64"},
+        {**dict.fromkeys(MEMORY, "Int32"), "barriers": "Int64"},
     )
     cluster = choice.cluster > 1
     lines = [

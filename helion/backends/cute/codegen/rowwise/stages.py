@@ -6,7 +6,8 @@ import functools
 from collections.abc import Iterable, Sequence
 
 from ...plan.epilogue import GROUP_REDUCTIONS, PARTNER, Constant
-from ...plan.rowwise.records import RowProblem
+from ...plan.rowwise.passes import RowPass
+from ...plan.rowwise.records import RowPlan, RowProblem
 
 STAGED = (*GROUP_REDUCTIONS, PARTNER)
 """Operations that read other columns of a granule."""
@@ -48,3 +49,13 @@ def divisors_of_groups(problem: RowProblem, values: Sequence[int]) -> set[int]:
         if isinstance(over, int) and epilogue.grouped[over] and not epilogue.grouped[value]:
             found.add(over)
     return found
+
+
+def parts_of_wide(plan: RowPlan, each: RowPass) -> list[str]:
+    """Return the code of a granule after its elements, which stores parts of wide groups."""
+    lines = []
+    for number, value in enumerate(each.wide):
+        join = f"join_{plan.problem.epilogue.instruction(value).op}"
+        part = f"butterfly(joined(wide_{value}_values, {join}), {plan.layout.demand.part_lanes}, {join})"
+        lines.append(f"hold_part(cta, row, granule, {number}, {part})")
+    return lines

@@ -7,9 +7,10 @@ from ...plan.epilogue import Constant, EpilogueOperand
 from ...plan.joint import OwnPart
 from ...plan.rowwise.demand import WORD_BYTES
 from ...plan.rowwise.extremes import packed_dtype, packed_extremes
+from ...plan.rowwise.operands import Gather, Repeat
 from ...plan.rowwise.passes import Schedule, gathered, gathers_late, numbers_at, schedule_of
 from ...plan.rowwise.powers import fused_powers, fused_quotients, scaled_element
-from ...plan.rowwise.records import Gather, Repeat, RowPlan, RowProblem
+from ...plan.rowwise.records import RowPlan, RowProblem
 from ..epilogue import EXPRESSIONS, INFINITY, literal
 from ..rows import REDUCTIONS, found_at
 from ..writer import Writer
@@ -27,6 +28,7 @@ from .elements import (
     value_name,
     warp_name,
 )
+from .wide import rows_of_groups
 
 
 def _op(problem: RowProblem, value: int) -> str:
@@ -264,6 +266,7 @@ def _print_numbers(out: Writer, problem: RowProblem, schedule: Schedule, level: 
             if operand.label not in indices:
                 out.lines(_load_number(problem, operand, "", repeats.get(operand.label)))
         out.lines(_numbers(problem, schedule, level, without=after))
+        out.lines(rows_of_groups(problem))
         for value, kinds in divisors(problem, schedule).items():
             if _is_launch_number(problem, value):
                 out.lines(_reciprocals(problem, value, kinds))

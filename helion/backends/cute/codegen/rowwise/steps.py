@@ -591,6 +591,7 @@ def _(step: r.Combine, out: Writer, program: r.RowProgram) -> None:
     out.line(f"combine_{step.number}(cta, row, {_slots(program, step.cursor) if step.cursor else 'None'})")
 
 
-@_print.register
-def _(step: r.StoreNumbers, out: Writer, program: r.RowProgram) -> None:
-    out.line("store_numbers(cta, row)")
+@_print.register(r.StoreNumbers)
+@_print.register(r.StoreGroups)
+def _(step: g.Step, out: Writer, program: r.RowProgram) -> None:
+    out.line("store_numbers(cta, row)" if isinstance(step, r.StoreNumbers) else "store_groups(cta, row)")

@@ -17,7 +17,8 @@ from ...plan.epilogue import (
     EpilogueOperand,
     EpilogueOutput,
 )
-from ...plan.rowwise.records import SIZE_M, SIZE_N, Gather, Repeat, RowProblem, pitch_name
+from ...plan.rowwise.operands import Gather, Repeat
+from ...plan.rowwise.records import SIZE_M, SIZE_N, RowProblem, pitch_name
 from ...toolchain.kernel import GemmKernel
 from ..evaluate import OPERATIONS, REDUCTIONS
 from ..problems import Given, check_columns, problem_of, split
@@ -90,6 +91,10 @@ def _operand(described: EpilogueOperand, tensor: torch.Tensor, m: int, n: int) -
         return tensor
     if described.kind == "exact":
         return torch.as_strided(tensor, (m, n), (described.pitch, 1))
+    if described.kind == "group":
+        return torch.as_strided(tensor, (m, n // described.group), (described.pitch, 1)).repeat_interleave(
+            described.group, 1
+        )
     if described.kind == "row":
         return torch.as_strided(tensor, (n,), (described.pitch,))
     return torch.as_strided(tensor, (m, 1), (described.pitch, 1))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ...plan.dtypes import COLUMN_DTYPES, EPILOGUE_DTYPES, ROW_DTYPES, ROW_NUMBER_DTYPES, ROW_OUTPUT_DTYPES
-from ...plan.epilogue import COLUMN_NUMBER, MAX_NUMBERED, ROW_NUMBER
+from ...plan.epilogue import COLUMN_NUMBER, MAX_NUMBERED, ROW_NUMBER, Constant, Epilogue
 from ...plan.refusal import Refusal
+from ...plan.rowwise.choice import WARP_LANES
 from ...plan.rowwise.records import RowProblem
 from ...plan.runtime import MAX_EXTENT
 
@@ -32,3 +33,39 @@ def check_problem(problem: RowProblem) -> None:
         allowed = ROW_NUMBER_DTYPES if output.kind in ("column", "group", "sum", "total") else ROW_OUTPUT_DTYPES
         if output.dtype not in allowed:
             raise Refusal(f"output {output.name} is of {output.dtype}; {', '.join(allowed)} are implemented")
+    _check_groups(problem)
+
+
+def _check_groups(problem: RowProblem) -> None:
+    """Check that threads have columns of one group, and that nothing but outputs reads reductions of wide groups, next to
+    groups of no other width."""
+    epilogue = problem.epilogue
+    for operand in epilogue.of_kind("group"):
+        if operand.group % problem.lanes:
+            raise Refusal(
+                f"{operand.name} has a number for each {operand.group} columns, no multiple of {problem.lanes}"
+            )
+    if not problem.wide:
+        return
+    sizes = {each for each in epilogue.grouped if each}
+    if len(sizes) > 1:
+        raise Refusal(
+            f"groups of {' and of '.join(map(str, sorted(sizes)))} columns, of which some are wider than a warp"
+        )
+    group, most = sizes.pop(), WARP_LANES * problem.lanes
+    stored = {output.value for output in problem.outputs if output.kind == "group"}
+    read = {x for made in epilogue.instructions for x in made.arguments if not isinstance(x, Constant)}
+    for value in problem.after_wide:
+        if not epilogue.grouped[value] or (value not in read and value not in stored):
+            raise Refusal(
+                f"reductions of groups of {group} columns are stored, and read by nothing else; powers of two up to {most}"
+                " columns may be"
+            )
+    if any(epilogue.grouped[_reduced(epilogue, value)] for value in problem.wide):
+        raise Refusal(f"a reduction of groups of {group} columns of a value that is the same in each of them")
+
+
+def _reduced(epilogue: Epilogue, value: int) -> int:
+    reduced = epilogue.instruction(value).arguments[0]
+    assert not isinstance(reduced, Constant)
+    return reduced

@@ -35,7 +35,7 @@ from ....._compiler.ir.grammar import (
 from ....._shapes import ONE, Dim, Expr, Number, fixed_at
 from ...plan.epilogue import MAX_NUMBERED
 from ...plan.refusal import Refusal
-from ...plan.rowwise.records import Repeat
+from ...plan.rowwise.operands import Repeat
 from ..numbers import equal, factors, size
 from ..product import check_axis
 

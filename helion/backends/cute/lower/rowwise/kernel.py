@@ -21,6 +21,7 @@ from ...plan.rowwise.layout import layout_of
 from ...plan.rowwise.passes import demand_of
 from ...plan.rowwise.records import RowPlan, interned
 from ..names import as_written
+from .channels import with_flat_columns
 from .grids import with_row_tiles
 from .rows import RowKernel, rows_of
 from .totals import without_totals
@@ -42,7 +43,7 @@ def known_rows(program: Program) -> RowKernel:
 def with_tiles(program: Program) -> Program:
     """Return the program that facts describe: of tiles of rows, if it is one over single rows that can be."""
     try:
-        return with_row_tiles(without_totals(program)[0])
+        return with_flat_columns(with_row_tiles(without_totals(program)[0]))
     except Refusal:
         return program
 

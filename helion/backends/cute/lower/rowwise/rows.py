@@ -42,7 +42,8 @@ from ...plan.epilogue import (
     constant,
 )
 from ...plan.refusal import Refusal
-from ...plan.rowwise.records import SIZE_M, SIZE_N, Gather, Repeat, RowProblem, interned
+from ...plan.rowwise.operands import Gather, Repeat
+from ...plan.rowwise.records import SIZE_M, SIZE_N, RowProblem, interned
 from ..chain import COMPARISONS, EXACT_INTEGERS, Chain, Reference, Written, is_integer
 from ..frame import Frame, Place, blocks_of, one_per_tile, place_of
 from ..names import name_of
@@ -50,6 +51,7 @@ from ..numbers import Number, equal, exact_in_fp32, example, size
 from ..product import check_axis, check_memory
 from ..stored import stores_after_loop
 from ..tiled import TiledRows
+from .channels import numbers_of_groups, with_flat_columns
 from .checks import check_problem
 from .factors import without_factors
 from .flat import Repeated, with_flat_rows
@@ -139,12 +141,20 @@ class RowChain(Chain):
             return self._gather_of_rows(op)
         index = indices[0] if len(indices) == 1 else None
         if index is None or index.kind != "tensor" or index.operand is None:
-            found = super()._load(op)
+            found = self._of_groups(op) or super()._load(op)
             if op.attrs.tensor in self.repeated.tensors and isinstance(found, str):
                 self.repeats[found], counts = self.repeated.of(op.attrs.tensor, self.loads[found][0].label)
                 self.counts |= counts
             return found
         return self._gather(op, op.operands[index.operand])
+
+    def _of_groups(self, op: Op) -> Reference | None:
+        """Read a number of each group of columns; return None for other loads."""
+        found = numbers_of_groups(self.frame, op) if self.frame.groups else None
+        if found is None:
+            return None
+        self.read_from.append((op, place_of(self.frame, op, aligned=False)))
+        return self._loaded(found[0], op.attrs.tensor, found[1])
 
     def _position(self, op: Op) -> Reference:
         """Read an index, which may be that of one of several dimensions of rows."""
@@ -322,6 +332,8 @@ class RowChain(Chain):
         blocks = [block for dim in value.dims if (block := self.frame.block(dim)) is not None]
         parts = [block for block in blocks if block in self.frame.groups]
         rest = [block for block in blocks if block not in self.frame.groups]
+        if not parts and self.frame.groups and rest == [self.frame.m] == [self.frame.block(value.dims[0])]:
+            return
         if not parts:
             super()._check_dims(value)
         elif rest not in ([], [self.frame.m]) or blocks[len(rest) :] != parts or len(parts) > PARTS:
@@ -468,6 +480,8 @@ def rows_of(program: Program) -> RowKernel:
     others = (*(axis.block for axis in program.roots[0].axes[:-1]), *after.blocks)
     program, repeated = with_flat_rows(program)
     program, blocks = with_single_rows(program)
+    given = len(program.blocks)
+    program = with_flat_columns(program)
     root = program.roots[0]
     check_axis(root.axes[0], program)
     loops = [op for op in root.body.ops if op.kind == "for"]
@@ -490,6 +504,7 @@ def rows_of(program: Program) -> RowKernel:
         made,
         problem=interned(replace(made.problem, hidden_sums=True)) if after.hidden else made.problem,
         one_tile=one_tile,
+        columns=tuple(block for block in made.columns if block < given),
         others=others,
         blocks=blocks.block if blocks else None,
         fixed=not program.blocks[frame.m].tunable,

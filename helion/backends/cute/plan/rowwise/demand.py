@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 GRANULE_BYTES = 16
 """The smallest unit of a bulk copy, and the largest vectorized access of a thread."""
 WORD_BYTES = 4
+MOST_PART_LANES = 32
+"""Lanes of a warp."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +46,8 @@ class RowDemand:
     """True if a pass before the last one stores elements, if passes are known."""
     sums: int = 0
     group: int = 0
+    wide: int = 0
+    """Reductions of groups that are wide: no power of two of columns, or more than a warp has at once."""
     pairs: tuple[int, ...] = ()
     least: int = 0
     """The fewest columns, if only the launch knows their number, which is up to ``n``; else 0."""
@@ -91,6 +96,11 @@ class RowDemand:
         whole = not self.least and all(each % lanes == 0 for each in (self.n, *self.pitches))
         apart = self.sums or self.group or self.pairs
         return GRANULE_BYTES // max(self.inputs) if self.repeated and whole and not apart else lanes
+
+    @property
+    def part_lanes(self) -> int:
+        """Lanes of a warp that have columns of one wide group; 0 without these."""
+        return math.gcd(self.group // self.lanes, MOST_PART_LANES) if self.wide else 0
 
 
 def bytes_moved(m: int, demand: RowDemand) -> int:

@@ -40,7 +40,8 @@ class RowsPlan(LaunchPlan):
         for each in schedule.passes:
             made = [problem.epilogue.instruction(value).op for value in (*each.computes, *each.reduces)]
             stored = "".join(f"; stores {output.name}" for output in each.outputs)
-            stored += "".join(f"; stores {output.name}" for output in each.groups)
+            of_groups = (*each.groups, *(problem.wide_groups if each.wide else ()))
+            stored += "".join(f"; stores {output.name}" for output in of_groups)
             stored += "".join(f"; adds to {output.name}" for output in each.sums)
             lines.append(f"  pass {each.number}: {', '.join(made) or 'none'}{stored}")
         if problem.totals:

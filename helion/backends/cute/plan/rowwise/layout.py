@@ -5,7 +5,7 @@ from __future__ import annotations
 from .....hardware import Target
 from ..build import MAX_ROW_CLUSTER, RESERVED_SHARED_BYTES
 from ..refusal import Refusal
-from .choice import MOST_LOADED_CTAS, WARP_LANES, RowChoice
+from .choice import MOST_LOADED_CTAS, RowChoice
 from .demand import RowDemand
 from .records import MOST_PACKED, RowLayout
 
@@ -68,13 +68,15 @@ def _check_pitches(demand: RowDemand) -> None:
 
 
 def _check_groups(layout: RowLayout) -> None:
-    """Check that the lanes of one warp have each group of columns."""
-    group, lanes = layout.demand.group, layout.lanes
+    """Check that threads have whole parts of each group of columns."""
+    group, lanes, choice = layout.demand.group, layout.lanes, layout.choice
     if not group:
         return
-    if group % lanes or group & (group - 1) or group > WARP_LANES * lanes:
+    if group % lanes:
+        raise Refusal(f"groups of {group} columns, which are no multiple of {lanes}")
+    if layout.demand.wide and (choice.ahead or choice.overlap or layout.demand.sums):
         raise Refusal(
-            f"groups of {group} columns; powers of two from {lanes} to {WARP_LANES * lanes} columns are implemented"
+            f"groups of {group} columns are reduced in shared memory, where no row is reduced ahead, and none is summed"
         )
     if not layout.aligned:
         raise Refusal(f"groups of columns need strides of rows that are multiples of {lanes} elements")

@@ -28,7 +28,7 @@ COSTLY = {"exp": 4, "log": 12, "div": 8, "tanh": 8, "erf": 20, "gelu": 24, "log1
 """Instructions of operations that take several, approximately; of any other: one."""
 POSITION_REGISTERS = 24
 """Registers of the search for a position, whose comparisons keep unpacked elements alive, and of numbers of columns:
-grpo_loss with 64 elements of a thread spilled (measurement ``column_numbers``)."""
+grpo_loss with 64 elements of a thread spilled (measurement ``column_numbers``). The same of numbers of groups."""
 POSITIONS = ("row_first", COLUMN_NUMBER)
 ACCESS_WORK = 2
 """Instructions that unpack, or pack, an element and move it."""
@@ -50,6 +50,8 @@ class RowPass:
     outputs: tuple[EpilogueOutput, ...]
     sums: tuple[EpilogueOutput, ...] = ()
     groups: tuple[EpilogueOutput, ...] = ()
+    wide: tuple[int, ...] = ()
+    """Reductions of wide groups whose terms it reduces over parts of a group."""
     kept: int = 0
 
 
@@ -102,8 +104,12 @@ def schedule_of(problem: RowProblem) -> Schedule:
     joint = own_parts(problem)
     found = (*problem.elements, *problem.sums, *problem.groups)
     count = max([len(reductions), *(1 + _pass_of(problem, each, bool(joint)) for each in found)])
-    targets = [_targets(problem, reductions, bool(joint), number) for number in range(count)]
     once = _has_centres(problem, joint)
+    last = _pass_of_wide(problem, count, bool(joint)) if problem.wide else -1
+    last, count = 0 if once and last == 1 else last, max(count, last + 1)
+    targets = [_targets(problem, reductions, bool(joint), number) for number in range(count)]
+    for value in problem.wide:
+        targets[last].append(_term(epilogue, value))
     later = [value for target in targets[1 + once :] for value in target]
     held = tuple(value for value in elements(epilogue, later) if _is_input(epilogue, value))
     kept = _kept(epilogue, targets, later, held)
@@ -125,6 +131,7 @@ def schedule_of(problem: RowProblem) -> Schedule:
                 outputs=tuple(each for each in problem.elements if _pass_of(problem, each, bool(joint)) == number),
                 sums=tuple(each for each in problem.sums if _pass_of(problem, each, bool(joint)) == number),
                 groups=tuple(each for each in problem.groups if _pass_of(problem, each, bool(joint)) == number),
+                wide=problem.wide if number == last else (),
                 kept=kept if number and kept in values else 0,
             )
         )
@@ -162,10 +169,18 @@ def demand_of(problem: RowProblem) -> RowDemand:
         stores_early=any(each.outputs or each.groups for each in schedule.passes[:-1]),
         sums=len(problem.sums),
         group=max(epilogue.grouped),
+        wide=len(problem.wide),
         pairs=tuple(itemsize(each.dtype) for each in problem.pairs),
-        temporaries=POSITION_REGISTERS if any(each.op in POSITIONS for each in epilogue.instructions) else 0,
+        temporaries=POSITION_REGISTERS * _places(problem),
         work=_work(epilogue, schedule),
     )
+
+
+def _places(problem: RowProblem) -> int:
+    """Return how many numbers threads find by places of elements: columns, parts of groups, or one of each operand."""
+    epilogue = problem.epilogue
+    positions = any(each.op in POSITIONS for each in epilogue.instructions)
+    return max(positions or bool(problem.wide), len(epilogue.of_kind("group")))
 
 
 def _has_wide_vectors(problem: RowProblem) -> bool:
@@ -264,12 +279,22 @@ def _pass_of(problem: RowProblem, output: EpilogueOutput, joint: bool) -> int:
     return level + 1 if joint and level == 1 else level
 
 
+def _pass_of_wide(problem: RowProblem, count: int, joint: bool) -> int:
+    """Return the pass that reduces wide groups: the last one, or a later one that has all statistics they need."""
+    level = max(problem.epilogue.levels[_term(problem.epilogue, value)] for value in problem.wide)
+    return max(count - 1, level + 1 if joint and level == 1 else level)
+
+
+def _term(epilogue: Epilogue, reduction: int) -> int:
+    term = epilogue.instruction(reduction).arguments[0]
+    assert not isinstance(term, Constant)
+    return term
+
+
 def _targets(problem: RowProblem, reductions: tuple[tuple[int, ...], ...], joint: bool, number: int) -> list[int]:
     epilogue, found = problem.epilogue, []
     for value in reductions[number] if number < len(reductions) else ():
-        term = epilogue.instruction(value).arguments[0]
-        assert not isinstance(term, Constant)
-        found.append(term)
+        found.append(_term(epilogue, value))
     given = (*problem.elements, *problem.sums, *problem.groups)
     return found + [each.value for each in given if _pass_of(problem, each, joint) == number]
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..dtypes import itemsize
-from ..epilogue import Constant, Epilogue, EpilogueOperand, EpilogueOutput
+from ..epilogue import GROUP_REDUCTIONS, Constant, Epilogue, EpilogueOperand, EpilogueOutput
 from .choice import WARP_LANES, RowChoice
 from .demand import GRANULE_BYTES, WORD_BYTES, RowDemand
+from .operands import Gather, Repeat
 
 Kind = Literal["all", "some", "edge"]
 
@@ -55,33 +56,6 @@ def pitch_name(label: str) -> str:
 def is_pitch(name: str) -> bool:
     """Return whether a number of a launch is the stride of a tensor's rows: others are counts of 32 bits."""
     return name.startswith("pitch_")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gather:
-    """A ``column`` operand, by its label, whose place in a row is an integer per row, the operand of label ``index``.
-
-    With ``comparison``, the place is that integer where it compares so with ``other``, and ``otherwise`` elsewhere.
-    ``other`` is a number, or the label of one that each launch passes.
-    """
-
-    operand: str
-    index: str
-    comparison: str = ""
-    other: Constant | str = ""
-    otherwise: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Repeat:
-    """A ``column`` operand, by its label, of whose elements row r has number (r // ``divisor``) % ``modulus``.
-
-    Numbers that only the launch knows are names among ``RowProblem.runtime``.
-    """
-
-    operand: str
-    divisor: int | str
-    modulus: int | str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,8 +135,33 @@ class RowProblem:
 
     @functools.cached_property
     def groups(self) -> tuple[EpilogueOutput, ...]:
-        """The outputs of one number per group of columns."""
-        return tuple(output for output in self.outputs if output.kind == "group")
+        """The outputs of one number per group of columns, of groups that the lanes of a warp have."""
+        return tuple(
+            output for output in self.outputs if output.kind == "group" and output.value not in self.after_wide
+        )
+
+    @functools.cached_property
+    def wide_groups(self) -> tuple[EpilogueOutput, ...]:
+        """The outputs of one number per wide group."""
+        return tuple(output for output in self.outputs if output.kind == "group" and output.value in self.after_wide)
+
+    @functools.cached_property
+    def wide(self) -> tuple[int, ...]:
+        """The reductions of wide groups, by value: those that are no power of two, or more than a warp has at once."""
+        epilogue = self.epilogue
+        computed = enumerate(epilogue.instructions, 1 + len(epilogue.operands))
+        groups = {value: epilogue.grouped[value] for value, made in computed if made.op in GROUP_REDUCTIONS}
+        most = WARP_LANES * self.lanes
+        return tuple(value for value, group in groups.items() if group & (group - 1) or group > most)
+
+    @functools.cached_property
+    def after_wide(self) -> frozenset[int]:
+        """The values that reductions of wide groups are needed for, with these."""
+        epilogue, found = self.epilogue, {*self.wide}
+        for value, made in enumerate(epilogue.instructions, 1 + len(epilogue.operands)):
+            if found.intersection(x for x in made.arguments if not isinstance(x, Constant)):
+                found.add(value)
+        return frozenset(found)
 
     @functools.cached_property
     def sums(self) -> tuple[EpilogueOutput, ...]:
@@ -397,6 +396,11 @@ class RowLayout:
         return tuple(offsets)
 
     @property
+    def group_parts(self) -> int:
+        """Parts of wide groups in a CTA's slice of a row, whose reductions are in shared memory."""
+        return -(-self.thread_granules * self.threads // max(1, self.demand.part_lanes))
+
+    @property
     def plane_bytes(self) -> int:
         """Bytes of the sums over rows of one output in shared memory, if rows begin anywhere.
 
@@ -472,6 +476,7 @@ class RowLayout:
             ("vectors", self.vector_offsets[-1]),
             ("partials", self.partial_bytes),
             ("planes", self.demand.sums * self.plane_bytes if self.by_columns else 0),
+            ("parts", self.choice.rows * self.demand.wide * self.group_parts * WORD_BYTES),
             ("barriers", self.barrier_words * BARRIER_BYTES),
             ("spare", self.spare_bytes),
         ):

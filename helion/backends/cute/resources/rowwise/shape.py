@@ -11,6 +11,7 @@ import torch
 from ....._compiler.facts.records import KernelFacts, MemoryOpFact
 from ....._shapes import dtype_name
 from ...plan.rowwise.buckets import bucket_of
+from ...plan.rowwise.choice import WARP_LANES
 from ...plan.rowwise.demand import GRANULE_BYTES, WORD_BYTES, RowDemand
 from ...plan.rowwise.passes import POSITION_REGISTERS, held_bytes
 
@@ -74,10 +75,10 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
     vectors = [op for op in reads if len(op.tile_axes) == 1 and op.tile_axes[0] in columns]
     reductions = [fact for fact in facts.reductions if fact.axis in columns]
     stages = max((len(fact.stages) for fact in reductions), default=0)
-    groups = [facts.axes[fact.axis].extent or 0 for fact in facts.reductions if fact.axis in parts]
+    groups, wide = _groups(facts, parts, min(op.itemsize for op in loads))
+    of_groups = {op.storage for op in reads if op.tile_axes and op.tile_axes[-1] in parts}
     positions = any(name.startswith("arg") for fact in reductions for name in fact.names)
-    if positions:
-        stages = max(stages, 2)  # the extreme, then its position
+    stages = max(stages, 2) if positions else stages  # the extreme, then its position
     again = [op for op in loads if stages > 1 or any(each.feeds_store for each in reads if each.storage == op.storage)]
     exchanged = sum(len(fact.names) for fact in reductions)
     sums = [
@@ -103,7 +104,8 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
         sums=len(sums) if inner is not None else 0,
         group=max(groups, default=0),
         pairs=tuple(op.itemsize for op in pairs),
-        temporaries=POSITION_REGISTERS if positions else 0,
+        wide=wide,
+        temporaries=POSITION_REGISTERS * max(positions or wide > 0, len(of_groups)),
         work=work + FP8_WORK * sum(op.dtype == torch.float8_e4m3fn for op in stores),
     )
     blocks = None if inner is None else grid[0]
@@ -131,10 +133,21 @@ def _bucket(
 
 
 def _parts(facts: KernelFacts, columns: set[int]) -> set[int]:
-    """Return the axes of groups of columns, and of the columns of a group: shorter ones that no load has."""
+    """Return the axes of groups of columns, and of the columns of a group: shorter ones that no load has, or two whose
+    product is that of all columns."""
     loaded = {axis for op in facts.memory_ops for axis in op.tile_axes if op.kind == "load"}
-    longest = max((facts.axes[axis].extent or 0 for axis in columns), default=0)
-    return {axis for axis in columns - loaded if (facts.axes[axis].extent or 0) < longest}
+    extents = {axis: facts.axes[axis].extent or 0 for axis in columns}
+    longest = max(extents.values(), default=0)
+    products = {extent * other for extent in extents.values() for other in extents.values()}
+    grouped = {axis for axis, extent in extents.items() if extent and longest % extent == 0 and longest in products}
+    return {axis for axis in (columns - loaded) | grouped if extents[axis] < longest}
+
+
+def _groups(facts: KernelFacts, parts: set[int], least_bytes: int) -> tuple[list[int], int]:
+    """Return the columns of groups that are reduced, and how many of these reductions no warp has at once."""
+    groups = [facts.axes[fact.axis].extent or 0 for fact in facts.reductions if fact.axis in parts]
+    most = WARP_LANES * GRANULE_BYTES // least_bytes
+    return groups, sum(group & (group - 1) > 0 or group > most for group in groups)
 
 
 def _rows_of_blocks(facts: KernelFacts) -> int | None:

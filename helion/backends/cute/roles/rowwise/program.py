@@ -229,6 +229,11 @@ class Combine(Step):
 
 
 @dataclass(frozen=True)
+class StoreGroups(Step):
+    """Add up the parts of wide groups of the row, which all its warps in the CTA have stored, and store the results."""
+
+
+@dataclass(frozen=True)
 class StoreNumbers(Step):
     """Store outputs of one number per row, from the first thread of the row."""
 
@@ -278,7 +283,7 @@ def row_program(plan: RowPlan) -> RowProgram:
             transaction_bytes=layout.partials * layout.slot_words * WORD_BYTES if apart else 0,
         )
     barriers = []
-    if layout.exchanges and exchange is None:
+    if (layout.exchanges and exchange is None) or plan.problem.wide:
         barriers += [
             NamedBarrier(name=f"row_{group}", number=FIRST_ROW_BARRIER + group, threads=layout.threads)
             for group in range(choice.rows)
@@ -353,7 +358,7 @@ def _one_row(plan: RowPlan, schedule: Schedule) -> tuple[Step, ...]:
         done = meeting[-1]
         steps += _exchange(plan, at)
     steps += [WalkRow(each.number) for each in schedule.passes if each.number > done]
-    return (*_released(plan, steps, READ), *_numbers(plan))
+    return (*_released(plan, steps, READ), *_wide(plan, schedule), *_numbers(plan))
 
 
 def _ahead(plan: RowPlan, schedule: Schedule) -> tuple[Step, ...]:
@@ -420,6 +425,16 @@ def _released(plan: RowPlan, steps: list[Step], cursor: str) -> list[Step]:
     if plan.layout.choice.loads_itself:
         return [*steps[: last + 1], Refill(""), *steps[last + 1 :]]
     return [*steps[:last], WalkRow(walk.number, releases=cursor), *steps[last + 1 :]]
+
+
+def _wide(plan: RowPlan, schedule: Schedule) -> tuple[Step, ...]:
+    """Return the steps that add up parts of wide groups. An exchange before the next parts are stored orders the reads of
+    these before that; another barrier does without one."""
+    if not plan.problem.wide:
+        return ()
+    (number,) = (each.number for each in schedule.passes if each.wide)
+    ordered = plan.layout.exchanges and number > schedule.meetings[0][-1]
+    return (BarrierSync("row"), StoreGroups(), *(() if ordered else (BarrierSync("row"),)))
 
 
 def _numbers(plan: RowPlan) -> tuple[Step, ...]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from ...plan.rowwise.choice import OVERLAPPED_ROWS
 from ...plan.rowwise.demand import WORD_BYTES
+from ...plan.rowwise.passes import schedule_of
 from ...roles import grammar as g
 from ...roles.rowwise import program as r
 from ..state import Barrier, Fault
@@ -47,6 +48,10 @@ class Cta:
     """Warps whose sums over the rows of a residue are in shared memory, by block and residue."""
     stored: dict[int, int] = field(default_factory=dict)
     """Warps that have stored their part of the sums of a block."""
+    held: dict[Tag, int] = field(default_factory=dict)
+    """Warps that have stored parts of wide groups, by tile and row of the tile."""
+    joined: dict[Tag, int] = field(default_factory=dict)
+    """Warps that have read these, and stored what follows."""
 
 
 @dataclass
@@ -234,6 +239,15 @@ class RowCluster:
                 raise Fault(f"tile {warp.tile} is added to sums that were not cleared")
             warp.summed.append(warp.tile)
 
+    def hold(self, warp: Warp, number: int) -> None:
+        """Store parts of wide groups in pass ``number``, if it has such, where those of the tile before were read."""
+        if not any(each.wide for each in schedule_of(self.program.plan.problem).passes if each.number == number):
+            return
+        before, now, cta = (warp.tile - 1, warp.group), (warp.tile, warp.group), warp.cta
+        if cta.held.get(before, 0) and cta.joined.get(before) != self.choice.warps:
+            raise Fault(f"parts of groups of tile {warp.tile} overwrite those of the tile before")
+        cta.held[now] = cta.held.get(now, 0) + 1
+
     def meet(self, warp: Warp, name: str, warps: int) -> Ready:
         """Arrive at a named barrier of the CTA; return a predicate for the completion of this phase."""
         there, phases = warp.cta.meetings.get(name, (0, 0))
@@ -354,6 +368,8 @@ def _(step: r.TakeChunk, cluster: RowCluster, warp: Warp) -> None:
     index, _ = warp.cursors[step.cursor]
     _take(warp, index, (warp.tile, warp.chunk))
     warp.kept.append(index)
+    if warp.chunk == cluster.layout.chunks - 1:
+        cluster.hold(warp, 0)
 
 
 def _take(warp: Warp, index: int, tag: Tag) -> None:
@@ -448,6 +464,15 @@ def _(step: r.WalkRow, cluster: RowCluster, warp: Warp) -> None:
         raise Fault(f"pass {step.number} of tile {tile} reads a stage that was released")
     for index in list(warp.kept) if step.releases else ():
         _release(warp, index)
+    cluster.hold(warp, step.number)
+
+
+@_run.register
+def _(step: r.StoreGroups, cluster: RowCluster, warp: Warp) -> None:
+    now, warps = (warp.tile, warp.group), cluster.choice.warps
+    if warp.cta.held.get(now) != warps:
+        raise Fault(f"parts of groups of tile {warp.tile} are added up before all of them are stored")
+    warp.cta.joined[now] = warp.cta.joined.get(now, 0) + 1
 
 
 @_run.register

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+from ...plan.rowwise.choice import WARP_LANES
 from ...plan.rowwise.demand import WORD_BYTES
 from ...plan.rowwise.kernel import RowsPlan
 from ...plan.rowwise.records import BARRIER_BYTES, RowPlan
@@ -53,7 +54,8 @@ def smaller(plan: RowPlan) -> RowPlan:
     n -= 2 * choice.cluster * layout.lanes + 1 if layout.by_columns else int(layout.by_words)
     held = chunks * layout.held_rows if layout.held_stages else 0
     stages = held + min(layout.stages - layout.held_stages, FEW_STAGES)
-    demand = dataclasses.replace(layout.demand, n=n, least=0, pitches=(n,) * len(layout.demand.pitches))
+    group = min(layout.demand.group, WARP_LANES * layout.lanes)
+    demand = dataclasses.replace(layout.demand, n=n, least=0, group=group, pitches=(n,) * len(layout.demand.pitches))
     few = dataclasses.replace(layout, demand=demand, choice=choice, chunk_granules=1, stages=stages)
     problem = dataclasses.replace(plan.problem, m=1, n=n, least=0, runtime=())
     return dataclasses.replace(plan, problem=problem, layout=few)

@@ -1,0 +1,177 @@
+"""Row kernels whose rows have channels: numbers of channels, reductions of channels that no warp has at once, refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from backends.cute.test_row_kernels import numbers, prepared, run
+from harness import tensor
+
+import helion
+import helion.language as hl
+from helion import exc
+from helion.backends.cute.plan.rowwise.choice import RowChoice
+from helion.backends.cute.roles.grammar import BarrierSync
+from helion.backends.cute.roles.rowwise import program as r
+from helion.backends.cute.verify.rowwise.simulate import RowCluster
+from helion.backends.cute.verify.state import Fault
+
+EPS = 1e-5
+CHOICES = (
+    RowChoice(cluster=1, warps=1, keep="shared"),
+    RowChoice(cluster=1, warps=4, ctas_per_sm=1),
+    RowChoice(cluster=1, warps=4, rows=2, ctas_per_sm=1),
+    RowChoice(cluster=2, warps=8, ctas_per_sm=1),
+)
+SHAPES = ((3, 2, 3, 1024), (2, 3, 4, 392), (2, 2, 6, 48))
+"""Images, groups, channels and pixels: parts of a channel are 32 lanes, one and two."""
+
+
+def normed(x, weight, bias, out):
+    for tile_b, tile_g in hl.tile([x.size(0), x.size(1)]):
+        row = x[tile_b, tile_g, :, :].to(torch.float32)
+        centred = row - row.mean((-2, -1), keepdim=True)
+        hat = centred * torch.rsqrt((centred * centred).mean((-2, -1), keepdim=True) + EPS)
+        gain, shift = weight[tile_g, :][None, :, :, None], bias[tile_g, :][None, :, :, None]
+        out[tile_b, tile_g, :, :] = (hat * gain.to(torch.float32) + shift.to(torch.float32)).to(out.dtype)
+
+
+def gradient(x, weight, grad, out, of_weight, of_bias):
+    for tile_b, tile_g in hl.tile([x.size(0), x.size(1)]):
+        row, given = x[tile_b, tile_g, :, :].to(torch.float32), grad[tile_b, tile_g, :, :].to(torch.float32)
+        centred = row - row.mean((-2, -1), keepdim=True)
+        scale = torch.rsqrt((centred * centred).mean((-2, -1), keepdim=True) + EPS)
+        hat, slope = centred * scale, given * weight[tile_g, :][None, :, :, None].to(torch.float32)
+        shared = slope.mean((-2, -1), keepdim=True) + hat * (slope * hat).mean((-2, -1), keepdim=True)
+        out[tile_b, tile_g, :, :] = (scale * (slope - shared)).to(out.dtype)
+        of_weight[tile_b, tile_g, :] = (given * hat).sum(-1)
+        of_bias[tile_b, tile_g, :] = given.sum(-1)
+
+
+def wanted(x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    x, weight = x.double().requires_grad_(), weight.double()
+    gains = weight.repeat(x.shape[0], 1, 1).requires_grad_()
+    centred = x - x.mean((-2, -1), keepdim=True)
+    hat = centred * torch.rsqrt(centred.square().mean((-2, -1), keepdim=True) + EPS)
+    of_x, of_gains = torch.autograd.grad(hat * gains[..., None], (x, gains), grad.double())
+    return of_x, of_gains, grad.double().sum(-1)
+
+
+def near(got: torch.Tensor, want: torch.Tensor) -> bool:
+    relative = {torch.bfloat16: 2**-8, torch.float16: 2**-11}.get(got.dtype, 2e-5)
+    return bool(((got.double() - want).abs() <= relative * 1.02 * (want.abs() + want.square().mean().sqrt())).all())
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("choice", CHOICES, ids=repr)
+def test_gradients_with_sums_of_channels(choice: RowChoice, shape: tuple[int, ...]) -> None:
+    x, grad = numbers(*shape), numbers(*shape, seed=1)
+    weight = numbers(*shape[1:3], seed=2)
+    out, sums = torch.empty_like(x), [torch.full(shape[:3], torch.nan) for _ in range(2)]
+    run(gradient, (x, weight, grad, out, *sums), choice)
+    assert all(map(near, (out, *sums), wanted(x, weight, grad)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("choice", CHOICES[1:3], ids=repr)
+def test_numbers_of_channels(choice: RowChoice, dtype: torch.dtype) -> None:
+    b, g, c, p = 3, 2, 4, 40
+    x, weight, bias = numbers(b, g, c, p, dtype=dtype), numbers(g, c, seed=1), numbers(g, c, seed=2)
+    out = torch.empty_like(x)
+    run(normed, (x, weight, bias, out), choice)
+    given = x.double().view(b, g * c, p)
+    want = torch.nn.functional.group_norm(given, g, weight.double().flatten(), bias.double().flatten(), EPS)
+    assert near(out, want.view(b, g, c, p))
+
+
+def test_the_cpu_gives_sums_of_channels() -> None:
+    x, grad, weight = numbers(3, 4, 5, 56), numbers(3, 4, 5, 56, seed=1), numbers(4, 5, seed=2)
+    out, sums = torch.empty_like(x), [torch.empty(3, 4, 5) for _ in range(2)]
+    helion.kernel(gradient, backend="cute")(x, weight, grad, out, *sums)
+    assert all(map(near, (out, *sums), wanted(x, weight, grad)))
+
+
+def statistics(x, mean, total):
+    for tile in hl.tile(x.size(0)):
+        row = x[tile, :, :].to(torch.float32)
+        middle = row.mean((-2, -1))
+        mean[tile] = middle
+        total[tile, :] = (row * 2.0).sum(-1) * middle[:, None] + 1.0
+
+
+def highest(x, scale, out):
+    for tile in hl.tile(x.size(0)):
+        row = x[tile, :, :].to(torch.float32) / scale[:].to(torch.float32)[None, :, None]
+        out[tile, :] = row.amax(-1).to(out.dtype)
+
+
+@pytest.mark.parametrize("choice", CHOICES[1:], ids=repr)
+def test_what_follows_from_reductions_of_channels(choice: RowChoice) -> None:
+    """A kernel that stores no element, and one without a number of a row."""
+    x, scale, out = numbers(7, 3, 320), numbers(3, seed=1), torch.empty(7, 3, dtype=torch.bfloat16)
+    run(highest, (x, scale, out), choice)
+    assert near(out, (x.double() / scale.double()[:, None]).amax(2))
+    mean, total = torch.empty(7), torch.empty(7, 3)
+    run(statistics, (x, mean, total), choice)
+    assert near(mean, x.double().mean((1, 2)))
+    assert near(total, 2 * x.double().sum(2) * x.double().mean((1, 2))[:, None] + 1)
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_barriers_of_channels_are_needed(missing: int) -> None:
+    """Without the barrier before parts are added up, or the one before the next are stored, a schedule finds the fault."""
+    x, scale, out = tensor(7, 3, 320), tensor(3), tensor(7, 3)
+    _, plan = prepared(highest, (x, scale, out), RowChoice(cluster=1, warps=2, ctas_per_sm=1))
+    program = r.row_program(plan)
+    rows = program.roles[-1]
+    *before, loop = rows.program
+    barriers = [at for at, step in enumerate(loop.body) if step == BarrierSync("row")]
+    body = tuple(step for at, step in enumerate(loop.body) if at != barriers[missing])
+    changed = dataclasses.replace(rows, program=(*before, r.RowLoop(body)))
+    broken = dataclasses.replace(program, roles=(*program.roles[:-1], changed))
+    RowCluster(program, tiles=6, seed=0).run()
+    with pytest.raises(Fault, match="parts of groups of tile"):
+        for seed in range(8):
+            RowCluster(broken, tiles=6, seed=seed).run()
+
+
+def of_channels_again(x, out):
+    for tile in hl.tile(x.size(0)):
+        row = x[tile, :, :].to(torch.float32)
+        out[tile, :, :] = (row - row.amax(-1)[:, :, None]).to(out.dtype)
+
+
+def of_pixels(x, out):
+    for tile in hl.tile(x.size(0)):
+        out[tile, :] = x[tile, :, :].to(torch.float32).sum(1)
+
+
+def of_weights_of_pixels(x, weight, out):
+    for tile in hl.tile(x.size(0)):
+        row = x[tile, :, :].to(torch.float32) * weight[:].to(torch.float32)[None, None, :]
+        out[tile, :] = row.sum(-1)
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes", "reason"),
+    [
+        (of_channels_again, ((7, 3, 320), (7, 3, 320)), "reductions of groups of 320 columns are stored, and read by"),
+        (of_pixels, ((7, 3, 320), (7, 320)), "sums, maxima and minima in fp32 of the columns of each group"),
+        (of_pixels, ((7, 320, 320), (7, 320)), "sums, maxima and minima in fp32 of the columns of each group"),
+        (of_weights_of_pixels, ((7, 3, 320), (320,), (7, 3)), "numbers of the columns of a group"),
+        (of_weights_of_pixels, ((7, 320, 320), (320,), (7, 320)), "numbers of the columns of a group"),
+        (highest, ((7, 3, 321), (3,), (7, 3)), "scale_1_group has a number for each 321 columns, no multiple of 8"),
+    ],
+)
+def test_refusals_of_channels(fn: Any, shapes: tuple[tuple[int, ...], ...], reason: str) -> None:
+    with pytest.raises(exc.CuteUnsupported, match=reason):
+        helion.kernel(fn, backend="cute").bind(tuple(tensor(*shape) for shape in shapes), target="h100")
+
+
+def test_auto_leaves_channels_to_triton() -> None:
+    x = tensor(64, 32, 8, 4096)
+    given = (x, tensor(32, 8), tensor(32, 8), x)
+    assert helion.kernel(normed, backend="auto").bind(given, target="h200").backend == "triton"
