@@ -76,6 +76,28 @@ def test_all_loops_of_a_nest_are_spread(static: bool) -> None:
     torch.testing.assert_close(kernel(x, w).double(), want, rtol=1e-4, atol=1e-4)
 
 
+def of_single_heads(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in hl.grid(x.size(0)):
+        for rows, head in hl.tile([x.size(1), x.size(2)], block_size=[None, 1]):
+            out[i, rows, head.begin] = x[i, rows, head.begin] * 2.0
+    return out
+
+
+def of_first_heads(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in hl.grid(x.size(0)):
+        for rows, head in hl.tile([x.size(1), x.size(2)], block_size=[None, 2]):
+            out[i, rows, head.begin // 2] = x[i, rows, head.begin]
+    return out
+
+
+def test_tiles_of_one_are_distinct_by_their_begin() -> None:
+    x = torch.randn(2, 30, 4)
+    assert len(grid_axes(of_single_heads, x)) == 3
+    assert len(grid_axes(of_first_heads, x)) == 1
+
+
 def test_a_scalar_that_precedes_the_loop_is_loaded_by_each_program() -> None:
     x, scales = torch.randn(3, 50), torch.randn(3)
     assert grid_axes(scaled_by_group, x, scales) == [0, 1]

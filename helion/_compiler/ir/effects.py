@@ -208,11 +208,12 @@ def apart_along(program: Program, a: Op, b: Op, block: int, indices: Mapping[int
 
 
 def scalar_indices(program: Program) -> dict[int, int]:
-    """Return the scalars that are indices of ``hl.grid`` loops: the block by the number of the value."""
+    """Return the scalars that are indices of ``hl.grid`` loops, or of tiles of one: the block by the number of the value."""
     return {
         op.result.number: op.attrs.block
         for op in program.walk()
-        if isinstance(op.attrs, TileAttrs) and op.attrs.field == "index"
+        if isinstance(op.attrs, TileAttrs)
+        and (op.attrs.field == "index" or (op.attrs.field == "begin" and program.blocks[op.attrs.block].size == 1))
     }
 
 

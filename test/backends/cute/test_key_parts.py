@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -237,3 +238,47 @@ def test_parts_of_lengths_are_one_attention(static: bool, module: Any) -> None:
         assert (found[b] - wanted).norm() < 6e-3 * wanted.norm() if n else found[b].isnan().all()
     assert kernel.bind(of_lengths()).to_code().count("_launcher(_helion") == 1
     assert not static or helion.kernel(module.of_lengths, backend="triton")(*of_lengths())[2].isnan().all()
+
+
+MASK = (
+    "* dims**-0.5\n",
+    "* dims**-0.5\n            scores = torch.where(tile.index[None, :] >= 20, scores, float('-inf'))\n",
+)
+FROM_INFINITY = ("-1e30", "float('-inf')")
+SHOWN = ("highest - raised", "highest - torch.where(raised == float('-inf'), 0.0, raised)")
+WEIGHTS = ("scores - raised[:, None]", "scores - torch.where(raised == float('-inf'), 0.0, raised)[:, None]")
+NO_GUARD = ("torch.where(total > 0, total, 1.0)", "total")
+BOTH = ("torch.log(total) +", "torch.log(torch.where(total > 0, total, 1.0)) +")
+LOGSUM = (
+    "(partials[b, g, :, :, :] *",
+    "(torch.amax(logsums[b, g, :, :], 0) + torch.log(torch.exp(logsums[b, g, :, :] - torch.amax(logsums[b, g, :, :], 0)"
+    "[None, :]).sum(0)))[:, None] + (partials[b, g, :, :, :] *",
+)
+MASKED: dict[str, tuple[list[tuple[str, str]], str]] = {
+    "from a number": ([], ""),
+    "a number and a logarithm of one": ([BOTH], ""),
+    "from minus infinity": ([FROM_INFINITY, SHOWN, WEIGHTS], ""),
+    "differences of infinities": ([FROM_INFINITY], "exponents less a maximum of minus infinity"),
+    "quotients of zeros": ([NO_GUARD], "a quotient of zeros"),
+    "a logarithm of one": ([FROM_INFINITY, SHOWN, WEIGHTS, BOTH], "a query without keys"),
+    "a logarithm that is stored": ([LOGSUM], "the logarithm of a query's sum"),
+}
+
+
+@pytest.mark.parametrize("name", list(MASKED))
+def test_masks_that_hide_a_part(name: str, tmp_path: Path) -> None:
+    """A part whose keys are all hidden counts for nothing, or the mask is refused."""
+    edits, reason = MASKED[name]
+    text = functools.reduce(lambda made, edit: made.replace(*edit), [MASK, *edits], TEXT)
+    (tmp_path / "masked.py").write_text(text)
+    kernel = helion.kernel(import_path(tmp_path / "masked.py").of_lengths, backend="cute")
+    if reason:
+        with pytest.raises(exc.CuteUnsupported, match=reason):
+            kernel.bind(of_lengths("meta"), target="sm_90")
+        return
+    (q, k, v, lengths, _), found = of_lengths(), kernel(*of_lengths())
+    for b, n in enumerate(lengths.tolist()):
+        keys, values = (x[b, 20:n].double().transpose(0, 1) for x in (k, v))
+        wanted = torch.softmax(q[b].double() @ keys.mT / 8, -1) @ values
+        empty = found[b].isnan() if name != "a number and a logarithm of one" else found[b] == 0
+        assert (found[b] - wanted).norm() < 6e-3 * wanted.norm() if n else empty.all()

@@ -123,7 +123,7 @@ def attention_of(program: Program, packed: bool = True) -> Attention:
     problem = replace(problem, latent=_is_latent(problem, k[1] == v[1]))
     problem = with_heads_as_rows(loops, with_packed_heads(loops, problem) if packed else problem)
     problem = replace(problem, units=tuple(loops.numbers.units))
-    _check(loops, problem, weighting if whole.blocks else None)
+    _check(loops, problem, weighting, whole.masks)
     return Attention(
         problem=problem,
         loops=loops,
@@ -140,19 +140,21 @@ def attention_of(program: Program, packed: bool = True) -> Attention:
     )
 
 
-def _check_parts(weighting: Weighting) -> None:
-    """Check that a query sees keys in each part of them, so that no part is a quotient of zeros. Raises ``Refusal``."""
+def _check_parts(weighting: Weighting, masks: str) -> None:
+    """Check that a query sees keys in each part of them, or that parts without any count for nothing: else ``masks`` says why.
+    Raises ``Refusal``."""
     formula = weighting.score
     infinite = may_be_infinite(replace(formula, sources=()))
-    if not weighting.band.is_whole or weighting.key_range is not None or infinite:
-        raise Refusal("a mask is not implemented in parts of keys that a loop after hl.barrier() combines")
+    if masks and (not weighting.band.is_whole or weighting.key_range is not None or infinite):
+        raise Refusal(
+            f"a mask is not implemented in parts of keys that a loop after hl.barrier() combines, where {masks}"
+        )
 
 
-def _check(loops: Loops, problem: AttentionProblem, of_parts: Weighting | None) -> None:
+def _check(loops: Loops, problem: AttentionProblem, weighting: Weighting, masks: str) -> None:
     """Check what is known of the problem and of its tensors. Raises ``Refusal``."""
     check_problem(problem)
-    if of_parts is not None:
-        _check_parts(of_parts)
+    _check_parts(weighting, masks)
     check_strides(loops, problem)
     check_storage(loops)
 

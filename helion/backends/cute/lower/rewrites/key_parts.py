@@ -120,16 +120,21 @@ def _refuse(what: str) -> Refusal:
 class _Parts:
     """The parts of a program: their axis, the extent of all keys, the loops of one part, its stores and what each one has.
 
-    ``guarded`` tells that a part without keys stores zeros and a logarithm.
+    ``guards`` are the kinds of results in which a sum of 0 is replaced by 1.
     """
 
     axis: LoopAxis
     keys: int | Expr | Value
-    guarded: bool
+    guards: frozenset[str]
     loops: Loops
     softmax: Softmax
     stores: Mapping[int, Op]
     kinds: Mapping[int, str]
+
+    @property
+    def guarded(self) -> bool:
+        """True if a part without keys stores zeros and a logarithm."""
+        return self.guards == {QUOTIENT, LOGSUM}
 
     @property
     def names(self) -> dict[str, str]:
@@ -143,6 +148,19 @@ class _Parts:
         natural = self.softmax.unit == 1.0 or math.isclose(self.softmax.unit, LOG2E, rel_tol=1e-12)
         rules = _RULES if natural else {}
         return {**rules, **_OF_QUOTIENTS} if QUOTIENT in self.kinds.values() else rules
+
+    @property
+    def hidden(self) -> str:
+        """The reason why a part whose keys are all hidden changes the result.
+
+        Empty if the part counts for nothing, and a query without keys is NaN, or 0, in both programs.
+        """
+        infinite = math.isinf(start_of(self.loops, self.softmax, True).maximum)
+        if infinite and not self.softmax.replaced:
+            return "exponents less a maximum of minus infinity, which are NaN (use torch.where(m == -inf, 0, m))"
+        if QUOTIENT in self.kinds.values() and QUOTIENT not in self.guards:
+            return "a quotient of zeros, which is NaN (use torch.where(total > 0, total, 1))"
+        return "a query without keys is NaN here, and 0 in one loop" if infinite and self.guarded else ""
 
 
 class _KeyJoiner(Joiner):
@@ -194,7 +212,7 @@ class _KeyJoiner(Joiner):
                 "a quotient of zeros, which a part without keys stores (use torch.where(total > 0, total, 1)),"
             )
         fields = dict(loops=loops, softmax=softmax, stores=stores, kinds=kinds)
-        return _Parts(axis=axis, keys=keys, guarded=guarded == {QUOTIENT, LOGSUM}, **fields)  # type: ignore[arg-type]
+        return _Parts(axis=axis, keys=keys, guards=frozenset(guarded), **fields)  # type: ignore[arg-type]
 
     def _keys(self, loop: Op, axis: LoopAxis) -> tuple[int | Expr | Value, bool] | None:
         """Return the extent of the keys whose parts an axis counts, one after the other, and whether each part has some; None if
@@ -371,7 +389,15 @@ class _KeyJoiner(Joiner):
         if any(isinstance(op.attrs, MemoryAttrs) and op.attrs.tensor in parts.stores for op in changed.walk()):
             raise _refuse("a load of a part in its own loop")
         gone = (parts.axis.block, *(axis.block for axis in self.second.axes))
-        return Whole(program=changed, blocks=gone)
+        return Whole(program=changed, blocks=gone, masks=parts.hidden or ("" if _is_kept(found) else _LOGSUM_OF_NONE))
+
+
+_LOGSUM_OF_NONE = "the logarithm of a query's sum is stored, which is NaN without keys"
+
+
+def _is_kept(found: _Combination) -> bool:
+    """Return whether all results of the parts are NaN for a query without keys, as quotients of 0 by 0 are."""
+    return WHOLE_LOGSUM not in found.results.values()
 
 
 def _unguarded(loops: Loops, value: Operand) -> Operand:

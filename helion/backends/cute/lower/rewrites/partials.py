@@ -61,10 +61,12 @@ _ARITHMETIC: Mapping[str, Callable[..., int]] = {
 @dataclass(frozen=True, kw_only=True)
 class Whole:
     """A ``program`` over all of K, or over all keys. ``blocks`` are those of the parts and of the second grid loop, which are
-    gone; without any the program is the original one."""
+    gone; without any the program is the original one. ``masks``: why masks that hide all keys of a part would change the
+    result; empty if they do not."""
 
     program: Program
     blocks: tuple[int, ...] = ()
+    masks: str = ""
 
 
 def with_whole_k(program: Program) -> Whole:
