@@ -99,3 +99,15 @@ def test_both_backends_choose_a_config(name, backend):
     x = torch.empty([4096, 2048], dtype=torch.bfloat16, device="meta")
     bound = kernel.bind((x, 3), target="sm_90")
     assert f"def {name}" in bound.to_code(bound.default_config())
+
+
+def crossed(x: torch.Tensor, k: int):
+    out = torch.empty_like(x)
+    for rows, columns in hl.tile(x.shape):
+        out[rows, columns] = torch.cross(x[rows, columns], x[rows, columns], dim=1)
+    return out
+
+
+def test_a_size_that_is_a_tile_is_refused_by_name():
+    with pytest.raises(helion.exc.TorchOpTracingError, match="dimension 1 must have 3 elements"):
+        helion.kernel(crossed, autotune_effort="none").bind((torch.empty(8, 3), 1))

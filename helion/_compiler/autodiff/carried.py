@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from ... import exc
-from ..._shapes import Dims
+from ..._shapes import Dims, fixed_at
 from ..ir.grammar import (
     ForAttrs,
     Index,
@@ -177,7 +177,7 @@ class Reversals:
             raise needs_iterations(op, changed.name, "it has several axes", "write a loop for each of them")
         if axis.jagged is not None:
             raise needs_iterations(op, changed.name, "its rows have different lengths")
-        if axis.scalar and axis.step != 1:
+        if axis.scalar and not fixed_at(axis.step, 1):
             raise needs_iterations(op, changed.name, "it has a step", "use steps of 1 and multiply the index")
         most = self._most(axis, op, changed)
         begin, end = (self.spelling.bound(b, op, operand) for b in (axis.begin, axis.end))

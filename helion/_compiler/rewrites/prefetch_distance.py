@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..._shapes import Expr, cdiv
+from ..._shapes import Expr, cdiv, fixed_at
 from ...fields import IntegerFragment
 from ...hardware import Target
 from ..ir.build import Builder, Numbers
@@ -148,7 +148,7 @@ def _steps(loop: Op) -> LoopAxis | None:
     if count is not None:
         return axis if count > 1 else None
     numbers = (bound for bound in (axis.begin, axis.end) if isinstance(bound, Expr))
-    return axis if axis.step == 1 and all(bound.leaves_are("host") for bound in numbers) else None
+    return axis if fixed_at(axis.step, 1) and all(bound.leaves_are("host") for bound in numbers) else None
 
 
 def _count(axis: LoopAxis) -> int | None:

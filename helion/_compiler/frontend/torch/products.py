@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .... import exc
-from ...._shapes import ONE
+from ...._shapes import ONE, fixed_at
 from .. import ops
 from ..rules import Rules
 from ..tracer import Tracer
@@ -218,7 +218,7 @@ def _trace(t: Tracer, input: DeviceValue) -> DeviceValue:
 def _cross(t: Tracer, input: DeviceValue, other: DeviceValue, dim: int = -1) -> DeviceValue:
     input, other = ops.together(t, (input, other), " in torch.cross")
     at = position(input, dim)
-    if t.blocks.size_of(input.dims[at]) != 3:
+    if not fixed_at(t.blocks.size_of(input.dims[at]), 3):
         raise exc.TorchOpTracingError(name="torch.cross", reason=f"dimension {dim} must have 3 elements")
     roll = t.rules[torch.roll]
     a, b = ((roll(t, v, -1, at), roll(t, v, -2, at)) for v in (input, other))

@@ -14,7 +14,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...._shapes import Expr, Number, cdiv
+from ...._shapes import Expr, Number, cdiv, fixed_at
 from ...ir.effects import order_of
 from ...ir.grammar import (
     Block,
@@ -170,7 +170,7 @@ class Messages:
     def tiles(self, axis: LoopAxis) -> int | None:
         """Return the number of tiles of an axis, if it is known."""
         size = self.size(axis)
-        if axis.begin == 0 and isinstance(axis.end, Expr) and axis.end.key == size:
+        if fixed_at(axis.begin, 0) and isinstance(axis.end, Expr) and axis.end.key == size:
             return 1
         if not all(isinstance(number, int) for number in (axis.begin, axis.end, size)):
             return None

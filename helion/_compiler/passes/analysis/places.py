@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ...._shapes import Expr, Number, number_key
+from ...._shapes import Expr, Number, fixed_at, number_key
 from ...ir.grammar import (
     ForAttrs,
     Index,
@@ -192,7 +192,7 @@ class Places:
         if found.kind == "full":
             return index.kind == "block" and number_key(found.extent) == number_key(size)
         axis, _ = self.axes[block]
-        single = axis.scalar or (found.kind == "tile" and found.size == 1)
+        single = axis.scalar or (found.kind == "tile" and fixed_at(found.size, 1))
         if index.kind == "scalar" and not (single and isinstance(axis.step, int) and axis.step == 1):
             return False
         outer = self._within(block)

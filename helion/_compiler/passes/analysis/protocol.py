@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .... import exc
-from ...._shapes import cdiv, hint_of
+from ...._shapes import cdiv, hint_of, number_key
 from ...ir.grammar import LoopAxis, OperandRef, Program
 from .messages import Event, Form, Message, Messages, Transfer, messages_of, walked
 
@@ -366,7 +366,12 @@ def _reads_other_tiles(found: Messages, sent: Transfer, signal: Message, wait: M
         axes = {axis.block: axis for axis in load.axes}
         axis, own = axes.get(read.block), _axis(wait, awaited[0][0])
         whole = found.block(read.block).kind == "full" and found.tiles(own) != 1
-        if whole or (axis is not None and axis.begin == own.begin and _same_end(axis, own) and found.tiles(own) != 1):
+        if whole or (
+            axis is not None
+            and number_key(axis.begin) == number_key(own.begin)
+            and _same_end(axis, own)
+            and found.tiles(own) != 1
+        ):
             return True
     return False
 

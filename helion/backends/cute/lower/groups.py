@@ -56,7 +56,7 @@ from ...._compiler.ir.grammar import (
 )
 from ...._compiler.ir.ops import OPS
 from ...._compiler.passes.always.simplify import drop_dead
-from ...._shapes import Expr, Number, dtype_name, fixed_at
+from ...._shapes import Expr, Number, dtype_name, fixed_at, number_key
 from ..plan.records import Groups
 from ..plan.refusal import Refusal
 from .names import name_of
@@ -166,11 +166,12 @@ def _of_blocks(program: Program, nest: _Nest) -> Grouped | None:
         if axis is None:  # also an op without results
             continue
         picked = [(op, at) for op in ops for at in _picked(op, load.results[0])]
-        sizes = {program.tensors[op.attributes(MemoryAttrs).tensor].shape[at] for op, at in picked}
+        shapes = (program.tensors[op.attributes(MemoryAttrs).tensor].shape[at] for op, at in picked)
+        sizes = {number_key(each): each for each in shapes}
         reads = [op for op in ops if any(value is load.results[0] for value in op.operands)]
         if len(sizes) != 1 or len(reads) != len(picked):
             continue
-        (size,), (root,), offsets = sizes, program.roots, program.tensors[load.attributes(MemoryAttrs).tensor]
+        (size,), (root,), offsets = sizes.values(), program.roots, program.tensors[load.attributes(MemoryAttrs).tensor]
         rows = program.blocks[axis.block].size
         assert isinstance(size, (int, Expr)) and isinstance(rows, int)
         group = Block(id=len(program.blocks), kind="grid", extent=size, size=1, name=f"group of {offsets.name}")
@@ -382,7 +383,7 @@ class _Reader:
         """Check the loops over groups and over the rows of one. Raises ``Refusal``."""
         axis = next(each for each in self.nest.axes if each.block == self.group)
         size = self.program.blocks[axis.block].size
-        if (not axis.scalar and size != 1) or not self._is_plain_loop():
+        if not (axis.scalar or fixed_at(size, 1)) or not self._is_plain_loop():
             raise Refusal(
                 "groups of rows are implemented with a program for each group, and a plain loop over its rows"
             )

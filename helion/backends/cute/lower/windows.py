@@ -216,7 +216,7 @@ class _Cutter:
     def _position(self, attrs: TileAttrs, value: Value) -> _Line | None:
         """Return the index of a grid dimension of one element."""
         axis = self.axes.get(attrs.block)
-        single = axis is not None and (axis.scalar or self.program.blocks[attrs.block].size == 1)
+        single = axis is not None and (axis.scalar or fixed_at(self.program.blocks[attrs.block].size, 1))
         if not single or axis is None or attrs.field not in POSITION or not _is_whole(axis):
             return None
         return _Line(terms=((attrs.block, 1),), positions=(value,))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...._compiler.ir.grammar import Index, MemoryAttrs, Op, Value
+from ...._shapes import fixed_at
 from ..plan.indexing import Box
 from .addresses import index_text
 from .emission import Emission
@@ -69,7 +70,7 @@ def _offsets(e: Emission, op: Op, attrs: MemoryAttrs, box: Box) -> list[str]:
         index = attrs.indices[dim]
         if index.kind == "block":
             text = e.active(index.block).offset  # type: ignore[arg-type]
-            text = f"{text} + {e.number(index.shift)}" if index.shift != 0 else text
+            text = f"{text} + {e.number(index.shift)}" if not fixed_at(index.shift, 0) else text
         else:
             text = index_text(e, op, index, attrs.rank)
             value = op.operands[index.operand] if index.operand is not None else None

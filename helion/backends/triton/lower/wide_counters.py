@@ -36,6 +36,7 @@ from ...._compiler.ir.grammar import (
 )
 from ...._compiler.ir.rewrite import expand_ops
 from ...._compiler.rewrites.steps import StepInputs
+from ...._shapes import fixed_at
 
 
 def count_widely(program: Program, inputs: StepInputs) -> Program:
@@ -62,7 +63,9 @@ def _over_data(op: Op) -> tuple[LoopAxis, ...]:
     if not isinstance(op.attrs, ForAttrs):
         return ()
     return tuple(
-        axis for axis in op.attrs.axes if isinstance(axis.end, OperandRef) and not (axis.scalar and axis.step == 1)
+        axis
+        for axis in op.attrs.axes
+        if isinstance(axis.end, OperandRef) and not (axis.scalar and fixed_at(axis.step, 1))
     )
 
 

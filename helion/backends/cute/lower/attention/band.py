@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ....._compiler.ir.grammar import ForAttrs, NumberAttrs, Op, Operand, OperandRef, PointwiseAttrs, Value
-from ....._shapes import Expr, Number, hint_of
+from ....._shapes import Expr, Number, fixed_at, hint_of
 from ...plan.attention.numbers import is_known, text_of
 from ...plan.attention.operands import Place
 from ...plan.attention.records import Band, Span
@@ -275,7 +275,7 @@ def end_of_loop(loops: Loops, end: Operand) -> End | None:
         limit, past = _least(loops, one.limit, other.limit), _least(loops, one.past, other.past)
         loaded, greatest = (*one.loaded, *other.loaded), one.greatest or other.greatest
         return End(limit=limit, past=past, loaded=loaded, greatest=greatest, floor=floor)
-    if name == "add" and one.limit == 0 and one.past is None and not one.is_loaded:
+    if name == "add" and fixed_at(one.limit, 0) and one.past is None and not one.is_loaded:
         return other
     if name not in ("add", "sub") or other.past is not None or other.limit is None or one.is_loaded or other.is_loaded:
         return None

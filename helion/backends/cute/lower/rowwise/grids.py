@@ -30,7 +30,7 @@ from ....._compiler.ir.grammar import (
     Value,
     ViewAttrs,
 )
-from ....._shapes import ONE, Dim, Dims
+from ....._shapes import ONE, Dim, Dims, fixed_at
 from ...plan.refusal import Refusal
 
 ROW_NUMBERS = ("index", "begin", "id")
@@ -53,8 +53,8 @@ def _over_rows(program: Program, root: Root) -> tuple[int, ...]:
     found = []
     for axis in root.axes:
         block = program.blocks[axis.block]
-        single = not axis.scalar and block.kind == "tile" and block.size == 1 and not axis.merged
-        if (axis.scalar and axis.step == 1) or (single and axis.block not in used):
+        single = not axis.scalar and block.kind == "tile" and fixed_at(block.size, 1) and not axis.merged
+        if (axis.scalar and fixed_at(axis.step, 1)) or (single and axis.block not in used):
             found.append(axis.block)
     return tuple(found)
 
@@ -205,7 +205,7 @@ class _Tiles:
     def _row(self, op: Op, index: Index) -> int | None:
         """Return the block of the grid whose number an index is."""
         operand = op.operands[index.operand] if index.kind == "scalar" and index.operand is not None else None
-        return self.numbers.get(operand.number) if isinstance(operand, Value) and index.shift == 0 else None
+        return self.numbers.get(operand.number) if isinstance(operand, Value) and fixed_at(index.shift, 0) else None
 
     def _moved(self, op: Op, attrs: MemoryAttrs, found: list[int | None]) -> Op:
         count, every = len(self.rows), tuple(range(len(self.rows)))
@@ -217,7 +217,7 @@ class _Tiles:
             if block is not None:
                 index = Index(kind="block", block=block, positions=(self.blocks.index(block),))
             elif index.operand is not None and self._has_rows(op.operands[index.operand]):
-                if index.kind != "scalar" or index.shift != 0:
+                if index.kind != "scalar" or not fixed_at(index.shift, 0):
                     raise Refusal("an index of elements that depends on a single row is not implemented")
                 index = Index(kind="tensor", positions=every, operand=moved)
             else:

@@ -29,7 +29,7 @@ from ....._compiler.ir.grammar import (
     ViewAttrs,
 )
 from ....._compiler.ir.ops import OPS
-from ....._shapes import Expr, dtype_name
+from ....._shapes import Expr, dtype_name, fixed_at
 from ...plan.epilogue import (
     GROUP_REDUCTIONS,
     PARTNER,
@@ -167,7 +167,7 @@ class RowChain(Chain):
         terms = found.operands if found is not None and found.attrs == PointwiseAttrs("add") else ()
         pitches = [self._pitch_of_row(term) for term in terms]
         known = [(pitch, other) for pitch, other in zip(pitches, terms[::-1], strict=True) if pitch is not None]
-        plain = attrs.mask is None and attrs.indices[0].shift == 0 and tuple(tensor.strides) == (1,)
+        plain = attrs.mask is None and fixed_at(attrs.indices[0].shift, 0) and tuple(tensor.strides) == (1,)
         if len(known) != 1 or not plain:
             raise Refusal(f"a gather from {tensor.name} other than one element of each row is not implemented")
         pitch, place = known[0]
