@@ -76,6 +76,7 @@ class Operator:
             backward: called as ``backward(ctx, *gradients)``; returns one gradient, or None, per argument.
         """
         name = f"{NAMESPACE}::{self.name}"
+        backward = _laid_out(backward)
         torch.library.register_autograd(name, backward, setup_context=save, lib=_LIBRARY)
         if self.direct is not None:
             self.recorded = _recorded(self.name, self.direct, save, backward)
@@ -100,6 +101,20 @@ class Operator:
             )
 
         self.differentiate(lambda ctx, inputs, output: None, refuse)
+
+
+def _laid_out(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a backward that takes fp32 gradients in the layout in which torch.compile gives them: contiguous.
+
+    The layout of an operand decides the backend of a matmul, and backends round fp32 to TF32 in different directions
+    (measurement ``tf32_rounding``). Eager and compiled gradients would differ by the rounding.
+    """
+
+    def run(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+        given = (g.contiguous() if g is not None and g.dtype == torch.float32 and g.dim() > 1 else g for g in gradients)
+        return backward(ctx, *given)
+
+    return run
 
 
 def _recorded(

@@ -588,3 +588,17 @@ def test_gradients_that_there_are_not_are_refused() -> None:
             (x.sum() + result.float().sum()).backward()
     with torch.no_grad():
         assert not ops.rms_norm_fp8(x, weight)[1].requires_grad
+
+
+def test_fp32_gradients_have_the_layout_that_torch_compile_gives_them() -> None:
+    """An expanded gradient would take another backend on a GPU, which rounds to TF32 in another direction."""
+    offsets = torch.tensor([0, 2, 5])
+    strides = []
+    for function in (ops.grouped_matmul, torch.compile(ops.grouped_matmul, fullgraph=True, backend="aot_eager")):
+        x, weight = torch.randn(5, 16, requires_grad=True), torch.randn(2, 16, 8)
+        total = function(x, weight, offsets).sum()
+        with _Calls() as seen:
+            total.backward()
+        ((_, (gradient, *_)),) = seen.calls
+        strides.append(gradient.stride())
+    assert strides == [(8, 1), (8, 1)]
