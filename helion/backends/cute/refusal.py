@@ -15,6 +15,7 @@ from .lower.names import as_written
 from .lower.rewrites.dimensions import with_joined_dimensions
 from .plan.build import plan_gemm, unit_of
 from .plan.copied import Copied
+from .plan.epilogue import MAX_PRODUCTS
 from .plan.finish import counts_rows
 from .plan.operands import in_both_majors
 from .plan.records import Choice, GemmProblem
@@ -74,13 +75,8 @@ MOST_RUN_CHAIN = 5
 def unproven(program: Program, target: Target) -> str:
     """Return the first part of a GEMM that has not run on a GPU, which needs a request; or an empty string.
 
-    Hopper has run copies of A and B, strided outputs, TF32, int8, windows, batches of several dimensions and tensors, and
-    additions to fp32. It has run up to four products and sums of products, with copies of their operands, strided matrices of
-    the epilogue, and sums along K. Up to two products of groups of rows have run, of picked rows as well, one with matrices
-    that TMA does not move. Groups that masks delimit have run, and blocks of rows with a group each. So have 4-bit numbers of which neighbors share a byte, and
-    numbers that neighbors share. Integers that are added in int32, K that ends with tiles and indices of minima have run. So have rows of panels, numbers that
-    are added to memory, scales of groups, groups whose rows are counted, and terms in a batch. Rows in memory that the launch
-    counts have run as well (cute/nvidia-h200-parts.jsonl, cute/nvidia-h200-products.jsonl, cute/nvidia-h200-row-counts.jsonl).
+    Hopper has run all but the parts below (cute/nvidia-h200-parts.jsonl, cute/nvidia-h200-products.jsonl,
+    cute/nvidia-h200-row-counts.jsonl, and measurement ``product_forms``).
     """
     product = known_product(program)
     given = [program.tensors[at] for at in product.arguments if isinstance(at, int)]
@@ -103,30 +99,10 @@ def _gives_indices(problem: GemmProblem) -> bool:
 
 def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     """Yield parts that have not run on Hopper, each with whether a GEMM has it."""
-    products, groups = len(problem.epilogue.of_kind("product")), problem.groups
+    groups, products = problem.groups, len(problem.epilogue.of_kind("product"))
     of_groups = f"over groups of rows by {groups.name}" if groups is not None else ""
-    in_memory = [each for each in problem.copied if each.lines is None]
-    by_threads = [each for each in problem.outputs_of("strided") if each.lines is None]
-    sources = [source for each in problem.copied for source in each.sources]
-    begun = [source.name for source in sources if not source.aligned]
-    added = [each for each in problem.outputs if each.adds and not each.lines]
-    yield max(problem.epilogue.levels) > MOST_RUN_CHAIN, f"of more than {MOST_RUN_CHAIN} dependent reductions of a row"
-    yield problem.epilogue.in_pairs, "over pairs of neighboring columns"
-    yield begun and not problem.terms, f"of {''.join(begun[:1])}, which begins between multiples of 16 bytes,"
-    yield groups and products > 1, of_groups
-    yield (
-        problem.scales is not None and problem.batch is not None and groups is None,
-        "of a batch with scales of blocks of K",
-    )
-    yield (
-        groups and products and (in_memory or by_threads),
-        f"{of_groups} with matrices that TMA does not move",
-    )
+    yield groups and products == MAX_PRODUCTS - 1, f"of {MAX_PRODUCTS} products {of_groups}"
     yield problem.operand_dtype == "int8" and groups, f"of int8 {of_groups}"
-    yield (
-        any(each.kind == "strided" or each.dtype != "float32" for each in added),
-        "that are added to memory in 16 bits, or by threads as matrices,",
-    )
 
 
 def _not_run_on_blackwell(problem: GemmProblem) -> Iterator[tuple[object, str]]:

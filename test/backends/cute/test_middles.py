@@ -36,6 +36,24 @@ def adapter(x: torch.Tensor, w: torch.Tensor, down: torch.Tensor, up: torch.Tens
     return out
 
 
+def of_bytes(
+    x: torch.Tensor, w: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: torch.Tensor
+) -> torch.Tensor:
+    """An adapter of integer weights, whose scales it has none of: both are sums of their own."""
+    (m, k), n, rank = x.size(), w.size(1), hl.specialize(down.size(1))
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        low = hl.zeros([tile_m, rank], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            rows = x[tile_m, tile_k]
+            acc = hl.dot(rows, w[tile_k, tile_n].to(x.dtype), acc=acc)
+            low = hl.dot(rows, down[tile_k, :], acc=low)
+        added = hl.dot(low.to(x.dtype), up[:, tile_n])
+        out[tile_m, tile_n] = (acc * scale[tile_n][None, :] + 2.0 * added).to(x.dtype)
+    return out
+
+
 def turned(x: torch.Tensor, w: torch.Tensor, down: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """The same transposed: the middle is the right operand."""
     (m, k), n, rank = x.size(), w.size(0), hl.specialize(down.size(0))
@@ -137,6 +155,16 @@ def test_a_middle_with_steps_of_its_own(rank: int, dtype: torch.dtype, k: int) -
     assert relative(kernel(x, w, down, up, bias), exact) < (4e-3 if dtype == BF16 else 1e-3)
     plan = kernel.plan()
     assert isinstance(plan, ChainedPlan) and plan.before.whole.n == rank and f"{M} x {rank} x {k}" in str(plan)
+
+
+def test_a_product_of_the_middle_beside_a_scaled_one() -> None:
+    x, scale = made(M, K, seed=0), made(N, seed=4, dtype=torch.float32, scale=0.01)
+    w = torch.randint(-100, 100, (K, N), generator=torch.Generator().manual_seed(1)).to(torch.int8)
+    down, up = made(K, 16, seed=2, scale=0.1), made(16, N, seed=3)
+    found = bound(of_bytes, (x, w, down, up, scale))(x, w, down, up, scale)
+    low = (x.double() @ down.double()).to(BF16).double()
+    wanted = x.double() @ w.double() * scale + 2 * low @ up.double()
+    assert relative(found, wanted) < 4e-3
 
 
 def test_a_middle_on_the_right() -> None:

@@ -6,7 +6,8 @@ Tiles of 128 x 256 use the matrix unit best, and a CTA of a larger cluster loads
 Up to clusters of 8, the exchange is small. There, store buffers for a whole tile, in place of one stage, overlap stores
 with the next loads. Two CTAs of 128 x 128 per SM hide each other's epilogue where waves are few. Tiles of 64 rows are
 for so few rows that larger tiles would leave SMs idle. Where one wave of clusters covers all tiles, stages are worth
-more than such buffers (measurement ``row_clusters``).
+more than such buffers (measurement ``row_clusters``). The MMAs of a next tile hide no epilogue of a cluster, since its
+accumulators stay until rows are reduced (measurement ``row_products``).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ..plan.records import Choice, Unit
 from ..resources.shape import ProductShape, shape_of
 from ..subtiles import subtile_of
 from .rows_in_memory import choices
-from .tiles import handicapped_us, options, proposals
+from .tiles import Option, handicapped_us, options, proposals
 
 #: Minimum columns of a tile in larger clusters, and columns of sub-tiles.
 LEAST_COLUMNS, WIDTHS = 128, (32, 16)
@@ -34,6 +35,9 @@ FEW_ROUNDS = 4
 ROWS: dict[Unit, tuple[int, ...]] = {"wgmma": (128, 64), "tcgen05": (256, 128, 64)}
 #: Minimum stages of a mainloop where two CTAs share an SM.
 LEAST_STAGES = 3
+MOST_CTAS, LONG_K, SHARING_GAINS = 8, 2048, 1.04
+"""The most CTAs of a cluster of two tiles of rows, the least K for it, and what it gains over its predicted time: both load
+B once (measurement ``row_clusters_of_two``)."""
 
 
 class CuteClusterEpilogueHeuristic(Heuristic):
@@ -50,7 +54,7 @@ class CuteClusterEpilogueHeuristic(Heuristic):
             return Declined("N is tiled in the kernel, so no cluster has to hold whole rows")
         held = options(shape, target, [*_choices(shape, target)])
         stored = options(shape, target, [*choices(shape, target)]) if lies_in_memory(shape.problem) else []
-        ranked = sorted((*held, *stored), key=handicapped_us)
+        ranked = sorted((*held, *stored), key=_ranked_us)
         return proposals(shape, target, ranked) or Declined(
             f"rows of {shape.problem.n} columns fit no cluster, of {row_clusters(shape.problem, target)} CTAs with tiles of"
             f" {' or '.join(map(str, ROWS[unit_of(target)]))} rows, and no tile of a matmul that stores them in memory fits"
@@ -73,7 +77,22 @@ def _choices(shape: ProductShape, target: Target) -> Iterator[Choice]:
             plain = Choice(tile=tile, cluster=(pair, ctas), ctas_per_mma=pair, epilogue_n=width)
             few = -(-shape.problem.m // rows) * ctas <= FEW_ROUNDS * target.num_sms
             sharing = _sharing(plain, shape, target)
-            yield from (*sharing, plain) if few else (plain, *sharing)
+            yield from (*sharing, plain) if few else (plain, *_sharing_b(plain, shape, target), *sharing)
+
+
+def _sharing_b(plain: Choice, shape: ProductShape, target: Target) -> Iterator[Choice]:
+    """Yield a cluster of two tiles of rows."""
+    rows, ctas = plain.cluster
+    tall = target.has("wgmma") and plain.tile[0] == ROWS["wgmma"][0] and shape.problem.k >= LONG_K
+    if tall and 2 * rows * ctas <= MOST_CTAS and shape.problem.epilogue.reduces_rows:
+        yield replace(plain, cluster=(2 * rows, ctas))
+
+
+def _ranked_us(option: Option) -> float:
+    """Return the time that ranks options, in which two tiles of rows that share B gain."""
+    (rows, ctas), pair = option.choice.cluster, option.choice.ctas_per_mma
+    shares = option.choice.rows_in != "memory" and rows > pair and ctas > 1
+    return handicapped_us(option) / (SHARING_GAINS if shares else 1.0)
 
 
 def _sharing(plain: Choice, shape: ProductShape, target: Target) -> Iterator[Choice]:

@@ -218,11 +218,25 @@ def _of_term(program: Program, loops: Sequence[Op], accumulators: Sequence[_Accu
         attrs=dataclasses.replace(loop.attributes(ForAttrs), carried=len(accumulators)),
         regions=(body,),
     )
-    others = [each for each in loops if each is not loop]
-    rest = tuple(one if op is loop else op for op in root.body.ops if op not in others)
-    whole = dataclasses.replace(root, body=dataclasses.replace(root.body, ops=rest))
+    whole = dataclasses.replace(root, body=dataclasses.replace(root.body, ops=_ordered(root.body.ops, loops, one)))
     absent = frozenset(number for number, link in enumerate(term.links) if link is None)
     return TermProgram(program=drop_dead(dataclasses.replace(program, roots=(whole,))), absent=absent)
+
+
+def _ordered(ops: Sequence[Op], loops: Sequence[Op], one: Op) -> tuple[Op, ...]:
+    """Return the ops with ``one`` loop in place of all, where the first is, after what it reads."""
+    makers = {result.number: op for op in ops if not op.regions for result in op.results}
+    waiting, read = [*one.operands], set[int]()
+    while waiting:
+        value = waiting.pop()
+        op = makers.get(value.number) if isinstance(value, Value) else None
+        if op is not None and op.number not in read:
+            read.add(op.number)
+            waiting += op.operands
+    first = ops.index(loops[0])
+    rest = [op for op in ops[first:] if op not in loops]
+    before = [op for op in rest if op.number in read]
+    return (*ops[:first], *before, one, *(op for op in rest if op.number not in read))
 
 
 def _free(program: Program) -> Iterator[int]:
