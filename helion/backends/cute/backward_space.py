@@ -18,8 +18,9 @@ from ...settings import Settings
 from .attention_space import FIRST_KEYS, absent_keys
 from .lower.attention.kernel import known_backward
 from .lower.names import as_written
-from .plan.attention.backward import BackwardChoice, BackwardProblem, least_choice, plan_backward
+from .plan.attention.backward import BackwardChoice, least_choice, plan_backward
 from .plan.attention.build import KEY_STEP, LEAST_STAGES, MOST_GROUPS, MOST_KEYS, MOST_STAGES
+from .plan.attention.gradients import BackwardProblem
 from .plan.records import WGMMA_ROWS
 from .plan.refusal import Refusal
 from .resources.backward import backward_choice

@@ -12,8 +12,9 @@ from ...fields import EnumFragment
 from ...hardware import Target
 from .lower.attention.backward import Backward
 from .lower.attention.kernel import known_backward
-from .plan.attention.backward import BackwardChoice, BackwardProblem
+from .plan.attention.backward import BackwardChoice
 from .plan.attention.build import KEY_STEP, LEAST_STAGES, MOST_STAGES
+from .plan.attention.gradients import BackwardProblem
 from .plan.attention.umma import UMMA_GROUPS, UMMA_KEYS, UMMA_ROWS
 from .plan.attention.umma_backward import plan_umma_backward
 from .plan.refusal import Refusal

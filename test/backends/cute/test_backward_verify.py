@@ -10,7 +10,8 @@ import pytest
 from backends.cute.edited_roles import edited, without
 from backends.cute.test_backward import bound_of, case_of
 
-from helion.backends.cute.plan.attention.backward import BackwardChoice, BackwardPlan, BackwardProblem, plan_backward
+from helion.backends.cute.plan.attention.backward import BackwardChoice, BackwardPlan, plan_backward
+from helion.backends.cute.plan.attention.gradients import BackwardProblem
 from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.roles import grammar as g
 from helion.backends.cute.roles.attention import grammar as a

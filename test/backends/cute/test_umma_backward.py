@@ -20,7 +20,8 @@ from backends.cute.umma_gradients import evaluate_as
 import helion
 from helion import exc
 from helion.backends.cute.execute import evaluators
-from helion.backends.cute.plan.attention.backward import BackwardChoice, BackwardProblem
+from helion.backends.cute.plan.attention.backward import BackwardChoice
+from helion.backends.cute.plan.attention.gradients import BackwardProblem
 from helion.backends.cute.plan.attention.umma_backward import UmmaBackwardPlan, plan_umma_backward
 from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.roles import grammar as g

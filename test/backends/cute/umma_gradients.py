@@ -21,7 +21,8 @@ from helion.backends.cute.codegen.attention.umma.steps import print_steps
 from helion.backends.cute.codegen.writer import Writer
 from helion.backends.cute.execute.attention import _matrix
 from helion.backends.cute.execute.problems import launched, split
-from helion.backends.cute.plan.attention.backward import STREAMED, BackwardChoice, BackwardProblem
+from helion.backends.cute.plan.attention.backward import BackwardChoice
+from helion.backends.cute.plan.attention.gradients import STREAMED, BackwardProblem
 from helion.backends.cute.plan.attention.operands import Source
 from helion.backends.cute.plan.attention.umma import UMMA_ROWS
 from helion.backends.cute.plan.attention.umma_backward import UmmaBackwardPlan, plan_umma_backward

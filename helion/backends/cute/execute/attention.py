@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import torch
 
 from ...._support.philox import WORD, philox, uniform
-from ..plan.attention.backward import AtomicSum, BackwardProblem
 from ..plan.attention.build import NARROW_DTYPES
+from ..plan.attention.gradients import AtomicSum, BackwardProblem
 from ..plan.attention.operands import GATHER, INTEGERS, Matrix, Mode, Place, RandomNumbers, Source, Table
 from ..plan.attention.records import KEY_INDEX, QUERY_INDEX, AttentionProblem, Formula, ScoreProblem, Span, without_rest
 from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..plan.attention.backward import BackwardProblem
+from ..plan.attention.gradients import BackwardProblem
 from ..plan.attention.records import AttentionProblem
 from ..plan.chained.records import ChainedProblem
 from ..plan.records import GemmProblem

@@ -32,7 +32,7 @@ else:
     epilogue = lazy("helion.backends.cute.plan.epilogue")
     finish = lazy("helion.backends.cute.plan.finish")
     sizes = lazy("helion.backends.cute.plan.runtime")
-    backward = lazy("helion.backends.cute.plan.attention.backward")
+    backward = lazy("helion.backends.cute.plan.attention.gradients")
     launch = lazy("helion.backends.cute.plan.attention.launch")
     numbers = lazy("helion.backends.cute.plan.attention.numbers")
     operands = lazy("helion.backends.cute.plan.attention.operands")

@@ -14,12 +14,9 @@ from typing import ClassVar
 from ...._compiler.facts.records import KernelFacts
 from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
-from ..plan.attention.backward import (
-    SHORTEST_KEYS,
-    BackwardChoice,
-    atomic_tile,
-)
+from ..plan.attention.backward import BackwardChoice, atomic_tile
 from ..plan.attention.build import KEY_STEP, REGISTERS
+from ..plan.attention.gradients import SHORTEST_KEYS
 from ..plan.attention.records import Scheduler
 from ..plan.records import WGMMA_ROWS
 from ..proposal import CuteProposal

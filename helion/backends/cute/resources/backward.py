@@ -15,8 +15,9 @@ from ...._compiler.decisions import Decisions
 from ...._compiler.facts.records import KernelFacts, MatmulFact
 from ....autotuner.proposal import Predicted
 from ....hardware import Target
-from ..plan.attention.backward import EXCHANGE_STAGES, BackwardChoice, estimated_registers, in_passes
+from ..plan.attention.backward import EXCHANGE_STAGES, BackwardChoice
 from ..plan.attention.build import REGISTERS
+from ..plan.attention.gradients import estimated_registers, in_passes
 from ..plan.records import SUM_BYTES, WGMMA_ROWS
 from .attention import MEASURED, RATES, predicted, rate_per_sm, rows_of
 

@@ -12,7 +12,8 @@ from ...._compiler.decisions import Decisions
 from ...._compiler.facts.records import KernelFacts
 from ....autotuner.proposal import Predicted
 from ....hardware import Target
-from ..plan.attention.backward import PRODUCTS, BackwardChoice
+from ..plan.attention.backward import BackwardChoice
+from ..plan.attention.gradients import PRODUCTS
 from ..plan.attention.umma import FP32_PER_SPECIAL, HAND_OVER_US, OVERLAP, UMMA_ROWS
 from .attention import RATES, predicted
 from .backward import BackwardShape, backward_shape

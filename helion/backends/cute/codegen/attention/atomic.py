@@ -7,7 +7,8 @@ rows: each computes half of them, and a warp 16 of the columns.
 
 from __future__ import annotations
 
-from ...plan.attention.backward import ATOMIC_COLUMNS, EXCHANGE_STAGES, VECTOR_STEP, AtomicSum, BackwardPlan
+from ...plan.attention.backward import EXCHANGE_STAGES, VECTOR_STEP, BackwardPlan
+from ...plan.attention.gradients import ATOMIC_COLUMNS, AtomicSum
 from ...plan.attention.numbers import text_of
 from ...plan.attention.operands import Source
 from ...plan.attention.records import Formula

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from ...plan.attention.backward import PRODUCTS, STREAMED, BackwardPlan
+from ...plan.attention.backward import BackwardPlan
+from ...plan.attention.gradients import PRODUCTS, STREAMED
 from ...plan.attention.numbers import is_known, text_of
 from ...plan.attention.operands import Source
 from ...plan.attention.records import Formula

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ...plan.attention.backward import ATOMIC_COLUMNS, EXCHANGE_STAGES, STREAMED, VECTOR_STEP, BackwardPlan
+from ...plan.attention.backward import EXCHANGE_STAGES, VECTOR_STEP, BackwardPlan
+from ...plan.attention.gradients import ATOMIC_COLUMNS, STREAMED
 from ...plan.attention.numbers import text_of
 from ...plan.attention.operands import Source
 from ...plan.records import WARPGROUP_THREADS

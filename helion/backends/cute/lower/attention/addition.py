@@ -9,7 +9,7 @@ import torch
 
 from ....._compiler.ir.grammar import MemoryAttrs, Op
 from ....._shapes import Expr, dtype_name
-from ...plan.attention.backward import AtomicSum
+from ...plan.attention.gradients import AtomicSum
 from ...plan.attention.operands import Matrix
 from ...plan.attention.records import Formula
 from ...plan.epilogue import Constant

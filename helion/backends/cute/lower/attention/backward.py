@@ -18,7 +18,7 @@ import torch
 
 from ....._compiler.ir.grammar import ForAttrs, Op, Operand, Program, Region, Value
 from ....._shapes import Expr, Number, dtype_name
-from ...plan.attention.backward import PRODUCTS, BackwardProblem, Gradient, check_backward
+from ...plan.attention.gradients import PRODUCTS, BackwardProblem, Gradient, check_backward
 from ...plan.attention.numbers import is_known
 from ...plan.attention.operands import Matrix
 from ...plan.attention.records import AttentionOutput, Formula

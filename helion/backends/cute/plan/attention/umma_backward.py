@@ -14,15 +14,9 @@ from ..counts import PipelineCounts
 from ..records import SUM_BYTES
 from ..refusal import Refusal
 from ..shared import RING_ALIGNMENT_BYTES, WORD_BYTES, Allocation, placed
-from .backward import (
-    PRODUCTS,
-    VECTOR_MULTIPLE,
-    BackwardChoice,
-    BackwardPlan,
-    BackwardProblem,
-    check_backward,
-)
+from .backward import VECTOR_MULTIPLE, BackwardChoice, BackwardPlan
 from .build import KEY_STEP, LEAST_STAGES, MOST_STAGES
+from .gradients import PRODUCTS, BackwardProblem, check_backward
 from .records import ScorePlan
 from .umma import SOFTMAX_WARPS, UMMA_GROUPS, UMMA_KEYS, UMMA_ROWS
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ...plan.attention.backward import STREAMED, BackwardPlan, BackwardProblem, backward_counts
+from ...plan.attention.backward import BackwardPlan, backward_counts
+from ...plan.attention.gradients import STREAMED, BackwardProblem
 from ...plan.records import WARPGROUP_THREADS
 from ..grammar import (
     Acquire,

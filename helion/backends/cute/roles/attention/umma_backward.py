@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...plan.attention.backward import STREAMED
+from ...plan.attention.gradients import STREAMED
 from ...plan.attention.umma_backward import OF_GROUPS, UmmaBackwardPlan, umma_backward_counts
 from ...plan.records import WARP_THREADS, WARPGROUP_THREADS
 from ..grammar import (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...plan.attention.backward import BackwardPlan, BackwardProblem
+from ...plan.attention.backward import BackwardPlan
+from ...plan.attention.gradients import BackwardProblem
 from ...roles import grammar as g
 from ...roles.attention import grammar as a
 from ...roles.grammar import Step

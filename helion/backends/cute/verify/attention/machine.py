@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ...plan.attention.backward import BackwardProblem
+from ...plan.attention.gradients import BackwardProblem
 from ...plan.attention.records import Part
 from ...plan.records import WARP_THREADS
 from ...roles import grammar as g

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ...plan.attention.backward import STREAMED
+from ...plan.attention.gradients import STREAMED
 from ...plan.attention.umma import CORRECTION_WARPS, SOFTMAX_WARPS, UmmaPlan, allocated_columns
 from ...plan.attention.umma_backward import UmmaBackwardPlan
 from ...roles import grammar as g

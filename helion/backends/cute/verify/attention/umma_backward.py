@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ...plan.attention.backward import PRODUCTS, STREAMED
+from ...plan.attention.gradients import PRODUCTS, STREAMED
 from ...plan.attention.umma import SOFTMAX_WARPS
 from ...plan.attention.umma_backward import UmmaBackwardPlan
 from ...roles import grammar as g

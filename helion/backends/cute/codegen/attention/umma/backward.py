@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ......hardware import VECTOR_BYTES
-from ....plan.attention.backward import PRODUCTS, STREAMED
+from ....plan.attention.gradients import PRODUCTS, STREAMED
 from ....plan.attention.operands import Source
 from ....plan.attention.umma import UMMA_ROWS
 from ....plan.attention.umma_backward import UmmaBackwardPlan

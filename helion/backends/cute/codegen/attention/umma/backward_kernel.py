@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ....plan.attention.backward import STREAMED
+from ....plan.attention.gradients import STREAMED
 from ....plan.attention.numbers import text_of
 from ....plan.attention.umma import UMMA_ROWS
 from ....plan.attention.umma_backward import UmmaBackwardPlan, umma_backward_bytes, umma_backward_memory
