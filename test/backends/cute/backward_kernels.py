@@ -178,6 +178,48 @@ def gradients_of_documents(q, k, v, do, logsum, delta, document, bias):
     return dk, dv
 
 
+def gradient_of_queries_and_bias(q, k, v, do, logsum, delta, bias):
+    """The gradient of queries in fp32, and that of a bias per query and key, which the loop stores."""
+    batch, heads, m, dims = q.size()
+    dims = hl.specialize(dims)
+    dq, dbias = torch.empty_like(q, dtype=torch.float32), torch.empty_like(bias)
+    for b, h, tile_m in hl.tile([batch, heads, m], block_size=[1, 1, None]):
+        acc = hl.zeros([tile_m, dims], dtype=torch.float32)
+        for tile_n in hl.tile(k.size(2)):
+            scores = hl.dot(q[b.begin, h.begin, tile_m, :], k[b.begin, h.begin, tile_n, :].T) * dims**-0.5
+            scores = scores + bias[b.begin, h.begin, tile_m, tile_n]
+            weights = torch.exp(scores - logsum[b.begin, h.begin, tile_m][:, None])
+            changes = hl.dot(do[b.begin, h.begin, tile_m, :], v[b.begin, h.begin, tile_n, :].T)
+            differences = weights * (changes - delta[b.begin, h.begin, tile_m][:, None])
+            dbias[b.begin, h.begin, tile_m, tile_n] = differences.to(dbias.dtype)
+            acc = hl.dot(differences.to(k.dtype), k[b.begin, h.begin, tile_n, :], acc=acc)
+        dq[b.begin, h.begin, tile_m, :] = acc * dims**-0.5
+    return dq, dbias
+
+
+def gradients_of_keys_and_bias(q, k, v, do, logsum, delta, bias):
+    """The gradients of keys in fp32, of values, and of a bias that heads share, to which tiles add."""
+    batch, heads, m, dims = q.size()
+    dims = hl.specialize(dims)
+    dk, dv = torch.empty_like(k, dtype=torch.float32), torch.empty_like(v)
+    dbias = torch.zeros_like(bias, dtype=torch.float32)
+    for b, h, tile_n in hl.tile([batch, heads, k.size(2)], block_size=[1, 1, None]):
+        key_sum = hl.zeros([tile_n, dims], dtype=torch.float32)
+        value_sum = hl.zeros([tile_n, dims], dtype=torch.float32)
+        for tile_m in hl.tile(m):
+            query, upstream = q[b.begin, h.begin, tile_m, :], do[b.begin, h.begin, tile_m, :]
+            scores = hl.dot(query, k[b.begin, h.begin, tile_n, :].T) * dims**-0.5 + bias[tile_m, tile_n]
+            weights = torch.exp(scores - logsum[b.begin, h.begin, tile_m][:, None])
+            value_sum = hl.dot(weights.to(do.dtype).T, upstream, acc=value_sum)
+            changes = hl.dot(upstream, v[b.begin, h.begin, tile_n, :].T)
+            differences = weights * (changes - delta[b.begin, h.begin, tile_m][:, None])
+            hl.atomic_add(dbias, [tile_m, tile_n], differences)
+            key_sum = hl.dot(differences.to(q.dtype).T, query, acc=key_sum)
+        dk[b.begin, h.begin, tile_n, :] = key_sum * dims**-0.5
+        dv[b.begin, h.begin, tile_n, :] = value_sum.to(dv.dtype)
+    return dk, dv, dbias
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """A kernel, its arguments, and its gradients in fp64."""
@@ -191,11 +233,11 @@ class Case:
 
 
 def gradients(q, k, v, do, seen=None, cap=None, bias=None):
-    """Return logarithms of sums, the row sums of `do * o`, and the gradients of `[B, H, S, D]` in fp64, by autograd."""
-    leaves = [x.double().requires_grad_() for x in (q, k, v)]
-    wide = [x.repeat_interleave(q.size(1) // k.size(1), 1) for x in leaves[1:]]
+    """Return logarithms of sums, the row sums of `do * o`, and the gradients of `[B, H, S, D]`, and of a bias, in fp64."""
+    leaves = [x.double().requires_grad_() for x in (q, k, v, *(() if bias is None else (bias,)))]
+    wide = [x.repeat_interleave(q.size(1) // k.size(1), 1) for x in leaves[1:3]]
     scores = leaves[0] @ wide[0].mT / math.sqrt(q.size(3))
-    scores = scores if bias is None else scores + bias
+    scores = scores if bias is None else scores + leaves[3]
     scores = scores if cap is None else cap * torch.tanh(scores / cap)
     scores = scores if seen is None else scores.masked_fill(~seen, -math.inf)
     out = torch.softmax(scores, -1) @ wide[1]
@@ -209,14 +251,31 @@ def _operands(batch, heads, groups, m, n, dims, wide, device, dtype):
     return [(torch.randn(batch, *size, device=device) + 0.2).to(dtype) for size in sizes]
 
 
-def _case(name, kernel, operands, seen=None, *, keys=False, rows=False, whole=False, more=(), cap=None, bias=None):
+def _case(
+    name,
+    kernel,
+    operands,
+    seen=None,
+    *,
+    keys=False,
+    rows=False,
+    whole=False,
+    more=(),
+    cap=None,
+    bias=None,
+    stored=False,
+):
     q, k, v, do = operands
     logsum, delta, found = gradients(q, k, v, do, seen, cap, bias)
-    wanted = found if whole else found[1:] if keys else found[:1]
+    wanted = (*(found[:3] if whole else found[1:3] if keys else found[:1]), *(found[3:] if stored else ()))
     if rows:
         operands, wanted = ([x.transpose(1, 2).contiguous() for x in each] for each in (operands, wanted))
     return Case(
-        name=name, kernel=kernel, arguments=(*operands, logsum, delta, *more), wanted=tuple(wanted), ordered=not whole
+        name=name,
+        kernel=kernel,
+        arguments=(*operands, logsum, delta, *more),
+        wanted=tuple(wanted),
+        ordered=not whole and not (keys and stored),
     )
 
 
@@ -231,6 +290,9 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.bfloat16, scale: int =
     large, few = _operands(1, 2, 2, m, m, 256, 256, *some), _operands(1, 4, 2, m, n, 256, 256, *some)
     document = (torch.arange(odd, device=device) // 70).expand(1, odd).to(torch.int32).contiguous()
     bias = (torch.randn(2, odd, odd, device=device) * 0.5).to(dtype)
+    stored, added = _operands(1, 2, 2, m, n, 64, 64, *some), _operands(2, 2, 2, m, odd + 1, 64, 64, *some)
+    own_bias = torch.randn(1, 2, m, n, device=device).to(dtype)
+    one_bias = torch.randn(m, odd + 1, device=device).to(dtype)
     together = (document[:, :, None] == document[:, None, :])[:, None]
     heads_of_keys = {"keys": True, "rows": True}
     return [
@@ -252,4 +314,6 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.bfloat16, scale: int =
         _case("queries, 256 dimensions", gradient_of_queries, few, causal, more=(True,)),
         _case("keys, 256 dimensions", gradients_of_keys, large, at[:, None] >= at, keys=True, more=(True,)),
         _case("shared keys, 256 dimensions", gradients_of_shared_keys, few, more=(False,), **heads_of_keys),
+        _case("queries, stored bias", gradient_of_queries_and_bias, stored, more=(own_bias,), bias=own_bias, stored=True),
+        _case("keys, added bias", gradients_of_keys_and_bias, added, keys=True, more=(one_bias,), bias=one_bias, stored=True),
     ]  # fmt: skip

@@ -33,6 +33,9 @@ class Lanes(torch.Tensor):
     def to(self, *kind: Any) -> Any:  # type: ignore[override]
         return self
 
+    def toint(self) -> Any:
+        return self
+
 
 def _lanes(value: Any) -> Lanes:
     return torch.as_tensor(value).as_subclass(Lanes)
@@ -56,6 +59,7 @@ CUTE = SimpleNamespace(
     recast_tensor=lambda tensor, kind: tensor,
     math=SimpleNamespace(exp2=lambda x, **given: _lanes(torch.exp2(x))),
     arch=SimpleNamespace(rcp_approx=lambda x: _lanes(1 / x)),
+    crd2idx=lambda places, layout: _lanes(layout(places)),
 )
 
 
@@ -99,14 +103,24 @@ class Vector:
     """A source in global memory, indexed as the kernel does."""
 
     def __init__(self, source: Source, tensor: torch.Tensor) -> None:
-        self.source, self.flat = source, torch.as_strided(tensor, (tensor.numel(),), (1,))
+        self.source, self.flat, self.iterator = source, torch.as_strided(tensor, (tensor.numel(),), (1,)), 0
+
+    def layout(self, places: tuple[Any, ...]) -> torch.Tensor:
+        """Return the number of an element, as the layout of the tensor and its offset give it."""
+        strides = (*self.source.pitches, *(mode.stride for mode in self.source.modes))
+        found = [torch.as_tensor(place) * stride for place, stride in zip(places, strides, strict=True)]
+        return torch.as_tensor(self.source.offset + sum(found))
+
+    def write(self, adds: bool, address: Any, room: Any, first: int, *pair: Any) -> None:
+        """Store two numbers of a row, those that are in it. ``address`` and ``room`` are those of the thread's first element."""
+        for more, value in enumerate(pair):
+            inside = torch.as_tensor(room) > first + more
+            at = (torch.as_tensor(address) + (first + more) * self.source.pitches[1])[inside]
+            value = value[inside].as_subclass(torch.Tensor).to(self.flat.dtype)
+            self.flat.index_put_((at,), value, accumulate=adds)
 
     def __getitem__(self, places: tuple[Any, ...]) -> Lanes:
-        strides = (*self.source.pitches, *(mode.stride for mode in self.source.modes))
-        at = self.source.offset + sum(
-            torch.as_tensor(place) * stride for place, stride in zip(places, strides, strict=True)
-        )
-        found = self.flat[at]
+        found = self.flat[self.layout(places)]
         return _lanes(found if found.dtype == torch.int32 else found.float())
 
 
@@ -156,7 +170,18 @@ def computed_as_printed(plan: BackwardPlan, tensors: Sequence[torch.Tensor]) -> 
     outputs = [torch.full_like(each, float("nan")) for each in rest[: len(problem.gradients)]]
     outputs += [] if problem.atomic is None else [torch.zeros_like(rest[len(outputs)])]
     names["uniform"] = _uniform
-    for source, given in zip(problem.sources, rest[len(outputs) :], strict=True):
+    sources, rest = problem.sources, rest[len(outputs) :]
+    stored = [
+        torch.full_like(rest[at], 0 if each.adds else float("nan")) for at, each in enumerate(problem.loop_outputs)
+    ]
+    written = [(each.target, tensor, each.adds) for each, tensor in zip(problem.loop_outputs, stored, strict=True)]
+    written += [
+        (each.wide[0], outputs[at], False) for at, each in enumerate(problem.gradients) if each.wide is not None
+    ]
+    for source, tensor, adds in written:
+        names[f"vector_{source.label}"] = vector = Vector(source, tensor)
+        names[f"write_{source.name}"] = functools.partial(vector.write, adds)
+    for source, given in zip(sources[len(stored) :], rest[len(stored) :], strict=True):
         scalar = source.passed.kind == "number"
         names[source.label if scalar else f"vector_{source.label}"] = given if scalar else Vector(source.passed, given)
     place = function(bounds.place_function(plan), "place")
@@ -168,7 +193,7 @@ def computed_as_printed(plan: BackwardPlan, tensors: Sequence[torch.Tensor]) -> 
             head //= size
         for group in range(plan.groups):
             _run(plan, names, owned, streamed, outputs, tile, group, coordinates, dtype)
-    return outputs
+    return [*outputs, *stored]
 
 
 def _run(plan, names, owned, streamed, outputs, tile, group, head, dtype) -> None:  # type: ignore[no-untyped-def]
@@ -204,6 +229,8 @@ def _run(plan, names, owned, streamed, outputs, tile, group, head, dtype) -> Non
         thread |= {f"gradient_{at}": Held(_lanes(total[place]) for place in elements), f"rounded_{at}": Held()}
         given = [{**names, **thread}[name] for name in printed.finish_arguments(plan, at)]
         names[f"finish_{at}"](*given)
+        if each.wide is not None:
+            continue  # threads have stored it
         stored = torch.zeros(64, total.shape[1], dtype=dtype)
         for place, value in zip(elements, thread[f"rounded_{at}"], strict=True):
             stored[place] = value

@@ -51,6 +51,8 @@ NAMES = (
     "queries, 256 dimensions",
     "keys, 256 dimensions",
     "shared keys, 256 dimensions",
+    "queries, stored bias",
+    "keys, added bias",
 )
 
 
@@ -102,8 +104,9 @@ def test_printed_text_computes_the_gradients(at: int) -> None:
     assert len(staged) == (0 if NAMES[at].startswith("queries") or NAMES[at] == "keys, documents" else 2)
     outputs = [each.output.name for each in made.problem.gradients]
     outputs += [] if made.problem.atomic is None else [made.problem.atomic.matrix.name]
+    outputs += [each.target.name for each in made.problem.loop_outputs]
     found = dict(zip(outputs, computed_as_printed(made, launch_arguments(case, plan)), strict=True))
-    order = sorted(found, key=lambda name: ("dq", "dk", "dv").index(name[:2]))
+    order = sorted(found, key=lambda name: ("dq", "dk", "dv", "db").index(name[:2]))
     for name, other in zip(order, case.wanted, strict=True):
         assert (found[name].double() - other).norm() < 6e-3 * other.norm()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -49,7 +48,7 @@ CHANGES = {
     "a loop to the tile": ("hl.tile(m)", "hl.tile(tile_n.end)", "size of tiles"),
     "fewer queries": ("hl.tile(m)", "hl.tile(m - 7)", None),
     "a tensor per query": ("* (changes - delta", "* extra[tile_m][:, None] * (changes - delta", None),
-    "scores of the sum": ("* (changes - delta", "* value_sum.sum(-1)[None, :] * (changes - delta", "one dot of two loads per accumulator"),
+    "scores of the sum": ("* (changes - delta", "* value_sum.sum(-1)[None, :] * (changes - delta", "one dot of two loads per accumulator|reads a loop-carried value"),
     "sums of squares": ("hl.dot(differences.to(q.dtype).T, q[h, tile_m, :], acc=key_sum)",
                         "hl.dot(differences.to(q.dtype).T, q[h, tile_m, :], acc=key_sum * 2.0)", "acc \\+ x @ y"),
     "another first number": ("key_sum = hl.zeros([tile_n, dims], dtype=torch.float32)",
@@ -61,23 +60,39 @@ CHANGES = {
     "a plain sum": ("hl.dot(differences.to(q.dtype).T, q[h, tile_m, :], acc=key_sum)",
                     "key_sum + hl.dot(differences.to(q.dtype).T, q[h, tile_m, :])", None),
     "a store in the loop": ("            changes = hl", "            dv[h, tile_n, :] = value_sum.to(dv.dtype)\n            changes = hl", "stored in the loop"),
-    "outputs in fp32": ("dk, dv = torch.empty_like(k), torch.empty_like(v)", "dk, dv = k.new_empty(k.size(), dtype=torch.float32), torch.empty_like(v)", "in the type of the operands"),
+    "outputs in fp32": ("dk, dv = torch.empty_like(k), torch.empty_like(v)", "dk, dv = k.new_empty(k.size(), dtype=torch.float32), torch.empty_like(v)", None),
+    "outputs in another half": ("dk, dv = torch.empty_like(k), torch.empty_like(v)", "dk, dv = k.new_empty(k.size(), dtype=torch.float16), torch.empty_like(v)", "bfloat16 or float32 are implemented"),
     "queries as output": ("dk, dv = torch.empty_like(k), torch.empty_like(v)", "dk, dv = k, torch.empty_like(v)", "read by the kernel"),
     "powers of two": ("torch.exp(scores - logsum", "torch.exp2(scores - logsum", None),
     "exponentials of both": ("weights * (changes", "torch.exp(changes * 0.01) * weights * (changes", "of which exponentials depend on one"),
 }  # fmt: skip
 
 
-def changed(name: str, folder: Path) -> Any:
-    old, new, _ = CHANGES[name]
-    return edited(TEXT, old, new, folder / "gradients.py").gradients
+STORED = TEXT.replace("(v)\n", "(v)\n    more = k.new_empty([heads, m, n], dtype=torch.float32)\n", 1)
+STORED = STORED.replace(
+    "            key_sum = hl", "            more[h, tile_m, tile_n] = differences * 2\n            key_sum = hl"
+)
+STORED = STORED.replace("return dk, dv", "return dk, dv, more")
+CHANGES_OF_STORED = {
+    "masked numbers": ("differences * 2", "differences * 3", None),
+    "numbers of both products": ("differences * 2", "weights + changes", None),
+    "rounded numbers": ("differences * 2", "weights.to(torch.bfloat16) * 0.5", None),
+    "a loop from the tile on": ("hl.tile(m)", "hl.tile(tile_n.begin, m)", "begins with the tile"),
+    "another half": ("more = k.new_empty([heads, m, n], dtype=torch.float32)", "more = k.new_empty([heads, m, n], dtype=torch.float16)", "stored in the loop in float16"),
+    "numbers of no product": ("differences * 2", "(logsum[h, tile_m] * 2)[:, None] + extra[tile_n][None, :]", "does not depend on a product"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_a_changed_loop_is_refused_or_right(name: str, tmp_path: Path) -> None:
+EDITED = [(TEXT, *change, name) for name, change in CHANGES.items()]
+EDITED += [(STORED, *change, f"{name}, stored in the loop") for name, change in CHANGES_OF_STORED.items()]
+
+
+@pytest.mark.parametrize("at", range(len(EDITED)), ids=[each[-1] for each in EDITED])
+def test_a_changed_loop_is_refused_or_right(at: int, tmp_path: Path) -> None:
     """Compare a changed loop with eager torch, whose blocks are all rows."""
     torch.manual_seed(1)
-    function, message = changed(name, tmp_path), CHANGES[name][2]
+    text, old, new, message, _ = EDITED[at]
+    function = edited(text, old, new, tmp_path / "gradients.py").gradients
     q, k, v, do = (torch.randn(2, 150, 64).bfloat16() + 0.1 for _ in range(4))
     more = torch.rand(2, 150) + 3, torch.rand(2, 150), torch.rand(150) - 0.2
     gradients = helion.kernel(backend="cute")(function)

@@ -105,6 +105,7 @@ def _evaluate_gradients(problem: BackwardProblem, head: tuple[int, ...], tensors
     of_streamed, rest = tensors[pairs : 2 * pairs], tensors[2 * pairs :]
     outputs, sources = rest[: len(gradients)], rest[len(gradients) :]
     added, sources = (sources[0], sources[1:]) if problem.atomic is not None else (None, sources)
+    stored, sources = sources[: len(problem.loop_outputs)], sources[len(problem.loop_outputs) :]
     of_formula, sources = sources[: len(problem.formula.sources)], sources[len(problem.formula.sources) :]
     seen = _within(problem, _seen(problem), sources, head)
     sums = [torch.zeros(problem.queries, each.output.matrix.columns) for each in gradients]
@@ -120,6 +121,9 @@ def _evaluate_gradients(problem: BackwardProblem, head: tuple[int, ...], tensors
         for total, each in zip(sums, gradients, strict=True):
             left = found[each.left].expand(problem.queries, problem.keys).masked_fill(~seen, 0.0)
             total += left.to(tensors[0].dtype).float() @ blocks[each.right]
+        for made, tensor in zip(problem.loop_outputs, stored, strict=True):
+            target, value = _source(problem, made.target, tensor, place, problem.keys), found[made.value]
+            target.copy_(value + target if made.adds else value)
         if problem.atomic is not None and added is not None:
             _add(
                 problem,

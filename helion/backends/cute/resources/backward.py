@@ -69,11 +69,13 @@ class BackwardShape:
     """True if integers in memory bound the blocks of a tile, as of sequences."""
     draws: int = 0
     """Random numbers that are drawn for a pair of rows in each pass."""
+    stored_bytes: int = 0
+    """Bytes that the loop stores for each owned and streamed row."""
     fixed: Mapping[int, int] = field(default_factory=dict)
 
     def registers(self, keys: int) -> int:
         """Return the estimated registers of a consumer thread."""
-        return estimated_registers(self.gradients, keys, self.atomic > 0, self.draws > 0)
+        return estimated_registers(self.gradients, keys, self.atomic > 0, self.draws > 0, self.stored_bytes > 0)
 
     @property
     def is_wide(self) -> bool:
@@ -106,7 +108,7 @@ class BackwardShape:
         """Bytes that are loaded once and stored, in operands of 16 bits."""
         streamed = self.repeats * self.streamed
         each = self.rows * (sum(self.products) + sum(self.gradients)) + streamed * sum(self.products)
-        return 2 * self.heads * each
+        return self.heads * (2 * each + self.rows * streamed * self.stored_bytes)
 
 
 def describes_backward(facts: KernelFacts) -> bool:
@@ -149,8 +151,17 @@ def backward_shape(facts: KernelFacts) -> BackwardShape | str:
         bounded=bounded,
         loaded=facts.axes[fact.streamed_axis].extent is None and not fact.hidden,
         draws=len(facts.random_tiles),
+        stored_bytes=_stored_bytes(facts, {fact.stationary_axis, fact.streamed_axis}),
         fixed={axis.block_id: axis.size for axis in facts.axes if axis.kind == "fixed" and axis.size is not None},
     )
+
+
+def _stored_bytes(facts: KernelFacts, axes: set[int]) -> int:
+    """Return the bytes that the loop stores for each of its rows. An addition reads them as well."""
+    written = [
+        each for each in (*facts.memory_ops, *facts.atomics) if each.kind != "load" and axes <= {*each.tile_axes}
+    ]
+    return sum(each.dtype.itemsize * (2 if each.kind == "atomic" else 1) for each in written)
 
 
 def _k(facts: KernelFacts, matmul: MatmulFact) -> int | None:

@@ -12,7 +12,7 @@ from ...plan.attention.operands import Source
 from ...plan.attention.records import Formula
 from ...plan.epilogue import Constant
 from ..setups import dsl
-from . import numbers, spans
+from . import numbers, spans, vectors
 from .atomic import atomic_functions, atomic_registers, exchanged_gradient, staged_view
 from .formula import arguments_of, computed, head_axes, read
 from .softmax import exp2_function, has_masks
@@ -24,6 +24,7 @@ def backward_functions(plan: BackwardPlan) -> list[list[str]]:
     if has_masks(plan):
         functions += [seen_function(plan), *(_bits_functions(plan) if plan.clears_rows else [])]
     functions += [BIT_OF] if plan.problem.drawn else []
+    functions += vectors.write_functions(plan)
     functions += [_values(plan, late, only) for late, only in values_of_passes(plan)]
     functions += atomic_functions(plan)
     return [*functions, *(_finish(plan, at) for at in range(len(plan.problem.gradients)))]
@@ -186,7 +187,8 @@ def values_arguments(plan: BackwardPlan, late: bool, only: int | None) -> list[s
     bounds = ["seen_bits"] if plan.clears_rows else spans.row_names(plan)
     positions = ["first_query", "first_key", *bounds, "lane", *head_axes(plan.problem)]
     staged = [f"staged_{source.label}" for source in plan.staged[STREAMED[late]]]
-    given = [*products, *held, *written, *positions, *arguments_of(plan.problem.formula), *staged]
+    targets = [f"vector_{each.target.label}" for each in vectors.written(plan, late)]
+    given = [*products, *held, *written, *positions, *arguments_of(plan.problem.formula), *staged, *targets]
     return [*given, *numbers.parameters(plan)]
 
 
@@ -207,12 +209,17 @@ def _values(plan: BackwardPlan, late: bool, only: int | None) -> list[str]:
         lines.append(f"    limits = [{seen} if masked else (0, 0) for row in range(2)]")
     if _masks_rows(plan) and exchanged_gradient(plan) in written:
         lines.append(f"    owned = [first_query + 8 * row < {text_of(plan.problem.queries)} for row in range(2)]")
+    stored = vectors.written(plan, late)
+    for each in stored:
+        found = vectors.addresses(plan, each.target, "first_key", text_of(plan.problem.keys), head_axes(plan.problem))
+        lines += [f"    {line}" for line in found]
     for value in () if late else plan.problem.drawn:
         lines += [f"    for word in range({drawn_words(plan)}):", f"        drawn_{value}[word] = cutlass.Int32(0)"]
     lines += [f"    {line}" for line in _reads(plan, read_sources, ("query", "head", "number"), ())]
     lines.append(f"    for column in range({plan.keys // 8}):")
     lines += [f"        {line}" for line in _reads(plan, read_sources, ("key",), plan.staged[STREAMED[late]])]
     lines += ["        for row in range(2):", *(f"            pair_{at} = []" for at in written)]
+    lines += [f"            {each.target.name}_pair = []" for each in stored]
     lines += [
         "            for i in range(2):",
         *(f"                {line}" for line in _element(plan, late, only, needed)),
@@ -221,6 +228,7 @@ def _values(plan: BackwardPlan, late: bool, only: int | None) -> list[str]:
         zeroed = _masks_rows(plan) and at == exchanged_gradient(plan)
         text = f"pack_owned(owned[row], *pair_{at})" if zeroed else f"pack(*pair_{at})"
         lines.append(f"            packed_{at}[2 * column + row] = {text}")
+    lines += [f"            {vectors.write(each.target, f'*{each.target.name}_pair')}" for each in stored]
     return lines
 
 
@@ -228,6 +236,7 @@ def _needed(plan: BackwardPlan, late: bool, only: int | None) -> Iterator[int]:
     """Yield the values that the function computes or reads, in order. Held values are computed once."""
     problem, formula = plan.problem, plan.problem.formula
     waiting = [problem.gradients[at].left for at in lefts(plan, late, only)]
+    waiting += [each.value for each in vectors.written(plan, late)]
     drawn = plan.problem.drawn if late else ()
     found = set[int]()
     waiting += [] if late else _held(plan, only)
@@ -300,6 +309,8 @@ def _element(plan: BackwardPlan, late: bool, only: int | None, needed: list[int]
                 word = f"drawn_{value}[e // {WORD_BITS}]"
                 lines.append(f"{word} = {word} | cutlass.select_(y{value} != 0.0, bit_of(e), cutlass.Int32(0))")
     lines += [] if late else [f"held_{value}[e] = y{value}" for value in _held(plan, only)]
+    for each in vectors.written(plan, late):
+        lines.append(f"{each.target.name}_pair.append({_names(plan, late, each.value)})")
     for at in lefts(plan, late, only):
         name = _names(plan, late, problem.gradients[at].left)
         if has_masks(plan):
@@ -331,12 +342,14 @@ def _masks_rows(plan: BackwardPlan) -> bool:
 def finish_arguments(plan: BackwardPlan, at: int) -> list[str]:
     """Return the names that the function of output number ``at`` takes, in the kernel as in the function."""
     positions = ["first_query", "lane", *head_axes(plan.problem)]
-    given = [f"gradient_{at}", f"rounded_{at}", *positions, *arguments_of(plan.problem.gradients[at].finish)]
+    gradient = plan.problem.gradients[at]
+    target = f"rounded_{at}" if gradient.wide is None else f"vector_{gradient.wide[0].label}"
+    given = [f"gradient_{at}", target, *positions, *arguments_of(gradient.finish)]
     return [*given, *numbers.parameters(plan)]
 
 
 def _finish(plan: BackwardPlan, at: int) -> list[str]:
-    """Return the function that computes an output from its accumulator, and rounds it."""
+    """Return the function that computes an output from its accumulator, and rounds it, or stores what is in fp32."""
     gradient = plan.problem.gradients[at]
     formula, columns = gradient.finish, gradient.output.matrix.columns
     lines = [f"def finish_{at}({', '.join(finish_arguments(plan, at))}):"]
@@ -355,8 +368,14 @@ def _finish(plan: BackwardPlan, at: int) -> list[str]:
             text = computed(formula, value, lambda each: finish_name(formula, each), ("query", "column"))
             lines.append(f"        y{value} = {text}")
         lines.append(f"        gradient_{at}[e] = {finish_name(formula, formula.value)}")
-    lines.append(f"    rounded_{at}.store(gradient_{at}.load().to({dsl(gradient.output.dtype)}))")
-    return lines
+    if gradient.wide is None:
+        return [*lines, f"    rounded_{at}.store(gradient_{at}.load().to({dsl(gradient.output.dtype)}))"]
+    source, columns = gradient.wide
+    found = vectors.addresses(plan, source, "lane % 4 * 2", str(columns), head_axes(plan.problem))
+    pair = f"gradient_{at}[4 * column + 2 * row], gradient_{at}[4 * column + 2 * row + 1]"
+    lines += [f"    {line}" for line in found]
+    lines += [f"    for column in range({columns // 8}):", "        for row in range(2):"]
+    return [*lines, f"            {vectors.write(source, pair)}"]
 
 
 def finish_name(formula: Formula, value: int) -> str:
@@ -406,11 +425,17 @@ def registers(plan: BackwardPlan) -> list[str]:
             f"gradient_{at} = cute.make_rmem_tensor(mma_{at}.partition_shape_C((64, {columns})), cutlass.Float32)",
             f"left_{at} = cute.make_rmem_tensor(product_0.shape, {dtype})",
             f"operand_{at} = cute.make_tensor(left_{at}.iterator, cute.make_layout(((2, 2, 2), 1, {plan.keys // 16})))",
-            f"rounded_{at} = cute.make_rmem_tensor(gradient_{at}.shape, {dtype})",
-            f"stage_copy_{at} = cute.make_tiled_copy_C(",
-            f"    cute.make_copy_atom(warp_level.StMatrix8x8x16bOp(False, 4), {dtype}), mma_{at}",
-            ")",
-            f"stage_part_{at} = stage_copy_{at}.get_slice(group_thread).partition_D(shared_own_{problem.output_memory(at)})",
-            f"stage_registers_{at} = stage_copy_{at}.retile(rounded_{at})",
         ]
+        lines += (
+            []
+            if gradient.wide is not None
+            else [
+                f"rounded_{at} = cute.make_rmem_tensor(gradient_{at}.shape, {dtype})",
+                f"stage_copy_{at} = cute.make_tiled_copy_C(",
+                f"    cute.make_copy_atom(warp_level.StMatrix8x8x16bOp(False, 4), {dtype}), mma_{at}",
+                ")",
+                f"stage_part_{at} = stage_copy_{at}.get_slice(group_thread).partition_D(shared_own_{problem.output_memory(at)})",
+                f"stage_registers_{at} = stage_copy_{at}.retile(rounded_{at})",
+            ]
+        )
     return [*lines, *atomic_registers(plan)]

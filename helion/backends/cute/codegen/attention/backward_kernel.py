@@ -27,7 +27,7 @@ def backward_pieces(plan: BackwardPlan) -> Pieces:
     owned = tuple(f"own_{at}" for at in range(len(problem.owned)))
     outputs = tuple(each.output.label for each in problem.gradients)
     dtypes = dict.fromkeys((*owned, *problem.blocks), problem.owned[0].dtype)
-    gradients = tuple(f"gradient_{at}" for at in range(len(outputs)))
+    gradients = tuple(f"gradient_{at}" for at, each in enumerate(problem.gradients) if each.wide is None)
     if problem.atomic is not None:
         outputs, gradients = (*outputs, problem.atomic.label), (*gradients, "sum")
         dtypes |= {"exchange": problem.owned[0].dtype, "sum": problem.atomic.matrix.dtype}

@@ -78,6 +78,8 @@ def stored_outputs(plan: BackwardPlan) -> list[str]:
     """Return the partitions of all outputs for their TMA stores."""
     lines = []
     for at, gradient in enumerate(plan.problem.gradients):
+        if gradient.wide is not None:
+            continue
         matrix, shared = gradient.output.matrix, f"shared_own_{plan.problem.output_memory(at)}"
         modes = ", ".join(["None", "0", *("None" for _ in matrix.modes)])
         lines += [
@@ -200,6 +202,8 @@ def _(out: Writer, program: BackwardProgram, step: a.Finish) -> None:
 @_rule(a.WriteOutput)
 def _(out: Writer, program: BackwardProgram, step: a.WriteOutput) -> None:
     plan, at, part = program.plan, step.output, f"stage_part_{step.output}"
+    if plan.problem.gradients[at].wide is not None:
+        return  # threads have stored it
     if plan.clears_rows:
         part, shared = f"part_of_tile_{at}", f"shared_own_{plan.problem.output_memory(at)}"
         of_thread = f"stage_copy_{at}.get_slice(group_thread + (tile_m >> {_TILE_BITS}))"
@@ -211,7 +215,8 @@ def _(out: Writer, program: BackwardProgram, step: a.WriteOutput) -> None:
 def _(out: Writer, program: BackwardProgram, step: a.StoreOutput) -> None:
     plan, at = program.plan, step.output
     target = indexed(plan, plan.problem.gradients[at].output.matrix, f"tile_m * {plan.groups} + group")
-    out.line(f"cute.copy(tma_gradient_{at}, from_{at}[None, group], to_{at}[{target}])")
+    if plan.problem.gradients[at].wide is None:
+        out.line(f"cute.copy(tma_gradient_{at}, from_{at}[None, group], to_{at}[{target}])")
     out.line("cute.arch.cp_async_bulk_commit_group()")
 
 

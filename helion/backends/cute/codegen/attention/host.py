@@ -129,6 +129,8 @@ def backward_matrices(plan: BackwardPlan) -> list[str]:
             ")",
         ]
     for at, gradient in enumerate(problem.gradients):
+        if gradient.wide is not None:
+            continue
         name, output = f"gradient_{at}", gradient.output
         lines += [
             *_matrix(name, output.label, output.matrix, problem.queries),
@@ -208,9 +210,13 @@ def tensors(plan: AttentionPlan) -> list[tuple[str, str, str]]:
 def backward_tensors(plan: BackwardPlan) -> list[tuple[str, str, str]]:
     """Return the same of gradients of attention."""
     problem = plan.problem
-    found = [_source(problem, source, problem.keys) for source in problem.formula.sources]
+    of_keys = (*(each.target for each in problem.loop_outputs), *problem.formula.sources)
+    found = [_source(problem, source, problem.keys) for source in of_keys]
     for gradient in problem.gradients:
         found += [_source(problem, source, gradient.output.matrix.columns) for source in gradient.finish.sources]
+        if gradient.wide is not None:
+            name, _, tensor = _source(problem, *gradient.wide)
+            found.append((name, "cute.Tensor", tensor.replace(gradient.wide[0].label, gradient.output.label, 1)))
     if problem.atomic is not None:
         found += [_source(problem, source, problem.atomic.matrix.columns) for source in problem.atomic.finish.sources]
         found.append(("layout_exchange", "cute.ComposedLayout", "layout_exchange"))

@@ -3,15 +3,21 @@
 TMA loads tiles of a bias to shared memory, from where matrix loads bring them to the registers of their scores. Other sources
 are loaded from global memory. A thread has two scores of each eight keys. The four lanes of a row load eight elements of 16 bits each, and exchange pairs of
 them. Elements of 32 bits, and those of rows that are not aligned so well, are loaded in pairs.
+
+Loops of gradients store such numbers as well, as the gradient of a bias. Threads write the two of a pair of columns at once
+where they are one aligned word, or two. So they do with gradients in fp32, which shared memory has no room for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...plan.attention.numbers import is_known
+from ...plan.attention.backward import BackwardPlan
+from ...plan.attention.gradients import LoopOutput
+from ...plan.attention.numbers import is_known, text_of
 from ...plan.attention.operands import PAIR, VECTOR, RandomNumbers, Source, Table
 from ...plan.attention.records import AttentionPlan, Formula
+from ...plan.dtypes import itemsize
 from ..setups import dsl
 from .formula import head_axes
 
@@ -137,3 +143,73 @@ def read_bias(plan: AttentionPlan, cursor: str) -> list[str]:
     """Return the copy of the group's bias from a stage."""
     stage = f"{cursor}.index * {plan.groups} + group"
     return [f"cute.copy(bias_copy, bias_part[None, None, None, {stage}], bias_registers)"]
+
+
+# Stores by threads ----------------------------------------------------------------------------------------------------
+
+
+def written(plan: BackwardPlan, late: bool) -> list[LoopOutput]:
+    """Return the numbers that a block stores before, or after, its second product."""
+    return [each for each in plan.problem.loop_outputs if plan.problem.late[each.value] == late]
+
+
+def addresses(plan: BackwardPlan, source: Source, column: str, columns: str, axes: Sequence[str]) -> list[str]:
+    """Return the addresses of a thread's first element of both rows, ``column`` of ``columns``, and the elements from there to
+    the end of the row: none of a row past the end."""
+    name, vector, row = source.name, f"vector_{source.label}", "first_query + 8 * row"
+    place = ", ".join([row, column, *(mode.at.text(tuple(axes)) for mode in source.modes)])
+    room = f"cutlass.select_({row} < {text_of(plan.problem.queries)}, {columns} - {column}, 0)"
+    at = f"({vector}.iterator + cute.crd2idx(({place}), {vector}.layout)).toint()"
+    return [f"{name}_at = [{at} for row in range(2)]", f"{name}_room = [{room} for row in range(2)]"]
+
+
+def write(source: Source, pair: str) -> str:
+    """Return the call that writes the numbers of a pair of columns."""
+    name = source.name
+    return f"write_{name}({name}_at[row], {name}_room[row], 8 * column, {pair})"
+
+
+def write_functions(plan: BackwardPlan) -> list[list[str]]:
+    """Return the functions that write two numbers of a row."""
+    loop = [_write_function(each.target, plan.problem.keys, each.adds) for each in plan.problem.loop_outputs]
+    wide = [each.wide for each in plan.problem.gradients]
+    return [*loop, *(_write_function(*each) for each in wide if each is not None)]
+
+
+def _is_even(source: Source, columns: int) -> bool:
+    """Return whether rows have whole pairs of columns, which are aligned in memory."""
+    steps = (columns, source.pitches[0], source.offset, *(mode.stride for mode in source.modes))
+    return source.pitches[1] == 1 and all(is_known(step) and step % PAIR == 0 for step in steps)
+
+
+def _write_function(source: Source, columns: int, adds: bool = False) -> list[str]:
+    """Return the function that writes two numbers of a row, in one access where both are in the row or neither is."""
+    step, wide = source.pitches[1] * itemsize(source.dtype), source.dtype == "float32"
+    store = "red.relaxed.gpu.global.add.f32" if adds else f"st.global.{'f32' if wide else 'b16'}"
+    numbers = ["low", "high"] if wide else ["pack(low, high)"]
+    values = ["{{$r2}}", "{{$r3}}"] if wide else ["low", "high"]
+    code = "" if wide else "mov.b32 {{low, high}}, {{$r2}}; "
+    if _is_even(source, columns) and not adds:
+        kind, value = ("v2.f32", "{{{{$r2}}, {{$r3}}}}") if wide else ("b32", "{{$r2}}")
+        body = [f"{_inside('p', 0)} @p st.global.{kind} [{{{{$r0}}}}+{{at}}], {value};"]
+    else:
+        body = [
+            f"{code if at == 0 else ''}{_inside('pq'[at], at)} @{'pq'[at]} {store} [{{{{$r0}}}}+{{at + {step * at}}}], {value};"
+            for at, value in enumerate(values)
+        ]
+    registers = ".reg .pred p, q; " + ("" if wide else ".reg .b16 low, high; ")
+    return [
+        f"def write_{source.name}(address, room, first, low, high):",
+        f"    at = {step} * first",
+        "    cute.arch.inline_ptx(",
+        f'        f"{{{{ {registers}"',
+        *(f'        f"{line} "' for line in body),
+        '        f"}}",',
+        f"        read_only_args=[address, room, {', '.join(numbers)}],",
+        "    )",
+    ]
+
+
+def _inside(predicate: str, more: int) -> str:
+    """Return the test that an element is in its row."""
+    return f"setp.gt.s32 {predicate}, {{{{$r1}}}}, {{first + {more}}};"

@@ -1,4 +1,5 @@
-"""The gradient of streamed rows that a loop adds to memory by ``hl.atomic_add``."""
+"""The outputs of a loop: the gradient of streamed rows that it adds to memory by ``hl.atomic_add``, and numbers for each owned
+and streamed row."""
 
 from __future__ import annotations
 
@@ -9,15 +10,16 @@ import torch
 
 from ....._compiler.ir.grammar import MemoryAttrs, Op
 from ....._shapes import Expr, dtype_name
-from ...plan.attention.gradients import AtomicSum
-from ...plan.attention.operands import Matrix
+from ...plan.attention.gradients import AtomicSum, LoopOutput
+from ...plan.attention.operands import Matrix, Source
 from ...plan.attention.records import Formula
 from ...plan.epilogue import Constant
 from ...plan.refusal import Refusal
+from ..names import name_of
 from .formula import FormulaReader
 from .loops import Loops
 from .operands import check_dot, loaded
-from .places import access_of, matrix_of
+from .places import access_of, check_reach, matrix_of
 
 SUM = "sum"
 _LINEAR = (("neg", [True]), ("mul", [True, False]), ("mul", [False, True]), ("div", [True, False]))
@@ -51,20 +53,60 @@ class Addition:
         return AtomicSum(left=left, right=owned.index(right), finish=self.finish, matrix=matrix)
 
 
+def atomics_of(loops: Loops) -> list[Op]:
+    """Return the atomic additions of the loop over streamed rows. Raises ``Refusal``."""
+    found = [op for op in loops.loop.regions[0].ops if op.kind == "atomic"]
+    numbers_read = {value.number for each in loops.program.walk() for value in each.values()}
+    for op in found:
+        attrs, name = op.attributes(MemoryAttrs), loops.tensor(op).name
+        if attrs.atomic != "add" or attrs.sem != "relaxed" or attrs.scope != "gpu" or op.result.number in numbers_read:
+            raise Refusal(f"an atomic operation on {name} other than a relaxed addition, whose result is unread")
+        if loops.tensor(op).dtype != torch.float32:
+            raise Refusal(
+                f"an atomic addition to {name} in {dtype_name(loops.tensor(op).dtype)}; float32 is implemented"
+            )
+    return found
+
+
+def loop_outputs_of(loops: Loops) -> list[Op]:
+    """Return the stores and additions of the loop that have a number for each owned and streamed row."""
+    stores = [op for op in loops.loop.regions[0].ops if op.kind == "store"]
+    return [
+        op for op in [*stores, *atomics_of(loops)] if {loops.queries, loops.keys} <= access_of(loops, op).strides.keys()
+    ]
+
+
+def loop_output(loops: Loops, op: Op, value: int, keys: int) -> LoopOutput:
+    """Return the record of the plan of an output of the loop, value ``value`` of the formula. Raises ``Refusal``."""
+    access = access_of(loops, op)
+    access.check_plain()
+    check_reach(access)
+    tensor, rows = access.tensor, (loops.extent(loops.queries), keys)
+    blocks = loops.queries, loops.keys
+    pitches = tuple(access.strides[block] for block in blocks)
+    enough = all(loops.numbers.at_most(n, access.extents[block]) for n, block in zip(rows, blocks, strict=True))
+    if access.strides.keys() != {*blocks} or 0 in pitches or not enough:
+        raise Refusal(f"{tensor.name}, which the loop stores, has other elements than one for each of its rows")
+    target = Source(
+        name=name_of(tensor),
+        kind="exact",
+        dtype=dtype_name(tensor.dtype),
+        pitches=pitches,  # type: ignore[arg-type]
+        offset=access.offset,
+        modes=access.modes,
+    )
+    return LoopOutput(value=value, target=target, adds=op.kind == "atomic")
+
+
 def addition_of(loops: Loops) -> Addition | None:
-    """Return the atomic addition of the loop over streamed rows, or None. Raises ``Refusal``."""
-    atomics = [op for op in loops.loop.regions[0].ops if op.kind == "atomic"]
+    """Return the atomic addition of a gradient by the loop over streamed rows, or None. Raises ``Refusal``."""
+    outputs = loop_outputs_of(loops)
+    atomics = [op for op in atomics_of(loops) if op not in outputs]
     if not atomics:
         return None
     op, name = atomics[0], loops.tensor(atomics[0]).name
-    attrs = op.attributes(MemoryAttrs)
     if len(atomics) > 1:
         raise Refusal("gradients of attention with more than one atomic operation are not implemented")
-    numbers_read = {value.number for each in loops.program.walk() for value in each.values()}
-    if attrs.atomic != "add" or attrs.sem != "relaxed" or attrs.scope != "gpu" or op.result.number in numbers_read:
-        raise Refusal(f"an atomic operation on {name} other than a relaxed addition, whose result is unread")
-    if loops.tensor(op).dtype != torch.float32:
-        raise Refusal(f"an atomic addition to {name} in {dtype_name(loops.tensor(op).dtype)}; float32 is implemented")
     dot = _dot(loops, name)
     reader = FormulaReader(loops, (SUM,), None, "sums")
     reader.known[dot.result.number] = SUM

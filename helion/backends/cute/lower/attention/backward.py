@@ -25,10 +25,10 @@ from ...plan.attention.records import AttentionOutput, Formula
 from ...plan.refusal import Refusal
 from ..names import name_of
 from ..numbers import equal, size
-from .addition import addition_of
+from .addition import addition_of, loop_output, loop_outputs_of
 from .band import covered_keys, key_span
 from .formula import FormulaReader
-from .lefts import EXPONENTIALS, Lefts
+from .lefts import EXPONENTIALS, Lefts, Visible
 from .loops import Loops, check_axis, is_tile
 from .numbers import LaunchNumbers
 from .operands import check_dot, loaded
@@ -106,10 +106,12 @@ def backward_of(program: Program) -> Backward:
     repeated = not is_known(repeats) or repeats > 1
     sums = [_sum(loops, each) for each in carried]
     addition = addition_of(loops)
-    first, second = _products(loops, [*sums, *([addition.dot] if addition else ())])
+    dots = [*sums, *([addition.dot] if addition else ())]
+    first, second = _products(loops, dots)
     owned, streamed = zip(*(_sides(loops, dot) for dot in (first, second)), strict=True)
     lefts = Lefts(loops, dict(zip(STARTS, (first, second), strict=True)), "gradients", loaded=True)
-    visible = lefts.visible([dot.operands[0] for dot in sums])
+    stored_in_loop = loop_outputs_of(loops)
+    visible = Visible() if stored_in_loop else lefts.visible([dot.operands[0] for dot in sums])
     stored = loops.numbers.least([_extent(loops, load, loops.keys) for load in streamed], "size_keys")
     check_range(loops, visible.range)
     loaded_range, bounds = key_range(lefts.reader, visible.range)
@@ -117,12 +119,12 @@ def backward_of(program: Program) -> Backward:
         raise Refusal("gradients of attention in a loop to a number of rows that is loaded are not implemented")
     keys = covered_keys(loops, visible.band, stored)
     matrices = [_matrix(loops, load, loops.keys) for load in streamed]
-    dots = [*sums, *([addition.dot] if addition else ())]
-    formula, values = lefts.formula([dot.operands[0] for dot in dots])
+    formula, values = lefts.formula([dot.operands[0] for dot in dots], [unrounded(loops, op) for op in stored_in_loop])
     rights = [_right(loops, dot, matrices) for dot in sums]
     outputs = _Outputs(loops, sums, carried)
     own = [_matrix(loops, load, loops.queries) for load in owned]
-    atomic = None if addition is None else addition.record(values[-1], own, keys)
+    atomic = None if addition is None else addition.record(values[len(sums)], own, keys)
+    outputs_of_loop = zip(stored_in_loop, values[len(dots) :], strict=True)
     problem = BackwardProblem(
         heads=tuple(loops.extent(block) for block in (loops.heads[:-1] if repeated else loops.heads)) or (1,),
         repeats=repeats,
@@ -138,26 +140,33 @@ def backward_of(program: Program) -> Backward:
             for left, right, finish, output in zip(values, rights, outputs.formulas, outputs.records, strict=False)
         ),
         atomic=atomic,
+        loop_outputs=tuple(loop_output(loops, op, value, keys) for op, value in outputs_of_loop),
         units=tuple(loops.numbers.units),
         names=tuple(loops.tensor(load).name for load in (*owned, *streamed)),
     )
-    check_backward(problem)
-    if loops.loaded:
-        raise Refusal("gradients of attention that read integers of each head are not implemented")
-    check_strides(loops, problem)
-    check_storage(loops, () if addition is None else (addition.op,))
+    _check(loops, problem, (*stored_in_loop, *(() if addition is None else (addition.op,))))
     added = () if addition is None else (loops.tensor(addition.op).id,)
     return Backward(
         problem=problem,
         loops=loops,
         tensors=(*(loops.tensor(load).id for load in (*owned, *streamed)), *outputs.tensors, *added),
         sources=(
+            *(loops.tensor(op).id for op in stored_in_loop),
             *lefts.reader.arguments(formula),
             *outputs.sources,
             *(() if addition is None else addition.sources),
             *bounds,
         ),
     )
+
+
+def _check(loops: Loops, problem: BackwardProblem, written: Sequence[Op]) -> None:
+    """Check that tensors can be loaded, and that the loop writes what nothing reads: ``written``. Raises ``Refusal``."""
+    check_backward(problem)
+    if loops.loaded:
+        raise Refusal("gradients of attention that read integers of each head are not implemented")
+    check_strides(loops, problem)
+    check_storage(loops, written)
 
 
 # Loops -----------------------------------------------------------------------------------------------------------------

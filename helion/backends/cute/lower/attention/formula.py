@@ -89,7 +89,8 @@ class FormulaReader:
             return self._random(op)
         if op.kind == "pointwise":
             return self._pointwise(op, value.dtype)
-        raise Refusal(f"{op.kind} in {self.rest} is not implemented")
+        remedy = "; compute it before the kernel, as the row sums of do * o" if op.kind == "reduce" else ""
+        raise Refusal(f"{op.kind} in {self.rest} is not implemented{remedy}")
 
     def _number(self, op: Op) -> Reference:
         expr = op.attributes(NumberAttrs).expr

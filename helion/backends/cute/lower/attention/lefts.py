@@ -130,14 +130,15 @@ class Lefts:
             return next((found for each in terms if (found := self._low(each, hidden)) is not None), None)
         return None
 
-    def formula(self, lefts: Sequence[Operand]) -> tuple[Formula, list[int]]:
-        """Return the formula, and the numbers of the left operands in it."""
-        read = {str(at): self.reader.read(self._unrounded(each)) for at, each in enumerate(lefts)}
+    def formula(self, lefts: Sequence[Operand], others: Sequence[Operand] = ()) -> tuple[Formula, list[int]]:
+        """Return the formula, and the numbers of the left operands in it, and of ``others``."""
+        wanted = [*map(self._unrounded, lefts), *others]
+        read = {str(at): self.reader.read(each) for at, each in enumerate(wanted)}
         for value in read.values():
             if isinstance(value, Constant) or not any(self.reader.reads(value, start) for start in self.starts):
                 raise Refusal(f"{self.rest} whose left operand does not depend on a product are not implemented")
         formula, numbers = self.reader.formula(read)
-        return formula, [numbers[str(at)] for at in range(len(lefts))]
+        return formula, [numbers[str(at)] for at in range(len(wanted))]
 
     def _unrounded(self, left: Operand) -> Operand:
         """Return a left operand without the cast to the operand type, which every one has."""

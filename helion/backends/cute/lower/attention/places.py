@@ -551,18 +551,20 @@ KINDS = (
 
 
 def check_storage(loops: Loops, added: Sequence[Op] = ()) -> None:
-    """Check that the program only loads and stores, but for the atomics ``added``, and does not read what it writes. Raises
+    """Check that the program only loads and stores, but for what the loop has ``added``, and does not read what it writes. Raises
     ``Refusal``."""
     others = [op.kind for op in loops.program.walk() if op.kind not in KINDS and op not in added]
     if others:
         raise Refusal(f"{others[0]} in attention is not implemented")
-    used = {loops.tensor(op).storage for op in loops.program.walk() if op.kind in ("load", "store")}
     for op in added:
-        if loops.tensor(op).storage in used:
+        accesses = [
+            each for each in loops.program.walk() if each.kind in ("load", "store", "atomic") and each is not op
+        ]
+        if loops.tensor(op).storage in [loops.tensor(each).storage for each in accesses]:
             raise Refusal(f"{loops.tensor(op).name} is added to, and read or stored by the kernel as well")
     read = {loops.tensor(op).storage for op in loops.program.walk() if op.kind == "load"}
     for op in loops.program.walk():
-        if op.kind == "store" and (loops.tensor(op).storage in read or op not in loops.root.body.ops):
+        if op.kind == "store" and (loops.tensor(op).storage in read or op not in (*loops.root.body.ops, *added)):
             raise Refusal(f"{loops.tensor(op).name} is stored in the loop over keys, or read by the kernel as well")
 
 

@@ -239,7 +239,8 @@ def least_choice(problem: BackwardProblem) -> BackwardChoice:
 def backward_registers(problem: BackwardProblem, keys: int) -> int:
     """Return the estimated registers of a consumer thread."""
     columns = [problem.streamed[each.right].columns for each in problem.gradients]
-    return estimated_registers(columns, keys, atomic=problem.atomic is not None, draws=problem.draws)
+    atomic, stores = problem.atomic is not None, bool(problem.loop_outputs)
+    return estimated_registers(columns, keys, atomic=atomic, draws=problem.draws, stores=stores)
 
 
 def _heads_per_band(problem: BackwardProblem, rows: int, cached_rows: int, few_tiles: int) -> int:

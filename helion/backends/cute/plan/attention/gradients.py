@@ -12,9 +12,10 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..dtypes import itemsize
 from ..epilogue import Constant
 from ..refusal import Refusal
-from .build import COLUMN_STEP, MOST_COLUMNS, MOST_GROUPS, REGISTERS, check_matrix, check_positions
+from .build import COLUMN_STEP, MOST_COLUMNS, MOST_GROUPS, MOST_KEYS, REGISTERS, check_matrix, check_positions
 from .numbers import is_known
 from .operands import Matrix, RandomNumbers, Source, Table
 from .records import AttentionOutput, Band, Formula, KeyRange, ScoreProblem
@@ -24,6 +25,8 @@ DRAWN_REGISTERS, DRAWN_EARLY_REGISTERS = 40, 24
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 PRODUCTS = 2
 """Products of a tile and a block: scores, and the gradients of weights."""
+LOOP_OUTPUT_REGISTERS = 70
+"""Registers of the addresses of numbers that the loop stores, and of both products, which are in use until then."""
 FIXED_REGISTERS = 8
 """Registers besides accumulators, products and left operands, less those of values that are dead by then."""
 ATOMIC_COLUMNS = 64
@@ -47,6 +50,22 @@ class Gradient:
     finish: Formula
     output: AttentionOutput
 
+    @property
+    def wide(self) -> tuple[Source, int] | None:
+        """The output as numbers that threads store, and its columns, if it is in fp32: shared memory has no room for that."""
+        matrix = self.output.matrix
+        if matrix.dtype != "float32":
+            return None
+        source = Source(
+            name=self.output.name,
+            kind="exact",
+            dtype=matrix.dtype,
+            pitches=matrix.strides,
+            offset=matrix.offset,
+            modes=matrix.modes,
+        )
+        return source, matrix.columns
+
 
 @dataclass(frozen=True, kw_only=True)
 class AtomicSum:
@@ -65,6 +84,16 @@ class AtomicSum:
     def label(self) -> str:
         """Its name in generated code."""
         return f"{self.matrix.name}_sum"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopOutput:
+    """Value ``value`` of the formula, of which the loop stores one number for each owned and streamed row, as the gradient of
+    a bias. With ``adds`` it is added to what is in memory, in any order."""
+
+    value: int
+    target: Source
+    adds: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -87,6 +116,7 @@ class BackwardProblem(ScoreProblem):
     formula: Formula
     gradients: tuple[Gradient, ...]
     atomic: AtomicSum | None = None
+    loop_outputs: tuple[LoopOutput, ...] = ()
     key_range: KeyRange | None = None
     """The streamed rows that an owned row sees, by integers that are loaded for it."""
     units: tuple[int, ...] = ()
@@ -118,7 +148,8 @@ class BackwardProblem(ScoreProblem):
         finished = [gradient.finish for gradient in self.gradients]
         finished += [] if self.atomic is None else [self.atomic.finish]
         bounds = () if self.key_range is None else self.key_range.sources
-        return (*self.formula.sources, *(each for formula in finished for each in formula.sources), *bounds)
+        stored = tuple(each.target for each in self.loop_outputs)
+        return (*stored, *self.formula.sources, *(each for formula in finished for each in formula.sources), *bounds)
 
     @property
     def argument_names(self) -> tuple[str, ...]:
@@ -129,7 +160,13 @@ class BackwardProblem(ScoreProblem):
     @property
     def outputs_at(self) -> range:
         """Positions of the outputs among the arguments of a launch."""
-        return range(len(self.names), len(self.argument_names) - len(self.sources))
+        read = len(self.sources) - len(self.loop_outputs)
+        return range(len(self.names), len(self.argument_names) - read)
+
+    @property
+    def wanted(self) -> tuple[int, ...]:
+        """Values of the formula that are left operands of gradients, or stored in the loop."""
+        return (*(each.left for each in self.gradients), *(each.value for each in self.loop_outputs))
 
     @functools.cached_property
     def late(self) -> tuple[bool, ...]:
@@ -152,10 +189,10 @@ class BackwardProblem(ScoreProblem):
         held, so that numbers are drawn once for both."""
         if not self.draws or len(self.passes) > 1:
             return ()
-        formula, lefts = self.formula, [each.left for each in self.gradients]
+        formula, wanted = self.formula, self.wanted
         random = {formula.starts + at for at, each in enumerate(formula.sources) if isinstance(each, RandomNumbers)}
-        after = self._read_by([each for each in lefts if self.late[each]], self.held)
-        before = self._read_by([*self.held, *(each for each in lefts if not self.late[each])])
+        after = self._read_by([each for each in wanted if self.late[each]], self.held)
+        before = self._read_by([*self.held, *(each for each in wanted if not self.late[each])])
         compared = (
             formula.computed + at
             for at, made in enumerate(formula.instructions)
@@ -197,7 +234,7 @@ class BackwardProblem(ScoreProblem):
         """Return whether values before the second product are computed from a value."""
         formula = self.formula
         reading = _depending(formula, (value,))
-        early = {*self.held, *(each.left for each in self.gradients if not self.late[each.left])}
+        early = {*self.held, *(each for each in self.wanted if not self.late[each])}
         return any(reading[each] for each in early)
 
     def _feeds_late(self, value: int) -> bool:
@@ -222,12 +259,14 @@ def in_passes(columns: Sequence[int]) -> bool:
     return len(columns) > 1 and _registers(columns, SHORTEST_KEYS) > REGISTERS[2][1]
 
 
-def estimated_registers(columns: Sequence[int], keys: int, atomic: bool = False, draws: bool = False) -> int:
+def estimated_registers(
+    columns: Sequence[int], keys: int, atomic: bool = False, draws: bool = False, stores: bool = False
+) -> int:
     """Return the estimated registers of a consumer thread. With ``atomic``, a gradient is added to memory as well. ``draws``
-    tells of random numbers."""
+    tells of random numbers, ``stores`` of numbers that the loop stores."""
     held = [max(columns)] if columns and in_passes(columns) and not atomic else columns
-    early = len(held) > 1
-    return _registers(held, keys) + (0 if not draws else DRAWN_EARLY_REGISTERS if early else DRAWN_REGISTERS)
+    drawn = DRAWN_EARLY_REGISTERS if len(held) > 1 else DRAWN_REGISTERS
+    return _registers(held, keys) + (drawn if draws else 0) + (LOOP_OUTPUT_REGISTERS if stores else 0)
 
 
 def _registers(columns: Sequence[int], keys: int) -> int:
@@ -265,13 +304,15 @@ def check_backward(problem: BackwardProblem) -> None:
         raise Refusal("several gradients that multiply the same matrix are not implemented")
     for gradient in problem.gradients:
         output = gradient.output
-        if output.dtype != dtype:
-            raise Refusal(f"gradients in the type of the operands are implemented, not {output.name} in {output.dtype}")
+        if output.dtype not in (dtype, "float32"):
+            raise Refusal(f"gradients in {dtype} or float32 are implemented, not {output.name} in {output.dtype}")
         check_matrix(output.matrix)
     if problem.atomic is not None:
         _check_atomic(problem, problem.atomic)
     if len(problem.passes) > 1:
         _check_passes(problem)
+    for stored in problem.loop_outputs:
+        _check_loop_output(problem, stored)
 
 
 def _check_passes(problem: BackwardProblem) -> None:
@@ -301,3 +342,20 @@ def _check_atomic(problem: BackwardProblem, atomic: AtomicSum) -> None:
             f" {MOST_GROUPS * ATOMIC_COLUMNS} are implemented"
         )
     check_matrix(atomic.matrix, problem.spans_keys)
+
+
+def _check_loop_output(problem: BackwardProblem, stored: LoopOutput) -> None:
+    """Check that threads can store the numbers of a block, and that the loop visits all of them."""
+    target, name = stored.target, stored.target.name
+    if len(problem.passes) > 1 or problem.atomic is not None or problem.key_range is not None:
+        raise Refusal(f"{name} is stored in the loop of gradients that need two passes, atomics or loaded ranges")
+    if not problem.band.is_whole:
+        raise Refusal(f"{name} is stored in a loop over a band of positions; a loop over all rows stores all of it")
+    dtypes = ("float32",) if stored.adds else ("float32", problem.owned[0].dtype)
+    if target.dtype not in dtypes:
+        how = "added to in" if stored.adds else "stored in"
+        raise Refusal(f"{name} is {how} the loop in {target.dtype}; {' and '.join(dtypes)} are implemented")
+    if not is_known(target.pitches[1]) or target.pitches[1] * itemsize(target.dtype) * MOST_KEYS >= 2**31:
+        raise Refusal(
+            f"{name} is stored in the loop with a stride of {target.pitches[1]} that launches pass, or too far"
+        )

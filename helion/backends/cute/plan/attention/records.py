@@ -123,20 +123,7 @@ class AttentionOutput:
         return f"{self.name}_output"
 
 
-_OPTIONAL = (
-    "dropped",
-    "rounded",
-    "units",
-    "loaded",
-    "key_span",
-    "query_span",
-    "key_range",
-    "lift",
-    "replaced",
-    "latent",
-    "q_rest",
-    "k_rest",
-)
+_OPTIONAL = "dropped rounded units loaded key_span query_span key_range lift replaced latent q_rest k_rest loop_outputs"
 """Fields of problems that their text leaves out where they are empty."""
 
 
@@ -155,7 +142,7 @@ class ScoreProblem:
     units: tuple[int, ...]
 
     def __repr__(self) -> str:
-        return text_without(self, [name for name in _OPTIONAL if not getattr(self, name, None)])
+        return text_without(self, [name for name in _OPTIONAL.split() if not getattr(self, name, None)])
 
     @functools.cached_property
     def runtime(self) -> tuple[str, ...]:

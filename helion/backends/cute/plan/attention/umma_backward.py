@@ -93,6 +93,8 @@ def _parts(problem: BackwardProblem) -> Iterator[tuple[object, str]]:
     """Yield parts of gradients, each with whether a problem has it."""
     added = "" if problem.atomic is None else problem.atomic.matrix.name
     yield problem.atomic is not None, f"that are added to {added} in memory"
+    yield any(each.wide for each in problem.gradients), "in float32"
+    yield problem.loop_outputs, "that are stored in the loop"
     yield len(problem.passes) > 1, "whose sums are too wide for one pass over the blocks"
 
 
