@@ -119,7 +119,10 @@ def attention_pieces(plan: AttentionPlan) -> Pieces:
 
 
 def _matmul_functions(plan: AttentionPlan) -> list[list[str]]:
-    """Print the MMAs of a block. Atoms are made where they are used, so that loops carry no flag of theirs."""
+    """Print the MMAs of a block. Atoms are made where they are used, so that loops carry no flag of theirs.
+
+    Operands of a stage are taken once: descriptors of its steps then differ by constants.
+    """
     problem, dtype = plan.problem, dsl(plan.problem.q.dtype)
     mma, k = "return hopper.make_trivial_tiled_mma", DTYPES[problem.q.dtype].mma_k
     major = "K" if problem.v.turned else "MN"
@@ -137,21 +140,30 @@ def _matmul_functions(plan: AttentionPlan) -> list[list[str]]:
         ],
         [
             "def multiply_scores(scores, q, k, group, stage):",
-            "    mma = score_mma()",
-            f"    for step in range({problem.q.columns // k}):",
-            "        mma.set(warpgroup.Field.ACCUMULATE, step > 0)",
-            "        cute.gemm(mma, scores, q[None, None, step, group], k[None, None, step, stage], scores)",
+            "    mma, q, k = score_mma(), q[None, None, None, group], k[None, None, None, stage]",
+            *_steps("scores, q, k", problem.q.columns // k),
         ],
         [
             f"def multiply_output(output, weights, v, {'group, ' * problem.latent}stage):",
-            "    mma = output_mma()",
-            *(["    mma.set(warpgroup.Field.ACCUMULATE, True)"] if not plan.adds_products else []),
-            f"    for step in range({plan.keys // k}):",
-            *(["        mma.set(warpgroup.Field.ACCUMULATE, step > 0)"] if plan.adds_products else []),
-            f"        cute.gemm(mma, output, weights[None, None, step], v[None, None, step, {'group, ' * problem.latent}stage], output)",
+            f"    mma, v = output_mma(), v[None, None, None, {'group, ' * problem.latent}stage]",
+            *(_steps("output, weights, v", plan.keys // k) if plan.adds_products else _ADDED),
         ],
     ]
     return functions
+
+
+_ADDED = ["    mma.set(warpgroup.Field.ACCUMULATE, True)", "    cute.gemm(mma, output, weights, v, output)"]
+
+
+def _steps(operands: str, steps: int) -> list[str]:
+    """Return the MMAs of an accumulator and two operands, the first of which sets the accumulator."""
+    accumulator, left, right = operands.split(", ")
+    return [
+        f"    for step in range({steps}):",
+        "        if step < 2:",
+        "            mma.set(warpgroup.Field.ACCUMULATE, step > 0)",
+        f"        cute.gemm(mma, {accumulator}, {left}[None, None, step], {right}[None, None, step], {accumulator})",
+    ]
 
 
 def _kernel(out: Writer, program: ScoreProgram, pieces: Pieces) -> None:

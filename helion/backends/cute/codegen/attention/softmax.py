@@ -293,14 +293,15 @@ def _softmax(plan: AttentionPlan) -> list[str]:
     """
     problem = plan.problem
     unit = problem.unit * problem.scale
-    exponent = f"cute.math.fma(scores[e], cutlass.Float32({unit!r}), shifts[row])"
+    exponent = f"cute.math.fma(values[e], cutlass.Float32({unit!r}), shifts[row])"
     if problem.has_large_scores:
-        exponent = f"(scores[e] - bases[row]) * {unit!r}" + (f" + {problem.lift!r}" if problem.lift else "")
+        exponent = f"(values[e] - bases[row]) * {unit!r}" + (f" + {problem.lift!r}" if problem.lift else "")
     return [
         f"def softmax({', '.join(_REGISTERS + _peaks(plan))}, first, guarded):",
-        "    chains = [scores[e] for e in range(4)]",
+        f"    values = [scores[e] for e in range({plan.keys // 2})]",
+        "    chains = values[:4]",
         f"    for e in range(4, {plan.keys // 2}):",
-        "        chains[e % 4] = cute.arch.fmax(chains[e % 4], scores[e])",
+        "        chains[e % 4] = cute.arch.fmax(chains[e % 4], values[e])",
         "    best = [cute.arch.fmax(chains[0], chains[1]), cute.arch.fmax(chains[2], chains[3])]",
         "    for offset in (1, 2):",
         "        others = [cute.arch.shuffle_sync_bfly(each, offset=offset) for each in best]",
@@ -411,24 +412,16 @@ def _raised(plan: AttentionPlan, unit: float) -> list[str]:
 
 
 def _rescale(plan: AttentionPlan) -> list[list[str]]:
-    values = plan.output_columns // 2
-    if not plan.lazy:
-        return [
-            [
-                "def rescale(output, factors):",
-                f"    for e in range({values}):",
-                "        output[e] = output[e] * factors[e // 2 % 2]",
-            ]
-        ]
-    return [
-        [
-            "@cute.jit",
-            "def rescale(output, factors):",
-            "    if cute.arch.vote_any_sync(factors[2] > 0.0):",
-            f"        for e in cutlass.range_constexpr({values}):",
-            "            output[e] = output[e] * factors[e // 2 % 2]",
-        ]
+    """Return the function that multiplies the accumulator, as one vector, by the factors of its rows."""
+    factors = f"cute.make_layout(((2, 2, {plan.output_columns // 8}), 1, 1), stride=((0, 1, 0), 0, 0))"
+    lines = [
+        f"    of_rows = cute.make_tensor(factors.iterator, {factors})",
+        "    output.store(output.load() * of_rows.load())",
     ]
+    if not plan.lazy:
+        return [["def rescale(output, factors):", *lines]]
+    condition = "    if cute.arch.vote_any_sync(factors[2] > 0.0):"
+    return [["@cute.jit", "def rescale(output, factors):", condition, *(f"    {line}" for line in lines)]]
 
 
 def _round(plan: AttentionPlan) -> list[str]:
