@@ -57,6 +57,8 @@ def _leave(thread: int) -> None:
     if not _PAUSING[thread]:
         del _PAUSING[thread]
     if not _PAUSING:
+        if gc.get_count()[0] > gc.get_threshold()[0]:
+            gc.collect(0)  # the next object would begin a collection, of all objects if one is due
         gc.enable()
 
 

@@ -72,6 +72,26 @@ def test_a_program_without_collection_keeps_none() -> None:
         gc.enable()
 
 
+def test_objects_of_a_body_are_collected_alone() -> None:
+    """A collection is due after a body that made many objects; it leaves older ones out."""
+    seen: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        seen.append(info["generation"])
+
+    gc.callbacks.append(note)
+    try:
+        with collecting.paused():
+            made = [[] for _ in range(2 * gc.get_threshold()[0])]
+        assert made and set(seen) == {0}
+        seen.clear()
+        with collecting.paused():
+            pass
+        assert seen == []
+    finally:
+        gc.callbacks.remove(note)
+
+
 def test_a_body_resumes_the_collection_of_those_around_it() -> None:
     with collecting.paused(), collecting.paused():
         with collecting.resumed():
