@@ -16,7 +16,9 @@ import helion
 import helion.language as hl
 from helion import exc
 from helion._support.nested import copy_tensors
+from helion.autotuner import tuner
 from helion.autotuner.cache.store import default_store
+from helion.autotuner.measure.comparison import Verdict
 from helion.autotuner.outcome import Status
 from helion.autotuner.pool.threads import ThreadPool
 from helion.backends.stub import stub_driver
@@ -488,6 +490,14 @@ def test_a_choice_without_times_is_remembered_too(
     monkeypatch.setattr(first_call, "contenders", lambda *_: asked.append(True) or [])
     check(kernel(first_call_seconds=9 * LONG)(ROWS), ROWS)  # more time may suffice
     assert asked
+
+
+def test_a_comparison_without_times_is_remembered(
+    searches: list[int], doubted: helion.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuner, "compared", lambda *_: Verdict(replaces=False, times={}))
+    check(kernel()(ROWS), ROWS)
+    remembered(monkeypatch, kernel().bind((ROWS,)).default_config(), searches)
 
 
 def test_an_error_is_remembered_as_well(

@@ -238,6 +238,8 @@ def _fastest(
     store, key = default_store(), chosen_before.tagged(of, args)
     if store is not None and key is not None and found.result is not None:
         autotune.keep(store, key, replace(found.result, outcomes=tuple(kept.values())), options)
+        if found.result.microseconds is None:
+            chosen_before.keep_untimed(of, args, found.config, "no config could be timed next to the default")
     return found.config
 
 
