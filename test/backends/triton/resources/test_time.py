@@ -247,6 +247,16 @@ def test_few_programs_leave_sms_idle() -> None:
     assert small.time_us < large.time_us
 
 
+def test_few_programs_read_the_cache_over_few_ports() -> None:
+    """Programs on half of the SMs take as long as those on all, for half of the bytes."""
+    rows = [
+        units(squares.bind((tensor(n * H200.num_sms // 2, 4096),), target=H200), block_sizes=[1, 4096])
+        for n in (1, 2, 4)
+    ]
+    half, one, two = (each["L2 cache"] for each in rows)
+    assert half == pytest.approx(one) and two == pytest.approx(2 * one)
+
+
 def test_atomics_wait_for_each_other_at_few_addresses() -> None:
     many, few = (
         units(one_hot_counts.bind((tensor(1 << 19, dtype=torch.int32), 256), target=H200), block_sizes=[size])

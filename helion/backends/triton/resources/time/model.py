@@ -104,6 +104,7 @@ class _Formula:
         spilled = self._spilled()
         memory = self._memory_bytes(spilled) * d.programs / self._reachable() * self._crowding()
         cache = self._cache_bytes(spilled) * d.programs / (self.bandwidth * p.cache_speedup)
+        cache = cache / self.m.minimum(1.0, self.per_sm)  # an SM reads it over a port of its own
         instructions = self.issued / self.issue * self.per_sm
         matrix = self.matrix_us * self.per_sm
         moved = d.operand_bytes * p.operand_share + d.conflicting_bytes
