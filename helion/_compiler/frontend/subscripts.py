@@ -162,9 +162,11 @@ class _Planner:
         if not isinstance(size, int) or not all(p is None or isinstance(p, int) for p in parts):
             if self.moving(item, dim, size):
                 return
-            raise exc.InvalidIndexingType(
-                got=f"the slice {_shown(item.start)}:{_shown(item.stop)}:{_shown(item.step)}, whose bounds are not constants,"
+            remedy = (
+                " (hl.specialize makes a number of the host one)" if any(isinstance(p, Expr) for p in parts) else ""
             )
+            shown = ":".join(map(_shown, parts))
+            raise exc.InvalidIndexingType(got=f"the slice {shown}, whose bounds are not constants{remedy},")
         start, stop, step = item.indices(size)
         length = len(range(start, stop, step))
         if length == 0:

@@ -160,3 +160,8 @@ def test_sizes_as_text() -> None:
 def test_no_gpu_to_tune_on(capsys: pytest.CaptureFixture[str]) -> None:
     helion.kernel(both.fn).autotune((X, X), effort="full")
     assert "helion: both: no GPU: nothing was measured, the default config is used" in capsys.readouterr().err
+
+
+def test_a_slice_to_a_number_of_the_host(tmp_path: Path) -> None:
+    with pytest.raises(exc.InvalidIndexingType, match="the slice k::, .*hl.specialize makes a number of the host one"):
+        kernel_of(tmp_path, "out[t, 0] = x[t, k:].sum(-1)", parameters="x, k")(X, 3)
