@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from ..._shapes import cdiv, number_key
-from ..ir.grammar import MemoryAttrs, Op, PointwiseAttrs, Program, Value
+from ..ir.grammar import IotaAttrs, MemoryAttrs, Op, Operand, PointwiseAttrs, Program, Value
 from ..ir.ops import OPS
 from ..ir.pointwise import POINTWISE, POLYNOMIALS
 from ..rewrites.flatten_loops import can_flatten, indexed_blocks
@@ -39,17 +39,35 @@ def work_facts(walk: Walk) -> tuple[WorkFact, ...]:
     counts: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for op in walk.pointwise:
         key = (walk.homes[op.number], walk.tile(op.results[0])[0])
-        entry = counts.setdefault(key, [0, 0, 0, 0])
+        entry = counts.setdefault(key, [0, 0, 0, 0, 0])
         entry[0] += 1
         entry[1] += is_sfu(op)
         entry[2] += isinstance(op.attrs, PointwiseAttrs) and op.attrs.name in POLYNOMIALS
+        entry[4] += any(_numbers(walk, operand, key[1][-1:]) for operand in op.operands)
     for op in walk.other:
         if op.kind in RANDOM:
-            counts.setdefault((walk.homes[op.number], walk.tile(op.results[0])[0]), [0, 0, 0, 0])[3] += 1
+            counts.setdefault((walk.homes[op.number], walk.tile(op.results[0])[0]), [0, 0, 0, 0, 0])[3] += 1
     return tuple(
-        WorkFact(region=region, axes=axes, ops=ops, sfu_ops=sfu_ops, polynomials=polynomials, randoms=randoms)
-        for (region, axes), (ops, sfu_ops, polynomials, randoms) in counts.items()
+        WorkFact(
+            region=region,
+            axes=axes,
+            ops=ops,
+            sfu_ops=sfu_ops,
+            polynomials=polynomials,
+            randoms=randoms,
+            indices=indices,
+        )
+        for (region, axes), (ops, sfu_ops, polynomials, randoms, indices) in counts.items()
     )
+
+
+def _numbers(walk: Walk, operand: Operand, axes: tuple[int, ...]) -> bool:
+    """Return whether an operand is the index of an axis, possibly reshaped."""
+    made = walk.makers.ops.get(operand.number) if isinstance(operand, Value) else None
+    while made is not None and made.kind == "view":
+        source = made.operands[0]
+        made = walk.makers.ops.get(source.number) if isinstance(source, Value) else None
+    return made is not None and isinstance(made.attrs, IotaAttrs) and (made.attrs.block,) == axes
 
 
 def reduced_products(walk: Walk, flow: Flow) -> frozenset[tuple[int, int]]:

@@ -362,7 +362,8 @@ class WorkFact:
 
     ``ops`` is their number, and ``sfu_ops`` the number of those on the special function unit (transcendental functions,
     roots, divisions). ``polynomials`` counts those of them that take dozens of instructions each, and ``randoms`` the
-    calls of the random number generator, which are not in ``ops``.
+    calls of the random number generator, which are not in ``ops``. ``indices`` counts those that compute with the indices of
+    their last axis.
     """
 
     region: int
@@ -371,6 +372,7 @@ class WorkFact:
     sfu_ops: int
     polynomials: int = 0
     randoms: int = 0
+    indices: int = 0
 
 
 T = TypeVar("T")

@@ -25,6 +25,9 @@ SINGLE_ROW_CTAS = (8, 4)
 """The same, in addition, where a CTA has one row at a time: more of them hide the waits of short rows."""
 OWN_LOAD_CTAS = (16, 12, 10)
 """The same where the one warp of a CTA loads its own rows with sums."""
+NUMBERED_WARPS = {4: 4, 3: 8}
+"""Warps of a CTA by CTAs per SM, in addition, where rows of 16 bits with numbers of their columns stay in shared memory
+(grpo_loss, kind ``layout`` in nvidia-h200-row-kernels.jsonl)."""
 OVERLAP_CTAS = (4, 3, 2, 1)
 """The same where the map of a row of several warps overlaps with the reduction of a later one."""
 SHORT_ROW_BYTES = 2048
@@ -94,6 +97,9 @@ def _choices(demand: RowDemand) -> Iterator[RowChoice]:
         for rows in ROWS if cluster == 1 and not single else (1,):
             if rows * warps <= 8 * (3 - ctas) or single:
                 yield RowChoice(cluster=cluster, warps=warps, rows=rows, ctas_per_sm=ctas, keep=keep, ahead=ahead)
+    for ctas, warps, rows in itertools.product(NUMBERED_WARPS, WARPS, ROWS) if demand.numbered and not single else ():
+        if rows * warps == NUMBERED_WARPS[ctas] and (ctas == 4 or warps == 1):
+            yield RowChoice(cluster=1, warps=warps, rows=rows, ctas_per_sm=ctas, keep="shared")
     for warps, cluster in itertools.product(WARPS, CLUSTERS) if demand.sums or demand.later else ():
         if (cluster > 1 or not demand.sums) and warps < LEAST_CLUSTER_WARPS:
             continue
@@ -128,6 +134,8 @@ def ranked(demand: RowDemand, m: int, target: Target, tiled: bool = True) -> tup
             (bool(demand.sums) or long) and not few and not choice.overlap,
             float(f"{share:.2g}"),
             choice.ahead != stored,
+            demand.numbered and -choice.ctas_per_sm * choice.rows * choice.warps,
+            demand.numbered and -choice.ctas_per_sm,
             choice.cluster,
             -choice.rows,
             -choice.warps if stored and choice.ahead else choice.warps,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 GRANULE_BYTES = 16
 """The smallest unit of a bulk copy, and the largest vectorized access of a thread."""
-WORD_BYTES = 4
+WORD_BYTES, HALF_BYTES = 4, 2
 MOST_PART_LANES = 32
 """Lanes of a warp."""
 
@@ -96,6 +96,11 @@ class RowDemand:
         whole = not self.least and all(each % lanes == 0 for each in (self.n, *self.pitches))
         apart = self.sums or self.group or self.pairs
         return GRANULE_BYTES // max(self.inputs) if self.repeated and whole and not apart else lanes
+
+    @property
+    def numbered(self) -> bool:
+        """True for rows of 16 bits with numbers of their columns: they take less time in several CTAs of an SM."""
+        return bool(self.temporaries and self.outputs) and max(self.inputs) == HALF_BYTES and not self.wide
 
     @property
     def part_lanes(self) -> int:

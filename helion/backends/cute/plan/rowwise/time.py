@@ -48,6 +48,8 @@ class RowRates:
     launch_us: float = 4.8
     shared: float = 1.0135
     """Factor of the time where a row is read again from shared memory."""
+    numbered: float = 0.95
+    """Factor of the time of numbered rows in several CTAs of an SM."""
     overlap: float = 3.5
     """Exponent of the norm that combines the times of a row."""
 
@@ -105,6 +107,8 @@ def predicted_us(layout: RowLayout, m: int, target: Target, rates: RowRates = RA
     whole = rounds - 1 + last
     chain *= (rates.shared if layout.held_stages else 1.0) * min(span, m)
     chain *= max(1.0, whole if rounds > 1 else 1.0) / (asking * flight * min(1.0, used))
+    several = choice.ctas_per_sm > (1 if choice.rows == 1 else 2)
+    chain *= rates.numbered if demand.numbered and several and choice.cluster == 1 else 1.0
     summed = 2 * WORD_BYTES * tiles * demand.n * demand.sums / bandwidth
     return rates.launch_us + (chain + summed) / 1e3
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ....._compiler.facts.records import KernelFacts, MemoryOpFact
+from ....._compiler.facts.records import KernelFacts, MemoryOpFact, ReductionFact
 from ....._shapes import dtype_name
 from ...plan.rowwise.buckets import bucket_of
 from ...plan.rowwise.choice import WARP_LANES
@@ -76,7 +76,6 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
     reductions = [fact for fact in facts.reductions if fact.axis in columns]
     stages = max((len(fact.stages) for fact in reductions), default=0)
     groups, wide = _groups(facts, parts, min(op.itemsize for op in loads))
-    of_groups = {op.storage for op in reads if op.tile_axes and op.tile_axes[-1] in parts}
     positions = any(name.startswith("arg") for fact in reductions for name in fact.names)
     stages = max(stages, 2) if positions else stages  # the extreme, then its position
     again = [op for op in loads if stages > 1 or any(each.feeds_store for each in reads if each.storage == op.storage)]
@@ -85,6 +84,7 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
         op for op in facts.memory_ops if op.kind == "store" and len(op.tile_axes) == 1 and op.tile_axes[0] in columns
     ]
     pairs = [op for op in _accesses(facts, "store", rows, parts) if facts.axes[op.tile_axes[-1]].extent == n // 2]
+    later = bool(stores or pairs) and not (len(columns) == 1 and _in_loops(reductions))
     least, n, pitches = _bucket(facts, columns, loads, (*loads, *stores, *(sums if inner is not None else ())))
     demand = RowDemand(
         n=n,
@@ -94,23 +94,28 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
         pitches=pitches,
         vectors=tuple({op.storage: op.itemsize for op in vectors}.values()),
         repeated=bool(repeated),
-        held_bytes=sum(held_bytes(dtype_name(op.dtype)) for op in again) if stores or pairs or stages > 1 else 0,
+        held_bytes=sum(held_bytes(dtype_name(op.dtype)) for op in again) if later or stages > 1 else 0,
         exchanges=(exchanged + (stages > 1),) if stages else (),
-        passes=stages + bool(stores or pairs),
+        passes=stages + later,
         walks=0
         if inner is not None
         else _walks(stages, len(columns), {name for fact in reductions for name in fact.names}),
-        later=bool(stores or pairs),
+        later=later,
         sums=len(sums) if inner is not None else 0,
         group=max(groups, default=0),
         pairs=tuple(op.itemsize for op in pairs),
         wide=wide,
-        temporaries=POSITION_REGISTERS * max(positions or wide > 0, len(of_groups)),
+        temporaries=_place_registers(facts, columns, parts, positions or wide > 0),
         work=work + FP8_WORK * sum(op.dtype == torch.float8_e4m3fn for op in stores),
     )
     blocks = None if inner is None else grid[0]
     fixed = {axis.block_id: axis.size for axis in facts.axes if axis.kind == "fixed" and axis.size is not None}
     return RowShape(demand=demand, m=m, rows=rows[-1], blocks=blocks, fixed=fixed)
+
+
+def _in_loops(reductions: Sequence[ReductionFact]) -> bool:
+    """Return whether loops over columns reduce rows: what such a loop stores does not depend on its reductions."""
+    return bool(reductions) and all(fact.category in ("user_tile", "fixed") for fact in reductions)
 
 
 def _walks(stages: int, loops: int, names: set[str]) -> int:
@@ -148,6 +153,14 @@ def _groups(facts: KernelFacts, parts: set[int], least_bytes: int) -> tuple[list
     groups = [facts.axes[fact.axis].extent or 0 for fact in facts.reductions if fact.axis in parts]
     most = WARP_LANES * GRANULE_BYTES // least_bytes
     return groups, sum(group & (group - 1) > 0 or group > most for group in groups)
+
+
+def _place_registers(facts: KernelFacts, columns: set[int], parts: set[int], found: bool) -> int:
+    """Return the registers for places of elements: of positions or wide groups, if they are ``found``, of numbers of
+    columns, and of numbers of groups."""
+    found |= any(each.indices and each.axes[-1] in columns for each in facts.work)
+    reads = [op for op in facts.memory_ops if op.kind == "load" and op.tile_axes]
+    return POSITION_REGISTERS * max(found, len({op.storage for op in reads if op.tile_axes[-1] in parts}))
 
 
 def _rows_of_blocks(facts: KernelFacts) -> int | None:
