@@ -36,9 +36,13 @@ from helion.backends.cute.verify.state import Fault
 from helion.hardware import target
 
 BLACKWELL = target("sm_100")
-REFUSED = tuple(
-    name for name in NAMES if name.startswith("all") or name in ("keys, 256 dimensions", "shared keys, 256 dimensions")
-)
+PARTS = {
+    **{name: "that are added to dq.* in memory" for name in NAMES if name.startswith("all")},
+    **dict.fromkeys(("keys, 256 dimensions", "shared keys, 256 dimensions"), "whose sums are too wide for one pass"),
+    **dict.fromkeys(("queries, stored bias", "keys, added bias"), "in float32"),
+}
+"""Parts that are refused by name, by case."""
+REFUSED = tuple(PARTS)
 TAKEN = tuple(name for name in NAMES if name not in REFUSED)
 SIMULATED = ("queries, causal", "shared keys, causal", "keys", "queries, capped in a window")
 
@@ -276,8 +280,7 @@ def test_keys_of_configs() -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_parts_without_tcgen05_are_refused_by_name(name: str) -> None:
-    part = "that are added to dq.* in memory" if name.startswith("all") else "whose sums are too wide for one pass"
-    message = f"gradients of attention {part}.* are implemented for wgmma, and not for tcgen05.*backend='triton'"
+    message = f"gradients of attention {PARTS[name]}.* are implemented for wgmma, and not for tcgen05.*backend='triton'"
     with pytest.raises(exc.CuteUnsupported, match=message):
         bound_of(case_of(name), "b200").plan()
 
