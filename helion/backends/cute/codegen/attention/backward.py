@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from ...plan.attention.backward import BackwardPlan
 from ...plan.attention.gradients import PRODUCTS, STREAMED
 from ...plan.attention.numbers import is_known, text_of
 from ...plan.attention.operands import Source
-from ...plan.attention.records import Formula
-from ...plan.epilogue import Constant
+from ...plan.attention.records import Formula, ScorePlan
 from ..setups import dsl
 from . import numbers, spans, vectors
 from .atomic import atomic_functions, atomic_registers, exchanged_gradient, staged_view
@@ -198,7 +197,7 @@ def _values(plan: BackwardPlan, late: bool, only: int | None) -> list[str]:
     It takes the elements of a thread in pairs, which are rounded together. Left operands of elements that a row does not
     see, and of those past the end, are 0.
     """
-    formula, needed = plan.problem.formula, [*_needed(plan, late, only)]
+    formula, needed = plan.problem.formula, _needed(plan, late, only)
     read_sources = {each for at, each in enumerate(formula.sources) if formula.starts + at in needed}
     given, written = [*values_arguments(plan, late, only), "stage", "masked"], lefts(plan, late, only)
     lines = [f"def {values_name(late, only)}({', '.join(given)}):"]
@@ -232,23 +231,13 @@ def _values(plan: BackwardPlan, late: bool, only: int | None) -> list[str]:
     return lines
 
 
-def _needed(plan: BackwardPlan, late: bool, only: int | None) -> Iterator[int]:
-    """Yield the values that the function computes or reads, in order. Held values are computed once."""
-    problem, formula = plan.problem, plan.problem.formula
-    waiting = [problem.gradients[at].left for at in lefts(plan, late, only)]
-    waiting += [each.value for each in vectors.written(plan, late)]
-    drawn = plan.problem.drawn if late else ()
-    found = set[int]()
-    waiting += [] if late else _held(plan, only)
-    while waiting:
-        value = waiting.pop()
-        if value in found:
-            continue
-        found.add(value)
-        if value >= formula.computed and not (late and value in problem.held) and value not in drawn:
-            made = formula.instructions[value - formula.computed]
-            waiting += [each for each in made.arguments if not isinstance(each, Constant)]
-    yield from sorted(found)
+def _needed(plan: BackwardPlan, late: bool, only: int | None) -> list[int]:
+    """Return the values that the function computes or reads, in order. Held values are computed once."""
+    problem = plan.problem
+    wanted = [problem.gradients[at].left for at in lefts(plan, late, only)]
+    wanted += [each.value for each in vectors.written(plan, late)]
+    known = {*problem.held, *problem.drawn} if late else ()
+    return sorted(problem.formula.read_by([*wanted, *(() if late else _held(plan, only))], known))
 
 
 def _reads(plan: BackwardPlan, sources: set[Source], kinds: tuple[str, ...], staged: tuple[Source, ...]) -> list[str]:
@@ -360,14 +349,7 @@ def _finish(plan: BackwardPlan, at: int) -> list[str]:
             "        column = lane % 4 * 2 + e // 4 * 8 + e % 2",
             f"        x0 = gradient_{at}[e]",
         ]
-        for source in formula.sources:
-            text = read(plan, source, head_axes(plan.problem), "query", "column", columns)
-            lines.append(f"        {source.label}_value = {text}")
-        for number in range(len(formula.instructions)):
-            value = formula.computed + number
-            text = computed(formula, value, lambda each: finish_name(formula, each), ("query", "column"))
-            lines.append(f"        y{value} = {text}")
-        lines.append(f"        gradient_{at}[e] = {finish_name(formula, formula.value)}")
+        lines += [f"        {line}" for line in finished(plan, formula, columns, f"gradient_{at}[e]")]
     if gradient.wide is None:
         return [*lines, f"    rounded_{at}.store(gradient_{at}.load().to({dsl(gradient.output.dtype)}))"]
     source, columns = gradient.wide
@@ -378,11 +360,19 @@ def _finish(plan: BackwardPlan, at: int) -> list[str]:
     return [*lines, f"            {vectors.write(source, pair)}"]
 
 
-def finish_name(formula: Formula, value: int) -> str:
-    """Return the name of a value of a gradient's formula."""
-    if value < formula.starts:
-        return "x0"
-    return f"{formula.sources[value - formula.starts].label}_value" if value < formula.computed else f"y{value}"
+def finished(plan: ScorePlan, formula: Formula, columns: int, element: str) -> list[str]:
+    """Return the lines from ``x0``, an element of a gradient in ``query`` and ``column``, to that of its output."""
+
+    def name(value: int) -> str:
+        if value < formula.starts:
+            return "x0"
+        return f"{formula.sources[value - formula.starts].label}_value" if value < formula.computed else f"y{value}"
+
+    axes = head_axes(plan.problem)
+    lines = [f"{each.label}_value = {read(plan, each, axes, 'query', 'column', columns)}" for each in formula.sources]
+    for value in range(formula.computed, formula.computed + len(formula.instructions)):
+        lines.append(f"y{value} = {computed(formula, value, name, ('query', 'column'))}")
+    return [*lines, f"{element} = {name(formula.value)}"]
 
 
 # Set-up ----------------------------------------------------------------------------------------------------------------

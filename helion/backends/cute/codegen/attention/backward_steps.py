@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 
 from ...plan.attention.backward import EXCHANGE_STAGES, VECTOR_STEP, BackwardPlan
@@ -11,7 +12,7 @@ from ...plan.attention.operands import Source
 from ...plan.records import WARPGROUP_THREADS
 from ...roles import grammar as g
 from ...roles.attention import grammar as a
-from ...roles.attention.grammar import BackwardProgram
+from ...roles.attention.grammar import BackwardProgram, rule_of
 from ..writer import Writer
 from . import numbers, spans
 from .atomic import BOX, WARPS, clear_rows, sum_name
@@ -22,13 +23,7 @@ from .steps import indexed, partition, print_steps, rows_pipeline
 
 RULES: dict[type[g.Step], Callable[..., None]] = {}
 
-
-def _rule(kind: type[g.Step]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    def register(function: Callable[..., None]) -> Callable[..., None]:
-        RULES[kind] = function
-        return function
-
-    return register
+_rule = functools.partial(rule_of, RULES)
 
 
 # Set-up ----------------------------------------------------------------------------------------------------------------

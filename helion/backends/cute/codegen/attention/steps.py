@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from ...plan.attention.records import AttentionPlan, ScorePlan, without_rest
 from ...plan.dtypes import DTYPES
 from ...roles import grammar as g
 from ...roles.attention import grammar as a
-from ...roles.attention.grammar import AttentionProgram, ScoreProgram
+from ...roles.attention.grammar import AttentionProgram, ScoreProgram, rule_of
 from ..raw import READ_ONCE
 from ..setups import dsl
 from ..writer import Writer
@@ -65,13 +66,7 @@ FIRST_WORK, WORK_STEP = "_, first_work, _ = cute.arch.block_idx()", "_, work_ste
 OWN_QUERIES: dict[type[ScoreProgram], Callable[[Any], list[str]]] = {}
 """The definitions of a thread's first query, and of its bounds, that a kind of programs has instead."""
 
-
-def _rule(kind: type[g.Step]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    def register(function: Callable[..., None]) -> Callable[..., None]:
-        RULES[kind] = function
-        return function
-
-    return register
+_rule = functools.partial(rule_of, RULES)
 
 
 def _block(head: str, body: Callable[[Writer, ScoreProgram, g.Step], Sequence[str]]) -> Rule:

@@ -191,8 +191,8 @@ class BackwardProblem(ScoreProblem):
             return ()
         formula, wanted = self.formula, self.wanted
         random = {formula.starts + at for at, each in enumerate(formula.sources) if isinstance(each, RandomNumbers)}
-        after = self._read_by([each for each in wanted if self.late[each]], self.held)
-        before = self._read_by([*self.held, *(each for each in wanted if not self.late[each])])
+        after = formula.read_by([each for each in wanted if self.late[each]], self.held)
+        before = formula.read_by([*self.held, *(each for each in wanted if not self.late[each])])
         compared = (
             formula.computed + at
             for at, made in enumerate(formula.instructions)
@@ -201,17 +201,6 @@ class BackwardProblem(ScoreProblem):
         )
         of_products = _depending(formula, (0, 1))
         return tuple(each for each in compared if each in before & after and not of_products[each])
-
-    def _read_by(self, values: Sequence[int], known: Sequence[int] = ()) -> set[int]:
-        """Return the values that some are computed from, themselves included, but for those that known ones are."""
-        waiting, found = [*values], set[int]()
-        while waiting:
-            value = waiting.pop()
-            found.add(value)
-            if value >= self.formula.computed and value not in known:
-                made = self.formula.instructions[value - self.formula.computed]
-                waiting += (each for each in made.arguments if not isinstance(each, Constant))
-        return found
 
     @functools.cached_property
     def passes(self) -> tuple[tuple[int, ...], ...]:

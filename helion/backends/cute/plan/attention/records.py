@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..dtypes import itemsize
-from ..epilogue import Instruction
+from ..epilogue import Constant, Instruction
 from ..records import WGMMA_ROWS
 from .magnitude import LARGE, LARGEST_FLOAT, largest
 from .numbers import is_known, launch_integers, text_of
@@ -42,6 +43,17 @@ class Formula:
     def computed(self) -> int:
         """Number of the first instruction's value."""
         return self.starts + len(self.sources)
+
+    def read_by(self, values: Iterable[int], known: Container[int] = ()) -> set[int]:
+        """Return the values that some are computed from, themselves included, but for those that known ones are."""
+        waiting, found = [*values], set[int]()
+        while waiting:
+            value = waiting.pop()
+            if value not in found and value >= self.computed and value not in known:
+                made = self.instructions[value - self.computed]
+                waiting += (each for each in made.arguments if not isinstance(each, Constant))
+            found.add(value)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

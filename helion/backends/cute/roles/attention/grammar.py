@@ -3,12 +3,25 @@ waits are those of ``roles.grammar``."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from ...plan.attention.backward import BackwardPlan
 from ...plan.attention.records import AttentionPlan, Part, ScorePlan
 from ..grammar import NamedBarrier, Pipeline, RegisterLimit, Role, Step
+
+Rule = TypeVar("Rule", bound=Callable[..., object])
+
+
+def rule_of(rules: dict[type[Step], Rule], kind: type[Step]) -> Callable[[Rule], Rule]:
+    """Return the decorator that makes a function the rule of a kind of steps."""
+
+    def register(function: Rule) -> Rule:
+        rules[kind] = function
+        return function
+
+    return register
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 
 from ...plan.attention.backward import BackwardPlan
 from ...plan.attention.gradients import BackwardProblem
 from ...roles import grammar as g
 from ...roles.attention import grammar as a
+from ...roles.attention.grammar import rule_of
 from ...roles.grammar import Step
 from ..state import Fault
 from .machine import Machine, Running, Stage, Store, Warp
@@ -15,13 +16,7 @@ from .rules import Rule, issue, stage_of
 
 RULES: dict[type[Step], Rule] = {}
 
-
-def _rule(kind: type[Step]) -> Callable[[Rule], Rule]:
-    def register(function: Rule) -> Rule:
-        RULES[kind] = function
-        return function
-
-    return register
+_rule = functools.partial(rule_of, RULES)
 
 
 def _problem(machine: Machine) -> BackwardProblem:

@@ -3,25 +3,21 @@ never waits."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 
 from ...plan.attention.records import AttentionPlan, AttentionProblem
 from ...roles import grammar as g
 from ...roles.attention import grammar as a
+from ...roles.attention.grammar import rule_of
 from ..state import Fault
 from .machine import Machine, Running, Stage, Store, Warp
 
 Rule = Callable[..., Running | None]
 RULES: dict[type[g.Step], Rule] = {}
 
-
-def _rule(kind: type[g.Step]) -> Callable[[Rule], Rule]:
-    def register(function: Rule) -> Rule:
-        RULES[kind] = function
-        return function
-
-    return register
+_rule = functools.partial(rule_of, RULES)
 
 
 def execute(machine: Machine, warp: Warp) -> Running:

@@ -7,6 +7,7 @@ messages. It also finds accesses of tensor memory without the fence that orders 
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from ...plan.attention.umma_backward import UmmaBackwardPlan
 from ...roles import grammar as g
 from ...roles.attention import grammar as a
 from ...roles.attention import umma as u
+from ...roles.attention.grammar import rule_of
 from ...roles.attention.umma import UmmaProgram
 from ...roles.attention.umma_backward import UmmaBackwardProgram
 from ..state import Fault
@@ -124,12 +126,7 @@ def simulate(program: UmmaProgram) -> None:
         UmmaMachine(program, tiles=tiles, seed=seed).run(execute)
 
 
-def _rule(kind: type[g.Step]) -> Callable[[Rule], Rule]:
-    def register(function: Rule) -> Rule:
-        RULES[kind] = function
-        return function
-
-    return register
+_rule = functools.partial(rule_of, RULES)
 
 
 # Pipelines -------------------------------------------------------------------------------------------------------------

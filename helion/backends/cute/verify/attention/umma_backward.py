@@ -6,7 +6,7 @@ were stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from dataclasses import dataclass, field
 
 from ...plan.attention.gradients import PRODUCTS, STREAMED
@@ -15,6 +15,7 @@ from ...plan.attention.umma_backward import UmmaBackwardPlan
 from ...roles import grammar as g
 from ...roles.attention import grammar as a
 from ...roles.attention import umma_backward as b
+from ...roles.attention.grammar import rule_of
 from ...roles.attention.umma_backward import UmmaBackwardProgram
 from ..state import Fault
 from .machine import Block, Place, Running, Warp
@@ -62,12 +63,7 @@ def simulate(program: UmmaBackwardProgram) -> None:
         UmmaBackwardMachine(program, tiles=tiles, seed=seed).run(execute)
 
 
-def _rule(kind: type[g.Step]) -> Callable[[Rule], Rule]:
-    def register(function: Rule) -> Rule:
-        RULES[kind] = function
-        return function
-
-    return register
+_rule = functools.partial(rule_of, RULES)
 
 
 # MMAs ------------------------------------------------------------------------------------------------------------------

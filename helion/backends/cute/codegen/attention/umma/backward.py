@@ -8,16 +8,13 @@ from ....plan.attention.operands import Source
 from ....plan.attention.umma import UMMA_ROWS
 from ....plan.attention.umma_backward import UmmaBackwardPlan
 from ....plan.dtypes import itemsize
-from ....plan.epilogue import Constant
 from ...setups import dsl
 from .. import numbers, spans
-from ..backward import FAST, finish_name, pack_function, seen_function, with_sizes
+from ..backward import FAST, finished, pack_function, seen_function, with_sizes
 from ..formula import arguments_of, computed, head_axes, read
 from ..softmax import exp2_function, has_masks
 from .finish import chunk_of
 from .views import accumulators, copy_of, tile
-
-K_OF_MMA = 16
 
 
 def backward_functions(plan: UmmaBackwardPlan) -> list[list[str]]:
@@ -188,7 +185,7 @@ def _element(plan: UmmaBackwardPlan) -> list[str]:
     """Return the lines of one element: all values that left operands are computed from."""
     formula = plan.problem.formula
     lines = ["column = 2 * pair + i", "key = first_key + column"]
-    needed = _needed(plan)
+    needed = sorted(formula.read_by(each.left for each in plan.problem.gradients))
     lines += [f"x{at} = product_{at}[column]" for at in range(PRODUCTS) if at in needed]
 
     def names(value: int) -> str:
@@ -210,19 +207,6 @@ def _element(plan: UmmaBackwardPlan) -> list[str]:
         hidden = f"cutlass.select_(inside, {left}, cutlass.Float32(0.0)) if masked else {left}"
         lines.append(f"pair_{at}.append({hidden if has_masks(plan) else left})")
     return lines
-
-
-def _needed(plan: UmmaBackwardPlan) -> list[int]:
-    """Return the values that left operands are computed from, in order."""
-    formula, found = plan.problem.formula, set[int]()
-    waiting = [each.left for each in plan.problem.gradients]
-    while waiting:
-        value = waiting.pop()
-        if value not in found and value >= formula.computed:
-            made = formula.instructions[value - formula.computed]
-            waiting += [each for each in made.arguments if not isinstance(each, Constant)]
-        found.add(value)
-    return sorted(found)
 
 
 # Outputs ---------------------------------------------------------------------------------------------------------------
@@ -258,13 +242,7 @@ def _finish(plan: UmmaBackwardPlan, at: int) -> list[str]:
             f"        column = {chunk} * part + e",
             "        x0 = values[e]",
         ]
-        for source in formula.sources:
-            text = read(plan, source, head_axes(plan.problem), "query", "column", columns)
-            lines.append(f"        {source.label}_value = {text}")
-        for value in range(formula.computed, formula.computed + len(formula.instructions)):
-            text = computed(formula, value, lambda each: finish_name(formula, each), ("query", "column"))
-            lines.append(f"        y{value} = {text}")
-        lines.append(f"        values[e] = {finish_name(formula, formula.value)}")
+        lines += [f"        {line}" for line in finished(plan, formula, columns, "values[e]")]
     return [
         *lines,
         f"    rounded = cute.make_rmem_tensor({width}, {stored})",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from ....plan.attention.gradients import STREAMED
@@ -11,6 +12,7 @@ from ....plan.attention.umma_backward import UmmaBackwardPlan, umma_backward_byt
 from ....roles import grammar as g
 from ....roles.attention import grammar as a
 from ....roles.attention import umma_backward as b
+from ....roles.attention.grammar import rule_of
 from ....roles.attention.umma_backward import UmmaBackwardProgram
 from ....toolchain.kernel import GemmKernel
 from ...writer import Writer
@@ -70,12 +72,7 @@ def _pieces(program: UmmaBackwardProgram) -> Pieces:
     )
 
 
-def _rule(kind: type[g.Step]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    def register(function: Callable[..., None]) -> Callable[..., None]:
-        RULES[kind] = function
-        return function
-
-    return register
+_rule = functools.partial(rule_of, RULES)
 
 
 _SETUPS: dict[str, Callable[[UmmaBackwardPlan], list[str]]] = {

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 
 from ....plan.attention.umma import MESSAGE_VALUES, UMMA_ROWS, UmmaPlan, allocated_columns
 from ....roles import grammar as g
 from ....roles.attention import grammar as a
 from ....roles.attention import umma as u
+from ....roles.attention.grammar import rule_of
 from ....roles.attention.umma import UmmaProgram
 from ...setups import dsl
 from ...writer import Writer
@@ -21,13 +23,7 @@ from .views import accumulators, copy_of, tile
 
 RULES: dict[type[g.Step], Callable[..., None]] = {}
 
-
-def _rule(kind: type[g.Step]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    def register(function: Callable[..., None]) -> Callable[..., None]:
-        RULES[kind] = function
-        return function
-
-    return register
+_rule = functools.partial(rule_of, RULES)
 
 
 def _text(*lines: str) -> Callable[..., None]:
