@@ -111,9 +111,9 @@ class Vector:
         found = [torch.as_tensor(place) * stride for place, stride in zip(places, strides, strict=True)]
         return torch.as_tensor(self.source.offset + sum(found))
 
-    def write(self, adds: bool, address: Any, room: Any, first: int, *pair: Any) -> None:
+    def write(self, adds: bool, address: Any, room: Any, first: int, low: Any, high: Any) -> None:
         """Store two numbers of a row, those that are in it. ``address`` and ``room`` are those of the thread's first element."""
-        for more, value in enumerate(pair):
+        for more, value in enumerate((low, high)):
             inside = torch.as_tensor(room) > first + more
             at = (torch.as_tensor(address) + (first + more) * self.source.pitches[1])[inside]
             value = value[inside].as_subclass(torch.Tensor).to(self.flat.dtype)

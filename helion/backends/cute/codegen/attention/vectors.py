@@ -166,7 +166,8 @@ def addresses(plan: BackwardPlan, source: Source, column: str, columns: str, axe
 def write(source: Source, pair: str) -> str:
     """Return the call that writes the numbers of a pair of columns."""
     name = source.name
-    return f"write_{name}({name}_at[row], {name}_room[row], 8 * column, {pair})"
+    more = "" if is_known(source.pitches[1]) else f", vector_{source.label}.stride[1]"
+    return f"write_{name}({name}_at[row], {name}_room[row], 8 * column, {pair}{more})"
 
 
 def write_functions(plan: BackwardPlan) -> list[list[str]]:
@@ -183,33 +184,35 @@ def _is_even(source: Source, columns: int) -> bool:
 
 
 def _write_function(source: Source, columns: int, adds: bool = False) -> list[str]:
-    """Return the function that writes two numbers of a row, in one access where both are in the row or neither is."""
-    step, wide = source.pitches[1] * itemsize(source.dtype), source.dtype == "float32"
+    """Return the function that writes two numbers of a row, in one access where both are in the row or neither is. It takes
+    the elements from one column to the next if only launches know them."""
+    step, wide, size = source.pitches[1], source.dtype == "float32", itemsize(source.dtype)
+    known = is_known(step)
+    places = ["{{$r0}}+{at}", f"{{{{$r0}}}}+{{at + {step * size}}}"] if known else ["{{$r0}}", "{{$r1}}"]
+    room, *words = (f"{{{{$r{number}}}}}" for number in range(len(places) - known, 4 + (not known)))
+    values = words if wide else ["low", "high"]
     store = "red.relaxed.gpu.global.add.f32" if adds else f"st.global.{'f32' if wide else 'b16'}"
-    numbers = ["low", "high"] if wide else ["pack(low, high)"]
-    values = ["{{$r2}}", "{{$r3}}"] if wide else ["low", "high"]
-    code = "" if wide else "mov.b32 {{low, high}}, {{$r2}}; "
+    inside = [f"setp.gt.s32 {'pq'[at]}, {room}, {{first + {at}}};" for at in range(2)]
     if _is_even(source, columns) and not adds:
-        kind, value = ("v2.f32", "{{{{$r2}}, {{$r3}}}}") if wide else ("b32", "{{$r2}}")
-        body = [f"{_inside('p', 0)} @p st.global.{kind} [{{{{$r0}}}}+{{at}}], {value};"]
+        kind, value = ("v2.f32", f"{{{{{', '.join(words)}}}}}") if wide else ("b32", words[0])
+        body = [f"{inside[0]} @p st.global.{kind} [{places[0]}], {value};"]
     else:
-        body = [
-            f"{code if at == 0 else ''}{_inside('pq'[at], at)} @{'pq'[at]} {store} [{{{{$r0}}}}+{{at + {step * at}}}], {value};"
-            for at, value in enumerate(values)
-        ]
+        body = [f"{inside[at]} @{'pq'[at]} {store} [{places[at]}], {values[at]};" for at in range(2)]
+        body = [*([] if wide else [f"mov.b32 {{{{low, high}}}}, {words[0]};"]), *body]
     registers = ".reg .pred p, q; " + ("" if wide else ".reg .b16 low, high; ")
+    at = (
+        f"at = {step * size} * first"
+        if known
+        else f"at = [address + cutlass.Int64(first + i) * step * {size} for i in range(2)]"
+    )
+    given = ["address" if known else "*at", "room", *(["low", "high"] if wide else ["pack(low, high)"])]
     return [
-        f"def write_{source.name}(address, room, first, low, high):",
-        f"    at = {step} * first",
+        f"def write_{source.name}(address, room, first, low, high{'' if known else ', step'}):",
+        f"    {at}",
         "    cute.arch.inline_ptx(",
         f'        f"{{{{ {registers}"',
         *(f'        f"{line} "' for line in body),
         '        f"}}",',
-        f"        read_only_args=[address, room, {', '.join(numbers)}],",
+        f"        read_only_args=[{', '.join(given)}],",
         "    )",
     ]
-
-
-def _inside(predicate: str, more: int) -> str:
-    """Return the test that an element is in its row."""
-    return f"setp.gt.s32 {predicate}, {{{{$r1}}}}, {{first + {more}}};"

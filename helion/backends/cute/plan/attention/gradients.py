@@ -344,7 +344,7 @@ def _check_loop_output(problem: BackwardProblem, stored: LoopOutput) -> None:
     if target.dtype not in dtypes:
         how = "added to in" if stored.adds else "stored in"
         raise Refusal(f"{name} is {how} the loop in {target.dtype}; {' and '.join(dtypes)} are implemented")
-    if not is_known(target.pitches[1]) or target.pitches[1] * itemsize(target.dtype) * MOST_KEYS >= 2**31:
+    if is_known(target.pitches[1]) and target.pitches[1] * itemsize(target.dtype) * MOST_KEYS >= 2**31:
         raise Refusal(
-            f"{name} is stored in the loop with a stride of {target.pitches[1]} that launches pass, or too far"
+            f"{name} is stored in the loop with a stride of {target.pitches[1]} elements, too far for an offset"
         )
