@@ -281,11 +281,8 @@ def _attention_on_request(program: Program, facts: KernelFacts, target: Target) 
     if target.has("tcgen05"):
         return f"attention on tcgen05 runs on request, {_REQUEST}"
     found = known_attention(program)
-    band, ranged = found.problem.band, found.problem.key_range is not None
-    if band.prefix is not None and band.first is not None:
-        return f"attention with a prefix of keys in a window runs on request, {_REQUEST}"
-    masked = found.gone and (not band.is_whole or ranged or found.problem.guarded)
-    return f"attention with masks in parts of keys runs on request, {_REQUEST}" if masked else ""
+    masks = not found.problem.band.is_whole or found.problem.key_range is not None or found.problem.guarded
+    return f"attention with masks in parts of keys runs on request, {_REQUEST}" if found.gone and masks else ""
 
 
 PAGES_LEAD = Lead(corrected=1.3)
