@@ -36,30 +36,20 @@ def _first_column(plan: AttentionPlan) -> list[str]:
 
 def finish_functions(plan: AttentionPlan) -> list[list[str]]:
     """Return the function of a tile's end, and the guarded store of numbers per query."""
-    problem, formula = plan.problem, plan.problem.finish
-    axes = head_axes(problem)
+    problem, ends = plan.problem, Ends(plan)
     vectors = [output for output in problem.outputs if output.kind == "query"]
     columns = ["first_column"] if _first_column(plan) else []
-    given = ["output", "rounded_output", *_registers(plan), "first_query", "lane", *columns, *axes]
-    given += [*(f"vector_{each.label}" for each in vectors), *arguments_of(formula), *_limits(plan)]
+    given = ["output", "rounded_output", *_registers(plan), "first_query", "lane", *columns, *ends.axes]
+    given += [*(f"vector_{each.label}" for each in vectors), *arguments_of(problem.finish), *_limits(plan)]
     given += numbers.parameters(plan)
-    lines = [f"def finish({', '.join(given)}):", *_of_rows(plan, axes)]
+    lines = [f"def finish({', '.join(given)}):", *ends.of_rows()]
     for each in vectors:
-        lines += [f"    {line}" for line in _stored(plan, each, axes)]
-    lines += _of_elements(plan, axes)
-    lines.append(f"    rounded_output.store(output.load().to({dsl(problem.matrix.dtype)}))")
-    functions = [lines]
-    if vectors:
-        functions.insert(
-            0,
-            [
-                "@cute.jit",
-                "def store_number(vector: cute.Tensor, place, value, inside):",
-                "    if inside:",
-                "        vector[place] = value",
-            ],
-        )
-    return functions
+        lines += [f"    {line}" for line in _stored(ends, each)]
+    lines += [
+        *_of_elements(ends),
+        f"    rounded_output.store(output.load().to({dsl(problem.matrix.dtype)}))",
+    ]
+    return [*([STORE_NUMBER] if vectors else []), lines]
 
 
 def _limits(plan: AttentionPlan) -> list[str]:
@@ -71,121 +61,130 @@ def _registers(plan: AttentionPlan) -> list[str]:
     return ["highest"] * plan.problem.softmax + ["total"] * plan.problem.needs_total
 
 
-def _name(plan: AttentionPlan, value: int) -> str:
-    """Return the name of a value: a list of two rows, or an element."""
-    formula = plan.problem.finish
-    if value < formula.starts:
-        return {ACCUMULATOR: "x0", TOTAL: "total_rows", MAXIMUM: "highest_rows"}[value]
-    suffix = "rows" if _rows(plan)[value] else "value"
-    if value < formula.computed:
-        return f"{formula.sources[value - formula.starts].label}_{suffix}"
-    return f"x{value - formula.computed + 1}" + ("_rows" if suffix == "rows" else "")
+class Ends:
+    """The formula at a tile's end as text. Values with one number per query are lists of both rows of a thread, or are of its only
+    row, if ``pairs`` is false."""
+
+    def __init__(self, plan: AttentionPlan, pairs: bool = True) -> None:
+        self.plan, self.pairs, self.formula = plan, pairs, plan.problem.finish
+        self.axes = head_axes(plan.problem)
+        self.rows = per_row(self.formula, (TOTAL, MAXIMUM))
+        """Flags by value, true for one number per query."""
+        self.query = "first_query + 8 * row" if pairs else "query"
+        own = [made for at, made in enumerate(self.formula.instructions) if not self.rows[self.formula.computed + at]]
+        divisors = [made.arguments[1] for made in own if made.op == "div"]
+        self.divisors = [each for each in dict.fromkeys(divisors) if isinstance(each, int) and self.rows[each]]
+        """Values per query by which elements are divided. Their reciprocals have an error of one rounding of fp32, and the output
+        has 16 bits."""
+
+    def name(self, value: int) -> str:
+        """Return the name of a value."""
+        formula, suffix = self.formula, "_rows" if self.pairs and self.rows[value] else ""
+        if value < formula.starts:
+            return {ACCUMULATOR: "x0", TOTAL: "total", MAXIMUM: "highest"}[value] + suffix
+        if value < formula.computed:
+            return formula.sources[value - formula.starts].label + (suffix or "_value")
+        return f"x{value - formula.computed + 1}{suffix}"
+
+    def one(self, value: int) -> str:
+        """Return a value of the current row."""
+        return f"{self.name(value)}[row]" if self.pairs and self.rows[value] else self.name(value)
+
+    def _defined(self, name: str, text: str) -> str:
+        return f"    {name} = [{text} for row in range(2)]" if self.pairs else f"    {name} = {text}"
+
+    def of_rows(self) -> list[str]:
+        """Return the definitions of the values with one number per query, and of the reciprocals of divisors."""
+        formula, columns = self.formula, self.plan.problem.v.columns
+        lines = self._maxima_and_totals()
+        for at, source in enumerate(formula.sources):
+            value = formula.starts + at
+            if self.rows[value]:
+                text = read(self.plan, source, self.axes, self.query, "0", columns)
+                lines.append(self._defined(self.name(value), text))
+        for value in range(formula.computed, formula.computed + len(formula.instructions)):
+            if self.rows[value]:
+                text = computed(formula, value, self.one, (self.query, "0"))
+                lines.append(self._defined(self.name(value), text))
+        for value in self.divisors:
+            text = f"cute.arch.rcp_approx({self.one(value)})"
+            lines.append(self._defined(f"{self.name(value)}_inverse", text))
+        return lines
+
+    def _maxima_and_totals(self) -> list[str]:
+        """Return the definitions of maxima and sums. A query that has seen no key has the initial maximum, and may have a sum of
+        NaN."""
+        problem, names = self.plan.problem, (MAXIMUM, TOTAL)
+        most, total = ("highest[row]", "total[row]") if self.pairs else ("message[1]", "message[0]")
+        lines = [total] * problem.needs_total
+        if problem.softmax:
+            scale = f" * {problem.scale!r}" if problem.scale != 1.0 else ""
+            start = 'float("-inf")' if math.isinf(problem.start) else repr(problem.start)
+            unseen = f"cutlass.Float32(cutlass.select_({most} == {NEGATIVE_INFINITY}, cutlass.Float32("
+            lines = [f"{unseen}{start}), {most}{scale}))", *lines]
+            if problem.lacks_sum:
+                lines[1:] = [f'{unseen}float("nan")), {total}))']
+        return [
+            self._defined(self.name(each), text)
+            for each, text in zip(names[-len(lines) :] if lines else (), lines, strict=True)
+        ]
+
+    def of_element(self) -> list[str]:
+        """Return the definitions of an element's values, from the accumulator."""
+        lines, formula = [], self.formula
+        for at, source in enumerate(formula.sources):
+            if not self.rows[formula.starts + at]:
+                text = read(self.plan, source, self.axes, "query", "column", self.plan.problem.v.columns)
+                lines.append(f"        {source.label}_value = {text}")
+        for at, made in enumerate(formula.instructions):
+            value = formula.computed + at
+            if self.rows[value]:
+                continue
+            text = computed(formula, value, self.one, ("query", "column"))
+            if made.op == "div" and made.arguments[1] in self.divisors:
+                one, other = made.arguments
+                assert isinstance(one, int) and isinstance(other, int)
+                text = f"{self.one(one)} * {self.name(other)}_inverse{'[row]' * self.pairs}"
+            lines.append(f"        {self.name(value)} = {text}")
+        return lines
+
+    def stored(self, output: AttentionOutput, condition: str = "{}") -> str:
+        """Return the store of a number per query; ``condition`` is met by one of the threads that have it, and holds that there
+        is such a query."""
+        first = f"{row} + " if (row := spans.row_of(self.plan, output.matrix)) else ""
+        modes = output.matrix.modes
+        places = ", ".join([f"{first}{self.query}", *(mode.at.text(self.axes) for mode in modes)]) + "," * (not modes)
+        value = f"{self.one(output.value)}.to({dsl(output.dtype)})"
+        queries = "query_limit" if self.plan.problem.spans_queries else text_of(self.plan.problem.queries)
+        inside = condition.format(f"{self.query} < {queries}")
+        return f"store_number(vector_{output.label}, ({places}), {value}, {inside})"
 
 
-def _rows(plan: AttentionPlan) -> list[bool]:
-    return per_row(plan.problem.finish, (TOTAL, MAXIMUM))
+STORE_NUMBER = [
+    "@cute.jit",
+    "def store_number(vector: cute.Tensor, place, value, inside):",
+    "    if inside:",
+    "        vector[place] = value",
+]
+"""The guarded store of a number per query."""
 
 
-def _names(plan: AttentionPlan, value: int) -> str:
-    return f"{_name(plan, value)}[row]" if _rows(plan)[value] else _name(plan, value)
-
-
-def _of_rows(plan: AttentionPlan, axes: Sequence[str]) -> list[str]:
-    """Return the definitions of the values with one number per query, as lists of both rows."""
-    formula, columns, rows = plan.problem.finish, plan.problem.v.columns, _rows(plan)
-    lines = _maxima_and_totals(plan)
-    for at, source in enumerate(formula.sources):
-        if rows[formula.starts + at]:
-            text = read(plan, source, axes, "first_query + 8 * row", "0", columns)
-            lines.append(f"    {source.label}_rows = [{text} for row in range(2)]")
-    for at in range(len(formula.instructions)):
-        value = formula.computed + at
-        if rows[value]:
-            text = computed(formula, value, lambda each: _names(plan, each), ("first_query + 8 * row", "0"))
-            lines.append(f"    {_name(plan, value)} = [{text} for row in range(2)]")
-    lines += [
-        f"    {_name(plan, value)}_inverse = [cute.arch.rcp_approx({_name(plan, value)}[row]) for row in range(2)]"
-        for value in _divisors(plan)
-    ]
-    return lines
-
-
-def _maxima_and_totals(plan: AttentionPlan) -> list[str]:
-    """Return the definitions of maxima and sums of both rows.
-
-    A query that has seen no key has the initial maximum, and may have a sum of NaN.
-    """
-    problem = plan.problem
-    totals = ["    total_rows = [total[row] for row in range(2)]"] * problem.needs_total
-    if not problem.softmax:
-        return totals
-    scale = f" * {problem.scale!r}" if problem.scale != 1.0 else ""
-    start = 'float("-inf")' if math.isinf(problem.start) else repr(problem.start)
-    unseen = f"highest[row] == {NEGATIVE_INFINITY}"
-    lines = [
-        f"    highest_rows = [cutlass.Float32(cutlass.select_({unseen}, cutlass.Float32({start}), highest[row]{scale}))"
-        " for row in range(2)]",
-    ]
-    if not problem.lacks_sum:
-        return [*lines, *totals]
-    nan = 'cutlass.Float32(float("nan"))'
-    return [
-        *lines,
-        f"    total_rows = [cutlass.Float32(cutlass.select_({unseen}, {nan}, total[row])) for row in range(2)]",
-    ]
-
-
-def _divisors(plan: AttentionPlan) -> list[int]:
-    """Return the values per query by which elements are divided. Their reciprocals have an error of one rounding of
-    fp32, and the output has 16 bits."""
-    rows = _rows(plan)
-    found = [
-        made.arguments[1]
-        for at, made in enumerate(plan.problem.finish.instructions)
-        if made.op == "div" and not rows[plan.problem.finish.computed + at]
-    ]
-    return [each for each in dict.fromkeys(found) if isinstance(each, int) and rows[each]]
-
-
-def _stored(plan: AttentionPlan, output: AttentionOutput, axes: Sequence[str]) -> list[str]:
+def _stored(ends: Ends, output: AttentionOutput) -> list[str]:
     """Return the stores of both rows, by the first of the four lanes, and of the groups, that share them."""
-    first = f"{row} + " if (row := spans.row_of(plan, output.matrix)) else ""
-    places = ", ".join([f"{first}first_query + 8 * row", *(mode.at.text(tuple(axes)) for mode in output.matrix.modes)])
-    value = f"{_names(plan, output.value)}.to({dsl(output.dtype)})"
-    queries = "query_limit" if plan.problem.spans_queries else text_of(plan.problem.queries)
-    inside = f"(lane % 4 == 0) & (first_query + 8 * row < {queries})"
-    inside += " & (first_column == 0)" if _first_column(plan) else ""
-    return [
-        "for row in range(2):",
-        f"    store_number(vector_{output.label}, ({places}{',' if len(output.matrix.modes) == 0 else ''}), {value}, {inside})",
-    ]
+    only = " & (first_column == 0)" if _first_column(ends.plan) else ""
+    return ["for row in range(2):", f"    {ends.stored(output, f'(lane % 4 == 0) & ({{}}){only}')}"]
 
 
-def _of_elements(plan: AttentionPlan, axes: Sequence[str]) -> list[str]:
-    problem, formula = plan.problem, plan.problem.finish
-    rows, value = _rows(plan), problem.matrix.value
+def _of_elements(ends: Ends) -> list[str]:
+    plan, value = ends.plan, ends.plan.problem.matrix.value
     if value == ACCUMULATOR:
         return []
-    lines = [
+    return [
         f"    for e in range({(plan.spread_columns or plan.output_columns) // 2}):",
         "        row = e // 2 % 2",
         "        query = first_query + 8 * row",
         f"        column = {'first_column + ' if _first_column(plan) else ''}lane % 4 * 2 + e // 4 * 8 + e % 2",
         "        x0 = output[e]",
+        *ends.of_element(),
+        f"        output[e] = {ends.one(value)}",
     ]
-    for at, source in enumerate(formula.sources):
-        if not rows[formula.starts + at]:
-            text = read(plan, source, axes, "query", "column", problem.v.columns)
-            lines.append(f"        {source.label}_value = {text}")
-    divisors = _divisors(plan)
-    for at, made in enumerate(formula.instructions):
-        number = formula.computed + at
-        if rows[number]:
-            continue
-        text = computed(formula, number, lambda each: _names(plan, each), ("query", "column"))
-        if made.op == "div" and made.arguments[1] in divisors:
-            one, other = made.arguments
-            assert isinstance(one, int) and isinstance(other, int)
-            text = f"{_names(plan, one)} * {_name(plan, other)}_inverse[row]"
-        lines.append(f"        {_name(plan, number)} = {text}")
-    return [*lines, f"        output[e] = {_names(plan, value)}"]
