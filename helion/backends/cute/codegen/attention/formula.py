@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ....._support.philox import INCREMENTS, MULTIPLIERS, ROUNDS, UNIFORM
 from ...plan.attention.numbers import text_of
 from ...plan.attention.operands import GATHER, INTEGERS, RandomNumbers, Source, Table
-from ...plan.attention.records import KEY_INDEX, QUERY_INDEX, Formula, ScorePlan, ScoreProblem
+from ...plan.attention.records import KEY_INDEX, PRODUCT, QUERY_INDEX, Formula, ScorePlan, ScoreProblem
 from ...plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, Instruction
 from ..epilogue import EXPRESSIONS, SHORT, literal
 from . import numbers
@@ -38,6 +38,28 @@ def computed(
         return EXPRESSIONS[made.op](*whole)
     arguments = [literal(each) if isinstance(each, Constant) else names(each) for each in made.arguments]
     return {**EXPRESSIONS, **SHORT, **_ABSOLUTE, **own}[made.op](*arguments)
+
+
+def score_lines(plan: ScorePlan, formula: Formula, place: str, of_query: str = "_value") -> list[str]:
+    """Return the lines that replace the score at a place by what is computed from it. ``of_query`` ends the names of numbers per
+    query."""
+
+    def names(value: int) -> str:
+        if value == PRODUCT:
+            return "x0"
+        if value >= formula.computed:
+            return f"x{value - formula.computed + 1}"
+        source = formula.sources[value - formula.starts]
+        suffix = "" if isinstance(source, Table) else of_query if source.kind == "query" else "_value"
+        return source.label + suffix
+
+    own = gathers(plan, formula, head_axes(plan.problem))
+    values = range(formula.computed, formula.computed + len(formula.instructions))
+    return [
+        f"x0 = scores[{place}]",
+        *(f"{names(each)} = {computed(formula, each, names, ('query', 'key'), own)}" for each in values),
+        f"scores[{place}] = {names(formula.value)}",
+    ]
 
 
 def _tanh(x: str) -> str:

@@ -12,7 +12,7 @@ from ...plan.epilogue import COLUMN_NUMBER, Constant
 from ..epilogue import in_range
 from ..scales import add_rounded, rounded_pair
 from . import numbers, spans, vectors
-from .formula import arguments_of, computed, gathers, head_axes, read
+from .formula import arguments_of, computed, head_axes, read, score_lines
 
 ROUNDED = {"round_float16": "float16", "round_bfloat16": "bfloat16"}
 """The operations that take as long for two numbers as for one, on the unit of exponentials."""
@@ -168,16 +168,6 @@ def _formula(plan: AttentionPlan, formula: Formula, name: str) -> list[str]:
     problem = plan.problem
     axes = head_axes(problem)
 
-    def names(value: int) -> str:
-        if value == PRODUCT:
-            return "x0"
-        if value < formula.computed:
-            source = formula.sources[value - formula.starts]
-            if isinstance(source, Table):
-                return source.label
-            return f"{source.label}_rows[row]" if source.kind == "query" else f"{source.label}_value"
-        return f"x{value - formula.computed + 1}"
-
     lines = [f"def {name}({', '.join(_formula_arguments(plan, formula, axes))}):"]
     by_kind: dict[str, list[str]] = {"once": [], "column": [], "key": [], "exact": []}
     for source in formula.sources:
@@ -209,13 +199,9 @@ def _formula(plan: AttentionPlan, formula: Formula, name: str) -> list[str]:
         "            for row in range(2):",
         "                query = first_query + 8 * row",
         *(f"                {line}" for line in by_kind["exact"]),
-        "                x0 = scores[4 * column + 2 * row + i]",
+        *(f"                {line}" for line in score_lines(plan, formula, "4 * column + 2 * row + i", "_rows[row]")),
     ]
-    for at in range(len(formula.instructions)):
-        value = formula.computed + at
-        text = computed(formula, value, names, ("query", "key"), gathers(plan, formula, axes))
-        lines.append(f"                {names(value)} = {text}")
-    return [*lines, f"                scores[4 * column + 2 * row + i] = {names(formula.value)}"]
+    return lines
 
 
 def _mask(plan: AttentionPlan) -> list[str]:
@@ -223,25 +209,32 @@ def _mask(plan: AttentionPlan) -> list[str]:
 
     A word has a bit for each of a row's next scores. So a score takes a selection, and a part of a move to predicates.
     """
-    band, loaded = plan.problem.band, spans.bounds_of(plan)
-    shift, query = " + shift" if band.shift else "", band.query("first_query + 8 * row")
     hidden = NEGATIVE_INFINITY if plan.problem.softmax else "cutlass.Float32(0.0)"
-    keys = f"{spans.plus_origin(plan)}limit" if plan.is_limited else text_of(plan.problem.keys)
     lines = [
         f"def mask({', '.join(_mask_arguments(plan))}):",
         "    for row in range(2):",
-        f"        last = {numbers.less(keys, 1)} - first_key",
+        *(f"        {line}" for line in seen_lines(plan, "first_query + 8 * row", "[row]")),
     ]
-    if band.last is not None:
-        lines.append(f"        last = cutlass.min(last, {band.last_of(query)} - first_key)")
-    if "ends" in loaded:
-        lines.append("        last = cutlass.min(last, row_ends[row] - 1 - first_key)")
-    if band.first is not None:
-        lines.append(f"        first = {query} + {text_of(band.first)}{shift} - first_key")
-    if "begins" in loaded:
-        first = "row_begins[row] - first_key"
-        lines.append(f"        first = {first if band.first is None else f'cutlass.max(first, {first})'}")
     lines += _masked_pairs(plan, hidden) if plan.takes_quads else _masked_words(plan, hidden)
+    return lines
+
+
+def seen_lines(plan: AttentionPlan, query: str, row: str = "") -> list[str]:
+    """Return the definitions of the last key, and of the first one, that a query sees, from the first key of the block. ``row`` is
+    the index of its bounds."""
+    band, loaded = plan.problem.band, spans.bounds_of(plan)
+    shift, query = " + shift" if band.shift else "", band.query(query)
+    keys = f"{spans.plus_origin(plan)}limit" if plan.is_limited else text_of(plan.problem.keys)
+    lines = [f"last = {numbers.less(keys, 1)} - first_key"]
+    if band.last is not None:
+        lines.append(f"last = cutlass.min(last, {band.last_of(query)} - first_key)")
+    if "ends" in loaded:
+        lines.append(f"last = cutlass.min(last, row_ends{row} - 1 - first_key)")
+    if band.first is not None:
+        lines.append(f"first = {query} + {text_of(band.first)}{shift} - first_key")
+    if "begins" in loaded:
+        first = f"row_begins{row} - first_key"
+        lines.append(f"first = {first if band.first is None else f'cutlass.max(first, {first})'}")
     return lines
 
 

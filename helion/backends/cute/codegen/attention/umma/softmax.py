@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ....plan.attention.numbers import text_of
 from ....plan.attention.operands import Table
-from ....plan.attention.records import LAZY, PRODUCT, AttentionProblem, Formula
+from ....plan.attention.records import LAZY, AttentionProblem, Formula
 from ....plan.attention.umma import EXPONENTIALS, UmmaPlan
 from ...epilogue import in_range
 from .. import numbers, spans
-from ..formula import arguments_of, computed, gathers, head_axes, read
+from ..formula import arguments_of, head_axes, read, score_lines
 from ..softmax import (
     NEGATIVE_INFINITY,
     exp2_function,
@@ -19,6 +18,7 @@ from ..softmax import (
     has_masks,
     may_overflow,
     packed_quad,
+    seen_lines,
 )
 from .finish import chunk_of
 
@@ -147,14 +147,6 @@ def _formula(plan: UmmaPlan, formula: Formula, name: str) -> list[str]:
     problem = plan.problem
     axes = head_axes(problem)
 
-    def names(value: int) -> str:
-        if value == PRODUCT:
-            return "x0"
-        if value < formula.computed:
-            source = formula.sources[value - formula.starts]
-            return source.label if isinstance(source, Table) else f"{source.label}_value"
-        return f"x{value - formula.computed + 1}"
-
     once: list[str] = []
     of_keys: list[str] = []
     for source in formula.sources:
@@ -162,41 +154,22 @@ def _formula(plan: UmmaPlan, formula: Formula, name: str) -> list[str]:
             continue
         text = f"{source.label}_value = {read(plan, source, axes, 'query', 'key', problem.keys)}"
         (of_keys if source.kind in ("key", "exact") else once).append(text)
-    lines = [
+    return [
         f"def {name}({', '.join(_formula_arguments(plan, formula, axes))}):",
         *(f"    {line}" for line in once),
         f"    for column in range({plan.keys}):",
         "        key = first_key + column",
         *(f"        {line}" for line in of_keys),
-        "        x0 = scores[column]",
+        *(f"        {line}" for line in score_lines(plan, formula, "column")),
     ]
-    for at in range(len(formula.instructions)):
-        value = formula.computed + at
-        text = computed(formula, value, names, ("query", "key"), gathers(plan, formula, axes))
-        lines.append(f"        {names(value)} = {text}")
-    return [*lines, f"        scores[column] = {names(formula.value)}"]
 
 
 def _mask(plan: UmmaPlan) -> list[str]:
     """Return the function that hides the keys out of range, and those that the query does not see."""
-    band, loaded = plan.problem.band, spans.bounds_of(plan)
     hidden = NEGATIVE_INFINITY if plan.problem.softmax else "cutlass.Float32(0.0)"
-    shift = " + shift" if band.shift else ""
-    keys = f"{spans.plus_origin(plan)}limit" if plan.is_limited else text_of(plan.problem.keys)
     lines = [
         f"def mask({', '.join(_mask_arguments(plan))}):",
-        f"    last = {numbers.less(keys, 1)} - first_key",
-    ]
-    if band.last is not None:
-        lines.append(f"    last = cutlass.min(last, {band.last_of(band.query('query'))} - first_key)")
-    if "ends" in loaded:
-        lines.append("    last = cutlass.min(last, row_ends - 1 - first_key)")
-    if band.first is not None:
-        lines.append(f"    first = {band.query('query')} + {text_of(band.first)}{shift} - first_key")
-    if "begins" in loaded:
-        first = "row_begins - first_key"
-        lines.append(f"    first = {first if band.first is None else f'cutlass.max(first, {first})'}")
-    lines += [
+        *(f"    {line}" for line in seen_lines(plan, "query")),
         f"    for column in range({plan.keys}):",
         f"        scores[column] = cutlass.select_(last >= column, scores[column], {hidden})",
     ]
