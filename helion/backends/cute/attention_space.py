@@ -22,6 +22,7 @@ from .plan.attention.build import (
     MOST_GROUPS,
     MOST_KEYS,
     MOST_STAGES,
+    check_quads,
     key_step,
     plan_attention,
     takes_bias,
@@ -69,6 +70,7 @@ def attention_refusal(program: Program, target: Target) -> exc.Base | None:
         if program.tunables:
             raise Refusal(f"it has tunables of its own: {', '.join(name for name, _ in program.tunables)}")
         found = known_attention(program)
+        check_quads(found.problem)
         reason = smallest_umma(found, target) if target.has("tcgen05") else _smallest(found, target)
     except Refusal as error:
         reason = error

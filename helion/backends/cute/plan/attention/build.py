@@ -344,15 +344,21 @@ def _check_narrow(problem: AttentionProblem) -> None:
         raise Refusal(
             f"keys or queries in {dtype} that are bounded by loaded integers, or in pages, are not implemented"
         )
-    if problem.keys % QUAD:
-        raise Refusal(
-            f"attention in {dtype} with {int(problem.keys)} keys is not implemented; with a multiple of {QUAD} it is"
-        )
+    if is_known(problem.keys):
+        check_quads(problem)
     if problem.query.instructions:
         raise Refusal(f"queries in {dtype} that the kernel computes are not implemented; scale the scores instead")
     if len(k.modes) + 3 > MOST_MODES:
         raise Refusal(
             f"{k.name} in {dtype} has {len(k.modes)} dimensions of heads; up to {MOST_MODES - 3} are implemented"
+        )
+
+
+def check_quads(problem: AttentionProblem) -> None:
+    """Check the number of keys of operands of 8 bits, of which hints of sizes need not be multiples. Raises ``Refusal``."""
+    if problem.q.dtype in NARROW_DTYPES and problem.keys % QUAD:
+        raise Refusal(
+            f"attention in {problem.q.dtype} with {int(problem.keys)} keys is not implemented; with a multiple of {QUAD} it is"
         )
 
 

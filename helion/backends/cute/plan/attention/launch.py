@@ -9,7 +9,7 @@ from ..records import TMA_ALIGNMENT_BYTES
 from ..refusal import Refusal
 from ..runtime import MAX_EXTENT
 from .backward import BackwardProblem, is_staging_kind
-from .build import NARROW_DTYPES, QUAD
+from .build import NARROW_DTYPES, QUAD, check_quads
 from .numbers import LaunchInt
 from .operands import Matrix, Place, Source, Table
 from .records import AttentionProblem, ScoreProblem
@@ -56,8 +56,8 @@ def check_launch(problem: ScoreProblem) -> None:
         raise Refusal(f"gradients of {problem.repeats} heads that share keys; at least one is implemented")
     if problem.queries * problem.batches > MAX_EXTENT:
         raise Refusal(f"attention of {problem.queries * problem.batches} queries of all heads; up to {MAX_EXTENT}")
-    if _loads_quads(problem) and problem.keys % QUAD:
-        raise Refusal(f"attention of 8-bit operands with {problem.keys} keys; multiples of {QUAD} are implemented")
+    if isinstance(problem, AttentionProblem):
+        check_quads(problem)
     if any(unit != 1 for unit in problem.units):
         raise Refusal(
             "a tensor is not contiguous along the dimensions of a head, or the distance of its heads is no whole number of rows"
