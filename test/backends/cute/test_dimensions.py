@@ -133,7 +133,7 @@ def test_products_of_dimensions_are_those_of_torch(name: str) -> None:
 def test_one_dimension_has_the_elements_of_both() -> None:
     kernel, args, _ = CASES["rows and columns"]
     problem = kernel.bind(args, target="h200").plan().gemm.problem
-    assert (problem.m, problem.n, problem.k, problem.batch) == (3 * 29, 4 * 16, 72, None)
+    assert (problem.m, problem.n, problem.k, problem.batch, problem.copied) == (3 * 29, 4 * 16, 72, None, ())
     kernel, args, _ = CASES["heads, apart in memory"]
     assert len(kernel.bind(args, target="h200").plan().gemm.problem.terms) == 2
 

@@ -64,7 +64,8 @@ def with_joined_dimensions(program: Program) -> Joined:
         joined = _as_one(found.program, *pair) or _unrolled(found.program, pair[0])
         if joined is None:
             break
-        found = Joined(program=joined, blocks=(*found.blocks, pair[0]))
+        gone = [block for block in pair if not any(_uses(op, block) for op in joined.walk())]
+        found = Joined(program=joined, blocks=(*found.blocks, *gone))
     return found
 
 
@@ -185,7 +186,7 @@ def _inner(loop: Op) -> Op | None:
 
 
 class _Joiner:
-    """A rewrite that makes the blocks ``outer`` and ``inner`` one, which is ``inner``."""
+    """A rewrite that makes the blocks ``outer`` and ``inner`` one: ``kept``, that of them whose tiles a config sizes."""
 
     def __init__(self, program: Program, outer: int, inner: int) -> None:
         self.program, self.outer, self.inner = program, outer, inner
@@ -197,6 +198,8 @@ class _Joiner:
         if not isinstance(first, int) or not isinstance(second, int) or min(first, second) < 1:
             raise _Apart
         self.extents = first, second
+        tunable = [program.blocks[block].tunable for block in (outer, inner)]
+        self.kept, self.gone = (outer, inner) if tunable == [True, False] else (inner, outer)
 
     def program_of(self) -> Program:
         """Return the program of one dimension. Raises ``_Apart``."""
@@ -204,13 +207,13 @@ class _Joiner:
         body = self._region(root.body)
         extent = self.extents[0] * self.extents[1]
         blocks = tuple(
-            dataclasses.replace(block, extent=extent) if block.id == self.inner else block
+            dataclasses.replace(block, extent=extent) if block.id == self.kept else block
             for block in self.program.blocks
         )
         tensors = tuple(map(self._tensor, self.program.tensors))
         whole = dataclasses.replace(root, axes=self._axes(root.axes), body=body)
         found = drop_dead(dataclasses.replace(self.program, roots=(whole,), blocks=blocks, tensors=tensors))
-        if any(_uses(op, self.outer) or _counts(op, self.inner) for op in found.walk()):
+        if any(_uses(op, self.gone) or _counts(op, self.kept) for op in found.walk()):
             raise _Apart
         return found
 
@@ -225,8 +228,8 @@ class _Joiner:
                 if not plain or not all(map(fixed_at, (axis.begin, axis.step, axis.end), (0, 1, known))):
                     raise _Apart
         extent = self.extents[0] * self.extents[1]
-        kept = (axis for axis in axes if axis.block != self.outer)
-        return tuple(dataclasses.replace(axis, end=extent) if axis.block == self.inner else axis for axis in kept)
+        kept = (axis for axis in axes if axis.block != self.gone)
+        return tuple(dataclasses.replace(axis, end=extent) if axis.block == self.kept else axis for axis in kept)
 
     def _region(self, region: Region) -> Region:
         params = tuple(map(self._new, region.params))
@@ -238,6 +241,8 @@ class _Joiner:
             yield self._loop(op, op.attrs)
         elif isinstance(op.attrs, ViewAttrs):
             yield from self._view(op, op.attrs)
+        elif isinstance(op.attrs, MaskAttrs) and op.attrs.fill == 0.0 and self._is_loaded(op.operands[0]):
+            self.values[op.result.number] = self._read(op.operands[0])  # zeros are loaded out of range
         else:
             yield self._plain(op)
 
@@ -259,6 +264,13 @@ class _Joiner:
         return dataclasses.replace(
             op, operands=operands, results=results, regions=regions, attrs=dataclasses.replace(attrs, axes=axes)
         )
+
+    def _is_loaded(self, value: Operand) -> bool:
+        """Return whether a value is what a load returns, reshaped."""
+        made = self._maker(value)
+        while made is not None and made.kind == "view":
+            made = self._maker(made.operands[0])
+        return made is not None and made.kind == "load"
 
     # Values ---------------------------------------------------------------------------------------------------------------
 
@@ -283,7 +295,7 @@ class _Joiner:
                 raise _Apart
             if dim.blocks == both and dim.const != 1:
                 raise _Apart
-            found.append(Dim(blocks=(self.inner,)) if dim.blocks == both else dim)
+            found.append(Dim(blocks=(self.kept,)) if dim.blocks in (both, (self.inner,)) else dim)
         return tuple(found)
 
     def _position(self, dims: Dims, at: int) -> int:
@@ -346,7 +358,8 @@ class _Joiner:
         gone = indices[first].positions
         if not fixed_at(indices[second].shift, 0) or indices[second].operand is not None:
             raise _Apart
-        kept = (index for at, index in enumerate(indices) if at != first)
+        joined = dataclasses.replace(indices[second], block=self.kept)
+        kept = (joined if at == second else index for at, index in enumerate(indices) if at != first)
         moved = tuple(
             dataclasses.replace(each, positions=tuple(at - sum(other < at for other in gone) for at in each.positions))
             for each in kept
