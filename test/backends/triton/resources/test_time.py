@@ -143,6 +143,23 @@ def test_a_flat_index_against_the_strides_reads_every_element_from_its_own_secto
     assert against.sector_bytes == 8 * against.asked_bytes
 
 
+@helion.kernel()
+def every_second(x: torch.Tensor) -> torch.Tensor:
+    part = x[:, ::2]
+    out = torch.empty_like(part)
+    for tile in hl.tile(part.size()):
+        out[tile] = part[tile]
+    return out
+
+
+def test_neighbours_at_small_steps_share_sectors() -> None:
+    wide, narrow = (
+        demand(every_second.bind((tensor(512, 2048, dtype=dtype),), target=H200), block_sizes=[1, 1024])
+        for dtype in (torch.float64, torch.bfloat16)
+    )
+    assert wide.sector_bytes == 1024 * (16 + 8) and narrow.sector_bytes == 1024 * (4 + 2)
+
+
 def test_sectors_that_stores_fill_in_parts_are_counted() -> None:
     bound = cast_both_ways.bind((tensor(1024, 1024, dtype=torch.float32),), target=H200)
     row, square = (demand(bound, block_sizes=sizes, num_warps=4) for sizes in ([1, 1024], [32, 32]))

@@ -13,10 +13,10 @@ from ..layouts import fragment_warps
 from ..matrix import rate_name, tile_shape, unit_of
 from .launch import Launch
 from .nest import Nest
-from .roots import Access, Reduction, Root, Scan, roots_of
+from .roots import SECTOR_BYTES, Access, Reduction, Root, Scan, roots_of
 
-#: Bytes of a sector and of a line of the cache.
-_SECTOR, _LINE = 32, 128
+#: Bytes of a line of the cache.
+_LINE = 128
 #: Cost of an atomic of a whole line by one warp, relative to its part of a tile's.
 _WHOLE_LINE = 3.0
 #: Threads of a warp exchange in registers; a reduction over more of them goes through shared memory.
@@ -210,7 +210,8 @@ class _Count:
         itemsize = access.itemsize
         run, width = self._run(access, numel)
         asked = times * useful * itemsize
-        sector_bytes = times * useful / max(run, 1.0) * -(-run * itemsize // _SECTOR) * _SECTOR
+        near, step = (run, itemsize) if access.strided is None else (nest.used[access.strided[0]], access.strided[1])
+        sector_bytes = times * useful / max(near, 1.0) * -(-near * step // SECTOR_BYTES) * SECTOR_BYTES
         sums["asked_bytes"] += asked
         sums["sector_bytes"] += sector_bytes
         sums["looped_bytes" if times > 1 else "straight_bytes"] += asked
@@ -325,7 +326,7 @@ class _Count:
             sums["row_bytes"] += first
         together = self._run_bytes(access)
         if together < _RUN_BYTES:
-            halvings = math.log2(_RUN_BYTES / max(_SECTOR, together))
+            halvings = math.log2(_RUN_BYTES / max(SECTOR_BYTES, together))
             sums["scattered_bytes"] += (total + again) / programs * halvings
 
     def _selected_bytes(self, placed: tuple[int, ...], once: int, asked: float, is_seen: bool) -> float:

@@ -11,6 +11,8 @@ from ...histograms import width_of
 from ..known import Same
 from ..tiles import VECTOR_BYTES, beside_turned
 
+#: Bytes of a sector of memory.
+SECTOR_BYTES = 32
 #: Elements from which on a stride no longer narrows the accesses of one thread.
 _ALIGNED = 16
 #: Values that are reduced together: an index accompanies its value, and is compared too.
@@ -40,7 +42,8 @@ class Access(NamedTuple):
     contiguous where a tile has all elements of those before. Rows begin at multiples of ``aligned`` elements. ``widest`` are the
     elements of the widest access of a thread, ``widest_of_run`` those in a flattened grid. ``inside`` are the axes of
     the grid that the access depends on, ``apart`` the others. ``looped``: the passes of a load where rows are chunked,
-    by axis. ``turned`` are those of ``beside_turned``. ``placed`` are the axes of the grid that index a tensor whose other
+    by axis. ``strided`` is an axis whose neighbours share sectors of memory without being adjacent, with the bytes from one
+    to the next. ``turned`` are those of ``beside_turned``. ``placed`` are the axes of the grid that index a tensor whose other
     elements data selects, None for other accesses.
     """
 
@@ -54,6 +57,7 @@ class Access(NamedTuple):
     once_bytes: int
     """Bytes of all elements in reach."""
     inner: int | None
+    strided: tuple[int, int] | None
     nested: tuple[tuple[int, int], ...]
     aligned: int
     widest: int
@@ -220,6 +224,7 @@ class _Preparation:
             itemsize=op.itemsize,
             once_bytes=op.accessed_numel * op.itemsize,
             inner=inner,
+            strided=None if together or op.gathered else _strided(op),
             nested=_nested(op),
             aligned=aligned,
             widest=min(vector, aligned),
@@ -260,6 +265,16 @@ class _Preparation:
 def _extent(axis: AxisFact) -> Extent:
     elements = axis.mean if axis.extent is None else axis.extent
     return Extent(axis.block_id, elements, axis.outer, axis.padded if axis.rollable else 0)
+
+
+def _strided(op: MemoryOpFact) -> tuple[int, int] | None:
+    """Return the axis with the smallest step in memory, and the bytes of a step, if that is less than a sector."""
+    dimensions = zip(op.subscript_axes, op.strides, op.extents, op.scales, strict=True)
+    steps = [
+        (s * scale * op.itemsize, axis) for axis, s, extent, scale in dimensions if axis in op.tile_axes and extent > 1
+    ]
+    step, axis = min(((step, axis) for step, axis in steps if step > 0), default=(SECTOR_BYTES, None))
+    return None if axis is None or step >= SECTOR_BYTES else (axis, step)
 
 
 def _nested(op: MemoryOpFact) -> tuple[tuple[int, int], ...]:
