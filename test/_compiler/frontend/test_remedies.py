@@ -165,3 +165,17 @@ def test_no_gpu_to_tune_on(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_slice_to_a_number_of_the_host(tmp_path: Path) -> None:
     with pytest.raises(exc.InvalidIndexingType, match="the slice k::, .*hl.specialize makes a number of the host one"):
         kernel_of(tmp_path, "out[t, 0] = x[t, k:].sum(-1)", parameters="x, k")(X, 3)
+
+
+def magnitudes(z: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([z.size(0)])
+    for t in hl.tile(z.size(0)):
+        re, im = hl.split(z[t, :])
+        out[t] = re * re + im * im
+    return out
+
+
+def test_a_split_of_a_size_known_at_run_time_only_names_it() -> None:
+    kernel = helion.kernel(magnitudes, static_shapes=False)
+    with pytest.raises(exc.ShapeMismatch, match=r"z_size_1 \(2 in this call\) .* mark it with hl.specialize"):
+        kernel.bind((torch.randn(8, 2),))

@@ -329,7 +329,9 @@ def _split(t: Tracer, tensor: Any) -> tuple[DeviceValue, DeviceValue]:
     value = ops.as_device(t, tensor, "in hl.split")
     last = t.blocks.size_of(value.dims[-1]) if value.dims else None
     if not (isinstance(last, int) and last == 2):
-        raise exc.ShapeMismatch(lhs=repr(value), rhs="[..., 2]", detail=": hl.split needs a last dimension of 2")
+        block = value.dims[-1].block if value.dims else None
+        hint = t.blocks.size_text(None if block is None else t.blocks[block].extent)
+        raise exc.ShapeMismatch(lhs=repr(value), rhs="[..., 2]", detail=f": hl.split needs a last dimension of 2{hint}")
     return ops.split(t, value)
 
 

@@ -144,9 +144,15 @@ class Blocks(Part):
             if len(sizes) > 1 and symbols:
                 if len(symbols) > 1:
                     return "; in this call " + " and ".join(f"{size!r} is {hint_of(size)}" for size in symbols)
-                size = symbols[0]
-                return f"; {size!r} ({hint_of(size)} in this call) is known at run time only: mark it with hl.specialize in host code"
+                return self.size_text(symbols[0])
         return ""
+
+    @staticmethod
+    def size_text(size: Number | None) -> str:
+        """Return a hint for a size that would have to be another number, if it is known at run time only."""
+        if not isinstance(size, Expr):
+            return ""
+        return f"; {size!r} ({hint_of(size)} in this call) is known at run time only: mark it with hl.specialize in host code"
 
     def dim_text(self, dim: Dim) -> str:
         parts = [self.all[b].name if self.all[b].kind != "full" else repr(self.all[b].extent) for b in dim.blocks]
