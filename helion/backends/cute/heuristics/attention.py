@@ -1,7 +1,7 @@
 """Attention on Hopper: the tile and the variant with the least predicted time.
 
 A tile has two consumer groups of 64 queries, or one where there are few queries. Heads of up to 64 dimensions have three,
-unless scores have a formula, which no measurement supports. Blocks of keys are as long as registers allow. Tiles of different lengths, as with causal masks, are handed out by a counter, longest first. Measured
+unless scores have a formula, which no measurement supports, and so have heads of 128 whose scores are rounded. Blocks of keys are as long as registers allow. Tiles of different lengths, as with causal masks, are handed out by a counter, longest first. Measured
 rates are in benchmarks/results/cute/nvidia-h100-attention.jsonl.
 """
 
@@ -28,9 +28,10 @@ GATHERED_REGISTERS = 96
 GROUPS = (3, 2, 1)
 SHORT_KEYS = 2048
 """Keys up to which tiles with masks are short: wide heads are faster with two tiles of queries than with a third stage."""
-FEW_OPERATIONS = 1
+FEW_OPERATIONS, WIDE = 1, 128
 """Operations of formulas that three groups were faster with: a bias, and scores that are rounded to 16 bits (``sweep`` in
-benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
+benchmarks/results/cute/nvidia-h200-attention.jsonl), which are the only ones in heads of 128 (measurement
+``rounded_scores``)."""
 SHORTEST_KEYS = 32
 """The shortest blocks of tiles of several groups, which have room for longer ones with fewer queries."""
 WIDE_KEYS, FORMULA_KEYS = 176, 128
@@ -80,7 +81,7 @@ def _allows(shape: AttentionShape, choice: AttentionChoice) -> bool:
 def choices(shape: AttentionShape, target: Target) -> Iterator[AttentionChoice]:
     """Yield choices that fit; among equally fast ones the first wins."""
     needed = -(-shape.queries // WGMMA_ROWS)
-    most = 1 if shape.latent else needed if _is_narrow(shape) else min(needed, 2)
+    most = 1 if shape.latent else needed if _has_three_groups(shape) else min(needed, 2)
     for groups in (each for each in GROUPS if each <= most):
         keys, bias_stages = longest_keys(shape, groups, target), 0
         if shape.bias and (keys_with_bias := longest_keys(shape, groups, target, BIAS_STAGES)) >= LEAST_BIAS_KEYS:
@@ -97,7 +98,7 @@ def choices(shape: AttentionShape, target: Target) -> Iterator[AttentionChoice]:
                 groups=groups,
                 keys=length,
                 stages=_stages(shape, groups, length),
-                pingpong=_takes_turns(shape),
+                pingpong=groups == GROUPS[0] or _takes_turns(shape),
                 lazy=shape.v_columns > 64 and shape.softmax and shape.operand_bytes > 1,
                 scheduler="dynamic" if _varies(shape, groups) else "static",
                 bias_stages=bias_stages,
@@ -119,7 +120,7 @@ def _even_keys(shape: AttentionShape, keys: int) -> Iterator[int]:
 def _stages(shape: AttentionShape, groups: int, keys: int) -> int | None:
     """Return the stages of K and V, None for all that fit: few queries wait for memory, and so do short tiles."""
     few = shape.queries <= WGMMA_ROWS
-    if groups > 1 and _is_short(shape) and keys == 64:
+    if (groups > 1 and _is_short(shape) and keys == 64) or (groups == GROUPS[0] and shape.v_columns == WIDE):
         return LEAST_STAGES + 1
     if shape.v_columns <= NARROW:
         return LEAST_STAGES if not few and not shape.bounded else None
@@ -145,11 +146,13 @@ def _varies(shape: AttentionShape, groups: int) -> bool:
     return shape.bounded or (shape.loaded and shape.queries > WGMMA_ROWS * groups)
 
 
-def _is_narrow(shape: AttentionShape) -> bool:
-    """Return whether three groups are supported by measurements."""
+def _has_three_groups(shape: AttentionShape) -> bool:
+    """Return whether three groups are supported by measurements: of narrow heads, and of wide ones with rounded scores."""
     reads = shape.gathers or shape.pairs or (shape.loads and not shape.bias)
     formula = shape.operations > FEW_OPERATIONS or shape.special or shape.ranged or shape.window or reads
-    return max(shape.qk_columns, shape.v_columns) <= NARROW and not formula
+    rounded = shape.operations and not (shape.bounded or shape.loaded or shape.bias or shape.rounded)
+    wide = rounded and shape.qk_columns == shape.v_columns == WIDE and shape.operand_bytes == 2
+    return not formula and (wide or max(shape.qk_columns, shape.v_columns) <= NARROW)
 
 
 def key_splits(shape: AttentionShape, choice: AttentionChoice, rows: int, target: Target) -> Iterator[int]:

@@ -14,8 +14,9 @@ from ..scales import add_rounded, rounded_pair
 from . import numbers, spans, vectors
 from .formula import arguments_of, computed, head_axes, read, score_lines
 
-ROUNDED = {"round_float16": "float16", "round_bfloat16": "bfloat16"}
-"""The operations that take as long for two numbers as for one, on the unit of exponentials."""
+ROUNDED = "round_float16"
+"""The operation that takes as long for two numbers as for one. A number in bfloat16 is the upper half of one in fp32, and two
+that are rounded together need a shift and a mask, which takes longer (measurement ``rounded_scores``)."""
 WORD = 16
 """Scores of a row in a word of a mask: shifts by so many bits are defined."""
 NEGATIVE_INFINITY = 'cutlass.Float32(float("-inf"))'
@@ -103,17 +104,16 @@ def softmax_functions(plan: AttentionPlan) -> list[list[str]]:
     if has_formula(plan):
         functions.insert(0, _formula(plan, plan.problem.score, "apply_formula"))
     formulas = [each for each in (plan.problem.score, plan.problem.dropped) if each is not None]
-    pairs = [each for each in formulas if _rounds_pairs(each)]
-    for op in sorted({made.op for each in pairs for made in each.instructions} & {*ROUNDED}):
-        functions.insert(0, _round_pair(op))
+    if any(map(_rounds_pairs, formulas)):
+        functions.insert(0, _round_pair())
     for formula in formulas:
         functions[:0] = vectors.vector_functions(plan, formula)
     return functions
 
 
 def _rounds_pairs(formula: Formula) -> bool:
-    """Return whether scores of two keys are rounded together, by formulas that depend on no key."""
-    rounds = any(made.op in ROUNDED for made in formula.instructions)
+    """Return whether scores of two keys are rounded together: to float16, by formulas that depend on no key."""
+    rounds = any(made.op == ROUNDED for made in formula.instructions)
     of_rows = all(source.kind in ("query", "head", "number") for source in formula.sources)
     return rounds and of_rows and not any(made.op in (KEY_INDEX, COLUMN_NUMBER) for made in formula.instructions)
 
@@ -142,8 +142,8 @@ def _formula_of_pairs(plan: AttentionPlan, formula: Formula, name: str) -> list[
     ]
     for at, made in enumerate(formula.instructions):
         text = f"[{computed(formula, formula.computed + at, names, ('query', '0'))} for i in range(2)]"
-        if made.op in ROUNDED and not isinstance(made.arguments[0], Constant):
-            text = f"{made.op}_pair([{names(made.arguments[0])} for i in range(2)])"
+        if made.op == ROUNDED and not isinstance(made.arguments[0], Constant):
+            text = f"round_pair([{names(made.arguments[0])} for i in range(2)])"
         lines.append(f"            x{at + 1} = {text}")
     return [
         *lines,
@@ -152,11 +152,11 @@ def _formula_of_pairs(plan: AttentionPlan, formula: Formula, name: str) -> list[
     ]
 
 
-def _round_pair(op: str) -> list[str]:
+def _round_pair() -> list[str]:
     """Return the function that rounds two numbers in one instruction, and widens each in another."""
     return [
-        f"def {op}_pair(pair):",
-        *(f"    {line}" for line in rounded_pair("pair[0]", "pair[1]", ROUNDED[op])),
+        "def round_pair(pair):",
+        *(f"    {line}" for line in rounded_pair("pair[0]", "pair[1]", "float16")),
         "    return low, high",
     ]
 
