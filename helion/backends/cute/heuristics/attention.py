@@ -1,7 +1,7 @@
 """Attention on Hopper: the tile and the variant with the least predicted time.
 
 A tile has two consumer groups of 64 queries, or one where there are few queries. Heads of up to 64 dimensions have three,
-unless scores have a formula, which no measurement supports, and so have heads of 128 whose scores are rounded. Blocks of keys are as long as registers allow. Tiles of different lengths, as with causal masks, are handed out by a counter, longest first. Measured
+unless scores have a formula, which no measurement supports. So have heads of 128 whose scores are rounded. Blocks of keys are as long as registers allow. Tiles of different lengths, as with causal masks, are handed out by a counter, longest first. Measured
 rates are in benchmarks/results/cute/nvidia-h100-attention.jsonl.
 """
 

@@ -147,9 +147,9 @@ def tiles_of(facts: KernelFacts, gpu: Target) -> list[tuple[tuple[int, ...], int
 
 
 def test_a_tile_that_bounds_k_is_split_until_the_wave_is_full() -> None:
-    # (M, N, span, K): 4 products of 128 x 256 and 32 parts of K for 132 SMs
+    # (M, N, span, K): 8 products of 128 x 128 and 16 parts of K for 132 SMs; 4 products of 128 x 256 add twice as much
     facts = facts_of(split_k, tensor(256, 16384), tensor(16384, 512))
-    assert tiles_of(facts, H100)[0] == ((128, 256, 512, 64), 8, 4)
+    assert tiles_of(facts, H100)[:2] == [((128, 128, 1024, 64), 8, 6), ((128, 256, 512, 64), 8, 4)]
     # two products per SM already
     facts = facts_of(split_k, tensor(4096, 16384), tensor(16384, 2048))
     assert tiles_of(facts, H100)[0] == ((128, 256, 16384, 64), 8, 4)

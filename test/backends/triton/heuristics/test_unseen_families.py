@@ -219,9 +219,12 @@ def test_few_queries_are_cut_into_more_programs(heads: int, queries: int, expect
     assert kernel.default_config()["block_sizes"][1] == expected
 
 
-def test_a_tunable_of_the_kernel_splits_k() -> None:
-    kernel = bound("tuned_split", "sm_90", 1)
-    assert kernel.default_config()["parts"] == 128 and programs(kernel) >= 128
+@pytest.mark.parametrize(("shape", "tile", "parts"), [(0, [64, 128, 128], 16), (1, [64, 32, 256], 64)])
+def test_a_tunable_of_the_kernel_splits_k(shape: int, tile: list[int], parts: int) -> None:
+    """Smaller tiles with fewer parts add less by atomics, and keep as many SMs busy."""
+    kernel = bound("tuned_split", "sm_90", shape)
+    default = kernel.default_config()
+    assert (default["block_sizes"], default["parts"]) == (tile, parts) and programs(kernel) >= 128
 
 
 @pytest.mark.parametrize("gpu", ["sm_90", "h200", "gfx942"])

@@ -19,13 +19,14 @@ from ....resources.known import Same
 from ....resources.matrix import ASYNC_ROWS, is_k_major, is_transposed, partial_sum
 from ....resources.predict import predict
 from ....resources.time.launch import Launch
-from ....resources.time.predict import timing
+from ....resources.time.predict import Timing, timing
 from ... import register_safety as safety
 from ...choose import Timed, fastest, trust, unless_faster
 from ...sizing import all_sizes, clamp, estimate, nearest_size, tiles, tunables, wave_efficiency
 from ...tuned import tuned
 from .extents import Extents, product_extents
 from .operand_access import WIDE_ITEMSIZE, are_k_major, operand_access
+from .spans import halves, with_fewer_parts
 from .tile_numbers import TileNumbers
 from .unstaged import without_stages
 
@@ -96,7 +97,7 @@ class ProductSizer:
     ) -> None:
         self.facts, self.found, self.target, self.parts = facts, found, target, parts
         self.rewriting = rewriting
-        self._times: dict[ProductTile, float] = {}
+        self._timings: dict[ProductTile, Timing | None] = {}
         self.tuned = tuned(TileNumbers, target)
         self.fact: MatmulFact = facts.matmuls[0]
         fact = self.fact
@@ -161,8 +162,8 @@ class ProductSizer:
     def proposals(self) -> tuple[TritonProposal, ...]:
         first = self.tile(spread=self.tuned.long_k_first)
         found = [self.proposal(first, grouped=True)]
-        if (unstaged := without_stages(self, first)) is not None:
-            return (self.proposal(unstaged, grouped=True), *found)
+        if (other := without_stages(self, first) or with_fewer_parts(self, first)) is not None:
+            return (self.proposal(other, grouped=True), *found)
         if not self.tuned.long_k_first and (spread := self.tile(spread=True)) != first:
             found.append(self.proposal(spread, grouped=True))
         shared = self.shared(first)
@@ -296,7 +297,7 @@ class ProductSizer:
             blocks = self.blocks(*sides)
             return sum(sides) * max(cdiv(blocks, self.target.num_sms), blocks / self.tuned.fed_sms)
 
-        options = [(a, b) for a in _halves(m) for b in _halves(n)]
+        options = [(a, b) for a in halves(m, _MIN_SIDE) for b in halves(n, _MIN_SIDE)]
         return min(options, key=lambda sides: (cost(sides), -sides[0], -sides[1]))
 
     def shared(self, first: ProductTile) -> TritonProposal | None:
@@ -311,7 +312,7 @@ class ProductSizer:
         few = 2 * self.blocks(m, n) <= self.target.num_sms * (self.tuned.mma_v2_programs if self.mma_v2 else 1)
         if not self.facts.splittable_k or self.looped or not few or self.extents[2] < self.tuned.long_k:
             return ()
-        sides = itertools.product(_shared_sides(m, least), _shared_sides(n, least))
+        sides = itertools.product(halves(m, least), halves(n, least))
         best = fastest(sizer.whole(*each) for each in sides for sizer in self.sharing(*each))
         return () if best is None else (best,)
 
@@ -329,25 +330,24 @@ class ProductSizer:
         return self.proposal(tile, grouped=False), self.time_us(tile)
 
     def time_us(self, tile: ProductTile) -> float:
-        if tile not in self._times:
-            self._times[tile] = self._time_us(tile)
-        return self._times[tile]
+        found = self.timing(tile)
+        return math.inf if found is None else found.us
 
-    def _time_us(self, tile: ProductTile) -> float:
-        predicted = self.predict(tile)
-        if not predicted.fits or predicted.spills:
-            return math.inf
-        sizes = all_sizes(self.facts, self.sizes(tile))
-        copied = self.rewriting.copied_bytes
-        launch = Launch(
-            sizes=sizes,
-            warps=tile.warps,
-            stages=tile.stages,
-            boxed=self.access.slots,
-            parts=self.parts,
-            copied_bytes=copied,
-        )
-        return timing(self.facts, launch, predicted, self.target).us
+    def timing(self, tile: ProductTile) -> Timing | None:
+        """Return the predicted time of a tile, or None where it does not fit or spills."""
+        if tile not in self._timings:
+            predicted = self.predict(tile)
+            launch = Launch(
+                sizes=all_sizes(self.facts, self.sizes(tile)),
+                warps=tile.warps,
+                stages=tile.stages,
+                boxed=self.access.slots,
+                parts=self.parts,
+                copied_bytes=self.rewriting.copied_bytes,
+            )
+            good = predicted.fits and not predicted.spills
+            self._timings[tile] = timing(self.facts, launch, predicted, self.target) if good else None
+        return self._timings[tile]
 
     def warps(self, m: int, n: int) -> int:
         if self.many_batches and self.target.has("tcgen05"):
@@ -564,16 +564,6 @@ def _beside(facts: KernelFacts) -> tuple[int, ...]:
         for axis in facts.tunable_axes
         if axis.block_id not in own and not axis.on_grid and k.extent is not None and axis.extent == k.extent
     )
-
-
-def _shared_sides(side: int, least: int) -> list[int]:
-    """Return a side of a tile and its halves, down to ``least``, which the matrix unit runs at full rate."""
-    return [side >> i for i in range(side.bit_length()) if side >> i >= min(side, least)]
-
-
-def _halves(side: int) -> list[int]:
-    """Return a side of a tile and its halves, down to the smallest that matrix units take."""
-    return [side >> i for i in range(side.bit_length()) if side >> i >= min(side, _MIN_SIDE)]
 
 
 def sizer_as_written(facts: KernelFacts, extents: Extents, target: Target) -> ProductSizer:

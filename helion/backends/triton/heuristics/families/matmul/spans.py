@@ -1,0 +1,43 @@
+"""Tiles of a matmul whose kernel splits K itself, in spans whose programs add to the output by atomics.
+
+Large tiles leave few programs, so that many spans fill the SMs. All programs of one wave end at once, and nothing
+overlaps with their additions, which are as many bytes as the output for each span. Smaller tiles with fewer spans add
+less (measurement ``parts_of_k``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .tiles import ProductSizer, ProductTile
+
+
+def with_fewer_parts(sizer: ProductSizer, first: ProductTile) -> ProductTile | None:
+    """Return the fastest tile with its atomic additions after the rest, or None where K has no spans or ``first`` is it."""
+    if sizer.span is None or sizer.looped or sizer.splits(first.m, first.n) == 1:
+        return None
+
+    def cost(tile: ProductTile) -> float:
+        found = sizer.timing(tile)
+        return math.inf if found is None else found.us + dict(found.units)["atomics"]
+
+    sides = itertools.product(halves(first.m, sizer.tuned.tile_floor), halves(first.n, sizer.tuned.narrow_floor))
+    options = [first]
+    for m, n in sides:
+        k, stages = sizer.pipeline(m, n)
+        if sizer.efficiency(m, n) >= sizer.efficiency(first.m, first.n):
+            options.append(replace(first, m=m, n=n, k=k, warps=sizer.warps(m, n), stages=stages))
+    best = min(options, key=cost)
+    return None if best == first else best
+
+
+def halves(side: int, least: int) -> list[int]:
+    """Return a side of a tile and its halves, down to ``least``, which the matrix unit runs at full rate."""
+    return [side >> i for i in range(side.bit_length()) if side >> i >= min(side, least)]
+
+
+__all__ = ["halves", "with_fewer_parts"]
