@@ -64,6 +64,14 @@ def test_steps_over_rows_read_them_whole() -> None:
     assert (first["block_sizes"], first["reduction_loops"], first["num_warps"]) == ([32], [None], 8)
 
 
+@pytest.mark.parametrize(("batch", "stages"), [(256, 3), (520, 0)])
+def test_steps_over_rows_of_few_programs_are_pipelined(batch: int, stages: int) -> None:
+    """Two programs of an SM have room for three stages of 32 KiB, four for none."""
+    args = *(_meta(batch, 1024, 256) for _ in range(2)), _meta(batch, 1024)
+    config = mean_errors.bind(args, target="h200").seeds[0].config
+    assert (config["block_sizes"], config["range_num_stages"]) == ([32], [0, stages])
+
+
 @pytest.mark.parametrize(
     ("columns", "dtype", "rows", "warps"),
     [

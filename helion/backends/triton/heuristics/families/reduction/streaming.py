@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ......_compiler.facts.records import KernelFacts, ReductionFact
-from ......_shapes import next_power_of_2, previous_power_of_2
+from ......_shapes import cdiv, next_power_of_2, previous_power_of_2
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import Target
 from ....proposal import TritonProposal
@@ -113,6 +113,8 @@ _TUNED = tuned(_Numbers)
 
 _VECTOR_BYTES = 16
 _REGISTER_BYTES = 4
+#: Stages of a loop over steps of rows.
+_STAGES = 3
 _ONE_PASS = frozenset(("max", "sum"))
 
 
@@ -152,11 +154,12 @@ class TritonStreamingReductionHeuristic(Heuristic):
 def _whole_rows(proposal: TritonProposal, primary: ReductionFact, facts: KernelFacts, target: Target) -> TritonProposal:
     """Return the same with fewer rows in a step of the kernel's own loop, if many rows leave pieces of sectors of each.
 
-    A loop over rows with a reduction along each one needs no more rows than its threads have registers for.
+    A loop over rows with a reduction along each one needs no more rows than its threads have registers for. A pipeline
+    loads the next rows meanwhile, where all programs have room for its stages at once (measurement ``rows_in_steps``).
     """
     rows = facts.axes[primary.axis]
     pieces = [
-        (facts.axes[axis].padded, chunk)
+        (facts.axes[axis].padded, chunk, op.itemsize)
         for op in facts.memory_ops
         if op.kind == "load" and {primary.axis, op.inner_axis} <= set(op.tile_axes)
         for axis, chunk in proposal.reduction_loops.items()
@@ -167,7 +170,7 @@ def _whole_rows(proposal: TritonProposal, primary: ReductionFact, facts: KernelF
     ]
     if not pieces or primary.full_extent or not rows.tunable:
         return proposal
-    width = max(padded for padded, _ in pieces)
+    width = max(padded for padded, *_ in pieces)
     chunks = {axis: None if chunk == pieces[0][1] else chunk for axis, chunk in proposal.reduction_loops.items()}
     warps = proposal.num_warps or 1
     step = max(rows.min_size, _TUNED.held_thread_elements * warps * target.warp_size // width)
@@ -175,7 +178,11 @@ def _whole_rows(proposal: TritonProposal, primary: ReductionFact, facts: KernelF
     if step < 2 or estimate(facts, target, sizes, warps, 1, chunks).spill_risk:
         return proposal
     reason = f"{proposal.reason}, {step} rows of {width} whole"
-    return replace(proposal, reason=reason, block_sizes=sizes, reduction_loops=chunks)
+    bytes_of_step = step * sum(padded * itemsize for padded, _, itemsize in pieces)
+    programs = cdiv(programs_of(facts, all_sizes(facts, sizes), primary.root), target.num_sms)
+    stages = min(_STAGES, target.smem_per_block_bytes // (programs * bytes_of_step))
+    ranges = {"range_num_stages": {rows.block_id: stages}} if stages > 1 else {}
+    return replace(proposal, reason=reason, block_sizes=sizes, reduction_loops=chunks, ranges=ranges)
 
 
 def _alone(facts: KernelFacts, target: Target) -> Iterator[TritonProposal]:
