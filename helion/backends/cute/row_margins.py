@@ -10,6 +10,7 @@ from ...hardware import Target
 from .lower.rowwise.kernel import known_rows
 from .plan.build import unit_of
 from .plan.epilogue import Instruction
+from .plan.rowwise.choices import layouts
 from .plan.rowwise.logs import short_logs
 from .plan.rowwise.passes import demand_of
 from .plan.rowwise.records import RowProblem
@@ -62,6 +63,8 @@ def rows_on_request(program: Program, target: Target, request: str) -> str:
     demand = demand_of(problem)
     if problem.wide or problem.epilogue.of_kind("group"):
         return f"row kernels with numbers of channels, and those that reduce channels, run on request, {request}"
+    if demand.sums > 1 and all(layout.moved for layout in layouts(demand, target)):
+        return f"row kernels of {demand.n} columns, whose warps take registers of those that load, run on request, {request}"
     if demand.repeated and demand.lanes == demand.copied_lanes:
         return f"row kernels with a matrix whose rows repeat run on request, {request}"
     if demand.fewest < LEAST_AUTO_COLUMNS and not _saves_instructions(problem):

@@ -152,7 +152,7 @@ class Cluster:
         self.plan, self.memory, self.number, self.clusters = plan, memory, number, clusters
         self.ctas = layout.choice.cluster
         self.threads = layout.choice.rows * layout.threads
-        self.first_thread = layout.choice.first_thread
+        self.first_thread = layout.first_thread
         self.cta = np.repeat(np.arange(self.ctas), self.threads)
         self.shared = np.full((self.ctas, layout.shared_bytes + SHARED_BASE + 256), 255, np.uint8)
         self.changed = threading.Condition()
@@ -198,6 +198,8 @@ class Cluster:
             elect_one=contextlib.nullcontext,
             mbarrier_init=self.init,
             mbarrier_init_fence=lambda: None,
+            setmaxregister_decrease=lambda registers: None,
+            setmaxregister_increase=lambda registers: None,
             mbarrier_wait=lambda at, phase: self.wait(at.address, phase),
             mbarrier_arrive_and_expect_tx=self.expect_here,
             cluster_arrive_relaxed=lambda: None,

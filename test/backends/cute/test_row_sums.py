@@ -427,7 +427,7 @@ def _own_loads(keep: str, m: int = 64) -> r.RowProgram:
 @pytest.mark.parametrize("keep", ["registers", "shared"])
 def test_a_warp_that_loads_its_own_rows_keeps_its_stages(keep: str) -> None:
     program = _own_loads(keep)
-    assert [role.name for role in program.roles] == ["rows"] and program.plan.layout.choice.cta_threads == 32
+    assert [role.name for role in program.roles] == ["rows"] and program.plan.layout.cta_threads == 32
     for seed in range(4):
         RowCluster(program, tiles=3, seed=seed).run()
 

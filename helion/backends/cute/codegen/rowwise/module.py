@@ -271,8 +271,8 @@ def _prologue(plan: RowPlan, exchange: PipelineCounts | None) -> list[str]:
         "_, first_tile, _ = cute.arch.block_idx()",
         "_, tile_step, _ = cute.arch.grid_dim()",
         f"rank = {'cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())' if cluster else 'Int32(0)'}",
-        f"group = cute.arch.make_warp_uniform((thread - {choice.first_thread}) // {layout.threads})",
-        f"row_thread = (thread - {choice.first_thread}) % {layout.threads}",
+        f"group = cute.arch.make_warp_uniform((thread - {layout.first_thread}) // {layout.threads})",
+        f"row_thread = (thread - {layout.first_thread}) % {layout.threads}",
         "row_warp = cute.arch.make_warp_uniform(row_thread // 32)",
         "memory = cutlass.memory.SmemAllocator()",
     ]

@@ -6,7 +6,7 @@ import functools
 
 from ...plan.dtypes import itemsize
 from ...plan.epilogue import EpilogueOperand
-from ...plan.rowwise.choice import OVERLAPPED_ROWS
+from ...plan.rowwise.choice import LOAD_REGISTERS, OVERLAPPED_ROWS, WARPGROUP
 from ...plan.rowwise.demand import GRANULE_BYTES, WORD_BYTES
 from ...plan.rowwise.passes import RowPass, Schedule, gathers_late, schedule_of
 from ...plan.rowwise.records import RowLayout, RowPlan, RowProblem
@@ -22,11 +22,15 @@ from .words import loaded_words, print_word_load, print_word_sources
 def print_role(out: Writer, program: r.RowProgram, role: r.RowRole) -> None:
     """Print the program of a role; one lane of the load warp issues all copies."""
     out.line(f"# {role.name}")
+    moved, registers = program.plan.layout.moved, program.plan.layout.register_limit
+    if moved and role.name == "load":
+        out.lines((f"if warp < {WARPGROUP}:", f"    cute.arch.setmaxregister_decrease({LOAD_REGISTERS})"))
     with out.block("if warp == 0:" if role.first_warp == 0 else f"if warp >= {role.first_warp}:"):
         if role.name == "load":
             with out.block("if lane == 0:"):
                 print_steps(out, program, role.program)
         else:
+            out.lines([f"cute.arch.setmaxregister_increase({registers})"] if moved else [])
             print_steps(out, program, role.program)
 
 
@@ -214,9 +218,7 @@ def _step(plan: RowPlan) -> str:
     """Return the rows from one row of a loop to the next."""
     if plan.layout.by_columns:
         return str(plan.layout.period)
-    if plan.interleaved:
-        return "blocks"
-    return "1" if plan.problem.sums else "tile_step"
+    return "blocks" if plan.interleaved else "1" if plan.problem.sums else "tile_step"
 
 
 @_print.register
@@ -388,7 +390,7 @@ def _(step: g.Release, out: Writer, program: r.RowProgram) -> None:
 
 @_print.register
 def _(step: g.Tail, out: Writer, program: r.RowProgram) -> None:
-    """Print nothing: only threads of the CTA itself arrive at its empty barriers, and they need no answer."""
+    """Print nothing: only threads of the CTA itself arrive at its barriers."""
 
 
 @_print.register
@@ -483,7 +485,7 @@ def _(step: r.ShareVectors, out: Writer, program: r.RowProgram) -> None:
             _print_wide_vector(out, plan, operand, place)
             continue
         with out.block(
-            f"for element in cutlass.range(thread - {layout.choice.first_thread}, {length * lanes}, {threads}, unroll=8):"
+            f"for element in cutlass.range(thread - {layout.first_thread}, {length * lanes}, {threads}, unroll=8):"
         ):
             first = "cta.base" if layout.aligned else f"(cta.base - {layout.line_granules})"
             out.line(f"column = {first} * {lanes} + element")
@@ -505,7 +507,7 @@ def _print_wide_vector(out: Writer, plan: RowPlan, operand: EpilogueOperand, pla
     part = min(layout.lanes, GRANULE_BYTES // WORD_BYTES)
     each = 2 if operand.pitch == 1 and problem.n % 2 == 0 and not problem.columns_at_launch else 1
     count, size = length * layout.lanes // each, itemsize(operand.dtype)
-    with out.block(f"for place in cutlass.range(thread - {layout.choice.first_thread}, {count}, {threads}, unroll=8):"):
+    with out.block(f"for place in cutlass.range(thread - {layout.first_thread}, {count}, {threads}, unroll=8):"):
         out.line(f"element = place * {each}")
         out.line(f"column = cta.base * {layout.lanes} + element")
         source = f"{operand.label} + Int64(column) * {operand.pitch * size}"

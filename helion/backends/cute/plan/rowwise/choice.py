@@ -12,6 +12,10 @@ OVERLAPPED_ROWS = 2
 """Rows that are reduced before a row is mapped, where both overlap: messages of one have as long as another takes."""
 MOST_LOADED_CTAS = 8
 """CTAs of an SM up to which each has a warp that loads rows."""
+WARPGROUP = 4
+"""Warps whose registers change together (PTX ISA, ``setmaxnreg``)."""
+LOAD_REGISTERS = 24
+"""Registers of a thread of the warpgroup that loads rows, if warps of rows have the others: the fewest that ptxas takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +47,11 @@ class RowChoice:
         return self.ctas_per_sm > MOST_LOADED_CTAS
 
     @property
-    def cta_threads(self) -> int:
-        """The threads of a CTA: the load warp, if there is one, and the warps of all rows."""
-        return self.first_thread + self.rows * WARP_LANES * self.warps
+    def row_threads(self) -> int:
+        """The threads of a CTA's rows."""
+        return self.rows * WARP_LANES * self.warps
 
     @property
-    def first_thread(self) -> int:
-        """The first thread of the rows."""
-        return 0 if self.loads_itself else WARP_LANES
+    def load_warps(self) -> int:
+        """The warps that precede those of the rows: one that loads them, unless each loads its own."""
+        return 0 if self.loads_itself else 1

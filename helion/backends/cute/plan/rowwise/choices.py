@@ -47,7 +47,10 @@ SINGLE_ROW_WARPS = 16
 
 @functools.lru_cache(maxsize=64)
 def layouts(demand: RowDemand, target: Target) -> tuple[RowLayout, ...]:
-    """Return all layouts that fit; if there is none, the reason of the one with the most CTAs is raised as ``Refusal``."""
+    """Return all layouts that fit; if there is none, the reason of the one with the most CTAs is raised as ``Refusal``.
+
+    Those that move registers between warps are for rows that have no other.
+    """
     found, reason = [], None
     for choice in _choices(demand):
         try:
@@ -58,7 +61,7 @@ def layouts(demand: RowDemand, target: Target) -> tuple[RowLayout, ...]:
     if not found:
         assert reason is not None
         raise reason
-    return tuple(found)
+    return tuple([each for each in found if not each.moved] or found)
 
 
 def _is_short(demand: RowDemand) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .....hardware import Target
 from ..build import MAX_ROW_CLUSTER, RESERVED_SHARED_BYTES
 from ..refusal import Refusal
-from .choice import MOST_LOADED_CTAS, RowChoice
+from .choice import LOAD_REGISTERS, MOST_LOADED_CTAS, WARP_LANES, WARPGROUP, RowChoice
 from .demand import RowDemand
 from .records import MOST_PACKED, RowLayout
 
@@ -30,29 +32,43 @@ MOST_OVERLAPPED = 16
 def layout_of(demand: RowDemand, choice: RowChoice, target: Target) -> RowLayout:
     """Return the layout of a choice. Raises ``Refusal`` if rows do not fit."""
     _check_pitches(demand)
-    trial = RowLayout(
-        demand=demand, choice=choice, chunk_granules=1, stages=0, register_limit=_register_limit(choice, target)
-    )
+    limit = _register_limit(choice, choice.load_warps, target)
+    trial = RowLayout(demand=demand, choice=choice, chunk_granules=1, stages=0, register_limit=limit)
+    if trial.registers_needed > limit - SPARE_REGISTERS and _may_move(demand, choice):
+        trial = replace(trial, moved=True, register_limit=_moved_limit(choice, target))
     granules = -(-trial.thread_granules // trial.words)
     most = MOST_HELD if choice.loads_itself else MOST_PACKED
     packed = (choice.cluster == 1 or choice.overlap) and granules * len(demand.inputs) <= most
     chunk = granules if packed else max(1, min(granules, CHUNK_GRANULES // len(demand.inputs)))
     chunk = min(trial.thread_granules, chunk * trial.words)
-    trial = RowLayout(demand=demand, choice=choice, chunk_granules=chunk, stages=0, register_limit=trial.register_limit)
+    trial = replace(trial, chunk_granules=chunk)
     room = target.smem_per_sm_bytes // choice.ctas_per_sm - RESERVED_SHARED_BYTES
     room = min(room, target.smem_per_block_bytes)
     spare = sum(-(-size // 128) * 128 for name, _, size in trial.allocations if name != "barriers") + 256
     stages = min(MAX_STAGES, (room - spare) // max(1, trial.stage_bytes))
-    layout = RowLayout(
-        demand=demand, choice=choice, chunk_granules=chunk, stages=stages, register_limit=trial.register_limit
-    )
+    layout = replace(trial, stages=stages)
     _check(layout, room, target)
     return layout
 
 
-def _register_limit(choice: RowChoice, target: Target) -> int:
+def _may_move(demand: RowDemand, choice: RowChoice) -> bool:
+    """Return whether warps of rows with sums may have registers of the warps that load: they fill warpgroups, of which one
+    CTA has an SM."""
+    whole = choice.row_threads % (WARP_LANES * WARPGROUP) == 0
+    return bool(demand.sums) and whole and choice.ctas_per_sm == 1 and not choice.loads_itself
+
+
+def _moved_limit(choice: RowChoice, target: Target) -> int:
+    """Return the registers of a thread of rows, if those that load keep ``LOAD_REGISTERS``."""
+    loads = WARP_LANES * WARPGROUP
+    launched = _register_limit(choice, WARPGROUP, target) * (loads + choice.row_threads)
+    found = (launched - LOAD_REGISTERS * loads) // choice.row_threads
+    return min(target.max_registers_per_thread, found) // target.register_granularity * target.register_granularity
+
+
+def _register_limit(choice: RowChoice, load_warps: int, target: Target) -> int:
     """Return the registers of a thread: warps are dealt to the four parts of an SM, and rounded up."""
-    threads = -(-choice.ctas_per_sm * choice.cta_threads // 128) * 128
+    threads = -(-choice.ctas_per_sm * (WARP_LANES * load_warps + choice.row_threads) // 128) * 128
     granularity = target.register_granularity
     return min(target.max_registers_per_thread, target.registers_per_sm // threads // granularity * granularity)
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from ..dtypes import itemsize
 from ..epilogue import GROUP_REDUCTIONS, Constant, Epilogue, EpilogueOperand, EpilogueOutput
-from .choice import WARP_LANES, RowChoice
+from .choice import WARP_LANES, WARPGROUP, RowChoice
 from .demand import GRANULE_BYTES, WORD_BYTES, RowDemand
 from .operands import Gather, Repeat
 
@@ -217,6 +217,8 @@ class RowLayout:
     chunk_granules: int
     stages: int
     register_limit: int
+    moved: bool = False
+    """True if the warps of rows have registers of the warpgroup that loads them, whose other three warps do nothing."""
 
     @property
     def lanes(self) -> int:
@@ -364,7 +366,7 @@ class RowLayout:
         """
         sums = self.demand.sums * self.lanes * self.thread_granules
         few = sums <= MOST_WIDE_SUMS or (self.demand.sums > 1 and (self.choice.warps > 1 or self.choice.overlap))
-        return self.demand.wide_vectors and few
+        return self.demand.wide_vectors and few and not self.moved
 
     @property
     def vector_sizes(self) -> tuple[int, ...]:
@@ -491,9 +493,14 @@ class RowLayout:
         return offset + size
 
     @property
+    def first_thread(self) -> int:
+        """The first thread of the rows."""
+        return WARP_LANES * (WARPGROUP if self.moved else self.choice.load_warps)
+
+    @property
     def cta_threads(self) -> int:
         """The threads of a CTA."""
-        return self.choice.cta_threads
+        return self.first_thread + self.choice.row_threads
 
     @property
     def registers_needed(self) -> int:

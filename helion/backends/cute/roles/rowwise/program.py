@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ...plan.counts import PipelineCounts
+from ...plan.rowwise.choice import WARP_LANES
 from ...plan.rowwise.demand import WORD_BYTES
 from ...plan.rowwise.passes import Schedule, schedule_of
 from ...plan.rowwise.records import RowPlan
@@ -305,7 +306,7 @@ def _roles(plan: RowPlan, row_warps: int) -> tuple[RowRole, ...]:
     if plan.layout.choice.loads_itself:
         return (RowRole(name="rows", first_warp=0, warps=row_warps, program=rows),)
     load = RowRole(name="load", first_warp=0, warps=1, program=_load(plan))
-    return load, RowRole(name="rows", first_warp=1, warps=row_warps, program=rows)
+    return load, RowRole(name="rows", first_warp=plan.layout.first_thread // WARP_LANES, warps=row_warps, program=rows)
 
 
 def _load(plan: RowPlan) -> tuple[Step, ...]:
