@@ -21,7 +21,7 @@ import torch
 from backends.cute.ptx import rounded_to
 
 from helion.backends.cute.codegen.rowwise.module import parameters, render
-from helion.backends.cute.codegen.rowwise.totals import parts_of, shared_parameters, width_of
+from helion.backends.cute.codegen.rowwise.totals import lines_of, parts_of, shared_parameters, total_columns, width_of
 from helion.backends.cute.plan.rowwise.records import SIZE_M, SIZE_N, RowPlan, is_pitch
 from helion.backends.cute.roles.rowwise.program import row_program
 
@@ -506,14 +506,16 @@ def run_rows(
         Cluster(plan, memory, number, count).run(text, arguments)
     if plan.problem.totals:
         known = dict(zip([name for name, _ in parameters(plan.problem)], arguments, strict=True))
-        given = [*(known[name] for name in shared_parameters(plan.problem)), -(-m // plan.problem.span)]
-        width = width_of(plan.problem)
-        for place, number in itertools.product(range(-(-n // width)), range(len(plan.problem.totals))):
+        given = [*(known[name] for name in shared_parameters(plan.problem)), lines_of(plan.problem, m)]
+        width, columns = width_of(plan.problem), total_columns(plan.problem) if plan.problem.line_rows else n
+        for place, number in itertools.product(range(-(-columns // width)), range(len(plan.problem.totals))):
             TotalsCta(plan, memory, place, number).run_once(text, given)
     for (_, _, written), output, tensor in zip(memory.parts, plan.problem.outputs, outputs, strict=False):
         assert written is not None
         rows = {"sum": -(-m // max(1, plan.problem.span)), "total": 1}.get(output.kind, m)
         groups = {"group": plan.problem.epilogue.grouped[output.value], "pair": 2}.get(output.kind, 1)
+        if output.kind == "total" and plan.problem.line_rows:
+            rows, groups = plan.problem.line_rows, plan.problem.epilogue.grouped[output.value]
         size = rows * (1 if output.kind == "column" else n // groups) * tensor.element_size()
         assert int(written.sum()) == size, f"{output.name}: {int(written.sum())} of {size} bytes are written"
 

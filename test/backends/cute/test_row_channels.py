@@ -51,6 +51,25 @@ def gradient(x, weight, grad, out, of_weight, of_bias):
         of_bias[tile_b, tile_g, :] = given.sum(-1)
 
 
+def totals(x, grad, weights, biases, out, of_weight, of_bias):
+    images, groups, channels, _ = x.size()
+    for tile_b, tile_g in hl.tile([images, groups]):
+        row, given = x[tile_b, tile_g, :, :].to(torch.float32), grad[tile_b, tile_g, :, :].to(torch.float32)
+        hat = row - row.mean((-2, -1), keepdim=True)
+        out[tile_b, tile_g, :, :] = (hat * given).to(out.dtype)
+        weights[tile_b, tile_g, :] = (given * hat).sum(-1)
+        biases[tile_b, tile_g, :] = given.sum(-1)
+    hl.barrier()
+    for tile_g in hl.tile(groups):
+        weight = hl.zeros([tile_g, channels], dtype=torch.float32)
+        bias = hl.zeros([tile_g, channels], dtype=torch.float32)
+        for tile_b in hl.tile(images):
+            weight += weights[tile_b, tile_g, :].sum(0)
+            bias += biases[tile_b, tile_g, :].sum(0)
+        of_weight[tile_g, :] = weight
+        of_bias[tile_g, :] = bias.to(of_bias.dtype)
+
+
 def wanted(x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
     x, weight = x.double().requires_grad_(), weight.double()
     gains = weight.repeat(x.shape[0], 1, 1).requires_grad_()
@@ -92,6 +111,41 @@ def test_the_cpu_gives_sums_of_channels() -> None:
     out, sums = torch.empty_like(x), [torch.empty(3, 4, 5) for _ in range(2)]
     helion.kernel(gradient, backend="cute")(x, weight, grad, out, *sums)
     assert all(map(near, (out, *sums), wanted(x, weight, grad)))
+
+
+@pytest.mark.parametrize("shape", [(5, 3, 3, 64), (37, 2, 3, 392)], ids=str)
+def test_a_second_kernel_adds_up_numbers_of_channels(shape: tuple[int, ...]) -> None:
+    """Of channels that a warp has, and of wide ones: each line has the channels of an image."""
+    x, grad = numbers(*shape), numbers(*shape, seed=1)
+    want = (grad.double() * (x.double() - x.double().mean((2, 3), keepdim=True))).sum((0, 3))
+    for by_threads in (True, False):
+        parts = [torch.full(shape[:3], torch.nan) for _ in range(2)]
+        of_weight, of_bias = torch.empty(shape[1:3]), torch.empty(shape[1:3], dtype=torch.bfloat16)
+        given = (x, grad, *parts, torch.empty_like(x), of_weight, of_bias)
+        if by_threads:
+            run(totals, given, RowChoice(cluster=1, warps=4, ctas_per_sm=1))
+        else:
+            helion.kernel(totals, backend="cute")(*given)
+        assert near(of_weight, want)
+        assert near(of_bias, grad.double().sum((0, 3)))
+
+
+def others(x, weights, of_weight):
+    images, groups, channels, _ = x.size()
+    for tile_b, tile_g in hl.tile([images, groups]):
+        weights[tile_b, tile_g, :] = x[tile_b, tile_g, :, :].to(torch.float32).sum(-1)
+    hl.barrier()
+    for tile_g in hl.tile(groups - 1):
+        weight = hl.zeros([tile_g, channels], dtype=torch.float32)
+        for tile_b in hl.tile(images):
+            weight += weights[tile_b, tile_g, :].sum(0)
+        of_weight[tile_g, :] = weight
+
+
+def test_refusal_of_other_sums_of_channels() -> None:
+    given = tensor(5, 3, 3, 64), tensor(5, 3, 3, dtype=torch.float32), tensor(3, 3, dtype=torch.float32)
+    with pytest.raises(exc.CuteUnsupported, match="a loop that adds up sums over images does not cover weights"):
+        helion.kernel(others, backend="cute").bind(given, target="h100")
 
 
 def statistics(x, mean, total):

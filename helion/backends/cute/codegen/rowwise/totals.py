@@ -20,9 +20,21 @@ MOST_PARTS, LEAST_COLUMNS, THREADS = 32, 32, 256
 """The most threads of a column, the fewest columns of a CTA, whose words are a line of memory, and the fewest threads."""
 
 
+def lines_of(problem: RowProblem, m: int) -> int:
+    """Return the lines that a total adds up, of ``m`` rows: blocks of rows with sums, or some rows with numbers of groups."""
+    return -(-m // (problem.line_rows or problem.span))
+
+
+def total_columns(problem: RowProblem) -> int:
+    """Return the most columns of a line."""
+    if not problem.line_rows:
+        return problem.n
+    return problem.line_rows * (problem.n // problem.epilogue.grouped[problem.totals[0].value])
+
+
 def parts_of(problem: RowProblem) -> int:
     """Return the threads that add up a column: with fewer lines than all of them load at once, fewer."""
-    blocks, parts = -(-problem.m // problem.span), 1
+    blocks, parts = lines_of(problem, problem.m), 1
     while parts < MOST_PARTS and parts * LOADS < blocks:
         parts *= 2
     return parts
@@ -35,7 +47,8 @@ def width_of(problem: RowProblem) -> int:
 
 def _sums(problem: RowProblem) -> list[EpilogueOutput]:
     """Return the sums of the blocks that each total adds up."""
-    return [next(each for each in problem.sums if each.value == total.value) for total in problem.totals]
+    found = [each for each in problem.outputs if each.kind == ("group" if problem.line_rows else "sum")]
+    return [next(each for each in found if each.value == total.value) for total in problem.totals]
 
 
 def shared_parameters(problem: RowProblem) -> list[str]:
@@ -70,7 +83,7 @@ def _annotation(name: str) -> str:
 
 def body(problem: RowProblem, parts: int, columns: int) -> list[str]:
     """Return the code of the kernel, of ``parts`` threads for each of the ``columns`` of a CTA."""
-    n = SIZE_N if problem.columns_at_launch else str(problem.n)
+    n = SIZE_N if problem.columns_at_launch else str(total_columns(problem))
     sums = _sums(problem)
     lines = [
         "thread, _, _ = cute.arch.thread_idx()",
@@ -109,6 +122,8 @@ def body(problem: RowProblem, parts: int, columns: int) -> list[str]:
 
 
 def _pitch(problem: RowProblem, each: EpilogueOutput) -> str:
+    if problem.line_rows:
+        return str(total_columns(problem))
     if pitch_name(each.label) in problem.runtime:
         return pitch_name(each.label)
     return SIZE_N if problem.columns_at_launch and each.pitch == problem.n else str(each.pitch)
@@ -118,7 +133,10 @@ def print_launch(out: Writer, plan: RowPlan) -> None:
     """Print the launch of the kernel, after that of the rows: ``tiles`` is the number of blocks."""
     problem = plan.problem
     parts, columns = parts_of(problem), width_of(problem)
-    n = SIZE_N if problem.columns_at_launch else f"Int32({problem.n})"
+    n = SIZE_N if problem.columns_at_launch else f"Int32({total_columns(problem)})"
+    if problem.line_rows:
+        rows = "size_m" if problem.counted_at_launch else f"Int32({problem.m})"
+        out.line(f"tiles = {rows} // {problem.line_rows}")
     out.line(f"{NAME}(")
     tensors = {each.label for each in problem.outputs}
     out.lines(f"    {name}{'.toint()' if name in tensors else ''}," for name in shared_parameters(problem))

@@ -64,7 +64,9 @@ def evaluate_rows(kernel: GemmKernel, given: Sequence[Given]) -> None:
             value = value[:, :: problem.epilogue.grouped[output.value]]
         if output.kind == "pair":
             value = value[:, ::2]
-        if output.kind in ("sum", "total"):
+        if output.kind == "total" and problem.line_rows:
+            value = value[:, :: problem.epilogue.grouped[output.value]].reshape(m // problem.line_rows, -1)
+        elif output.kind in ("sum", "total"):
             value = torch.stack([rows.sum(0) for rows in value.split(problem.span)]) if m else value
         if output.kind == "total":
             value = value.sum(0, keepdim=True)

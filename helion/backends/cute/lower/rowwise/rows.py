@@ -114,6 +114,8 @@ class RowChain(Chain):
         self.repeats: dict[str, Repeat] = {}
         #: Numbers of these that only the launch knows, by name.
         self.counts: dict[str, Expr] = {}
+        #: Rows of a line of numbers of channels that totals add up.
+        self.line_rows = 0
         self.known = {}
         self.loads = {}
         self.steps = []
@@ -422,7 +424,8 @@ class RowChain(Chain):
 
     def add_total(self, total: Total) -> None:
         """Add the sums over all blocks of rows to the outputs."""
-        of = next((each for each in self.outputs if each.kind == "sum" and each.place.tensor.id == total.parts), None)
+        kind, self.line_rows = "group" if total.rows else "sum", total.rows
+        of = next((each for each in self.outputs if each.kind == kind and each.place.tensor.id == total.parts), None)
         tensor = self.frame.tensor(total.store)
         if of is None:
             raise Refusal(f"{tensor.name} is the sum of a tensor that has no sums over the rows of blocks")
@@ -577,6 +580,7 @@ def _kernel(frame: Frame, chain: RowChain) -> RowKernel:
         runtime=tuple(name for name, _ in runtime),
         gathers=tuple(chain.gathers.values()),
         repeats=tuple(chain.repeats.values()),
+        line_rows=chain.line_rows,
     )
     check_problem(problem := interned(problem))
     return RowKernel(

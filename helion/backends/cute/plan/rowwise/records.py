@@ -43,7 +43,6 @@ ANYWHERE_BUCKET_REGISTERS = 3
 """Registers in addition for each granule of a thread, where such rows have a number of columns that only the launch knows,
 and a pass reads them again from shared memory to store: softmax of 14 granules spills with 96 registers."""
 
-
 LEAST_TURNED_BYTES = 2**16
 """Bytes of a row from which rows may be read in another order: these are many pages of memory."""
 
@@ -80,6 +79,8 @@ class RowProblem:
     """Rows of a block whose sums are stored, if there are sums over rows."""
     hidden_sums: bool = False
     """True if only the totals of the launch read the sums of its blocks: a block may have any rows."""
+    line_rows: int = 0
+    """Rows of a line of numbers of groups, of which totals add up all lines; 0 for totals of sums over rows."""
     late_sums: bool = False
     """True if the last pass over a row adds to all sums over rows: earlier ones may run for rows that are not there."""
 
@@ -596,4 +597,4 @@ class RowPlan:
         layout, added = self.layout, {total.value for total in self.problem.totals}
         apart = layout.by_columns or layout.choice.loads_itself
         every = added >= {each.value for each in self.problem.sums}
-        return self.problem.hidden_sums and every and not apart
+        return bool(self.problem.sums) and self.problem.hidden_sums and every and not apart
