@@ -12,13 +12,15 @@ import numpy as np
 from ..config import Config
 from .search.domain import Domain
 from .search.kriging import covariance
-from .space import Field
+from .space import ConfigSpace, Field
 
 #: Configs whose neighbors are candidates, and neighbors of each. A config takes 1 to 4 ms to predict.
 _CENTRES, _NEIGHBOURS = 3, 24
 #: Keys of weight 1 that leaders differ in from seeds, besides all of a larger weight. They order the grid, or choose how
 #: memory is accessed; persistent grids and options of loops are left to searches.
 _KEYS = frozenset({"loop_orders", "l2_groupings", "indexing", "load_eviction_policies"})
+#: Threads of a warp.
+_LANES = 32
 #: Draws of the errors of all candidates. The same seed gives the same leaders in every process.
 _DRAWS, _SEED = 512, 0
 #: Least expected gain of one more leader, as a part of the time. Above it, leaders of the kept samples get lost
@@ -33,6 +35,13 @@ Array = Any
 def is_moved(field: Field) -> bool:
     """Return whether leaders may differ from seeds in a field."""
     return field.weight > 1 or field.key in _KEYS
+
+
+def code_length(space: ConfigSpace, config: Config, text: str) -> float:
+    """Return a number that grows with the instructions of a thread: the text, once for each of its elements."""
+    sizes = space.decode(config).sizes
+    elements = max((volume.numel(sizes) for volume in space.shape.volumes), default=1)
+    return len(text) * max(1.0, elements / (_LANES * int(config.get("num_warps", 1))))
 
 
 def candidates(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .._compiler.host.program import HostProgram
 
 #: Calls a function, whose compilations end early where the second argument says that they are late.
-Together = Callable[[Callable[[], Any], Callable[[float], bool] | None], Any]
+Together = Callable[[Callable[[], Any], Callable[[Callable[[], float]], bool] | None], Any]
 #: Called as ``(kernel, grid, *arguments, **options)``.
 Launcher = Callable[..., Any]
 
@@ -220,8 +220,8 @@ class Toolchain(Protocol):
     def together(self) -> AbstractContextManager[Together] | None:
         """Enter a context whose value calls a function in any thread; compilations inside run at the same time.
 
-        The value's second argument returns whether so many more seconds are too long for the compilations inside, or is
-        None. The thread that enters the context waits for the others. None if compilations run one at a time.
+        The value's second argument is asked between the stages of the compilations inside, with a function that returns
+        the seconds that are left. It returns whether that is too long, and may wait. None ends none. The thread that enters the context waits for the others. None if compilations run one at a time.
         """
         ...
 

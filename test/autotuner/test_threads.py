@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
+
 from helion.autotuner.pool.compiling import Built
 from helion.autotuner.pool.threads import ThreadPool
 
@@ -26,7 +28,7 @@ def failing() -> None:
     raise ValueError("no such instruction")
 
 
-def here(function: Callable[[], Any], is_late: Callable[[float], bool]) -> Any:
+def here(function: Callable[[], Any], is_late: Callable[[Callable[[], float]], bool]) -> Any:
     return function()
 
 
@@ -52,7 +54,7 @@ def test_results_and_errors_come_with_their_keys() -> None:
 def test_every_job_runs_in_the_given_function() -> None:
     inside: list[int] = []
 
-    def run(function: Callable[[], Any], is_late: Callable[[float], bool]) -> Any:
+    def run(function: Callable[[], Any], is_late: Callable[[Callable[[], float]], bool]) -> Any:
         inside.append(threading.get_ident())
         return function()
 
@@ -164,8 +166,8 @@ def test_results_can_be_taken_at_another_time() -> None:
 def test_a_job_gives_up_where_it_can_be_done_neither_in_time_nor_at_its_own_end() -> None:
     asked: dict[str, list[bool]] = {}
 
-    def run(function: Callable[[], Any], is_late: Callable[[float], bool]) -> Any:
-        asked.setdefault("late", []).extend(map(is_late, (0.0, 1e3, 1e5)))
+    def run(function: Callable[[], Any], is_late: Callable[[Callable[[], float]], bool]) -> Any:
+        asked.setdefault("late", []).extend(is_late(lambda s=seconds: s) for seconds in (0.0, 1e3, 1e5))
         return function()
 
     for ends, expected in ((-math.inf, [False, True, True]), (time.monotonic() + 1e4, [False, False, True])):
@@ -175,3 +177,21 @@ def test_a_job_gives_up_where_it_can_be_done_neither_in_time_nor_at_its_own_end(
         (built,) = polled(pool)
         pool.close()
         assert asked["late"] == expected and built.timed_out
+
+
+@pytest.mark.parametrize(("longer", "expected"), [(1.0, False), (2.0, True)])
+def test_a_longer_job_waits_for_another_one_and_takes_longer(longer: float, expected: bool) -> None:
+    begun, done, late = threading.Event(), threading.Event(), list[bool]()
+
+    def run(function: Callable[[], Any], is_late: Callable[[Callable[[], float]], bool]) -> Any:
+        if threading.current_thread().name.endswith("_1"):  # the second of the two
+            begun.set()
+            late.append(is_late(lambda: 300.0 if done.is_set() else 0.0))
+        return function()
+
+    pool = ThreadPool(run, 2, time.monotonic() + 500.0)
+    pool.submit("first", Job(lambda: begun.wait() and done.set()))
+    pool.submit("longer", Job(lambda: 7), after="first", longer=longer)
+    polled(pool)
+    pool.close()
+    assert late == [expected]

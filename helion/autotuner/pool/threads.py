@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from .compiling import Built
 
-#: Calls a compilation in whichever thread, with a function that returns whether so many more seconds are too long for it.
-Run = Callable[[Callable[[], Any], Callable[[float], bool]], Any]
+#: Calls a compilation in whichever thread, with a function that returns whether the seconds left are too long for it.
+Run = Callable[[Callable[[], Any], Callable[[Callable[[], float]], bool]], Any]
 
 
 class LimitedJob(Protocol):
@@ -51,10 +51,19 @@ class ThreadPool:
         self._in_flight: list[Future[Built]] = []
         self._given_up: set[Hashable] = set()
 
-    def submit(self, key: Hashable, job: LimitedJob, *, ends: float = -math.inf) -> None:
+    def submit(
+        self,
+        key: Hashable,
+        job: LimitedJob,
+        *,
+        ends: float = -math.inf,
+        after: Hashable = None,
+        longer: float = 1.0,
+    ) -> None:
         """Compile ``job``, unless one with this key was submitted and not polled.
 
-        It gives up if it can be done neither before the time ``ends`` nor while results are taken.
+        It gives up if it can be done neither before the time ``ends`` nor while results are taken. It takes ``longer``
+        than the others by this ratio, and waits for the job ``after`` before the stage that takes most time.
         """
         if key in self._jobs:
             return
@@ -63,8 +72,11 @@ class ThreadPool:
             self._jobs[key].set_result(Built(key=key, seconds=0.0))
             return
 
-        def is_late(seconds: float) -> bool:
-            late = time.monotonic() + seconds >= max(self._until, ends)
+        before = self._jobs.get(after)
+
+        def is_late(left: Callable[[], float]) -> bool:
+            wait([] if before is None else [before])
+            late = time.monotonic() + longer * left() >= max(self._until, ends)
             self._given_up |= {key} if late else set()
             return late
 

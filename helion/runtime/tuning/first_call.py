@@ -55,6 +55,8 @@ _LESS = 0.97
 _PREDICTING, _COMPILING_ALONG, _COMPILING = 0.1, 0.35, 0.6
 #: The same after which no assembler runs that began with the default's.
 _ASSEMBLING_ALONG = 1.5
+#: Ratio of the lengths of two configs' code from which on the longer one may compile late.
+_LONGER = 1.3
 #: Configs within this ratio of the least time of a few runs are ranked, and the fastest is compared with the default.
 #: Both take a part of ``first_call_seconds``.
 _CLOSE, _RANKING, _COMPARING = 1.3, 0.06, 0.1
@@ -156,10 +158,21 @@ def _begun_along(compiled: Compiled, pool: ThreadPool, times: Times) -> Along:
 
 
 def _submit(of: Specialized, pool: ThreadPool, first: Config, others: Sequence[Config], times: Times) -> None:
-    """Compile ``others``, longer than results are taken if they may be timed at the end."""
+    """Compile ``others``, longer than results are taken if they may be timed at the end.
+
+    Those with much longer code than ``first`` wait until it is known how long that took.
+    """
     worth = _worth_timing(of, first, others)
+    shortest = _code_length(of, first) if others else 0.0
     for config in others:
-        pool.submit(config, job_of(of, config), ends=times.end if config in worth else -math.inf)
+        longer = max(1.0, _code_length(of, config) / shortest)
+        after = first if longer > _LONGER else None
+        ends = times.end if config in worth else -math.inf
+        pool.submit(config, job_of(of, config), ends=ends, after=after, longer=longer)
+
+
+def _code_length(of: Specialized, config: Config) -> float:
+    return leaders.code_length(of.analysis.space, config, of.analysis.code(config).text)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,11 @@ from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 Stage = Callable[[Any, Any], Any]
-#: Called with the seconds that the fastest compilation took from a stage on; returns whether that is too long.
-IsLate = Callable[[float], bool]
+#: Called with a function that returns the seconds that the fastest compilation so far took from a stage on; returns whether
+#: that is too long. It may wait for that compilation before.
+IsLate = Callable[[Callable[[], float]], bool]
+#: The stage from which on a compilation takes most of its time.
+_LONGEST = "llir"
 
 
 class OutOfTime(Exception):
@@ -48,9 +51,10 @@ def _ending(add_stages: Callable[..., None], least: dict[str, float], is_late: C
             stages[name] = functools.partial(run, name, stage, name == list(stages)[-1], begun)
 
     def run(name: str, stage: Stage, is_last: bool, begun: dict[str, float], source: Any, metadata: Any) -> Any:
-        rule, begun[name] = is_late(), time.monotonic()
-        if rule is not None and rule(least.get(name, 0.0)):
+        rule = is_late() if name == _LONGEST or name in least else None
+        if rule is not None and rule(lambda: least.get(name, 0.0)):
             raise OutOfTime(f"there is no time for the stage {name}")
+        begun[name] = time.monotonic()
         result = stage(source, metadata)
         if is_last:
             end = time.monotonic()

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -209,20 +210,20 @@ def test_a_compilation_ends_before_a_stage_that_it_has_no_time_for(
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     original = nvidia_compiler.CUDABackend.add_stages
-    left: list[float] = []
+    asked: list[float] = []
 
-    def is_late(seconds: float) -> bool:
-        left.append(seconds)
-        return len(left) == 3 and seconds > 0.0
+    def is_late(left: Callable[[], float]) -> bool:
+        asked.append(left())
+        return len(asked) == 3 and left() > 0.0
 
     def compiled(width: int) -> Any:
         return compile_matmul("sm_90", "fp16", 64, width, 32)
 
     with together() as run:
-        run(functools.partial(compiled, 16), lambda seconds: seconds > 0.0)  # none is known
+        run(functools.partial(compiled, 16), lambda left: left() > 0.0)  # none is known
         with pytest.raises(OfflineCompileError, match="there is no time for the stage llir"):
             run(functools.partial(compiled, 32), is_late)
-        assert left == sorted(left, reverse=True)  # less from each stage on
+        assert asked == sorted(asked, reverse=True)  # less from each stage on
         run(functools.partial(compiled, 32), None)
     assert nvidia_compiler.CUDABackend.add_stages is original
 
