@@ -80,14 +80,29 @@ class Registers:
         kept = self.values[at].held
         self.values[at] = Lanes(torch.where(self.cluster.active, _plain(value) + torch.zeros(()), kept))
 
-    def fill(self, value: float) -> None:
-        self.values = [Lanes(torch.full(self.cluster.shape, value)) for _ in self.values]
+    def fill(self, value: Any) -> None:
+        self.values = [Lanes(torch.zeros(self.cluster.shape) + _plain(value)) for _ in self.values]
 
     def load(self) -> Registers:
         return self
 
     def to(self, kind: Callable[[Any], Any]) -> list[Lanes]:
         return [kind(value) for value in self.values]
+
+
+class NumbersOfWarps:
+    """A number of each warp in shared memory, which its active lanes write, and all threads of the CTA read."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster, self.held = cluster, torch.full((cluster.shape[0], cluster.shape[1] // 32), float("nan"))
+
+    def __setitem__(self, warp: Lanes, value: Lanes) -> None:
+        cta, warps = torch.arange(self.cluster.shape[0])[:, None].expand(self.cluster.shape), _plain(warp)
+        active, value = self.cluster.active, _plain(value).expand(self.cluster.shape)
+        self.held[cta[active], warps.expand(self.cluster.shape)[active]] = value[active]
+
+    def __getitem__(self, warp: int) -> Lanes:
+        return Lanes(self.held[:, warp : warp + 1].expand(self.cluster.shape))
 
 
 def with_conditions(text: str) -> str:
@@ -297,6 +312,7 @@ class Cluster:
             "tile_n": cta + self.tile,
             "shared_rows": Address(),
             "rows_barriers": Address(),
+            "shared_blocks": NumbersOfWarps(self),
             **self._held(),
         }
         exec(self.text(), self.names)
@@ -389,15 +405,18 @@ class Cluster:
             shuffle_sync=self._shuffled,
             inline_ptx=self._inline_ptx,
             sync_warp=lambda: None,
+            barrier=lambda barrier_id, number_of_threads: None,
             fence_view_async_tmem_load=lambda: None,
         )
         return types.SimpleNamespace(
             math=types.SimpleNamespace(**math, fma=lifted(_fma), roundeven=lifted(torch.round)),
             arch=arch,
             make_rmem_tensor=lambda values, kind: Registers(self, values),
-            make_layout=lambda shape, stride: stride,
+            make_layout=lambda shape, stride=(): stride,
             recast_ptr=lambda pointer, dtype: pointer,
-            make_tensor=lambda pointer, strides: View(lambda *at: self._received(at, strides)),
+            make_tensor=lambda pointer, strides: (
+                pointer if isinstance(pointer, NumbersOfWarps) else View(lambda *at: self._received(at, strides))
+            ),
             copy=lambda how, source, to: self._copy(source, to),
             autovec_copy=self._copy,
         )

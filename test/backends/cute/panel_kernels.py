@@ -22,6 +22,21 @@ def group_scales(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> torch.T
     return scales
 
 
+def block_scales(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Write ``x @ w`` to ``out`` in e4m3, with a scale for each 128 rows and columns, and return the scales."""
+    m, k = x.size()
+    n = w.size(1)
+    scales = torch.empty([m // 128, n // 128], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n], block_size=[128, 128]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = hl.dot(x[tile_m, tile_k], w[tile_k, tile_n], acc=acc)
+        scale = torch.amax(acc.abs()) / 448.0
+        out[tile_m, tile_n] = (acc / scale).to(out.dtype)
+        scales[tile_m.id, tile_n.id] = scale
+    return scales
+
+
 def tile_sums(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """Return the sums of 64 columns of ``relu(x @ w + bias)`` each."""
     m, k = x.size()

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from backends.cute import cubins, products
+from backends.cute import cubins, gemms, lockstep, products
 from backends.cute.panel_kernels import (
+    block_scales,
     column_sums,
     group_scales,
     numbered,
@@ -23,6 +24,9 @@ from backends.cute.panel_kernels import (
 import helion
 from helion import exc
 from helion.backends.cute.lower.rewrites.panels import lines_of_panels
+from helion.backends.cute.plan.build import plan_gemm
+from helion.backends.cute.plan.epilogue import BLOCK_REDUCTIONS, Epilogue, Instruction, constant
+from helion.backends.cute.plan.records import Choice
 from helion.backends.cute.resources.shape import shape_of
 from helion.backends.cute.shapes import MATMUL
 
@@ -56,6 +60,32 @@ def test_scales_of_groups_of_columns() -> None:
     wanted = exact.abs().amax(-1) / 448
     assert close(scales, wanted)
     assert close(out.to(torch.float64), (exact / wanted[..., None]).flatten(1), 0.03)
+
+
+def test_scales_of_blocks_of_rows_and_columns() -> None:
+    x, w = (products.values(*shape, dtype=torch.bfloat16, device="cpu") for shape in ((2 * 128, K), (K, N)))
+    out = torch.empty(2 * 128, N, dtype=torch.float8_e4m3fn)
+    scales = run(block_scales, x, w, out)
+    exact = (x.double() @ w.double()).view(2, 128, -1, 128)
+    wanted = exact.abs().amax((1, 3)) / 448
+    assert close(scales, wanted)
+    assert close(out.to(torch.float64), (exact / wanted[:, None, :, None]).view(2 * 128, N), 0.03)
+    with pytest.raises(exc.CuteUnsupported, match="tiles of sizes that the program sets, which divide the matrix"):
+        helion.kernel(block_scales, backend="cute").bind((x[:200], w, out[:200]), target="sm_90")
+    with pytest.raises(exc.CuteUnsupported, match="blocks of 128 rows are implemented on wgmma"):
+        helion.kernel(block_scales, backend="cute").bind((x, w, out), target="sm_100")
+
+
+@pytest.mark.parametrize("op", ["block_maximum", "block_sum"])
+def test_the_text_reduces_the_rows_of_all_warps(op: str) -> None:
+    steps = (Instruction(BLOCK_REDUCTIONS[op], (0,)), Instruction(op, (1, constant(128.0))), Instruction("sub", (0, 2)))
+    problem = gemms.product(128, 64, 64, output="float32", epilogue=Epilogue(instructions=steps))
+    plan = plan_gemm(problem, Choice(tile=(128, 64, 64), epilogue_n=16), gemms.HOPPER)
+    sums = torch.randn(128, 64, generator=torch.Generator().manual_seed(0)) + 0.25
+    cluster = lockstep.Cluster(plan, [sums], {})
+    cluster.run()
+    wanted = sums.double() - (sums.max() if op == "block_maximum" else sums.double().sum())
+    torch.testing.assert_close(cluster.matrix(problem.outputs[0].name).double(), wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_sums_and_maxima_of_tiles() -> None:

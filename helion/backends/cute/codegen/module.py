@@ -220,7 +220,7 @@ def _allocation(plan: GemmPlan, allocation: Allocation) -> str:
         return f"{name} = memory.allocate_array(cutlass.Uint8, {allocation.size_bytes}, byte_alignment={alignment})"
     if name == "shared_count":
         return f"{name} = memory.allocate_tensor(cutlass.Int32, cute.make_layout(1), {alignment})"
-    if name in ("shared_parts", "shared_slices"):
+    if name in ("shared_parts", "shared_slices", "shared_blocks"):
         return (
             f"{name} = memory.allocate_array(cutlass.Float32, {allocation.size_bytes // 4}, byte_alignment={alignment})"
         )

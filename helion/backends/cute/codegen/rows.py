@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..plan.counts import counts
-from ..plan.epilogue import EpilogueOutput
+from ..plan.epilogue import BLOCK_REDUCTIONS, Constant, EpilogueOutput
 from ..plan.joint import OwnPart, exchanged, joint, most_exchanged
 from ..plan.passes import divisors, passes, per_row
-from ..plan.records import GemmPlan
+from ..plan.records import WARP_THREADS, GemmPlan
 from ..plan.reductions import exchanges
 from ..roles.grammar import Pipeline, Role
 from . import numbers
@@ -44,6 +44,8 @@ SEND = {
 }
 """Send one or two numbers to another CTA's shared memory, whose barrier counts their bytes. Addresses are recomputed,
 because the loop-invariant ones of all CTAs would occupy registers."""
+ROWS_BARRIER = 15
+"""The named barrier of warps that reduce blocks of rows: the last one of the hardware's 16, which no plan has."""
 QUAD = 4
 """Neighboring lanes that hold the columns of a row where a thread holds pairs of them."""
 
@@ -411,12 +413,45 @@ def evaluate_rows(plan: GemmPlan, level: int) -> list[str]:
     def text(value: int) -> str:
         return expression(plan.problem, value, lambda x: f"{column_registers(plan, x)}[i]", lambda op: row_number(plan))
 
-    lines = [f"{row_registers(plan, value)}[i] = {text(value)}" for value in per_row(plan, level)]
+    found, lines = list[str](), list[str]()
+
+    def loop() -> list[str]:
+        return [f"for i in cutlass.range_constexpr({fragment(plan).rows}):", *(f"    {line}" for line in lines)]
+
+    for value in per_row(plan, level):
+        if plan.problem.epilogue.instruction(value).op in BLOCK_REDUCTIONS:
+            found, lines = [*found, *(loop() if lines else ()), *_over_rows(plan, value)], []
+        else:
+            lines.append(f"{row_registers(plan, value)}[i] = {text(value)}")
     for value in divisors(plan, level):
         lines += _inverse(plan, value)
-    if not lines:
-        return []
-    return [f"for i in cutlass.range_constexpr({fragment(plan).rows}):", *(f"    {line}" for line in lines)]
+    return [*found, *loop()] if lines else found
+
+
+def _over_rows(plan: GemmPlan, value: int) -> list[str]:
+    """Reduce a number per row over the rows of the CTA: those of a thread, of its warp, and of all warps."""
+    made = plan.problem.epilogue.instruction(value)
+    join, warps = REDUCTIONS[BLOCK_REDUCTIONS[made.op]].join, plan.consumer_warps
+    of = column_registers(plan, next(x for x in made.arguments if not isinstance(x, Constant)))
+    wait = f"cute.arch.barrier(barrier_id={ROWS_BARRIER}, number_of_threads={warps * WARP_THREADS})"
+    return [
+        f"of_block = {of}[0]",
+        f"for i in cutlass.range_constexpr(1, {fragment(plan).rows}):",
+        f"    of_block = {join('of_block', f'{of}[i]')}",
+        *(
+            f"of_block = {join('of_block', f'cute.arch.shuffle_sync_bfly(of_block, offset={offset})')}"
+            for offset in (4, 8, 16)
+        ),
+        f"block_numbers = cute.make_tensor(shared_blocks, cute.make_layout({warps}))",
+        "if lane == 0:",
+        "    block_numbers[store_warp] = of_block",
+        wait,
+        "of_block = block_numbers[0]",
+        f"for i in cutlass.range_constexpr(1, {warps}):",
+        f"    of_block = {join('of_block', 'block_numbers[i]')}",
+        wait,
+        f"{row_registers(plan, value)}.fill(of_block)",
+    ]
 
 
 def _inverse(plan: GemmPlan, value: int) -> list[str]:
@@ -469,6 +504,8 @@ def _store_number(
     label = plan.problem.label_of(output)
     place = f"row, {tile}" if tile else f"row{batched(label)}"
     value = f"{column_registers(plan, output.value)}[i].to({dsl(output.dtype)})"
+    if output.block:
+        return [f"if row % {output.block} == 0:", f"    {label}[row // {output.block}{batched(label)}] = {value}"]
     if not output.adds:
         return [f"{label}[{place}] = {value}"]
     return [

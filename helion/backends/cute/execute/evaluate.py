@@ -13,6 +13,7 @@ from ...._support.philox import WORD, philox, uniform
 from ..plan.copied import E2M1, Copied, CopySource
 from ..plan.dtypes import per_byte
 from ..plan.epilogue import (
+    BLOCK_REDUCTIONS,
     COLUMN_NUMBER,
     INTEGER_SUM,
     JOINED,
@@ -395,6 +396,9 @@ def _made(op: str, given: Sequence[torch.Tensor], rows: int, columns: int) -> to
         return torch.arange(columns, dtype=torch.float32)
     if op == ROW_NUMBER:
         return torch.arange(rows, dtype=torch.float32)[:, None]
+    if op in BLOCK_REDUCTIONS:
+        value, size = given[0].expand(rows, 1), int(given[1])
+        return REDUCTIONS[BLOCK_REDUCTIONS[op]](value.reshape(-1, size)).repeat_interleave(size, 0)
     if op == PARTNER:
         return given[0].expand(rows, columns)[:, torch.arange(columns) ^ 1]
     if op == JOINED:
@@ -408,7 +412,8 @@ def _store(output: EpilogueOutput, out: torch.Tensor, value: torch.Tensor, probl
         value = value.expand(problem.m, problem.n)[:, :: 2 if output.pairs else 1]
         stored.copy_(stored + value.to(stored.dtype) if output.adds else value)
     else:
-        stored = torch.as_strided(out, (problem.m, 1), (output.pitch, 1))
+        value = value.expand(problem.m, 1)[:: output.block or 1]
+        stored = torch.as_strided(out, value.shape, (output.pitch, 1))
         stored.copy_(stored + value.to(stored.dtype) if output.adds else value)
 
 

@@ -79,6 +79,7 @@ class Written:
     picked: int = 0
     lines: HostTensor | None = None
     pairs: int = 0
+    block: int = 0
 
     @property
     def adds(self) -> bool:
@@ -125,7 +126,6 @@ class Chain:
         self.known: dict[int, Reference] = {} if sums is None else {sums.number: SUMS}
         self.loads: dict[str, tuple[EpilogueOperand, int | Expr]] = {}
         self.steps: list[Step] = []
-        #: Positions of steps.
         self.numbers: dict[Step, int] = {}
         self.outputs: list[Written] = []
         #: Loads and their places.
@@ -471,6 +471,7 @@ class Chain:
             adds=output.adds,
             picked=output.picked,
             pairs=output.pairs,
+            block=output.block,
             lines=None if output.lines is None else numbers_of(output.lines),
         )
 

@@ -32,7 +32,8 @@ from ..plan.operands import fills_turned_tiles, gains_by_turning
 from ..plan.records import SWIZZLE_BYTES, GemmProblem
 from ..plan.refusal import Refusal
 from .chain import COMPARISONS, EXAMPLE_MULTIPLE, ROUNDED, Chain, Reference, is_integer, starts_from_zero
-from .epilogue.column_pairs import PairedChain, pairs_of, same_columns, with_column_pairs
+from .epilogue.column_pairs import pairs_of, same_columns, with_column_pairs
+from .epilogue.row_blocks import BlockChain, same_rows, with_row_blocks
 from .frame import Frame, blocks_of, place_of
 from .numbers import equal, exact_in_fp32, example, size
 from .operands import Multiplied, common_dtype, multiplied, sum_along_k
@@ -136,7 +137,7 @@ def _traced(
 ) -> Product:
     """Return the GEMM of a program. The output is contiguous along N, or ``turned``: stored by TMA, ``along_m``, or by threads."""
     summed = with_sums(program)
-    program = with_column_pairs(summed.program)
+    program = with_row_blocks(with_column_pairs(summed.program))
     root = _grid(program)
     outer = loops_over_columns(root) if len(root.axes) == 1 else ()
     loop = _loop(outer[0].regions[0] if outer else root.body)
@@ -208,7 +209,7 @@ def _with_sums(frame: Frame, product: Product, chain: Chain, copies: int) -> Pro
     return replace(product, operands=tuple(operands), sources=sources, problem=problem)
 
 
-class ProductChain(PairedChain):
+class ProductChain(BlockChain):
     """A trace of the epilogue. Loaded integers may be compared with numbers of the launch that fp32 holds, ``exact``."""
 
     def __init__(self, frame: Frame, sums: Value) -> None:
@@ -256,7 +257,7 @@ def _frame(program: Program, root: Root, loop: Op, nest: Nest | None) -> Frame:
         n=blocks[1],
         k=k,
         whole_rows=whole,
-        same=same_columns(program, (blocks[0], blocks[1], k)),
+        same=same_columns(program, (blocks[0], blocks[1], k)) | same_rows(program, blocks[0]),
         k_extent=None if nest is None else nest.extent,
     )
 

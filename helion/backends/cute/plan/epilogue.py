@@ -81,6 +81,12 @@ GROUP_REDUCTIONS: Mapping[str, str] = {
     "group_minimum": "row_minimum",
 }
 """Reductions (x, n) over each n consecutive columns, whose result all columns of the group have, and those over rows."""
+BLOCK_REDUCTIONS: Mapping[str, str] = {
+    "block_sum": "row_sum",
+    "block_maximum": "row_maximum",
+    "block_minimum": "row_minimum",
+}
+"""Reductions (x, n) of a number per row over each n consecutive rows, the rows of a CTA, and those over columns."""
 PARTNER, JOINED = "partner", "joined"
 """The operation (x) whose result is, in each column, the x of the other column of its pair: of 2j + 1 in 2j. That of
 (x, y) is x in the first column of each pair, and y in the second one."""
@@ -137,7 +143,7 @@ class EpilogueOperand:
 
 def _shown(tensor: EpilogueOperand | EpilogueOutput) -> str:
     """Return the text of a tensor, without what most have: contiguous columns, stores, and lines in order."""
-    hidden = {"column_pitch": 1, "adds": False, "lines": None, "picked": 0, "pairs": 0, "group": 0}
+    hidden = {"column_pitch": 1, "adds": False, "lines": None, "picked": 0, "pairs": 0, "group": 0, "block": 0}
     shown = [
         each.name
         for each in dataclasses.fields(tensor)
@@ -186,7 +192,7 @@ class EpilogueOutput:
     ``column``. The values of ``column`` and ``tile`` have to be one per row. With ``adds`` TMA, or threads, add the value
     to what is in memory, element by element. With ``lines`` row ``i`` is stored to the line whose number these have at
     ``i``, of the ``picked`` lines of the tensor; other numbers store nothing. A ``strided`` one of ``pairs`` columns has the
-    value of the first column of each pair.
+    value of the first column of each pair. A ``column`` has one number for each ``block`` of so many rows.
     """
 
     name: str
@@ -199,6 +205,7 @@ class EpilogueOutput:
     lines: LineNumbers | None = None
     picked: int = 0
     pairs: int = 0
+    block: int = 0
 
     def __repr__(self) -> str:
         return _shown(self)
@@ -340,6 +347,12 @@ class Epilogue:
         moved = any(made.op in (PARTNER, JOINED) for made in self.instructions)
         return moved or any(each.pairs for each in self.operands) or any(each.pairs for each in self.outputs)
 
+    @property
+    def rows_of_blocks(self) -> tuple[int, ...]:
+        """Rows of each block that is reduced."""
+        sizes = (made.arguments[1] for made in self.instructions if made.op in BLOCK_REDUCTIONS)
+        return tuple(int(float(size.text)) for size in sizes if isinstance(size, Constant))
+
     def numbers(self, op: str) -> bool:
         """Return whether it computes with the indices of rows, or of columns."""
         return any(instruction.op == op for instruction in self.instructions)
@@ -374,6 +387,7 @@ class Epilogue:
             **ARITY,
             **REDUCTIONS,
             **groups,
+            **dict.fromkeys(BLOCK_REDUCTIONS, 2),
             COLUMN_NUMBER: 0,
             ROW_NUMBER: 0,
             ROW_PLACE: 2,
@@ -395,6 +409,10 @@ class Epilogue:
             reduced, size = instruction.arguments
             if isinstance(reduced, Constant) or self.per_row[reduced] or not isinstance(size, Constant):
                 raise Refusal(f"{instruction.op} of a value that is the same in all columns is not implemented")
+        if instruction.op in BLOCK_REDUCTIONS:
+            reduced, size = instruction.arguments
+            if isinstance(reduced, Constant) or not self.per_row[reduced] or not isinstance(size, Constant):
+                raise Refusal(f"{instruction.op} of another value than one number per row is not implemented")
         if instruction.op == PARTNER and not self._differs(instruction.arguments[0]):
             raise Refusal("the columns of a pair have the same value")
         if instruction.op in REDUCTIONS:

@@ -128,6 +128,10 @@ def reads_matrices(plan: GemmPlan, walk: Pass) -> bool:
 def check_passes(plan: GemmPlan) -> None:
     """Check that matrices are read for a reason, and what ``check_places`` checks. Raises ``Refusal``."""
     epilogue = plan.problem.epilogue
+    for rows in epilogue.rows_of_blocks:
+        held = plan.unit == "wgmma" and plan.cta_tile[0] == rows and plan.teams == 1 and not plan.joins
+        if not held or plan.problem.m % rows:
+            raise Refusal(f"reductions of blocks of {rows} rows are implemented on wgmma in tiles of as many rows")
     if plan.has_residual and not any(reads_matrices(plan, each) for each in passes(plan)):
         raise Refusal(f"epilogue operand {epilogue.of_kind('exact')[0].name} is read by nothing")
     check_places(epilogue, passes(plan), plan.unit)

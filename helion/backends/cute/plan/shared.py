@@ -93,6 +93,8 @@ def shared_memory(plan: GemmPlan) -> tuple[Allocation, ...]:
         wanted.append(("shared_parts", plan.rounds * counts(plan).parts_stage_bytes, VECTOR_ALIGNMENT_BYTES))
     if (rows := counts(plan).rows) is not None:
         wanted.append(("shared_rows", rows.stages * counts(plan).rows_stage_bytes, VECTOR_ALIGNMENT_BYTES))
+    if epilogue.rows_of_blocks:
+        wanted.append(("shared_blocks", plan.consumer_warps * SUM_BYTES, VECTOR_ALIGNMENT_BYTES))
     for operand in epilogue.of_kind("row"):
         wanted.append((f"shared_{operand.label}", plan.teams * plan.tile[1] * SUM_BYTES, VECTOR_ALIGNMENT_BYTES))
     for name, pipeline in (

@@ -10,6 +10,7 @@ from ..lower.rewrites.panels import lines_of_panels
 
 def with_panels(facts: KernelFacts) -> KernelFacts:
     """Return the facts with an axis of panels on the grid, and a whole axis of the lines of one in place of its tiles."""
+    facts = _with_rows_of_blocks(facts)
     found = next((fact.axis for fact in facts.reductions if _is_panel(facts, fact.axis)), None)
     if found is None:
         return facts
@@ -46,6 +47,23 @@ def with_panels(facts: KernelFacts) -> KernelFacts:
         matmuls=tuple(_turned(fact) if fact.m_axis == found else fact for fact in facts.matmuls),
         atomics=tuple(map(changed, facts.atomics)),
     )
+
+
+def _with_rows_of_blocks(facts: KernelFacts) -> KernelFacts:
+    """Return the facts of blocks of rows and columns that are reduced as if rows were: with a number for each row."""
+    for fact in facts.matmuls:
+        if fact.m_axis is None or fact.n_axis is None:
+            continue
+        rows, columns = facts.axes[fact.m_axis], facts.axes[fact.n_axis]
+        blocks = [each.extent // each.size if each.extent is not None and each.size else 0 for each in (rows, columns)]
+        stored = [op for op in facts.memory_ops if op.kind == "store" and op.subscript_axes == (None, None)]
+        stored = [op for op in stored if op.extents == tuple(blocks)]
+        if not stored or {fact.m_axis, fact.n_axis} - {each.axis for each in facts.reductions}:
+            continue
+        numbers = (replace(op, subscript_axes=(fact.m_axis, None)) if op in stored else op for op in facts.memory_ops)
+        reductions = tuple(each for each in facts.reductions if each.axis != fact.m_axis)
+        return replace(facts, memory_ops=tuple(numbers), reductions=reductions)
+    return facts
 
 
 def _turned(fact: MatmulFact) -> MatmulFact:

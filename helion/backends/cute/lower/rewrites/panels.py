@@ -60,7 +60,8 @@ def with_panels(program: Program) -> Program:
     axes = program.roots[0].axes if len(program.roots) == 1 else ()
     if len(axes) < 2:
         return program
-    axis = next((each for each in axes if _is_reduced(program, each.block) and _is_panel(program, each)), None)
+    reduced = [each for each in axes if _is_reduced(program, each.block) and _is_panel(program, each)]
+    axis = None if not reduced else reduced[-1 if _reduces_blocks(program) else 0]
     return program if axis is None else _Splitter(program, axis).program()
 
 
@@ -128,6 +129,11 @@ def _is_reduced(program: Program, block: int) -> bool:
     """Return whether lines of a tile of a matmul are reduced."""
     matrix = {dim.block for op in program.walk() if op.kind == "dot" for dim in op.results[0].dims[-2:]}
     return block in matrix and any(_reduces(op, block) for op in program.walk())
+
+
+def _reduces_blocks(program: Program) -> bool:
+    """Return whether some reduction is over rows and columns of tiles."""
+    return any(isinstance(op.attrs, ReduceAttrs) and len(op.attrs.dims) > 1 for op in program.walk())
 
 
 def _reduces(op: Op, block: int) -> bool:
