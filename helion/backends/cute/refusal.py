@@ -83,7 +83,7 @@ def unproven(program: Program, target: Target) -> str:
     unaligned = [tensor.name for tensor in given if not tensor.aligned]
     if unaligned:
         part = f"of {unaligned[0]}, which may begin between multiples of 16 bytes and is copied for each launch,"
-    elif with_joined_dimensions(program).blocks:
+    elif unit_of(target) == "tcgen05" and with_joined_dimensions(program).blocks:
         part = "of which one dimension is two of the program"
     elif unit_of(target) == "tcgen05" and product.depth is not None and _gives_indices(product.problem):
         part = "over all of K at once, with indices of minima or maxima,"

@@ -46,6 +46,24 @@ def scaled(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> torch.Tens
 
 
 @helion.kernel(backend="cute")
+def biased(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor, every: hl.constexpr) -> torch.Tensor:
+    """Parts of which the first one has a bias, or ``every`` one."""
+    m, k = x.size()
+    n = y.size(1)
+    out = torch.zeros([m, n], dtype=torch.float32, device=x.device)
+    for i, j, part in hl.tile([m, n, k], block_size=[None, None, 256]):
+        acc = hl.zeros([i, j], dtype=torch.float32)
+        for d in hl.tile(part.begin, part.end):
+            acc = torch.addmm(acc, x[i, d], y[d, j])
+        if every:
+            acc = acc + bias[j][None, :]
+        elif part.begin == 0:
+            acc = acc + bias[j][None, :]
+        hl.atomic_add(out, [i, j], acc * 0.5)
+    return out
+
+
+@helion.kernel(backend="cute")
 def tuned(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Parts whose number is a tunable."""
     m, k = x.size()
@@ -163,3 +181,12 @@ def test_what_is_not_the_sum_of_all_parts_is_refused() -> None:
     for sem in ("relaxed", "release"):
         with pytest.raises(exc.CuteUnsupported, match=f"an atomic add to out in {sem} order, for gpu"):
             read.bind((x, y, out, sem))
+
+
+def test_the_first_part_has_a_bias() -> None:
+    x, y = (products.values(*shape, dtype=BF16, device="cpu") for shape in ((M, K), (K, N)))
+    bias = torch.linspace(-50, 50, N)
+    wanted = (x.double() @ y.double() + bias.double()) / 2
+    assert (biased(x, y, bias, False).double() - wanted).norm() < 1e-4 * wanted.norm()
+    with pytest.raises(exc.CuteUnsupported, match="has tiles of more than one matmul"):
+        biased.bind((x, y, bias, True), target="sm_90")

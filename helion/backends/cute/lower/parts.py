@@ -54,13 +54,19 @@ def without_parts(program: Program) -> Joined:
         return unchanged
     (root,) = program.roots
     makers = {result.number: op for op in program.walk() for result in op.results}
-    loops = [op for op in root.body.ops if op.regions]
-    if len(loops) != 1 or loops[0].kind != "for" or len(loops[0].attributes(ForAttrs).axes) != 1:
+    loops = [op for op in root.body.ops if op.kind == "for"]
+    if len(loops) != 1 or len(loops[0].attributes(ForAttrs).axes) != 1:
         return unchanged
     (loop,), (inner,) = loops, loops[0].attributes(ForAttrs).axes
     block = _parted(loop, inner, makers)
     axis = next((each for each in root.axes if each.block == block), None)
-    if block is None or axis is None or not _is_plain(axis) or not _adds(root, loop, makers):
+    if block is None or axis is None or not _is_plain(axis):
+        return unchanged
+    once = _added_once(root, loop, block, makers)
+    if once is None:
+        return unchanged
+    root, makers = once.root, makers | {op.result.number: op for op in once.root.body.ops if len(op.results) == 1}
+    if not _adds(root, loop, makers, once.adds):
         return unchanged
     extent = program.blocks[block].extent
     if not isinstance(extent, (int, Expr)) or not equal(axis.end, extent):
@@ -109,8 +115,51 @@ def _is_plain(axis: LoopAxis) -> bool:
     return plain and fixed_at(axis.begin, 0) and fixed_at(axis.step, 1)
 
 
-def _adds(root: Root, loop: Op, makers: dict[int, Op]) -> bool:
-    """Return whether all effects are additions of sums that start from zero, times what no part changes."""
+@dataclass(frozen=True, kw_only=True)
+class _Once:
+    """A ``root`` without the conditions of the first part. ``adds`` are the numbers of its additions, which one part has."""
+
+    root: Root
+    adds: frozenset[int]
+
+
+def _added_once(root: Root, loop: Op, block: int, makers: dict[int, Op]) -> _Once | None:
+    """Return the grid loop in which all parts have what the first one adds to its sums; None for other conditions."""
+    ops, adds, values = list[Op](), set[int](), dict[int, Operand]()
+    for op in root.body.ops:
+        if not op.regions or op is loop:
+            operands = tuple(values.get(x.number, x) if isinstance(x, Value) else x for x in op.operands)
+            ops.append(op if operands == op.operands else dataclasses.replace(op, operands=operands))
+            continue
+        if op.kind != "if" or not _is_first_part(op.operands[0], block, makers):
+            return None
+        then, otherwise = op.regions
+        if any(inner.regions or OPS[inner.kind].stays for inner in then.ops) or otherwise.ops:
+            return None
+        for result, added, kept in zip(op.results, then.results, otherwise.results, strict=True):
+            made = makers.get(added.number) if isinstance(added, Value) else None
+            more = [x for x in made.operands if x is not kept] if made is not None else []
+            if made is None or made.attrs != PointwiseAttrs("add") or len(more) != 1 or _depends(more[0], loop, makers):
+                return None
+            adds.add(made.number)
+            values[result.number] = added
+        ops += then.ops
+    body = dataclasses.replace(root.body, ops=tuple(ops))
+    return _Once(root=dataclasses.replace(root, body=body) if adds else root, adds=frozenset(adds))
+
+
+def _is_first_part(value: Operand, block: int, makers: dict[int, Op]) -> bool:
+    """Return whether a condition is that a part is the first one."""
+    op = makers.get(value.number) if isinstance(value, Value) else None
+    if op is None or op.attrs != PointwiseAttrs("eq") or 0 not in op.operands:
+        return False
+    found = [_tile(x, makers) for x in op.operands]
+    return any(each is not None and each.block == block and each.field in ("begin", "id") for each in found)
+
+
+def _adds(root: Root, loop: Op, makers: dict[int, Op], once: frozenset[int]) -> bool:
+    """Return whether all effects are additions of sums that start from zero, times what no part changes. ``once`` are the
+    numbers of additions of one part."""
     effects = [op for op in root.body.walk() if OPS[op.kind].stays]
     starts = [makers.get(start.number) if isinstance(start, Value) else None for start in loop.operands]
     zero = all(
@@ -118,11 +167,15 @@ def _adds(root: Root, loop: Op, makers: dict[int, Op]) -> bool:
         for made in starts[: loop.attributes(ForAttrs).carried]
     )
     values = [op.operands[0] for op in effects]
-    return zero and all(op.kind == "atomic" for op in effects) and all(_is_sum(each, loop, makers) for each in values)
+    return (
+        zero
+        and all(op.kind == "atomic" for op in effects)
+        and all(_is_sum(each, loop, makers, once) for each in values)
+    )
 
 
-def _is_sum(value: Operand, loop: Op, makers: dict[int, Op]) -> bool:
-    """Return whether a value is a result of the loop, or one times a factor."""
+def _is_sum(value: Operand, loop: Op, makers: dict[int, Op], once: frozenset[int]) -> bool:
+    """Return whether a value is a result of the loop, or one times a factor, or plus what one part adds."""
     op = makers.get(value.number) if isinstance(value, Value) else None
     if op is None:
         return False
@@ -133,9 +186,11 @@ def _is_sum(value: Operand, loop: Op, makers: dict[int, Op]) -> bool:
     name = op.attributes(PointwiseAttrs).name
     summed = [each for each in op.operands if _depends(each, loop, makers)]
     if name == "cast":
-        return _is_sum(op.operands[0], loop, makers)
+        return _is_sum(op.operands[0], loop, makers, once)
+    if op.number in once:
+        return len(summed) == 1 and _is_sum(summed[0], loop, makers, once)
     first = name != "div" or (bool(summed) and summed[0] is op.operands[0])
-    return name in _SCALING and len(summed) == 1 and first and _is_sum(summed[0], loop, makers)
+    return name in _SCALING and len(summed) == 1 and first and _is_sum(summed[0], loop, makers, once)
 
 
 def _depends(value: Operand, loop: Op, makers: dict[int, Op]) -> bool:
