@@ -102,14 +102,17 @@ class BlockChain(PairedChain):
             super().store(op)
             return
         tensor, rows = self.frame.tensor(op), rows_of_tile(self.frame.program, self.frame.m)
-        if len(indices) != 1 or op.kind != "store" or op.attributes(MemoryAttrs).mask is not None:
+        others = [index for at, index in enumerate(indices) if at not in named]
+        first = all(index.kind == "scalar" and index.operand is None and fixed_at(index.shift, 0) for index in others)
+        if len(named) != 1 or not first or op.kind != "store" or op.attributes(MemoryAttrs).mask is not None:
             raise Refusal(
                 f"{tensor.name} has one number for each block of rows and columns, and is not stored as a whole"
             )
-        if not equal(tensor.shape[0], self.frame.extent(self.frame.m) // rows):
+        if not equal(tensor.shape[named[0]], self.frame.extent(self.frame.m) // rows):
             raise Refusal(f"{tensor.name} is {tuple(tensor.shape)}, and has no number for each block of {rows} rows")
-        place = Place(tensor=tensor, blocks=(self.frame.m,), strides=(tensor.strides[0],))
-        pitch = self._pitch(f"{name_of(tensor)}_output", tensor.strides[0])
+        step = tensor.strides[named[0]]
+        place = Place(tensor=tensor, blocks=(self.frame.m,), strides=(step,))
+        pitch = self._pitch(f"{name_of(tensor)}_output", step)
         value = self.read(self._unrounded(op))
         self.outputs.append(Written(op=op, place=place, value=value, kind="column", pitch=pitch, block=rows))
 
