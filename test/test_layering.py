@@ -379,6 +379,15 @@ def deciding_printers(module: Module) -> Iterator[Violation]:
             yield Violation(path=module.path, line=node.lineno, kind="printing decides", detail=text)
 
 
+def inexact_zeros(module: Module) -> Iterator[Violation]:
+    """Comparisons of an offset with a number, which raise for an offset that is known only at launch."""
+    for node in module.nodes:
+        if isinstance(node, ast.Compare) and isinstance(node.left, ast.Attribute) and node.left.attr == "shift":
+            if isinstance(node.ops[0], ast.Eq | ast.NotEq) and isinstance(node.comparators[0], ast.Constant):
+                detail = f"use fixed_at({ast.unparse(node.left)}, {ast.unparse(node.comparators[0])})"
+                yield Violation(path=module.path, line=node.lineno, kind="inexact zero", detail=detail)
+
+
 def environment_reads(module: Module) -> Iterator[Violation]:
     if module.inside(ENVIRONMENT_ROOM):
         return
@@ -577,6 +586,7 @@ def violations(root: Path, over: Mapping[str, int] = {}) -> list[Violation]:
     for module in modules.values():
         found += [*unlisted(module), *wrong_imports(module, modules)]
         found += [*environment_reads(module), *device_numbers(module), *deciding_printers(module), *other_locks(module)]
+        found += inexact_zeros(module)
     found += [
         *private_accesses(modules),
         *large_circles(modules),
@@ -701,6 +711,8 @@ PLANTED = [
     ("backends/triton/codegen/emit.py", "if TYPE_CHECKING:\n    from helion import pipeline", "2: printing decides"),
     ("backends/triton/codegen/emit.py", "def f(plan):\n    return plan.program.roots", "2: printing decides"),
     ("backends/triton/codegen/emit.py", "facts = lazy('helion._compiler.facts')", "1: printing decides"),
+    # offsets
+    ("_compiler/facts/axes.py", "def f(index):\n    return index.shift == 0", "2: inexact zero"),
     # device numbers
     ("config.py", "def f(smem=232448):\n    return smem", "1: device number"),
     ("autotuner/space.py", "x = 1\nwaves = 4 * 132", "2: device number"),

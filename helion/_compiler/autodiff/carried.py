@@ -32,7 +32,7 @@ from ..ir.grammar import (
 )
 from ..ir.rewrite import Makers
 from .refusal import not_supported
-from .spelling import Spelling, dtype_text, is_zero
+from .spelling import Spelling, dtype_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,7 +247,7 @@ class Reversals:
             if op.kind != "load" or not isinstance(op.attrs, MemoryAttrs) or op.attrs.mask is not None:
                 continue
             for dim, index in enumerate(op.attrs.indices):
-                if is_zero(index.shift) and self._walked(op, index) == block:
+                if fixed_at(index.shift, 0) and self._walked(op, index) == block:
                     return self.spelling.number(self.program.tensors[op.attrs.tensor].shape[dim])
         return None
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ..._names import LAUNCH_OPTIONS, SHARED_MODULES, identifier, is_reserved
-from ..._shapes import Dim, Dims, Expr, Number, broadcast_dims, dtype_name, number_key
+from ..._shapes import Dim, Dims, Expr, Number, broadcast_dims, dtype_name, fixed_at, number_key
 from ..ir.grammar import (
     Bound,
     DotAttrs,
@@ -247,21 +247,21 @@ class Spelling:
         if index.operand is None:
             return self.number(index.shift)
         text = operand(op.operands[index.operand])
-        return text if is_zero(index.shift) else f"{text} + {self.number(index.shift)}"
+        return text if fixed_at(index.shift, 0) else f"{text} + {self.number(index.shift)}"
 
     def _block(self, index: Index, op: Op, operand: Callable[[Operand], str], dim: int) -> str:
         assert index.block is not None
         block = self.program.blocks[index.block]
         if block.kind == "full" and index.operand is None:
             size = self.program.tensors[op.attributes(MemoryAttrs).tensor].shape[dim]
-            if is_zero(index.shift) and number_key(size) == number_key(block.extent):
+            if fixed_at(index.shift, 0) and number_key(size) == number_key(block.extent):
                 return ":"
             begin, extent = self.number(index.shift), self.number(block.extent or 0)
-            if is_zero(index.shift):
+            if fixed_at(index.shift, 0):
                 return f":{extent}"
             total = index.shift + (block.extent or 0)
             return f"{begin}:{self.number(total)}"
-        if index.operand is None and is_zero(index.shift):
+        if index.operand is None and fixed_at(index.shift, 0):
             return self.tile(index.block)
         return self._lanes(index, op, operand)
 
@@ -274,7 +274,7 @@ class Spelling:
         )
         if index.operand is not None:
             text += f" + {operand(op.operands[index.operand])}"
-        return text if is_zero(index.shift) else f"{text} + {self.number(index.shift)}"
+        return text if fixed_at(index.shift, 0) else f"{text} + {self.number(index.shift)}"
 
     def _spread(self, index: Index, op: Op, operand: Callable[[Operand], str], walked: Sequence[int]) -> str:
         """Return an index as a value with one dimension for each position of ``walked``."""
@@ -399,10 +399,6 @@ def _walked(indices: Sequence[Index], op: Op) -> list[int]:
             places = places[len(places) - len(value.dims) :]
         found.update(dict.fromkeys(places))
     return list(found)
-
-
-def is_zero(number: Number) -> bool:
-    return isinstance(number, int) and number == 0
 
 
 def _list(texts: Sequence[str]) -> str:

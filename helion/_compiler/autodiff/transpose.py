@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from ..._shapes import fixed_at
 from ..ir.grammar import LoopAxis, OperandRef, Program
 from ..passes.analysis.places import Places
 from .layout import Layout, unmasked
@@ -111,7 +112,7 @@ class Transposition:
         found: list[tuple[str, tuple[str, ...]]] = []
         for axis in (a for a in site.missing if a.scalar):
             tile, (begin, end) = self.spelling.tile(axis.block), self._bounds(axis)
-            step = "" if isinstance(axis.step, int) and axis.step == 1 else f", step={self.spelling.number(axis.step)}"
+            step = "" if fixed_at(axis.step, 1) else f", step={self.spelling.number(axis.step)}"
             found.append((f"for {tile} in hl.grid({begin}, {end}{step}):", (tile,)))
         tiles = [a for a in site.missing if not a.scalar]
         if tiles:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import torch
 
-from ..._shapes import Expr, Number
+from ..._shapes import Expr, Number, fixed_at
 from .grammar import (
     ELSEWHERE,
     AddressAttrs,
@@ -213,7 +213,10 @@ def scalar_indices(program: Program) -> dict[int, int]:
         op.result.number: op.attrs.block
         for op in program.walk()
         if isinstance(op.attrs, TileAttrs)
-        and (op.attrs.field == "index" or (op.attrs.field == "begin" and program.blocks[op.attrs.block].size == 1))
+        and (
+            op.attrs.field == "index"
+            or (op.attrs.field == "begin" and fixed_at(program.blocks[op.attrs.block].size, 1))
+        )
     }
 
 

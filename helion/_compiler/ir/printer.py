@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..._shapes import Dim, dtype_name
+from ..._shapes import Dim, dtype_name, fixed_at
 from .grammar import (
     AddressAttrs,
     Bound,
@@ -101,7 +101,7 @@ def _index(index: Index, op: Op) -> str:
         parts.append(f"b{index.block}")
     if index.operand is not None:
         parts.append(_operand(op.operands[index.operand]))
-    if not (isinstance(index.shift, int) and index.shift == 0) or not parts:
+    if not fixed_at(index.shift, 0) or not parts:
         parts.append(repr(index.shift))
     text = " + ".join(parts)
     return f"{text}@{','.join(map(str, index.positions))}" if index.kind == "tensor" else text

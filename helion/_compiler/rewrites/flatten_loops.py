@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..._shapes import ONE, WIDE, Dim, Expr, hint_of
+from ..._shapes import ONE, WIDE, Dim, fixed_at, hint_of
 from ..ir.build import Builder, Numbers
 from ..ir.grammar import (
     Block,
@@ -108,7 +108,7 @@ def nests(program: Program) -> tuple[Nest, ...]:
 
 
 def _from_zero(axis: LoopAxis) -> bool:
-    return not axis.scalar and isinstance(axis.begin, int) and axis.begin == 0
+    return not axis.scalar and fixed_at(axis.begin, 0)
 
 
 def can_flatten(program: Program, root_number: int) -> str | None:
@@ -266,12 +266,12 @@ class _Flattener:
     def in_memory_order(self, attrs: MemoryAttrs, indices: list[Index]) -> tuple[Index, ...] | None:
         """Return subscripts by lane number alone if memory order equals lane order; else None."""
         # a dimension of one element is always at 0
-        long = [axis for axis in self.axes if axis.end is not None and not _is_one(axis.end)]
+        long = [axis for axis in self.axes if axis.end is not None and not fixed_at(axis.end, 1)]
         tensor = self.program.tensors[attrs.tensor]
         places: list[int] = []
         for axis in long:
             found = [d for d, index in enumerate(indices) if index.kind == "block" and index.block == axis.block]
-            if len(found) != 1 or indices[found[0]].operand is not None or not _is_zero(indices[found[0]].shift):
+            if len(found) != 1 or indices[found[0]].operand is not None or not fixed_at(indices[found[0]].shift, 0):
                 return None
             places += found
         for outer, inner, axis in zip(places, places[1:], long[1:], strict=False):
@@ -308,14 +308,6 @@ def _values(op: Op) -> Iterator[Value]:
 
 def _solid(value: Value) -> list[Dim]:
     return [dim for dim in value.dims if not dim.is_one]
-
-
-def _is_one(number: object) -> bool:
-    return isinstance(number, int) and number == 1
-
-
-def _is_zero(number: object) -> bool:
-    return not isinstance(number, Expr) and number == 0
 
 
 def _article(kind: str) -> str:

@@ -8,7 +8,7 @@ import torch
 
 from .... import exc
 from .... import language as hl
-from ...._shapes import ONE, Dim, Dims, Expr, Number, broadcast_dims, number_key
+from ...._shapes import ONE, Dim, Dims, Number, broadcast_dims, fixed_at, number_key
 from ....language.stack_tensor import StackTensor, check_pointers
 from ...ir.grammar import AddressAttrs, Index
 from .. import memory, ops, subscripts
@@ -63,7 +63,7 @@ class _Accessed:
         if index.operand is not None:
             value = self.plan.operands[index.operand]
             parts.append(value if isinstance(value, (int, float)) else ops.wrap(t, value))
-        if isinstance(index.shift, Expr) or index.shift != 0 or not parts:
+        if not fixed_at(index.shift, 0) or not parts:
             parts.append(index.shift)
         total = ops.as_device(t, parts[0])
         for part in parts[1:]:
@@ -101,7 +101,7 @@ class _Accessed:
         """Return whether lanes in range of a block are in the range of the dimension too."""
         assert index.block is not None
         block, tile = self.t.blocks[index.block], self.t.blocks.active.get(index.block)
-        moved = index.operand is not None or isinstance(index.shift, Expr) or index.shift != 0
+        moved = index.operand is not None or not fixed_at(index.shift, 0)
         end = tile.last if tile is not None else block.extent if block.kind == "full" else None
         if moved or end is None:
             return False

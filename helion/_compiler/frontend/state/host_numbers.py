@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .... import exc
-from ...._shapes import Expr
+from ...._shapes import Expr, fixed_at
 from ...source import Place
 from ..journal import Part
 from ..values import HostTensorValue
@@ -138,7 +138,7 @@ class HostNumbers(Part):
         if number.op == "host":
             self.rely_on(number)
             return number.args[0] in self.symbols and self.symbols[number.args[0]].is_size
-        if number.op == "sub" and number.args[1] == 0:
+        if number.op == "sub" and fixed_at(number.args[1], 0):
             return self.is_above_one(number.args[0])
         if number.op == "add":
             return all(map(self.is_never_negative, number.args)) and any(map(self.is_above_one, number.args))

@@ -20,7 +20,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ...._shapes import Dim, Expr, Number
+from ...._shapes import Dim, Expr, Number, fixed_at
 from ....language._unwritten import PATTERNS
 from ...ir.build import Numbers
 from ...ir.grammar import CheckAttrs, ForAttrs, GatherAttrs, Index, LoopAxis, MemoryAttrs, Op, Program
@@ -110,7 +110,7 @@ class _Inserter:
         block = block if block.part is None else self.program.blocks[block.part.block]
         axes = self.axes.get(block.id, ())
         if block.kind == "full":
-            return (_is_zero(index.shift) and _within(block.extent, size)) or _fits(block.extent, index.shift, size)
+            return (fixed_at(index.shift, 0) and _within(block.extent, size)) or _fits(block.extent, index.shift, size)
         if not axes:
             return False
         return all(_is_natural(axis.begin) and self.ends_inside(axis, index.shift, size) for axis in axes)
@@ -119,7 +119,7 @@ class _Inserter:
         end = axis.end
         if not isinstance(end, (int, Expr)):
             return False
-        return (_is_zero(shift) and _within(end, size)) or _fits(end, shift, size)
+        return (fixed_at(shift, 0) and _within(end, size)) or _fits(end, shift, size)
 
 
 def _axes(program: Program) -> Iterator[LoopAxis]:
@@ -136,10 +136,6 @@ def _made_by_host(program: Program) -> frozenset[str]:
     stored = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     given = {a.arg for a in (*function.args.posonlyargs, *function.args.args)} - stored
     return frozenset(tensor.source for tensor in program.tensors if tensor.source not in given)
-
-
-def _is_zero(number: Number) -> bool:
-    return isinstance(number, int) and number == 0
 
 
 def _is_natural(number: object) -> bool:

@@ -92,7 +92,7 @@ class Places:
         if index.kind == "scalar" and index.operand is None:
             return isinstance(size, int) and isinstance(index.shift, int) and 0 <= index.shift < size
         block = self._walks(op, index) if index.kind != "tensor" else None
-        if block is None or isinstance(index.shift, Expr) or index.shift != 0:
+        if block is None or not fixed_at(index.shift, 0):
             return False
         axis, _ = self.axes.get(block, (None, None))
         begin, end = (0, self.program.blocks[block].extent) if axis is None else (axis.begin, axis.end)
@@ -183,7 +183,7 @@ class Places:
     def _covers(self, op: Op, index: Index, size: Number) -> bool:
         if isinstance(size, int) and size == 1:
             return True
-        if not isinstance(index.shift, int) or index.shift != 0:
+        if not fixed_at(index.shift, 0):
             return False
         block = self._walks(op, index)
         if block is None:
@@ -193,7 +193,7 @@ class Places:
             return index.kind == "block" and number_key(found.extent) == number_key(size)
         axis, _ = self.axes[block]
         single = axis.scalar or (found.kind == "tile" and fixed_at(found.size, 1))
-        if index.kind == "scalar" and not (single and isinstance(axis.step, int) and axis.step == 1):
+        if index.kind == "scalar" and not (single and fixed_at(axis.step, 1)):
             return False
         outer = self._within(block)
         if outer is not None:
@@ -214,7 +214,7 @@ def _interval_apart(a: tuple[int, int] | None, b: tuple[int, int] | None) -> boo
 
 def _length(end: Number) -> Number:
     """Return the number of iterations from 0 to ``end``: a size that is at least 0 as it is, not as ``max(0, size)``."""
-    return end.args[1] if isinstance(end, Expr) and end.op == "max" and end.args[0] == 0 else end
+    return end.args[1] if isinstance(end, Expr) and end.op == "max" and fixed_at(end.args[0], 0) else end
 
 
 def is_covered(program: Program, tensor: int) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ...._compiler.ir.grammar import HostTensor, Index, MemoryAttrs, Op, Operand, Program, TileAttrs, Value
-from ...._shapes import Dim, Expr, Number, dtype_name, next_power_of_2
+from ...._shapes import Dim, Expr, Number, dtype_name, fixed_at, next_power_of_2
 from ..plan.epilogue import LineNumbers, OperandKind
 from ..plan.records import TMA_ALIGNMENT_BYTES, Major
 from ..plan.refusal import Refusal
@@ -160,7 +160,7 @@ def _is_number_of_tile(frame: Frame, op: Op, index: Index) -> bool:
 
 
 def _is_plain(index: Index) -> bool:
-    unmoved = isinstance(index.shift, int) and index.shift == 0 and index.operand is None
+    unmoved = fixed_at(index.shift, 0) and index.operand is None
     return index.kind in ("block", "scalar") and unmoved
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...._compiler.ir.grammar import LoopAxis, Root
-from ...._shapes import Number
+from ...._shapes import Number, fixed_at
 from ..plan.records import AxisPlan, GridPlan, RangePlan
 from .emission import Emission
 from .printer import Active, Lines
@@ -188,7 +188,7 @@ def _whole_and_last_tile(e: Emission, root: Root, plan: AxisPlan, pid: str) -> N
 
 def _offset(e: Emission, axis: LoopAxis, plan: AxisPlan, pid: str) -> str:
     """Return the variable with the begin of a program's tile."""
-    from_zero = isinstance(axis.begin, int) and axis.begin == 0
+    from_zero = fixed_at(axis.begin, 0)
     step = e.number(axis.step) if axis.scalar else e.symbol(axis.block)
     offset = e.names.fresh(f"offset_{e.kernel.blocks[axis.block].label}")
     if plan.descending:

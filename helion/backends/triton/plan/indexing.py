@@ -31,7 +31,7 @@ from ...._compiler.ir.operands import unaddressed
 from ...._compiler.ir.ops import OPS
 from ...._compiler.passes.always.order_memory import overlapping_storages
 from ...._compiler.passes.analysis.accesses import Launched
-from ...._shapes import Expr
+from ...._shapes import Expr, fixed_at
 from ....hardware import DESCRIPTOR_RANKS, Target
 
 Mechanism = Literal["pointer", "block_ptr", "tensor_descriptor"]
@@ -216,7 +216,7 @@ class _Finder:
         if (end - begin) % size == 0 and end > begin:
             return index.shift >= 0
         check.append(dim)
-        return index.shift == 0 and (padded or end == tensor.shape[dim])
+        return fixed_at(index.shift, 0) and (padded or end == tensor.shape[dim])
 
     def fits_descriptor(self, tensor: HostTensor, attrs: MemoryAttrs, unit: list[int]) -> bool:
         """Return whether the rules of CUDA's tensor maps allow a descriptor."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from ....._compiler.ir.grammar import ForAttrs, Op, Operand, Program, Region, Value
-from ....._shapes import Expr, Number, dtype_name
+from ....._shapes import Expr, Number, dtype_name, fixed_at
 from ...plan.attention.gradients import PRODUCTS, BackwardProblem, Gradient, check_backward
 from ...plan.attention.numbers import is_known
 from ...plan.attention.operands import Matrix
@@ -225,7 +225,7 @@ def _repeats(program: Program, loop: Op) -> tuple[int, Number]:
         axis, block = axes[0], program.blocks[axes[0].block]
         end = size(axis.end)
         plain = axis.jagged is None and axis.split is None and not axis.merged and not axis.backwards
-        one = block.kind == "grid" or block.size == 1
+        one = block.kind == "grid" or fixed_at(block.size, 1)
         counted = isinstance(end, Expr) or end > 0
         if plain and one and equal(axis.begin, 0) and equal(axis.step, 1) and counted:
             return axis.block, end

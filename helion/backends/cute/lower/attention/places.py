@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ....._compiler.ir.grammar import HostTensor, Index, MemoryAttrs, NumberAttrs, Op, Operand, PointwiseAttrs, Value
-from ....._shapes import Expr, Number, dtype_name, hint_of
+from ....._shapes import Expr, Number, dtype_name, fixed_at, hint_of
 from ...plan.attention.launch import strides_of
 from ...plan.attention.numbers import is_known
 from ...plan.attention.operands import INTEGERS, Matrix, Mode, Pages, Place, Source
@@ -382,7 +382,7 @@ def _place_of(loops: Loops, op: Op, index: Index) -> Place:
     place = place_of_value(loops, op.operands[index.operand], loops.tensor(op).name)
     if place.op == "number" and not is_known(place.arguments[0]):  # type: ignore[arg-type]
         raise Refusal(f"the index of {loops.tensor(op).name} is known only at launch")
-    return place if index.shift == 0 else Place("add", (place, Place("number", (index.shift,))))
+    return place if fixed_at(index.shift, 0) else Place("add", (place, Place("number", (index.shift,))))
 
 
 def place_of_value(loops: Loops, value: Operand, name: str) -> Place:

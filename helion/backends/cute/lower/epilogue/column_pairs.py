@@ -29,7 +29,7 @@ from ....._compiler.ir.grammar import (
     ViewAttrs,
 )
 from ....._compiler.passes.always.simplify import drop_dead
-from ....._shapes import dtype_name
+from ....._shapes import dtype_name, fixed_at
 from ...plan.epilogue import JOINED, PARTNER, EpilogueOperand
 from ...plan.refusal import Refusal
 from ..chain import Chain, Reference, Written
@@ -270,7 +270,7 @@ class PairedChain(Chain):
     def _place_of_pairs(self, op: Op, pairs: int) -> Place:
         attrs, tensor, frame = op.attributes(MemoryAttrs), self.frame.tensor(op), self.frame
         rows = [at for at, index in enumerate(attrs.indices[:-1]) if index.kind == "block"]
-        plain = all(index.shift == 0 and index.operand is None for index in attrs.indices)
+        plain = all(fixed_at(index.shift, 0) and index.operand is None for index in attrs.indices)
         if attrs.mask is not None or not plain or [attrs.indices[at].block for at in rows] != [frame.m]:
             raise Refusal(f"{tensor.name} has pairs of columns, and is implemented as rows of the tile without masks")
         if not equal(tensor.shape[rows[0]], frame.extent(frame.m)) or not equal(tensor.shape[-1], pairs):

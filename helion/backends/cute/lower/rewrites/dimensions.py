@@ -89,7 +89,7 @@ def _unrolled(program: Program, outer: int) -> Program | None:
         return None
     ends = [(axis.begin, axis.end, program.blocks[axis.block].extent) for axis in inner.attributes(ForAttrs).axes]
     whole = all(fixed_at(begin, 0) and isinstance(end, int) and end == known for begin, end, known in ends)
-    if not whole or not fixed_at(axes[0].end, extent) or program.blocks[outer].size != 1:
+    if not whole or not fixed_at(axes[0].end, extent) or not fixed_at(program.blocks[outer].size, 1):
         return None
     loop, carried = loops[0], inner.attributes(ForAttrs).carried
     numbers = itertools.count(1 + max(op.number for op in _numbered(program)))
@@ -382,7 +382,7 @@ class _Joiner:
 
     def _steps_by_one(self) -> bool:
         block = self.program.blocks[self.outer]
-        return block.kind == "grid" or block.size == 1
+        return block.kind == "grid" or fixed_at(block.size, 1)
 
     def _tensor(self, tensor: HostTensor) -> HostTensor:
         first, second = self.places.get(tensor.id, (-1, -1))

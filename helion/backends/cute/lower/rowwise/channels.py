@@ -28,6 +28,7 @@ from ....._compiler.ir.grammar import (
     Value,
     ViewAttrs,
 )
+from ....._compiler.ir.operands import is_block
 from ....._shapes import Dim, dtype_name
 from ...plan.epilogue import EpilogueOperand
 from ..frame import Frame, place_of
@@ -57,7 +58,7 @@ def _pair(program: Program, op: Op) -> tuple[int, int] | None:
 def _is_contiguous(program: Program, op: Op) -> bool:
     attrs = op.attributes(MemoryAttrs)
     tensor = program.tensors[attrs.tensor]
-    plain = all((index.kind, index.shift, index.operand) == ("block", 0, None) for index in attrs.indices[-PARTS:])
+    plain = all(map(is_block, attrs.indices[-PARTS:]))
     extents = [program.blocks[index.block].extent for index in attrs.indices[-PARTS:] if index.block is not None]
     known = all(isinstance(each, int) for each in (*extents, *tensor.shape[-PARTS:], *tensor.strides[-PARTS:]))
     if attrs.mask is not None or not plain or not known or [*tensor.shape[-PARTS:]] != extents:

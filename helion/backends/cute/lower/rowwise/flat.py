@@ -273,7 +273,7 @@ class _Flat:
     def _flat(self, tensor: HostTensor, first: int, indices: Sequence[Index]) -> HostTensor:
         end = first + len(self.blocks)
         shape, strides = tensor.shape[first:end], tensor.strides[first:end]
-        if not all(index.shift == 0 and index.operand is None for index in indices[first:end]):
+        if not all(fixed_at(index.shift, 0) and index.operand is None for index in indices[first:end]):
             raise Refusal(f"{tensor.name} is accessed at an offset")
         if not all(map(equal, shape, self.extents)):
             raise Refusal(f"{tensor.name} is {tuple(tensor.shape)}, of which the grid covers {self.extents}")
