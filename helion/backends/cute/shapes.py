@@ -333,8 +333,6 @@ def _backward_on_request(program: Program, facts: KernelFacts, target: Target) -
     problem = known_backward(program).problem
     if problem.spans_keys and any(source.dtype.startswith("int") for source in problem.formula.sources):
         return f"gradients of rows that integers of streamed rows hide as well run on request, {_REQUEST}"
-    if problem.loop_outputs or any(each.wide for each in problem.gradients):
-        return f"gradients that threads store, in the loop or in fp32, run on request, {_REQUEST}"
     return ""
 
 

@@ -16,6 +16,7 @@ from backends.cute.printed_gradients import computed_as_printed
 from backends.cute.printed_registers import unwritten_registers
 
 import helion
+import helion.language as hl
 from helion._compiler.ir.grammar import HostTensor
 from helion._shapes import hint_of
 from helion.backends.cute.codegen.attention.backward_kernel import backward_kernel
@@ -127,6 +128,35 @@ def test_binaries_are_neither_spilled_nor_serialized(name: str) -> None:
         assert found.sass_counts.get("USETMAXREG", 0) == (2 if plan.backward.groups > 1 else 0)
         planned = 9 * fences + 2 if atomic else 7 * fences * len(plan.backward.problem.passes)
         assert found.sass_counts["WARPGROUP"] <= planned, "4 or 5 fences of a block, and waits"
+
+
+def test_auto_takes_the_backend_that_is_faster_on_a_gpu() -> None:
+    """Compare with ``loop_outputs`` of an H200: Triton is faster where the loop stores, of 64 dimensions, and not in fp32."""
+    shape = (1, 16, 2048, 64)
+    operands, numbers = (
+        [torch.empty(shape, dtype=torch.bfloat16, device="meta")] * 4,
+        [torch.empty(shape[:3], device="meta")] * 2,
+    )
+    bias = torch.empty(*shape[:3], 2048, dtype=torch.bfloat16, device="meta")
+
+    def in_fp32(q, k, v, do, logsum, delta):
+        heads, dims = q.size(1), hl.specialize(q.size(3))
+        dq = torch.empty_like(q, dtype=torch.float32)
+        for h, tile_m in hl.tile([heads, q.size(2)], block_size=[1, None]):
+            acc = hl.zeros([tile_m, dims], dtype=torch.float32)
+            for tile_n in hl.tile(k.size(2)):
+                scores = hl.dot(q[0, h.begin, tile_m, :], k[0, h.begin, tile_n, :].T)
+                weights = torch.exp(scores - logsum[0, h.begin, tile_m][:, None])
+                changes = hl.dot(do[0, h.begin, tile_m, :], v[0, h.begin, tile_n, :].T)
+                differences = weights * (changes - delta[0, h.begin, tile_m][:, None])
+                acc = hl.dot(differences.to(k.dtype), k[0, h.begin, tile_n, :], acc=acc)
+            dq[0, h.begin, tile_m, :] = acc
+        return dq
+
+    given = (*operands, *numbers)
+    stored = helion.kernel(kernels.gradient_of_queries_and_bias).bind((*given, bias), target="h200")
+    assert stored.backend_on_gpu == "triton"
+    assert helion.kernel(in_fp32).bind(given, target="h200").backend_on_gpu == "cute"
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,9 @@ STAGED = 0.71
 global memory otherwise (``sequence_times`` in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
 MASK_OPS = 2
 """Operations of a mask by loaded integers, which each pair of rows has, again for each gradient."""
+STORED_NS, SUMMED_NS = 0.25, 0.52
+"""Time of a number that the loop stores for each of its rows, its bias included, or adds to memory (``loop_outputs`` in
+benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
 LAUNCH_US = 5.0
 
 
@@ -198,6 +201,8 @@ def predicted_us(shape: BackwardShape, choice: BackwardChoice, target: Target) -
     others = shape.passes * BLOCK_NS[added] / per_sm * (SINGLE[shape.is_wide] if choice.groups == 1 else 1.0)
     draw_ns = RATES.draw_ns if len(shape.gradients) == 1 else RATES.key_draw_ns
     others += choice.keys * draw_ns * shape.draws * shape.passes / per_sm
+    if shape.stored_bytes:
+        others += choice.keys * (STORED_NS if shape.stored_bytes <= SUM_BYTES else SUMMED_NS) / per_sm
     if shape.loaded:
         blocks *= 1 + (2 * WGMMA_ROWS + choice.keys) / SEQUENCE
         others += choice.keys * RATES.operation_ns * MASK_OPS * len(shape.gradients) / per_sm
