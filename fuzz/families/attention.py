@@ -132,7 +132,10 @@ def _reference(o: dict[str, str]) -> list[str]:
         return [*lines, "return torch.bmm(torch.relu(scores), v)"]
     if o["softmax"] == "whole":  # as the kernel: gradients of scores are operands of products twice, and partly cancel
         first = [line.replace("scores", "first") for line in lines]
-        first += ["high = torch.amax(first, -1, keepdim=True)", "total = torch.exp(first - high).sum(-1, keepdim=True)"]
+        first += [
+            "high = torch.max(first, -1, keepdim=True).values",
+            "total = torch.exp(first - high).sum(-1, keepdim=True)",
+        ]
         return [*first, *lines, "return torch.bmm(torch.exp(scores - high) / total, v)"]
     base = " * 0.6931471805599453" if o["softmax"] == "online2" else ""
     return [*lines, f"return torch.bmm(torch.softmax(scores{base}, -1), v)"]
