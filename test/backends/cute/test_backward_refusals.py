@@ -78,6 +78,7 @@ CHANGES_OF_STORED = {
     "numbers of both products": ("differences * 2", "weights + changes", None),
     "rounded numbers": ("differences * 2", "weights.to(torch.bfloat16) * 0.5", None),
     "a loop from the tile on": ("hl.tile(m)", "hl.tile(tile_n.begin, m)", "begins with the tile"),
+    "numbers that are stored twice": ("            changes = hl", "            more[h, tile_m, tile_n] = weights\n            changes = hl", "stored twice in the loop"),
     "another half": ("more = k.new_empty([heads, m, n], dtype=torch.float32)", "more = k.new_empty([heads, m, n], dtype=torch.float16)", "stored in the loop in float16"),
     "numbers of no product": ("differences * 2", "(logsum[h, tile_m] * 2)[:, None] + extra[tile_n][None, :]", "does not depend on a product"),
 }  # fmt: skip
@@ -103,3 +104,13 @@ def test_a_changed_loop_is_refused_or_right(at: int, tmp_path: Path) -> None:
     wanted = helion.kernel(backend="triton", ref_mode=helion.RefMode.EAGER)(function)(q, k, v, do, *more)
     for one, other in zip(gradients(q, k, v, do, *more), wanted, strict=True):
         assert (one.double() - other.double()).norm() < 6e-3 * other.double().norm()
+
+
+def test_gradients_in_fp32_are_within_reach(tmp_path: Path) -> None:
+    """Threads store them, by offsets of 32 bits."""
+    tensors = [torch.empty(64, rows, 64, dtype=torch.bfloat16, device="meta") for rows in (200, 600_000, 600_000, 200)]
+    more = [torch.empty(64, 200, device="meta"), torch.empty(64, 200, device="meta"), torch.empty(200, device="meta")]
+    old, new, _ = CHANGES["outputs in fp32"]
+    in_fp32 = helion.kernel(backend="cute")(edited(TEXT, old, new, tmp_path / "gradients.py").gradients)
+    with pytest.raises(exc.CuteUnsupported, match="offsets of .* elements; below"):
+        in_fp32.bind((*tensors, *more))

@@ -69,11 +69,15 @@ def atomics_of(loops: Loops) -> list[Op]:
 
 
 def loop_outputs_of(loops: Loops) -> list[Op]:
-    """Return the stores and additions of the loop that have a number for each owned and streamed row."""
+    """Return the stores and additions of the loop that have a number for each owned and streamed row. Raises ``Refusal``."""
     stores = [op for op in loops.loop.regions[0].ops if op.kind == "store"]
-    return [
-        op for op in [*stores, *atomics_of(loops)] if {loops.queries, loops.keys} <= access_of(loops, op).strides.keys()
-    ]
+    both = {loops.queries, loops.keys}
+    found = [op for op in [*stores, *atomics_of(loops)] if both <= access_of(loops, op).strides.keys()]
+    names = [loops.tensor(op).name for op in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise Refusal(f"{twice} is stored twice in the loop, which is not implemented")
+    return found
 
 
 def loop_output(loops: Loops, op: Op, value: int, keys: int) -> LoopOutput:

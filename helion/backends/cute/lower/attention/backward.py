@@ -33,7 +33,7 @@ from .loops import Loops, check_axis, is_tile
 from .numbers import LaunchNumbers
 from .operands import check_dot, loaded
 from .outputs import unrounded
-from .places import access_of, check_storage, check_strides, matrix_of
+from .places import access_of, check_reach, check_storage, check_strides, matrix_of
 from .ranges import check_range, key_range
 from .values import name_of_op, same_value, terms_of
 
@@ -356,6 +356,8 @@ class _Outputs:
         reader.known[final.number] = "gradient"
         formula, numbers = reader.formula({"output": reader.read(unrounded(loops, store))})
         matrix, name = matrix_of(loops, store, loops.queries, "rows"), name_of(loops.tensor(store))
+        if matrix.dtype == "float32":  # threads store it, by offsets of 32 bits
+            check_reach(access_of(loops, store))
         if "output" not in numbers or _extent(loops, store, loops.queries) != loops.extent(loops.queries):
             raise Refusal(f"{name} is a constant, or has another number of rows than tiles cover")
         self.formulas.append(_with_value(formula, numbers["output"]))
