@@ -79,12 +79,17 @@ def _long(lines: Sequence[Line]) -> Iterator[Row]:
     )
 
 
-def _anywhere(lines: Sequence[Line]) -> Iterator[Row]:
-    cells = {
+def anywhere(lines: Sequence[Line]) -> dict[tuple[str, str, int, int], Line]:
+    """Return the timed cells of long rows that begin anywhere, without gradients that have sums over rows."""
+    return {
         key: line
         for key, line in _last(lines, "result").items()
         if key[3] % LANES and key[3] >= LONG and "us" in line and not key[0].endswith("norm_backward")
     }
+
+
+def _anywhere(lines: Sequence[Line]) -> Iterator[Row]:
+    cells = anywhere(lines)
     compiled = {key: line["us"] for key, line in _last(lines, "compile").items()}
     ratios = [compiled[key] / cell["us"] for key, cell in cells.items() if key in compiled]
     yield from _pair(

@@ -28,6 +28,7 @@ from benchmarks.row_binaries import tensors  # noqa: E402
 from benchmarks.row_workloads import WORKLOADS  # noqa: E402
 from helion.backends.binaries import tool  # noqa: E402
 from helion.backends.cute.codegen.rowwise.module import pointer_dtypes, render  # noqa: E402
+from helion.backends.cute.plan.rowwise.time import resident  # noqa: E402
 from helion.backends.cute.toolchain.audit import audit, loops  # noqa: E402
 from helion.backends.cute.toolchain.offline import compile_source  # noqa: E402
 from helion.backends.triton.toolchain import compile_offline  # noqa: E402
@@ -42,7 +43,7 @@ WARP = 32
 def bound_of(cell: Mapping[str, Any]) -> Any:
     """Bind a cell's kernel as it was timed, to tensors without memory."""
     m, n = cell["m"], cell["n"]
-    if cell["name"].endswith("_backward"):
+    if cell["kind"] == "result":
         kernel = helion.kernel(
             WORKLOADS[cell["name"]].kernel, backend="cute", ignore_warnings=[helion.exc.TensorOperationInWrapper]
         )
@@ -58,12 +59,13 @@ def counted(cell: Mapping[str, Any]) -> dict[str, Any]:
     config = bound.default_config()
     found = bound.resources(config)
     counts = found.sass_counts or _of_triton(bound, config)
-    instructions, passes = sum(counts.values()), 1
+    instructions, passes, rounds = sum(counts.values()), 1, 0.0
     if bound.backend == "cute":
         layout, counts = bound.plan(config).rows.layout, _of_loop(bound.plan(config))
         instructions = sum(counts.values())
         thread = layout.lanes * (layout.chunk_granules if layout.rolled else layout.thread_granules)
         count, clusters = instructions / thread, layout.choice.cluster
+        rounds = cell["m"] / (resident(layout, bound.target) * layout.choice.rows)
     else:
         rows, columns, passes = _step(config, cell["n"])
         count, clusters = instructions * WARP * config.config.get("num_warps", 4) / (rows * columns), 0
@@ -75,6 +77,7 @@ def counted(cell: Mapping[str, Any]) -> dict[str, Any]:
         math=round(count * _special(counts) / instructions, 2),
         cluster=clusters,
         passes=passes,
+        rounds=round(rounds, 2),
     )
 
 
@@ -88,7 +91,7 @@ def _of_loop(plan: Any) -> Mapping[str, int]:
         listing = subprocess.run([tool("nvdisasm"), "-c", file.name], capture_output=True, text=True, check=True).stdout
     found = loops(listing)
     most = max(map(_arithmetic, found))
-    least = 0.5 if plan.rows.layout.choice.overlap else 0.75
+    least = 0.5 if plan.rows.layout.choice.overlap or plan.rows.layout.rolled else 0.75
     return min((each for each in found if _arithmetic(each) >= least * most), key=lambda each: sum(each.values()))
 
 

@@ -33,6 +33,8 @@ BOUND_BY_ISSUE, SHORT_ROW_BYTES = 0.5, 512
 SOME = 0.5
 #: Time of a launch with few rows, beside the best other, from which a cell counts as slower.
 SLOWER = 1.05
+#: Share of the time that SMs without a row in the last round idle, from which it is worth a word.
+IDLE = 0.01
 
 
 def read(folder: Path) -> dict[str, list[Line]]:
@@ -69,6 +71,7 @@ def sections(by_device: Mapping[str, Sequence[Line]]) -> Iterator[str]:
             yield from _device(device, lines, cells, {**others, "binaries": by_device.get(BINARIES, ())})
             yield from _misses(misses(lines), [line for line in by_device.get(MISSES, ()) if line["device"] == device])
             yield from _few(few)
+            yield from _channels([line for line in lines if line.get("kind") == "channels"])
             yield from _any_length(lines)
             yield from _logs([line for line in lines if line.get("kind") == "logs"])
 
@@ -95,13 +98,16 @@ def _sums(lines: Sequence[Line]) -> list[Line]:
 
 
 def misses(lines: Sequence[Line]) -> list[Line]:
-    """Return the slowest cell of each kernel and type of the suites that misses its goal, and the gradients that do."""
+    """Return the slowest cell of each kernel and type of the suites that misses its goal, and the gradients and rows that
+    begin anywhere that do."""
     kernels: dict[tuple[str, str], list[Line]] = {}
     for cell in _last(line for line in lines if line.get("kind") == "suite"):
         kernels.setdefault((cell["name"], cell["type"]), []).append(cell)
     below = [found for found in kernels.values() if _mean([cell["share"] for cell in found]) < LEAST]
     slowest = [min(found, key=lambda cell: cell["share"]) for found in below]
-    return [*slowest, *(cell for cell in _sums(lines) if cell["share"] < SUMS_SHARE)]
+    others = [cell for cell in _sums(lines) if cell["share"] < SUMS_SHARE]
+    others += [cell for cell in row_goals.anywhere(lines).values() if cell["share"] < LONG_SHARE]
+    return [*slowest, *others]
 
 
 def _misses(cells: Sequence[Line], counts: Sequence[Line]) -> Iterator[str]:
@@ -113,9 +119,10 @@ def _misses(cells: Sequence[Line], counts: Sequence[Line]) -> Iterator[str]:
     yield from (
         "### Cells below their goal, and why",
         "",
-        "The slowest cell of each kernel and type of the suites below its goal, and gradients below theirs. Instructions are",
-        "those of the binary's loop over rows, by `benchmarks/row_misses.py`, per element; a program of Triton has them of all",
-        "its loops. Issue is the time in which all SMs issue them, as a share of the measured time, for rows that are read once.",
+        "The slowest cell of each kernel and type of the suites below its goal. Gradients and long rows that begin anywhere",
+        "follow that are below theirs. Instructions are those of the binary's loop over rows, by `benchmarks/row_misses.py`,",
+        "per element; a program of Triton has them of all its loops. Issue is the time in which all SMs issue them, as a share",
+        "of the measured time, for rows that are read once. A round is a row for each cluster that runs at once.",
         "",
         "| kernel | dtype | size | backend | share of copy | instructions | issue | reason |",
         "| :-- | :-- | :-- | :-- | --: | --: | --: | :-- |",
@@ -144,6 +151,9 @@ def _reason(cell: Line, line: Line, issue: float) -> str:
         return f"issue of instructions{special}"
     if row_bytes <= SHORT_ROW_BYTES:
         return f"rows of {row_bytes} bytes: few bytes in flight for each reduction"
+    rounds = line.get("rounds", 0.0)
+    if rounds > 1 and (idle := 1 - rounds / math.ceil(rounds)) >= IDLE:
+        return f"waits between the passes of a row; {rounds:.1f} rounds of rows, whose last one idles for {idle:.0%} of the time"
     if line["cluster"] > 1:
         return f"waits of clusters of {line['cluster']} CTAs, which do not cover all SMs"
     return "waits between the passes of a row"
@@ -245,6 +255,26 @@ def _device(
             ratio = f"{cell['compile_us'] / cell['us']:.2f}" if cell["compile_us"] else "-"
             size = f"{cell['m']} x {cell['n']}"
             yield f"| {cell['name']} | {cell['type']} | {size} | {cell['us']:.1f} | {cell['share']:.3f} | {ratio} |"
+    yield ""
+
+
+def _channels(cells: Sequence[Line]) -> Iterator[str]:
+    """Yield the table of group norms with weights, and of their gradients with sums of channels."""
+    if not cells:
+        return
+    yield from (
+        "### Rows of channels",
+        "",
+        "A group norm with weights, and its gradients with sums of each channel of an image, in microseconds, beside",
+        "Triton's default and PyTorch's operator, which has the sums over images as well.",
+        "",
+        "| kernel | dtype | images, groups, channels, pixels | cute | Triton | PyTorch | share of copy |",
+        "| :-- | :-- | :-- | --: | --: | --: | --: |",
+    )
+    for cell in cells:
+        times = " | ".join(f"{cell[f'{name}_us']:.1f}" for name in ("cute", "triton", "torch"))
+        shape, share = " x ".join(map(str, cell["shape"])), cell["copy_us"] / cell["cute_us"]
+        yield f"| {cell['name']} | {cell['type']} | {shape} | {times} | {share:.3f} |"
     yield ""
 
 

@@ -26,8 +26,8 @@ CHOICES = (
     RowChoice(cluster=1, warps=4, rows=2, ctas_per_sm=1),
     RowChoice(cluster=2, warps=8, ctas_per_sm=1),
 )
-SHAPES = ((3, 2, 3, 1024), (2, 3, 4, 392), (2, 2, 6, 48))
-"""Images, groups, channels and pixels: parts of a channel are 32 lanes, one and two."""
+SHAPES = ((3, 2, 3, 1024), (2, 3, 4, 392), (2, 2, 6, 48), (2, 2, 4, 64))
+"""Images, groups, channels and pixels: parts of a channel are 32 lanes, one and two, or a channel is in one warp."""
 
 
 def normed(x, weight, bias, out):
@@ -113,7 +113,7 @@ def test_the_cpu_gives_sums_of_channels() -> None:
     assert all(map(near, (out, *sums), wanted(x, weight, grad)))
 
 
-@pytest.mark.parametrize("shape", [(5, 3, 3, 64), (37, 2, 3, 392)], ids=str)
+@pytest.mark.parametrize("shape", [(5, 3, 3, 64), (21, 2, 3, 392)], ids=str)
 def test_a_second_kernel_adds_up_numbers_of_channels(shape: tuple[int, ...]) -> None:
     """Of channels that a warp has, and of wide ones: each line has the channels of an image."""
     x, grad = numbers(*shape), numbers(*shape, seed=1)
@@ -174,6 +174,22 @@ def test_what_follows_from_reductions_of_channels(choice: RowChoice) -> None:
     assert near(total, 2 * x.double().sum(2) * x.double().mean((1, 2))[:, None] + 1)
 
 
+def test_a_kernel_that_reduces_nothing_but_channels_of_a_warp() -> None:
+    x, scale, out = numbers(7, 3, 64), numbers(3, seed=1), torch.empty(7, 3, dtype=torch.bfloat16)
+    run(highest, (x, scale, out), CHOICES[1])
+    assert near(out, (x.double() / scale.double()[:, None]).amax(2))
+
+
+def test_sums_about_a_mean_next_to_reductions_of_groups() -> None:
+    """The pass that reduces groups hands the difference from a thread's element on to what sums its square."""
+    x, grad, weight = numbers(2, 2, 4, 64), numbers(2, 2, 4, 64, seed=1), numbers(2, 4, seed=2)
+    sums = [torch.empty(2, 2, 4) for _ in range(2)]
+    for choice in CHOICES[:2]:
+        out = torch.empty_like(x)
+        run(gradient, (x, weight, grad, out, *sums), choice)
+        assert all(map(near, (out, *sums), wanted(x, weight, grad)))
+
+
 @pytest.mark.parametrize("missing", [0, 1])
 def test_barriers_of_channels_are_needed(missing: int) -> None:
     """Without the barrier before parts are added up, or the one before the next are stored, a schedule finds the fault."""
@@ -225,7 +241,14 @@ def test_refusals_of_channels(fn: Any, shapes: tuple[tuple[int, ...], ...], reas
         helion.kernel(fn, backend="cute").bind(tuple(tensor(*shape) for shape in shapes), target="h100")
 
 
-def test_auto_leaves_channels_to_triton() -> None:
-    x = tensor(64, 32, 8, 4096)
-    given = (x, tensor(32, 8), tensor(32, 8), x)
-    assert helion.kernel(normed, backend="auto").bind(given, target="h200").backend == "triton"
+@pytest.mark.parametrize(
+    ("shape", "backend"),
+    [((64, 32, 16, 4096), "cute"), ((64, 32, 512, 64), "triton"), ((64, 32, 8, 1024), "triton")],
+    ids=["long", "of channels in a warp", "short"],
+)
+def test_auto_takes_long_rows_of_long_channels(shape: tuple[int, ...], backend: str) -> None:
+    x, out, weight, bias = tensor(*shape), tensor(*shape), tensor(*shape[1:3]), tensor(*shape[1:3])
+    sums = [tensor(*shape[:3], dtype=torch.float32) for _ in range(2)]
+    assert helion.kernel(normed, backend="auto").bind((x, weight, bias, out), target="h200").backend == backend
+    given = x, weight, tensor(*shape), out, *sums
+    assert helion.kernel(gradient, backend="auto").bind(given, target="h200").backend == backend

@@ -247,7 +247,7 @@ def sums_of_two_views(x, few, many):
         (of_other_columns, GROUP * GROUP, "numbers of the columns of a group"),
         (transposed, 1024, "permutation of groups of columns"),
         (products, 1024, "sums, maxima and minima in fp32 of the columns of each group"),
-        (of_wide_groups, 1024, "groups of 512 columns; powers of two from 8 to 256 columns are implemented"),
+        (of_wide_groups, 1024, "reductions of groups of 512 columns are stored, and read by nothing else"),
     ],
 )
 def test_refusals_of_groups(fn: Any, n: int, reason: str) -> None:

@@ -71,14 +71,17 @@ def _moved(demand: RowDemand, choice: RowChoice, gpu: Target) -> RowLayout:
     return dataclasses.replace(layout_of(demand, choice, gpu), moved=True)
 
 
-def test_auto_leaves_such_rows_to_triton() -> None:
-    x = tensor(1024, 262144)
-    arguments = (x, x, x[0], x[0])
+@pytest.mark.parametrize(("dtype", "backend"), [(torch.bfloat16, "cute"), (torch.float32, "triton")])
+def test_auto_takes_such_rows_of_16_bits(dtype: torch.dtype, backend: str) -> None:
+    """They are not reduced ahead: that takes 498 us in place of 438 on an H200. Rows of 32 bits have not run."""
+    x = tensor(1024, 262144, dtype=dtype)
     options = {"ignore_warnings": layer_norm_backward.settings.ignore_warnings}
+    arguments = (x, x, x[0], x[0])
     assert (
         helion.kernel(layer_norm_backward.fn, backend="auto", **options).bind(arguments, target="h200").backend
-        == "triton"
+        == backend
     )
     bound = helion.kernel(layer_norm_backward.fn, backend="cute", **options).bind(arguments, target="h200")
-    assert bound.plan(bound.default_config()).rows.layout.moved
-    assert demand_of(bound.plan(bound.default_config()).rows.problem).sums == 2
+    found = bound.plan(bound.default_config()).rows
+    assert found.layout.moved and not found.layout.choice.rows_ahead
+    assert demand_of(found.problem).sums == 2

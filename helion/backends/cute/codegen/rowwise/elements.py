@@ -172,8 +172,8 @@ def print_pass(out: Writer, plan: RowPlan, each: RowPass) -> None:
             out.line("first_number = Float32(first_column)")
         for stage in range(1 + last_stage(problem, _needed(problem, schedule, each))):
             out.lines(_between(plan, schedule, each, stage))
-            with out.block(f"for i in range({plan.layout.lanes}):"):
-                out.lines(_element(plan, schedule, each, stage))
+            if lines := _element(plan, schedule, each, stage):
+                out.lines([f"for i in range({plan.layout.lanes}):", *(f"    {line}" for line in lines)])
         for value in packed_extremes(problem, plan.layout) if each.number == 0 else ():
             out.lines(_packed(problem, value))
         for value in places:
@@ -236,7 +236,8 @@ def _results(problem: RowProblem, schedule: Schedule, each: RowPass) -> set[int]
     """Return the elements that a pass reduces, stores, adds up or keeps, in its last stage."""
     found = {output.value for output in (*each.outputs, *each.sums)}
     found |= {schedule.kept} if each.number == 0 else set()
-    return found | {_reduced(problem.epilogue.instruction(value)) for value in (*each.reduces, *each.wide)}
+    found |= {_reduced(problem.epilogue.instruction(value)) for value in each.wide}
+    return found | {term_of(problem, schedule, each, value) for value in each.reduces}
 
 
 def _element(plan: RowPlan, schedule: Schedule, each: RowPass, stage: int) -> list[str]:

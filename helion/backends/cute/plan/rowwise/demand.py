@@ -108,6 +108,11 @@ class RowDemand:
         return math.gcd(self.group // self.lanes, MOST_PART_LANES) if self.wide else 0
 
 
+def is_wide(group: int, lanes: int) -> bool:
+    """Return whether groups of so many columns are no power of two, or more than a warp has in granules of ``lanes``."""
+    return group & (group - 1) > 0 or group > MOST_PART_LANES * lanes
+
+
 def bytes_moved(m: int, demand: RowDemand) -> int:
     """Return the bytes from and to global memory of ``m`` rows."""
     return int(m * demand.n * demand.column_bytes) + demand.n * sum(demand.vectors)

@@ -11,7 +11,7 @@ from typing import Literal
 from ..dtypes import itemsize
 from ..epilogue import GROUP_REDUCTIONS, Constant, Epilogue, EpilogueOperand, EpilogueOutput
 from .choice import WARP_LANES, WARPGROUP, RowChoice
-from .demand import GRANULE_BYTES, WORD_BYTES, RowDemand
+from .demand import GRANULE_BYTES, WORD_BYTES, RowDemand, is_wide
 from .operands import Gather, Repeat
 
 Kind = Literal["all", "some", "edge"]
@@ -148,12 +148,11 @@ class RowProblem:
 
     @functools.cached_property
     def wide(self) -> tuple[int, ...]:
-        """The reductions of wide groups, by value: those that are no power of two, or more than a warp has at once."""
+        """The reductions of wide groups, by value."""
         epilogue = self.epilogue
         computed = enumerate(epilogue.instructions, 1 + len(epilogue.operands))
         groups = {value: epilogue.grouped[value] for value, made in computed if made.op in GROUP_REDUCTIONS}
-        most = WARP_LANES * self.lanes
-        return tuple(value for value, group in groups.items() if group & (group - 1) or group > most)
+        return tuple(value for value, group in groups.items() if is_wide(group, self.lanes))
 
     @functools.cached_property
     def after_wide(self) -> frozenset[int]:

@@ -11,8 +11,7 @@ import torch
 from ....._compiler.facts.records import KernelFacts, MemoryOpFact, ReductionFact
 from ....._shapes import dtype_name
 from ...plan.rowwise.buckets import bucket_of
-from ...plan.rowwise.choice import WARP_LANES
-from ...plan.rowwise.demand import GRANULE_BYTES, WORD_BYTES, RowDemand
+from ...plan.rowwise.demand import GRANULE_BYTES, WORD_BYTES, RowDemand, is_wide
 from ...plan.rowwise.passes import POSITION_REGISTERS, held_bytes
 
 SFU_WORK, POLYNOMIAL_WORK, FP8_WORK = 2, 20, 8
@@ -151,8 +150,7 @@ def _parts(facts: KernelFacts, columns: set[int]) -> set[int]:
 def _groups(facts: KernelFacts, parts: set[int], least_bytes: int) -> tuple[list[int], int]:
     """Return the columns of groups that are reduced, and how many of these reductions no warp has at once."""
     groups = [facts.axes[fact.axis].extent or 0 for fact in facts.reductions if fact.axis in parts]
-    most = WARP_LANES * GRANULE_BYTES // least_bytes
-    return groups, sum(group & (group - 1) > 0 or group > most for group in groups)
+    return groups, sum(is_wide(group, GRANULE_BYTES // least_bytes) for group in groups)
 
 
 def _place_registers(facts: KernelFacts, columns: set[int], parts: set[int], found: bool) -> int:
