@@ -85,6 +85,9 @@ class _Numbers(Tuned):
     #: them too where rows are not aligned to vectors.
     scalar_chunk: int
     scalar_threads: int
+    #: Threads for such a row if its loop rescales its sum for each new maximum, and least waves of such programs.
+    rescaled_threads: int
+    rescaled_waves: float
     #: Chunks of unaligned rows beyond ``held``, and threads for them: a chunk at each end has scalar accesses.
     unaligned_chunk: int
     unaligned_threads: int
@@ -384,6 +387,15 @@ def _set_rows(found: Allocation, facts: KernelFacts, target: Target, compute_bou
     return math.prod(sizes.values())
 
 
+def _summed_threads(facts: KernelFacts, primary: ReductionFact, target: Target) -> int:
+    """Return the threads for a row that is read in chunks and of which one element is stored."""
+    few = _TUNED.rescaled_threads
+    rescales = _ONE_PASS.issubset(primary.names) and primary.input_load_itemsize == 2 and _is_aligned(facts, primary)
+    resident = target.num_sms * target.max_warps_per_sm * target.warp_size // few
+    waves = grid_extent(facts, primary.root) / resident
+    return few if rescales and waves >= _TUNED.rescaled_waves else _TUNED.scalar_threads
+
+
 def _threads(
     elements: int, width: int, facts: KernelFacts, primary: ReductionFact, target: Target, compute_bound: bool
 ) -> int:
@@ -397,7 +409,7 @@ def _threads(
         each = _TUNED.chained_thread_elements if is_chained else _TUNED.thread_elements
         if len(primary.stages) > 1 and width <= _TUNED.narrow:
             each = min(each, _TUNED.narrow_thread_bytes // _itemsize(primary))
-        return _TUNED.scalar_threads if looped else max(least, min(most, elements // each))
+        return _summed_threads(facts, primary, target) if looped else max(least, min(most, elements // each))
     if looped and not _is_aligned(facts, primary):
         return _TUNED.unaligned_threads
     if _is_alone(facts, primary):
