@@ -78,7 +78,14 @@ class BackwardShape:
 
     def registers(self, keys: int) -> int:
         """Return the estimated registers of a consumer thread."""
-        return estimated_registers(self.gradients, keys, self.atomic > 0, self.draws > 0, self.stored_bytes > 0)
+        return estimated_registers(
+            self.gradients,
+            keys,
+            atomic=self.atomic > 0,
+            draws=self.draws > 0,
+            stores=self.stored_bytes > 0,
+            spans=self.loaded,
+        )
 
     @property
     def is_wide(self) -> bool:

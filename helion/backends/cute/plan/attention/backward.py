@@ -240,7 +240,8 @@ def backward_registers(problem: BackwardProblem, keys: int) -> int:
     """Return the estimated registers of a consumer thread."""
     columns = [problem.streamed[each.right].columns for each in problem.gradients]
     atomic, stores = problem.atomic is not None, bool(problem.loop_outputs)
-    return estimated_registers(columns, keys, atomic=atomic, draws=problem.draws, stores=stores)
+    spans = problem.spans_keys
+    return estimated_registers(columns, keys, atomic=atomic, draws=problem.draws, stores=stores, spans=spans)
 
 
 def _heads_per_band(problem: BackwardProblem, rows: int, cached_rows: int, few_tiles: int) -> int:

@@ -27,6 +27,8 @@ PRODUCTS = 2
 """Products of a tile and a block: scores, and the gradients of weights."""
 LOOP_OUTPUT_REGISTERS = 70
 """Registers of the addresses of numbers that the loop stores, and of both products, which are in use until then."""
+SPAN_REGISTERS = 24
+"""Registers of the addresses of numbers of streamed rows that begin at a loaded one, of which TMA does not load blocks."""
 FIXED_REGISTERS = 8
 """Registers besides accumulators, products and left operands, less those of values that are dead by then."""
 ATOMIC_COLUMNS = 64
@@ -249,13 +251,20 @@ def in_passes(columns: Sequence[int]) -> bool:
 
 
 def estimated_registers(
-    columns: Sequence[int], keys: int, atomic: bool = False, draws: bool = False, stores: bool = False
+    columns: Sequence[int],
+    keys: int,
+    *,
+    atomic: bool = False,
+    draws: bool = False,
+    stores: bool = False,
+    spans: bool = False,
 ) -> int:
     """Return the estimated registers of a consumer thread. With ``atomic``, a gradient is added to memory as well. ``draws``
-    tells of random numbers, ``stores`` of numbers that the loop stores."""
+    tells of random numbers, ``stores`` of numbers that the loop stores, and ``spans`` of streamed rows from a loaded one on."""
     held = [max(columns)] if columns and in_passes(columns) and not atomic else columns
     drawn = DRAWN_EARLY_REGISTERS if len(held) > 1 else DRAWN_REGISTERS
-    return _registers(held, keys) + (drawn if draws else 0) + (LOOP_OUTPUT_REGISTERS if stores else 0)
+    others = [(draws, drawn), (stores, LOOP_OUTPUT_REGISTERS), (spans and not atomic and len(held) > 1, SPAN_REGISTERS)]
+    return _registers(held, keys) + sum(number for used, number in others if used)
 
 
 def _registers(columns: Sequence[int], keys: int) -> int:
