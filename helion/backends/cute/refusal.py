@@ -103,7 +103,6 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     of_groups = f"over groups of rows by {groups.name}" if groups is not None else ""
     yield problem.epilogue.rows_of_blocks, "whose blocks of rows and columns are reduced"
     yield groups and products == MAX_PRODUCTS - 1, f"of {MAX_PRODUCTS} products {of_groups}"
-    yield problem.operand_dtype == "int8" and groups, f"of int8 {of_groups}"
 
 
 def _not_run_on_blackwell(problem: GemmProblem) -> Iterator[tuple[object, str]]:
