@@ -12,7 +12,15 @@ from .plan.build import MAX_CLUSTER, MAX_ROW_CLUSTER, MAX_SUM_REGISTERS
 from .plan.copied import COPY_WARPS, MAX_COPIED_SUMS, MAX_LOADED_REGISTERS
 from .plan.dtypes import IMPRECISE_DTYPES, itemsize
 from .plan.finish import finishes
-from .plan.operands import can_convert, can_slice, has_steps, in_both_majors, needs_registers, split
+from .plan.operands import (
+    by_gather,
+    can_convert,
+    can_slice,
+    has_steps,
+    in_both_majors,
+    needs_registers,
+    split,
+)
 from .plan.records import SWIZZLE_BYTES, WARP_THREADS, WGMMA_ROWS, Choice, CopiesIn, GemmProblem, Major
 from .plan.refusal import Refusal
 from .plan.scales import ATOM_LINES, LONGEST, BlockScales, promoted
@@ -39,8 +47,7 @@ def tile_bounds(problem: GemmProblem, target: Target) -> Sides:
     if target.has("wgmma") and can_convert(problem) and problem.n <= LEAST_FEW:
         least = LEAST_FEW
     if needs_registers(problem) and can_convert(problem):
-        tallest = 4 if can_slice(problem) and problem.n <= LEAST_FEW else 2
-        return (WGMMA_ROWS, tallest * WGMMA_ROWS), (least, 2 * MAX_COPIED_SUMS), (depth, depth)
+        return (WGMMA_ROWS, 2 * WGMMA_ROWS), (least, 2 * MAX_COPIED_SUMS), (depth, depth)
     if problem.copied and (problem.epilogue.reduces_rows or not suits_memory(problem)):
         (rows, most), depth = (
             _copied_bounds(problem, (min(rows, 2 * WGMMA_ROWS), most), (WGMMA_ROWS, least), target),
@@ -178,7 +185,7 @@ def smallest(
     ``fixed`` are tile extents along M, N and K that the program sets.
     """
     found = [*_smallest(problem, whole_rows, target, fixed)]
-    if "tma" in places_of_copies(problem, target):
+    if places_of_copies(problem, target) == ("tma",):
         yield from (replace(choice, copies_in="tma") for choice in found)
         return
     yield from found
@@ -201,7 +208,10 @@ def places_of_copies(problem: GemmProblem, target: Target) -> tuple[CopiesIn, ..
         "registers": target.has("wgmma") and can_convert(problem),
         "slices": target.has("wgmma") and can_slice(problem),
     }
-    return ("tma",) if suiting["tma"] else tuple(place for place, suits in suiting.items() if suits)
+    if suiting["tma"]:
+        return ("tma",)
+    suiting["tma"] = target.has("tcgen05") and by_gather(problem) is not None
+    return tuple(place for place, suits in suiting.items() if suits)
 
 
 def _smallest(problem: GemmProblem, whole_rows: bool, target: Target, fixed: Sequence[int | None]) -> Iterator[Choice]:

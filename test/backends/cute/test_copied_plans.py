@@ -151,24 +151,25 @@ SLICES: tuple[tuple[str, Rewrite, str], ...] = (
     ("load", drop_kind(g.LoadRaw), "deadlock"),
     ("load", drop(g.Advance("raw_fill")), "stale|deadlock|arrivals|overwrites|has left"),
     ("load", drop(g.TmaLoad("b", "ab_fill")), "deadlock"),
-    ("store", drop(g.Wait("raw_read")), "stale raw tile"),
-    ("store", drop(g.Wait("ab_read")), "stale operands"),
-    ("store", drop_kind(ReadColumns), "is multiplied by the columns of"),
-    ("store", drop_kind(MultiplySlice), "the accumulator of|no fence between"),
-    ("store", drop_kind(ClearSlice), "the accumulator of"),
-    ("store", drop_kind(PassSlices), "stale|deadlock|arrivals"),
-    ("store", drop(g.Release("raw_read")), "deadlock|arrivals"),
-    ("store", drop(g.Release("ab_read")), "deadlock|arrivals"),
-    ("store", drop(g.FenceShared()), "no fence between"),
-    ("store", drop(g.WarpSync()), "releases a raw tile for the others"),
-    ("store", drop_kind(g.LoadScales), "multiplied by the scales of"),
-    ("store", drop_kind(StoreSlice), "which has stored those of"),
+    ("slice", drop(g.Wait("raw_read")), "stale raw tile"),
+    ("slice", drop(g.Wait("ab_read")), "stale operands"),
+    ("slice", drop_kind(ReadColumns), "is multiplied by the columns of"),
+    ("slice", drop_kind(MultiplySlice), "the accumulator of|no fence between"),
+    ("slice", drop_kind(ClearSlice), "the accumulator of"),
+    ("slice", drop_kind(PassSlices), "stale|deadlock|arrivals"),
+    ("slice", drop(g.Release("raw_read")), "deadlock|arrivals"),
+    ("slice", drop(g.Release("ab_read")), "deadlock|arrivals"),
+    ("slice", drop(g.FenceShared()), "no fence between"),
+    ("slice", drop(g.WarpSync()), "releases a raw tile for the others"),
+    ("slice", drop_kind(g.LoadScales), "multiplied by the scales of"),
+    ("slice", drop_kind(StoreSlice), "which has stored those of"),
+    ("slice", met_before(StoreSlice), "are overwritten before|deadlock"),
     ("store", drop_kind(AddSlices), "the accumulator of|are overwritten before"),
-    ("store", met_before(AddSlices), "which has stored those of"),
+    ("store", met_before(AddSlices), "which has stored those of|deadlock"),
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["slices_int8", "slices_int4", "slices_uint4"])
+@pytest.mark.parametrize("name", ["slices_int8", "slices_int4", "slices_uint4", "slices_8_columns"])
 def test_a_missing_step_of_slices_is_found(name: str) -> None:
     check_faults(SLICES, kernel_program(copies.plan(name, "sm_90")))
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..plan.counts import counts, raw_operands
+from ..plan.copied import Copied
+from ..plan.counts import counts, keeps_columns, raw_operands
 from ..plan.dtypes import per_byte
+from ..plan.operands import gathered
 from ..plan.records import GemmPlan, Multiplicand
 from . import copied, groups, raw
 from .numbers import batch_modes, extent, in_groups_of_k, number
@@ -86,8 +88,13 @@ def _matrix_parameters(plan: GemmPlan) -> tuple[tuple[str, str], ...]:
     for each in plan.problem.multiplicands[2:]:
         more += [(f"tma_{each.label}", "cute.CopyAtom"), (f"tensor_{each.label}", "cute.Tensor")]
     more += [(name, "cute.Tensor") for each in plan.problem.copied for name in copied.source_names(each)]
+    if gathered(plan) is not None:
+        more += [("layout_gathered", "cute.ComposedLayout"), ("gathered_lines", "cute.Tensor")]
     gone = {f"{what}_{each.operand}" for each in plan.problem.copied for what in ("tma", "tensor")}
     gone |= {"layout_a"} if plan.converts else set()
+    if keeps_columns(plan):
+        gone |= {"tma_b", "tensor_b", "layout_b"}
+        more.append(("matrix_b", "cute.Tensor"))
     return tuple(each for each in (*_parameters("a", "b"), *more) if each[0] not in gone)
 
 
@@ -107,6 +114,8 @@ def _wgmma(plan: GemmPlan) -> HostObjects:
     m, n, k = plan.tile
     lines = [*_operands(plan), f"tiled_mma = {hopper_mma(plan, plan.sum_columns)}"]
     lines += [] if plan.converts else [f"layout_a = {_wgmma_layout(plan, 'a', n, 1)}"]
+    if keeps_columns(plan):  # threads load B
+        return HostObjects(lines=tuple(lines), parameters=_matrix_parameters(plan))
     lines.append(f"layout_b = {_wgmma_layout(plan, 'b', plan.sum_columns, 1)}")
     if plan.products > 1:
         lines.append(f"layout_part = {_wgmma_layout(plan, 'b', n, plan.products)}")
@@ -130,6 +139,22 @@ def _wgmma_layout(plan: GemmPlan, name: str, columns: int, parts: int) -> str:
     return f"hopper.make_smem_layout_{name}(LayoutEnum.{order}, {tile}, {operand_dsl(plan)}, {plan.ab_stages * parts})"
 
 
+def _gathered(plan: GemmPlan, picked: Copied) -> list[str]:
+    """Return the TMA objects of A, whose rows TMA gathers: the layout of a stage is that of the matrix unit."""
+    (rows, columns, k), source = plan.tile, picked.sources[0]
+    tile = f"({rows}, {columns}, {k})"
+    return [
+        f"matrix_a = cute.make_tensor(a, cute.make_layout(({source.picked}, {plan.problem.k}), stride=({source.pitch}, 1)))",
+        f"gathered_lines = cute.make_tensor({copied.pointers_of(picked)[-1]},"
+        f" cute.make_layout(({plan.problem.m}, {plan.problem.k}), stride=(1, 0)))",
+        f"layout_gathered = hopper.make_smem_layout_a(LayoutEnum.ROW_MAJOR, {tile}, {operand_dsl(plan)}, {plan.ab_stages})",
+        "tma_a, tensor_a = cpasync.make_tiled_tma_atom(",
+        "    cpasync.CopyBulkTensor2DGather4G2SOp(), matrix_a, cute.select(layout_gathered, mode=[0, 1]),",
+        f"    ({rows}, {k}), gmem_coord_tensor=gathered_lines,",
+        ")",
+    ]
+
+
 def _umma(plan: GemmPlan) -> HostObjects:
     m, n, k = *plan.tile[:2], tile_k(plan)
     operand = operand_dsl(plan)
@@ -149,7 +174,12 @@ def _umma(plan: GemmPlan) -> HostObjects:
             f"layout_part = blackwell.make_smem_layout_b("
             f"part_mma, ({m}, {n}, {k}), {operand}, {plan.ab_stages * plan.products})",
         ]
+    picked = gathered(plan)
+    if picked is not None:
+        lines += _gathered(plan, picked)
     for name, layout, multicast in _multicasts(plan):
+        if picked is not None and is_a(plan, name):
+            continue
         lines += [
             f"tma_{name}, tensor_{name} = cute.nvgpu.make_tiled_tma_atom_{'A' if is_a(plan, name) else 'B'}(",
             f"    cpasync.{_copy(multicast)}(tcgen05.CtaGroup.{group}),",

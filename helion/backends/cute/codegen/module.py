@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from ..plan.counts import keeps_columns
 from ..plan.dtypes import NUMBER, PITCH, SEED, SIZE
 from ..plan.epilogue import EpilogueOperand, EpilogueOutput
+from ..plan.operands import gathered
 from ..plan.records import WARP_THREADS, GemmPlan, GemmProblem
 from ..plan.runtime import is_size, multiple_of
 from ..plan.shared import Allocation, shared_bytes, shared_memory
@@ -89,6 +91,7 @@ def render(program: KernelProgram, part: str = "") -> str:
     out = Writer()
     out.lines(IMPORTS[program.plan.unit])
     out.lines(micro.imports(program.plan))
+    out.lines([] if gathered(program.plan) is None else ["import cutlass.utils.hopper_helpers as hopper"])
     out.lines(definitions(program.plan))
     _kernel(out, program, objects, part)
     prepare.print_kernels(out, program.plan, part)
@@ -204,7 +207,7 @@ def _prologue(out: Writer, program: KernelProgram, descriptors: list[str]) -> No
             f"tensor_memory_address, barrier_for_retrieve=tensor_memory_barrier, allocator_warp_id=0{two})"
         )
     out.line("pipeline.pipeline_init_wait(cluster_shape_mn=cluster_layout)")
-    if plan.prepare is not None:
+    if plan.prepare is not None and plan.prepare.operands:
         out.line(prepare.AWAIT)
 
 
@@ -310,6 +313,11 @@ def warps_text(first: int, number: int, total: int) -> str:
     return f"warp < {number}" if first == 0 else f"warp >= {first} and warp < {first + number}"
 
 
+def _carveout(plan: GemmPlan) -> int:
+    """Return the percentage of an SM's memory that is shared memory: the L1 cache has the rest."""
+    return -(-100 * shared_bytes(plan) // plan.shared_limit_bytes) if keeps_columns(plan) else 100
+
+
 def _host(out: Writer, program: KernelProgram, objects: list[HostObjects], part: str) -> None:
     plan = program.plan
     outputs = [output.label for output in plan.whole.outputs]
@@ -363,9 +371,9 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects], part:
             out.line(f"block=({program.warps * WARP_THREADS}, 1, 1),")
             out.line(f"cluster=({plan.ctas}, 1, 1),")
             out.line(f"smem={shared_bytes(plan)},")
-            if plan.ctas_per_sm > 1:
-                out.lines((f"min_blocks_per_mp={plan.ctas_per_sm},", "preferred_smem_carveout=100,"))
-            out.lines(["use_pdl=True,"] if plan.prepare is not None else [])
+            if plan.ctas_per_sm > 1 or keeps_columns(plan):
+                out.lines((f"min_blocks_per_mp={plan.ctas_per_sm},", f"preferred_smem_carveout={_carveout(plan)},"))
+            out.lines(["use_pdl=True,"] if plan.prepare is not None and plan.prepare.operands else [])
             out.line("stream=stream,")
         out.line(")")
         if plan.finish is not None:

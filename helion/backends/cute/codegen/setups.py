@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 from ..plan.counts import counts, leaves_cache
 from ..plan.dtypes import DTYPES, per_byte
 from ..plan.epilogue import EpilogueOutput
-from ..plan.records import WARPGROUP_THREADS, GemmPlan
+from ..plan.operands import gathered
+from ..plan.records import WARPGROUP_THREADS, GemmPlan, Multiplicand
 from ..plan.shared import lines_shape, staged_as, stores_lines
 from ..roles.grammar import Role
 from . import copied, exchange, raw, rows, scales, workspace
 from .attention.formula import uniform_function
 from .epilogue import dealt_columns, fragment, keeps_integers, suffixed, sum_dsl, values_of
-from .numbers import batch_modes, in_groups_of_k
+from .numbers import batch_modes, in_groups_of_k, tile_of
 from .slices import sliced
 
 
@@ -173,10 +174,12 @@ def _views(plan: GemmPlan) -> list[str]:
     of all with each K tile."""
     names = [name for name in by_tma(plan) if name != "a" or plan.problem.groups is None]
     names = [] if in_groups_of_k(plan) else names
+    names = names if gathered(plan) is None else names[1:]
     lines = [_tiles(plan, name, f"tensor_{name}") for name in names]
     if plan.products > 1:
         lines.append("shared_part = cute.make_tensor(shared_b.iterator, layout_part.outer)")
     lines += [line for name in names for line in _partition(plan, name)]
+    lines += _gathered_views(plan) if gathered(plan) is not None else []
     lines += raw.READ_ONCE if any(leaves_cache(plan, name) for name in by_tma(plan)) else []
     if counts(plan).a_multicast > 1:
         lines.append("mask_a = cpasync.create_tma_multicast_mask(cluster_layout, place, mcast_mode=2)")
@@ -187,6 +190,27 @@ def _views(plan: GemmPlan) -> list[str]:
 
 def _wgmma_loads(plan: GemmPlan, role: Role) -> list[str]:
     return _views(plan)
+
+
+def _gathered_views(plan: GemmPlan) -> list[str]:
+    """Define the views of A whose rows TMA gathers, and of their numbers: of each tile, both have the same coordinates."""
+    views = [_tiles(plan, "a", "tensor_a"), _tiles(plan, "a", "gathered_lines").replace("tiles_a", "tiles_lines")]
+    grouped = (f"cute.group_modes(cute.group_modes({name}, 0, 2), 1, 3)" for name in ("tiles_a", "tiles_lines"))
+    return [
+        *views,
+        "gathered_a = cute.make_tensor(shared_a.iterator, layout_gathered.outer)",
+        "to_a, from_a, lines_of_a = cpasync.tma_partition(",
+        f"    tma_a, 0, cute.make_layout(1), cute.group_modes(gathered_a, 0, 2), [{', '.join(grouped)}]",
+        ")",
+    ]
+
+
+def tile_source(plan: GemmPlan, operand: Multiplicand) -> str:
+    """Return the current tile of an operand as TMA reads it; of rows that it gathers, with their numbers."""
+    place = tile_of(plan, operand)
+    if operand.base == "a" and gathered(plan) is not None:
+        return f"[from_a[None, ({place})], lines_of_a[None, ({place})]]"
+    return f"from_{operand.label}[None, {place}]"
 
 
 def _umma_loads(plan: GemmPlan, role: Role) -> list[str]:
@@ -271,7 +295,7 @@ def _wgmma_sums(plan: GemmPlan, role: Role) -> list[str]:
 def _wgmma_fragments(plan: GemmPlan) -> list[str]:
     """Return the definitions of the operands of MMAs."""
     if plan.sliced:
-        return sliced.set_up(plan)
+        return [sliced.all_slices(plan)]
     a = ["fragment_a = tiled_mma.make_fragment_A(group_slice.partition_A(shared_a))"]
     b = "fragment_b = tiled_mma.make_fragment_B(group_slice.partition_B(shared_b))"
     return [*(raw.set_up(plan) if plan.converts else a), b]
@@ -442,6 +466,7 @@ SETUPS: Mapping[str, Callable[[GemmPlan, Role], list[str]]] = {
     "scales": lambda plan, role: scales.set_up(plan),
     "copies": copied.set_up,
     "raw_loads": lambda plan, role: raw.views(plan),
+    "slices": lambda plan, role: sliced.set_up(plan),
     "residual_loads": _residual_loads,
     "residual_reads": _residual_reads,
 }

@@ -27,6 +27,7 @@ from .records import (
     Multiplicand,
     Prepare,
     Prepared,
+    Unit,
 )
 from .refusal import Refusal
 from .scales import LONGEST
@@ -47,9 +48,7 @@ RESIDENT_COLUMNS = 32
 MOST_RESIDENTS = (3, 4)
 """CTAs on an SM whose warps convert A of 8 bits, and of 4 bits, in tiles of 64 rows and few columns."""
 SLICED_COLUMNS = 16
-"""Columns of a tile of warps with K tiles of their own, which keep sums of 64 rows."""
-SLICED_RESIDENTS = 3
-"""CTAs on an SM that their registers leave room for."""
+"""Columns of a tile of warps with K tiles of their own."""
 ALIGNMENT_BYTES = 128
 """Alignment of a matrix: sectors of its first line are whole."""
 
@@ -201,8 +200,9 @@ def _check_converted(plan: GemmPlan) -> None:
 
 
 def can_slice(problem: GemmProblem) -> bool:
-    """Return whether warps can convert A in pairs, of K tiles of their own: integers, with scales of rows alone."""
-    if not can_convert(problem):
+    """Return whether warps can convert A in pairs, of K tiles of their own: integers, with scales of rows alone. Threads load
+    16 bytes of a line of B."""
+    if not can_convert(problem) or problem.b_major != "k":
         return False
     (copied,), scales = problem.copied, problem.scales
     paired = copied.is_packed or (copied.sources[0].dtype == "int8" and not copied.instructions)
@@ -217,15 +217,14 @@ def _check_sliced(plan: GemmPlan) -> None:
             " its rows alone, where no CTAs share operands"
         )
     rows, columns, depth = plan.tile
-    if columns != SLICED_COLUMNS or depth != SWIZZLE_BYTES or plan.teams > 1:
+    if rows > 2 * WGMMA_ROWS or columns != SLICED_COLUMNS or depth != SWIZZLE_BYTES or plan.teams > 1:
         raise Refusal(
-            f"a tile of {plan.tile} of which warps have K tiles of their own; {SLICED_COLUMNS} columns and {SWIZZLE_BYTES} elements"
-            " along K are implemented, without ping-pong"
+            f"a tile of {plan.tile} of which warps have K tiles of their own; up to {2 * WGMMA_ROWS} rows, {SLICED_COLUMNS} columns"
+            f" and {SWIZZLE_BYTES} elements along K are implemented, without ping-pong"
         )
-    if plan.ctas_per_sm > (SLICED_RESIDENTS if rows == WGMMA_ROWS else 1):
+    if plan.ctas_per_sm > 1:
         raise Refusal(
-            f"{plan.ctas_per_sm} CTAs on an SM with a tile of {plan.tile} of which warps have K tiles of their own; registers of"
-            f" {SLICED_RESIDENTS} CTAs with {WGMMA_ROWS} rows, or of one, are enough"
+            f"{plan.ctas_per_sm} CTAs on an SM, of which one has warps with K tiles of their own for all registers"
         )
 
 
@@ -346,6 +345,59 @@ def in_both_majors(problem: GemmProblem) -> GemmProblem | None:
     of_b = {each.label for each in problem.multiplicands if each.base != "a"}
     copies = of_b & {each.operand for each in problem.copied}
     return stored if copies in (set(), of_b) else None
+
+
+def by_gather(problem: GemmProblem) -> tuple[GemmProblem, Prepare] | None:
+    """Return the matmul whose rows of A TMA gathers by a vector of their numbers, with no kernel before it; None where A is
+    anything else than rows of a matrix in 16 bits."""
+    whole = problem.batch or problem.groups or problem.terms or problem.ends or problem.scales or problem.runtime
+    if whole or problem.summed or len(problem.copied) != 1:
+        return None
+    (copied,) = problem.copied
+    source, numbers = copied.sources[0], copied.lines
+    if (
+        numbers is None
+        or (numbers.dtype, numbers.pitch) != ("int32", 1)
+        or copied.operand != "a"
+        or copied.instructions
+    ):
+        return None
+    pitched = source.k_pitch == 1 and source.pitch * itemsize(source.dtype) % TMA_ALIGNMENT_BYTES == 0
+    if not (pitched and source.aligned and source.dtype == problem.operand_dtype and itemsize(source.dtype) == 2):
+        return None
+    stored = _with_pitch(dataclasses.replace(problem, copied=(), a_major="k"), problem.multiplicand("a"), source.pitch)
+    return stored, Prepare(problem=problem, operands=())
+
+
+def gathered(plan: GemmPlan) -> Copied | None:
+    """Return the copy of A whose rows TMA gathers: one that no kernel before the matmul writes."""
+    if plan.prepare is None or plan.prepare.operands:
+        return None
+    return plan.prepare.problem.copied[0]
+
+
+def loaded_by_tma(problem: GemmProblem, unit: Unit) -> tuple[GemmProblem, Prepare | None]:
+    """Return the matmul of copied operands that TMA loads as they are, and what gathers its rows. Raises ``Refusal``."""
+    picked, majors = by_gather(problem), in_both_majors(problem)
+    if unit == "tcgen05" and picked is not None:
+        return picked
+    if unit == "tcgen05" and majors is not None:
+        return majors, None
+    raise Refusal(
+        "operands that TMA loads as they are, are implemented on tcgen05 for 8-bit floats of either major mode and for rows in"
+        " 16 bits by a vector of int32"
+    )
+
+
+def with_gathering(plan: GemmPlan, gathering: Prepare) -> GemmPlan:
+    """Return a plan whose rows TMA gathers: it reads four of their numbers at a time. Raises ``Refusal``."""
+    whole = plan.ctas == 1 and plan.problem.m % plan.tile[0] == 0 and plan.products == 1
+    if not whole or plan.tile[2] * plan.operand_bytes != SWIZZLE_BYTES:
+        raise Refusal(
+            f"a tile of {plan.tile} in clusters of {plan.ctas} CTAs whose rows TMA gathers; tiles that divide the"
+            f" {plan.problem.m} rows, of {SWIZZLE_BYTES} bytes along K and one CTA, are implemented"
+        )
+    return dataclasses.replace(plan, prepare=gathering)
 
 
 def present(problem: GemmProblem, absent: Multiplicand) -> str:

@@ -7,7 +7,18 @@ import functools
 import math
 from dataclasses import dataclass
 
-from .counts import counts, micro_atoms, micro_bytes, raw_bytes, raw_operands, slice_values, subtile_bytes, whole_rounds
+from .counts import (
+    SLICING_WARPS,
+    counts,
+    keeps_columns,
+    micro_atoms,
+    micro_bytes,
+    raw_bytes,
+    raw_operands,
+    slice_values,
+    subtile_bytes,
+    whole_rounds,
+)
 from .dtypes import itemsize
 from .epilogue import EpilogueOutput
 from .records import SUM_BYTES, WARP_ROWS, WARP_THREADS, GemmPlan, GemmProblem
@@ -87,7 +98,7 @@ def shared_memory(plan: GemmPlan) -> tuple[Allocation, ...]:
         for copied in raw_operands(plan):
             wanted.append((f"shared_raw_{copied.operand}", raw.stages * raw_bytes(plan, copied), RING_ALIGNMENT_BYTES))
     if plan.sliced:
-        size = plan.consumer_warps * slice_values(plan) * WARP_THREADS * SUM_BYTES
+        size = SLICING_WARPS * slice_values(plan) * WARP_THREADS * SUM_BYTES
         wanted.append(("shared_slices", size, VECTOR_ALIGNMENT_BYTES))
     if plan.splits > 1:
         wanted.append(("shared_parts", plan.rounds * counts(plan).parts_stage_bytes, VECTOR_ALIGNMENT_BYTES))
@@ -98,7 +109,7 @@ def shared_memory(plan: GemmPlan) -> tuple[Allocation, ...]:
     for operand in epilogue.of_kind("row"):
         wanted.append((f"shared_{operand.label}", plan.teams * plan.tile[1] * SUM_BYTES, VECTOR_ALIGNMENT_BYTES))
     for name, pipeline in (
-        ("ab_barriers", counts(plan).ab),
+        ("ab_barriers", None if keeps_columns(plan) else counts(plan).ab),
         ("accumulator_barriers", counts(plan).accumulator),
         ("residual_barriers", counts(plan).residual),
         ("raw_barriers", counts(plan).raw),
