@@ -18,7 +18,7 @@ CENSUS, EPILOGUES, EPILOGUES_LEAST = 0.85, 1.05, 0.95
 FUSED = ("bias_", "scale_", "relu_", "row_column", "swiglu")
 #: Cases of benchmarks/cute_products.py with pitches that are no multiples of 16 bytes.
 ODD, ODD_RATIO = ("odd_k", "odd_n", "fp16_odd", "four_bytes", "eight_bytes"), 1.5
-FP8, BLOCKWISE, COPY, TF32 = 1.04, 1.0, 0.80, 0.95
+FP8, BLOCKWISE, COPY, TF32, TF32_ROWS = 1.04, 1.0, 0.80, 0.95, 1.0
 TF32_SQUARE = ("tf32", "tf32_2048")
 #: Cases of benchmarks/cute_parts.py with groups of rows, or of K.
 GROUPED = (
@@ -68,6 +68,7 @@ def _table(folder: Path, device: str, times: Sequence[Line]) -> list[str]:
         *_census(_lines(cute / "census.jsonl")),
         *_fused(times),
         *_products(_last(_lines(cute / f"{device}-products.jsonl"), "torch")),
+        *_fp32_rows(folder / f"{device}-epilogue.json"),
         *_eight_bits(times),
         *_weights(_lines(cute / f"{device}-few-rows.jsonl")),
         *_grouped(_last(_lines(cute / f"{device}-parts.jsonl"), "cute")),
@@ -144,6 +145,18 @@ def _products(lines: Mapping[str, Line]) -> Iterator[Row]:
     ):
         if found := _over(lines, names, "torch"):
             yield goal, f"{least}", *_ratios(found, least)
+
+
+def _fp32_rows(path: Path) -> Iterator[Row]:
+    """Return the goal of fp32 matmuls with reductions of rows, which are computed in TF32."""
+    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    found = {
+        f"{row['kernel']} {row['case']}": row["times"]["compile"]["median"] / row["times"]["seed"]["median"]
+        for row in rows
+        if row["dtype"] == "float32" and {"compile", "seed"} <= row["times"].keys()
+    }
+    if found:
+        yield "TF32 with reductions of rows, torch.compile", f"{TF32_ROWS}", *_ratios(found, TF32_ROWS)
 
 
 def _eight_bits(times: Sequence[Line]) -> Iterator[Row]:

@@ -76,7 +76,7 @@ def test_other_operands_are_copied() -> None:
     odd = matmul.bind((tensor(M, K), tensor(K, 263, seed=1)), target="sm_100")
     assert {each.operand for each in odd.plan().gemm.whole.copied} == {"b"}
     problem = matmul.bind((tensor(M, K), tensor(K, N, seed=1)), target="sm_90").plan().gemm.whole
-    with pytest.raises(Refusal, match="in either major mode are implemented for 8-bit floats on tcgen05"):
+    with pytest.raises(Refusal, match="are implemented on tcgen05 for 8-bit floats of either major mode"):
         plan_gemm(problem, Choice(tile=(128, 128, 128), copies_in="tma"), target_of("sm_90"))
 
 

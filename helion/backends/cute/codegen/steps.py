@@ -38,7 +38,7 @@ from .epilogue import (
 )
 from .numbers import batched
 from .peers import messages
-from .setups import SETUPS, dsl, rows_of, second_b, stage_of, sums_of
+from .setups import SETUPS, dsl, rows_of, second_b, stage_of, sums_of, tile_source
 from .slices import sliced
 from .terms import partial
 from .writer import Writer
@@ -293,19 +293,16 @@ def _(step: g.TmaLoad, out: Writer, names: Names) -> None:
     if multiplied is not None:
         out.lines(groups.views_of_k(plan, step.operand))
         is_a, numbers_of = multiplied.base == "a", counts(plan)
-        source = f"[None, {numbers.tile_of(plan, multiplied)}]"
+        source = tile_source(plan, multiplied)
         shared = numbers_of.a_multicast if is_a else numbers_of.b_multicast
         mask = f", mcast_mask=mask_{'a' if is_a else 'b'}" if shared > 1 else ""
         mask += ", cache_policy=read_once" if leaves_cache(plan, step.operand) else ""
         if not is_a and plan.products > 1:
             slot = f"{slot} * {plan.products} + {('b', *second_b(plan)).index(multiplied.base)}"
     else:
-        source = f"[None, {rows_of(plan)}, tile_n * {plan.subtiles} + subtile{batched(plan, step.operand)}]"
+        source = f"from_{step.operand}[None, {rows_of(plan)}, tile_n * {plan.subtiles} + subtile{batched(plan, step.operand)}]"
     barrier = f"{names.pipeline(step.cursor)}.producer_get_barrier({step.cursor})"
-    out.line(
-        f"cute.copy(tma_{step.operand}, from_{step.operand}{source}, to_{step.operand}[None, {slot}],"
-        f" tma_bar_ptr={barrier}{mask})"
-    )
+    out.line(f"cute.copy(tma_{step.operand}, {source}, to_{step.operand}[None, {slot}], tma_bar_ptr={barrier}{mask})")
 
 
 @_print.register

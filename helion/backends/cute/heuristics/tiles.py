@@ -13,7 +13,7 @@ from ....hardware import Target
 from ..bounds import column_step, ctas_per_mma, tile_bounds
 from ..legality import key
 from ..plan.dtypes import itemsize
-from ..plan.operands import can_convert
+from ..plan.operands import can_convert, gathered
 from ..plan.records import WGMMA_ROWS, Choice, CopiesIn, GemmPlan, RowsIn, TileFinish
 from ..proposal import CuteProposal
 from ..resources.predict import plan_of, timing
@@ -286,6 +286,8 @@ def _scheduler(plan: GemmPlan, group: int) -> str:
 def _producers(plan: GemmPlan, time: Timing) -> str:
     """Describe the operands that TMA does not load."""
     names = [copied.operand.upper() for copied in plan.whole.copied if copied.operand in ("a", "b")]
+    if gathered(plan) is not None:
+        return "; TMA gathers the rows of A"
     if plan.prepare is not None:
         return f"; kernels before it write {' and '.join(names)} to memory in {time.prepare_us:.0f} us of these"
     how = "warps that multiply convert" if plan.converts else "warps copy"

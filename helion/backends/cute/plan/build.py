@@ -18,7 +18,16 @@ from .dtypes import (
 from .epilogue import COLUMN_NUMBER, MAX_NUMBERED, ROW_NUMBER, EpilogueOperand
 from .finish import split
 from .joint import own_parts
-from .operands import can_convert, check_copies, check_known, check_sums, extents_of, in_both_majors, residents_of
+from .operands import (
+    can_convert,
+    check_copies,
+    check_known,
+    check_sums,
+    extents_of,
+    loaded_by_tma,
+    residents_of,
+    with_gathering,
+)
 from .operands import split as split_operands
 from .passes import check_passes
 from .records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, WGMMA_ROWS, Choice, GemmPlan, GemmProblem, Major, Unit
@@ -143,10 +152,9 @@ def _plan_with_copies(problem: GemmProblem, choice: Choice, target: Target) -> G
     """Return the plan of the matmul that loads all operands by TMA, with the kernels before it."""
     rest = dataclasses.replace(choice, copies_in="shared") if choice.copies_in in ("memory", "tma") else choice
     if choice.copies_in == "tma":
-        loaded = in_both_majors(problem)
-        if loaded is None or unit_of(target) != "tcgen05":
-            raise Refusal("operands that TMA loads in either major mode are implemented for 8-bit floats on tcgen05")
-        return plan_gemm(loaded, rest, target)
+        loaded, gathering = loaded_by_tma(problem, unit_of(target))
+        plan = plan_gemm(loaded, rest, target)
+        return plan if gathering is None else with_gathering(plan, gathering)
     stored, prepare = split_operands(problem, copies=choice.copies_in == "memory")
     return dataclasses.replace(plan_gemm(stored, rest, target), prepare=prepare)
 

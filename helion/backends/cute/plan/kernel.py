@@ -11,6 +11,7 @@ from .copied import Copied
 from .counts import counts, is_raw
 from .finish import counts_rows, ctas_of, threads_of
 from .launch import LaunchPlan
+from .operands import gathered
 from .records import Finish, GemmPlan, Prepared, RowFinish, TileFinish
 from .reductions import exchanges
 from .report import memory_lines, pipeline_lines, role_lines
@@ -70,6 +71,8 @@ def _product_lines(plan: CutePlan) -> list[str]:
     copied = gemm.problem.copied
     lines += [f"  producer of {_copied(each, is_raw(gemm, each), gemm.converts)}" for each in copied]
     lines += [_prepared(each) for each in (gemm.prepare.operands if gemm.prepare is not None else ())]
+    if (picked := gathered(gemm)) is not None and picked.lines is not None:
+        lines.append(f"  TMA gathers the rows of {picked.sources[0].name} by {picked.lines.name}")
     if problem.groups is not None:
         groups = varying.get("batches", problem.groups.size)
         blocks = "" if problem.groups.rows is None else f"blocks of {problem.groups.rows} "

@@ -79,7 +79,7 @@ def sums_bytes(plan: GemmPlan) -> int:
 
 def workspace_bytes(plan: GemmPlan) -> int:
     """Return the workspace bytes of a launch; 0 for plans that need none."""
-    if plan.prepare is not None:
+    if plan.prepare is not None and plan.prepare.operands:
         return prepared_offset(plan) + prepared_bytes(plan.prepare)
     needs = plan.grid_splits > 1 or rows_bytes(plan.finish) > 0
     return rows_offset(plan) + rows_bytes(plan.finish) if needs else 0
