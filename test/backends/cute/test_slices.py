@@ -244,7 +244,7 @@ def test_what_cannot_be_sliced_is_refused() -> None:
     refused("16 columns and 128 elements", pingpong=True, ctas_per_sm=1, grid_splits=1)
     refused("up to 128 rows, 16 columns", tile=(256, 16, 128), ctas_per_sm=1)
     refused("2 CTAs on an SM, of which one has warps", ctas_per_sm=2)
-    refused("at least 6 are needed", ab_stages=5)
+    refused("at least 2 are needed", ab_stages=1)
     for name in ("registers_fp8", "registers_computed"):
         other, _ = copies.COPIES[name]
         with pytest.raises(Refusal, match="int8 or 4-bit integers without arithmetic"):

@@ -136,7 +136,7 @@ def _wgmma_layout(plan: GemmPlan, name: str, columns: int, parts: int) -> str:
     """Return the layout of a pipeline whose stages have this many parts."""
     order = "ROW_MAJOR" if (plan.problem.a_major if name == "a" else plan.problem.b_major) == "k" else "COL_MAJOR"
     tile = f"({plan.tile[0]}, {columns}, {plan.tile[2]})"
-    return f"hopper.make_smem_layout_{name}(LayoutEnum.{order}, {tile}, {operand_dsl(plan)}, {plan.ab_stages * parts})"
+    return f"hopper.make_smem_layout_{name}(LayoutEnum.{order}, {tile}, {operand_dsl(plan)}, {counts(plan).ab.stages * parts})"
 
 
 def _gathered(plan: GemmPlan, picked: Copied) -> list[str]:

@@ -100,7 +100,7 @@ def counts(plan: GemmPlan) -> Counts:
         a_stage_bytes=a_bytes,
         b_stage_bytes=b_bytes,
         ab=PipelineCounts(
-            stages=plan.ab_stages,
+            stages=plan.ab_stages * (slices(plan) if plan.sliced else 1),
             full_arrivals=full_arrivals(plan, copy_warps(plan) // turns(plan)),
             # wgmma: every warp that reads the stage, of every CTA that reads this CTA's loads; tcgen05: one commit per CTA or
             # pair.
@@ -142,9 +142,7 @@ def counts(plan: GemmPlan) -> Counts:
 
 
 def least_stages(plan: GemmPlan) -> int:
-    """Return the fewest stages of A and B: two, those of two accumulators that take turns, or as many for each slice of K."""
-    if plan.sliced:
-        return -(-plan.ab_stages // slices(plan)) * slices(plan)
+    """Return the fewest stages of A and B, or of B for each slice of K: two, or those of two accumulators that take turns."""
     return 2 * plan.promote_k_tiles if plan.unit == "wgmma" and plan.accumulator_stages > 1 else 2
 
 

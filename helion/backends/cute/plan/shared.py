@@ -17,7 +17,6 @@ from .counts import (
     raw_operands,
     slice_values,
     subtile_bytes,
-    whole_rounds,
 )
 from .dtypes import itemsize
 from .epilogue import EpilogueOutput
@@ -78,7 +77,7 @@ def lines_shape(plan: GemmPlan, output: EpilogueOutput) -> tuple[int, int, int]:
 def shared_memory(plan: GemmPlan) -> tuple[Allocation, ...]:
     """Return every allocation of `plan`, by offset."""
     stages = {"shared_a": counts(plan).a_stage_bytes, "shared_b": counts(plan).b_stage_bytes}
-    wanted = [(name, plan.ab_stages * size, RING_ALIGNMENT_BYTES) for name, size in stages.items() if size]
+    wanted = [(name, counts(plan).ab.stages * size, RING_ALIGNMENT_BYTES) for name, size in stages.items() if size]
     for side, atoms in zip("ab", micro_atoms(plan), strict=True):
         wanted += (
             [(f"shared_scales_{side}", plan.ab_stages * atoms * ATOM_BYTES, ATOM_ALIGNMENT_BYTES)] if atoms else []
@@ -139,9 +138,10 @@ def most_stages(plan: GemmPlan) -> int:
     numbers = counts(plan)
     least = dataclasses.replace(plan, ab_stages=2)
     one = numbers.a_stage_bytes + numbers.b_stage_bytes + micro_bytes(plan) + 2 * WORD_BYTES
+    one *= numbers.ab.stages // plan.ab_stages
     stages = min(MAX_STAGES, 2 + max(0, plan.shared_limit_bytes - shared_bytes(least)) // one)
     fits = shared_bytes(dataclasses.replace(plan, ab_stages=stages)) <= plan.shared_limit_bytes
-    return whole_rounds(plan, stages if fits else max(2, stages - 1))
+    return stages if fits else max(2, stages - 1)
 
 
 def placed(wanted: list[tuple[str, int, int]]) -> list[Allocation]:

@@ -160,7 +160,7 @@ def _cursors(plan: GemmPlan, first: str) -> list[str]:
     raw = counts(plan).raw
     assert raw is not None
     found = ["slice_at = k_tiles_passed + k_tile" + (f" - {first}" if first != "0" else "")]
-    rings = (("raw", raw.stages),) if keeps_columns(plan) else (("ab", plan.ab_stages), ("raw", raw.stages))
+    rings = (("raw", raw.stages),) if keeps_columns(plan) else (("ab", counts(plan).ab.stages), ("raw", raw.stages))
     for name, stages in rings:
         place = f"slice_at % {stages}, slice_at // {stages} % 2"
         found.append(f"{name}_read = pipeline.PipelineState({stages}, slice_at, {place})")
