@@ -12,6 +12,7 @@ from backends.cute import copies, cubins
 from backends.cute.test_verify import drop, drop_kind, first_fault, is_found_at_once
 
 from helion.backends.cute.plan.counts import (
+    SLICE_ROWS,
     chunk_elements,
     chunks_of_thread,
     counts,
@@ -19,6 +20,7 @@ from helion.backends.cute.plan.counts import (
     granule_walk,
     is_raw,
     raw_operands,
+    slice_columns,
     turns,
 )
 from helion.backends.cute.plan.dtypes import itemsize
@@ -275,7 +277,7 @@ def check(name: str, target: str) -> None:
     if len(plan.problem.copied) == 1 + plan.products and not plan.has_residual and not raw_operands(plan):
         assert "UTMALDG" not in opcodes
     if plan.sliced:  # 16 rows by 8 columns by 16 elements each
-        assert opcodes["HMMA"] >= 64 // 16 * plan.tile[1] // 8 * plan.mma_steps
+        assert opcodes["HMMA"] >= SLICE_ROWS // 16 * slice_columns(plan) // 8 * plan.mma_steps
         return
     assert sum(opcodes.get(name, 0) for name in ("HGMMA", "QGMMA", "UTCHMMA", "UTCQMMA")) >= plan.mma_steps
 

@@ -24,9 +24,9 @@ from .scales import ATOM_BLOCKS, ATOM_BYTES, ATOM_COLUMNS, ATOM_LINES
 
 SWIZZLED_LINES = 8
 """Lines of the pattern of a swizzle, which repeats after them."""
-SLICE_ROWS, SLICING_WARPS = 32, 12
-"""Rows of a warp that has K tiles of its own, and the number of such warps. With those of the epilogue, and one that loads,
-they share the registers of an SM."""
+SLICE_ROWS, SLICING_WARPS, SPLIT_WARPS = 32, 12, 10
+"""Rows of a warp that has K tiles of its own, and the most such warps, of CTAs that exchange sums as well. With those of the
+epilogue, and one that loads, they share the registers of an SM."""
 ROW_SLOTS = 2
 """Stages of row exchanges: CTAs with the result of one exchange may begin the next while others still read."""
 
@@ -294,7 +294,14 @@ def stage_readers(plan: GemmPlan) -> int:
 
 def slices(plan: GemmPlan) -> int:
     """Return the slices of K, each of warps that multiply K tiles of their own for ``SLICE_ROWS`` rows of the tile each."""
-    return SLICING_WARPS // stage_readers(plan)
+    return slicing_warps(plan) // stage_readers(plan)
+
+
+def slicing_warps(plan: GemmPlan) -> int:
+    """Return the warps of a CTA that multiply K tiles of their own. Where 16 columns have scales and CTAs exchange sums, fewer
+    leave each the registers for all."""
+    fewer = plan.promote and plan.splits > 1 and not keeps_columns(plan)
+    return (SPLIT_WARPS if fewer else SLICING_WARPS) // stage_readers(plan) * stage_readers(plan)
 
 
 def keeps_columns(plan: GemmPlan) -> bool:

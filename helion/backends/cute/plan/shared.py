@@ -8,7 +8,6 @@ import math
 from dataclasses import dataclass
 
 from .counts import (
-    SLICING_WARPS,
     counts,
     keeps_columns,
     micro_atoms,
@@ -16,6 +15,7 @@ from .counts import (
     raw_bytes,
     raw_operands,
     slice_values,
+    slicing_warps,
     subtile_bytes,
 )
 from .dtypes import itemsize
@@ -97,7 +97,7 @@ def shared_memory(plan: GemmPlan) -> tuple[Allocation, ...]:
         for copied in raw_operands(plan):
             wanted.append((f"shared_raw_{copied.operand}", raw.stages * raw_bytes(plan, copied), RING_ALIGNMENT_BYTES))
     if plan.sliced:
-        size = SLICING_WARPS * slice_values(plan) * WARP_THREADS * SUM_BYTES
+        size = slicing_warps(plan) * slice_values(plan) * WARP_THREADS * SUM_BYTES
         wanted.append(("shared_slices", size, VECTOR_ALIGNMENT_BYTES))
     if plan.splits > 1:
         wanted.append(("shared_parts", plan.rounds * counts(plan).parts_stage_bytes, VECTOR_ALIGNMENT_BYTES))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..plan.counts import SLICING_WARPS, counts, keeps_columns
+from ..plan.counts import counts, keeps_columns, slicing_warps
 from ..plan.records import WARP_THREADS, GemmPlan
 from .common import last_stores, store_subtile
 from .grammar import (
@@ -102,11 +102,12 @@ def sliced_program(plan: GemmPlan) -> KernelProgram:
     The epilogue adds the sums of a tile, and stores it, while the others multiply the next one.
     """
     warps, raw, cached = plan.consumer_warps, counts(plan).raw, keeps_columns(plan)
+    slicing = slicing_warps(plan)
     assert raw is not None
     multiplied = Role(
         name="slice",
         first_warp=warps,
-        warps=SLICING_WARPS,
+        warps=slicing,
         program=(
             *(SetUp("slices"), *((SetUp("scales"),) if plan.problem.scales is not None else ())),
             TileLoop((*_mainloop(plan, cached), BarrierSync("slices"), StoreSlice(), BarrierSync("slices"))),
@@ -125,18 +126,18 @@ def sliced_program(plan: GemmPlan) -> KernelProgram:
     )
     barriers = (
         NamedBarrier(name="epilogue", number=1, threads=counts(plan).consumer_threads),
-        NamedBarrier(name="slices", number=2, threads=(warps + SLICING_WARPS) * WARP_THREADS),
+        NamedBarrier(name="slices", number=2, threads=(warps + slicing) * WARP_THREADS),
     )
     pipelines = (
         () if cached else (Pipeline(name="ab", kind="tma_wgmma", counts=counts(plan).ab, barriers="ab_barriers"),)
     )
     return KernelProgram(
         plan=plan,
-        warps=warps + SLICING_WARPS + 1,
-        spare_warp=warps + SLICING_WARPS + 1,
+        warps=warps + slicing + 1,
+        spare_warp=warps + slicing + 1,
         pipelines=(*pipelines, Pipeline(name="raw", kind="tma_epilogue", counts=raw, barriers="raw_barriers")),
         barriers=barriers,
-        roles=(store, multiplied, _load(warps + SLICING_WARPS, cached)),
+        roles=(store, multiplied, _load(warps + slicing, cached)),
         host=("wgmma", "output", "raw_tiles"),
         registers=(),
     )

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from ...plan.counts import (
     SLICE_ROWS,
-    SLICING_WARPS,
     counts,
     keeps_columns,
     slice_columns,
     slice_values,
     slices,
+    slicing_warps,
     stage_readers,
 )
 from ...plan.records import SWIZZLE_BYTES, GemmPlan
@@ -124,7 +124,9 @@ def set_up(plan: GemmPlan) -> list[str]:
 
 def all_slices(plan: GemmPlan) -> str:
     """Define the sums of all warps in shared memory."""
-    return f"slices = cute.make_tensor(shared_slices, cute.make_layout({SLICING_WARPS * slice_values(plan) * 32}))"
+    return (
+        f"slices = cute.make_tensor(shared_slices, cute.make_layout({slicing_warps(plan) * slice_values(plan) * 32}))"
+    )
 
 
 def _totals(values: int) -> list[str]:
