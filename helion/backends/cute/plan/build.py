@@ -75,7 +75,8 @@ MAX_EXACT_INT8_K = 2**10
 IMPRECISE_K = 256
 """Elements along K that are accumulated within the matrix unit (measurement ``cute_fp8_partials``)."""
 MAX_SUM_REGISTERS = 128
-"""Accumulator registers per thread that leave room for the rest of the epilogue: a 64×256 tile per warpgroup."""
+"""Accumulator registers per thread that leave room for the rest of the epilogue: a 64×256 tile per warpgroup
+(measurement ``fp8_tiles``)."""
 MAX_RESIDENT_SUM_REGISTERS = 64
 """The same where two CTAs share the registers of an SM."""
 MAX_SPLIT_SUM_REGISTERS = 64

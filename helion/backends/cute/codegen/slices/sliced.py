@@ -1,8 +1,9 @@
 """Code of a warp that multiplies K tiles of its own with mma.sync: rows of A by few columns of B.
 
 MMAs add up K in any order that is the same for A and B. A thread therefore reads 16 contiguous bytes of each of its lines
-of A, and the elements of B that they multiply, from memory: the few lines of B stay in the L1 cache. The pairs of a word are
-its even and its odd bytes. Issuing the instructions takes less time than memory (measurement ``nibbles_issued``).
+of A, and the elements of B that they multiply. These are from a stage, or from memory: up to eight lines of B stay in the L1
+cache. The pairs of a word are its even and its odd bytes. Issuing the instructions takes less time than memory (measurements
+``nibbles_issued`` and ``few_rows_read``).
 """
 
 from __future__ import annotations
