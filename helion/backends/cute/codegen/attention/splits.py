@@ -110,6 +110,9 @@ def combine(plan: AttentionPlan) -> list[str]:
     """
     columns = plan.spread_columns or plan.output_columns
     quads, all_quads = columns // 4 // QUAD, plan.output_columns // 4 // QUAD
+    together = MOST_LOADED * 4 // columns
+    if plan.problem.latent and plan.splits <= together:  # without a loop, all loads are in flight, and the accumulator spills
+        together = 1
     source, first = ("lane", f"{quads} * group_warp + ") if plan.spread_columns else ("group_thread", "")
     return [
         "output.fill(0.0)",
@@ -120,7 +123,7 @@ def combine(plan: AttentionPlan) -> list[str]:
         f"        for part in {_parts(plan, MOST_LOADED // QUAD)}:",
         f"            cute.autovec_copy(partials[None, {source}, {2 * all_quads}, {place(plan, 'part')}], quad)",
         "            highest[row] = cute.arch.fmax(highest[row], quad[row])",
-        f"        for part in {_parts(plan, MOST_LOADED * 4 // columns)}:",
+        f"        for part in {_parts(plan, together)}:",
         f"            place_of_part = {place(plan, 'part')}",
         f"            cute.autovec_copy(partials[None, {source}, {2 * all_quads}, place_of_part], quad)",
         f"            factor = {factor_of(plan, 'quad[row]', 'highest[row]')}",
