@@ -207,9 +207,10 @@ def _step(plan: AttentionPlan, masked: bool) -> tuple[Step, ...]:
 def block_loops(plan: ScorePlan, body: Callable[[bool], tuple[Step, ...]]) -> tuple[Step, ...]:
     """Return the loops over the blocks of a tile but the first, given the steps of a block with and without masks.
 
-    Each kind of blocks is printed once: compilation takes as long as the kernel.
+    Each kind of blocks is printed once: compilation takes as long as the kernel. One group has longer blocks, and no registers
+    left for what the loop over sides keeps.
     """
-    if "edge" in plan.parts and "diagonal" in plan.parts:
+    if "edge" in plan.parts and "diagonal" in plan.parts and plan.consumer_groups > 1:
         return (SideLoop((BlockLoop("side", body(True)), BlockLoop("middle", body(False)))),)
     return tuple(BlockLoop(part, body(part != "free")) for part in plan.parts)
 
