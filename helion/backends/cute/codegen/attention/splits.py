@@ -111,7 +111,9 @@ def combine(plan: AttentionPlan) -> list[str]:
     columns = plan.spread_columns or plan.output_columns
     quads, all_quads = columns // 4 // QUAD, plan.output_columns // 4 // QUAD
     together = MOST_LOADED * 4 // columns
-    if plan.problem.latent and plan.splits <= together:  # without a loop, all loads are in flight, and the accumulator spills
+    if (
+        plan.problem.latent and plan.splits <= together
+    ):  # without a loop, all loads are in flight, and the accumulator spills
         together = 1
     source, first = ("lane", f"{quads} * group_warp + ") if plan.spread_columns else ("group_thread", "")
     return [
