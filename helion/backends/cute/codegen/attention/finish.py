@@ -15,7 +15,7 @@ from ...plan.attention.records import (
 )
 from ..setups import dsl
 from . import numbers, spans, splits
-from .formula import arguments_of, computed, head_axes, per_row, read
+from .formula import arguments_of, computed, definitions, head_axes, per_row, read
 from .softmax import NEGATIVE_INFINITY
 
 
@@ -179,12 +179,13 @@ def _of_elements(ends: Ends) -> list[str]:
     plan, value = ends.plan, ends.plan.problem.matrix.value
     if value == ACCUMULATOR:
         return []
+    column = f"{'first_column + ' if _first_column(plan) else ''}lane % 4 * 2 + e // 4 * 8 + e % 2"
+    lines = ends.of_element()
     return [
         f"    for e in range({(plan.spread_columns or plan.output_columns) // 2}):",
         "        row = e // 2 % 2",
-        "        query = first_query + 8 * row",
-        f"        column = {'first_column + ' if _first_column(plan) else ''}lane % 4 * 2 + e // 4 * 8 + e % 2",
+        *(f"        {line}" for line in definitions({"query": "first_query + 8 * row", "column": column}, lines)),
         "        x0 = output[e]",
-        *ends.of_element(),
+        *lines,
         f"        output[e] = {ends.one(value)}",
     ]

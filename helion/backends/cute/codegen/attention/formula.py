@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 from ....._support.philox import INCREMENTS, MULTIPLIERS, ROUNDS, UNIFORM
@@ -60,6 +61,12 @@ def score_lines(plan: ScorePlan, formula: Formula, place: str, of_query: str = "
         *(f"{names(each)} = {computed(formula, each, names, ('query', 'key'), own)}" for each in values),
         f"scores[{place}] = {names(formula.value)}",
     ]
+
+
+def definitions(places: Mapping[str, str], lines: Sequence[str]) -> list[str]:
+    """Return the definitions of those ``places``, by name, that lines read: others would be traced for each element."""
+    read = {word for line in lines for word in re.findall(r"\w+", line)}
+    return [f"{name} = {place}" for name, place in places.items() if name in read]
 
 
 def _tanh(x: str) -> str:

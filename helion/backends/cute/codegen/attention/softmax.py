@@ -12,7 +12,7 @@ from ...plan.epilogue import COLUMN_NUMBER, Constant
 from ..epilogue import in_range
 from ..scales import add_rounded, rounded_pair
 from . import numbers, spans, vectors
-from .formula import arguments_of, computed, head_axes, read, score_lines
+from .formula import arguments_of, computed, definitions, head_axes, read, score_lines
 
 ROUNDED = "round_float16"
 """The operation that takes as long for two numbers as for one. A number in bfloat16 is the upper half of one in fp32, and two
@@ -189,19 +189,19 @@ def _formula(plan: AttentionPlan, formula: Formula, name: str) -> list[str]:
             by_kind["once"].append(f"    {source.label}_value = {text}")
         else:
             by_kind[source.kind].append(f"{source.label}_value = {text}")
-    lines += by_kind["once"]
-    lines += [
+    inner = [*by_kind["exact"], *score_lines(plan, formula, "4 * column + 2 * row + i", "_rows[row]")]
+    inner = [*definitions({"query": "first_query + 8 * row"}, inner), *inner]
+    of_key = definitions({"key": f"first_key + {key_distance(plan)}"}, [*by_kind["key"], *inner])
+    return [
+        *lines,
+        *by_kind["once"],
         f"    for column in range({plan.keys // 8}):",
         *(f"        {line}" for line in by_kind["column"]),
         "        for i in range(2):",
-        f"            key = first_key + {key_distance(plan)}",
-        *(f"            {line}" for line in by_kind["key"]),
+        *(f"            {line}" for line in (*of_key, *by_kind["key"])),
         "            for row in range(2):",
-        "                query = first_query + 8 * row",
-        *(f"                {line}" for line in by_kind["exact"]),
-        *(f"                {line}" for line in score_lines(plan, formula, "4 * column + 2 * row + i", "_rows[row]")),
+        *(f"                {line}" for line in inner),
     ]
-    return lines
 
 
 def _mask(plan: AttentionPlan) -> list[str]:
