@@ -44,13 +44,15 @@ def test_the_page_compares_with_the_fastest_right_library() -> None:
         "date": "2026-01-01",
         "script": "benchmarks/attention.py",
     }
-    rows.append(dict(name="decoding", plan_ms=4.0, compile_s=2.5, load_ms=0.5, registers=168, spill_bytes=0))
+    rows.append(
+        dict(name="decoding", plan_ms=4.0, compile_s=2.5, trace_s=0.6, load_ms=0.5, registers=168, spill_bytes=0)
+    )
     page = "\n".join(attention_report.sections({"x": [start, *rows]}))
     assert "| forward, equal and grouped heads | 1 | 1.04 | 1.03 | 1.04 | 0.97 | 0 |" in page
     assert "| decoding, share of the copy rate | 1 | 0.80 | - | 0.80 | 0.85 | 1 |" in page
     assert "| 128 causal, 4 x 16, 4096 x 4096 | 500.0 | 520.0 | 550 | 1.04 | - |" in page
     assert "- 128 causal, 4 x 16, 4096 x 4096: flash: `error 0.1`" in page
-    assert "| decoding | 4.0 | 2.5 | 0.5 | 168 | 0 |" in page
+    assert "| decoding | 4.0 | 2.5 | 0.6 | - | - | 0.5 | 168 | 0 |" in page
 
 
 @pytest.mark.parametrize("name", ("decoding", "gradients of keys", "e4m3"))
