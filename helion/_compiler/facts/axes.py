@@ -73,30 +73,34 @@ def with_means(axes: tuple[AxisFact, ...], walk: Walk, memory_ops: Sequence[Memo
     if not unknown:
         return axes
     looked_up = lookups(walk)
-    means = {
-        axis.block_id: _mean_between(*walk.diagonal[axis.block_id], axes)
+    lengths = {
+        axis.block_id: _lengths_between(*walk.diagonal[axis.block_id], axes)
         if axis.block_id in walk.diagonal
-        else _mean(axis.block_id, axes, walk.regions, memory_ops, looked_up)
+        else (_mean(axis.block_id, axes, walk.regions, memory_ops, looked_up), None)
         for axis in unknown
     }
-    return tuple(replace(axis, mean=means.get(axis.block_id)) for axis in axes)
+    known = ((axis, *lengths.get(axis.block_id, (None, None))) for axis in axes)
+    return tuple(replace(axis, mean=mean, longest=longest) for axis, mean, longest in known)
 
 
-def _mean_between(begin: LoopBound, end: LoopBound, axes: tuple[AxisFact, ...]) -> int | None:
-    """Return the mean length of a loop whose bounds follow a tile, over the places of the tile.
+def _lengths_between(
+    begin: LoopBound, end: LoopBound, axes: tuple[AxisFact, ...]
+) -> tuple[int, int] | tuple[None, None]:
+    """Return the mean and the longest length of a loop whose bounds follow a tile, over the places of the tile.
 
     Loops begin at zero or later, as with ``max(tile.begin - window, 0)``.
     """
     followed = {axes[bound.block].extent for bound in (begin, end) if isinstance(bound, TileBound)}
     (extent,) = followed if len(followed) == 1 else (None,)
     if extent is None:
-        return None
+        return None, None
 
     def at(bound: LoopBound, place: float) -> float:
         return max(0.0, place + bound.shift) if isinstance(bound, TileBound) else bound
 
     places = [extent * (each + 0.5) / _PLACES for each in range(_PLACES)]
-    return max(1, math.ceil(sum(max(0.0, at(end, place) - at(begin, place)) for place in places) / _PLACES))
+    found = [max(0.0, at(end, place) - at(begin, place)) for place in places]
+    return max(1, math.ceil(sum(found) / _PLACES)), max(1, math.ceil(max(found)))
 
 
 def _mean(

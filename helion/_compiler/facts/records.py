@@ -46,6 +46,7 @@ class AxisFact:
     ``mean`` estimates an extent that depends on data: the extent of the accessed tensors along the axis, divided among
     the programs that share it. It is None without such tensors. If loop bounds follow the tile of another axis, as below
     or above a diagonal (``hl.tile(other.end)``, ``hl.tile(other.begin, n)``), it is the mean over the tile's places.
+    ``longest`` is then the most of one place.
 
     ``outer`` is the axis whose tile bounds this one (``hl.tile(outer.begin, outer.end)``). ``roots`` are the numbers of
     the grid loops over the axis. ``min_size`` and ``max_size`` are the kernel's own bounds. If a fixed size depends on
@@ -66,6 +67,7 @@ class AxisFact:
     min_size: int
     max_size: int | None
     mean: int | None = None
+    longest: int | None = None
     chosen_by: str = ""
     choices: tuple[tuple[object, int], ...] = ()
 

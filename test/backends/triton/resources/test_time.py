@@ -19,6 +19,7 @@ from benchmarks.mechanisms import counted_values, one_hot_counts, packed_pixels,
 from benchmarks.unseen.attention import flash_forward
 from benchmarks.unseen.rows import embedding_mean, row_running_sum
 from benchmarks.workloads.gathers import bilinear_samples
+from benchmarks.workloads.products import lower_triangle_product
 from benchmarks.workloads.rows import wave_step
 from helion.autotuner.proposal import Predicted
 from helion.backends.triton.resources.time import parameters
@@ -290,6 +291,17 @@ def test_atomics_wait_for_each_other_at_few_addresses() -> None:
     assert hot > 10 * cold  # a GPU: one fourth of 17292 us, and 201 us (measurement ``meeting_atomics``)
     counted = predicted(helion.kernel(counted_values.fn).bind((ids, 256), target=H200), block_sizes=[8192], num_warps=8)
     assert counted.time_us < 0.05 * hot  # one fourth of 213 us (benchmarks/results/histograms.jsonl)
+
+
+def test_a_launch_ends_after_its_longest_program() -> None:
+    """All programs run at once: those of the last rows take twice the mean, and a persistent one has rows of all kinds."""
+    args = torch.empty(2000, 2000, device="meta"), torch.empty(2000, 1000, device="meta")
+    bound = lower_triangle_product.bind(args, target="h200")
+    given: dict[str, object] = {"block_sizes": [128, 64, 32], "num_warps": 2, "num_stages": 3}
+    latency = units(bound, **given)["latency"]
+    assert 1.9 < demand(bound, **given).longest < 2.1 and predicted(bound, **given).time_us > 1.9 * latency
+    given |= {"pid_type": "persistent_interleaved"}
+    assert demand(bound, **given).longest == 1
 
 
 def test_programs_cost_their_start() -> None:

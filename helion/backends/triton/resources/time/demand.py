@@ -129,6 +129,8 @@ class Demand(NamedTuple):
     """Tensor descriptors that a program creates before it can load; a persistent program creates them once."""
     persistent: float
     """1 for persistent programs."""
+    longest: float
+    """The longest loop of a program, relative to the mean; 1 for persistent programs."""
     skewed: float
     """1 where consecutive tiles of a persistent program have loops that are longer than the mean."""
     fused: float
@@ -180,6 +182,7 @@ class _Count:
             limit=predicted.register_limit,
             stages=self.launch.stages if self.mine.matmuls else self.launch.own_stages,
             persistent=self.launch.persistent,
+            longest=1.0 if self.launch.persistent else self.mine.longest,
             skewed=self.mine.uneven and self.launch.blocked,
             fused=self.root in self.launch.fused,
             iterations=nest.iterations,

@@ -118,7 +118,8 @@ class _Formula:
         programs_overlap = self.m.minimum(_ABRUPT, 1 + p.chained * (self.at_once - 1))
         on_sm = self._norm((units, waits), programs_overlap)
         devices_overlap = self.m.minimum(p.sharp, p.lone + p.joined * (self.at_once - 1))
-        total = self.m.maximum(self._norm((memory, cache, on_sm, atomics), devices_overlap), chain) * self._tail(rounds)
+        total = self._norm((memory, cache, on_sm, atomics), devices_overlap)
+        total = self.m.maximum(total * self._tail(rounds), chain * self.m.maximum(d.longest, self._tail(rounds)))
         total = total * (1 + d.skewed * p.skew)
         total = self._norm((total, programs), _ABRUPT) + p.launch_us
         return Parts(

@@ -130,6 +130,7 @@ class Root(NamedTuple):
     storing: frozenset[int]
     """The loops that store, so that loads of the next step wait for the stores."""
     uneven: bool
+    longest: float
     """Set where loops are longer in some programs than in others."""
     regions: tuple[int, ...]
     accesses: tuple[Access, ...]
@@ -184,6 +185,7 @@ class _Preparation:
                 op.region for op in operations if op.kind != "load" and facts.regions[op.region].kind == "loop"
             ),
             uneven=any(self.is_uneven(axis) for region in regions for axis in self.around(region)),
+            longest=max((self.longest(axis) for region in regions for axis in self.around(region)), default=1.0),
             regions=regions,
             accesses=tuple(map(self.access, operations)),
             work=tuple(
@@ -206,6 +208,12 @@ class _Preparation:
     def is_uneven(self, axis: int) -> bool:
         fact = self.facts.axes[axis]
         return fact.extent is None and fact.mean is not None
+
+    def longest(self, axis: int) -> float:
+        """Return the longest loop over the axis, relative to the mean. No launch ends before its longest program
+        (measurement ``longest_loop``)."""
+        fact = self.facts.axes[axis]
+        return fact.longest / fact.mean if fact.longest and fact.mean and fact.extent is None else 1.0
 
     def access(self, op: MemoryOpFact) -> Access:
         dimensions = tuple(zip(op.subscript_axes, op.strides, op.extents, op.scales, strict=True))
