@@ -31,7 +31,7 @@ SHORT_KEYS = 2048
 FEW_OPERATIONS, WIDE = 1, 128
 """Operations of formulas that three groups were faster with: a bias, and scores that are rounded to 16 bits (``sweep`` in
 benchmarks/results/cute/nvidia-h200-attention.jsonl), which are the only ones in heads of 128 (measurement
-``rounded_scores``)."""
+``scores_in_groups``)."""
 SHORTEST_KEYS = 32
 """The shortest blocks of tiles of several groups, which have room for longer ones with fewer queries."""
 WIDE_KEYS, FORMULA_KEYS = 176, 128

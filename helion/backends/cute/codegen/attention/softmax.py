@@ -16,7 +16,7 @@ from .formula import arguments_of, computed, definitions, head_axes, read, score
 
 ROUNDED = "round_float16"
 """The operation that takes as long for two numbers as for one. A number in bfloat16 is the upper half of one in fp32, and two
-that are rounded together need a shift and a mask, which takes longer (measurement ``rounded_scores``)."""
+that are rounded together need a shift and a mask, which takes longer (measurement ``scores_in_groups``)."""
 WORD = 16
 """Scores of a row in a word of a mask: shifts by so many bits are defined."""
 NEGATIVE_INFINITY = 'cutlass.Float32(float("-inf"))'
