@@ -117,7 +117,7 @@ def ranked(demand: RowDemand, m: int, target: Target, tiled: bool = True) -> tup
     With several sums over many rows the smallest cluster comes first: instructions bound such kernels, and each CTA of a
     cluster has those of its own wait for messages. Of many rows, those that overlap come first, as no warp waits.
 
-    Rows whose warps take registers are not reduced ahead (layer_norm_backward of 262144 columns: 438 us in place of 498).
+    Rows whose warps take registers are not reduced ahead (layer_norm_backward of 262144 columns takes 0.88 of the time).
 
     If rows are not ``tiled``, a CTA works on one at a time. Rows with an end that only the launch knows, which are stored,
     are reduced ahead by many warps: softmax of 50257 columns takes 0.92 of the time (kind ``layouts`` in
