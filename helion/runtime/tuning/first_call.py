@@ -55,7 +55,8 @@ _LESS = 0.97
 _PREDICTING, _COMPILING_ALONG, _COMPILING = 0.1, 0.35, 0.6
 #: The same after which no assembler runs that began with the default's.
 _ASSEMBLING_ALONG = 1.5
-#: Ratio of the lengths of two configs' code from which on the longer one may compile late.
+#: Ratio of the lengths of two configs' code from which on the longer one may compile late (measurement
+#: ``late_contenders``).
 _LONGER = 1.3
 #: Configs within this ratio of the least time of a few runs are ranked, and the fastest is compared with the default.
 #: Both take a part of ``first_call_seconds``.
