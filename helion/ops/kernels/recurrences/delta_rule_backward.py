@@ -3,7 +3,8 @@
 A chunk has the matrices of ``delta_chunks_kernel``, and the rows that it adds to the state are
 `added = fresh - erased @ state`. A first kernel computes the states before all chunks and these rows again. A second one
 goes through the chunks from the last to the first: it computes the gradients of rows and states. The others compute the
-gradients of the arguments, each chunk by itself: of scores and products with states, then of the triangular system.
+gradients of the arguments, each chunk by itself: of scores and products with states, then of the triangular system (measurement
+``delta_rule_gradients``).
 
 In the kernels `since` is the decay from the beginning of a chunk up to each position, and `whole` that of the chunk.
 """
