@@ -58,6 +58,11 @@ REASONS = (
         "few_rows_read",
     ),
     (
+        "mixture of experts, torch compile",
+        "The matmuls of few experts are most of the time, and torch has the same ones.",
+        "moe_products",
+    ),
+    (
         "int4 weights of few rows, share",
         "Warps issue instructions for half of the time of reading the weights, and wait for each other's sums after each tile.",
         "nibbles_issued",

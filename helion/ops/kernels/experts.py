@@ -2,7 +2,7 @@
 
 Tokens are sorted by expert, so that those of an expert are consecutive rows. The number of rows per expert is known on
 the device only: kernels load the bounds of their loops. They are specialized for the number of experts, with which the rows
-of one are known on average.
+of one are known on average. Both matmuls take most of the time where experts are few (measurement ``moe_products``).
 """
 
 from __future__ import annotations
