@@ -222,3 +222,11 @@ def test_refusals_of_overlapped_rows() -> None:
         _with_refusal(rms_norm, x, x[0], x, ahead=True, overlap=True)
     with pytest.raises(Refusal, match=reason):
         _with_refusal(scaled, x, x, ahead=False, overlap=True)
+
+
+def test_rows_of_a_tile_do_not_overlap() -> None:
+    """Warps of several rows would count in at one barrier of messages, which counts those of one."""
+    x = tensor(64, 1024)
+    given = RowChoice(cluster=1, warps=1, rows=4, ctas_per_sm=3, keep="shared", overlap=True)
+    with pytest.raises(Refusal, match="maps of rows overlap with reductions of later ones, 4 rows at a time: one is"):
+        prepared(rms_norm, (x, x[0], x), given)

@@ -116,6 +116,10 @@ def _check_overlap(layout: RowLayout) -> None:
             f"the maps of rows overlap with reductions of later ones where a row has one exchange and up to {most} passes,"
             " of which the last one follows it; such rows are not reduced ahead as well"
         )
+    if choice.rows > 1:
+        raise Refusal(
+            f"maps of rows overlap with reductions of later ones, {choice.rows} rows at a time: one is implemented"
+        )
     elements = layout.thread_granules * layout.lanes
     if layout.by_columns and elements > MOST_OVERLAPPED:
         raise Refusal(
