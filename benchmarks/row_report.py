@@ -35,6 +35,8 @@ SOME = 0.5
 SLOWER = 1.05
 #: Share of the time that SMs without a row in the last round idle, from which it is worth a word.
 IDLE = 0.01
+#: Bytes that a kernel may spill for each block of rows, which explain no time.
+FEW_SPILLS = 64
 
 
 def read(folder: Path) -> dict[str, list[Line]]:
@@ -144,7 +146,7 @@ def _reason(cell: Line, line: Line, issue: float) -> str:
         return f"{cell['m']} rows for {SMS} SMs, and a second kernel for their sums"
     if line["passes"] > 1:
         return f"rows are read {line['passes']} times"
-    if line["spill_bytes"]:
+    if line["spill_bytes"] > FEW_SPILLS:
         return f"{line['spill_bytes']} bytes of registers spill"
     if issue >= BOUND_BY_ISSUE:
         special = f", {line['math']:.1f} of them of the special function unit" if line["math"] >= SOME else ""
