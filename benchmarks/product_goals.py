@@ -64,7 +64,8 @@ REASONS = (
     ),
     (
         "int4 weights of few rows, share",
-        "Warps issue instructions for half of the time of reading the weights, and wait for each other's sums after each tile.",
+        "Weights of a few megabytes are read in the time of a launch. Those of more fill rounds of CTAs unevenly, and partial"
+        " sums of parts of K cost more than that.",
         "nibbles_issued",
     ),
 )

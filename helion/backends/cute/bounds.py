@@ -12,15 +12,7 @@ from .plan.build import MAX_CLUSTER, MAX_ROW_CLUSTER, MAX_SUM_REGISTERS
 from .plan.copied import COPY_WARPS, MAX_COPIED_SUMS, MAX_LOADED_REGISTERS
 from .plan.dtypes import IMPRECISE_DTYPES, itemsize
 from .plan.finish import finishes
-from .plan.operands import (
-    by_gather,
-    can_convert,
-    can_slice,
-    has_steps,
-    in_both_majors,
-    needs_registers,
-    split,
-)
+from .plan.operands import by_gather, can_convert, can_slice, has_steps, in_both_majors, needs_registers, split
 from .plan.records import SWIZZLE_BYTES, WARP_THREADS, WGMMA_ROWS, Choice, CopiesIn, GemmProblem, Major
 from .plan.refusal import Refusal
 from .plan.scales import ATOM_LINES, LONGEST, BlockScales, promoted
@@ -47,7 +39,8 @@ def tile_bounds(problem: GemmProblem, target: Target) -> Sides:
     if target.has("wgmma") and can_convert(problem) and problem.n <= LEAST_FEW:
         least = LEAST_FEW
     if needs_registers(problem) and can_convert(problem):
-        return (WGMMA_ROWS, 2 * WGMMA_ROWS), (least, 2 * MAX_COPIED_SUMS), (depth, depth)
+        tallest = 4 if can_slice(problem) and problem.n <= LEAST_FEW else 2
+        return (WGMMA_ROWS, tallest * WGMMA_ROWS), (least, 2 * MAX_COPIED_SUMS), (depth, depth)
     if problem.copied and (problem.epilogue.reduces_rows or not suits_memory(problem)):
         (rows, most), depth = (
             _copied_bounds(problem, (min(rows, 2 * WGMMA_ROWS), most), (WGMMA_ROWS, least), target),

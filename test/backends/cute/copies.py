@@ -169,7 +169,7 @@ def scaled_groups(whole: GemmProblem) -> GemmProblem:
 
 
 IN_REGISTERS = Choice(tile=(128, 64, 128), copies_in="registers")
-SLICES = Choice(tile=(64, 16, 128), copies_in="slices", epilogue_n=8)
+SLICES = Choice(tile=(64, 16, 128), copies_in="slices", epilogue_n=8, ctas_per_sm=2)
 ZEROED = (Instruction("sub", (0, constant(8.0))), Instruction("row_number", ()), Instruction("column_number", ()))
 WEIGHED = (*ZEROED, Instruction("ge", (2, 3)), Instruction("where", (4, 1, constant(0.5))))
 """Of bytes with a zero point: rows from the diagonal on."""
@@ -185,10 +185,6 @@ COPIES |= {
     ),
     "slices_int8": (problem(copied("a", ("x", "int8", 480, 1)), k=479), dataclasses.replace(SLICES, grid_splits=3)),
     "slices_int4": (scaled_groups(problem(copied("a", ("x", "int4", 640, 1)), k=640)), SLICES),
-    "slices_8_columns": (
-        dataclasses.replace(scaled_groups(problem(copied("a", ("x", "int4", 640, 1)), k=640)), n=8),
-        dataclasses.replace(SLICES, grid_splits=2),
-    ),
     "slices_uint4": (
         scaled_groups(problem(copied("a", ("x", "uint4", 640, 1), chain=(Instruction("sub", (0, constant(7.0))),)), k=640, operands="float16")),
         dataclasses.replace(SLICES, splits=2),
@@ -205,7 +201,6 @@ ON_WGMMA_ALONE = (
     "registers_computed",
     "slices_int8",
     "slices_int4",
-    "slices_8_columns",
     "slices_uint4",
     "even_pingpong",
     "even_splits",

@@ -13,17 +13,12 @@ from backends.cute import copies, gemms
 
 import helion
 import helion.language as hl
+from helion.backends.cute.codegen import numbers
+from helion.backends.cute.codegen.module import build
 from helion.backends.cute.codegen.slices import pairs, sliced
 from helion.backends.cute.plan.build import plan_gemm
-from helion.backends.cute.plan.counts import (
-    SLICE_ROWS,
-    counts,
-    keeps_columns,
-    slice_columns,
-    slice_values,
-    slices,
-    stage_readers,
-)
+from helion.backends.cute.plan.counts import counts, slice_columns, slice_values, slices, stage_readers
+from helion.backends.cute.plan.epilogue import EpilogueOutput
 from helion.backends.cute.plan.records import GemmPlan
 from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.roles.sliced import MultiplySlice, ReadColumns
@@ -62,27 +57,19 @@ class Lane:
     def run(self) -> None:
         plan, cursor = self.plan, types.SimpleNamespace(index=0)
         lines = [f"{name}_mask = {at}" for at, name in enumerate(["low_pair", "high_pair"])] + ["byte_pair_mask = 0"]
-        lines += sliced.lines(plan, ReadColumns("" if keeps_columns(plan) else "cursor"), ("0", "1"))
+        lines += sliced.lines(plan, ReadColumns("cursor"), ("0", "1"))
         lines += sliced.lines(plan, MultiplySlice("cursor"), ("0", "1"))
         scope = {
-            "cutlass": types.SimpleNamespace(
-                range_constexpr=range, Uint32=as_it_is, Float32=float, min=min, select_=chosen
-            ),
-            **{"cursor": cursor, "columns_base": 1 << 20, "raw_base": 0, "own_rows": self.rows, "matrix_b": Matrix()},
-            **{"tile_n": 0, "k_tile": 0},
+            "cutlass": types.SimpleNamespace(range_constexpr=range, Uint32=int, Float32=float),
+            **{"cursor": cursor, "columns_base": 0, "raw_base": 1 << 20, "own_rows": self.rows},
             **{"slice_row": self.lane // 4, "slice_quad": self.lane % 4},
             **{name: [None] * 64 for name in ("slice_read", "slice_columns", "slice_words", "slice_pairs")},
             **{"slice_sums": list(range(64)), "slice_total": [0.0] * 64, "row_factors": [0, 1]},
             **{"slice_factors": [None] * 2, "lane": self.lane},
             "cute": types.SimpleNamespace(
-                math=types.SimpleNamespace(fma=self.promote),
-                arch=types.SimpleNamespace(shuffle_sync=self.shuffle),
-                crd2idx=lambda place, layout: place,
+                math=types.SimpleNamespace(fma=self.promote), arch=types.SimpleNamespace(shuffle_sync=self.shuffle)
             ),
             "load_words": self.load,
-            "load_columns": lambda place: [
-                Held((place[0], place[1] + 2 * word + at) for at in (0, 1)) for word in range(4)
-            ],
             "permuted": self.permute,
             "multiply": self.multiply,
             **{each: functools.partial(self.pair, each) for each in ("low_pair", "high_pair", "byte_pair")},
@@ -93,12 +80,12 @@ class Lane:
     def load(self, address: int) -> list[Any]:
         """Return the words at an address: of a swizzled stage of B, or of a raw tile."""
         assert address % 16 == 0
-        if address >= 1 << 20:
-            atom, line, chunk = (address - (1 << 20)) // 1024, address // 128 % 8, address // 16 % 8
+        if address < 1 << 20:
+            atom, line, chunk = address // 1024, address // 128 % 8, address // 16 % 8
             column, k = atom % 2 * 8 + line, atom // 2 * 64 + (chunk ^ line) * 8
             return [[(column, k + 2 * word), (column, k + 2 * word + 1)] for word in range(4)]
         width = sliced._line_bytes(self.plan)
-        line, chunk = address // width, address // 16 % (width // 16)
+        line, chunk = (address - (1 << 20)) // width, address // 16 % (width // 16)
         chunk ^= line % 8 if width == 128 else line // 2 % 4
         return [Word([(line, chunk * 16 + 4 * word + byte) for byte in range(4)]) for word in range(4)]
 
@@ -124,36 +111,6 @@ class Lane:
         return [*given[:4]]
 
 
-class Held(list[Any]):
-    """The places of both elements of a word of B; a mask keeps the first one."""
-
-    def __and__(self, mask: int) -> list[Any]:
-        assert mask == 0xFFFF
-        return [self[0], None]
-
-
-def as_it_is(given: Any) -> Any:
-    return given
-
-
-def chosen(condition: bool, first: Any, second: Any) -> Any:
-    return first if condition else second
-
-
-class Matrix:
-    """B, whose elements have their places as addresses."""
-
-    layout = None
-
-    @property
-    def iterator(self) -> Matrix:
-        return self
-
-    def __add__(self, place: tuple[int, int]) -> Any:
-        assert place[1] % 8 == 0
-        return types.SimpleNamespace(toint=lambda: place)
-
-
 class Word:
     def __init__(self, of: list[Any]) -> None:
         self.bytes = of
@@ -176,7 +133,7 @@ def test_mmas_pair_the_same_elements_along_k(name: str, rows: int, n: int) -> No
     """Each accumulator adds up all 128 elements of its row of A times those of its column of B."""
     problem, choice = copies.COPIES[name]
     problem, atoms = dataclasses.replace(problem, n=n), -(-n // 8)
-    tile = (64 * (1 + rows // 2), 16, 128)
+    tile = (64 * (1 + rows), 16, 128)
     choice = dataclasses.replace(choice, tile=tile, ctas_per_sm=1, grid_splits=1)
     plan = plan_gemm(problem, choice, gemms.HOPPER)
     added: dict[tuple[int, int, int], list[int]] = {}
@@ -192,7 +149,7 @@ def test_mmas_pair_the_same_elements_along_k(name: str, rows: int, n: int) -> No
                 upper, lower, columns = a[2 * half], a[2 * half + 1], b[half]
                 block, atom = first // (4 * atoms), first // 4 % atoms
                 for place, row in ((upper, lane // 4), (lower, lane // 4 + 8)):
-                    assert [line for line, _ in place] == [rows * SLICE_ROWS + block * 16 + row] * 2
+                    assert [line for line, _ in place] == [rows * 64 + block * 16 + row] * 2
                     assert [k for _, k in place] == [k for _, k in columns]
                 assert [column for column, _ in columns] == [atom * 8 + lane // 4] * 2
                 added.setdefault((first, lane // 4, half), []).extend(k for _, k in columns)
@@ -202,14 +159,15 @@ def test_mmas_pair_the_same_elements_along_k(name: str, rows: int, n: int) -> No
             assert sorted(added[first, row, 0] + added[first, row, 1]) == [*range(128)]
 
 
-@pytest.mark.parametrize("rows", [64, 128])
+@pytest.mark.parametrize("rows", [64, 128, 256])
 def test_slices_have_stages_of_their_own(rows: int) -> None:
     problem, choice = copies.COPIES["slices_int4"]
     plan = plan_gemm(problem, dataclasses.replace(choice, tile=(rows, 16, 128), ctas_per_sm=1), gemms.HOPPER)
     raw = counts(plan).raw
     assert raw is not None
-    assert (stage_readers(plan), slices(plan)) == {64: (2, 6), 128: (4, 3)}[rows]
-    assert raw.stages % slices(plan) == 0 and raw.empty_arrivals == stage_readers(plan)
+    assert (stage_readers(plan), slices(plan)) == {64: (1, 4), 128: (2, 4), 256: (4, 2)}[rows]
+    assert raw.stages % slices(plan) == plan.ab_stages % slices(plan) == 0
+    assert raw.empty_arrivals == counts(plan).ab.empty_arrivals == stage_readers(plan)
 
 
 def int8_linear(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -223,7 +181,9 @@ def int8_linear(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return out
 
 
-@pytest.mark.parametrize(("m", "n", "place"), [(16, 28672, "slices"), (32, 28672, "registers")])
+@pytest.mark.parametrize(
+    ("m", "n", "place"), [(16, 28672, "slices"), (32, 28672, "registers"), (16, 4096, "registers")]
+)
 def test_large_weights_of_few_rows_are_sliced(m: int, n: int, place: str) -> None:
     x, w = (
         torch.empty(m, 4096, dtype=torch.bfloat16, device="meta"),
@@ -242,22 +202,31 @@ def test_what_cannot_be_sliced_is_refused() -> None:
 
     refused("16 columns and 128 elements", tile=(64, 32, 128))
     refused("16 columns and 128 elements", pingpong=True, ctas_per_sm=1, grid_splits=1)
-    refused("up to 128 rows, 16 columns", tile=(256, 16, 128), ctas_per_sm=1)
-    refused("2 CTAs on an SM, of which one has warps", ctas_per_sm=2)
-    refused("at least 2 are needed", ab_stages=1)
+    refused("registers of 3 CTAs with 64 rows, or of one", tile=(128, 16, 128))
+    other, _ = copies.COPIES["slices_int4"]
+    plan_gemm(other, dataclasses.replace(choice, ctas_per_sm=3, grid_splits=1), gemms.HOPPER)
+    with pytest.raises(Refusal, match="4 CTAs on an SM with a tile"):
+        plan_gemm(other, dataclasses.replace(choice, ctas_per_sm=4, grid_splits=1), gemms.HOPPER)
+    refused("at least 8 are needed", ab_stages=6)
     for name in ("registers_fp8", "registers_computed"):
         other, _ = copies.COPIES[name]
         with pytest.raises(Refusal, match="int8 or 4-bit integers without arithmetic"):
             plan_gemm(other, choice, gemms.HOPPER)
 
 
-@pytest.mark.parametrize("k", [472, 477, 479])
-def test_elements_of_b_past_the_end_are_zero(k: int) -> None:
-    problem, choice = copies.COPIES["slices_int8"]
-    plan = plan_gemm(dataclasses.replace(problem, k=k), choice, gemms.HOPPER)
-    scope = {"cutlass": types.SimpleNamespace(select_=chosen, Uint32=as_it_is)}
-    for first in range(384, 512, 8):
-        for word in range(4):
-            at = first + 2 * word
-            held = eval(sliced._before_end(plan, word), scope | {f"x{word}": 0xFFFFFFFF, "slice_k": first})
-            assert held == (0xFFFFFFFF if at + 1 < k else 0xFFFF if at < k else 0)
+@pytest.mark.parametrize("changes", [{"grid_splits": 1}, {"grid_splits": 1, "splits": 2, "epilogue_n": 8}])
+def test_a_tile_takes_all_k_tiles_in_an_order_of_its_own(changes: dict[str, Any]) -> None:
+    problem, choice = copies.COPIES["slices_int4"]
+    plan = plan_gemm(problem, dataclasses.replace(choice, **changes), gemms.HOPPER)
+    assert numbers.of_k_tile(plan, "k_tile") == "k_tile"
+    output = EpilogueOutput(name="out", value=0, kind="strided", dtype="bfloat16", pitch=1, column_pitch=1000)
+    few = dataclasses.replace(
+        problem, n=1, d_pitch=1, epilogue=dataclasses.replace(problem.epilogue, outputs=(output,))
+    )
+    plan = plan_gemm(few, dataclasses.replace(choice, **changes), gemms.HOPPER)
+    place = numbers.of_k_tile(plan, "k_tile")
+    assert build(plan).count(f"tile_m, {place}]") == build(plan).count(f"tile_n, {place}]") == 1
+    for begin, end in ((0, plan.k_tiles), (2, plan.k_tiles)) if plan.splits > 1 else ((0, plan.k_tiles),):
+        names = {"k_begin": begin, "k_end": end}
+        orders = [[eval(place, names | {"work": work, "k_tile": k}) for k in range(begin, end)] for work in range(2)]
+        assert orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1]) == [*range(begin, end)]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..plan.copied import Copied
-from ..plan.counts import counts, keeps_columns, raw_operands
+from ..plan.counts import counts, raw_operands
 from ..plan.dtypes import per_byte
 from ..plan.operands import gathered
 from ..plan.records import GemmPlan, Multiplicand
@@ -92,9 +92,6 @@ def _matrix_parameters(plan: GemmPlan) -> tuple[tuple[str, str], ...]:
         more += [("layout_gathered", "cute.ComposedLayout"), ("gathered_lines", "cute.Tensor")]
     gone = {f"{what}_{each.operand}" for each in plan.problem.copied for what in ("tma", "tensor")}
     gone |= {"layout_a"} if plan.converts else set()
-    if keeps_columns(plan):
-        gone |= {"tma_b", "tensor_b", "layout_b"}
-        more.append(("matrix_b", "cute.Tensor"))
     return tuple(each for each in (*_parameters("a", "b"), *more) if each[0] not in gone)
 
 
@@ -114,8 +111,6 @@ def _wgmma(plan: GemmPlan) -> HostObjects:
     m, n, k = plan.tile
     lines = [*_operands(plan), f"tiled_mma = {hopper_mma(plan, plan.sum_columns)}"]
     lines += [] if plan.converts else [f"layout_a = {_wgmma_layout(plan, 'a', n, 1)}"]
-    if keeps_columns(plan):  # threads load B
-        return HostObjects(lines=tuple(lines), parameters=_matrix_parameters(plan))
     lines.append(f"layout_b = {_wgmma_layout(plan, 'b', plan.sum_columns, 1)}")
     if plan.products > 1:
         lines.append(f"layout_part = {_wgmma_layout(plan, 'b', n, plan.products)}")
@@ -136,7 +131,7 @@ def _wgmma_layout(plan: GemmPlan, name: str, columns: int, parts: int) -> str:
     """Return the layout of a pipeline whose stages have this many parts."""
     order = "ROW_MAJOR" if (plan.problem.a_major if name == "a" else plan.problem.b_major) == "k" else "COL_MAJOR"
     tile = f"({plan.tile[0]}, {columns}, {plan.tile[2]})"
-    return f"hopper.make_smem_layout_{name}(LayoutEnum.{order}, {tile}, {operand_dsl(plan)}, {counts(plan).ab.stages * parts})"
+    return f"hopper.make_smem_layout_{name}(LayoutEnum.{order}, {tile}, {operand_dsl(plan)}, {plan.ab_stages * parts})"
 
 
 def _gathered(plan: GemmPlan, picked: Copied) -> list[str]:

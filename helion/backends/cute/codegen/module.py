@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ..plan.counts import keeps_columns
 from ..plan.dtypes import NUMBER, PITCH, SEED, SIZE
 from ..plan.epilogue import EpilogueOperand, EpilogueOutput
 from ..plan.operands import gathered
@@ -313,11 +312,6 @@ def warps_text(first: int, number: int, total: int) -> str:
     return f"warp < {number}" if first == 0 else f"warp >= {first} and warp < {first + number}"
 
 
-def _carveout(plan: GemmPlan) -> int:
-    """Return the percentage of an SM's memory that is shared memory: the L1 cache has the rest."""
-    return -(-100 * shared_bytes(plan) // plan.shared_limit_bytes) if keeps_columns(plan) else 100
-
-
 def _host(out: Writer, program: KernelProgram, objects: list[HostObjects], part: str) -> None:
     plan = program.plan
     outputs = [output.label for output in plan.whole.outputs]
@@ -371,8 +365,8 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects], part:
             out.line(f"block=({program.warps * WARP_THREADS}, 1, 1),")
             out.line(f"cluster=({plan.ctas}, 1, 1),")
             out.line(f"smem={shared_bytes(plan)},")
-            if plan.ctas_per_sm > 1 or keeps_columns(plan):
-                out.lines((f"min_blocks_per_mp={plan.ctas_per_sm},", f"preferred_smem_carveout={_carveout(plan)},"))
+            if plan.ctas_per_sm > 1:
+                out.lines((f"min_blocks_per_mp={plan.ctas_per_sm},", "preferred_smem_carveout=100,"))
             out.lines(["use_pdl=True,"] if plan.prepare is not None and plan.prepare.operands else [])
             out.line("stream=stream,")
         out.line(")")

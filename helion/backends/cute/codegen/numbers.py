@@ -142,6 +142,24 @@ def other_k_tile(plan: GemmPlan, step: OfKTile | Ahead | Rest, current: str) -> 
     return {"first": first, "previous": "(k_tile - 1)", "last": last}[step.which]
 
 
+MOST_APART = 3
+"""Columns of B up to which tiles begin with different K tiles."""
+
+
+def of_k_tile(plan: GemmPlan, k_tile: str) -> str:
+    """Return the K tile that a CTA multiplies as number ``k_tile``.
+
+    Where all tiles load the same one to three lines of B, those that run at once begin with different K tiles: the lines are
+    in other slices of the L2 cache then. With 16 lines that is slower (measurement ``first_k_tiles``).
+    """
+    if not plan.sliced or plan.problem.n > MOST_APART or "size_n" in plan.problem.runtime:
+        return k_tile
+    first, end = k_bounds(plan)
+    if first == "0":
+        return f"({k_tile} + work) % {end}"
+    return f"{first} + ({k_tile} - {first} + work) % ({end} - {first})"
+
+
 def tile_of(plan: GemmPlan, operand: Multiplicand) -> str:
     """Return the coordinates of the current tile of an operand. K tiles count from the first one of its term; views of
     groups of K begin with the tile."""
@@ -151,7 +169,7 @@ def tile_of(plan: GemmPlan, operand: Multiplicand) -> str:
     first -= -(-operand.k // plan.tile[2]) if operand.absent else 0  # past the end, where TMA writes zeros
     moved = f" {'-' if first > 0 else '+'} {abs(first)}" if first else ""
     moved = f" * {'k_parts' if plan.whole_tiles else plan.parts} + k_part" if takes_turns(plan) else moved
-    return f"{lines}, k_tile{moved}{batched(plan, operand.label)}"
+    return f"{lines}, {of_k_tile(plan, 'k_tile')}{moved}{batched(plan, operand.label)}"
 
 
 def is_of_term(plan: GemmPlan, term: int) -> str:

@@ -16,7 +16,7 @@ from ..plan.records import SWIZZLE_BYTES, WARP_ROWS, GemmPlan
 from ..roles import grammar as g
 from ..roles.halves import ConvertHalf, HalfStep, MmaHalf
 from .epilogue import EXPRESSIONS, literal
-from .numbers import batch_modes, batched
+from .numbers import batch_modes, batched, of_k_tile
 
 WORDS = {1: "cutlass.Uint8", 2: "cutlass.Uint16", 4: "cutlass.Uint32"}
 """The types that TMA moves elements as, by their bytes."""
@@ -98,7 +98,7 @@ def views(plan: GemmPlan) -> list[str]:
 def load(plan: GemmPlan, step: g.LoadRaw) -> list[str]:
     """Return the code that loads a raw tile."""
     label, cursor = step.operand, step.cursor
-    tile = f"[None, {'tile_m' if label == 'a' else 'tile_n'}, k_tile{batched(plan, label)}]"
+    tile = f"[None, {'tile_m' if label == 'a' else 'tile_n'}, {of_k_tile(plan, 'k_tile')}{batched(plan, label)}]"
     policy = ", cache_policy=read_once" if is_read_once(plan, step.operand) else ""
     return [
         f"cute.copy(tma_raw_{label}, from_raw_{label}{tile}, to_raw_{label}[None, {cursor}.index],"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from ..plan.counts import SLICE_ROWS, block_count
+from ..plan.counts import block_count
 from ..plan.dtypes import DTYPES
-from ..plan.records import WARP_THREADS, GemmPlan
+from ..plan.records import WARP_THREADS, WGMMA_ROWS, GemmPlan
 from ..plan.scales import Scale, Side
 from ..roles.overlapped import Turn
 from .epilogue import Fragment, converted, fragment
@@ -46,12 +46,12 @@ def set_up(plan: GemmPlan) -> list[str]:
 
 
 def _rows(plan: GemmPlan) -> Fragment:
-    """Return the layout of a thread's sums, for its rows. Threads of warps with K tiles of their own share the scales of the
-    same rows of several blocks."""
+    """Return the layout of a thread's sums, for its rows. Those of warps with K tiles of their own are of 64 rows, whose
+    scales the four threads with the same rows share."""
     places = fragment(plan)
     if not plan.sliced:
         return places
-    first = f"own_rows * {SLICE_ROWS} + lane % {sliced.BLOCKS} * {sliced.BLOCK_ROWS} + lane // 4"
+    first = f"own_rows * {WGMMA_ROWS} + lane % 4 * {sliced.BLOCK_ROWS} + lane // 4"
     return dataclasses.replace(places, rows=sliced.SCALES, first_row=first, row_offset=f"i * {sliced.LINES}")
 
 

@@ -295,7 +295,7 @@ def _wgmma_sums(plan: GemmPlan, role: Role) -> list[str]:
 def _wgmma_fragments(plan: GemmPlan) -> list[str]:
     """Return the definitions of the operands of MMAs."""
     if plan.sliced:
-        return [sliced.all_slices(plan)]
+        return sliced.set_up(plan)
     a = ["fragment_a = tiled_mma.make_fragment_A(group_slice.partition_A(shared_a))"]
     b = "fragment_b = tiled_mma.make_fragment_B(group_slice.partition_B(shared_b))"
     return [*(raw.set_up(plan) if plan.converts else a), b]
@@ -466,7 +466,6 @@ SETUPS: Mapping[str, Callable[[GemmPlan, Role], list[str]]] = {
     "scales": lambda plan, role: scales.set_up(plan),
     "copies": copied.set_up,
     "raw_loads": lambda plan, role: raw.views(plan),
-    "slices": lambda plan, role: sliced.set_up(plan),
     "residual_loads": _residual_loads,
     "residual_reads": _residual_reads,
 }

@@ -28,6 +28,8 @@ from .tiles import narrowed, options, proposals, tiles
 
 CONVERTED = ("registers", "slices")
 """Places of operands that the warps that multiply convert."""
+SLICED_ROWS = 128
+"""Rows of tiles of warps with K tiles of their own: more leave SMs idle (benchmarks/results/cute/nvidia-h200-few-rows.jsonl)."""
 WIDE = (128, 256)
 FEW_COLUMNS = 64
 """Columns of tiles of 256 rows whose instructions wait for A (benchmarks/results/cute/nvidia-h200-few-tiles.jsonl)."""
@@ -102,7 +104,9 @@ def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[C
     in_stages = bool(shape.problem.copied) and copies_in != "memory"
     for tile in sorted(tiles(shape, target), key=lambda tile: tile[:2] != WIDE):
         tile = (*tile[:2], SWIZZLE_BYTES) if copies_in in CONVERTED else tile
-        if copies_in == "slices" and tile[1] != SLICED_COLUMNS:
+        if copies_in == "slices" and (
+            tile[1] != SLICED_COLUMNS or (tile[0] > SLICED_ROWS and shape.blocks[0] not in shape.fixed)
+        ):
             continue
         if (
             shape.problem.rounded and shape.blocks[2] not in shape.fixed

@@ -33,7 +33,7 @@ RAW_BYTES, MAX_RAW_STAGES = 40960, 8
 """Bytes in flight that hide the latency of memory: raw tiles take at most so many, or two stages."""
 CONVERTED_BYTES = 98304
 """The same of an SM whose warps convert raw tiles in their registers: other stages are small."""
-SLICED_BYTES, SLICED_STAGES = 131072, 24
+SLICED_BYTES, SLICED_STAGES = 131072, 12
 """The same where each slice of K is converted by warps of its own, which hold a stage while they multiply."""
 MAX_TURN_BYTES = 16384
 """Bytes of raw tiles that half of the copying warps have in registers, 32 of each thread; half of it with other sources.

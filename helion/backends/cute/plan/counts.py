@@ -18,15 +18,12 @@ from .copied import (
     CopySource,
 )
 from .dtypes import itemsize, per_byte
-from .records import LOADING_WARPS, SUM_BYTES, SWIZZLE_BYTES, WARP_THREADS, GemmPlan
+from .records import LOADING_WARPS, SUM_BYTES, SWIZZLE_BYTES, WARP_THREADS, WGMMA_ROWS, GemmPlan
 from .reductions import exchanges
 from .scales import ATOM_BLOCKS, ATOM_BYTES, ATOM_COLUMNS, ATOM_LINES
 
 SWIZZLED_LINES = 8
 """Lines of the pattern of a swizzle, which repeats after them."""
-SLICE_ROWS, SLICING_WARPS, SPLIT_WARPS = 32, 12, 10
-"""Rows of a warp that has K tiles of its own, and the most such warps, of CTAs that exchange sums as well. With those of the
-epilogue, and one that loads, they share the registers of an SM."""
 ROW_SLOTS = 2
 """Stages of row exchanges: CTAs with the result of one exchange may begin the next while others still read."""
 
@@ -89,7 +86,6 @@ def counts(plan: GemmPlan) -> Counts:
     rows, columns = plan.cta_tile
     a_bytes = 0 if plan.converts else rows * plan.tile[2] * plan.operand_bytes
     b_bytes = columns * plan.products // plan.ctas_per_mma * plan.tile[2] * plan.operand_bytes
-    b_bytes = 0 if keeps_columns(plan) else b_bytes
     a_multicast, b_multicast = plan.cluster[1] if plan.shares_a else 1, plan.cluster_tiles[0]
     sharers = a_multicast + b_multicast - 1
     tcgen05 = plan.unit == "tcgen05"
@@ -100,7 +96,7 @@ def counts(plan: GemmPlan) -> Counts:
         a_stage_bytes=a_bytes,
         b_stage_bytes=b_bytes,
         ab=PipelineCounts(
-            stages=plan.ab_stages * (slices(plan) if plan.sliced else 1),
+            stages=plan.ab_stages,
             full_arrivals=full_arrivals(plan, copy_warps(plan) // turns(plan)),
             # wgmma: every warp that reads the stage, of every CTA that reads this CTA's loads; tcgen05: one commit per CTA or
             # pair.
@@ -142,7 +138,9 @@ def counts(plan: GemmPlan) -> Counts:
 
 
 def least_stages(plan: GemmPlan) -> int:
-    """Return the fewest stages of A and B, or of B for each slice of K: two, or those of two accumulators that take turns."""
+    """Return the fewest stages of A and B: two, those of two accumulators that take turns, or as many for each slice of K."""
+    if plan.sliced:
+        return -(-plan.ab_stages // slices(plan)) * slices(plan)
     return 2 * plan.promote_k_tiles if plan.unit == "wgmma" and plan.accumulator_stages > 1 else 2
 
 
@@ -289,24 +287,12 @@ def whole_rounds(plan: GemmPlan, stages: int) -> int:
 
 def stage_readers(plan: GemmPlan) -> int:
     """Return the warps of a CTA that read a stage of operands: all that multiply, or those of a slice of K."""
-    return plan.tile[0] // SLICE_ROWS if plan.sliced else plan.consumer_warps
+    return plan.tile[0] // WGMMA_ROWS if plan.sliced else plan.consumer_warps
 
 
 def slices(plan: GemmPlan) -> int:
-    """Return the slices of K, each of warps that multiply K tiles of their own for ``SLICE_ROWS`` rows of the tile each."""
-    return slicing_warps(plan) // stage_readers(plan)
-
-
-def slicing_warps(plan: GemmPlan) -> int:
-    """Return the warps of a CTA that multiply K tiles of their own. Where 16 columns have scales and CTAs exchange sums, fewer
-    leave each the registers for all."""
-    fewer = plan.promote and plan.splits > 1 and not keeps_columns(plan)
-    return (SPLIT_WARPS if fewer else SLICING_WARPS) // stage_readers(plan) * stage_readers(plan)
-
-
-def keeps_columns(plan: GemmPlan) -> bool:
-    """Return whether warps with K tiles of their own load B from memory: up to 8 columns stay in the L1 cache."""
-    return plan.sliced and slice_columns(plan) < plan.tile[1]
+    """Return the slices of K, each of warps that multiply K tiles of their own: 64 rows of the tile each."""
+    return plan.consumer_warps // stage_readers(plan)
 
 
 def slice_columns(plan: GemmPlan) -> int:
@@ -316,8 +302,8 @@ def slice_columns(plan: GemmPlan) -> int:
 
 
 def slice_values(plan: GemmPlan) -> int:
-    """Return the sums of a thread of a warp that multiplies K tiles of its own."""
-    return SLICE_ROWS * slice_columns(plan) // WARP_THREADS
+    """Return the sums of a thread of a warp that multiplies K tiles of its own, for 64 rows."""
+    return WGMMA_ROWS * slice_columns(plan) // WARP_THREADS
 
 
 def loads_while_copying(plan: GemmPlan) -> bool:

@@ -48,7 +48,9 @@ RESIDENT_COLUMNS = 32
 MOST_RESIDENTS = (3, 4)
 """CTAs on an SM whose warps convert A of 8 bits, and of 4 bits, in tiles of 64 rows and few columns."""
 SLICED_COLUMNS = 16
-"""Columns of a tile of warps with K tiles of their own."""
+"""Columns of a tile of warps with K tiles of their own, which keep sums of 64 rows."""
+SLICED_RESIDENTS = 3
+"""CTAs on an SM that their registers leave room for."""
 ALIGNMENT_BYTES = 128
 """Alignment of a matrix: sectors of its first line are whole."""
 
@@ -200,9 +202,8 @@ def _check_converted(plan: GemmPlan) -> None:
 
 
 def can_slice(problem: GemmProblem) -> bool:
-    """Return whether warps can convert A in pairs, of K tiles of their own: integers, with scales of rows alone. Threads load
-    16 bytes of a line of B."""
-    if not can_convert(problem) or problem.b_major != "k":
+    """Return whether warps can convert A in pairs, of K tiles of their own: integers, with scales of rows alone."""
+    if not can_convert(problem):
         return False
     (copied,), scales = problem.copied, problem.scales
     paired = copied.is_packed or (copied.sources[0].dtype == "int8" and not copied.instructions)
@@ -217,14 +218,15 @@ def _check_sliced(plan: GemmPlan) -> None:
             " its rows alone, where no CTAs share operands"
         )
     rows, columns, depth = plan.tile
-    if rows > 2 * WGMMA_ROWS or columns != SLICED_COLUMNS or depth != SWIZZLE_BYTES or plan.teams > 1:
+    if columns != SLICED_COLUMNS or depth != SWIZZLE_BYTES or plan.teams > 1:
         raise Refusal(
-            f"a tile of {plan.tile} of which warps have K tiles of their own; up to {2 * WGMMA_ROWS} rows, {SLICED_COLUMNS} columns"
-            f" and {SWIZZLE_BYTES} elements along K are implemented, without ping-pong"
+            f"a tile of {plan.tile} of which warps have K tiles of their own; {SLICED_COLUMNS} columns and {SWIZZLE_BYTES} elements"
+            " along K are implemented, without ping-pong"
         )
-    if plan.ctas_per_sm > 1:
+    if plan.ctas_per_sm > (SLICED_RESIDENTS if rows == WGMMA_ROWS else 1):
         raise Refusal(
-            f"{plan.ctas_per_sm} CTAs on an SM, of which one has warps with K tiles of their own for all registers"
+            f"{plan.ctas_per_sm} CTAs on an SM with a tile of {plan.tile} of which warps have K tiles of their own; registers of"
+            f" {SLICED_RESIDENTS} CTAs with {WGMMA_ROWS} rows, or of one, are enough"
         )
 
 

@@ -7,17 +7,7 @@ import functools
 import math
 from dataclasses import dataclass
 
-from .counts import (
-    counts,
-    keeps_columns,
-    micro_atoms,
-    micro_bytes,
-    raw_bytes,
-    raw_operands,
-    slice_values,
-    slicing_warps,
-    subtile_bytes,
-)
+from .counts import counts, micro_atoms, micro_bytes, raw_bytes, raw_operands, slice_values, subtile_bytes, whole_rounds
 from .dtypes import itemsize
 from .epilogue import EpilogueOutput
 from .records import SUM_BYTES, WARP_ROWS, WARP_THREADS, GemmPlan, GemmProblem
@@ -77,7 +67,7 @@ def lines_shape(plan: GemmPlan, output: EpilogueOutput) -> tuple[int, int, int]:
 def shared_memory(plan: GemmPlan) -> tuple[Allocation, ...]:
     """Return every allocation of `plan`, by offset."""
     stages = {"shared_a": counts(plan).a_stage_bytes, "shared_b": counts(plan).b_stage_bytes}
-    wanted = [(name, counts(plan).ab.stages * size, RING_ALIGNMENT_BYTES) for name, size in stages.items() if size]
+    wanted = [(name, plan.ab_stages * size, RING_ALIGNMENT_BYTES) for name, size in stages.items() if size]
     for side, atoms in zip("ab", micro_atoms(plan), strict=True):
         wanted += (
             [(f"shared_scales_{side}", plan.ab_stages * atoms * ATOM_BYTES, ATOM_ALIGNMENT_BYTES)] if atoms else []
@@ -97,7 +87,7 @@ def shared_memory(plan: GemmPlan) -> tuple[Allocation, ...]:
         for copied in raw_operands(plan):
             wanted.append((f"shared_raw_{copied.operand}", raw.stages * raw_bytes(plan, copied), RING_ALIGNMENT_BYTES))
     if plan.sliced:
-        size = slicing_warps(plan) * slice_values(plan) * WARP_THREADS * SUM_BYTES
+        size = plan.consumer_warps * slice_values(plan) * WARP_THREADS * SUM_BYTES
         wanted.append(("shared_slices", size, VECTOR_ALIGNMENT_BYTES))
     if plan.splits > 1:
         wanted.append(("shared_parts", plan.rounds * counts(plan).parts_stage_bytes, VECTOR_ALIGNMENT_BYTES))
@@ -108,7 +98,7 @@ def shared_memory(plan: GemmPlan) -> tuple[Allocation, ...]:
     for operand in epilogue.of_kind("row"):
         wanted.append((f"shared_{operand.label}", plan.teams * plan.tile[1] * SUM_BYTES, VECTOR_ALIGNMENT_BYTES))
     for name, pipeline in (
-        ("ab_barriers", None if keeps_columns(plan) else counts(plan).ab),
+        ("ab_barriers", counts(plan).ab),
         ("accumulator_barriers", counts(plan).accumulator),
         ("residual_barriers", counts(plan).residual),
         ("raw_barriers", counts(plan).raw),
@@ -138,10 +128,9 @@ def most_stages(plan: GemmPlan) -> int:
     numbers = counts(plan)
     least = dataclasses.replace(plan, ab_stages=2)
     one = numbers.a_stage_bytes + numbers.b_stage_bytes + micro_bytes(plan) + 2 * WORD_BYTES
-    one *= numbers.ab.stages // plan.ab_stages
     stages = min(MAX_STAGES, 2 + max(0, plan.shared_limit_bytes - shared_bytes(least)) // one)
     fits = shared_bytes(dataclasses.replace(plan, ab_stages=stages)) <= plan.shared_limit_bytes
-    return stages if fits else max(2, stages - 1)
+    return whole_rounds(plan, stages if fits else max(2, stages - 1))
 
 
 def placed(wanted: list[tuple[str, int, int]]) -> list[Allocation]:

@@ -114,8 +114,8 @@ class Rates:
     """Time of an element that such warps convert and multiply, from the same runs."""
     added_us: float = 3.85
     """Time after the last K tile has arrived: that of a warp, and of the sums of all warps, from the same runs."""
-    sliced_memory: float = 1.22
-    """Factor of the memory bandwidth where each of many warps waits for stages of its own, from the same runs."""
+    sliced_memory: float = 0.96
+    """Fraction of the memory bandwidth that remains where warps hold stages longer, from the same runs."""
     shared_bytes_per_us: float = 218e3
     """Shared-memory bandwidth of an SM: 128 bytes per cycle. It limits K tiles that are written twice."""
     granules_us: float = 0.0023
@@ -268,7 +268,7 @@ def _at_rate(plan: GemmPlan, bytes_moved: int, target: Target, rates: Rates, mat
     epilogue_us = _epilogue_us(plan, share, l2, rates) + (rates.added_us if plan.sliced else 0.0)
     tile_us = -(-plan.k_tiles // plan.parts) * k_tile_us
     tile_us *= _share_of_k(plan)
-    if plan.teams > 1 or plan.sliced or (plan.unit == "tcgen05" and plan.accumulator_stages > 1):
+    if plan.teams > 1 or (plan.unit == "tcgen05" and plan.accumulator_stages > 1):
         body = rates.fill_us + waves * max(tile_us, epilogue_us) + epilogue_us
     else:
         body = rates.fill_us + waves * (tile_us + epilogue_us + rates.tile_us) + whole_waves * whole_us

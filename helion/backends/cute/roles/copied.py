@@ -16,7 +16,7 @@ from ..plan.counts import (
     turns,
 )
 from ..plan.records import LOADING_WARPS, GemmPlan
-from .edits import add_role, edit_role, rewrite
+from .edits import add_role, after, before, edit_role, rewrite
 from .grammar import (
     Acquire,
     Advance,
@@ -89,7 +89,11 @@ def with_copies(program: KernelProgram) -> KernelProgram:
 
 
 def _with_raw_tiles(program: KernelProgram) -> KernelProgram:
-    """Add a warp that loads raw tiles through TMA, ahead of the warps that read them by their pipeline."""
+    """Add a warp that loads raw tiles through TMA, ahead of the warps that read them by their pipeline.
+
+    Warps with K tiles of their own read both operands of one at once. The warp that loads B loads raw tiles as well: one warp
+    less on each SM leaves more registers to the others.
+    """
     raw = counts(program.plan).raw
     assert raw is not None
     loads = tuple(LoadRaw(copied.operand, "raw_fill") for copied in raw_operands(program.plan))
@@ -97,6 +101,10 @@ def _with_raw_tiles(program: KernelProgram) -> KernelProgram:
     program = dataclasses.replace(program, pipelines=(*program.pipelines, pipeline), host=(*program.host, "raw_tiles"))
     steps = (Acquire("raw_fill"), *loads, Commit("raw_fill"), Advance("raw_fill"))
     set_up = (SetUp("raw_loads"), Cursor("raw_fill", "raw", "producer"))
+    if program.plan.sliced:
+        program = edit_role(program, "load", before(TileLoop, set_up))
+        program = edit_role(program, "load", lambda step: _followed(step, KLoop, steps))
+        return edit_role(program, "load", after(Tail, (Tail("raw_fill"),)))
     role = Role(
         name="load_raw",
         first_warp=program.spare_warp + program.plan.has_residual,
@@ -104,6 +112,11 @@ def _with_raw_tiles(program: KernelProgram) -> KernelProgram:
         program=(*set_up, TileLoop((KLoop(steps),)), Tail("raw_fill")),
     )
     return add_role(dataclasses.replace(program, warps=max(program.warps, role.first_warp + 1)), role)
+
+
+def _followed(step: Step, kind: type[KLoop], more: tuple[Step, ...]) -> tuple[Step, ...]:
+    """Return a loop over K with more steps at its end."""
+    return (dataclasses.replace(step, body=(*step.body, *more)),) if isinstance(step, kind) else (step,)
 
 
 def _with_shared_warps(program: KernelProgram) -> KernelProgram:

@@ -36,7 +36,7 @@ from .halves import converting_mainloop, promoting_mainloop
 from .overlapped import overlapped_mainloop
 from .partial import PieceViews, wgmma_mainloop
 from .registers import register_limit
-from .sliced import sliced_program
+from .sliced import sliced_mainloop
 
 LOADING_REGISTERS = 40
 STORING_REGISTERS = 232
@@ -86,6 +86,8 @@ PROMOTED_MAINLOOP: tuple[Step, ...] = (
 
 
 def _mainloop(plan: GemmPlan) -> tuple[Step, ...]:
+    if plan.sliced:
+        return sliced_mainloop(plan.promote)
     if plan.converts:
         return promoting_mainloop(plan.problem.scales is not None) if plan.promote else converting_mainloop()
     if plan.problem.absent:
@@ -114,14 +116,14 @@ def program(plan: GemmPlan) -> KernelProgram:
     Two CTAs per SM share its registers evenly: the load warp has no warpgroup to itself, and no warp changes its
     register count.
     """
-    if plan.sliced:
-        return sliced_program(plan)
     warps, shared_sm = plan.consumer_warps, plan.ctas_per_sm > 1
     mainloop = _mainloop(plan)
-    cursors = [Cursor("ab_read", "ab", "consumer")]
-    if plan.converts:
+    cursors = [] if plan.sliced else [Cursor("ab_read", "ab", "consumer")]
+    if plan.converts and not plan.sliced:
         cursors.append(Cursor("raw_read", "raw", "consumer"))
-    if not plan.promote or plan.promote_k_tiles > 1 or plan.converts or plan.accumulator_stages > 1:
+    if not plan.sliced and (
+        not plan.promote or plan.promote_k_tiles > 1 or plan.converts or plan.accumulator_stages > 1
+    ):
         cursors.append(Cursor("ab_free", "ab", "consumer"))
     store = Role(
         name="store",

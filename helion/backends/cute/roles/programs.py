@@ -59,7 +59,7 @@ def kernel_program(plan: GemmPlan) -> KernelProgram:
         program = with_residuals(program)
     if plan.problem.epilogue.words:
         program = with_messages(program)
-    if plan.problem.copied and not plan.sliced:
+    if plan.problem.copied:
         program = with_copies(program)
     if plan.problem.scales is not None and plan.problem.scales.micro:
         program = with_micro_scales(program)

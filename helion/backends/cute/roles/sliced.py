@@ -1,42 +1,16 @@
-"""The mainloop of sliced K: each warp multiplies every n-th K tile for some rows of the tile, and the sums of all warps are
+"""The mainloop of sliced K: each warp multiplies every n-th K tile for all rows of the tile, and the sums of all warps are
 added at its end.
 
-A warp reads the columns of B of a K tile once for its rows. It converts elements of A next to the instructions that
-multiply them (mma.sync), which wait for no other warp.
+A warp reads the columns of B of a K tile once for 64 rows. It converts elements of A next to the instructions that
+multiply them (mma.sync), which wait for no other warp. More
+warps, with others for the epilogue, are slower with more than one row (measurement ``sliced_warps``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..plan.counts import counts, keeps_columns, slicing_warps
-from ..plan.records import WARP_THREADS, GemmPlan
-from .common import last_stores, store_subtile
-from .grammar import (
-    Acquire,
-    Advance,
-    BarrierSync,
-    Commit,
-    Cursor,
-    FenceShared,
-    KernelProgram,
-    KLoop,
-    LoadRaw,
-    LoadScales,
-    NamedBarrier,
-    Pipeline,
-    ReadSums,
-    Release,
-    Role,
-    SetUp,
-    Step,
-    SubtileLoop,
-    Tail,
-    TileLoop,
-    TmaLoad,
-    Wait,
-    WarpSync,
-)
+from .grammar import BarrierSync, KLoop, LoadScales, Release, Step, Wait
 
 
 class SliceStep(Step):
@@ -50,15 +24,14 @@ class SliceLoop(KLoop):
 
 @dataclass(frozen=True)
 class SliceCursors(SliceStep):
-    """Point the cursors ``ab_read``, if B is in stages, and ``raw_read`` to the stages of the current K tile."""
+    """Point the cursors ``ab_read`` and ``raw_read`` to the stages of the current K tile."""
 
 
 @dataclass(frozen=True)
 class ReadColumns(SliceStep):
-    """Read B of the current K tile to the fragments of all MMAs: from the stage of ``cursor``, or without one from memory,
-    through the L1 cache."""
+    """Read B of the current K tile from the stage of ``cursor`` to the fragments of all MMAs."""
 
-    cursor: str = ""
+    cursor: str
 
 
 @dataclass(frozen=True)
@@ -96,83 +69,26 @@ class AddSlices(SliceStep):
     """Add the sums that all warps have stored, of the rows that this warp has in the epilogue."""
 
 
-def sliced_program(plan: GemmPlan) -> KernelProgram:
-    """Build the roles: warps that multiply K tiles, those of the epilogue, and one that loads.
-
-    The epilogue adds the sums of a tile, and stores it, while the others multiply the next one.
-    """
-    warps, raw, cached = plan.consumer_warps, counts(plan).raw, keeps_columns(plan)
-    slicing = slicing_warps(plan)
-    assert raw is not None
-    multiplied = Role(
-        name="slice",
-        first_warp=warps,
-        warps=slicing,
-        program=(
-            *(SetUp("slices"), *((SetUp("scales"),) if plan.problem.scales is not None else ())),
-            TileLoop((*_mainloop(plan, cached), BarrierSync("slices"), StoreSlice(), BarrierSync("slices"))),
-        ),
-    )
-    both = (BarrierSync("slices"), BarrierSync("slices"))
-    store = Role(
-        name="store",
-        first_warp=0,
-        warps=warps,
-        program=(
-            SetUp("wgmma_sums"),
-            TileLoop((*both, AddSlices(), SubtileLoop((ReadSums(), *store_subtile(plan))))),
-            *last_stores(plan),
-        ),
-    )
-    barriers = (
-        NamedBarrier(name="epilogue", number=1, threads=counts(plan).consumer_threads),
-        NamedBarrier(name="slices", number=2, threads=(warps + slicing) * WARP_THREADS),
-    )
-    pipelines = (
-        () if cached else (Pipeline(name="ab", kind="tma_wgmma", counts=counts(plan).ab, barriers="ab_barriers"),)
-    )
-    return KernelProgram(
-        plan=plan,
-        warps=warps + slicing + 1,
-        spare_warp=warps + slicing + 1,
-        pipelines=(*pipelines, Pipeline(name="raw", kind="tma_epilogue", counts=raw, barriers="raw_barriers")),
-        barriers=barriers,
-        roles=(store, multiplied, _load(warps + slicing, cached)),
-        host=("wgmma", "output", "raw_tiles"),
-        registers=(),
-    )
-
-
-def _load(warp: int, cached: bool) -> Role:
-    """Return the warp that loads raw tiles of A, and B where it has stages."""
-    views, fill, tail = [SetUp("raw_loads"), Cursor("raw_fill", "raw", "producer")], list[Step](), [Tail("raw_fill")]
-    if not cached:
-        views += [SetUp("wgmma_loads"), Cursor("ab_fill", "ab", "producer")]
-        fill += [Acquire("ab_fill"), TmaLoad("b", "ab_fill"), Commit("ab_fill"), Advance("ab_fill")]
-        tail += [Tail("ab_fill")]
-    fill += [Acquire("raw_fill"), LoadRaw("a", "raw_fill"), Commit("raw_fill"), Advance("raw_fill")]
-    return Role(name="load", first_warp=warp, warps=1, program=(*views, TileLoop((KLoop(tuple(fill)),)), *tail))
-
-
-def _mainloop(plan: GemmPlan, cached: bool) -> tuple[Step, ...]:
-    """Return the mainloop of a warp.
+def sliced_mainloop(scaled: bool) -> tuple[Step, ...]:
+    """Build the mainloop.
 
     The scales of a K tile are loaded during the one before. The fence before a stage is released would wait for later loads.
     """
-    scaled = plan.problem.scales is not None
-    columns = (ReadColumns(),) if cached else (Wait("ab_read"), ReadColumns("ab_read"))
     return (
         ClearSlice(),
         *((SliceScales(first=True),) if scaled else ()),
         SliceLoop(
             (
                 SliceCursors(),
-                *columns,
+                *(Wait("ab_read"), ReadColumns("ab_read")),
                 *(Wait("raw_read"), MultiplySlice("raw_read")),
-                *(FenceShared(), WarpSync(), Release("raw_read")),
-                *(() if cached else (Release("ab_read"),)),
+                *(Release("raw_read"), Release("ab_read")),
                 *((SliceScales(),) if scaled else ()),
             )
         ),
         PassSlices(),
+        BarrierSync("epilogue"),
+        StoreSlice(),
+        BarrierSync("epilogue"),
+        AddSlices(),
     )

@@ -218,7 +218,7 @@ class Cluster:
         part of K and half of a pair.
         """
         role, cta = warp.role, warp.cta
-        turn = warp.number % self.turns if role.name in ("copy", "slice") else 0
+        turn = warp.number % self.turns if role.name == ("store" if self.plan.sliced else "copy") else 0
         kind = (role.name, turn, warp.number == 0, self.leader(cta.rank) is cta, part_of(self.plan, cta.rank))
         known = self._leaves.get(kind)
         if known is None:

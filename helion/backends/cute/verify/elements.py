@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..plan.counts import slices
 from ..roles.grammar import Gate, KernelProgram, Step
 
 
@@ -76,21 +75,12 @@ def parts_of(program: KernelProgram, operand: str) -> list[str]:
 
 
 def turns_of(program: KernelProgram) -> int:
-    """Return the groups of copying warps that take turns, or the warps that multiply K tiles of their own."""
+    """Return the groups of copying warps that take turns, or the warps that multiply K tiles of their own; a smaller kernel
+    has as many."""
     if program.plan.sliced:
-        return slicing_of(program)
+        return program.role("store").warps
     copies = (role.program for role in program.roles if role.name == "copy")
     return 2 if any(_takes_turns(steps) for steps in copies) else 1
-
-
-def slicing_of(program: KernelProgram) -> int:
-    """Return the warps that multiply K tiles of their own."""
-    return program.role("slice").warps
-
-
-def sharers_of(program: KernelProgram) -> int:
-    """Return the warps with different rows that multiply the same K tiles: one where a smaller kernel has fewer of them."""
-    return max(1, slicing_of(program) // slices(program.plan))
 
 
 def _takes_turns(steps: Sequence[Step]) -> bool:

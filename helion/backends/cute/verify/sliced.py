@@ -16,26 +16,13 @@ from ..roles.sliced import (
     StoreSlice,
 )
 from .cluster import Cluster, Leaf, rule
-from .elements import sharers_of, slicing_of
 from .rules import check_block, multiplied_tiles
 from .state import Fault, Sums, Warp
 
 
-def _slice(cluster: Cluster, warp: Warp) -> tuple[int, int]:
-    """Return the number of the warp's slice of K, and that of slices."""
-    sharers = sharers_of(cluster.program)
-    return warp.number // sharers, slicing_of(cluster.program) // sharers
-
-
-def _rows(cluster: Cluster, store_warp: int) -> int:
-    """Return the number of the rows of a warp of the epilogue among those of the warps that share K tiles."""
-    return store_warp * sharers_of(cluster.program) // cluster.program.role("store").warps
-
-
 @rule(SliceLoop)
 def _(cluster: Cluster, step: SliceLoop, warp: Warp) -> Iterator[Leaf]:
-    first, slices = _slice(cluster, warp)
-    own = multiplied_tiles(cluster, warp)[first::slices]
+    own = multiplied_tiles(cluster, warp)[warp.number :: warp.role.warps]
     for warp.k_tile in own:
         yield from cluster.steps(step.body, warp)
 
@@ -43,7 +30,7 @@ def _(cluster: Cluster, step: SliceLoop, warp: Warp) -> Iterator[Leaf]:
 @rule(SliceCursors)
 def _(cluster: Cluster, step: SliceCursors, warp: Warp) -> None:
     position = warp.slices.passed + warp.k_tile - multiplied_tiles(cluster, warp).start
-    for name in {"ab", "raw"} & warp.cta.rings.keys():
+    for name in ("ab", "raw"):
         rounds, index = divmod(position, len(warp.cta.rings[name].slots))
         warp.cursors[f"{name}_read"] = (name, index, rounds % 2)
 
@@ -56,22 +43,19 @@ def _(cluster: Cluster, step: PassSlices, warp: Warp) -> None:
 @rule(SliceScales)
 def _(cluster: Cluster, step: SliceScales, warp: Warp) -> None:
     k_tiles = multiplied_tiles(cluster, warp)
-    first, slices = _slice(cluster, warp)
-    k_tile = k_tiles.start + first if step.first else warp.k_tile + slices
+    k_tile = k_tiles.start + warp.number if step.first else warp.k_tile + warp.role.warps
     warp.scales = warp.tile, min(k_tile, k_tiles.stop - 1)
 
 
 @rule(ReadColumns)
 def _(cluster: Cluster, step: ReadColumns, warp: Warp) -> None:
-    tag = (warp.tile, warp.k_tile)
-    warp.slices.columns = tag
-    if not step.cursor:
-        return
     ring, index, parity = cluster.slot(warp, step.cursor)
+    tag, slot = (warp.tile, warp.k_tile), ring.slots[index]
     if warp.awaited != (index, parity):
         raise Fault(f"stale operands: K tile {tag[1]} of tile {tag[0]} is read without a wait for its stage")
-    cluster.expect(warp.cta, ring.slots[index], tag)
-    warp.unfenced_reads.append(ring.slots[index])
+    cluster.expect(warp.cta, slot, tag)
+    warp.unfenced_reads.append(slot)
+    warp.slices.columns = tag
 
 
 @rule(MultiplySlice)
@@ -99,24 +83,22 @@ def _(cluster: Cluster, step: ClearSlice, warp: Warp) -> None:
 @rule(StoreSlice)
 def _(cluster: Cluster, step: StoreSlice, warp: Warp) -> None:
     """Store the sums, which others see after a barrier."""
-    own, stores = warp.number, range(cluster.program.role("store").warps)
-    readers = {store for store in stores if _rows(cluster, store) == own % sharers_of(cluster.program)}
-    unread = readers - warp.cta.slice_readers.get(own, readers)
+    unread = {*range(warp.role.warps)} - warp.cta.slice_readers.get(warp.number, {*range(warp.role.warps)})
     if unread:
-        raise Fault(f"the sums of warp {own} are overwritten before warps {sorted(unread)} have read them")
+        raise Fault(f"the sums of warp {warp.number} are overwritten before warps {sorted(unread)} have read them")
     warp.slices.stored = [*(warp.total if cluster.plan.promote else warp.sums.added)]
 
 
 @rule(AddSlices)
 def _(cluster: Cluster, step: AddSlices, warp: Warp) -> None:
-    found, rows = {}, _rows(cluster, warp.number)
-    for number in range(rows, slicing_of(cluster.program), sharers_of(cluster.program)):
+    found = {}
+    for number in range(warp.role.warps):
         tile, found[number] = warp.cta.slices.get(number, (None, []))
         if tile != warp.tile:
             raise Fault(f"the sums of warp {number} for tile {warp.tile} are read, which has stored those of {tile}")
     added = sorted(tag for tags in found.values() for tag in tags)
-    for number in found:
-        warp.cta.slice_readers[number].add(warp.number)
+    for readers in warp.cta.slice_readers.values():
+        readers.add(warp.number)
     if cluster.plan.promote:
         warp.total = added
     else:

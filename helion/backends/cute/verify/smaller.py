@@ -113,8 +113,6 @@ def _recounted(pipeline: Pipeline, plan: GemmPlan, few: GemmPlan, warps: int) ->
             after = warps if few.converts else min(copy_warps(few), FEW_WARPS) // turns(plan)
         if field.name == "empty_arrivals" and sliced:
             after = 1  # each warp is a slice of its own
-        if field.name == "stages" and sliced:
-            after = 2 * FEW_WARPS  # two of each
         changed[field.name] = after + getattr(pipeline.counts, field.name) - before
     return dataclasses.replace(pipeline, counts=dataclasses.replace(pipeline.counts, **changed))
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from ..plan.counts import counts, slice_columns
+from ..plan.counts import counts
 from ..plan.records import GemmPlan
 from ..roles.finish import finish_steps
 from ..roles.grammar import KernelProgram
 from ..roles.overlapped import GROUP
 from . import copied, epilogue, micro, overlapped, rules, sliced, workspace  # noqa: F401  (fill the table of rules)
 from .cluster import Cluster
-from .elements import slicing_of
 from .finish import verify_finish
 from .smaller import smaller
 from .structure import check_structure
@@ -60,14 +59,13 @@ def _rounds(plan: GemmPlan) -> int:
 
 
 def _without_extents(plan: GemmPlan) -> GemmPlan:
-    columns = slice_columns(plan) if plan.sliced else 1  # of which B has stages, or none
     return dataclasses.replace(
         plan,
         finish=None,
         prepare=None,
         whole_tiles=min(1, plan.whole_tiles),
         problem=dataclasses.replace(
-            plan.problem, m=1, n=columns, k=1, a_pitch=0, b_pitch=0, d_pitch=0, batch=None, starts=(), runtime=()
+            plan.problem, m=1, n=1, k=1, a_pitch=0, b_pitch=0, d_pitch=0, batch=None, starts=(), runtime=()
         ),
     )
 
@@ -84,7 +82,6 @@ def _simulate(program: KernelProgram) -> None:
     more = least_k_tiles(plan) - 1
     in_turn = 2 * GROUP * plan.promote_k_tiles if plan.unit == "wgmma" and plan.accumulator_stages > 1 else 0
     wraps = max(plan.ab_stages, in_turn)
-    each = slicing_of(program) if plan.sliced else 1  # warps with K tiles of their own have one each
-    sampled = [(0, plan.parts), (several, plan.parts * each + more), (two, plan.parts * wraps + 1 + more)]
+    sampled = [(0, plan.parts), (several, plan.parts + more), (two, plan.parts * wraps + 1 + more)]
     for seed, (tiles, k_tiles) in zip(SCHEDULES, sampled, strict=True):
         Cluster(program, tiles=tiles, k_tiles=k_tiles, seed=seed).run()

@@ -1,24 +1,14 @@
-"""Code of a warp that multiplies K tiles of its own with mma.sync: rows of A by few columns of B.
+"""Code of a warp that multiplies K tiles of its own with mma.sync: 64 rows of A by few columns of B.
 
 MMAs add up K in any order that is the same for A and B. A thread therefore reads 16 contiguous bytes of each of its lines
-of A, and the elements of B that they multiply. These are from a stage, or from memory: up to eight lines of B stay in the L1
-cache. The pairs of a word are its even and its odd bytes. Issuing the instructions takes less time than memory (measurements
-``nibbles_issued`` and ``few_rows_read``).
+of A, and the elements of B that they multiply. The pairs of a word are its even and its odd bytes. Issuing the instructions
+takes less time than memory (measurements ``nibbles_issued`` and ``few_rows_read``).
 """
 
 from __future__ import annotations
 
-from ...plan.counts import (
-    SLICE_ROWS,
-    counts,
-    keeps_columns,
-    slice_columns,
-    slice_values,
-    slices,
-    slicing_warps,
-    stage_readers,
-)
-from ...plan.records import SWIZZLE_BYTES, GemmPlan
+from ...plan.counts import counts, slice_columns, slice_values, slices, stage_readers
+from ...plan.records import SWIZZLE_BYTES, WGMMA_ROWS, GemmPlan
 from ...roles.sliced import (
     AddSlices,
     ClearSlice,
@@ -30,7 +20,7 @@ from ...roles.sliced import (
     StoreSlice,
 )
 from ...roles.sliced import SliceStep as Step
-from ..numbers import batched, extent
+from ..numbers import of_k_tile
 from ..raw import source_of_a
 from .pairs import Conversion, conversion, masks
 from .pairs import definitions as pair_definitions
@@ -39,12 +29,10 @@ LINES = 8
 """Lines of an atom of a swizzle, and columns or half of the rows of an MMA."""
 BLOCK_ROWS = 16
 """Rows of A of an MMA."""
-BLOCKS = SLICE_ROWS // BLOCK_ROWS
-"""Such blocks of a warp."""
 SCALES = BLOCK_ROWS // LINES
 """Scales of a thread: those of its rows in the block of the number of the thread among four with the same rows."""
-WORDS, ELEMENTS = 4, 8
-"""Words and 16-bit elements of a load of 16 bytes."""
+WORDS = 4
+"""Words of a load of 16 bytes."""
 MMA_TYPES = {"bfloat16": "bf16", "float16": "f16"}
 OUT, LEFT, RIGHT = "{$w0}, {$w1}, {$w2}, {$w3}", "{$r4}, {$r5}, {$r6}, {$r7}", "{$r8}, {$r9}"
 ADDED = "{$r0}, {$r1}, {$r2}, {$r3}"
@@ -74,14 +62,6 @@ def definitions(plan: GemmPlan) -> tuple[str, ...]:
         "    )",
         "",
         "",
-        "def load_columns(address):",
-        "    return cute.arch.inline_ptx(",
-        f'        "ld.global.nc.L1::evict_last.v4.b32 {{{OUT}}}, [{{$r0}}];",',
-        "        write_only_types=[cutlass.Uint32] * 4,",
-        "        read_only_args=[address],",
-        "    )",
-        "",
-        "",
         "def permuted(first, second, order):",
         "    return cute.arch.inline_ptx(",
         '        f"prmt.b32 {{$w0}}, {{$r0}}, {{$r1}}, {order};",',
@@ -101,7 +81,7 @@ def definitions(plan: GemmPlan) -> tuple[str, ...]:
 
 
 def set_up(plan: GemmPlan) -> list[str]:
-    """Define the registers of a warp: sums of its rows, B of a K tile, and the words of A of 16 rows."""
+    """Define the registers of a warp: sums of all rows, B of a K tile, and the words of A of 16 rows."""
     values, words, readers = slice_values(plan), slice_columns(plan) * plan.tile[2] // 64, stage_readers(plan)
     sums = slice_columns(plan) // 2 if plan.promote else values
     return [
@@ -112,22 +92,14 @@ def set_up(plan: GemmPlan) -> list[str]:
         f"slice_columns = cute.make_rmem_tensor({words}, cutlass.Uint32)",
         f"slice_words = cute.make_rmem_tensor({_line_bytes(plan) // 8}, cutlass.Uint32)",
         f"slice_pairs = cute.make_rmem_tensor({4 * len(_converts(plan).pairs)}, cutlass.Uint32)",
-        f"slice_warp = warp - {plan.consumer_warps}",
-        f"own_slice, own_rows = slice_warp // {readers}, slice_warp % {readers}",
+        f"own_slice, own_rows = store_warp // {readers}, store_warp % {readers}",
         "slice_row = lane // 4",
         "slice_quad = lane % 4",
         "raw_base = shared_raw_a.iterator.toint()",
-        *([] if keeps_columns(plan) else ["columns_base = shared_b.iterator.toint()"]),
-        all_slices(plan),
+        "columns_base = shared_b.iterator.toint()",
+        f"slices = cute.make_tensor(shared_slices, cute.make_layout({plan.consumer_warps * values * 32}))",
         "k_tiles_passed = cutlass.Int32(0)",
     ]
-
-
-def all_slices(plan: GemmPlan) -> str:
-    """Define the sums of all warps in shared memory."""
-    return (
-        f"slices = cute.make_tensor(shared_slices, cute.make_layout({slicing_warps(plan) * slice_values(plan) * 32}))"
-    )
 
 
 def _totals(values: int) -> list[str]:
@@ -163,32 +135,21 @@ def _cursors(plan: GemmPlan, first: str) -> list[str]:
     raw = counts(plan).raw
     assert raw is not None
     found = ["slice_at = k_tiles_passed + k_tile" + (f" - {first}" if first != "0" else "")]
-    rings = (("raw", raw.stages),) if keeps_columns(plan) else (("ab", counts(plan).ab.stages), ("raw", raw.stages))
-    for name, stages in rings:
+    for name, stages in (("ab", plan.ab_stages), ("raw", raw.stages)):
         place = f"slice_at % {stages}, slice_at // {stages} % 2"
         found.append(f"{name}_read = pipeline.PipelineState({stages}, slice_at, {place})")
     return found
 
 
 def _read_columns(plan: GemmPlan, cursor: str) -> list[str]:
-    """Return the loads of B of a K tile, in the order of the words of A. Pairs are of even and of odd elements."""
-    loads = slice_columns(plan) * plan.tile[2] // 256
-    return [
-        *(_from_stage(plan, cursor, loads) if cursor else _from_memory(plan, loads)),
-        f"for i in cutlass.range_constexpr(0, {loads * WORDS}, 2):",
-        '    slice_columns[i] = permuted(slice_read[i], slice_read[i + 1], "0x5410")',
-        '    slice_columns[i + 1] = permuted(slice_read[i], slice_read[i + 1], "0x7632")',
-    ]
+    """Return the loads of B of a K tile, in the order of the words of A. Pairs are of even and of odd elements.
 
-
-def _from_stage(plan: GemmPlan, cursor: str, loads: int) -> list[str]:
-    """Return the loads of B from a stage.
-
-    It has atoms of 8 columns by 64 elements along K, of which a column has eight swizzled chunks of 16 bytes. A
+    Its stage has atoms of 8 columns by 64 elements along K, of which a column has eight swizzled chunks of 16 bytes. A
     thread's 16 elements are two of them. Those of 4-bit integers are the same chunks of both halves of K. Those of bytes,
     for two loads of A, are adjacent chunks in one half.
     """
-    stage, atoms = plan.tile[1] * plan.tile[2] * 2, plan.tile[1] // LINES
+    loads, stage = slice_columns(plan) * plan.tile[2] // 256, plan.tile[1] * plan.tile[2] * 2
+    atoms = plan.tile[1] // LINES
     half, chunk = "i // 2 % 2", "slice_quad * 2 + i % 2"
     if len(_converts(plan).pairs) == 1:
         half, chunk = "slice_quad // 2", "slice_quad % 2 * 4 + i % 4"
@@ -199,42 +160,10 @@ def _from_stage(plan: GemmPlan, cursor: str, loads: int) -> list[str]:
         f"    slice_chunk = ({chunk}) ^ slice_row",
         "    x0, x1, x2, x3 = load_words(columns_at + slice_atom * 1024 + slice_chunk * 16)",
         *(f"    slice_read[i * {WORDS} + {word}] = x{word}" for word in range(WORDS)),
+        f"for i in cutlass.range_constexpr(0, {loads * WORDS}, 2):",
+        '    slice_columns[i] = permuted(slice_read[i], slice_read[i + 1], "0x5410")',
+        '    slice_columns[i + 1] = permuted(slice_read[i], slice_read[i + 1], "0x7632")',
     ]
-
-
-def _from_memory(plan: GemmPlan, loads: int) -> list[str]:
-    """Return the loads of B from memory.
-
-    The 16 elements that a thread multiplies with a load of 4-bit integers are 16 neighbors in both halves of K. Those of two
-    loads of bytes are 32 neighbors. Lines past the end are the last one, whose results are not stored. Elements past the
-    end of K are zeros, by which zeros of A are multiplied.
-    """
-    depth, k = plan.tile[2], plan.problem.k
-    place = "slice_quad * 32 + i % 4 * 8"
-    if len(_converts(plan).pairs) > 1:
-        place = f"i // 2 % 2 * {depth // 2} + slice_quad * 16 + i % 2 * 8"
-    line, columns = f"tile_n * {plan.tile[1]} + slice_row + i // 4 * {LINES}", extent(plan, "n")
-    if not columns.isdigit() or int(columns) % slice_columns(plan):
-        line = f"cutlass.min({line}, {columns} - 1)"
-    inside = "slice_k" if k % depth == 0 else f"cutlass.min(slice_k, {(k - 1) // ELEMENTS * ELEMENTS})"
-    return [
-        f"for i in cutlass.range_constexpr({loads}):",
-        f"    slice_k = k_tile * {depth} + {place}",
-        f"    slice_place = ({line}, {inside}{batched(plan, 'b')})",
-        "    slice_element = matrix_b.iterator + cute.crd2idx(slice_place, matrix_b.layout)",
-        "    x0, x1, x2, x3 = load_columns(slice_element.toint())",
-        *(f"    slice_read[i * {WORDS} + {word}] = {_before_end(plan, word)}" for word in range(WORDS)),
-    ]
-
-
-def _before_end(plan: GemmPlan, word: int) -> str:
-    """Return a loaded word of two elements, of which those past the end of K are zero."""
-    k, held = plan.problem.k, f"x{word}"
-    if k % 2:
-        held = f"cutlass.select_(slice_k == {k - 1 - 2 * word}, {held} & cutlass.Uint32(0xFFFF), {held})"
-    if k % plan.tile[2]:
-        held = f"cutlass.select_(slice_k >= {k - 2 * word}, cutlass.Uint32(0), {held})"
-    return held if held == f"x{word}" else f"cutlass.Uint32({held})"
 
 
 def _multiply(plan: GemmPlan, cursor: str) -> list[str]:
@@ -248,8 +177,8 @@ def _multiply(plan: GemmPlan, cursor: str) -> list[str]:
         "        slice_sums[i] = cutlass.Float32(0.0)",
     ]
     return [
-        f"raw_at = raw_base + {cursor}.index * {plan.tile[0] * line} + (own_rows * {SLICE_ROWS} + slice_row) * {line}",
-        f"for block in cutlass.range_constexpr({BLOCKS}):",
+        f"raw_at = raw_base + {cursor}.index * {plan.tile[0] * line} + (own_rows * {WGMMA_ROWS} + slice_row) * {line}",
+        f"for block in cutlass.range_constexpr({WGMMA_ROWS // BLOCK_ROWS}):",
         f"    for i in cutlass.range_constexpr({2 * chunks}):",
         f"        slice_chunk = (slice_quad * {chunks} + i % {chunks}) ^ ({swizzle})",
         f"        x0, x1, x2, x3 = load_words(raw_at + (block * 2 + i // {chunks}) * {half_line} + slice_chunk * 16)",
@@ -302,7 +231,7 @@ def block(plan: GemmPlan, step: SliceScales, bounds: tuple[str, str]) -> str:
     """Return the block of K of the scales that a warp loads; past its last one, those of the CTA's last one again."""
     first = "own_slice" if bounds[0] == "0" else f"{bounds[0]} + own_slice"
     own = f"cutlass.min({first if step.first else f'k_tile + {slices(plan)}'}, {bounds[1]} - 1)"
-    return own
+    return of_k_tile(plan, own)
 
 
 def _store(plan: GemmPlan) -> list[str]:
@@ -310,14 +239,14 @@ def _store(plan: GemmPlan) -> list[str]:
     scaled = f" * cutlass.Float32({float(divisor)})" if divisor > 1 else ""
     return [
         f"for i in cutlass.range_constexpr({values}):",
-        f"    slices[(slice_warp * {values} + i) * 32 + lane] = {_result(plan)}[i]{scaled}",
+        f"    slices[(store_warp * {values} + i) * 32 + lane] = {_result(plan)}[i]{scaled}",
     ]
 
 
 def _add(plan: GemmPlan) -> list[str]:
     """Return the sums of blocks of 16 rows of this warp, where the accumulator of wgmma has them."""
     sums, values, own = "total" if plan.promote else "sums", slice_values(plan), slice_columns(plan) // 2
-    readers, blocks, every = stage_readers(plan), BLOCKS, plan.tile[1] // 2
+    readers, blocks, every = stage_readers(plan), WGMMA_ROWS // BLOCK_ROWS, plan.tile[1] // 2
     source = f"(number * {readers} + rows_block // {blocks}) * {values} + rows_block % {blocks} * {own}"
     return [
         f"{sums}.fill(0.0)",
