@@ -180,18 +180,29 @@ def test_a_job_gives_up_where_it_can_be_done_neither_in_time_nor_at_its_own_end(
 
 
 @pytest.mark.parametrize(("longer", "expected"), [(1.0, False), (2.0, True)])
-def test_a_longer_job_waits_for_another_one_and_takes_longer(longer: float, expected: bool) -> None:
-    begun, done, late = threading.Event(), threading.Event(), list[bool]()
+def test_a_longer_job_waits_until_the_time_is_known_and_takes_longer(longer: float, expected: bool) -> None:
+    asked, late = threading.Event(), list[bool]()
 
     def run(function: Callable[[], Any], is_late: Callable[[Callable[[], float]], bool]) -> Any:
-        if threading.current_thread().name.endswith("_1"):  # the second of the two
-            begun.set()
-            late.append(is_late(lambda: 300.0 if done.is_set() else 0.0))
+        asked.set()
+        late.append(is_late(lambda: 300.0))
         return function()
 
-    pool = ThreadPool(run, 2, time.monotonic() + 500.0)
-    pool.submit("first", Job(lambda: begun.wait() and done.set()))
-    pool.submit("longer", Job(lambda: 7), after="first", longer=longer)
+    pool = ThreadPool(run, 1, math.inf)
+    pool.submit("longer", Job(lambda: 7), waits=True, longer=longer)
+    asked.wait()
+    assert late == []
+    pool.take_at(time.monotonic() + 500.0)
     polled(pool)
     pool.close()
     assert late == [expected]
+
+
+def test_a_job_that_waits_gives_up_where_its_pool_ends() -> None:
+    late: list[bool] = []
+    pool = ThreadPool(lambda function, is_late: late.append(is_late(lambda: 0.0)) or function(), 1, math.inf)
+    pool.submit("longer", Job(lambda: 7), waits=True)
+    while not pool._jobs["longer"].running():
+        time.sleep(0.001)
+    pool.close()
+    assert late == [True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Collection, Hashable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -50,6 +51,9 @@ class ThreadPool:
         self._jobs: dict[Hashable, Future[Built]] = {}
         self._in_flight: list[Future[Built]] = []
         self._given_up: set[Hashable] = set()
+        self._is_timed = threading.Event()
+        if math.isfinite(until):
+            self._is_timed.set()
 
     def submit(
         self,
@@ -57,13 +61,13 @@ class ThreadPool:
         job: LimitedJob,
         *,
         ends: float = -math.inf,
-        after: Hashable = None,
+        waits: bool = False,
         longer: float = 1.0,
     ) -> None:
         """Compile ``job``, unless one with this key was submitted and not polled.
 
         It gives up if it can be done neither before the time ``ends`` nor while results are taken. It takes ``longer``
-        than the others by this ratio, and waits for the job ``after`` before the stage that takes most time.
+        than the others by this ratio. If it ``waits``, the stage that takes most time begins after ``take_at``.
         """
         if key in self._jobs:
             return
@@ -72,10 +76,9 @@ class ThreadPool:
             self._jobs[key].set_result(Built(key=key, seconds=0.0))
             return
 
-        before = self._jobs.get(after)
-
         def is_late(left: Callable[[], float]) -> bool:
-            wait([] if before is None else [before])
+            if waits:
+                self._is_timed.wait()
             late = time.monotonic() + longer * left() >= max(self._until, ends)
             self._given_up |= {key} if late else set()
             return late
@@ -89,6 +92,7 @@ class ThreadPool:
     def take_at(self, until: float) -> None:
         """Take results until another time than the pool was made for."""
         self._until = until
+        self._is_timed.set()
 
     def poll(self, seconds: float) -> list[Built]:
         """Return the results of the jobs that have ended. At the deadline the others are late.
@@ -105,6 +109,8 @@ class ThreadPool:
 
     def close(self) -> None:
         """Wait for the jobs in flight, and drop those that wait."""
+        self._until = min(self._until, time.monotonic())
+        self._is_timed.set()  # jobs that wait for it give up
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def late(self) -> list[Built]:

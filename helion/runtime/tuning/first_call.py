@@ -167,9 +167,8 @@ def _submit(of: Specialized, pool: ThreadPool, first: Config, others: Sequence[C
     shortest = _code_length(of, first) if others else 0.0
     for config in others:
         longer = max(1.0, _code_length(of, config) / shortest)
-        after = first if longer > _LONGER else None
         ends = times.end if config in worth else -math.inf
-        pool.submit(config, job_of(of, config), ends=ends, after=after, longer=longer)
+        pool.submit(config, job_of(of, config), ends=ends, waits=longer > _LONGER, longer=longer)
 
 
 def _code_length(of: Specialized, config: Config) -> float:
