@@ -10,8 +10,6 @@ from ...hardware import Target
 from .lower.rowwise.kernel import known_rows
 from .plan.build import unit_of
 from .plan.epilogue import Instruction
-from .plan.rowwise.choices import layouts
-from .plan.rowwise.demand import HALF_BYTES, is_wide
 from .plan.rowwise.logs import short_logs
 from .plan.rowwise.passes import demand_of
 from .plan.rowwise.records import RowProblem
@@ -62,10 +60,6 @@ def rows_on_request(program: Program, target: Target, request: str) -> str:
         return f"row kernels on {target.name} run on request, {request}"
     problem = known_rows(program).problem
     demand = demand_of(problem)
-    if problem.line_rows or any(not is_wide(each.group, problem.lanes) for each in problem.epilogue.of_kind("group")):
-        return f"row kernels with numbers of short channels, and those that add up channels of all images, run on request, {request}"
-    if demand.sums > 1 and max(demand.inputs) > HALF_BYTES and all(each.moved for each in layouts(demand, target)):
-        return f"row kernels of {demand.n} columns, whose warps take registers of those that load, run on request, {request}"
     if demand.repeated and demand.lanes == demand.copied_lanes:
         return f"row kernels with a matrix whose rows repeat run on request, {request}"
     if demand.fewest < LEAST_AUTO_COLUMNS and not _saves_instructions(problem):
