@@ -56,6 +56,7 @@ from .lower.rewrites.partials import with_whole_k
 from .lower.rowwise import kernel as rows
 from .lower.weights.nibbles import with_nibbles
 from .lower.weights.pairs import with_pairs
+from .plan.attention.numbers import is_known
 from .plan.attention.plan import CuteAttentionPlan, CuteBackwardPlan
 from .plan.build import unit_of
 from .plan.chained.records import ChainedPlan
@@ -329,6 +330,8 @@ def _backward_on_request(program: Program, facts: KernelFacts, target: Target) -
     problem = known_backward(program).problem
     if problem.spans_keys and any(source.dtype.startswith("int") for source in problem.formula.sources):
         return f"gradients of rows that integers of streamed rows hide as well run on request, {_REQUEST}"
+    if any(not is_known(each.target.pitches[1]) for each in problem.loop_outputs):
+        return f"numbers that the loop stores with strides that launches pass run on request, {_REQUEST}"
     return ""
 
 

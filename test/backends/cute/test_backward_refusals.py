@@ -62,6 +62,7 @@ CHANGES = {
     "a store in the loop": ("            changes = hl", "            dv[h, tile_n, :] = value_sum.to(dv.dtype)\n            changes = hl", "stored in the loop"),
     "outputs in fp32": ("dk, dv = torch.empty_like(k), torch.empty_like(v)", "dk, dv = k.new_empty(k.size(), dtype=torch.float32), torch.empty_like(v)", None),
     "outputs in another half": ("dk, dv = torch.empty_like(k), torch.empty_like(v)", "dk, dv = k.new_empty(k.size(), dtype=torch.float16), torch.empty_like(v)", "bfloat16 or float32 are implemented"),
+    "row sums in the loop": ("changes - delta[h, tile_m]", "changes - (do[h, tile_m, :].float() * do[h, tile_m, :].float()).sum(-1)", "reduce in gradients is not implemented; compute it before the kernel"),
     "queries as output": ("dk, dv = torch.empty_like(k), torch.empty_like(v)", "dk, dv = k, torch.empty_like(v)", "read by the kernel"),
     "powers of two": ("torch.exp(scores - logsum", "torch.exp2(scores - logsum", None),
     "exponentials of both": ("weights * (changes", "torch.exp(changes * 0.01) * weights * (changes", "of which exponentials depend on one"),

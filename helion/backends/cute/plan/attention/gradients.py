@@ -28,7 +28,8 @@ PRODUCTS = 2
 LOOP_OUTPUT_REGISTERS = 70
 """Registers of the addresses of numbers that the loop stores, and of both products, which are in use until then."""
 SPAN_REGISTERS = 24
-"""Registers of the addresses of numbers of streamed rows that begin at a loaded one, of which TMA does not load blocks."""
+"""Registers of the addresses of numbers of streamed rows that begin at a loaded one, of which TMA does not load blocks
+(``span_registers`` in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
 FIXED_REGISTERS = 8
 """Registers besides accumulators, products and left operands, less those of values that are dead by then."""
 ATOMIC_COLUMNS = 64
