@@ -94,6 +94,15 @@ def test_gradients_with_sums_of_channels(choice: RowChoice, shape: tuple[int, ..
     assert all(map(near, (out, *sums), wanted(x, weight, grad)))
 
 
+def test_lanes_without_a_channel_read_parts_of_another() -> None:
+    """The threads of a row have more granules than it, and shared memory ends behind the parts of the last one."""
+    shape = (4, 1, 5, 784)
+    x, grad, weight = numbers(*shape), numbers(*shape, seed=1), numbers(*shape[1:3], seed=2)
+    out, sums = torch.empty_like(x), [torch.full(shape[:3], torch.nan) for _ in range(2)]
+    run(gradient, (x, weight, grad, out, *sums), RowChoice(cluster=1, warps=4, rows=4, ctas_per_sm=1, keep="shared"))
+    assert all(map(near, (out, *sums), wanted(x, weight, grad)))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("choice", CHOICES[1:3], ids=repr)
 def test_numbers_of_channels(choice: RowChoice, dtype: torch.dtype) -> None:

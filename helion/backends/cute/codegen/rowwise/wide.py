@@ -62,7 +62,9 @@ def print_wide(out: Writer, plan: RowPlan) -> None:
     each = layout.demand.group // layout.lanes
     parts = each // lanes
     width = min(WARP_LANES, 1 << (parts.bit_length() - 1))
-    groups, at_once = -(-layout.thread_granules * layout.threads // each), layout.threads // width
+    # A lane without a group reads the last one's parts: those of another would be outside of the shared memory.
+    groups, at_once = layout.thread_granules * layout.threads // each, layout.threads // width
+    assert 1 <= groups <= count // parts, "a CTA has no whole group of columns"
     for number, value in enumerate(problem.wide):
         join = f"join_{problem.epilogue.instruction(value).op}"
         out.lines(("", ""))
