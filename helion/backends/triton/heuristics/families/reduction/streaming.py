@@ -390,7 +390,9 @@ def _set_rows(found: Allocation, facts: KernelFacts, target: Target, compute_bou
 def _summed_threads(facts: KernelFacts, primary: ReductionFact, target: Target) -> int:
     """Return the threads for a row that is read in chunks and of which one element is stored."""
     few = _TUNED.rescaled_threads
-    rescales = _ONE_PASS.issubset(primary.names) and primary.input_load_itemsize == 2 and _is_aligned(facts, primary)
+    # More sums for an element need more threads (measurement ``summed_threads``).
+    alone = primary.stages == (("max",), ("sum",))
+    rescales = alone and primary.input_load_itemsize == 2 and _is_aligned(facts, primary)
     resident = target.num_sms * target.max_warps_per_sm * target.warp_size // few
     waves = grid_extent(facts, primary.root) / resident
     return few if rescales and waves >= _TUNED.rescaled_waves else _TUNED.scalar_threads
