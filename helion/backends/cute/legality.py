@@ -179,10 +179,11 @@ class Legalizer:
         pair = ctas_per_mma(decisions.sizes[self.product.blocks[0]], self.target)
         whole = self.product.whole_rows and decisions.values.get(self._key("rows_in")) != "memory"
         least = row_clusters(self.product.problem, self.target)[0] if whole else 1
+        places = places_of_copies(self.product.problem, self.target)
         for changes in (
             {"ab_stages": None, "residual_stages": 2},
             {"acc_stages": None},
-            {"copies_in": "memory"} if "memory" in places_of_copies(self.product.problem, self.target) else {},
+            {"copies_in": "memory"} if "memory" in places else {},
             {"split_tiles": "all"},
             {"pingpong": False, "k_splits": 1, "grid_splits": 1, "ctas_per_sm": 1},
             {"cluster_m": pair},
@@ -190,6 +191,8 @@ class Legalizer:
             {"c_stages": 2},
             {"epilogue_columns": ONE_WARP_COLUMNS},
             {"ab_stages": 2},
+            # Warps that fill stages need no slices of a copy, whose CTAs load whole swizzle atoms each.
+            {"copies_in": "shared"} if "shared" in places else {},
         ):
             decisions = self._sub_tiles(self._with(decisions, changes), True)
             yield decisions

@@ -441,3 +441,14 @@ def test_rows_shorter_than_the_narrowest_tile_in_memory(n: int) -> None:
     wanted = torch.softmax(x.double() @ y.double() * torch.sigmoid(x.double() @ z.double()), 1)
     torch.testing.assert_close(gated_softmax(x, y, z).double(), wanted, rtol=1e-4, atol=1e-6)
     assert gated_softmax.bind((x, y, z)).config_spec.default_config()
+
+
+def test_a_full_config_leaves_copies_that_a_cluster_cannot_slice(caplog: pytest.LogCaptureFixture) -> None:
+    """Copies of two columns of ``x`` are contiguous along M: four CTAs would load slices of 16 rows of atoms of 64."""
+    x = torch.empty(63, 2, dtype=torch.bfloat16, device="meta").T
+    y = torch.empty(63, 256, dtype=torch.bfloat16, device="meta")
+    bound = gated_softmax.bind((x, y, y), target="sm_90")
+    full = bound.config_spec.default_config()
+    assert (full["block_sizes"], full["wgmma_cluster_n"], full["wgmma_rows_in"]) == ([64, 64], 4, "cluster")
+    bound.to_code(helion.Config(**{**full, "wgmma_copies_in": "memory"}))
+    assert "wgmma_copies_in is 'shared', not 'memory'" in caplog.text
