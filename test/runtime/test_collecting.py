@@ -6,7 +6,7 @@ import gc
 import os
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -29,6 +29,27 @@ def collects() -> Iterator[None]:
     assert gc.isenabled()
 
 
+@pytest.fixture
+def pausing_thread() -> Iterator[Callable[[], None]]:
+    """A thread that pauses the collection until the fixture is called."""
+    begun, end = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        with collecting.paused():
+            begun.set()
+            end.wait(600)
+
+    def leave() -> None:
+        end.set()
+        thread.join()
+
+    thread = threading.Thread(target=pause)
+    thread.start()
+    assert begun.wait(600)
+    yield leave
+    leave()
+
+
 def test_bodies_nest() -> None:
     with collecting.paused():
         with collecting.paused():
@@ -40,17 +61,7 @@ def test_bodies_nest() -> None:
     assert gc.isenabled()
 
 
-def test_bodies_of_threads_overlap() -> None:
-    begun, end = threading.Event(), threading.Event()
-
-    def pause() -> None:
-        with collecting.paused():
-            begun.set()
-            end.wait(600)
-
-    thread = threading.Thread(target=pause)
-    thread.start()
-    assert begun.wait(600)
+def test_bodies_of_threads_overlap(pausing_thread: Callable[[], None]) -> None:
     with collecting.paused():
         pass
     assert not gc.isenabled()  # the other body has not ended
@@ -58,8 +69,7 @@ def test_bodies_of_threads_overlap() -> None:
     if not child:
         os._exit(int(not gc.isenabled()))  # there is no other thread
     assert os.waitpid(child, 0)[1] == 0
-    end.set()
-    thread.join()
+    pausing_thread()
 
 
 def test_a_program_without_collection_keeps_none() -> None:
@@ -103,21 +113,10 @@ def test_a_body_resumes_the_collection_of_those_around_it() -> None:
         assert gc.isenabled()
 
 
-def test_a_thread_resumes_no_collection_that_another_one_pauses() -> None:
-    begun, end = threading.Event(), threading.Event()
-
-    def pause() -> None:
-        with collecting.paused():
-            begun.set()
-            end.wait(600)
-
-    thread = threading.Thread(target=pause)
-    thread.start()
-    assert begun.wait(600)
+def test_a_thread_resumes_no_collection_that_another_one_pauses(pausing_thread: Callable[[], None]) -> None:
     with collecting.paused(), collecting.resumed():
         assert not gc.isenabled()
-    end.set()
-    thread.join()
+    pausing_thread()
 
 
 @helion.kernel
