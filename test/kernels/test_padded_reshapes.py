@@ -166,15 +166,16 @@ def test_merged_rows_do_not_spill(target: str) -> None:
     assert bound.resources(bound.seeds[0].config).spill_bytes == 0
 
 
-def test_a_size_of_the_run_is_named() -> None:
-    def kernel(x: torch.Tensor) -> torch.Tensor:
+@pytest.mark.parametrize("groups", [3, -1])
+def test_a_size_of_the_run_is_named(groups: int) -> None:
+    def kernel(x: torch.Tensor, groups: int) -> torch.Tensor:
         out = torch.empty_like(x)
         for t in hl.tile(x.size(0)):
-            out[t, :] = x[t, :].reshape(t, 3, 16).reshape(t, 48)
+            out[t, :] = x[t, :].reshape(t, groups, 16).reshape(t, 48)
         return out
 
     with pytest.raises(exc.ShapeMismatch, match=r"x_size_1 is known at run time only; mark it with hl\.specialize"):
-        helion.kernel(kernel, static_shapes=False).bind((torch.randn(5, 48),))
+        helion.kernel(kernel, static_shapes=False).bind((torch.randn(5, 48), hl.constexpr(groups)))
 
 
 def test_gradients_of_groups() -> None:

@@ -424,7 +424,12 @@ def _remaining_part(t: Tracer, input: DeviceValue, known: list[Dim]) -> Dim:
     count = total.quotient(found)
     dim = None if count is None else t.blocks.dim_of_polynomial(count)
     if dim is None:
-        raise exc.ShapeMismatch(lhs=repr(input), rhs=t.blocks.dims_text(tuple(known)), detail=" in a reshape")
+        whole = [dim for dim in input.dims if not dim.is_one]
+        raise exc.ShapeMismatch(
+            lhs=repr(input),
+            rhs=t.blocks.dims_text(tuple(known)),
+            detail=f" in a reshape: no whole number is known for -1, and {_difference(t, whole)}",
+        )
     return dim
 
 
