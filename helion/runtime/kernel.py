@@ -183,6 +183,8 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
             variant = self.variants.find(values, arguments)
             config = variant.config
             result = variant.run(*values)
+            if config is None and variant.specialized.kept is not None:
+                return result  # a call that is not repeated needs no written function; the second one writes it
             # the first run chooses a config, which ends a generation
             self.calls.learn(variant, values, arguments, generation if config is not None else self.calls.generation)
         return result

@@ -19,6 +19,7 @@ import helion.language as hl
 from helion import pipeline
 from helion._compiler.host.program import PLAIN
 from helion.backends import BACKENDS
+from helion.runtime import stub_driver
 from helion.runtime.specialization import kept, remembered
 from helion.runtime.variants.variant import Variant
 
@@ -208,6 +209,21 @@ def test_an_analysis_without_a_config(asked: Asked) -> None:
     kept.keep(later.specialized, later.full(None))
     found = variant_of(row_sums, meta(300, 520), 3).specialized.kept
     assert found is not None and found.config == later.full(None)
+
+
+def test_a_kept_call_is_written_the_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HELION_TARGET", "h200")
+    x = torch.zeros(300, 520, dtype=BF16)
+    before = run_before(row_sums, x, 3, backend="triton")
+    with stub_driver() as driver:
+        kernel = helion.kernel(row_sums, backend="triton")
+        for written, launched in ((0, 1), (1, 2), (1, 3)):
+            kernel(x, 3)
+            assert (len(kernel.calls.recent_variants()), len(driver.launches)) == (written, launched)
+        assert kernel.bind((x, 3)).config == before.full(None)
+        fresh = helion.kernel(row_sums, backend="triton", fast_math=True)
+        fresh(x, 3)
+        assert len(fresh.calls.recent_variants()) == 1
 
 
 @pytest.mark.parametrize("damage", ["content", "digest", "writable"])
