@@ -104,6 +104,15 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     # these ran right, and were slower than those of another backend (measurement ``product_forms_timed``)
     yield problem.epilogue.rows_of_blocks, "whose blocks of rows and columns are reduced"
     yield groups and products == MAX_PRODUCTS - 1, f"of {MAX_PRODUCTS} products {of_groups}"
+    yield groups is None and _lie_between(problem), "of a batch whose outputs lie between each other's elements"
+
+
+def _lie_between(problem: GemmProblem) -> bool:
+    """Return whether matrices of a batch have elements between neighbors of another one."""
+    sides = (
+        (min(each.pitch, each.column_pitch), problem.batch_pitches(problem.label_of(each))) for each in problem.matrices
+    )
+    return problem.batch is not None and any(0 < step < least for least, steps in sides for step in steps)
 
 
 def _not_run_on_blackwell(problem: GemmProblem) -> Iterator[tuple[object, str]]:

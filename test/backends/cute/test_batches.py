@@ -159,6 +159,29 @@ def test_matrices_of_a_batch_that_tma_cannot_step_to_are_copied() -> None:
     assert [each.operand for each in problem.copied] == ["a"]
 
 
+@helion.kernel(backend="cute")
+def batch_last(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    m, k, b = x.shape
+    n = y.size(1)
+    out = torch.empty([m, n, b], dtype=x.dtype, device=x.device)
+    for of, i, j in hl.tile([b, m, n], block_size=[1, None, None]):
+        acc = hl.zeros([i, j], dtype=torch.float32)
+        for d in hl.tile(k):
+            acc = torch.addmm(acc, x[i, d, of.id], y[d, j, of.id])
+        out[i, j, of.id] = acc.to(x.dtype)
+    return out
+
+
+def test_matrices_of_a_batch_that_is_the_last_dimension_lie_between_each_other() -> None:
+    b, m, n, k = SIZES
+    x, y = tensor(m, k, b), tensor(k, n, b, seed=1)
+    wanted = torch.einsum("mkb,knb->mnb", x.double(), y.double())
+    check(batch_last(x, y).permute(2, 0, 1), wanted.permute(2, 0, 1))
+    problem = problem_of(batch_last, x, y)
+    assert problem.batch == Batch(size=b, a=1, b=1, d=1)
+    assert [each.kind for each in problem.outputs] == ["strided"]
+
+
 @pytest.mark.parametrize(
     ("strides", "message"),
     [

@@ -185,8 +185,9 @@ def _scaled_product(
         return dot(t, lhs, rhs, acc, result)
     wide = accumulator_dtype(lhs.dtype, rhs.dtype)
     product = dot(t, lhs, rhs, None, wide)
-    scaled = ops.cast(t, acc, wide) * beta
-    return ops.cast(t, scaled + product * alpha, result)
+    scaled = ops.cast(t, acc, wide)
+    scaled = scaled if beta == 1 else scaled * beta
+    return ops.cast(t, scaled - product if alpha == -1 else scaled + product * alpha, result)
 
 
 @rule(*named("addmm"))

@@ -36,6 +36,7 @@ from .rewrites.micro import with_micro_scales, without_micro_scales
 from .rewrites.panels import with_panels
 from .rewrites.partials import with_whole_k
 from .rewrites.picks import Pick, with_picks
+from .rewrites.signs import with_added_dots
 from .terms import TermProgram, blocks_of_loops, of_two_majors, programs_of_terms, sum_of
 from .weights.nibbles import with_nibbles
 from .weights.pairs import with_pairs
@@ -58,7 +59,7 @@ def known_product(program: Program) -> Product:
 
 def _product(program: Program) -> Product:
     apart = without_messages(program)
-    whole = with_whole_k(apart.program)
+    whole = with_whole_k(with_added_dots(apart.program))
     joined = with_joined_dimensions(whole.program)
     paired = with_pairs(joined.program)
     unpacked = with_nibbles(paired.program)

@@ -173,7 +173,7 @@ def _check_level(problem: GemmProblem, batch: Batch) -> None:
     for output, pitch in zip(problem.outputs, batch.outputs, strict=True):
         apart = output.kind != "column" or not output.adds
         if problem.groups is None and problem.batch == batch and batch.outer is None and apart:
-            _check_apart(problem, output, pitch)
+            _check_disjoint(problem, output)
         moved += [(shown_output(problem, output), output.dtype, pitch)] if output.kind == "exact" else []
     for operand, pitch in zip(problem.epilogue.operands, batch.operands, strict=True):
         if operand.kind in ("exact", "product") and problem.copy_of(operand.label) is None:
@@ -188,35 +188,21 @@ def _check_level(problem: GemmProblem, batch: Batch) -> None:
             )
 
 
-def _check_apart(problem: GemmProblem, output: EpilogueOutput, pitch: int) -> None:
-    """Check that no two matmuls of a batch write the same elements."""
-    label, columns = problem.label_of(output), _columns_of(problem, output)
-    # each launch checks its own numbers
-    if {f"batch_stride_{label}", f"pitch_{label}", *SIZES} & {*problem.runtime}:
-        return
-    inside = pitch >= (problem.m - 1) * output.pitch + columns
-    outside = pitch >= columns and output.pitch >= (problem.batches - 1) * pitch + columns
-    if not (inside or outside):
-        raise Refusal(
-            f"{shown_output(problem, output)} has strides of {pitch} and {output.pitch} elements, so matmuls of the batch overlap"
-        )
-
-
 def _check_disjoint(problem: GemmProblem, output: EpilogueOutput) -> None:
-    """Check that no two elements of an output of a batch of several dimensions are at the same place."""
+    """Check that no two elements of an output of a batch are at the same place."""
     assert problem.batch is not None
     sizes = [level.size for level in problem.batch.levels]
     matrix = output in problem.matrices
     steps = [*zip(problem.batch_pitches(problem.label_of(output)), sizes, strict=True), (output.pitch, problem.m)]
     steps += [(output.column_pitch, output.pairs or problem.n)] if matrix else []
-    if {f"pitch_{problem.label_of(output)}", "size_m", "size_n"} & {*problem.runtime}:
+    label = problem.label_of(output)
+    if {f"batch_stride_{label}", f"pitch_{label}", *SIZES} & {*problem.runtime}:
         return  # each launch checks its own numbers
     last = 0
     for step, size in sorted(each for each in steps if each[1] > 1):
         if step <= last:
-            raise Refusal(
-                f"{shown_output(problem, output)} has a stride of {step} elements, and matmuls of the batch overlap"
-            )
+            name = shown_output(problem, output)
+            raise Refusal(f"{name} has a stride of {step} elements, so matmuls of the batch overlap")
         last += step * (size - 1)
 
 
