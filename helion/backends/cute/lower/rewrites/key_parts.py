@@ -50,7 +50,7 @@ from ..attention.softmax import LOG2E, Softmax, softmax_of, start_of
 from ..attention.values import LOWEST, is_number, name_of_op, same_value, terms_of
 from ..numbers import equal, size
 from .key_ranges import Terms, all_keys
-from .partials import MOVED, Joiner, Whole, blocks_of, has_two_phases, is_counter, is_plain
+from .partials import MOVED, Joiner, Whole, blocks_of, has_two_phases, is_counter, is_plain, moved
 
 ACCUMULATOR, TOTAL, MAXIMUM, QUOTIENT, LOGSUM = "accumulator", "total", "maximum", "quotient", "logsum"
 """Values of a part."""
@@ -373,7 +373,7 @@ class _KeyJoiner(Joiner):
             if not op.results or op.result.number not in found.read:
                 if op.kind not in MOVED or op.regions:
                     raise _refuse(f"{op.kind} in the combination")
-                after.append(self.moved(op, dims, values))
+                after.append(moved(op, dims, values))
         axes = tuple(axis for axis in self.first.axes if axis is not parts.axis)
         body = dataclasses.replace(self.first.body, ops=(*before, *made.ops, *after))
         blocks = tuple(

@@ -263,7 +263,7 @@ class Joiner:
         attrs = dataclasses.replace(loop.attributes(ForAttrs), axes=(whole,))
         joined = dataclasses.replace(loop, attrs=attrs, operands=loop.operands[: attrs.carried])
         values = {total.result.number: loop.result}
-        after = [self.moved(op, dims, values) for op in self.second.body.ops if op is not total]
+        after = [moved(op, dims, values) for op in self.second.body.ops if op is not total]
         before = [joined if op is loop else op for op in self.first.body.ops if op is not store]
         body = dataclasses.replace(self.first.body, ops=(*before, *after))
         axes = tuple(axis for axis in self.first.axes if axis is not part)
@@ -278,26 +278,27 @@ class Joiner:
             return None
         return Whole(program=changed, blocks=(part.block, *dims))
 
-    def moved(self, op: Op, dims: Mapping[int, int], values: dict[int, Value]) -> Op:
-        """Return an operation of the second grid loop, in the tiles of the first one."""
-        results = tuple(
-            dataclasses.replace(
-                each, dims=tuple(Dim(dim.const, tuple(dims.get(b, b) for b in dim.blocks)) for dim in each.dims)
-            )
-            for each in op.results
+
+def moved(op: Op, dims: Mapping[int, int], values: dict[int, Value]) -> Op:
+    """Return an operation with the blocks ``dims`` and the operands ``values`` for others, and add its results to ``values``."""
+    results = tuple(
+        dataclasses.replace(
+            each, dims=tuple(Dim(dim.const, tuple(dims.get(b, b) for b in dim.blocks)) for dim in each.dims)
         )
-        values.update(zip((each.number for each in op.results), results, strict=True))
-        attrs = op.attrs
-        if isinstance(attrs, MemoryAttrs):
-            indices = (
-                index if index.block is None else dataclasses.replace(index, block=dims.get(index.block, index.block))
-                for index in attrs.indices
-            )
-            attrs = dataclasses.replace(attrs, indices=tuple(indices))
-        elif isinstance(attrs, (TileAttrs, IotaAttrs)):
-            attrs = dataclasses.replace(attrs, block=dims.get(attrs.block, attrs.block))
-        operands = tuple(values.get(x.number, x) if isinstance(x, Value) else x for x in op.operands)
-        return dataclasses.replace(op, operands=operands, results=results, attrs=attrs)
+        for each in op.results
+    )
+    values.update(zip((each.number for each in op.results), results, strict=True))
+    attrs = op.attrs
+    if isinstance(attrs, MemoryAttrs):
+        indices = (
+            index if index.block is None else dataclasses.replace(index, block=dims.get(index.block, index.block))
+            for index in attrs.indices
+        )
+        attrs = dataclasses.replace(attrs, indices=tuple(indices))
+    elif isinstance(attrs, (TileAttrs, IotaAttrs)):
+        attrs = dataclasses.replace(attrs, block=dims.get(attrs.block, attrs.block))
+    operands = tuple(values.get(x.number, x) if isinstance(x, Value) else x for x in op.operands)
+    return dataclasses.replace(op, operands=operands, results=results, attrs=attrs)
 
 
 def _fits(total: Op, loop: Op, dims: Mapping[int, int]) -> bool:
