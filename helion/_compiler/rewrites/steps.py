@@ -63,6 +63,8 @@ class StepInputs:
     """True if float instructions are the first to read the accumulators of matmuls."""
     summed_logs: bool = False
     """True if logarithms of 16-bit elements that are summed take one instruction."""
+    rounded_products: bool = False
+    """True if products are rounded before what their maxima give is subtracted."""
     tunables: Mapping[str, Any] = field(default_factory=dict)
     """Values of the kernel's own keys."""
 

@@ -28,6 +28,7 @@ from .align import align_rows
 from .backwards import turn_loops
 from .carries import share_variables
 from .count_reductions import count_reductions
+from .differences import round_products
 from .early_loads import load_first
 from .early_operands import load_early
 from .float_reads import read_as_floats
@@ -132,5 +133,6 @@ STEPS: tuple[Step, ...] = (
     Step("triton.early_loads", load_first),
     Step("triton.float_reads", read_as_floats),
     Step("triton.summed_logs", shorten_logs),
+    Step("triton.round_products", round_products),
     Step("triton.carries", share_variables),
 )

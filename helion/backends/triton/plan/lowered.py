@@ -111,6 +111,7 @@ def _inputs(program: Program, decisions: Decisions, settings: Settings, target: 
         filling_programs=target.num_sms,
         float_reads=target.has("wgmma"),
         summed_logs=target.kind == "cuda",
+        rounded_products=target.kind == "cuda",
         tunables={name: decisions.values[name] for name, _ in program.tunables},
     )
 

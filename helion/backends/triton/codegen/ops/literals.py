@@ -115,6 +115,12 @@ def _tanh(x):
     small = x * (square * {_horner(_TANH_SMALL, "square")} + 1.0)
     return tl.where(size < {_TANH_BOUND!r}, small, libdevice.copysign(large, x))
 ''',
+    "_difference": """\
+@triton.jit
+def _difference(x, y):
+    \"\"\"x - y, of which neither is a product that takes an FMA.\"\"\"
+    return libdevice.sub_rn(x, y)
+""",
     "_summed_log": """\
 @triton.jit
 def _summed_log(x):
