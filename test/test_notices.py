@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 
 import pytest
@@ -32,7 +33,12 @@ def test_what_takes_long_is_said(capsys: pytest.CaptureFixture[str], monkeypatch
     assert said == "for 1 s\n"
     monkeypatch.setenv("HELION_COMPILE_NOTICE_SECONDS", "1000")
     with logs.saying_when_slow("for {} s".format):
-        pass
+        monkeypatch.setenv("HELION_COMPILE_NOTICE_SECONDS", "1")
+        with logs.saying_when_slow("inside for {} s".format):
+            while not (said := capsys.readouterr().err):
+                time.sleep(0.01)
+        assert said == "inside for 1 s\n"
+        assert len([thread for thread in threading.enumerate() if thread.name == "helion-slow"]) == 1
     monkeypatch.setenv("HELION_COMPILE_NOTICE_SECONDS", "0")
     with logs.saying_when_slow("for {} s".format):
         time.sleep(0.01)

@@ -7,14 +7,17 @@ handler is attached to them unless the variable is set.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .. import knobs
+from .locks import in_forked_process, new_lock
 
 ROOT = "helion"
 #: The logger of lines for users.
@@ -89,29 +92,67 @@ def say_once(text: str) -> None:
     say(text)
 
 
+@dataclasses.dataclass(eq=False)
+class _Watched:
+    """A body that may take long: a line is due when it has taken so many ``seconds``."""
+
+    text: Callable[[int], str]
+    began: float
+    seconds: int
+
+    @property
+    def at(self) -> float:
+        return self.began + self.seconds
+
+
+#: Bodies that a thread watches, by identity, and the thread, which ends when it finds none.
+_WATCHED: dict[int, _Watched] = {}
+_WATCHERS: list[threading.Thread] = []
+_WATCHING = new_lock()
+#: Longest seconds between two looks, since a body may begin that is to be reported sooner than others.
+_LOOK_SECONDS = 1.0
+in_forked_process(_WATCHED.clear)
+in_forked_process(_WATCHERS.clear)  # the thread is not in the child
+
+
 @contextlib.contextmanager
 def saying_when_slow(text: Callable[[int], str]) -> Iterator[None]:
     """Write ``text(seconds)`` on stderr while the body takes long.
 
-    The first line comes after ``HELION_COMPILE_NOTICE_SECONDS``, the next ones after each doubling.
+    The first line comes after ``HELION_COMPILE_NOTICE_SECONDS``, the next ones after each doubling. One thread watches
+    all bodies: many take less time than the start of a thread.
     """
     first = knobs.COMPILE_NOTICE_SECONDS.read()
     if not first:
         yield
         return
-    done = threading.Event()
-
-    def watch() -> None:
-        waited, next_at = 0, first
-        while not done.wait(next_at - waited):
-            say(text(next_at))
-            waited, next_at = next_at, 2 * next_at
-
-    threading.Thread(target=watch, name="helion-slow", daemon=True).start()
+    watched = _Watched(text, time.monotonic(), first)
+    with _WATCHING:
+        _WATCHED[id(watched)] = watched
+        if not _WATCHERS:
+            _WATCHERS.append(threading.Thread(target=_watch, name="helion-slow", daemon=True))
+            _WATCHERS[0].start()
     try:
         yield
     finally:
-        done.set()
+        with _WATCHING:
+            _WATCHED.pop(id(watched), None)
+
+
+def _watch() -> None:
+    while True:
+        with _WATCHING:
+            now = time.monotonic()
+            due = [each for each in _WATCHED.values() if each.at <= now]
+            if not _WATCHED:
+                _WATCHERS.clear()
+                return
+            left = min(each.at for each in _WATCHED.values()) - now
+        for each in due:
+            say(each.text(each.seconds))
+            each.seconds *= 2
+        if not due:
+            time.sleep(min(left, _LOOK_SECONDS))
 
 
 set_up(knobs.LOGS.read())

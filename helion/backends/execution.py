@@ -55,6 +55,14 @@ class SizeTable:
     limit: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class KeptModule:
+    """A generated module for later processes: its marshalled ``code``, and what a backend knows of its functions."""
+
+    code: bytes
+    known: Mapping[str, Any] = field(default_factory=dict)
+
+
 class Inlining(Protocol):
     """Host code with inlined launches, and fast guards over arguments."""
 
@@ -110,6 +118,17 @@ class Executor(Protocol):
 
     def prepare(self, names: dict[str, Any]) -> None:
         """Update the globals of a module that was just loaded."""
+
+    def kept_module(self, text: str, names: Mapping[str, Any]) -> KeptModule | None:
+        """Return the module of ``text``, which was loaded with the globals ``names``, for later processes.
+
+        Returns None if they are to compile the text.
+        """
+        ...
+
+    def globals_of(self, kept: KeptModule, text: str) -> dict[str, Any]:
+        """Return the globals that the code of a kept module runs with."""
+        ...
 
     def launcher(self, ordinary: Launcher, target: Target) -> Launcher:
         """Return the launcher for the kernels of one config, in place of ``ordinary``, their module's own."""

@@ -24,7 +24,7 @@ from helion.autotuner.margins import PREDICTABLE_LEAD, Lead
 from helion.autotuner.proposal import Heuristic, Predicted, Proposal
 from helion.autotuner.space.own import OwnKeys
 from helion.autotuner.space.program_shape import ProgramShape
-from helion.backends.execution import CompileError, Launcher, OutOfResources, Resources
+from helion.backends.execution import CompileError, KeptModule, Launcher, OutOfResources, Resources
 from helion.hardware import Target
 from helion.settings import Settings
 
@@ -75,6 +75,12 @@ class ToyExecutor:
 
     def prepare(self, names: dict[str, Any]) -> None:
         """Python runs it as it is."""
+
+    def kept_module(self, text: str, names: Mapping[str, Any]) -> KeptModule | None:
+        return None
+
+    def globals_of(self, kept: KeptModule, text: str) -> dict[str, Any]:
+        return {}
 
     def launcher(self, ordinary: Launcher, target: Target) -> Launcher:
         return ordinary

@@ -160,10 +160,17 @@ def test_a_first_call_on_a_gpu_is_one_pause_but_for_a_search(monkeypatch: pytest
     monkeypatch.setattr(kernels, "dispatchable", lambda values: True)
     monkeypatch.setattr(Variants, "_made", noted("made", Variants._made))
     monkeypatch.setattr(Calls, "learn", noted("learned", lambda *given: None))
-    search = noted("search", lambda *given: False)
-    monkeypatch.setattr(policies, "POLICIES", (search, *policies.POLICIES))
-    monkeypatch.setattr(policies, "_SEARCHING", (search,))
     monkeypatch.setattr(gc, "enable", noted("enabled", gc.enable))
     twice.reset()
     assert torch.equal(twice(torch.ones(3)), torch.full((3,), 2.0))
+    assert events == ["made", "learned", "enabled"]
+    events.clear()
+
+    def search(variant: Any, args: Any, **options: Any) -> None:
+        events.append("search")
+        variant.choice.use(variant.full(variant.kernel.configs[1]))
+
+    monkeypatch.setattr(policies, "requests", types.SimpleNamespace(autotune=search))
+    several = helion.kernel(twice.fn, configs=[helion.Config(block_sizes=[size]) for size in (1, 2)])
+    assert torch.equal(several(torch.ones(3)), torch.full((3,), 2.0))
     assert events == ["made", "enabled", "search", "learned", "enabled"]

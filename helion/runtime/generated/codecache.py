@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import linecache
+import marshal
 import pathlib
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..._support import files as _files
 from ..._support import logs as _logging
 from ..._support.files import cache_dir
+from ...backends.execution import KeptModule
 
 
 def key(text: str) -> str:
@@ -29,8 +31,16 @@ def _path_in(base: pathlib.Path, text: str, name: str) -> pathlib.Path:
     return base / "code" / digest[:2] / f"{name[:100]}_{digest}.py"
 
 
-def load(text: str, name: str, prepare: Callable[[dict[str, Any]], None]) -> types.ModuleType:
+def load(
+    text: str,
+    name: str,
+    prepare: Callable[[dict[str, Any]], None],
+    kept: KeptModule | None = None,
+    given: Mapping[str, Any] | None = None,
+) -> types.ModuleType:
     """Keep ``text`` in its file and run it as a module, whose globals its backend may then ``prepare``.
+
+    ``kept`` has the code of the text, to run with the globals ``given``, if its file is in the same place.
 
     The module runs ``text`` regardless of the file's content: a file that was edited or truncated is written again.
     Readers of a function's source while the module runs, such as Triton, get ``text``.
@@ -40,8 +50,13 @@ def load(text: str, name: str, prepare: Callable[[dict[str, Any]], None]) -> typ
     module.__file__ = str(path)
     # entries without a time are never compared with the file
     linecache.cache[str(path)] = (len(text), None, text.splitlines(keepends=True), str(path))
+    code = None if kept is None else marshal.loads(kept.code)
+    if code is None or code.co_filename != str(path):
+        code = compile(text, str(path), "exec")
+    else:
+        vars(module).update(given or {})
     try:
-        exec(compile(text, str(path), "exec"), module.__dict__)
+        exec(code, module.__dict__)
         prepare(module.__dict__)
     finally:
         linecache.cache.pop(str(path), None)

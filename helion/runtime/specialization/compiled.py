@@ -109,7 +109,9 @@ class Compiled:
             repro.show_once(of, config, of.sample())
             raise
         of.warn(code.warnings)
-        module = codecache.load(code.text, of.kernel.name, of.executor.prepare)
+        kept = None if of.kept is None or code is not of.kept.code else of.kept.module
+        given = None if kept is None else of.executor.globals_of(kept, code.text)
+        module = codecache.load(code.text, of.kernel.name, of.executor.prepare, kept, given)
         elapsed = 1e3 * (time.perf_counter() - start)
         _LOG.info("compiled %s in %.1f ms: %s: %r", of.kernel.name, elapsed, module.__file__, config)
         if of.settings.print_output_code:

@@ -13,6 +13,7 @@ import pathlib
 import pickle
 import sys
 import types
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from ..._support import logs as _logging
 from ..._support import ranks
 from ..._support.lazy import lazy
 from ...backends import BACKENDS
+from ...backends.execution import KeptModule
 from ...config import Config
 from ..call.signature import pick
 from ..call.size_buckets import Bucket, buckets_of
@@ -43,7 +45,7 @@ else:
 
 _LOG = _logging.logger(__name__)
 #: Changes with the form of the records.
-_VERSION = 2
+_VERSION = 3
 #: Records in each of 256 folders.
 _MOST = 8
 
@@ -66,6 +68,7 @@ class Kept:
     space_key: str
     config: Config | None
     code: Code | None
+    module: KeptModule | None = None
 
 
 def analysis_of(of: Specialized, values: tuple[Any, ...]) -> Analysis | None:
@@ -119,10 +122,10 @@ def _others(of: Specialized, found: Analysis, count: int) -> pipeline.Others:
     return pipeline.Others(rest, lambda: count)
 
 
-def keep(of: Specialized, config: Config | None) -> None:
+def keep(of: Specialized, config: Config | None, names: Mapping[str, Any] | None = None) -> None:
     """Keep the analysis and the code of the config that a call runs; None if it was only analysed.
 
-    Keeps nothing that is kept, or that depends on objects without a name.
+    ``names`` are the globals of its module, if that was loaded. Keeps nothing that is kept, or that depends on objects without a name.
     """
     if of.is_switched or (of.kept is not None and config in (None, of.kept.config)):
         return
@@ -134,6 +137,7 @@ def keep(of: Specialized, config: Config | None) -> None:
     if guards is None:
         return
     try:
+        code = None if config is None else analysis.code(config)
         kept = Kept(
             backend=analysis.backend.name,
             versions=remembered.version_of(analysis.backend.name),
@@ -144,7 +148,8 @@ def keep(of: Specialized, config: Config | None) -> None:
             bucket=of.bucket,
             space_key="" if config is None else analysis.space_key,
             config=config,
-            code=None if config is None else analysis.code(config),
+            code=code,
+            module=None if code is None or names is None else of.executor.kept_module(code.text, names),
         )
         _files.keep_code(path, pickle.dumps(kept, pickle.HIGHEST_PROTOCOL))
         _make_room(path.parent)

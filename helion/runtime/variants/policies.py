@@ -67,8 +67,8 @@ def choose(variant: Variant, args: Sequence[Any]) -> None:
     on_gpu = any(map(stub.on_gpu, tensors_in(args)))
     forced = bool(settings.force_autotune) and settings.autotune_effort != "none" and on_gpu
     context = CallContext(on_gpu=on_gpu, launches=launches_on_gpu(args), forced=forced)
-    for policy in POLICIES:
-        with collecting.resumed() if policy in _SEARCHING else collecting.paused():
+    with collecting.paused():
+        for policy in POLICIES:
             if policy(variant, args, context):
                 return
 
@@ -86,7 +86,8 @@ def collected_for_table(variant: Variant, args: Sequence[Any], context: CallCont
     kernel = variant.kernel
     if kernel.configs or kernel.aot is None or not aot.collecting(kernel):
         return False
-    config = requests.autotune(variant, args)
+    with collecting.resumed():  # a search may take minutes
+        config = requests.autotune(variant, args)
     aot.record(kernel, variant.target, args, variant.specialized.short_config(config).to_dict())
     for others in aot.others(kernel):
         values = kernel.normalize_args(*others)
@@ -101,7 +102,7 @@ def given(variant: Variant, args: Sequence[Any], context: CallContext) -> bool:
         return False
     variant.set_config(configs[0])
     if context.on_gpu:
-        _keep(variant)
+        variant.keeps = True
     return True
 
 
@@ -110,7 +111,8 @@ def searched_by_user(variant: Variant, args: Sequence[Any], context: CallContext
     several = bool(variant.kernel.configs) and not context.forced
     if variant.specialized.settings.autotuner_fn is None and not several:
         return False
-    requests.autotune(variant, args, force=False)
+    with collecting.resumed():
+        requests.autotune(variant, args, force=False)
     return True
 
 
@@ -151,7 +153,7 @@ def measured_before(variant: Variant, args: Sequence[Any], context: CallContext)
         return False
     found = _used(variant, chosen_before.remembered(variant.specialized, args))
     if found:
-        _keep(variant)
+        variant.keeps = True
     return found
 
 
@@ -179,7 +181,8 @@ def tuned_now(variant: Variant, args: Sequence[Any], context: CallContext) -> bo
         return False
     try:
         options = search_options.Options.of(of.settings, effort, {})
-        found = autotune.tuned(of, args, options, requests.legal_configs(variant, of.kernel.configs), only=False)
+        with collecting.resumed():
+            found = autotune.tuned(of, args, options, requests.legal_configs(variant, of.kernel.configs), only=False)
     except exc.AutotuningDisallowedInEnvironment:
         raise
     except Exception as error:  # a call does not fail for want of a better config
@@ -213,7 +216,7 @@ def by_default(variant: Variant, args: Sequence[Any], context: CallContext) -> b
     _announce(variant, config, used, is_faster=config != default)
     found = _used(variant, used)
     if measures and context.launches:
-        _keep(variant)
+        variant.keeps = True
     return found
 
 
@@ -231,8 +234,6 @@ POLICIES: tuple[Policy, ...] = (
     first_given,
     by_default,
 )
-#: Those that may search for minutes, in which Python is to collect garbage.
-_SEARCHING = (collected_for_table, searched_by_user, tuned_now)
 
 
 def _used(variant: Variant, config: Config | None) -> bool:
@@ -242,10 +243,11 @@ def _used(variant: Variant, config: Config | None) -> bool:
     return config is not None
 
 
-def _keep(variant: Variant) -> None:
+def keep(variant: Variant) -> None:
     """Keep the analysis and the code of the config in use for other processes."""
-    if variant.choice.config is not None:
-        kept.keep(variant.specialized, variant.choice.config)
+    config = variant.choice.config
+    if config is not None:
+        kept.keep(variant.specialized, config, getattr(variant.compiled.loaded(config), "__globals__", None))
 
 
 def _missing(kernel: str, kept: store.Store, key: rows.Key | None) -> str:
@@ -304,4 +306,4 @@ def _announce(variant: Variant, config: Config, used: Config, *, is_faster: bool
     )
 
 
-__all__ = ["POLICIES", "choose"]
+__all__ = ["POLICIES", "choose", "keep"]

@@ -114,6 +114,8 @@ class Variant:
         self.compiled = Compiled(of, self._run_others)
         self.choice = Choice(self.compiled, self._forget_calls)
         self._is_set = False
+        #: True if other processes may run the code of the config in use, which they would choose as well.
+        self.keeps = False
         if of.is_eager:  # an eager kernel need not compile
             return
         start = time.perf_counter()
@@ -299,7 +301,10 @@ class Variant:
                 return ref_mode.call_eagerly(self.kernel, args)
             on_gpu = any(map(stub.on_gpu, args))  # the launch compiles, or loads a binary and imports what launches it
             with collecting.paused() if on_gpu else contextlib.nullcontext():
-                return self._ran(self._first_run(args), args)
+                result = self._ran(self._first_run(args), args)
+                if self.keeps:
+                    policies.keep(self)
+                return result
         return self._ran(run, args)
 
     def _ran(self, run: Callable[..., Any], args: tuple[Any, ...]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import marshal
 import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -13,7 +14,7 @@ import torch
 from .... import exc
 from ...._compiler.host.program import HostProgram
 from ....hardware import Target
-from ...execution import InlineBody, Launcher, OutOfResources, SizeTable
+from ...execution import InlineBody, KeptModule, Launcher, OutOfResources, SizeTable
 from ..plan.launch import LaunchPlan
 from ..toolchain.errors import CompilationFailed
 from . import inline_launch
@@ -48,6 +49,12 @@ class CuteExecutor:
 
     def prepare(self, names: dict[str, Any]) -> None:
         """Leave the globals as they are: modules describe their kernels, and the launcher compiles them."""
+
+    def kept_module(self, text: str, names: Mapping[str, Any]) -> KeptModule | None:
+        return KeptModule(code=marshal.dumps(compile(text, names["__file__"], "exec")))
+
+    def globals_of(self, kept: KeptModule, text: str) -> dict[str, Any]:
+        return {}
 
     def launcher(self, ordinary: Launcher, target: Target) -> Launcher:
         return SeenLauncher(ordinary)

@@ -15,9 +15,9 @@ from .... import exc, knobs
 from ...._compiler.host.program import HostProgram
 from ...._support.lazy import lazy
 from ....hardware import Target
-from ...execution import InlineBody, Launcher, OutOfResources, SizeTable
+from ...execution import InlineBody, KeptModule, Launcher, OutOfResources, SizeTable
 from ..toolchain import offline
-from . import c_launchers, compilable, fast_launch, inline_launch, native
+from . import c_launchers, compilable, deferred, fast_launch, inline_launch, native
 
 if TYPE_CHECKING:
     from ..plan.records import Plan
@@ -66,6 +66,12 @@ class TritonExecutor:
     def prepare(self, names: dict[str, Any]) -> None:
         offline.use_writable_cache()
         compilable.make_compilable(names)
+
+    def kept_module(self, text: str, names: Mapping[str, Any]) -> KeptModule | None:
+        return None if knobs.TRITON_INTERPRET.read() else deferred.kept_module(text, names)
+
+    def globals_of(self, kept: KeptModule, text: str) -> dict[str, Any]:
+        return deferred.globals_of(kept, text)
 
     def launcher(self, ordinary: Launcher, target: Target) -> Launcher:
         return ordinary if knobs.TRITON_INTERPRET.read() else fast_launch.launcher(ordinary, target)
