@@ -190,3 +190,18 @@ def test_the_first_part_has_a_bias() -> None:
     assert (biased(x, y, bias, False).double() - wanted).norm() < 1e-4 * wanted.norm()
     with pytest.raises(exc.CuteUnsupported, match="has tiles of more than one matmul"):
         biased.bind((x, y, bias, True), target="sm_90")
+
+
+@pytest.mark.parametrize(("target", "dtype"), [("sm_90", torch.float16), ("sm_90", BF16), ("sm_100", BF16)])
+def test_rows_of_any_pitch_are_added_in_pairs(target: str, dtype: torch.dtype) -> None:
+    """Alone only the ends of rows are added, in 16 bits."""
+    x, y, bias, out = tensor(M, 72), tensor(72, 103), tensor(103), torch.zeros(M, 103, dtype=dtype)
+    bound = once.bind((x, y, out, bias), target=target)
+    kind = "bf16" if dtype == BF16 else "f16"
+    code = bound.to_cute_code()
+    pairs = code.count(f"add.noftz.{kind}x2 [")
+    assert pairs > 0 and 3 * code.count(f"add.noftz.{kind} [") == 2 * pairs
+    assert "cute.arch.red(" not in code
+    wide = once.bind((x, y, out.float(), bias), target=target).to_cute_code()
+    assert "cute.arch.red(" in wide and "noftz" not in wide
+    assert bound.resources().spill_bytes == 0

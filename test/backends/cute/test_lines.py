@@ -9,7 +9,8 @@ import pytest
 import torch
 from backends.cute import gemms
 
-from helion.backends.cute.codegen.epilogue import fragment, positions, store_strided
+from helion.backends.cute.codegen.epilogue import fragment, positions
+from helion.backends.cute.codegen.outputs.strided import store_strided
 from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.epilogue import Epilogue, EpilogueOutput
 from helion.backends.cute.plan.records import Choice, GemmPlan

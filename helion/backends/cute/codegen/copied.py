@@ -26,7 +26,8 @@ from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant
 from ..plan.records import WARP_THREADS, GemmPlan
 from ..roles import grammar as g
 from . import granules, raw
-from .epilogue import EXPRESSIONS, literal, numbers_name
+from .epilogue import EXPRESSIONS, literal
+from .outputs.strided import numbers_name
 from .slices import sliced
 
 _WORDS = {1: "Uint8", 2: "Uint16", 4: "Uint32", 8: "Uint64"}

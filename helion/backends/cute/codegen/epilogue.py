@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..plan.dtypes import DTYPES, LARGEST_E4M3, itemsize
+from ..plan.dtypes import LARGEST_E4M3, itemsize
 from ..plan.epilogue import (
     COLUMN_NUMBER,
     INTEGER_SUM,
@@ -21,9 +21,9 @@ from ..plan.epilogue import (
 )
 from ..plan.joint import OwnPart, joint, moved
 from ..plan.passes import Pass, divisor_of, passes
-from ..plan.records import WARP_ROWS, WARP_THREADS, WGMMA_ROWS, GemmPlan, GemmProblem
+from ..plan.records import WGMMA_ROWS, GemmPlan, GemmProblem
 from ..plan.reductions import Evaluated
-from ..plan.shared import staged_as, stores_lines
+from ..plan.shared import staged_as
 from .numbers import batched, in_group, last
 
 
@@ -472,82 +472,6 @@ def strided_place(plan: GemmPlan, label: str, *, clamped: bool, pairs: int = 0) 
 def positions(plan: GemmPlan, rows: str) -> list[str]:
     """Return the definitions of the thread's first row and column in the sub-tile."""
     return [first_row(plan, rows), first_column(plan)]
-
-
-def store_lines(plan: GemmPlan, output: EpilogueOutput, team: int) -> list[str]:
-    """Return the stores of a strided output by rows of the warp, which it gathers in shared memory."""
-    width, values = plan.epilogue_n // (2 if output.pairs else 1), fragment(plan).values
-    held, warp = f"{output.label}_rows", f"store_warp + {team * plan.consumer_warps}" if team else "store_warp"
-    row, column = fragment(plan).row_of, fragment(plan).column_offset
-    if width >= WARP_THREADS:
-        at, along = f"i // {width // WARP_THREADS}", f"i % {width // WARP_THREADS} * {WARP_THREADS} + lane"
-    else:
-        at, along = f"i * {WARP_THREADS // width} + lane // {width}", f"lane % {width}"
-    atom = "" if plan.row_atoms == 1 else f" + ({at}) // {WARP_ROWS} * {WGMMA_ROWS * plan.warpgroups - WARP_ROWS}"
-    kept = f"{held}[{warp}, lane // 4 + ({row}) * 8, lane % 4 * 2 + {column}] = {suffixed(plan, 'rounded', output)}[i]"
-    first, end = "first_column - lane % 4 * 2", last(plan, "n")
-    if output.pairs:
-        values, kept = values // 2, _of_pair(kept.replace(f"lane % 4 * 2 + {column}", f"lane % 4 + ({column}) // 2"))
-        first, end = f"({first}) // 2", str(output.pairs - 1)
-    return [
-        f"for i in cutlass.range_constexpr({values}):",
-        f"    {kept}",
-        "cute.arch.sync_warp()",
-        f"for i in cutlass.range_constexpr({WARP_ROWS * plan.row_atoms * width // WARP_THREADS}):",
-        f"    line = first_row - lane // 4 + ({at}){atom}",
-        f"    element = {first} + ({along})",
-        f"    if line <= {last(plan, 'm')} and element <= {end}:",
-        f"        {output.label}[line, element{batched(plan, output.label)}] = {held}[{warp}, {at}, {along}]",
-        "cute.arch.sync_warp()",
-    ]
-
-
-def store_strided(plan: GemmPlan, output: EpilogueOutput, team: int) -> list[str]:
-    """Return the stores of the values of a strided output that are inside its bounds, or their additions."""
-    if stores_lines(plan, output):
-        return store_lines(plan, output, team)
-    row, column = row_number(plan, fragment(plan).row_of), column_number(plan)
-    end = last(plan, "m") if plan.problem.groups is None else "group_end - 1"
-    inside, found = f"{row} <= {end}", list[str]()
-    place = strided_place(plan, output.label, clamped=False, pairs=output.pairs)
-    if output.lines is not None:
-        line = f"{output.label}_lines[{fragment(plan).row_of}]"
-        inside += f" and {line} >= 0 and {line} < {output.picked}"
-        place = place.replace(row, line, 1)
-        found += _read_lines(plan, output)
-    value = f"{suffixed(plan, 'rounded', output)}[i]"
-    stored = [f"{output.label}[{place}] = {value}"]
-    if output.adds:
-        stored = [
-            f"to_element = {output.label}.iterator + cute.crd2idx(({place}), {output.label}.layout)",
-            f'cute.arch.red(to_element, {value}, op="add", dtype=cutlass.{DTYPES[output.dtype].dsl}, sem="relaxed", scope="gpu")',
-        ]
-    body = [f"if {inside} and {column} <= {last(plan, 'n')}:", *(f"    {line}" for line in stored)]
-    values = fragment(plan).values
-    if output.pairs:
-        values, body = values // 2, [*map(_of_pair, body)]
-    return [*found, f"for i in cutlass.range_constexpr({values}):", *(f"    {line}" for line in body)]
-
-
-def _of_pair(text: str) -> str:
-    """Return the code of element ``i`` as that of the first element of pair ``i``."""
-    return re.sub(r"\bi\b", "(i * 2)", text)
-
-
-def numbers_name(output: EpilogueOutput) -> str:
-    """Return the kernel's tensor of the numbers of an output's picked lines."""
-    return f"{output.label}_numbers"
-
-
-def _read_lines(plan: GemmPlan, output: EpilogueOutput) -> list[str]:
-    """Return the loads of the numbers of the lines of a thread's rows."""
-    rows = fragment(plan).rows
-    return [
-        f"{output.label}_lines = cute.make_rmem_tensor({rows}, cutlass.Int32)",
-        f"for i in cutlass.range_constexpr({rows}):",
-        f"    number = {numbers_name(output)}[cutlass.min({row_number(plan)}, {last(plan, 'm')})]",
-        f"    {output.label}_lines[i] = number.to(cutlass.Int32)",
-    ]
 
 
 def reads_strided(plan: GemmPlan, walk: Pass) -> bool:

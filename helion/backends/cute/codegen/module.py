@@ -14,8 +14,8 @@ from ..roles.programs import kernel_program
 from ..verify.verify import verify
 from . import copied, exchange, finish, groups, numbers, prepare, raw, rows, scales, workspace
 from .blackwell import micro
-from .epilogue import numbers_name
 from .host import HOST, HostObjects
+from .outputs.strided import numbers_name
 from .peers import messages
 from .setups import definitions, dsl, operand_dsl
 from .steps import print_steps

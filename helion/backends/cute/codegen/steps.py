@@ -32,11 +32,11 @@ from .epilogue import (
     numbers_columns,
     positions,
     reads_strided,
-    store_strided,
     suffixed,
     values_of,
 )
 from .numbers import batched
+from .outputs.strided import store_strided
 from .peers import messages
 from .setups import SETUPS, dsl, rows_of, second_b, stage_of, sums_of, tile_source
 from .slices import sliced

@@ -1,0 +1,1 @@
+"""Code of stores that TMA does not take."""
