@@ -404,14 +404,14 @@ class Chain:
         kind, stride = _output_kind(self.frame, place)
         first = kind == "exact" and all(output.kind != "exact" for output in self.outputs)
         pitch = self._pitch("d" if first else f"{name_of(place.tensor)}_output", stride)
-        self.outputs.append(Written(op=op, place=place, value=self.read(self._unrounded(op)), kind=kind, pitch=pitch))
+        self.outputs.append(Written(op=op, place=place, value=self._stored(op), kind=kind, pitch=pitch))
 
     def _store_along_m(self, op: Op, place: Place) -> None:
         """Add an output that TMA stores in tiles that are contiguous along M."""
         if place.blocks != (self.frame.m, self.frame.n) or not equal(place.strides[0], 1):
             raise Refusal(f"{place.tensor.name} is not contiguous along M")
         columns = known(place.strides[1], f"a stride of {place.tensor.name}")
-        value = self.read(self._unrounded(op))
+        value = self._stored(op)
         self.outputs.append(Written(op=op, place=place, value=value, kind="exact", pitch=1, column_pitch=columns))
 
     def _store_strided(self, op: Op, place: Place, picked: Pick | None) -> None:
@@ -422,7 +422,7 @@ class Chain:
         written = Written(
             op=op,
             place=place,
-            value=self.read(self._unrounded(op)),
+            value=self._stored(op),
             kind="strided",
             pitch=self._pitch(f"{name_of(tensor)}_output", stride),
             column_pitch=known(columns, f"a stride of {tensor.name}"),
@@ -431,14 +431,14 @@ class Chain:
         )
         self.outputs.append(written)
 
-    def _unrounded(self, store: Op) -> Operand:
-        """Return the stored value without a cast that the store makes redundant."""
-        value = store.operands[0]
+    def _stored(self, store: Op) -> Reference:
+        """Return the stored value without a cast that the store makes redundant. A bool is of a number that is not 0."""
+        value, dtype = store.operands[0], self.frame.tensor(store).dtype
         maker = self.frame.maker(value)
-        casts = maker is not None and maker.kind == "pointwise" and maker.attrs == PointwiseAttrs("cast")
-        if maker is not None and casts and maker.results[0].dtype == self.frame.tensor(store).dtype:
-            return maker.operands[0]
-        return value
+        if maker is not None and maker.attrs == PointwiseAttrs("cast") and maker.result.dtype == dtype:
+            value = maker.operands[0]
+        is_number = dtype == torch.bool and not (isinstance(value, Value) and value.dtype == torch.bool)
+        return self.step("ne", (self.read(value), constant(0.0))) if is_number else self.read(value)
 
     def epilogue(self) -> Epilogue:
         """Number the operands and the instructions that outputs need; each output has to depend on the accumulator."""

@@ -47,8 +47,8 @@ EPILOGUE_DTYPES = (*FLOAT_DTYPES, "int8", "bool")
 """Types of epilogue inputs."""
 COLUMN_DTYPES = (*EPILOGUE_DTYPES, "int32", "int64")
 """Types of epilogue inputs of one number per row: integers are rounded to fp32."""
-OUTPUT_DTYPES = (*FLOAT_DTYPES, "float8_e4m3fn", "int8")
-"""Types of output matrices. The conversion to e5m2 saturates where torch's gives infinity."""
+OUTPUT_DTYPES = (*FLOAT_DTYPES, "float8_e4m3fn", "int8", "bool")
+"""Types of output matrices; a bool is a byte of 0 or 1. The conversion to e5m2 saturates where torch's gives infinity."""
 ADDED_DTYPES = FLOAT_DTYPES
 """Types of output matrices that TMA adds to."""
 COLUMN_OUTPUT_DTYPES = (*FLOAT_DTYPES, "int32", "int64")
@@ -57,7 +57,7 @@ ROW_NUMBER_DTYPES = (*COLUMN_OUTPUT_DTYPES, "float8_e4m3fn", "int8", "uint8")
 """The same of row kernels, which have such numbers for groups of columns as well."""
 ROW_DTYPES = (*EPILOGUE_DTYPES, "float8_e4m3fn", "uint8")
 """Types of the matrices that row kernels read."""
-ROW_OUTPUT_DTYPES = (*OUTPUT_DTYPES, "uint8")
+ROW_OUTPUT_DTYPES = (*FLOAT_DTYPES, "float8_e4m3fn", "int8", "uint8")
 """Types of the matrices that row kernels write."""
 LARGEST_E4M3 = 464.0
 """Rounds to 448, the largest finite e4m3. Torch gives NaN for larger values, where the conversion would saturate."""

@@ -261,7 +261,7 @@ class PairedChain(Chain):
         place = self._place_of_pairs(op, pairs)
         if op.kind != "store" or not equal(pairs, self.frame.columns // PAIR):
             raise Refusal(f"{place.tensor.name} has one element for each pair of columns, and is not stored once")
-        value = self.read(self._unrounded(op))
+        value = self._stored(op)
         pitch, columns = (known(stride, f"a stride of {place.tensor.name}") for stride in place.strides)
         self.outputs.append(
             Written(op=op, place=place, value=value, kind="strided", pitch=pitch, column_pitch=columns, pairs=pairs)

@@ -113,7 +113,7 @@ class BlockChain(PairedChain):
         step = tensor.strides[named[0]]
         place = Place(tensor=tensor, blocks=(self.frame.m,), strides=(step,))
         pitch = self._pitch(f"{name_of(tensor)}_output", step)
-        value = self.read(self._unrounded(op))
+        value = self._stored(op)
         self.outputs.append(Written(op=op, place=place, value=value, kind="column", pitch=pitch, block=rows))
 
     @staticmethod

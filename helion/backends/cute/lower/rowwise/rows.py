@@ -311,7 +311,7 @@ class RowChain(Chain):
 
     def _store_pair(self, op: Op, place: Place) -> None:
         """Add a store of one element for each pair of columns."""
-        tensor, value = place.tensor, self.read(self._unrounded(op))
+        tensor, value = place.tensor, self._stored(op)
         if not equal(place.strides[1], 1):
             raise Refusal(f"elements of pairs of columns are contiguous; {tensor.name} has strides {place.strides}")
         if not tensor.dtype.is_floating_point:
@@ -326,7 +326,7 @@ class RowChain(Chain):
         if not equal(strides[1], 1):
             raise Refusal(f"numbers of groups of columns are contiguous; {tensor.name} has strides {tuple(strides)}")
         pitch = self._pitch(f"{name_of(tensor)}_output", strides[0])
-        value = self.read(self._unrounded(op))
+        value = self._stored(op)
         self.outputs.append(Written(op=op, place=place, value=value, kind="group", pitch=pitch))
 
     def _check_dims(self, value: Value) -> None:
