@@ -184,6 +184,7 @@ class Triton:
             descriptor_slots=descriptor_slots,
             once=bool(descriptor_slots) and decisions.values["pid_type"] == "flat",
             fused=taken_by.fused,
+            persistent=taken_by.persistent,
             parts=taken_by.parts,
         )
         found = time.timing(facts, taken_by, taken, target)

@@ -46,18 +46,19 @@ def operand_bytes(
     unrolled: int = 1,
     fused: frozenset[int] = frozenset(),
     boxed: frozenset[int] = frozenset(),
+    persistent: bool = False,
 ) -> int:
     """Return the bytes per block for the operands of all dots, and for ``exchanges`` live at the same time.
 
     Each grid loop is a kernel of its own. Loops have ``unrolled`` steps per iteration. ``fused`` are the grid loops
-    that are one loop with those inside, ``boxed`` the memory slots with descriptors.
+    that are one loop with those inside, ``boxed`` the memory slots with descriptors. ``persistent`` programs prefetch
+    for the next tile if no loop is left in a tile.
     """
     if not facts.matmuls:
         return 0
     units = tuple(unit_of(fact, sizes, num_warps, target) for fact in facts.matmuls)
-    tally = _Tally(
-        facts, sizes, num_warps, num_stages, target, units, list(exchanges), unrolled=unrolled, fused=fused, boxed=boxed
-    )
+    options = (unrolled, fused, boxed, persistent)
+    tally = _Tally(facts, sizes, num_warps, num_stages, target, units, list(exchanges), *options)
     tally.staged()
     tally.computed()
     barriers = _BARRIER_BYTES if "tcgen05" in units else 0
@@ -90,20 +91,25 @@ class _Tally:
     target: Target
     units: tuple[Unit, ...]
     exchanges: list[Exchange]
-    loops: dict[int, int] = field(default_factory=dict)
-    turns: dict[int, int] = field(default_factory=dict)
-    passing: list[Passing] = field(default_factory=list)
-    homes: list[int] = field(default_factory=list)
+    loops: dict[int, int] = field(default_factory=dict, init=False)
+    turns: dict[int, int] = field(default_factory=dict, init=False)
+    passing: list[Passing] = field(default_factory=list, init=False)
+    homes: list[int] = field(default_factory=list, init=False)
     #: Steps per iteration of a loop: each is prefetched into separate buffers.
     unrolled: int = 1
     #: Grid loops whose tile loop is flattened with the loops inside.
     fused: frozenset[int] = frozenset()
     boxed: frozenset[int] = frozenset()
+    persistent: bool = False
 
     def __post_init__(self) -> None:
         for region in self.facts.regions:  # parents come first
             gone = region.kind == "loop" and self.runs_once(region.region)
             self.homes.append(self.homes[region.parent] if gone and region.parent is not None else region.region)
+        inner = {self.facts.regions[home].root for home in self.homes if self.facts.regions[home].kind == "loop"}
+        first = (region for region in self.facts.regions if region.parent is None and region.root not in inner)
+        #: Grid loops of persistent programs without a loop inside: Triton prefetches for their next tile.
+        self.tile_loops = frozenset(region.region for region in first) if self.persistent else frozenset()
 
     def home(self, region: int) -> int:
         """Return the region that ops of ``region`` end up in: loops of one iteration disappear."""
@@ -118,7 +124,8 @@ class _Tally:
     def pipeline_of(self, region: int) -> int | None:
         """Return the loop that prefetches for ops of ``region``; None with one stage."""
         region = self.home(region)
-        return region if self.num_stages > 1 and self.facts.regions[region].kind == "loop" else None
+        loop = self.facts.regions[region].kind == "loop" or region in self.tile_loops
+        return region if loop and self.num_stages > 1 else None
 
     def stages_of(self, loop: int) -> int:
         """Return the stages of a loop's operands, at least two.
@@ -526,8 +533,10 @@ class _Tally:
         unrolled = [each for each in self.exchanged(first) if each.region != first]
         between = max(self.at_once(own, unrolled), self.turns.get(first, 0))
         nested = self.nested(first)
-        if nested and root in self.fused and self.num_stages > 1:
+        if first in self.loops:
             # the prefetched operands of the next tile are live while this one is stored
+            return self.loops[first] + max(between, self.at_once(own, self.exchanged(first)))
+        if nested and root in self.fused and self.num_stages > 1:
             nested += max((each.size for each in self.exchanged(first) if not each.boxed), default=0)
         return max(between, self.held(own, first) + nested) if nested else between
 

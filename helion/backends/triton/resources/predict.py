@@ -35,6 +35,7 @@ def predict(
     unrolled: int = 1,
     ahead: int = 0,
     fused: frozenset[int] = frozenset(),
+    persistent: bool = False,
     parts: int = 1,
 ) -> Predicted:
     """Return the prediction for ``sizes``, the elements of every block: tiles, fixed ones, and whole dimensions
@@ -44,7 +45,7 @@ def predict(
     for ``unrolled`` steps, as do those of ``num_stages``. Loops over single indices prefetch ``ahead`` steps.
     ``descriptor_slots`` are the memory slots with tensor descriptors. ``once``: a program computes a single tile, so
     stores after its loops may reuse the operands' memory. ``fused`` are the grid loops whose tile loop is flattened
-    with the loops inside. A split reduction has ``parts``. A repeated call returns the same object, because heuristics
+    with the loops inside. ``persistent`` programs compute several tiles. A split reduction has ``parts``. A repeated call returns the same object, because heuristics
     and the legalizer look at one launch several times.
     """
     return _predict(
@@ -59,6 +60,7 @@ def predict(
         unrolled,
         ahead,
         fused,
+        persistent,
         parts,
     )
 
@@ -96,13 +98,14 @@ def _predict(
     unrolled: int,
     ahead: int,
     fused: frozenset[int],
+    persistent: bool,
     parts: int,
 ) -> Predicted:
     facts, sizes = same.facts, dict(sorted_sizes)
     registers, least, risk, done = _unstaged(same, sorted_sizes, num_warps, target)
     registers += ahead * ahead_registers(facts, sizes, num_warps, target) if ahead else 0
     last = stored_behind_loops(facts) & descriptor_slots if once else frozenset()
-    shared = shared_bytes(facts, sizes, num_warps, num_stages, target, unrolled, fused, descriptor_slots)
+    shared = shared_bytes(facts, sizes, num_warps, num_stages, target, unrolled, fused, descriptor_slots, persistent)
     shared += unrolled * descriptor_bytes(facts, sizes, descriptor_slots - last, num_stages)
     shared = max(shared, descriptor_bytes(facts, sizes, last, num_stages))
     shared = max(shared, combined_bytes(facts, sizes, num_warps, prefetch_stages, target, parts))

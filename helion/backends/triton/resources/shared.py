@@ -46,25 +46,27 @@ def shared_bytes(
     unrolled: int = 1,
     fused: frozenset[int] = frozenset(),
     descriptor_slots: frozenset[int] = frozenset(),
+    persistent: bool = False,
 ) -> int:
     """Return the largest use of shared memory per block: dot operands with the exchanges between them, or any other
     conversion.
 
     Loops prefetch operands of ``unrolled`` steps per stage. ``fused`` are the grid loops that are one loop with those
-    inside.
+    inside; ``persistent`` programs compute several tiles.
     """
+    options = (unrolled, fused, descriptor_slots, persistent)
     results = _reduction_bytes(facts, sizes, num_warps, target)
     exchanges = [Exchange(region=region, size=size) for region, size in results.items()]
     prefetched = prefetched_sources(facts, sizes, num_warps, num_stages, target) if facts.matmuls else frozenset()
     exchanges += _product_exchanges(facts, sizes, num_warps, target, prefetched, descriptor_slots)
     return max(
-        operand_bytes(facts, sizes, num_warps, num_stages, target, exchanges, unrolled, fused, descriptor_slots),
+        operand_bytes(facts, sizes, num_warps, num_stages, target, exchanges, *options),
         max((each.size for each in exchanges), default=0),
         _narrow_bytes(facts, sizes, num_warps, target),
         _transposed_bytes(facts, sizes, num_warps, target),
         _expanded_bytes(facts, sizes, num_warps * target.warp_size, target),
         _scan_bytes(facts, sizes, num_warps, target),
-        _histogram_bytes(facts, sizes, num_warps, target),
+        _atomic_bytes(facts, sizes, num_warps, target),
     )
 
 
@@ -500,12 +502,13 @@ def combined_bytes(
 
 
 def _scan_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
-    """Return the bytes that scans exchange: one element per warp, per lane next to it, and per step of all threads
-    along the axis.
-    """
+    """Return the bytes of folds and scans: an element per warp, per lane next to it, and per step along the axis."""
     most = 0
     threads = num_warps * target.warp_size
     for fact in facts.scans:
+        if fact.kind == "fold" and num_warps > 1:
+            kept = math.prod(sizes[axis] for axis in fact.tile if axis != fact.axis)
+            most = max(most, fact.itemsize * kept * num_warps)
         if fact.kind == "scan" and fact.axis is not None:
             ops = [op for op in facts.memory_ops if sorted(op.tile_axes) == sorted(fact.tile)]
             orders = {op.tile_axes if op.inner_axis in (op.tile_axes[-1], None) else op.tile_axes[::-1] for op in ops}
@@ -515,11 +518,12 @@ def _scan_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, ta
     return most
 
 
-def _histogram_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
-    """Return the bytes of the largest histogram."""
+def _atomic_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
+    """Return the bytes of the largest histogram, or of the number that an atomic on one element returns to all threads."""
     tiles = ((width_of(op.bins), math.prod(sizes[axis] for axis in op.tile_axes)) for op in facts.atomics)
     counted = (width for width, elements in tiles if counts(elements, width, num_warps, target))
-    return max((width * BIN_BYTES for width in counted), default=0)
+    returned = (op.itemsize for op in facts.atomics if not op.tile_axes)
+    return max((*(width * BIN_BYTES for width in counted), *returned), default=0)
 
 
 def _passed_on(

@@ -398,3 +398,34 @@ def test_a_result_stays_in_shared_memory_throughout_a_loop_that_multiplies_it(
     bound_kernel = bottleneck.bind((x, narrow, wide), target=gpu)
     sizes = bound_kernel.config_spec.decode(bound_kernel.config_spec.repair({"block_sizes": tile})).sizes
     assert real <= predict(bound_kernel.facts, sizes, warps, 3, target(gpu)).shared_bytes <= bound
+
+
+@helion.kernel(autotune_effort="none", backend="triton")
+def short_products(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(x.size(0), y.size(1), dtype=x.dtype, device=x.device)
+    for rows, columns in hl.tile(out.shape):
+        out[rows, columns] = (x[rows, :] @ y[:, columns]).to(x.dtype)
+    return out
+
+
+@pytest.mark.parametrize("gpu", ["sm_80", "sm_90"])
+@pytest.mark.parametrize(("dtype", "stages"), [(torch.bfloat16, 4), (torch.float32, 3)])
+def test_persistent_programs_prefetch_for_their_next_tile(gpu: str, dtype: torch.dtype, stages: int) -> None:
+    x, y = (torch.empty(shape, dtype=dtype, device="meta") for shape in ((1000, 64), (64, 300)))
+    bound = short_products.bind((x, y), target=gpu)
+    launch = {"block_sizes": [64, 64], "num_warps": 4, "num_stages": stages, "pid_type": "persistent_interleaved"}
+    assert_is_close(bound, launch | {"indexing": ["pointer"] * 3})
+
+
+@helion.kernel(autotune_effort="none")
+def ordered_bits(x: torch.Tensor, queue: torch.Tensor, out: torch.Tensor) -> None:
+    for tile in hl.tile(x.size(0)):
+        bits = hl.reduce(lambda a, b: a | b, x[tile], dim=0, other=0)
+        out[hl.atomic_add(queue, [0], 1)] = bits
+
+
+def test_folds_and_returned_numbers_are_exchanged() -> None:
+    x, queue, out = (torch.empty(n, dtype=torch.int32, device="meta") for n in (5000, 1, 10))
+    bound = ordered_bits.bind((x, queue, out), target="sm_90")
+    assert_is_close(bound, {"block_sizes": [512], "num_warps": 4})
+    assert bound.resources(bound.seeds[0].config).shared_bytes
