@@ -44,6 +44,24 @@ def consecutive(q, k, v):
     return out, logsum
 
 
+def continued(q, k, v, highest_of, total_of, acc_of):
+    """Maximum, sum and accumulator begin with those of other keys; inputs `[H, S, D]`."""
+    heads, m, _ = q.size()
+    dims, out = hl.specialize(q.size(2)), torch.empty_like(q)
+    for h, tile_m in hl.tile([heads, m], block_size=[1, None]):
+        highest, total = highest_of[h.begin, tile_m], total_of[h.begin, tile_m]
+        acc = acc_of[h.begin, tile_m, :]
+        for tile_n in hl.tile(k.size(1)):
+            scores = hl.dot(q[h.begin, tile_m, :], k[h.begin, tile_n, :].T) * dims**-0.5
+            raised = torch.maximum(highest, torch.amax(scores, -1))
+            weights, shrink = torch.exp(scores - raised[:, None]), torch.exp(highest - raised)
+            total = total * shrink + weights.sum(-1)
+            acc = hl.dot(weights.to(v.dtype), v[h.begin, tile_n, :], acc=acc * shrink[:, None])
+            highest = raised
+        out[h.begin, tile_m, :] = acc / total[:, None]
+    return out
+
+
 def sinks(q, k, v, sink, first: hl.constexpr):
     """Maximum and sum begin with a key without a value, of its own score for each head. Some queries see no other."""
     batch, heads, m, _ = q.size()

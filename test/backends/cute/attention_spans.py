@@ -188,6 +188,51 @@ def paged(q, k, v, table, lengths, page: hl.constexpr):
     return out
 
 
+def pooled(q, k, v, table, lengths, page: hl.constexpr):
+    """The same of keys `[P, page, G, D]`: a tile of keys is a page."""
+    dims = hl.specialize(q.size(3))
+    batch, groups, shared = hl.specialize((q.size(0), q.size(1), q.size(2)))
+    out = torch.empty_like(q)
+    for tile_b, tile_g, rows in hl.tile([batch, groups, shared], block_size=[1, 1, None]):
+        b, g = tile_b.begin, tile_g.begin
+        query = q[b, g, rows, :]
+        highest = hl.full([rows], -1e30, dtype=torch.float32)
+        total = hl.zeros([rows], dtype=torch.float32)
+        acc = hl.zeros([rows, dims], dtype=torch.float32)
+        for tile in hl.tile(0, lengths[b], block_size=page):
+            own, at = table[b, tile.id], tile.index - tile.begin
+            scores = hl.dot(query, k[own, at, g, :].T) * dims**-0.5
+            raised = torch.maximum(highest, torch.amax(scores, -1))
+            weights, shrink = torch.exp(scores - raised[:, None]), torch.exp(highest - raised)
+            total = total * shrink + weights.sum(-1)
+            acc = hl.dot(weights.to(v.dtype), v[own, at, g, :], acc=acc * shrink[:, None])
+            highest = raised
+        out[b, g, rows, :] = acc / torch.where(total > 0, total, 1.0)[:, None]
+    return out
+
+
+def listed(q, k, v, blocks, counts, size: hl.constexpr):
+    """Queries `[H, M, D]` whose tiles see the blocks of keys in a list `[H, M / size, N / size]`, and as many as ``counts``."""
+    heads, m, _ = q.size()
+    dims, out = hl.specialize(q.size(2)), torch.empty_like(q)
+    for tile_h, tile_m in hl.tile([heads, m], block_size=[1, size]):
+        head, number = tile_h.begin, tile_m.id
+        query = q[head, tile_m, :]
+        highest = hl.full([tile_m], float("-inf"), dtype=torch.float32)
+        total = hl.zeros([tile_m], dtype=torch.float32)
+        acc = hl.zeros([tile_m, dims], dtype=torch.float32)
+        for tile_n in hl.tile(0, counts[head, number] * size):
+            rows = blocks[head, number, tile_n.index // size] * size + tile_n.index % size
+            scores = hl.dot(query, k[head, rows, :].T) * dims**-0.5
+            raised = torch.maximum(highest, torch.amax(scores, -1))
+            weights, shrink = torch.exp(scores - raised[:, None]), torch.exp(highest - raised)
+            total = total * shrink + weights.sum(-1)
+            acc = hl.dot(weights.to(v.dtype), v[head, rows, :], acc=acc * shrink[:, None])
+            highest = raised
+        out[head, tile_m, :] = acc / total[:, None]
+    return out
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sequences:
     """Lengths of sequences of queries and keys, one after another, with some rows of no sequence at the end."""
@@ -325,3 +370,22 @@ def of_paged(q, k, v, table, lengths, page):
         scores = torch.einsum("grd,ngd->grn", q[b].double(), k[rows].double()) * q.size(3) ** -0.5
         out[b] = torch.einsum("grn,ngd->grd", torch.softmax(scores, -1), v[rows].double())
     return out
+
+
+def listed_of(heads, m, n, dims, size, device="cpu"):
+    """Return arguments of ``listed``, and the blocks that each tile sees. Others in the list are no blocks."""
+    q, k, v = (torch.randn(heads, rows, dims).add(0.2).bfloat16() for rows in (m, n, n))
+    tiles, most = m // size, n // size
+    order = torch.argsort(torch.rand(heads, tiles, most), -1)
+    counts = torch.randint(1, most + 1, (heads, tiles))
+    kept = torch.arange(most) < counts[..., None]
+    seen = torch.zeros(heads, tiles, most, dtype=torch.bool).scatter(-1, order, kept)
+    blocks = torch.where(kept, order, -7).int()
+    return (*(x.to(device) for x in (q, k, v, blocks, counts.int())), size), seen.to(device)
+
+
+def of_listed(q, k, v, seen, size):
+    """Return the result of ``listed`` in fp64."""
+    wide = seen.repeat_interleave(size, 1).repeat_interleave(size, 2)
+    scores = q.double() @ k.double().mT * q.size(2) ** -0.5
+    return torch.softmax(scores.masked_fill(~wide, float("-inf")), -1) @ v.double()

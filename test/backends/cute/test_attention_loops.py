@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from backends.cute import attention_loops as loops
 from backends.cute.edited_source import edited
 
 import helion
@@ -92,8 +93,8 @@ WEIGHTS_CHANGES = {
     "sums of rounded weights": ("weights.sum(-1)", "weights.to(v.dtype).float().sum(-1)", "carries the accumulator"),
     "sums of squares": ("weights.sum(-1)", "(weights * weights).sum(-1)", "carries the accumulator"),
     "a rescaled accumulator": ("acc=acc)", "acc=acc * 0.5)", "carries the accumulator"),
-    "an initial sum": ("hl.zeros([tile_m], dtype", "hl.full([tile_m], 2.0, dtype", "initial"),
-    "an initial accumulator": ("hl.zeros([tile_m, dims], dtype", "hl.full([tile_m, dims], 2.0, dtype", "initial"),
+    "an initial sum": ("hl.zeros([tile_m], dtype", "hl.full([tile_m], 2.0, dtype", None),
+    "an initial accumulator": ("hl.zeros([tile_m, dims], dtype", "hl.full([tile_m, dims], 2.0, dtype", None),
     "weights of the sum": ("torch.sigmoid(scores)", "torch.sigmoid(scores + total[:, None])", "other values of the loop"),
     "rounded products": ("acc = hl.dot(weights.to(v.dtype), v[tile_h.begin, tile_n, :], acc=acc)",
                          "acc = acc + torch.mm(weights.to(v.dtype), v[tile_h.begin, tile_n, :])", None),
@@ -169,3 +170,22 @@ def test_the_tile_before_the_keys_before_it(tmp_path: Path) -> None:
     swapped = TWO_LOOPS[:start] + TWO_LOOPS[middle:end] + TWO_LOOPS[start:middle] + TWO_LOOPS[end:]
     assert swapped.index("hl.tile(tile_m.begin") < swapped.index("hl.tile(0")
     _compare(swapped, "import torch", "import torch", None, tmp_path)
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_values_of_earlier_keys(static: bool) -> None:
+    """The loop begins with the maximum, the sum and the accumulator of other keys. One query has seen none of them."""
+    torch.manual_seed(3)
+    q, k, v = (torch.randn(2, rows, 64).bfloat16() + 0.1 for rows in (150, 230, 230))
+    scores = q.double() @ k.double().mT / 8
+    before = scores[..., :100].clone()
+    before[0, 5] = -1e30
+    highest = before.amax(-1)
+    weights = torch.exp(before - highest[..., None])
+    weights[0, 5] = 0.0
+    given = (highest, weights.sum(-1), weights @ v[:, :100].double())
+    scores[0, 5, :100] = float("-inf")
+    attend = helion.kernel(loops.continued, backend="cute", static_shapes=static)
+    found = attend(q, k[:, 100:], v[:, 100:], *(x.float() for x in given))
+    wanted = torch.softmax(scores, -1) @ v.double()
+    assert (found.double() - wanted).norm() < 4e-3 * wanted.norm()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import random
 from pathlib import Path
@@ -115,6 +116,52 @@ def test_keys_in_pages(static: bool, page: int, numbers_of: torch.dtype) -> None
     assert not found[1].any(), "a sequence without keys gives 0"
 
 
+@pytest.mark.parametrize(("static", "by_heads", "page"), [(True, False, 64), (False, True, 64), (False, False, 128)])
+def test_pages_as_a_dimension(static: bool, by_heads: bool, page: int) -> None:
+    """Heads of a page follow each other, or have whole pages of rows."""
+    torch.manual_seed(6)
+    q, k, v, *others = spans.paged_of([200, 0, 64, 301], page, 12, 2, 4, 64)
+    if by_heads:
+        k, v = (x.unflatten(0, (-1, page)).transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v))
+    given = (q, *(x if by_heads else x.unflatten(0, (-1, page)) for x in (k, v)), *others)
+    close(
+        helion.kernel(spans.pooled, backend="cute", static_shapes=static)(*given),
+        spans.of_paged(q, *(x.flatten(0, 1) for x in given[1:3]), *others),
+    )
+
+
+@pytest.mark.parametrize(("static", "size"), [(True, 64), (False, 128)])
+def test_blocks_of_a_list(static: bool, size: int) -> None:
+    torch.manual_seed(9)
+    given, seen = spans.listed_of(3, 2 * size, 4 * size, 64, size)
+    found = helion.kernel(spans.listed, backend="cute", static_shapes=static)(*given)
+    close(found, spans.of_listed(*given[:3], seen, size))
+
+
+LISTS = {
+    "a tile that is not full": (("q, k, v,", "q[:, :100], k, v,"), "100 queries are no multiple of the 64 of a tile"),
+    "positions of queries": (("tile_m.id", "tile_m.begin // 64"), "no arithmetic of the head"),
+    "other tiles": (("block_size=[1, size]", "block_size=[1, 96]"), "tiles of 96 queries|no multiple"),
+    "a list for each query": (("blocks[head, number,", "blocks[head, tile_m.begin,"), "no arithmetic of the head"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_other_lists_are_refused(name: str, tmp_path: Path) -> None:
+    (old, new), message = LISTS[name]
+    given, _ = spans.listed_of(2, 128, 256, 64, 64)
+    function_: Any = spans.listed
+    if old in "q, k, v,":
+        given = (given[0][:, :100].contiguous(), *given[1:])
+    else:
+        text = Path(spans.__file__).read_text()
+        start, end = text.index("def listed("), text.index("@dataclasses.dataclass")
+        head = "import torch\nimport helion\nimport helion.language as hl\n\n\n"
+        function_ = changed(head + text[start:end], old, new, tmp_path / "lists.py").listed
+    with pytest.raises(exc.CuteUnsupported, match=message):
+        helion.kernel(function_, backend="cute").bind(given)
+
+
 def test_sequences_of_outputs_in_float32() -> None:
     torch.manual_seed(8)
     q, k, v, cu_q, cu_k, longest, *_ = spans.packed_of((100, 1, 130), (150, 40, 130), 4, 4, 64, 96, False)
@@ -160,6 +207,9 @@ def test_printed_pages_are_those_of_the_table() -> None:
             row = eval(printed_spans.row_of_page(made, made.problem.k, f"({block})"), {**names, "head_0": 0})
             at = block * keys
             assert row + at == int(table[0, at // 128]) * 128 + at % 128
+            apart = dataclasses.replace(made.problem.k, pages=dataclasses.replace(made.problem.k.pages, distance=1000))
+            row = eval(printed_spans.row_of_page(made, apart, f"({block})"), {**names, "head_0": 0})
+            assert row + at == int(table[0, at // 128]) * 1000 + at % 128
     with pytest.raises(Refusal, match="blocks of 96 keys in pages of 128"):
         plan_attention(problem, AttentionChoice(groups=1, keys=96), target("sm_90"))
 
@@ -167,7 +217,7 @@ def test_printed_pages_are_those_of_the_table() -> None:
 PAGES = {
     "another size": ("tile.index // page", "tile.index // (page + 64)"),
     "another rest": ("tile.index % page", "tile.index % (page * 2)"),
-    "another distance": ("] * page", "] * (2 * page)"),
+    "a distance that is loaded": ("] * page", "] * lengths[b]"),
 }
 
 

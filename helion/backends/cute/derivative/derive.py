@@ -95,9 +95,10 @@ def _attention(program: Program) -> Attention | None:
     if not has_attention(program):
         return None
     try:
-        return attention_of(program, packed=False)
+        found = attention_of(program, packed=False)
     except (Refusal, NeedsValue):
         return None
+    return None if found.loops.rows else found
 
 
 def _aligned(program: Program | None) -> tuple[bool, bool] | None:

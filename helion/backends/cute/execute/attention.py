@@ -200,7 +200,7 @@ def _rows(
     if table is not None and matrix.pages is not None:
         size = matrix.pages.size
         for at in range(span.start, span.stop):
-            row = int(table[0, at // size]) * size + at % size
+            row = int(table[0, at // size]) * matrix.pages.distance + at % size
             held[at] = _matrix(matrix, tensor, head, row + 1)[row]
         return held
     held[span] = _matrix(matrix, tensor, head, span.stop)[span.start :]

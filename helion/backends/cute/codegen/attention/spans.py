@@ -172,7 +172,9 @@ def row_of_page(plan: ScorePlan, matrix: Matrix, block: str) -> str:
     assert pages is not None
     page = f"{block} // {pages.size // plan.keys}" if pages.size != plan.keys else block
     loaded = read(plan, pages.table, head_axes(plan.problem), "0", page, pages.most)
-    return f"(cutlass.Int32({loaded}) - {page}) * {pages.size}"
+    if is_known(pages.distance) and pages.distance == pages.size:
+        return f"(cutlass.Int32({loaded}) - {page}) * {pages.size}"
+    return f"cutlass.Int32({loaded}) * {text_of(pages.distance)} - ({page}) * {pages.size}"
 
 
 def end_of(plan: ScorePlan, matrix: Matrix, end: str) -> str:

@@ -18,8 +18,8 @@ from ...plan.refusal import Refusal
 from ..names import name_of
 from .formula import FormulaReader
 from .loops import Loops
-from .operands import check_dot, loaded
-from .places import access_of, check_reach, matrix_of
+from .operands import check_dot, loaded, matrix_of
+from .places import access_of, check_reach
 
 SUM = "sum"
 _LINEAR = (("neg", [True]), ("mul", [True, False]), ("mul", [False, True]), ("div", [True, False]))

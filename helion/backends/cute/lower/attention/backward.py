@@ -31,9 +31,9 @@ from .formula import FormulaReader
 from .lefts import EXPONENTIALS, Lefts, Visible
 from .loops import Loops, check_axis, is_tile
 from .numbers import LaunchNumbers
-from .operands import check_dot, loaded
+from .operands import check_dot, check_storage, check_strides, loaded, matrix_of
 from .outputs import unrounded
-from .places import access_of, check_reach, check_storage, check_strides, matrix_of
+from .places import access_of, check_reach
 from .ranges import check_range, key_range
 from .values import name_of_op, same_value, terms_of
 

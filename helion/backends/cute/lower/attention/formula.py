@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,11 +16,12 @@ from ...plan.attention.records import KEY_INDEX, QUERY_INDEX, Formula
 from ...plan.dtypes import FLOAT_DTYPES, PITCH
 from ...plan.epilogue import COLUMN_NUMBER, MAX_NUMBERED, ROW_NUMBER, Constant, Instruction, constant
 from ...plan.refusal import Refusal
+from ..batch import POSITION
 from ..chain import ARITHMETIC, COMPARISONS, ROUNDED, SPELLED, TRUTH, Reference, constant_of
 from ..names import name_of
 from .band import last_key
-from .loops import Loops
-from .places import access_of, check_reach, computed_index, offsets_of, place_of_value
+from .loops import Loops, is_position
+from .places import access_of, check_reach, computed_index, place_of_value
 from .values import name_of_op
 
 INTEGERS = (torch.int32, torch.int64)
@@ -401,3 +402,58 @@ class FormulaReader:
 def _is_long(extent: int) -> bool:
     """Return whether a dimension may have more than one element."""
     return not is_known(extent) or extent > 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offsets:
+    """An integer that is a sum of multiples of positions: its terms by block, and a constant. ``wide`` has 64 bits."""
+
+    terms: Mapping[int, Number]
+    constant: Number
+    wide: bool
+
+
+def offsets_of(loops: Loops, value: Operand, what: str) -> Offsets:
+    """Return an integer of the program as a sum of multiples of positions. Raises ``Refusal``."""
+    if not isinstance(value, Value):
+        return Offsets(terms={}, constant=int(value), wide=False)
+    made, wide = loops.stripped(value), value.dtype == torch.int64
+    block = is_position(made, POSITION)
+    if block is not None and block in loops.heads:
+        return Offsets(terms={block: 1}, constant=0, wide=wide)
+    if (
+        made is not None
+        and made.kind == "iota"
+        and not made.attrs.relative
+        and (made.attrs.start, made.attrs.step) == (0, 1)
+    ):
+        return Offsets(terms={made.attrs.block: 1}, constant=0, wide=wide)
+    if made is not None and made.kind == "number" and made.attributes(NumberAttrs).expr.kind is int:
+        return Offsets(terms={}, constant=made.attributes(NumberAttrs).expr, wide=wide)
+    if made is not None and made.kind == "full":
+        return replace(offsets_of(loops, made.operands[0], what), wide=wide)
+    name = made.attrs.name if made is not None and isinstance(made.attrs, PointwiseAttrs) else ""
+    if made is not None and name in ("cast", "add", "sub", "mul") and not value.dtype.is_floating_point:
+        parts = [offsets_of(loops, each, what) for each in made.operands]
+        exact = all(isinstance(each.constant, int) and len(each.terms) < 2 for each in parts)
+        if name != "cast" or parts[0].wide or not wide or exact:  # else sums of 32 bits may have wrapped
+            return _computed(name, parts, wide, what)
+    raise Refusal(
+        f"offsets of {what} other than sums of multiples of positions, in one integer type, are not implemented"
+    )
+
+
+def _computed(name: str, parts: Sequence[Offsets], wide: bool, what: str) -> Offsets:
+    one, other = parts[0], parts[-1]
+    if name == "cast":
+        return replace(one, wide=wide)
+    if name == "mul":
+        one, other = (other, one) if not one.terms else (one, other)
+        if other.terms:
+            raise Refusal(f"offsets of {what} that are products of positions are not implemented")
+        terms = {block: factor * other.constant for block, factor in one.terms.items()}
+        return Offsets(terms=terms, constant=one.constant * other.constant, wide=wide)
+    sign = -1 if name == "sub" else 1
+    blocks = dict.fromkeys((*one.terms, *other.terms))
+    terms = {block: one.terms.get(block, 0) + sign * other.terms.get(block, 0) for block in blocks}
+    return Offsets(terms=terms, constant=one.constant + sign * other.constant, wide=wide)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ....._compiler.ir.grammar import (
     ForAttrs,
     HostTensor,
+    IotaAttrs,
     LoopAxis,
     Op,
     Operand,
@@ -50,6 +51,9 @@ class Loops:
     """Integers that are loaded for each head, and their arguments of a launch."""
     terms: tuple[Op, ...] = ()
     """The dots of the scores, of parts of the dimensions of a head."""
+    rows: int = 0
+    """The queries of a fixed tile whose number selects what is loaded, as the blocks of keys that it sees: then each tile is a
+    head, and its number the last coordinate. Otherwise 0."""
 
     def maker(self, value: Operand) -> Op | None:
         return self.makers.get(value.number) if isinstance(value, Value) else None
@@ -98,9 +102,35 @@ class Loops:
         return self.program.tensors[op.attrs.tensor]
 
     def extent(self, block: int) -> int:
-        """Return the elements of a block. Raises ``Refusal`` if they depend on data."""
+        """Return the elements of a block, or of the queries of a head. Raises ``Refusal`` if they depend on data."""
+        return self.rows if self.rows and block == self.queries else self._extent(block)
+
+    def _extent(self, block: int) -> int:
         found = self.program.blocks[block]
         return self.numbers.of(size(found.extent), f"size_{found.name or found.id}")
+
+    @property
+    def tiles(self) -> int:
+        """The number of tiles of ``rows`` queries, all of them full. Launches check those that only they know. Raises ``Refusal``."""
+        queries = self._extent(self.queries)
+        number = self.numbers.number(queries)
+        if is_known(queries) and queries % self.rows:
+            raise Refusal(
+                f"{queries} queries are no multiple of the {self.rows} of a tile whose id the kernel reads; pad them to one"
+            )
+        if not is_known(queries):
+            self.numbers.units.setdefault(self.numbers.of(number % self.rows + 1, "rest_queries"))
+        return self.numbers.of(number // self.rows, "size_tiles")
+
+    def check_queries(self, shape: int, name: str) -> None:
+        """Check that a tensor has the queries of all tiles. Raises ``Refusal``."""
+        if not equal(self.numbers.number(shape), self.numbers.number(self._extent(self.queries))):
+            raise Refusal(f"{name} has {int(shape)} queries, of which tiles cover another number")
+
+    @property
+    def tile_axis(self) -> int:
+        """The number of the coordinate of a head that is the number of its tile."""
+        return len(self.heads)
 
 
 def has_attention(program: Program) -> bool:
@@ -197,7 +227,16 @@ def loops_of(program: Program) -> Loops:
         second=chain.second,
         terms=chain.terms,
         numbers=LaunchNumbers(program.host.specialized),
+        rows=_numbered_rows(program, tile),
     )
+
+
+def _numbered_rows(program: Program, tile: int) -> int:
+    """Return the queries of a fixed tile of which the program reads the number and no other position, or 0."""
+    rows, attrs = program.blocks[tile].size, [op.attrs for op in program.walk()]
+    fields = {each.field for each in attrs if isinstance(each, TileAttrs) and each.block == tile}
+    counted = any(isinstance(each, IotaAttrs) and each.block == tile for each in attrs)
+    return rows if isinstance(rows, int) and fields == {"id"} and not counted else 0
 
 
 def _whole(program: Program, scores: Op) -> list[int | None]:

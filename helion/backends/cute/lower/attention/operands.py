@@ -9,16 +9,19 @@ from dataclasses import replace
 import torch
 
 from ....._compiler.ir.grammar import DotAttrs, Op, Operand, PointwiseAttrs, Value
-from ....._shapes import Expr, dtype_name
+from ....._shapes import Expr, dtype_name, hint_of
+from ...plan.attention.launch import strides_of
 from ...plan.attention.numbers import is_known
 from ...plan.attention.operands import Matrix
-from ...plan.attention.records import Formula
+from ...plan.attention.records import Formula, ScoreProblem
 from ...plan.epilogue import Constant
 from ...plan.refusal import Refusal
 from ..chain import ROUNDED
+from ..names import name_of
+from ..numbers import dividing
 from .formula import FormulaReader
 from .loops import Loops
-from .places import access_of, matrix_of
+from .places import access_of
 from .values import is_widening, name_of_op
 
 QUERY = "query"
@@ -186,3 +189,89 @@ def table_of(loops: Loops) -> tuple[int | Expr, ...]:
     """Return the argument of a launch for the table of pages of k, if there is one."""
     access = access_of(loops, loaded(loops, loops.terms[0].operands[1], "k"))
     return tuple(table for _, table in access.pages.values())
+
+
+def matrix_of(loops: Loops, op: Op, rows: int, what: str, spanned: bool = False, may_turn: bool = False) -> Matrix:
+    """Return the matrix of a head whose rows are those of block ``rows``, or with ``spanned`` a span of them. With
+    ``may_turn``, rows may be contiguous instead of columns. Raises ``Refusal``."""
+    access = access_of(loops, op)
+    if not spanned or (access.pages and rows != loops.keys):
+        access.check_plain()
+    if {*access.rows, *access.ends} - {rows}:
+        raise Refusal(f"{access.tensor.name} is no matrix of all dimensions of {what}")
+    others = [block for block in access.strides if block != rows]
+    if rows not in access.strides or len(others) != 1:
+        raise Refusal(f"{access.tensor.name} is no matrix of {what} for each head")
+    (columns,) = others
+    if not is_known(access.extents[columns]):
+        raise Refusal(
+            f"{access.tensor.name} has a number of dimensions of a head that is known only at launch; use hl.specialize on it"
+        )
+    turned = may_turn and access.strides[rows] == 1 and access.strides[columns] != 1
+    contiguous = turned or access.strides[columns] == 1 or loops.require_one(access.strides[columns])
+    if not contiguous and access.extents[columns] > 1:
+        raise Refusal(
+            f"{access.tensor.name} has a stride of {int(access.strides[columns])} along the dimensions of a head; it must be"
+            " contiguous there"
+        )
+    return Matrix(
+        name=name_of(access.tensor),
+        dtype=dtype_name(access.tensor.dtype),
+        columns=access.extents[columns],
+        pitch=access.strides[columns if turned else rows],
+        offset=access.offset,
+        modes=access.modes,
+        row=access.rows.get(rows),
+        pages=access.pages[rows][0] if rows in access.pages else None,
+        turned=turned,
+    )
+
+
+KINDS = (
+    "number",
+    "tile",
+    "iota",
+    "full",
+    "load",
+    "store",
+    "pointwise",
+    "reduce",
+    "dot",
+    "view",
+    "mask",
+    "for",
+    "random",
+)
+
+
+def check_storage(loops: Loops, added: Sequence[Op] = ()) -> None:
+    """Check that the program only loads and stores, but for what the loop has ``added``, and does not read what it writes. Raises
+    ``Refusal``."""
+    others = [op.kind for op in loops.program.walk() if op.kind not in KINDS and op not in added]
+    if others:
+        raise Refusal(f"{others[0]} in attention is not implemented")
+    for op in added:
+        accesses = [
+            each for each in loops.program.walk() if each.kind in ("load", "store", "atomic") and each is not op
+        ]
+        if loops.tensor(op).storage in [loops.tensor(each).storage for each in accesses]:
+            raise Refusal(f"{loops.tensor(op).name} is added to, and read or stored by the kernel as well")
+    read = {loops.tensor(op).storage for op in loops.program.walk() if op.kind == "load"}
+    for op in loops.program.walk():
+        if op.kind == "store" and (loops.tensor(op).storage in read or op not in (*loops.root.body.ops, *added)):
+            raise Refusal(f"{loops.tensor(op).name} is stored in the loop over keys, or read by the kernel as well")
+
+
+def check_strides(loops: Loops, problem: ScoreProblem) -> None:
+    """Check strides of arguments that only launches know: for the bound arguments, TMA takes them. Launches check the others.
+    Raises ``Refusal``."""
+    for matrix in problem.matrices:
+        for name, multiple in strides_of([matrix], []).items():
+            number = loops.numbers.expressions[name]
+            known = isinstance(number, Expr) and all(
+                leaf.args[0] in loops.program.host.symbols for leaf in number.leaves()
+            )
+            if known and dividing(multiple, number) is None:
+                raise Refusal(
+                    f"{matrix.name} has a stride or offset of {hint_of(number)} elements; TMA needs a multiple of {multiple}"
+                )

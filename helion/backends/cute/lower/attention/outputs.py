@@ -8,13 +8,14 @@ from ....._compiler.ir.grammar import Op, Operand
 from ....._shapes import dtype_name
 from ...plan.attention.operands import Matrix
 from ...plan.attention.records import AttentionOutput, Formula
-from ...plan.epilogue import constant
+from ...plan.epilogue import Constant, constant
 from ...plan.refusal import Refusal
 from ..chain import ROUNDED, Reference
 from ..names import name_of
 from .formula import FormulaReader
 from .loops import Loops
-from .places import access_of, check_reach, matrix_of
+from .operands import matrix_of
+from .places import access_of, check_reach
 from .softmax import Softmax, Start
 from .values import name_of_op
 
@@ -44,13 +45,13 @@ class Finish:
         self.reader.known[self.loops.loop.results[at].number] = value
 
     def _with(self, start: Start, unit: float) -> tuple[Reference, Reference, Reference]:
-        """Return the accumulator, the sum and the maximum of the program, whose initial maximum and sum count.
+        """Return the accumulator, the sum and the maximum of the program, whose initial values count.
 
         The kernel begins with a maximum of ``UNSEEN`` and a sum of 0. Both sums become relative to the larger maximum.
         """
         step, read = self.reader.step, self.reader.read
         assert start.held is not None
-        initial, total = map(read, start.held)
+        initial, total, accumulator = map(read, start.held)
         unseen = step("le", (MAXIMUM, constant(start.maximum)))
         highest = step("where", (unseen, initial, step("maximum", (MAXIMUM, initial))))
 
@@ -59,12 +60,17 @@ class Finish:
             return step("where", (same, constant(otherwise), power))
 
         shrunk = factor(MAXIMUM, unseen, 0.0)
-        share = step("mul", (total, factor(initial, step("eq", (initial, highest)), 1.0)))
-        return (
-            step("mul", (ACCUMULATOR, shrunk)),
-            step("add", (step("mul", (TOTAL, shrunk)), share)),
-            highest,
-        )
+        share = factor(initial, step("eq", (initial, highest)), 1.0)
+        totals = step("mul", (total, share))
+        accumulated = step("mul", (ACCUMULATOR, shrunk))
+        if not _is_zero(accumulator):
+            accumulated = step("add", (accumulated, step("mul", (accumulator, share))))
+        return accumulated, step("add", (step("mul", (TOTAL, shrunk)), totals)), highest
+
+    def know_from(self, at: int, value: Reference) -> None:
+        """Let ``value``, plus what the program begins with, be the result of the loop at position ``at``."""
+        begin = self.reader.read(self.loops.loop.operands[at])
+        self.know(at, value if _is_zero(begin) else self.reader.step("add", (value, begin)))
 
     def outputs(self) -> tuple[AttentionOutput, ...]:
         """Return the outputs, the matrix first, and set the formula and the ids of their tensors."""
@@ -100,6 +106,10 @@ class Finish:
             row=access.rows.get(self.loops.queries),
         )
         return AttentionOutput(name=name, value=numbers[name], kind="query", dtype=dtype, matrix=matrix)
+
+
+def _is_zero(value: Reference) -> bool:
+    return isinstance(value, Constant) and float(value.text) == 0
 
 
 def unrounded(loops: Loops, store: Op) -> Operand:

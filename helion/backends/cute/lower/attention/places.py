@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from ....._compiler.ir.grammar import HostTensor, Index, MemoryAttrs, NumberAttrs, Op, Operand, PointwiseAttrs, Value
-from ....._shapes import Expr, Number, dtype_name, fixed_at, hint_of
-from ...plan.attention.launch import strides_of
+from ....._shapes import Expr, Number, dtype_name, fixed_at
 from ...plan.attention.numbers import is_known
-from ...plan.attention.operands import INTEGERS, Matrix, Mode, Pages, Place, Source
-from ...plan.attention.records import ScoreProblem
+from ...plan.attention.operands import INTEGERS, Mode, Pages, Place, Source
 from ...plan.dtypes import PITCH
 from ...plan.refusal import Refusal
 from ..batch import POSITION
 from ..names import name_of
-from ..numbers import dividing, equal
+from ..numbers import equal
 from .loops import Loops, is_position
 
 MOST_ELEMENTS = 2**31
@@ -70,8 +65,9 @@ def access_of(loops: Loops, op: Op, left_out: int | None = None) -> Access:
     rows, pages = dict[int, Place](), dict[int, tuple[Pages, int | Expr]]()
     offset: Number = 0
     name = name_of(tensor)
+    pool, found = _pool_of(loops, op)
     for at, index in enumerate(attrs.indices):
-        if at == left_out:
+        if at in (left_out, pool):
             continue
         shape = numbers.of(tensor.shape[at], f"size_{name}_{at}")
         stride = numbers.of(tensor.strides[at], f"stride_{name}_{at}", PITCH)
@@ -80,13 +76,15 @@ def access_of(loops: Loops, op: Op, left_out: int | None = None) -> Access:
             strides[index.block], extents[index.block] = stride, loops.extent(index.block)
             offset = offset + numbers.number(stride) * index.shift
             continue
-        paged = pages_of(loops, op, index)
-        if paged is not None:
-            pages[loops.keys] = paged
+        paged = found.get(at) or pages_of(loops, op, index)
+        pages |= {} if paged is None else {loops.keys: paged}
         block, row = (loops.keys, ZERO) if paged is not None else _block_of(loops, op, index)
         if block is not None and block not in loops.heads:
             if block in strides:
                 raise Refusal(f"{tensor.name} is indexed twice by one tile")
+            if loops.rows and block == loops.queries:
+                modes += _of_tiles(loops, op, shape, stride)
+                shape = loops.rows
             is_whole = loops.program.blocks[block].kind == "full"
             if index.kind == "tensor" and is_whole and loops.extent(block) != shape:
                 raise Refusal(
@@ -134,24 +132,85 @@ def _is_slice(loops: Loops, index: Index) -> bool:
 
 
 def pages_of(loops: Loops, op: Op, index: Index) -> tuple[Pages, int | Expr] | None:
-    """Return the pages that an index ``table[..., tile.index // size] * size + tile.index % size`` selects, and the argument
-    of a launch for the table; None for other indices. Raises ``Refusal``."""
+    """Return the pages that an index ``table[..., tile.index // size] * distance + tile.index % size`` selects, and the argument
+    of a launch for the table; None for other indices. A fixed tile of keys is a page as well, by its ``id``."""
     made = loops.stripped(op.operands[index.operand]) if index.kind == "tensor" and index.operand is not None else None
     if made is None or made.attrs != PointwiseAttrs("add"):
         return None
     for one, other in (made.operands, made.operands[::-1]):
-        size, times = _operand_of(loops, other, ("mod", "remainder")), _product_of(loops, one)
-        if size is None or times is None:
-            continue
-        load, distance = times
-        found = _table(loops, load, size)
-        if found is None or tile_of(loops, _core(loops, other).operands[0]) != loops.keys:
-            continue
-        table, most = found
-        if distance != size:
-            raise Refusal(f"pages of {size} rows every {distance} rows are not implemented")
-        return Pages(table=table, size=size, most=most), loops.tensor(load).id
+        size, times = _size_of_page(loops, other), _product_of(loops, one)
+        found = None if not size or times is None else _table(loops, times[0], size)
+        if times is not None and found is not None:
+            table, most = found
+            return Pages(table=table, size=size, most=most, distance=times[1]), loops.tensor(times[0]).id
     return None
+
+
+def _page_size(loops: Loops, op: Op, index: Index) -> int:
+    return 0 if index.operand is None else _size_of_page(loops, op.operands[index.operand])
+
+
+def _size_of_page(loops: Loops, value: Operand) -> int:
+    """Return the size of pages in which a value is the index of a key, or 0."""
+    if not isinstance(value, Value) or loops.stripped(value) is None:
+        return 0
+    size = _operand_of(loops, value, ("mod", "remainder"))
+    made = _core(loops, value)
+    if size is not None:
+        return size if tile_of(loops, made.operands[0]) == loops.keys else 0
+    relative = made.kind == "iota" and made.attrs.relative and made.attrs.block == loops.keys
+    if made.attrs == PointwiseAttrs("sub") and tile_of(loops, made.operands[0]) == loops.keys:
+        relative = is_position(loops.stripped(made.operands[1]), ("begin",)) == loops.keys
+    own = loops.program.blocks[loops.keys].size
+    return own if relative and isinstance(own, int) else 0
+
+
+def _pool_of(loops: Loops, op: Op) -> tuple[int | None, dict[int, tuple[Pages, int | Expr]]]:
+    """Return the number of the index that selects a page, and the pages by the number of that of a row.
+
+    An example is ``pool[table[..., tile.id], tile.index - tile.begin]``. Raises ``Refusal``.
+    """
+    indices, tensor = op.attributes(MemoryAttrs).indices, loops.tensor(op)
+    given = [None if each.operand is None else loops.stripped(op.operands[each.operand]) for each in indices]
+    rows = [at for at, index in enumerate(indices) if index.kind == "tensor" and _page_size(loops, op, index)]
+    for at, (index, load) in enumerate(zip(indices, given, strict=True)):
+        plain = index.kind == "scalar" and fixed_at(index.shift, 0) and len(rows) == 1
+        if not plain or load is None or load.kind != "load":
+            continue
+        (row,) = rows
+        size = _page_size(loops, op, indices[row])
+        found = _table(loops, load, size)
+        if found is None:
+            continue
+        name, numbers, (table, most) = name_of(tensor), loops.numbers, found
+        if isinstance(tensor.shape[row], int) and size > tensor.shape[row]:
+            raise Refusal(
+                f"{tensor.name} has pages of {tensor.shape[row]} rows, and tiles of {size} keys are read of each"
+            )
+        between, pitch = (numbers.of(tensor.strides[each], f"stride_{name}_{each}", PITCH) for each in (at, row))
+        distance = rows_between(loops, between, pitch, name)
+        return at, {row: (Pages(table=table, size=size, most=most, distance=distance), loops.tensor(load).id)}
+    return None, {}
+
+
+def _of_tiles(loops: Loops, op: Op, queries: int, stride: int) -> list[Mode]:
+    """Return the dimension of the tiles of queries, each of which is a head. Raises ``Refusal``."""
+    name = name_of(loops.tensor(op))
+    loops.check_queries(queries, name)
+    between = loops.numbers.of(loops.numbers.number(stride) * loops.rows, f"stride_{name}_tiles", PITCH)
+    tiles = loops.tiles
+    return [] if tiles == 1 else [Mode(size=tiles, stride=between, at=_tile_of_head(loops))]
+
+
+def rows_between(loops: Loops, stride: int, pitch: int, name: str) -> int:
+    """Return the rows that lie between two elements with a distance of ``stride``. Launches check that these are whole."""
+    if is_known(stride) and is_known(pitch):
+        if stride % pitch:
+            raise Refusal(f"{name} has pages every {stride} elements, which is no multiple of the {pitch} of a row")
+        return stride // pitch
+    one, other = (loops.numbers.number(each) for each in (stride, pitch))
+    loops.numbers.units.setdefault(loops.numbers.of(one % other + 1, f"rest_{name}"))
+    return loops.numbers.of(one // other, f"rows_{name}")
 
 
 def _core(loops: Loops, value: Operand) -> Op:
@@ -175,11 +234,12 @@ def _operand_of(loops: Loops, value: Operand, names: tuple[str, ...]) -> int | N
 
 def _product_of(loops: Loops, value: Operand) -> tuple[Op, int] | None:
     """Return the load and the integer whose product a value is, or None."""
-    number = _operand_of(loops, value, ("mul",))
-    if number is None:
+    if not isinstance(value, Value) or loops.stripped(value) is None:
         return None
-    load = _core(loops, _core(loops, value).operands[0])
-    return (load, number) if load.kind == "load" else None
+    number, load = _operand_of(loops, value, ("mul",)), _core(loops, value)
+    if number is not None and isinstance(load.operands[0], Value):
+        load = _core(loops, load.operands[0])
+    return (load, number or 1) if load.kind == "load" else None
 
 
 def _table(loops: Loops, load: Op, size: int) -> tuple[Source, int] | None:
@@ -194,6 +254,11 @@ def _table(loops: Loops, load: Op, size: int) -> tuple[Source, int] | None:
             if _operand_of(loops, value, ("floordiv",)) != size or pitch is not None:
                 return None
             if tile_of(loops, _core(loops, value).operands[0]) != loops.keys:
+                return None
+            pitch, most = stride, shape
+            continue
+        if index.kind == "scalar" and index.operand is not None and _is_page(loops, load.operands[index.operand], size):
+            if pitch is not None or not fixed_at(index.shift, 0):
                 return None
             pitch, most = stride, shape
             continue
@@ -213,6 +278,14 @@ def _table(loops: Loops, load: Op, size: int) -> tuple[Source, int] | None:
         modes=tuple(modes),
     )
     return table, most
+
+
+def _is_page(loops: Loops, value: Operand, size: int) -> bool:
+    """Return whether a value is the number of a tile of ``size`` keys."""
+    made = loops.stripped(value)
+    begin = made.operands[0] if made is not None and _operand_of(loops, value, ("floordiv",)) == size else None
+    number = is_position(made, ("id",)) if begin is None else is_position(loops.stripped(begin), ("begin",))
+    return number == loops.keys and loops.program.blocks[loops.keys].size == size
 
 
 def _block_of(loops: Loops, op: Op, index: Index) -> tuple[int | None, Place]:
@@ -322,14 +395,23 @@ def loaded_value(loops: Loops, value: Operand) -> Place | None:
 def _varies(loops: Loops, value: Operand) -> bool:
     """Return whether an integer is computed from loads, or from positions of heads."""
     made = loops.stripped(value)
-    if made is None or made.kind == "load" or is_position(made, POSITION) in loops.heads:
+    if made is None or made.kind == "load" or is_position(made, POSITION) in loops.heads or _is_number(loops, made):
         return made is not None
     return any(_varies(loops, each) for each in made.operands)
 
 
 def first_loaded(loops: Loops) -> int:
     """Return the number of the first coordinate of a head that is a loaded integer."""
-    return len(loops.heads) or 1
+    return loops.tile_axis + bool(loops.rows) or 1
+
+
+def _tile_of_head(loops: Loops) -> Place:
+    return Place("axis", (loops.tile_axis,))
+
+
+def _is_number(loops: Loops, made: Op | None) -> bool:
+    """Return whether an op is the number of a tile of queries that is a coordinate of its head."""
+    return bool(loops.rows) and is_position(made, ("id",)) == loops.queries
 
 
 def _loaded(loops: Loops, op: Op) -> Place:
@@ -393,6 +475,8 @@ def place_of_value(loops: Loops, value: Operand, name: str) -> Place:
     block = is_position(made, POSITION)
     if block is not None and block in loops.heads:
         return Place("axis", (loops.heads.index(block),))
+    if _is_number(loops, made):
+        return _tile_of_head(loops)
     if made is not None and made.kind == "iota" and made.attrs.block in loops.heads and not made.attrs.relative:
         return Place("axis", (loops.heads.index(made.attrs.block),))
     if made is not None and made.kind == "number" and made.attributes(NumberAttrs).expr.kind is int:
@@ -434,150 +518,9 @@ def _is_positive(place: Place) -> bool:
     return place.op == "number" and isinstance(number, int) and (number > 0 or not is_known(number))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Offsets:
-    """An integer that is a sum of multiples of positions: its terms by block, and a constant. ``wide`` has 64 bits."""
-
-    terms: Mapping[int, Number]
-    constant: Number
-    wide: bool
-
-
-def offsets_of(loops: Loops, value: Operand, what: str) -> Offsets:
-    """Return an integer of the program as a sum of multiples of positions. Raises ``Refusal``."""
-    if not isinstance(value, Value):
-        return Offsets(terms={}, constant=int(value), wide=False)
-    made, wide = loops.stripped(value), value.dtype == torch.int64
-    block = is_position(made, POSITION)
-    if block is not None and block in loops.heads:
-        return Offsets(terms={block: 1}, constant=0, wide=wide)
-    if (
-        made is not None
-        and made.kind == "iota"
-        and not made.attrs.relative
-        and (made.attrs.start, made.attrs.step) == (0, 1)
-    ):
-        return Offsets(terms={made.attrs.block: 1}, constant=0, wide=wide)
-    if made is not None and made.kind == "number" and made.attributes(NumberAttrs).expr.kind is int:
-        return Offsets(terms={}, constant=made.attributes(NumberAttrs).expr, wide=wide)
-    if made is not None and made.kind == "full":
-        return replace(offsets_of(loops, made.operands[0], what), wide=wide)
-    name = made.attrs.name if made is not None and isinstance(made.attrs, PointwiseAttrs) else ""
-    if made is not None and name in ("cast", "add", "sub", "mul") and not value.dtype.is_floating_point:
-        parts = [offsets_of(loops, each, what) for each in made.operands]
-        exact = all(isinstance(each.constant, int) and len(each.terms) < 2 for each in parts)
-        if name != "cast" or parts[0].wide or not wide or exact:  # else sums of 32 bits may have wrapped
-            return _computed(name, parts, wide, what)
-    raise Refusal(
-        f"offsets of {what} other than sums of multiples of positions, in one integer type, are not implemented"
-    )
-
-
-def _computed(name: str, parts: Sequence[Offsets], wide: bool, what: str) -> Offsets:
-    one, other = parts[0], parts[-1]
-    if name == "cast":
-        return replace(one, wide=wide)
-    if name == "mul":
-        one, other = (other, one) if not one.terms else (one, other)
-        if other.terms:
-            raise Refusal(f"offsets of {what} that are products of positions are not implemented")
-        terms = {block: factor * other.constant for block, factor in one.terms.items()}
-        return Offsets(terms=terms, constant=one.constant * other.constant, wide=wide)
-    sign = -1 if name == "sub" else 1
-    blocks = dict.fromkeys((*one.terms, *other.terms))
-    terms = {block: one.terms.get(block, 0) + sign * other.terms.get(block, 0) for block in blocks}
-    return Offsets(terms=terms, constant=one.constant + sign * other.constant, wide=wide)
-
-
-def matrix_of(loops: Loops, op: Op, rows: int, what: str, spanned: bool = False, may_turn: bool = False) -> Matrix:
-    """Return the matrix of a head whose rows are those of block ``rows``, or with ``spanned`` a span of them. With
-    ``may_turn``, rows may be contiguous instead of columns. Raises ``Refusal``."""
-    access = access_of(loops, op)
-    if not spanned or (access.pages and rows != loops.keys):
-        access.check_plain()
-    if {*access.rows, *access.ends} - {rows}:
-        raise Refusal(f"{access.tensor.name} is no matrix of all dimensions of {what}")
-    others = [block for block in access.strides if block != rows]
-    if rows not in access.strides or len(others) != 1:
-        raise Refusal(f"{access.tensor.name} is no matrix of {what} for each head")
-    (columns,) = others
-    if not is_known(access.extents[columns]):
-        raise Refusal(
-            f"{access.tensor.name} has a number of dimensions of a head that is known only at launch; use hl.specialize on it"
-        )
-    turned = may_turn and access.strides[rows] == 1 and access.strides[columns] != 1
-    contiguous = turned or access.strides[columns] == 1 or loops.require_one(access.strides[columns])
-    if not contiguous and access.extents[columns] > 1:
-        raise Refusal(
-            f"{access.tensor.name} has a stride of {int(access.strides[columns])} along the dimensions of a head; it must be"
-            " contiguous there"
-        )
-    return Matrix(
-        name=name_of(access.tensor),
-        dtype=dtype_name(access.tensor.dtype),
-        columns=access.extents[columns],
-        pitch=access.strides[columns if turned else rows],
-        offset=access.offset,
-        modes=access.modes,
-        row=access.rows.get(rows),
-        pages=access.pages[rows][0] if rows in access.pages else None,
-        turned=turned,
-    )
-
-
 def check_reach(access: Access) -> None:
     """Check that offsets within the tensor fit in 32 bits. Raises ``Refusal``."""
     last = sum(access.strides[block] * (extent - 1) for block, extent in access.extents.items())
     last += sum(mode.stride * (mode.size - 1) for mode in access.modes)
     if last >= MOST_ELEMENTS:
         raise Refusal(f"{access.tensor.name} has offsets of {last} elements; below 2**31 are implemented")
-
-
-KINDS = (
-    "number",
-    "tile",
-    "iota",
-    "full",
-    "load",
-    "store",
-    "pointwise",
-    "reduce",
-    "dot",
-    "view",
-    "mask",
-    "for",
-    "random",
-)
-
-
-def check_storage(loops: Loops, added: Sequence[Op] = ()) -> None:
-    """Check that the program only loads and stores, but for what the loop has ``added``, and does not read what it writes. Raises
-    ``Refusal``."""
-    others = [op.kind for op in loops.program.walk() if op.kind not in KINDS and op not in added]
-    if others:
-        raise Refusal(f"{others[0]} in attention is not implemented")
-    for op in added:
-        accesses = [
-            each for each in loops.program.walk() if each.kind in ("load", "store", "atomic") and each is not op
-        ]
-        if loops.tensor(op).storage in [loops.tensor(each).storage for each in accesses]:
-            raise Refusal(f"{loops.tensor(op).name} is added to, and read or stored by the kernel as well")
-    read = {loops.tensor(op).storage for op in loops.program.walk() if op.kind == "load"}
-    for op in loops.program.walk():
-        if op.kind == "store" and (loops.tensor(op).storage in read or op not in (*loops.root.body.ops, *added)):
-            raise Refusal(f"{loops.tensor(op).name} is stored in the loop over keys, or read by the kernel as well")
-
-
-def check_strides(loops: Loops, problem: ScoreProblem) -> None:
-    """Check strides of arguments that only launches know: for the bound arguments, TMA takes them. Launches check the others.
-    Raises ``Refusal``."""
-    for matrix in problem.matrices:
-        for name, multiple in strides_of([matrix], []).items():
-            number = loops.numbers.expressions[name]
-            known = isinstance(number, Expr) and all(
-                leaf.args[0] in loops.program.host.symbols for leaf in number.leaves()
-            )
-            if known and dividing(multiple, number) is None:
-                raise Refusal(
-                    f"{matrix.name} has a stride or offset of {hint_of(number)} elements; TMA needs a multiple of {multiple}"
-                )

@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from ....._compiler.ir.grammar import ForAttrs, MemoryAttrs, Op, Operand, OperandRef
 from ....._shapes import Expr
 from ...plan.attention.build import MOST_MODES
-from ...plan.attention.numbers import is_known
-from ...plan.attention.operands import SPAN_DIMENSIONS, Matrix, Mode, Place, Source
+from ...plan.attention.operands import SPAN_DIMENSIONS, Matrix, Place, Source
 from ...plan.attention.records import AttentionProblem, KeyRange, Span
 from ...plan.refusal import Refusal
 from .band import key_span
 from .formula import FormulaReader
 from .loops import Loops
-from .places import access_of, added, end_of_indices, terms_of_condition, tile_of
+from .places import access_of, added, end_of_indices, rows_between, terms_of_condition, tile_of
 from .values import end_of_tile, loaded_bound, name_of_op
 
 MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
@@ -188,16 +187,7 @@ def _heads_as_rows(loops: Loops, matrix: Matrix) -> Matrix:
             break
         if int(mode.stride) % int(matrix.pitch):
             continue
-        place = Place("mul", (mode.at, Place("number", (_rows_between(loops, matrix, mode),))))
+        place = Place("mul", (mode.at, Place("number", (rows_between(loops, mode.stride, matrix.pitch, matrix.name),))))
         base = place if matrix.base is None else added(matrix.base, place)
         matrix = replace(matrix, base=base, modes=tuple(each for each in matrix.modes if each is not mode))
     return matrix
-
-
-def _rows_between(loops: Loops, matrix: Matrix, mode: Mode) -> int:
-    """Return the rows from one matrix of a mode to the next. Launches check that these are whole."""
-    if is_known(mode.stride) and is_known(matrix.pitch):
-        return mode.stride // matrix.pitch
-    stride, pitch = (loops.numbers.number(each) for each in (mode.stride, matrix.pitch))
-    loops.numbers.units.setdefault(loops.numbers.of(stride % pitch + 1, f"rest_{matrix.name}"))
-    return loops.numbers.of(stride // pitch, f"rows_{matrix.name}")

@@ -26,10 +26,9 @@ from .consecutive import with_joined_loops
 from .formula import FormulaReader
 from .lefts import Lefts
 from .loops import Loops, loops_of
-from .operands import Queries, operands_of, stored_keys, table_of
+from .operands import Queries, check_storage, check_strides, operands_of, stored_keys, table_of
 from .outputs import ACCUMULATOR, TOTAL, Finish
 from .packing import with_packed_heads
-from .places import check_storage, check_strides
 from .ranges import LoadedRange, check_range, check_spans, key_range, query_span, with_heads_as_rows
 from .scores import PRODUCT, may_be_infinite, scores_of
 from .softmax import Softmax, has_softmax, softmax_of, start_of
@@ -91,7 +90,7 @@ def attention_of(program: Program, packed: bool = True) -> Attention:
     (q, k, v), rests = operands_of(loops, queries)
     outputs = finish.outputs()
     problem = AttentionProblem(
-        heads=tuple(loops.extent(block) for block in loops.heads) or (1,),
+        heads=(*map(loops.extent, loops.heads), *([loops.tiles] if loops.rows else [])) or (1,),
         queries=loops.extent(loops.queries),
         keys=weighting.keys,
         q=q[0],
@@ -209,9 +208,9 @@ def _with_weights(loops: Loops, finish: Finish, packed: bool) -> Weighting:
     lefts = Lefts(loops, {PRODUCT: loops.first}, "weights")
     band = lefts.visible([weights.value]).band
     formula, (number,) = lefts.formula([weights.value])
-    finish.know(weights.accumulator, ACCUMULATOR)
+    finish.know_from(weights.accumulator, ACCUMULATOR)
     if weights.total is not None:
-        finish.know(weights.total, TOTAL)
+        finish.know_from(weights.total, TOTAL)
     return Weighting(
         score=replace(formula, value=number),
         band=band,

@@ -344,26 +344,27 @@ def _is_row_maximum(loops: Loops, value: Operand, scores: Operand) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """The initial maximum of the kernel. ``held`` are the maximum and the sum that the program begins with instead, where
-    these count as a key without a value: outputs include them after the loop."""
+    """The initial maximum of the kernel. ``held`` are the maximum, the sum and the accumulator that the program begins with
+    instead, where these count as a key: outputs include them after the loop."""
 
     maximum: float
-    held: tuple[Operand, Operand] | None = None
+    held: tuple[Operand, Operand, Operand] | None = None
 
 
 def start_of(loops: Loops, softmax: Softmax, sees: bool) -> Start:
     """Return the initial values. ``sees`` tells that every query sees a key. Raises ``Refusal``."""
-    maximum, total, accumulator = (initial(loops, at) for at in (softmax.maximum, softmax.total, softmax.accumulator))
-    if accumulator != 0:
-        raise Refusal("an initial accumulator other than 0 is not implemented")
+    places = (softmax.maximum, softmax.total, softmax.accumulator)
+    maximum, total, accumulator = (initial(loops, at) for at in places)
     lowest = isinstance(maximum, float) and (maximum == -math.inf or maximum <= LOWEST)
-    if isinstance(maximum, float) and lowest and (total == 0 or (sees and _is_finite(total))):
+    if isinstance(maximum, float) and lowest and accumulator == 0 and (total == 0 or (sees and _is_finite(total))):
         return Start(maximum=maximum)
     if maximum == -math.inf:
         raise Refusal(
-            f"an initial maximum of {maximum} with a sum of {total} is not implemented; begin with minus infinity and 0"
+            f"an initial maximum of {maximum} with another sum or accumulator than 0 is not implemented; begin with minus"
+            " infinity and 0"
         )
-    return Start(maximum=UNSEEN, held=(loops.loop.operands[softmax.maximum], loops.loop.operands[softmax.total]))
+    highest, totals, accumulated = (loops.loop.operands[at] for at in places)
+    return Start(maximum=UNSEEN, held=(highest, totals, accumulated))
 
 
 def initial(loops: Loops, at: int) -> Operand:

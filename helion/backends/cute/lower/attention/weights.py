@@ -15,7 +15,7 @@ from ....._compiler.ir.grammar import ForAttrs, Op, Operand, ReduceAttrs, Value
 from ...plan.refusal import Refusal
 from ..chain import ROUNDED
 from .loops import Loops
-from .softmax import initial, is_sum, rounding_of
+from .softmax import is_sum, rounding_of
 from .values import name_of_op, same_value, terms_of
 
 
@@ -43,8 +43,6 @@ def weights_of(loops: Loops) -> Weights:
             "a loop over keys that carries the accumulator acc + p @ v, and nothing else or the row sum of p, is"
             " implemented; or one with an online softmax"
         )
-    if initial(loops, accumulators[0]) != 0 or any(initial(loops, at) != 0 for at in totals):
-        raise Refusal("an initial sum and accumulator other than 0 are not implemented")
     (accumulator,) = accumulators
     return Weights(
         value=value,

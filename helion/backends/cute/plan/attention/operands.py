@@ -161,9 +161,11 @@ class RandomNumbers(Source):
 
 @dataclass(frozen=True, kw_only=True)
 class Pages:
-    """Keys in pages of ``size`` rows, one after another. ``table`` has the page of each ``size`` keys of a head."""
+    """Keys in pages of ``size`` rows. ``table`` has the page of each ``size`` keys of a head."""
 
     table: Source
     size: int
     most: int
     """Pages of a head at most."""
+    distance: int
+    """Rows from one page to the next."""
