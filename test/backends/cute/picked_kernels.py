@@ -132,6 +132,45 @@ def inner(x: torch.Tensor, w: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 @helion.kernel(backend="cute")
+def inner_columns(x: torch.Tensor, w: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """Columns of the left operand, each with a factor."""
+    m, (k, n) = x.size(0), w.size()
+    out = torch.empty([m, n], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = hl.dot(x[tile_m, columns[tile_k]], w[tile_k, tile_n] * 0.5, acc=acc)
+        out[tile_m, tile_n] = acc
+    return out
+
+
+@helion.kernel(backend="cute")
+def weight_gradient(x: torch.Tensor, rows: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    """Both operands are contiguous across K, of which an index picks."""
+    (k, n), m = g.size(), x.size(1)
+    out = torch.empty([m, n], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = hl.dot(x[rows[tile_k], tile_m].T, g[tile_k, tile_n], acc=acc)
+        out[tile_m, tile_n] = acc
+    return out
+
+
+@helion.kernel(backend="cute")
+def twice(x: torch.Tensor, w: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """Elements that two vectors pick."""
+    (m,), (k,), n = rows.size(), columns.size(), w.size(1)
+    out = torch.empty([m, n], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = hl.dot(x[rows[tile_m], columns[tile_k]], w[tile_k, tile_n], acc=acc)
+        out[tile_m, tile_n] = acc
+    return out
+
+
+@helion.kernel(backend="cute")
 def with_bias(x: torch.Tensor, w: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """An epilogue that reads picked lines."""
     (m, k), n = x.size(), w.size(0)

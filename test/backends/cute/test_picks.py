@@ -75,6 +75,30 @@ def test_lines_of_the_right_operand() -> None:
     assert products.row_error(gathered_columns(x, w, words), x.double() @ w[words].double().t()) < BOUNDS[BF16]
 
 
+@pytest.mark.parametrize("dtype", [BF16, torch.float32, torch.float8_e4m3fn])
+def test_an_index_along_k(dtype: torch.dtype) -> None:
+    """Lines along K stay as they are for 16 bits, and are transposed for others."""
+    x, w, rows = tensor(M, K, dtype=dtype), tensor(LINES, N, seed=1, dtype=dtype), numbers(K)
+    given = (x, w, rows) if dtype != torch.float8_e4m3fn else (x, w.t().contiguous().t(), rows)
+    found = picked_kernels.inner.bind(given, target="sm_90")
+    bound = 0.04 if dtype == torch.float8_e4m3fn else BOUNDS[BF16]
+    assert products.row_error(found(*given).float(), x.double() @ w.double()[rows]) < bound
+    prepared = found.plan().gemm.prepare.operands[-1]
+    assert prepared.major == ("mn" if dtype == BF16 else "k")
+    assert prepared.copied.sources[0].k_picked == LINES
+    assert "of elements along K" in MATMUL.on_request(found._analysis.program, found.facts, found.env.target)
+
+
+def test_columns_of_the_left_operand_and_rows_across_k() -> None:
+    x, w, columns = tensor(M, LINES), tensor(K, N, seed=1), numbers(K, dtype=torch.int32)
+    half = (w.float() * 0.5).bfloat16()
+    wanted = x.double()[:, columns] @ half.double()
+    assert products.row_error(picked_kernels.inner_columns(x, w, columns), wanted) < 1e-5
+    rows, columns[3], columns[5] = x.t().contiguous(), -4, LINES
+    wanted = rows.double()[columns.clamp(0, LINES - 1)].t() @ w.double()
+    assert products.row_error(picked_kernels.weight_gradient(rows, columns, w), wanted) < 1e-5
+
+
 def test_computed_operands_of_picked_rows() -> None:
     scale, w, rows = torch.rand(LINES) / 64, tensor(N, K, seed=1), numbers()
     x = torch.randint(-128, 128, (LINES, K), generator=torch.Generator().manual_seed(0), dtype=torch.int8)
@@ -189,7 +213,7 @@ def test_threads_store_up_to_the_end_of_their_group() -> None:
 @pytest.mark.parametrize(
     ("kernel", "given", "reason"),
     [
-        ("inner", (tensor(M, K), tensor(LINES, N), numbers(K)), "along another dimension than its lines"),
+        ("twice", (tensor(LINES, LINES), tensor(K, N), numbers(), numbers(K)), "without offsets and masks"),
         ("with_bias", (tensor(M, K), tensor(N, K), numbers(), tensor(LINES, N)), "are read in an epilogue"),
     ],
 )

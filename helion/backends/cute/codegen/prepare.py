@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 from dataclasses import dataclass
@@ -114,6 +115,8 @@ class Shape:
         step, pitch = (along, across) if self.prepared.major == "k" else (across, along)
         if self.prepared.major == "k" and (source.shared > 1 or source.is_interleaved):
             return False
+        if _across(self.prepared, source):
+            return False
         return step == 1 and _is_aligned(self.prepared, self.problem, source, pitch, self.vector)
 
 
@@ -151,7 +154,7 @@ def _turns_vectors(prepared: Prepared, problem: GemmProblem, source: CopySource)
     size = itemsize(problem.operand_dtype)
     vector = CHUNK_BYTES // size
     whole = source.pitch == 1 and prepared.rows % vector == prepared.columns % vector == 0
-    moves = not prepared.copied.instructions and source.dtype == problem.operand_dtype and not source.picked
+    moves = not prepared.copied.instructions and source.dtype == problem.operand_dtype and prepared.copied.lines is None
     steps = (source.k_pitch * size, *(step * size for step in steps_of(problem, prepared.copied, 0)))
     return whole and moves and source.aligned and source.shared == 1 and not any(step % CHUNK_BYTES for step in steps)
 
@@ -161,7 +164,14 @@ def _shifts(prepared: Prepared, problem: GemmProblem, source: CopySource) -> boo
     step, pitch = (source.k_pitch, source.pitch) if prepared.major == "k" else (source.pitch, source.k_pitch)
     size = itemsize(source.dtype)
     plain = source.shared == 1 and per_byte(source.dtype) == 1 and len(prepared.copied.sources) == 1
-    if not plain or prepared.totals or step != 1 or size not in SHIFTED or size != itemsize(problem.operand_dtype):
+    if (
+        not plain
+        or prepared.totals
+        or _across(prepared, source)
+        or step != 1
+        or size not in SHIFTED
+        or size != itemsize(problem.operand_dtype)
+    ):
         return False
     return not _is_aligned(prepared, problem, source, pitch, CHUNK_BYTES // size)
 
@@ -191,14 +201,15 @@ def launches(plan: GemmPlan, part: str) -> list[str]:
         for at, (name, pointer) in enumerate(zip(names, pointers, strict=False)):
             source = prepared.copied.sources[at]
             matrices, steps = _matrices(plan.whole, prepared, at)
-            along, pitches = _along_k(source, k)
+            along, pitches = _along_k(source, source.k_picked or k)
             shape_of_source = f"({source.picked or lines}, {along}, {matrices})"
             layout = f"{shape_of_source}, stride=({source.stored_pitch}, {pitches}, {steps})"
             given = f"cute.recast_ptr({pointer}, dtype={shape.word})" if shape.moves else pointer
             found.append(f"{name} = cute.make_tensor({given}, cute.make_layout({layout}))")
         if (numbers := prepared.copied.lines) is not None:
             names.append(lines_name(prepared.copied))
-            vector = f"cute.make_layout({lines}, stride={numbers.pitch})"
+            of_k = any(source.k_picked for source in prepared.copied.sources)
+            vector = f"cute.make_layout({k if of_k else lines}, stride={numbers.pitch})"
             found.append(f"{names[-1]} = cute.make_tensor({pointers[-1]}, {vector})")
         place = f"workspace + {(prepared_offset(plan) + prepared.offset_bytes) // SUM_BYTES}"
         strides = f"({prepared.pitch}, 1, {prepared.rows * prepared.pitch})"
@@ -354,7 +365,7 @@ def _turning(shape: Shape) -> list[str]:
     prepared, label, step = shape.prepared, shape.prepared.copied.operand, THREADS // WARP_THREADS
     loads = []
     for source, name in zip(prepared.copied.sources, source_names(prepared.copied), strict=True):
-        loads.append(f"    {name}_loaded[i] = {name}[{_line(source)}, column, batch]")
+        loads.append(f"    {name}_loaded[i] = {name}[{_place(shape, source, 'column')}]")
     return [
         *_begin(shape),
         f"lane = thread % {WARP_THREADS}",
@@ -419,18 +430,30 @@ def _turning_vectors(shape: Shape) -> list[str]:
 
 
 def _picked(shape: Shape) -> list[str]:
-    """Return the definition of the line that ``row`` picks: in the tensor for any number, as of rows that no group has."""
-    copied = shape.prepared.copied
-    picked = next((source.picked for source in copied.sources if source.picked), 0)
-    if not picked:
-        return []
-    number = f"cutlass.max({lines_name(copied)}[row].to(cutlass.Int32), 0)"
-    return [f"picked = cutlass.min({number}, {picked - 1})"]
+    """Return the definition of what ``row`` picks: a line, or an index along K where that is the row."""
+    sources, along_k = shape.prepared.copied.sources, shape.prepared.major == "k"
+    picked = next((of for source in sources if (of := source.picked if along_k else source.k_picked)), 0)
+    return [f"picked = {_number(shape, 'row', picked)}"] if picked else []
 
 
-def _line(source: CopySource) -> str:
-    """Return the line of a source for line ``row`` of the operand."""
-    return "picked" if source.picked else "row"
+def _number(shape: Shape, at: str, picked: int) -> str:
+    """Return the number that the vector has: in the tensor for any number, as of rows that no group has."""
+    number = f"cutlass.max({lines_name(shape.prepared.copied)}[{at}].to(cutlass.Int32), 0)"
+    return f"cutlass.min({number}, {picked - 1})"
+
+
+def _place(shape: Shape, source: CopySource, column: str) -> str:
+    """Return the coordinate in a source of an element of ``row`` at a ``column`` of the matrix."""
+    along_k = shape.prepared.major == "k"
+    row = "picked" if (source.picked if along_k else source.k_picked) else "row"
+    if across := _across(shape.prepared, source):
+        column = _number(shape, column, across)
+    return f"{row}, {column}, batch" if along_k else f"{column}, {row}, batch"
+
+
+def _across(prepared: Prepared, source: CopySource) -> int:
+    """Return the elements of a source, of which numbers pick the columns of the matrix; 0 where none do."""
+    return source.k_picked if prepared.major == "k" else source.picked
 
 
 def _registers(shape: Shape) -> list[str]:
@@ -449,11 +472,7 @@ def _registers(shape: Shape) -> list[str]:
 
 def _loaded(shape: Shape, source: CopySource, name: str) -> list[str]:
     """Return the loads of the columns of ``row``."""
-    along_k = shape.prepared.major == "k"
-
-    def place(column: str) -> str:
-        return f"{_line(source)}, {column}, batch" if along_k else f"{column}, row, batch"
-
+    place = functools.partial(_place, shape, source)
     if shape.shifts(source):
         return _shifted(shape, name, place("column"), place(str(shape.prepared.columns - 1)))
     if shape.vector == 1:

@@ -319,7 +319,8 @@ def _elements(copied: Copied, tensor: torch.Tensor, more: Iterator[torch.Tensor]
     given = (tensor, *itertools.islice(more, len(copied.tensors) - 1))
     numbers = None
     if copied.lines is not None:
-        numbers = torch.as_strided(given[-1], (lines,), (copied.lines.pitch,)).long()
+        of_k = any(each.k_picked for each in copied.sources)
+        numbers = torch.as_strided(given[-1], (k if of_k else lines,), (copied.lines.pitch,)).long()
     values = [_source(source, each, lines, k, numbers) for source, each in zip(copied.sources, given, strict=False)]
     for instruction in copied.instructions:
         arguments = [
@@ -333,10 +334,13 @@ def _source(source: CopySource, tensor: torch.Tensor, lines: int, k: int, number
     """Return the elements of a source as (M or N, K) in fp32; ``numbers`` are those of picked lines."""
     if per_byte(source.dtype) > 1:
         return _nibbles(tensor, source, lines, k)
-    held = torch.as_strided(tensor, (source.picked or lines, -(-k // source.shared)), (source.pitch, source.k_pitch))
+    along = source.k_picked or -(-k // source.shared)
+    held = torch.as_strided(tensor, (source.picked or lines, along), (source.pitch, source.k_pitch))
     held = held.repeat_interleave(source.shared, 1)[:, :k] if source.shared > 1 else held
     if source.picked and numbers is not None:
         held = held[numbers.clamp(0, source.picked - 1)]
+    if source.k_picked and numbers is not None:
+        held = held[:, numbers.clamp(0, source.k_picked - 1)]
     return held.float()
 
 

@@ -177,13 +177,14 @@ def place_of(frame: Frame, op: Op, *, aligned: bool = True) -> Place:
     return Place(tensor=tensor, blocks=blocks, strides=tuple(tensor.strides[at] for at in walked))
 
 
-def picked_lines(frame: Frame, op: Op, place: Place) -> Pick | None:
-    """Return the pick of an access, along M; None if it picks nothing. Raises ``Refusal`` for other dimensions."""
+def picked_lines(frame: Frame, op: Op, place: Place, along: str = "m") -> Pick | None:
+    """Return the pick of an access ``along`` M, or along any of ``mn``; None if it picks nothing. Raises ``Refusal`` for other
+    dimensions."""
     pick = frame.picks.get(place.tensor.id)
     if pick is None:
         return None
     block = op.attributes(MemoryAttrs).indices[pick.along].block
-    if block is None or frame.named(block) != frame.m:
+    if block is None or frame.named(block) not in [getattr(frame, side) for side in along]:
         raise Refusal(f"{pick.lines.name} picks from {pick.tensor.name} along another dimension than its lines")
     return pick
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ...._compiler.ir.grammar import HostTensor, Op, Operand, PointwiseAttrs, Value, ViewAttrs
+from ...._compiler.ir.grammar import HostTensor, MemoryAttrs, Op, Operand, PointwiseAttrs, Value, ViewAttrs
 from ...._shapes import Number, dtype_name
 from ..plan.copied import Copied, CopySource, granule_of, raw_major
 from ..plan.dtypes import per_byte
@@ -190,15 +190,17 @@ class _Elements(Chain):
             return self.step(QUANTIZED[dtype], (self.read(op.operands[0]),))
         return super()._cast(op, dtype)
 
-    def _picked(self, op: Op, place: Place) -> int:
-        """Return the lines of a tensor, of which numbers pick; 0 where none do. Raises ``Refusal``."""
-        pick = picked_lines(self.frame, op, place)
+    def _picked(self, op: Op, place: Place) -> tuple[int, int]:
+        """Return the lines of a tensor, and its elements along K, of which numbers pick; 0 where none do. Raises ``Refusal``."""
+        pick = picked_lines(self.frame, op, place, along="mn")
         if pick is None:
-            return 0
+            return 0, 0
         if self.lines not in (None, pick.lines):
             raise Refusal(f"an operand of the dot is picked by {pick.lines.name}, and by another tensor")
         self.lines = pick.lines
-        return known(pick.tensor.shape[pick.along], f"the size of {pick.tensor.name}, whose lines are picked,")
+        size = known(pick.tensor.shape[pick.along], f"the size of {pick.tensor.name}, whose lines are picked,")
+        block = op.attributes(MemoryAttrs).indices[pick.along].block
+        return (size, 0) if block is not None and self.frame.named(block) == self.frame.m else (0, size)
 
     def _batch_pitch(self, tensor: HostTensor) -> int:
         """Return the largest divisor of the strides from one matmul of a batch to the next."""
@@ -228,12 +230,14 @@ class _Elements(Chain):
             for block in (self.frame.m, self.frame.n)
         )
         name = name_of(place.tensor)
+        picked, k_picked = self._picked(op, place)
         source = CopySource(
             name=name,
             dtype=dtype_name(place.tensor.dtype),
             pitch=pitch,
             k_pitch=k_pitch,
-            picked=self._picked(op, place),
+            picked=picked,
+            k_picked=k_picked,
             aligned=place.tensor.aligned,
             shared=1 if shared is None else shared.shared,
         )

@@ -58,7 +58,8 @@ class CopySource:
     ``shared`` neighbors along K have one in common: that of ``k // shared``. Of 4-bit numbers a byte has those at ``k`` and
     ``k + apart``, the former in its low bits unless it is ``high_first``. Bytes follow those of the ``2 * apart`` numbers
     before.
-    Line ``i`` of a source with ``picked`` lines is the one whose number ``Copied.lines`` has at ``i``.
+    Line ``i`` of a source with ``picked`` lines is the one whose number ``Copied.lines`` has at ``i``. Those of a source with
+    ``k_picked`` elements along K are numbers of these.
     """
 
     name: str
@@ -67,6 +68,8 @@ class CopySource:
     k_pitch: int
     picked: int = 0
     """Lines of the tensor, of which numbers pick; 0 where lines are those of the operand."""
+    k_picked: int = 0
+    """The same along K."""
     aligned: bool = True
     """False for elements that begin within a tensor, between multiples of 16 bytes."""
     batch: tuple[int, ...] = ()
@@ -93,6 +96,7 @@ class CopySource:
 
     def __repr__(self) -> str:
         more = f", picked={self.picked}" if self.picked else ""
+        more += f", k_picked={self.k_picked}" if self.k_picked else ""
         more += "" if self.aligned else ", aligned=False"
         more += f", batch={self.batch}" if self.batch else ""
         more += f", shared={self.shared}" if self.shared > 1 else ""
@@ -176,9 +180,11 @@ class Copied:
             span = span_of(source, lines, k)
             if span > MAX_SPAN:
                 raise Refusal(f"{source.name} spans {span} elements; copies of up to {MAX_SPAN} are implemented")
-        picked = any(source.picked for source in self.sources)
-        if picked != (self.lines is not None) or (picked and (self.granule or self.raw)):
+        picked = {side for each in self.sources for side, of in (("m", each.picked), ("k", each.k_picked)) if of}
+        if bool(picked) != (self.lines is not None) or (picked and (self.granule or self.raw)):
             raise Refusal(f"lines of {self.sources[0].name} are picked without a vector of their numbers")
+        if len(picked) > 1:
+            raise Refusal(f"{self.lines.name if self.lines else 'a vector'} picks lines, and elements along K")
         check_lines(self.lines)
         if self.granule and (self.instructions or self.granule > granule_of(self.sources[0], 0)):
             raise Refusal(f"{self.sources[0].name} cannot be copied by {self.granule} bytes at a time")
@@ -193,7 +199,9 @@ class Copied:
 
 def span_of(source: CopySource, lines: int, k: int) -> int:
     """Return the elements from the first one of a source to its last one."""
-    return ((source.picked or lines) - 1) * source.pitch + (k - 1) // source.shared * source.k_pitch
+    return ((source.picked or lines) - 1) * source.pitch + (
+        (source.k_picked or k) - 1
+    ) // source.shared * source.k_pitch
 
 
 def check_lines(lines: LineNumbers | None) -> None:

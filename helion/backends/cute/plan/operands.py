@@ -359,6 +359,7 @@ def by_gather(problem: GemmProblem) -> tuple[GemmProblem, Prepare] | None:
     source, numbers = copied.sources[0], copied.lines
     if (
         numbers is None
+        or source.k_picked
         or (numbers.dtype, numbers.pitch) != ("int32", 1)
         or copied.operand != "a"
         or copied.instructions
