@@ -17,8 +17,7 @@ from . import exc
 from ._compiler.context import CompileContext, Observed, device_of
 from ._compiler.frontend.guards import Traced
 from ._compiler.host.program import PLAIN, Form, HostProgram, Module
-from ._compiler.ir.grammar import Program
-from ._compiler.ir.hints import sizes_of_blocks, with_hints
+from ._compiler.ir.call_facts import CallFacts, call_facts
 from ._shapes import NeedsValue, hint_of
 from ._support import logs
 from ._support.lazy import lazy
@@ -33,6 +32,8 @@ if TYPE_CHECKING:
     from ._compiler.facts import collect
     from ._compiler.facts.records import KernelFacts
     from ._compiler.frontend import trace
+    from ._compiler.ir import hints as hints_of
+    from ._compiler.ir.grammar import Program
     from ._compiler.rewrites.reduction_loops import roll
     from ._compiler.rewrites.steps import Step
     from .autotuner import default, legalise, margins, seeds, space
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 else:
     # Binding needs only the front end, and a call that was kept not even that.
     trace = lazy("helion._compiler.frontend.trace")
+    hints_of = lazy("helion._compiler.ir.hints")
     roll = lazy("helion._compiler.rewrites.reduction_loops.roll")
     tracing = lazy("helion.backends.tracing")
     collect = lazy("helion._compiler.facts.collect")
@@ -61,18 +63,19 @@ _REPORTED: set[tuple[str, Config]] = set()
 class Code:
     """A plan, whose type is the backend's, and the module made from it.
 
-    Code that was pickled reads its plan on first use: a later process runs the module, and imports no planner.
+    Code that was pickled reads its plan and its host program on first use: a later process runs the text.
     """
 
     def __init__(self, plan: Any, module: Module) -> None:
         self._plan = plan
-        self.module = module
+        self._module = module
+        self.text = module.text
         self.warnings: tuple[exc.BaseWarning, ...] = plan.warnings
         self.needs_alignment: bool = plan.needs_alignment
 
     def __getstate__(self) -> dict[str, Any]:
-        plan = self._plan
-        return {**vars(self), "_plan": plan if isinstance(plan, bytes) else pickle.dumps(plan)}
+        kept = {"_plan": self._plan, "_module": self._module}
+        return {**vars(self), **{k: v if isinstance(v, bytes) else pickle.dumps(v) for k, v in kept.items()}}
 
     @property
     def plan(self) -> Any:
@@ -80,8 +83,9 @@ class Code:
         return self._plan
 
     @property
-    def text(self) -> str:
-        return self.module.text
+    def module(self) -> Module:
+        self._module = pickle.loads(self._module) if isinstance(self._module, bytes) else self._module
+        return self._module
 
     @property
     def host(self) -> HostProgram:
@@ -133,11 +137,9 @@ class Others:
 
     def map(self, change: Callable[[Analysis], Analysis]) -> Others:
         """Return these with changed analyses. Where there is no choice, there is none after a change."""
-        return (
-            self
-            if self is ALONE
-            else Others(lambda: (self.candidates, tuple(map(change, self.analyses))), self.__len__)
-        )
+        if self is ALONE:
+            return self
+        return Others(lambda: (self.candidates, tuple(map(change, self.analyses))), self.__len__)
 
     @staticmethod
     def of(candidates: tuple[BackendCandidate, ...], analyses: tuple[Analysis, ...]) -> Others:
@@ -185,11 +187,9 @@ class Analysis:
         """The same kernel for the other backends that accept it, the fastest by prediction first."""
         return self.others.analyses
 
-    @property
-    def sizes(self) -> tuple[tuple[str, tuple[Any, ...]], ...]:
-        """The numeric arguments that block extents depend on, by name, with their paths in the arguments."""
-        origins = self.traced.origins
-        return tuple((name, origins[name]) for name in sizes_of_blocks(self.program) if name in origins)
+    @functools.cached_property
+    def call_facts(self) -> CallFacts:
+        return call_facts(self.program, self.traced.origins)
 
     def with_size_hints(self, hints: Mapping[str, int]) -> Analysis:
         """Return the analysis with facts, space and seeds for these values of its run-time numbers.
@@ -197,7 +197,7 @@ class Analysis:
         Numbers whose range the code depends on keep their values.
         """
         fixed = self.backend.required_ranges(self.program)
-        program = with_hints(self.program, {name: hint for name, hint in hints.items() if name not in fixed})
+        program = hints_of.with_hints(self.program, {name: hint for name, hint in hints.items() if name not in fixed})
         if program is self.program:
             return self
         others = self.others.map(lambda each: each.with_size_hints(hints))

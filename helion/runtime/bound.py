@@ -104,8 +104,8 @@ class BoundKernel(Views):
     @property
     def env(self) -> CompileContext:
         """The environment that the kernel is compiled for: ``device``, ``settings``, ``target``, ``index_dtype``."""
-        assert self._analysis.context is not None
-        return self._analysis.context
+        context = self._analysis.context
+        return kept.context_of(self.variant.specialized) if context is None else context
 
     @property
     def facts(self) -> KernelFacts:

@@ -134,7 +134,13 @@ def test_a_later_process_makes_nothing(
         assert of.kept is not None and of.kept.config == config
         assert later.analysis.text(config) == first.analysis.text(config)
         assert later.analysis.space_key == first.analysis.space_key
+        assert later.analysis.call_facts == first.analysis.call_facts
+        assert not {"program", "recorded"} & vars(later.analysis.traced).keys()
     assert asked == []
+    for name in ("device", "index_dtype", "target"):
+        assert getattr(later.face.env, name) == getattr(first.face.env, name)
+    assert later.analysis.program == first.analysis.program
+    assert later.analysis.traced.recorded == first.analysis.traced.recorded
     assert later.bucket == first.bucket and of.numbers == first.specialized.numbers
     assert later.key == first.key and later.is_current()
     assert later.analysis.default_config == config

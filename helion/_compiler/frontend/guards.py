@@ -5,18 +5,23 @@ Later processes read both without importing the front end.
 
 from __future__ import annotations
 
+import pickle
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from ... import exc
 from ..._exact import are_same, exact_key, is_constant
-from ..ir.grammar import Program
 from .purity import is_library_module
 
+if TYPE_CHECKING:
+    from ..ir.grammar import Program
+
+#: Attributes of a result that are pickled by themselves, and the attribute with both.
+_PROGRAMS, _PICKLED = ("program", "recorded"), "_programs"
 Kind = Literal["item", "attribute", "absent", "length", "content", "keys", "state"]
 _ALIASES = ("np", "hl", "tl", "F")
 _WHOLE: dict[str, Callable[[Any], Any]] = {
@@ -98,5 +103,24 @@ class Traced:
     guards: tuple[Guard, ...]
     seeds: tuple[int, ...] = ()
     origins: Mapping[str, Any] = field(default_factory=dict)
-    recorded: Program | None = None
+    recorded: Program | None = field(default_factory=lambda: None)  # a default of the class would hide a pickled one
     misplaced: exc.Base | None = None
+
+    def with_guards(self, guards: tuple[Guard, ...]) -> Traced:
+        """Return the result with other guards; programs that were pickled stay so."""
+        made = object.__new__(Traced)
+        made.__dict__.update({**self.__dict__, "guards": guards})
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {name: value for name, value in self.__dict__.items() if name not in _PROGRAMS}
+        return state if _PICKLED in state else {**state, _PICKLED: pickle.dumps((self.program, self.recorded))}
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Read the programs of a result that was pickled, on their first use."""
+            if name not in _PROGRAMS or _PICKLED not in self.__dict__:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            self.__dict__.update(zip(_PROGRAMS, pickle.loads(self.__dict__[_PICKLED]), strict=True))
+            return self.__dict__[name]

@@ -7,12 +7,18 @@ import bisect
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ..._support.lazy import lazy
 from ..ir.host_module import HostModule
 from ..source import Location
-from .analysis import fresh_names, launches_once, writes_before_launch
 from .trees import Rewriter
+
+if TYPE_CHECKING:
+    from . import analysis
+else:
+    # the effects of programs that were kept are known
+    analysis = lazy("helion._compiler.host.analysis")
 
 LAUNCHER, OTHERWISE = "_launcher", "_otherwise"
 
@@ -121,7 +127,7 @@ class HostProgram:
 
         If they do not, arguments may share memory freely.
         """
-        return self.written is None or not self.written <= fresh_names(self.traced.function)
+        return self.written is None or not self.written <= analysis.fresh_names(self.traced.function)
 
     def is_repeatable(self, launched: bool) -> bool:
         """Return whether a call whose launch failed can be repeated.
@@ -130,8 +136,8 @@ class HostProgram:
         last launch may write into memory that existed before the call.
         """
         kernels = [n for s in self.body for n in ast.walk(s) if isinstance(n, KernelLaunch)]
-        alone = len(kernels) == 1 and launches_once(self.traced.function)
-        return (alone or not launched) and not writes_before_launch(self.traced.function)
+        alone = len(kernels) == 1 and analysis.launches_once(self.traced.function)
+        return (alone or not launched) and not analysis.writes_before_launch(self.traced.function)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,15 +6,23 @@ import contextlib
 import functools
 import importlib.metadata
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from ... import exc, knobs
 from ..._compiler.context import Limits
-from ..._compiler.ir.grammar import DotAttrs, Op, PointwiseAttrs, Program, Scaled, Value
 from ..._shapes import dtype_name
+from ..._support.lazy import lazy
 from ...hardware import Target
 from ...language.matmul import SCALE_GROUP
+
+if TYPE_CHECKING:
+    from ..._compiler.ir import grammar
+    from ..._compiler.ir.grammar import Op, Program, Scaled
+else:
+    # the limits are read without a program
+    grammar = lazy("helion._compiler.ir.grammar")
 
 #: Elements along K of one instruction when both operands are e2m1 (``kind::mxf4`` of PTX's mma and tcgen05.mma).
 _FOUR_BIT_K = 64
@@ -79,7 +87,9 @@ def _refusals(program: Program, target: Target) -> Iterator[exc.Base]:
                 remedy = "the format is AMD's; convert the tensor to torch.float8_e4m3fn or float8_e5m2"
                 yield _unsupported(value.dtype, op, target, remedy)
     for op in program.walk() if not target.has("fp8") else ():
-        rounded = isinstance(op.attrs, PointwiseAttrs) and op.attrs.name == "cast" and op.result.dtype in _FLOAT8
+        rounded = (
+            isinstance(op.attrs, grammar.PointwiseAttrs) and op.attrs.name == "cast" and op.result.dtype in _FLOAT8
+        )
         for value in (*op.results, *op.values()):
             if value.dtype is torch.float8_e4m3fn or ((rounded or op.kind == "dot") and value.dtype in _FLOAT8):
                 remedy = "use bfloat16 there, or a target with 8-bit floats such as sm_90"
@@ -99,11 +109,11 @@ _HALF = ("bf16", "fp16")
 
 def _scaled_refusals(op: Op, target: Target) -> Iterator[exc.Base]:
     """Yield the reasons why ``op`` cannot be compiled, if it is such a matmul."""
-    scaled = op.attrs.scaled if isinstance(op.attrs, DotAttrs) else None
+    scaled = op.attrs.scaled if isinstance(op.attrs, grammar.DotAttrs) else None
     if scaled is None:
         return
     held = (op.operands[at] for at in (scaled.lhs_scale, scaled.rhs_scale) if at is not None)
-    for what, remedy in _reasons(scaled, target, [scale.dtype for scale in held if isinstance(scale, Value)]):
+    for what, remedy in _reasons(scaled, target, [scale.dtype for scale in held if isinstance(scale, grammar.Value)]):
         yield exc.BackendUnsupported(what=what, backend="Triton", remedy=f"; {remedy}", location=op.location)
 
 

@@ -19,11 +19,9 @@ from .compiled import Compiled, ConfigLike
 from .specialized import Specialized
 
 if TYPE_CHECKING:
-    from ..._compiler.ir import effects
     from .. import checked
     from . import binary_check, repro
 else:
-    effects = lazy("helion._compiler.ir.effects")
     checked = lazy("helion.runtime.checked")
     repro = lazy("helion.runtime.specialization.repro")
     binary_check = lazy("helion.runtime.specialization.binary_check")
@@ -189,9 +187,9 @@ class Choice:
 
 def _agree(of: Specialized, config: Config) -> None:
     """Refuse a config of a kernel that waits for other ranks, if one of them runs it with another config."""
-    program = of.analysis.program
-    if not effects.meets_other_gpus(program):
+    if not of.analysis.call_facts.meets_other_gpus:
         return
+    program = of.analysis.program
     shapes = "; ".join(f"{t.dtype} {[hint_of(n) for n in t.shape]}" for t in program.tensors)
     mine = of.short_config(config)
     other = agreement.another(f"{of.kernel.name} {shapes}", repr(mine))

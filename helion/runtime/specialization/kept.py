@@ -14,7 +14,7 @@ import pickle
 import sys
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,13 +35,13 @@ from . import assumptions, remembered
 
 if TYPE_CHECKING:
     from ... import pipeline
+    from ..._compiler.context import CompileContext
     from ..._compiler.frontend.guards import Guard, Traced
-    from ..._compiler.ir import effects
+    from ..._compiler.ir.call_facts import CallFacts
     from ...pipeline import Analysis, Code
     from .specialized import Specialized
 else:
     pipeline = lazy("helion.pipeline")
-    effects = lazy("helion._compiler.ir.effects")
 
 _LOG = _logging.logger(__name__)
 #: Changes with the form of the records.
@@ -62,6 +62,7 @@ class Kept:
     versions: str
     others: int | None
     traced: Traced
+    call_facts: CallFacts
     guards: tuple[assumptions.Assumption, ...]
     numbers: tuple[tuple[str, tuple[Any, ...], Any], ...]
     bucket: tuple[Bucket, ...]
@@ -83,11 +84,11 @@ def analysis_of(of: Specialized, values: tuple[Any, ...]) -> Analysis | None:
     guards = assumptions.restored(kept.guards, of.kernel.fn.__globals__)
     if guards is None or not all(are_same(pick(values, at), number) for _, at, number in kept.numbers):
         return None
-    found = _revived(of, kept, guards, values)
+    found = _revived(of, kept, guards)
     if not of.accepts(found, values):
         return None
     one = of.settings.static_shapes or len(of.kernel.configs) == 1
-    buckets = of.buckets if one else buckets_of(found.sizes, values, of.settings.size_hints)
+    buckets = of.buckets if one else buckets_of(kept.call_facts.sizes, values, of.settings.size_hints)
     if buckets.of(values) != kept.bucket:
         return None
     of.buckets, of.bucket, of.kept = buckets, kept.bucket, kept
@@ -95,20 +96,27 @@ def analysis_of(of: Specialized, values: tuple[Any, ...]) -> Analysis | None:
         found.take(kept.config, kept.code, of.kernel.configs)
     if kept.others is not None:
         found = found.with_others(_others(of, found, kept.others))
+        found.call_facts = kept.call_facts
     if kept.space_key:
         found.space_key = kept.space_key
     return found
 
 
-def _revived(of: Specialized, kept: Kept, guards: tuple[Guard, ...], values: tuple[Any, ...]) -> Analysis:
+def _revived(of: Specialized, kept: Kept, guards: tuple[Guard, ...]) -> Analysis:
     """Return the analysis of a record, with its guards for this process."""
     backend = BACKENDS[kept.backend]
     backend.toolchain.begin()
-    arguments = dict(zip(of.kernel.signature.parameters, values, strict=True))
-    device, index = device_of(of.kernel.name, arguments), kept.traced.program.index_dtype
-    context = pipeline.context_of(backend, device, of.settings, of.target, index, {})
-    traced = replace(kept.traced, guards=guards)
-    return pipeline.Analysis(traced, of.kernel.name, of.target, of.settings, backend, context)
+    traced = kept.traced.with_guards(guards)
+    found = pipeline.Analysis(traced, of.kernel.name, of.target, of.settings, backend)
+    found.call_facts = kept.call_facts
+    return found
+
+
+def context_of(of: Specialized) -> CompileContext:
+    """Return the context of the compilation that a former process has made."""
+    arguments = dict(zip(of.kernel.signature.parameters, of.sample(), strict=True))
+    device, index = device_of(of.kernel.name, arguments), of.analysis.call_facts.index_dtype
+    return pipeline.context_of(of.analysis.backend, device, of.settings, of.target, index, {})
 
 
 def _others(of: Specialized, found: Analysis, count: int) -> pipeline.Others:
@@ -131,7 +139,8 @@ def keep(of: Specialized, config: Config | None, names: Mapping[str, Any] | None
         return
     path = _path(of, of.sample())
     analysis = of.analysis
-    if path is None or not analysis.program.roots or analysis.adjusted or effects.meets_other_gpus(analysis.program):
+    facts = analysis.call_facts
+    if path is None or facts.is_empty or analysis.adjusted or facts.meets_other_gpus:
         return
     guards = assumptions.portable(analysis.traced.guards, of.kernel.fn.__globals__)
     if guards is None:
@@ -142,7 +151,8 @@ def keep(of: Specialized, config: Config | None, names: Mapping[str, Any] | None
             backend=analysis.backend.name,
             versions=remembered.version_of(analysis.backend.name),
             others=len(analysis.others) if analysis.is_chosen else None,
-            traced=replace(analysis.traced, guards=()),
+            traced=analysis.traced.with_guards(()),
+            call_facts=facts,
             guards=guards,
             numbers=of.numbers,
             bucket=of.bucket,
@@ -206,4 +216,4 @@ def _make_room(folder: pathlib.Path) -> None:
         _files.digest_file(path).unlink(missing_ok=True)
 
 
-__all__ = ["Kept", "analysis_of", "keep"]
+__all__ = ["Kept", "analysis_of", "context_of", "keep"]

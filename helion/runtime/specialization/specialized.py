@@ -65,7 +65,7 @@ class Specialized:
         found = self._for_any_batch_size(values) or self._analysed(values)
         if self.settings.static_shapes or len(kernel.configs) == 1:
             return found
-        self.buckets = buckets_of(found.sizes, values, self.settings.size_hints)
+        self.buckets = buckets_of(found.call_facts.sizes, values, self.settings.size_hints)
         self.bucket = self.buckets.of(values)
         buckets = self.buckets.by_name(self.bucket)
         return found.with_size_hints({name: b.hint_like(int(pick(values, at))) for name, (at, b) in buckets.items()})
@@ -104,7 +104,7 @@ class Specialized:
 
     def accepts(self, analysis: pipeline.Analysis, values: tuple[Any, ...]) -> bool:
         """Return whether the code of an analysis is right for the sizes and strides of arguments of its class."""
-        checks = analysis.program.host.argument_checks
+        checks = analysis.call_facts.argument_checks
         return _check(tuple(self.kernel.signature.parameters), checks)(*values)
 
     @functools.cached_property

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from ..._compiler.ir.effects import meets_other_gpus
 from ...autotuner.cache.rows import Key
 from ...autotuner.cache.store import default_store
 from ...autotuner.outcome import Outcome, Status
@@ -71,7 +70,7 @@ def is_decided(of: Specialized) -> bool:
         or of.table_config is not None
         or torch.are_deterministic_algorithms_enabled()
         or _is_one_of_many()
-        or meets_other_gpus(of.analysis.program)
+        or of.analysis.call_facts.meets_other_gpus
         or of.kernel.is_in_graphs
     )
 

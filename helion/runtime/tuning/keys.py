@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from ... import exc
-from ..._compiler.ir.grammar import InlineAttrs
 from ..._support.nested import tensors_in
 from ...autotuner.cache.rows import Key
 from ...backends import BACKENDS
@@ -45,7 +44,7 @@ def key_of(of: Specialized, args: Sequence[Any], tag: str = "", *, measured: boo
     versions = " ".join(f"{name} {version}" for name, version in BACKENDS[backend].toolchain.versions())
     return Key(
         kernel=of.kernel.name,
-        source=_digest("".join((of.kernel.source, *_definitions(of)))),
+        source=_digest("".join((of.kernel.source, *of.analysis.call_facts.definitions))),
         specialization=specialization,
         target=f"{of.target.name} {of.target.num_sms} {backend}{' simulated' if predicted else ''}",
         versions=versions,
@@ -54,12 +53,6 @@ def key_of(of: Specialized, args: Sequence[Any], tag: str = "", *, measured: boo
         shapes=tuple(tuple(map(int, tensor.shape)) for tensor in tensors if isinstance(tensor, torch.Tensor)),
         tag=tag,
     )
-
-
-def _definitions(of: Specialized) -> list[str]:
-    """Return the source of functions in the target's language that the kernel calls."""
-    attrs = (op.attrs for op in of.analysis.program.walk())
-    return [repr(definition) for each in attrs if isinstance(each, InlineAttrs) for definition in each.definitions]
 
 
 def _digest(text: str) -> str:

@@ -15,13 +15,11 @@ from ...config import Config, as_config
 from ..call.argument_checks import launches_on_gpu
 
 if TYPE_CHECKING:
-    from ..._compiler.ir import effects
     from ..variants.variant import Variant
     from . import autotune as tuning
     from . import several
 else:
     # where nothing is measured, the tuner is not needed
-    effects = lazy("helion._compiler.ir.effects")
     tuning = lazy("helion.runtime.tuning.autotune")
     several = lazy("helion.runtime.tuning.several")
 
@@ -61,7 +59,7 @@ def search(
             which = "the first given config" if given else "the default config"
             _logging.say_once(f"helion: {kernel.name}: no GPU: nothing was measured, {which} is used")
         return _in_use(variant)
-    if effects.meets_other_gpus(variant.analysis.program):
+    if variant.analysis.call_facts.meets_other_gpus:
         raise exc.InvalidAPIUsage(
             f"Kernel {kernel.name!r} waits for other GPUs, and would never end if one rank ran it more often than the "
             "others. Give it one config, the same on all ranks; compare configs by timing calls on all ranks."

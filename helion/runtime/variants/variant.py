@@ -272,7 +272,7 @@ class Variant:
 
     def adopt(self, config: Config) -> bool:
         """Use a config that was set for others of its class, if it is legal here."""
-        if not self.analysis.program.roots:  # it launches nothing
+        if self.analysis.call_facts.is_empty:  # it launches nothing
             return False
         try:
             self._use(*self.for_config(config))
@@ -329,7 +329,7 @@ class Variant:
         """
         if self.choice.run is not None or self.specialized.is_eager:
             return
-        if not self.analysis.program.roots:  # host loops over nothing: nothing to compile, and nothing is launched
+        if self.analysis.call_facts.is_empty:  # host loops over nothing: nothing to compile, and nothing is launched
             self.choice.run = self.run_reference
             return
         policies.choose(self, args)

@@ -7,7 +7,7 @@ import marshal
 import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,11 +15,13 @@ from .... import exc
 from ...._compiler.host.program import HostProgram
 from ....hardware import Target
 from ...execution import InlineBody, KeptModule, Launcher, OutOfResources, SizeTable
-from ..plan.launch import LaunchPlan
 from ..toolchain.errors import CompilationFailed
 from . import inline_launch
 from .launcher import LaunchFailed
 from .seen import SeenLauncher
+
+if TYPE_CHECKING:
+    from ..plan.launch import LaunchPlan
 
 
 class CuteInlining:

@@ -9,11 +9,11 @@ from ...._support.lazy import lazy
 from ....hardware import REGISTER_BYTES, Target
 from ...binaries import tool
 from ...execution import Resources
-from ..plan.launch import LaunchPlan
 from .installed import installed_version
 from .library import CUBIN, SHARED_OBJECT, folder
 
 if TYPE_CHECKING:
+    from ..plan.launch import LaunchPlan
     from . import audit
 else:
     audit = lazy("helion.backends.cute.toolchain.audit")
