@@ -14,7 +14,6 @@ from benchmarks.row_census import answers  # noqa: E402
 
 REFUSED = {
     "layer_norm_gradients": "atomic in a row kernel",
-    "quantized_group_tiles": "the id of a tile in a grid",
     "welford_norm": "no running sums",
     "atomic_norm_gradients": "atomic in a row kernel",
 }

@@ -109,6 +109,17 @@ def test_auto_takes_short_rows_with_logarithms_or_sums_over_rows() -> None:
     assert _of_workload("layer_norm_backward", "bfloat16", 32, 1000).backend == "triton"
 
 
+def test_auto_takes_sums_of_long_rows() -> None:
+    """Rows that are reduced once need no large lead."""
+    for dtype, m, n, backend in (
+        ("bfloat16", 2048, 131072, "cute"),
+        ("float32", 4096, 32768, "cute"),
+        ("bfloat16", 4096, 32768, "triton"),
+        ("float32", 16384, 8192, "triton"),
+    ):
+        assert _of_workload("row_sum", dtype, m, n).backend == backend
+
+
 def test_auto_takes_exponentials_of_quotients_by_a_number_of_the_launch() -> None:
     """The general backend divides each element in both of its loops."""
     fn = import_path(EXAMPLES_DIR / "grpo_loss.py").grpo_loss.fn

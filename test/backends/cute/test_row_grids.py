@@ -138,3 +138,34 @@ def test_a_fixed_tile_of_rows_is_no_decision(m: int) -> None:
     x, out = (tensor(2048, 131072, dtype=torch.bfloat16) for _ in range(2))
     given = x, tensor(131072, dtype=torch.bfloat16), out
     assert helion.kernel(fixed_norm, backend="auto").bind(given, target="h200").backend == "cute"
+
+
+def quantized_parts(x, low, scale):
+    for tile_b, tile_l, part in hl.tile(x.size(), block_size=[1, None, 64]):
+        row = x[tile_b, tile_l, part].to(torch.float32)
+        step = torch.amax(torch.abs(row), -1) / 448.0
+        scale[tile_b, tile_l, part.id] = step
+        low[tile_b, tile_l, part] = (row / step[:, :, None]).to(low.dtype)
+
+
+@pytest.mark.parametrize("choice", [CHOICES[0], RowChoice(cluster=2, warps=8)], ids=str)
+def test_parts_of_rows_in_a_grid(choice: RowChoice) -> None:
+    x, scale = numbers(2, 5, 1024), torch.empty(2, 5, 16)
+    low = torch.empty(2, 5, 1024, dtype=torch.float8_e4m3fn)
+    parts = x.float().view(2, 5, 16, 64)
+    want = parts.abs().amax(-1) / 448
+    for call in (
+        lambda: run(quantized_parts, (x, low, scale), choice),
+        lambda: helion.kernel(quantized_parts, backend="cute")(x, low, scale),
+    ):
+        scale.fill_(7.0)
+        call()
+        assert torch.equal(scale, want)
+        quotients = (parts / want[..., None]).view(2, 5, 1024)
+        assert ((low.float() - quotients).abs() <= quotients.abs() * 2**-4 * 1.001 + 2**-10).all()
+
+
+def test_a_last_part_that_is_not_whole_is_refused() -> None:
+    arguments = (numbers(2, 5, 1000), tensor(2, 5, 1000, dtype=torch.float8_e4m3fn), torch.empty(2, 5, 16))
+    with pytest.raises(exc.CuteUnsupported, match="the index of a tile of columns picks one of 16 parts"):
+        helion.kernel(quantized_parts, backend="cute").bind(arguments, target="h100").to_cute_code()

@@ -59,6 +59,7 @@ from .grids import with_row_tiles
 from .integers import INTEGERS, Ranges, whole_number
 from .lengths import bucket_of_rows
 from .parts import PARTS, check_aligned, check_places, columns_in, groups_of, reduced_columns
+from .parts_of_rows import with_loops_of_parts
 from .strides import launch_strides
 from .sums import RowSum, with_single_rows
 from .totals import Total, without_totals
@@ -479,7 +480,7 @@ class RowTiles(TiledRows):
 def rows_of(program: Program) -> RowKernel:
     """Return the row kernel that `program` computes. Raises ``Refusal``."""
     program, after = without_totals(program)
-    program = with_row_tiles(program)
+    program = with_row_tiles(with_loops_of_parts(program))
     others = (*(axis.block for axis in program.roots[0].axes[:-1]), *after.blocks)
     program, repeated = with_flat_rows(program)
     program, blocks = with_single_rows(program)
