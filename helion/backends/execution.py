@@ -141,6 +141,10 @@ class Executor(Protocol):
         """Return whether one of ``errors`` is the backend's refusal of a kernel."""
         ...
 
+    def reason(self, error: Exception) -> str:
+        """Return the text of a refusal, with a remedy where the error has none."""
+        ...
+
     def out_of_resources(self, error: BaseException | None) -> OutOfResources | None:
         """Return the resource that a failed launch exceeded, or None if it failed for another reason."""
         ...

@@ -91,6 +91,9 @@ class ToyExecutor:
     def is_failure(self, error: Exception) -> bool:
         return isinstance(error, ZeroDivisionError)
 
+    def reason(self, error: Exception) -> str:
+        return str(error)
+
     def out_of_resources(self, error: BaseException | None) -> OutOfResources | None:
         return None
 

@@ -132,12 +132,32 @@ def _resident_programs(context: LaunchContext, decisions: Decisions, repair: boo
                 "without unfuse_matmul, or leave it out."
             )
         return decisions.with_values(**{TOGETHER: False})
+    most = _most_residents(context, decisions)
+    if decisions.values["num_sm_multiplier"] > most:
+        if not repair:
+            raise exc.InvalidConfig(
+                f"num_sm_multiplier={decisions.values['num_sm_multiplier']} with {TOGETHER}=True asks for more programs of "
+                f"{decisions.values['num_warps']} warps than an SM of {context.target} holds; use at most {most}."
+            )
+        decisions = decisions.with_values(num_sm_multiplier=most)
     for key in ("range_warp_specializes", "indexing"):
         plain = {"indexing": "pointer"}.get(key)
         entries = decisions.entries.get(key)
         if entries and any(value not in (plain, None, False) for value in entries.values()):
             decisions = decisions.with_entries(key, dict.fromkeys(entries, plain))
     return decisions
+
+
+def _most_residents(context: LaunchContext, decisions: Decisions) -> int:
+    """Return the most programs per SM by its warps, and by its registers where the config limits those of a thread.
+
+    It is a power of two. Binaries that need more registers or shared memory are refused once they are measured.
+    """
+    warps, registers = decisions.values["num_warps"], decisions.values.get("maxnreg")
+    held = context.target.max_warps_per_sm // warps
+    if registers is not None:
+        held = min(held, context.target.registers_per_sm // (registers * warps * context.target.warp_size))
+    return 1 << max(1, held).bit_length() - 1
 
 
 def _long_axes(context: LaunchContext, decisions: Decisions, repair: bool) -> Decisions:

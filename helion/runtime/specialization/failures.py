@@ -59,6 +59,6 @@ class Reporting:
         return bound.executor.error(
             kernel=bound.kernel.name,
             decorator=bound.decorator(config),
-            reason=str(error).strip() or type(error).__name__,
+            reason=bound.executor.reason(error),
             path=bound.path(config),
         )

@@ -13,6 +13,7 @@ from helion import exc
 from helion.backends.stub import stub_driver
 from helion.backends.triton.codegen.together import called_between_barriers
 from helion.backends.triton.execute import launcher
+from helion.backends.triton.execute.executor import EXECUTOR
 from helion.backends.triton.execute.interpreter.races import detect_races
 
 
@@ -130,6 +131,33 @@ def test_programs_that_are_not_resident_are_refused() -> None:
         bound.config_spec.normalize({**bound.default_config(), "pid_type": "flat", "cooperative_launch": True})
     flat = {**bound.default_config(), "pid_type": "flat", "cooperative_launch": True}
     assert not bound.config_spec.repair(flat)["cooperative_launch"]
+
+
+@pytest.mark.parametrize(("warps", "registers", "most"), [(32, None, 2), (16, None, 4), (16, 64, 2), (32, 256, 1)])
+def test_an_sm_holds_all_of_its_programs(warps: int, registers: int | None, most: int) -> None:
+    bound = helion.kernel(centred_columns.fn).bind((torch.empty(256, 512, device="meta"), 0.5), target="h200")
+    options = {
+        "pid_type": "persistent_interleaved",
+        "cooperative_launch": True,
+        "num_warps": warps,
+        "maxnreg": registers,
+    }
+    asked = {**bound.default_config(), **options, "num_sm_multiplier": 16}
+    with pytest.raises(
+        exc.InvalidConfig, match=f"more programs of {warps} warps than an SM of .* holds; use at most {most}"
+    ):
+        bound.config_spec.normalize(asked)
+    assert bound.config_spec.repair(asked)["num_sm_multiplier"] == most
+    assert bound.config_spec.repair({**asked, "num_sm_multiplier": most})["cooperative_launch"]
+    apart = bound.config_spec.repair({**asked, "cooperative_launch": False})
+    assert apart["num_sm_multiplier"] == 16
+
+
+def test_a_refused_launch_names_the_remedy() -> None:
+    """The driver refuses what only the binary tells, such as registers."""
+    error = RuntimeError("Triton Error [CUDA]: too many blocks in cooperative launch")
+    assert EXECUTOR.is_failure(error) and not EXECUTOR.is_failure(RuntimeError("an illegal memory access"))
+    assert EXECUTOR.reason(error).endswith("use a smaller num_sm_multiplier, or cooperative_launch=False")
 
 
 def test_accesses_are_through_pointers() -> None:

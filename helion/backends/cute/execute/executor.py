@@ -67,6 +67,9 @@ class CuteExecutor:
     def is_failure(self, error: Exception) -> bool:
         return isinstance(error, (CompilationFailed, LaunchFailed))
 
+    def reason(self, error: Exception) -> str:
+        return str(error).strip() or type(error).__name__
+
     def out_of_resources(self, error: BaseException | None) -> OutOfResources | None:
         return None
 

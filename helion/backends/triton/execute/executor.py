@@ -30,6 +30,8 @@ else:
 
 #: Triton's message when a pass of its compiler fails; such errors have no class of their own.
 _PASS_FAILED = "PassManager::run failed"
+#: The driver's refusal of programs that cannot all be resident.
+_TOO_MANY_RESIDENTS = "too many blocks in cooperative launch"
 
 
 class TritonInlining:
@@ -86,7 +88,13 @@ class TritonExecutor:
                 c_launchers.begin(offline.argument_types(names[kernel], given, target))
 
     def is_failure(self, error: Exception) -> bool:
-        return isinstance(error, TritonError) or _PASS_FAILED in str(error)
+        return isinstance(error, TritonError) or any(text in str(error) for text in (_PASS_FAILED, _TOO_MANY_RESIDENTS))
+
+    def reason(self, error: Exception) -> str:
+        found = str(error).strip() or type(error).__name__
+        if _TOO_MANY_RESIDENTS not in found:
+            return found
+        return f"{found}: not all of its programs fit at once; use a smaller num_sm_multiplier, or cooperative_launch=False"
 
     def out_of_resources(self, error: BaseException | None) -> OutOfResources | None:
         if not isinstance(error, TritonOutOfResources):
