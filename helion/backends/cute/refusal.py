@@ -104,6 +104,7 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     # these ran right, and were slower than those of another backend (measurement ``product_forms_timed``)
     yield problem.epilogue.rows_of_blocks, "whose blocks of rows and columns are reduced"
     yield groups and products == MAX_PRODUCTS - 1, f"of {MAX_PRODUCTS} products {of_groups}"
+    yield groups and problem.epilogue.reduces_rows, f"whose rows are reduced, {of_groups},"
     of_k = [
         each.lines.name for each in problem.copied if each.lines and any(source.k_picked for source in each.sources)
     ]

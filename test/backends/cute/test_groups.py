@@ -207,7 +207,42 @@ def test_tiles_of_a_band_come_first() -> None:
     assert walked == first + [(3, column) for column in range(columns)]
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+REDUCED = Epilogue(instructions=(Instruction("row_sum", (0,)), Instruction("div", (0, 1))))
+
+
+@helion.kernel(backend="cute")
+def normalized(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    """Rows with a residual, of which each is divided by its norm."""
+    (rows, k), groups, n = x.size(), w.size(0), hl.specialize(w.size(2))
+    out = torch.zeros([rows, n], dtype=x.dtype, device=x.device)
+    for g in hl.grid(groups):
+        for tile_m in hl.tile(offsets[g], offsets[g + 1]):
+            acc = hl.zeros([tile_m, n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = hl.dot(x[tile_m, tile_k], w[g, tile_k, :], acc=acc)
+            acc = acc + residual[tile_m, :]
+            out[tile_m, :] = (acc * torch.rsqrt((acc * acc).sum(-1))[:, None]).to(x.dtype)
+    return out
+
+
+def test_rows_of_groups_are_reduced() -> None:
+    """Where warps store rows of their own, a view per warp would have to begin at them."""
+    x, w, residual = tensor(300, K), tensor(3, K, N, seed=1), tensor(300, N, seed=2)
+    offsets = torch.tensor([0, 70, 70, 299])
+    rows = torch.cat([x[a:b].double() @ w[g].double() for g, (a, b) in enumerate(((0, 70), (70, 70), (70, 299)))])
+    rows = torch.nn.functional.normalize(rows + residual[:299].double(), dim=-1)
+    bound = normalized.bind((x, w, offsets, residual), target="sm_90")
+    found = bound(x, w, offsets, residual)
+    assert products.row_error(found[:299], rows) < BOUNDS[BF16] and not found[299].any()
+    gemm = bound.plan().gemm
+    assert gemm.problem.epilogue.reduces_rows and gemm.finish is None and not gemm.warp_stores
+    assert (
+        on_request(bound)
+        == "matmuls whose rows are reduced, over groups of rows by offsets, run on request, with backend='cute'"
+    )
+
+
+@pytest.mark.parametrize("choice", [*CHOICES, "rows"])
 def test_every_row_of_a_group_is_stored_once(choice: str) -> None:
     generator = torch.Generator().manual_seed(0)
     for trial in range(20):
@@ -216,7 +251,12 @@ def test_every_row_of_a_group_is_stored_once(choice: str) -> None:
         offsets = [0, *sizes.cumsum(0).tolist()]
         longest = 30 * (trial % 5) if trial % 3 == 0 else None
         limited = Groups(name="offsets", size=5, dtype="int64", longest=longest)
-        plan = plan_of(choice, dataclasses.replace(problem(rows=max(1, offsets[-1])), groups=limited))
+        grouped = dataclasses.replace(problem(rows=max(1, offsets[-1])), groups=limited)
+        if choice == "rows":
+            grouped = dataclasses.replace(grouped, epilogue=REDUCED)
+            plan = plan_gemm(grouped, Choice(tile=(64, 128, 64), cluster=(1, 2)), target_of("sm_90"))
+        else:
+            plan = plan_of(choice, grouped)
         clusters = 1 + trial % 7
         found = sum((stored_rows(plan, offsets, at, clusters) for at in range(clusters)), Counter())
         tiles = plan.work[1] * plan.cluster_tiles[1]
@@ -367,9 +407,11 @@ def test_other_loops_over_rows_are_refused(kernel: helion.Kernel, reason: str) -
 def test_parts_of_k_and_numbers_per_row_are_refused() -> None:
     with pytest.raises(Refusal, match="not of groups of rows"):
         plan_gemm(problem(k=4096, a_pitch=4096), Choice(tile=(128, 128, 64), grid_splits=2), target_of("sm_90"))
-    reduced = Epilogue(instructions=(Instruction("row_sum", (0,)), Instruction("div", (0, 1))))
-    with pytest.raises(Refusal, match="without reductions, numbers and indices of rows"):
-        plan_gemm(problem(epilogue=reduced), Choice(tile=(128, 256, 64)), target_of("sm_90"))
+    counted = Epilogue(instructions=(Instruction("row_number", ()), Instruction("add", (0, 1))))
+    with pytest.raises(Refusal, match="without numbers and indices of rows"):
+        plan_gemm(problem(epilogue=counted), Choice(tile=(128, 256, 64)), target_of("sm_90"))
+    with pytest.raises(Refusal, match="rows"):
+        plan_gemm(problem(epilogue=REDUCED), Choice(tile=(128, 64, 64), rows_in="memory"), target_of("sm_90"))
 
 
 def test_time_counts_the_tiles_of_even_groups() -> None:

@@ -490,7 +490,7 @@ def _stores_by_warps(plan: GemmPlan) -> bool:
     shared_by_tile = plan.problem.epilogue.of_kind("row") and not plan.columns_stay
     return (
         plan.unit == "wgmma"
-        and plan.row_atoms == 1
+        and (plan.problem.groups, plan.row_atoms) == (None, 1)
         and plan.problem.epilogue.reduces_rows
         and not shared_by_tile
         and all(plan.epilogue_n * itemsize(each.dtype) <= SWIZZLE_BYTES for each in plan.problem.outputs_of("exact"))

@@ -62,7 +62,7 @@ def split(problem: GemmProblem, tile_columns: int, shared_bytes: int) -> tuple[G
 def finishes(problem: GemmProblem) -> bool:
     """Return whether a second kernel may finish rows, given the numbers that only the launch knows."""
     known = SIZE_M not in problem.runtime or problem.n > MOST_HELD_COLUMNS
-    known &= not problem.epilogue.rows_of_blocks
+    known &= not problem.epilogue.rows_of_blocks and problem.groups is None
     return {*problem.runtime} <= {*LAUNCHED} and known and not any(each.adds for each in problem.outputs)
 
 

@@ -351,9 +351,9 @@ def check_groups(problem: GemmProblem, groups: Groups) -> None:
     residuals = [each.label for each in problem.epilogue.of_kind("exact") if any(problem.batch_pitches(each.label))]
     if any(problem.batch_pitches("a")) or residuals:
         raise Refusal(f"groups of rows by {groups.name} are implemented where all groups are rows of one matrix")
-    if problem.epilogue.reduces_rows or problem.numbers or problem.epilogue.numbers(ROW_NUMBER):
+    if problem.numbers or problem.epilogue.numbers(ROW_NUMBER):
         raise Refusal(
-            f"groups of rows by {groups.name} are implemented without reductions, numbers and indices of rows"
+            f"groups of rows by {groups.name} are implemented without numbers and indices of rows"
         )
 
 
