@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import re
 import types
 
 import pytest
@@ -11,7 +13,9 @@ from backends.cute import gemms
 
 from helion.backends.cute.codegen.epilogue import fragment, positions
 from helion.backends.cute.codegen.outputs.strided import store_strided
+from helion.backends.cute.codegen.setups import strided_registers
 from helion.backends.cute.plan.build import plan_gemm
+from helion.backends.cute.plan.dtypes import itemsize
 from helion.backends.cute.plan.epilogue import Epilogue, EpilogueOutput
 from helion.backends.cute.plan.records import Choice, GemmPlan
 from helion.backends.cute.plan.shared import lines_shape, shared_memory, stores_lines
@@ -86,6 +90,29 @@ def test_shared_memory_has_the_rows_of_each_warp(dtype: str) -> None:
     assert lines_shape(plan, output) == (8, 16, 32 + 16 // size)
     (found,) = [each for each in shared_memory(plan) if each.name == "shared_lines"]
     assert found.size_bytes == 8 * 16 * (32 + 16 // size) * size
+
+
+def test_warps_have_apart_what_they_gather_of_outputs_of_several_types() -> None:
+    """A warp may gather one output while others are at the next one."""
+    plan = planned(Choice(tile=(128, 64, 64), pingpong=True), "bfloat16")
+    (first,) = plan.problem.outputs
+    kinds = ("bfloat16", "bool", "float32")
+    outputs = tuple(dataclasses.replace(first, name=f"out_{kind}", dtype=kind) for kind in kinds)
+    several = Epilogue(outputs=outputs)
+    plan = dataclasses.replace(plan, problem=dataclasses.replace(plan.problem, epilogue=several))
+    text, bytes_of = "\n".join(strided_registers(plan)), dict[str, list[range]]()
+    for kind in kinds:
+        layout = re.search(rf"out_{kind}_output_rows = .*\(\((\d+), (\d+), (\d+)\), stride=\((\d+), (\d+), 1\)\)", text)
+        assert layout is not None
+        warps, rows, columns, step, pitch = map(int, layout.groups())
+        size = itemsize(kind)
+        held = (rows - 1) * pitch + columns
+        bytes_of[kind] = [range(warp * step * size, (warp * step + held) * size) for warp in range(warps)]
+    (found,) = [each for each in shared_memory(plan) if each.name == "shared_lines"]
+    for one, other in itertools.product(kinds, kinds):
+        for warp, after in itertools.pairwise(range(len(bytes_of[one]))):
+            assert bytes_of[one][warp].stop <= bytes_of[other][after].start
+        assert bytes_of[one][-1].stop <= found.size_bytes
 
 
 def test_other_outputs_are_stored_from_registers() -> None:

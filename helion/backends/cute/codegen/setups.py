@@ -9,7 +9,7 @@ from ..plan.dtypes import DTYPES, per_byte
 from ..plan.epilogue import EpilogueOutput
 from ..plan.operands import gathered
 from ..plan.records import WARPGROUP_THREADS, GemmPlan, Multiplicand
-from ..plan.shared import lines_shape, staged_as, stores_lines
+from ..plan.shared import lines_bytes, lines_shape, staged_as, stores_lines
 from ..roles.grammar import Role
 from . import copied, exchange, raw, rows, scales, workspace
 from .attention.formula import uniform_function
@@ -286,7 +286,7 @@ def _wgmma_sums(plan: GemmPlan, role: Role) -> list[str]:
             for name in (*sums_of(plan), *_more_values(plan))
         ),
         *(line for output in plan.problem.outputs_of("exact") for line in _wgmma_store(plan, output)),
-        *_strided_registers(plan),
+        *strided_registers(plan),
         *(exchange.view(plan) if plan.splits > 1 else []),
         *(workspace.view(plan) if plan.grid_splits > 1 else []),
     ]
@@ -324,14 +324,15 @@ def _more_values(plan: GemmPlan) -> list[str]:
     return [name for name in names if name != "values"]
 
 
-def _strided_registers(plan: GemmPlan) -> list[str]:
+def strided_registers(plan: GemmPlan) -> list[str]:
     """Return the registers of the rounded values of outputs that threads store, and those of accumulators in int32."""
     kept = ["integers = cute.make_rmem_tensor(subtile_shape, cutlass.Int32)"] if keeps_integers(plan) else []
     for output in plan.problem.outputs_of("strided"):
         kept.append(f"{suffixed(plan, 'rounded', output)} = cute.make_rmem_tensor(subtile_shape, {dsl(output.dtype)})")
         if stores_lines(plan, output):
             warps, rows, pitch = lines_shape(plan, output)
-            layout = f"({warps}, {rows}, {plan.epilogue_n}), stride=({rows * pitch}, {pitch}, 1)"
+            step = lines_bytes(plan) // DTYPES[output.dtype].itemsize_bytes
+            layout = f"({warps}, {rows}, {plan.epilogue_n}), stride=({step}, {pitch}, 1)"
             pointer = f"cute.recast_ptr(shared_lines, dtype={dsl(output.dtype)})"
             kept.append(f"{output.label}_rows = cute.make_tensor({pointer}, cute.make_layout({layout}))")
     return kept
@@ -384,7 +385,7 @@ def _umma_sums(plan: GemmPlan, role: Role) -> list[str]:
             for name in (*sums_of(plan), *_more_values(plan))
         ),
         *(line for output in plan.problem.outputs_of("exact") for line in _umma_store(plan, output)),
-        *_strided_registers(plan),
+        *strided_registers(plan),
         *(workspace.view(plan) if plan.grid_splits > 1 else []),
     ]
 

@@ -63,6 +63,13 @@ def lines_shape(plan: GemmPlan, output: EpilogueOutput) -> tuple[int, int, int]:
     return plan.teams * plan.consumer_warps, rows, plan.epilogue_n + VECTOR_ALIGNMENT_BYTES // itemsize(output.dtype)
 
 
+def lines_bytes(plan: GemmPlan) -> int:
+    """Return the bytes of the rows that a warp gathers of one output after the other: other warps may be at outputs of other
+    types."""
+    gathered = [each for each in plan.problem.outputs_of("strided") if stores_lines(plan, each)]
+    return max((math.prod(lines_shape(plan, each)[1:]) * itemsize(each.dtype) for each in gathered), default=0)
+
+
 @functools.lru_cache(maxsize=1024)
 def shared_memory(plan: GemmPlan) -> tuple[Allocation, ...]:
     """Return every allocation of `plan`, by offset."""
@@ -75,10 +82,8 @@ def shared_memory(plan: GemmPlan) -> tuple[Allocation, ...]:
     for output in staged(plan.problem):
         size = plan.teams * plan.store_stages * subtile_bytes(plan, output.dtype)
         wanted.append((f"shared_{plan.problem.label_of(output)}", size, RING_ALIGNMENT_BYTES))
-    gathered = [each for each in plan.problem.outputs_of("strided") if stores_lines(plan, each)]
-    if gathered:  # in turn
-        size = max(math.prod(lines_shape(plan, each)) * itemsize(each.dtype) for each in gathered)
-        wanted.append(("shared_lines", size, VECTOR_ALIGNMENT_BYTES))
+    if of_warp := lines_bytes(plan):
+        wanted.append(("shared_lines", plan.teams * plan.consumer_warps * of_warp, VECTOR_ALIGNMENT_BYTES))
     epilogue = plan.problem.epilogue
     for operand in epilogue.of_kind("exact"):
         size = plan.residual_stages * subtile_bytes(plan, operand.dtype)
