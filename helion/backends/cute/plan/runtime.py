@@ -352,9 +352,7 @@ def check_groups(problem: GemmProblem, groups: Groups) -> None:
     if any(problem.batch_pitches("a")) or residuals:
         raise Refusal(f"groups of rows by {groups.name} are implemented where all groups are rows of one matrix")
     if problem.numbers or problem.epilogue.numbers(ROW_NUMBER):
-        raise Refusal(
-            f"groups of rows by {groups.name} are implemented without numbers and indices of rows"
-        )
+        raise Refusal(f"groups of rows by {groups.name} are implemented without numbers and indices of rows")
 
 
 def check_blocks(plan: GemmPlan) -> None:
