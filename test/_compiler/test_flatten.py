@@ -121,6 +121,24 @@ def enlarged(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def planes(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Tiles of one element, of which the position selects numbers, planes and what is added."""
+    out = torch.zeros_like(x)
+    for a, b, c in hl.tile(x.size(), block_size=[1, None, None]):
+        kept = c.index[None, :] < lengths[a.begin]
+        value = torch.where(kept, x[a.begin, b, c], a.id * 0.5)
+        hl.atomic_add(out, [x.size(0) - 1 - a.begin, b, c], value)
+    return out
+
+
+def resized(x: torch.Tensor, rows: int) -> torch.Tensor:
+    """Elements along a number of rows that the caller chooses."""
+    out = torch.empty([x.size(0), rows, x.size(1)])
+    for a, b, c in hl.tile(out.size(), block_size=[1, None, None]):
+        out[a.begin, b, c] = x[a.begin, c][None, :] * b.index[:, None]
+    return out
+
+
 def plain_and_upper(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """A grid whose elements are numbered before one whose are not."""
     first, second = torch.empty_like(x), torch.empty_like(y)
@@ -201,9 +219,9 @@ def test_columns_in_memory_order() -> None:
 
 
 def test_sizes_known_at_run_time() -> None:
-    bound = helion.kernel(add, static_shapes=False).bind((tensor(5, 7), tensor(5, 7)))
+    bound = helion.kernel(add, static_shapes=False).bind((tensor(5, 7), tensor(5, 1)))
     text = kernel_text(bound, block_sizes=[4, 8], flatten_loops=[True])
-    assert "mask_0_1 = indices_0_1 < number" in text
+    assert "mask_0_1 = indices_0_1 < number" in text and "tl.store(out + indices_0_1, " in text
     assert re.search(r"indices_1 = indices_0_1 % \w+_size_1\n    indices_0 = indices_0_1 // \w+_size_1\n", text)
 
 
@@ -259,6 +277,14 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[int, int], tuple[Any, ...]]
     ),
     "numbered": (upper, lambda m, n: (tensor(m, n),), torch.triu),
     "enlarged": (enlarged, lambda m, n: (tensor(m, n),), _enlarged),
+    "planes": (
+        planes,
+        lambda m, n: (tensor(3, m, n), torch.tensor([n, 0, 2])),
+        lambda x, lengths: torch.where(
+            torch.arange(x.size(2)) < lengths[:, None, None], x, torch.arange(3)[:, None, None] * 0.5
+        ).flip(0),
+    ),
+    "resized": (resized, lambda m, n: (tensor(m, n), 5), lambda x, rows: x[:, None] * torch.arange(rows)[:, None]),
     "constant": (zeros, lambda m, n: (tensor(m, n),), lambda x: torch.full_like(x, 3.0)),
 }  # fmt: skip
 KERNELS = {
@@ -371,6 +397,16 @@ def stores_a_part(x: torch.Tensor, out: torch.Tensor) -> None:
         out[a, 0] = x[a, 0]
 
 
+def adds_a_position(x: torch.Tensor, out: torch.Tensor) -> None:
+    for a, b in hl.tile(x.size(), block_size=[1, None]):
+        out[a.begin, b] = x[a.begin, b.index + a.begin]
+
+
+def sums_for_one(x: torch.Tensor, out: torch.Tensor) -> None:
+    for a, b in hl.tile(x.size(), block_size=[1, None]):
+        out[a.begin, b] = x[a.begin, b] + (x[0, :] * a.begin).sum(-1)
+
+
 def counts_tiles(x: torch.Tensor, out: torch.Tensor) -> None:
     for a, b in hl.tile(x.size()):
         hl.atomic_add(out, [0, 0], 1.0)
@@ -418,6 +454,8 @@ DECLINED: list[tuple[Callable[..., None], str]] = [
     (prints, "the body has a print, which would see other tiles"),
     (twice, "a scan uses a merged dimension"),
     (branches, "a branch uses a merged dimension"),
+    (adds_a_position, "a subscript adds the position of a tile to another index"),
+    (sums_for_one, "a value of other dimensions is used with the merged ones"),
     (random_numbers, "a random uses a merged dimension"),
     (numbers_lanes, "the position of a tile is read"),
 ]
@@ -438,6 +476,11 @@ def reads_a_position(x: torch.Tensor, out: torch.Tensor) -> None:
         out[a, b] = x[a, b] + a.begin
 
 
+def reads_an_end(x: torch.Tensor, out: torch.Tensor) -> None:
+    for a, b in hl.tile(x.size(), block_size=[1, None]):
+        out[a.begin, b] = x[a.end - 1, b]
+
+
 def begins_later(x: torch.Tensor, out: torch.Tensor) -> None:
     for a, b in hl.tile([1, 0], [x.size(0), x.size(1)]):
         out[a, b] = x[a, b]
@@ -452,6 +495,7 @@ def one_by_one(x: torch.Tensor, out: torch.Tensor) -> None:
     ("function", "reason"),
     [
         (reads_a_position, "the position of a tile is read"),
+        (reads_an_end, "the position of a tile is read"),
         (begins_later, "a dimension does not begin at 0"),
         (one_by_one, "a dimension does not begin at 0"),
     ],

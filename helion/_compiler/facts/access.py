@@ -30,6 +30,8 @@ class MemoryOpFact:
     - ``looped``: per axis that can be rolled, the number of times that a load of a row is repeated in chunks.
     - ``cast_itemsize``: the bytes of an element in memory, or of its converted dtype if that is wider.
     - ``static``: true if strides and extents are compile-time constants; otherwise they are those seen when binding.
+    - ``row_major``: true if strides are those of one run in row-major order in every call.
+    - ``run``: true for an access of one run in memory whose elements a flattened grid visits in order.
     - ``after``: the number of dots that precede the access.
     - ``bins``: the elements among which an atomic counts, adding one number to each that a tile of indices selects; else 0.
     """
@@ -54,6 +56,8 @@ class MemoryOpFact:
     looped: tuple[tuple[int, int], ...] = ()
     cast_itemsize: int = 0
     static: bool = True
+    row_major: bool = False
+    run: bool = False
     after: int = 0
     bins: int = 0
 
@@ -76,6 +80,8 @@ class MemoryOpFact:
 
         It is 1 without neighbours, and where strides that are passed at launch are odd for all that is known of them.
         """
+        if self.run:
+            return 0
         inner, aligned = self.inner_axis, 0
         for axis, stride, scale in zip(self.subscript_axes, self.strides, self.scales, strict=True):
             unknown = not self.static and stride > 1 and stride % _KNOWN_MULTIPLE != 0
@@ -103,7 +109,7 @@ class MemoryOpFact:
         following = parts
         for axis, extent in tuple(extents.items())[::-1]:
             places = [at for at, each in enumerate(self.subscript_axes) if each == axis]
-            if not self.static or self.gathered or extent is None or len(places) != 1:
+            if not (self.static or self.row_major) or self.gathered or extent is None or len(places) != 1:
                 return False
             (at,) = places
             if extent > 1 and (self.strides[at] != following or self.extents[at] != extent or self.scales[at] != 1):

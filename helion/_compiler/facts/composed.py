@@ -10,7 +10,7 @@ from ..._shapes import cdiv, number_key
 from ..ir.grammar import IotaAttrs, MemoryAttrs, Op, Operand, PointwiseAttrs, Program, Value
 from ..ir.ops import OPS
 from ..ir.pointwise import POINTWISE, POLYNOMIALS
-from ..rewrites.flatten_loops import can_flatten, indexed_blocks
+from ..rewrites.flatten_loops import blocks_of_one, can_flatten, indexed_blocks
 from .flow import Flow
 from .records import (
     AccumulatorFact,
@@ -181,7 +181,10 @@ def pointwise_fact(
         one_run=beside == () and not numbered,
         rows_beside_run=_are_rows(beside, memory_ops, total) and not numbered,
         window_axes=_window_axes(walk, memory_ops, tiled),
-        numbered_run=numbered and all(_is_apart(op) or _is_few(op, total) for op in beside or ()),
+        numbered_run=numbered
+        and all(_is_apart(op) or _is_few(op, total) for op in beside or ())
+        # Windows around the position of a tile of one are alike in tiles and in a run.
+        and (not blocks_of_one(walk.program) or any(op.gathered for op in memory_ops)),
     )
 
 
@@ -208,13 +211,23 @@ _ROW_REUSE = 16
 def _beside_run(
     program: Program, axes: tuple[AxisFact, ...], memory_ops: tuple[MemoryOpFact, ...]
 ) -> tuple[MemoryOpFact, ...] | None:
-    """Return the accesses along the grid that are not contiguous; None if the grid cannot be flattened."""
+    """Return the accesses along the grid that are not contiguous; None if the grid cannot be flattened.
+
+    Loads of a table at places that data of each element selects are not among them: the order of elements is no
+    order of the table.
+    """
     grid = program.roots[0].axes
     if len(program.roots) > 1 or len(grid) < 2 or can_flatten(program, 0) is not None:
         return None
     extents = {axis.block: axes[axis.block].extent for axis in grid}
     tiled = [op for op in memory_ops if op.gathered or not extents.keys().isdisjoint(op.subscript_axes)]
-    return tuple(op for op in tiled if not op.is_one_run(extents, _parts(op, tiled)))
+    apart = (op for op in tiled if not _is_looked_up(op, extents))
+    return tuple(op for op in apart if not op.is_one_run(extents, _parts(op, tiled)))
+
+
+def _is_looked_up(op: MemoryOpFact, extents: Collection[int]) -> bool:
+    selected = op.kind == "load" and op.gathered and all(axis is None for axis in op.subscript_axes)
+    return selected and set(op.tile_axes) == set(extents)
 
 
 def _parts(op: MemoryOpFact, others: Iterable[MemoryOpFact]) -> int:

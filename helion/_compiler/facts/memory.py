@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
-from ..._shapes import Expr
+from ..._shapes import Expr, Number, number_key
 from ..ir.bins import bins_of
-from ..ir.grammar import Index, IotaAttrs, MemoryAttrs, Op, Operand, PointwiseAttrs, TileAttrs, Value
+from ..ir.grammar import HostTensor, Index, IotaAttrs, MemoryAttrs, Op, Operand, PointwiseAttrs, TileAttrs, Value
 from .axes import count
 from .flow import Flow
 from .merged import MergedTiles
@@ -96,8 +96,18 @@ def _fact(
         looped=tuple((axis, looped[axis][attrs.slot]) for axis in tile_axes if axis in looped and op.kind == "load"),
         cast_itemsize=max(tensor.dtype.itemsize, widened),
         static=not any(isinstance(number, Expr) for number in (*tensor.shape, *tensor.strides)),
+        row_major=_is_row_major(tensor),
         after=sum(walk.order[dot.number] < walk.order[op.number] for dot in walk.dots),
     )
+
+
+def _is_row_major(tensor: HostTensor) -> bool:
+    following: Number = 1
+    for extent, stride in zip(reversed(tensor.shape), reversed(tensor.strides), strict=True):
+        if number_key(stride) != number_key(following):
+            return False
+        following *= extent
+    return True
 
 
 def _bins(op: Op, walk: Walk) -> int:

@@ -11,7 +11,7 @@ After, with tiles of 32 elements::
 Only the last tile extends past the end, whatever the sizes of the dimensions are. Every lane has one index of each
 merged dimension; the last dimension of the order varies fastest. Divisions of the lane number give those indices. A
 tensor with elements in the memory order of the lanes, such as ``x``, needs only the lane number. ``tile.index`` of a
-merged dimension is that index of each lane.
+merged dimension is that index of each lane. So is ``tile.begin`` of a dimension whose tiles have one element.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..._shapes import ONE, WIDE, Dim, fixed_at, hint_of
+from ..._shapes import ONE, WIDE, Dim, fixed_at, hint_of, number_key, positive_part
 from ..ir.build import Builder, Numbers
 from ..ir.grammar import (
     Block,
@@ -46,8 +46,9 @@ from ..ir.ops import OPS
 from ..ir.rewrite import Declined, remembered
 from ..passes.analysis.iterations import may_permute
 
-#: Properties of a tile that require one dimension per lane.
+#: Properties of a tile that require one dimension per lane, and those that are the index in a tile of one element.
 _POSITIONAL = frozenset(("begin", "end", "id", "count", "index"))
+_OF_ONE = frozenset(("begin", "id"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,8 @@ class Nest:
     - ``loop``: its number among all loops in program order, where a grid loop precedes its inner loops.
     - ``root``: its number among the grid loops, if it is one.
     - ``mergeable``: true if it has an entry in ``flatten_loops``: tiles begin at 0 and no op reads their positions.
-    - ``indexed``: true if ops read no other positions than the indices of elements, such as ``tile.index``.
+    - ``indexed``: true if ops read no other positions than the indices of elements, such as ``tile.index``, or
+      ``tile.begin`` in tiles of one.
     - ``permutable``: true if its axes may run in any order, as programs do.
     """
 
@@ -71,10 +73,8 @@ class Nest:
 
 def positional_blocks(program: Program) -> frozenset[int]:
     """Return the blocks with uses of tile properties that merged dimensions do not have."""
-    tiles = (
-        op.attrs.block for op in program.walk() if isinstance(op.attrs, TileAttrs) and op.attrs.field in _POSITIONAL
-    )
-    return frozenset(tiles)
+    tiles = (op.attrs for op in program.walk() if isinstance(op.attrs, TileAttrs) and op.attrs.field in _POSITIONAL)
+    return frozenset(attrs.block for attrs in tiles if not _is_of_one(attrs, program))
 
 
 def indexed_blocks(program: Program) -> frozenset[int]:
@@ -84,9 +84,20 @@ def indexed_blocks(program: Program) -> frozenset[int]:
     )
 
 
+def _is_of_one(attrs: TileAttrs, program: Program) -> bool:
+    """Return whether a tile has one element, of which a property is the index."""
+    return attrs.field in _OF_ONE and program.blocks[attrs.block].size == 1
+
+
+def blocks_of_one(program: Program) -> frozenset[int]:
+    """Return the blocks with tiles of one element whose position ops read."""
+    tiles = (op.attrs for op in program.walk() if isinstance(op.attrs, TileAttrs))
+    return frozenset(attrs.block for attrs in tiles if _is_of_one(attrs, program))
+
+
 def nests(program: Program) -> tuple[Nest, ...]:
     """Return the loops over several dimensions in program order; a grid loop precedes its inner loops."""
-    positional, indexed = positional_blocks(program), indexed_blocks(program)
+    positional, indexed = positional_blocks(program), indexed_blocks(program) | blocks_of_one(program)
     roots = itertools.count()
     found = []
     for number, loop in enumerate(loops_of(program)):
@@ -169,6 +180,10 @@ class _Flattener:
         self.axes = axes
         self.block = block.id
         self.merged = frozenset(block.merged)
+        #: those whose tiles have several elements
+        self.tiled = frozenset(b for b in block.merged if program.blocks[b].size != 1)
+        #: by the number of a scalar, the merged dimension of which it is the index
+        self.places: dict[int, int] = {}
         self.lanes = (Dim(1, (block.id,)),)
         self.values: dict[int, Value] = {}
         self.numbers = Numbers.after(program)
@@ -177,7 +192,10 @@ class _Flattener:
         ops: list[Op] = []
         for op in region.ops:
             self.check(op)
-            if self.is_wide(op):
+            if (block := self.place_of(op)) is not None:
+                self.places[op.result.number] = block
+                ops.append(replace(op, kind="iota", attrs=IotaAttrs(block, False), results=(self.lane(op.result),)))
+            elif self.is_wide(op):
                 self.narrow(op, ops)
             else:
                 ops.append(op)
@@ -188,18 +206,25 @@ class _Flattener:
         return any(self.carries(value) for inner in op.walk() for value in _values(inner))
 
     def carries(self, value: Value) -> bool:
-        return any(b in self.merged for dim in value.dims for b in dim.blocks)
+        return value.number in self.values or any(b in self.merged for dim in value.dims for b in dim.blocks)
+
+    def place_of(self, op: Op) -> int | None:
+        """Return the merged dimension of which a scalar is the index."""
+        attrs = op.attrs
+        if not isinstance(attrs, TileAttrs) or attrs.block not in self.merged:
+            return None
+        return attrs.block if _is_of_one(attrs, self.program) else None
 
     # --- legality -----------------------------------------------------------------------------------------------------
 
     def check(self, op: Op) -> None:
         for inner in op.walk():
-            if _place_read(inner) in self.merged:
+            if _place_read(inner) in self.merged and (inner is not op or self.place_of(op) is None):
                 raise Declined("the position of a tile is read")
             if OPS[inner.kind].stays and not isinstance(inner.attrs, MemoryAttrs):
                 raise Declined(f"the body has {_article(inner.kind)}, which would see other tiles")
             # An op that runs once per tile would run for another number of tiles, with other contents.
-            if OPS[inner.kind].stays and not self.merged <= {d.block for d in inner.result.dims}:
+            if OPS[inner.kind].stays and not self.tiled <= {d.block for d in inner.result.dims}:
                 raise Declined(f"{_article(inner.kind)} does not span all of the dimensions")
         if not self.is_wide(op):
             return
@@ -214,7 +239,7 @@ class _Flattener:
             raise Declined("a reshape merges a dimension with another")
         if len(set(places)) != len(places):
             raise Declined("a value has a dimension twice")
-        if places and any(not dim.is_one for dim in value.dims if dim not in places):
+        if self.carries(value) and any(not dim.is_one for dim in value.dims if dim not in places):
             raise Declined("a value has another dimension besides the merged ones")
 
     # --- ops of one dimension -----------------------------------------------------------------------------------------
@@ -235,7 +260,8 @@ class _Flattener:
                 )
                 return
             case MemoryAttrs():
-                op = replace(op, attrs=self.access(op.attrs))
+                op = self.placed(op)
+                op = replace(op, attrs=self.access(op.attributes(MemoryAttrs)))
         operands = tuple(self.operand(operand, ops) for operand in op.operands)
         ops.append(replace(op, operands=operands, results=tuple(map(self.lane, op.results))))
 
@@ -259,6 +285,25 @@ class _Flattener:
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
+    def placed(self, op: Op) -> Op:
+        """Return an access with subscripts by lanes instead of by scalars that have become lanes."""
+        attrs, operands = op.attributes(MemoryAttrs), list(op.operands)
+        indices = list(attrs.indices)
+        for dim, index in enumerate(indices):
+            if index.operand is None:
+                continue
+            operand = operands[index.operand]
+            if not isinstance(operand, Value) or operand.dims or not self.carries(operand):
+                continue
+            if index.kind == "scalar" and operand.number in self.places:
+                indices[dim] = Index("block", self.places[operand.number], (0,), index.shift)
+                operands[index.operand] = 0
+            elif index.kind == "scalar" and fixed_at(index.shift, 0):
+                indices[dim] = replace(index, kind="tensor", positions=(0,))
+            else:
+                raise Declined("a subscript adds the position of a tile to another index")
+        return replace(op, operands=tuple(operands), attrs=replace(attrs, indices=tuple(indices)))
+
     def access(self, attrs: MemoryAttrs) -> MemoryAttrs:
         indices = [replace(index, positions=(0,) if index.positions else ()) for index in attrs.indices]
         return replace(attrs, indices=self.in_memory_order(attrs, indices) or tuple(indices), rank=1)
@@ -275,10 +320,8 @@ class _Flattener:
                 return None
             places += found
         for outer, inner, axis in zip(places, places[1:], long[1:], strict=False):
-            stride, step, count = tensor.strides[outer], tensor.strides[inner], axis.end
-            if not (isinstance(stride, int) and isinstance(step, int) and isinstance(count, int)):
-                return None
-            if stride != step * count:
+            stride, step, count = tensor.strides[outer], tensor.strides[inner], positive_part(axis.end)
+            if number_key(stride) != number_key(step * count):
                 return None
         if not places:
             return None

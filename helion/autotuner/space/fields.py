@@ -411,7 +411,7 @@ class FlattenLoops(PerSlot):
     """
 
     key: str = "flatten_loops"
-    per: str = "hl.tile over several dimensions from 0 of which no begin or end is read"
+    per: str = "hl.tile over several dimensions from 0 whose tiles have no begin or end that is read, unless they have one element"
 
     def entry(self, at: int, slot: Slot, value: Any) -> Any:
         return False if slot.remedy and value is True else super().entry(at, slot, value)

@@ -186,6 +186,7 @@ class Triton:
             fused=taken_by.fused,
             persistent=taken_by.persistent,
             parts=taken_by.parts,
+            flattened=facts.num_roots == 1 and bool(taken_by.flattened),
         )
         found = time.timing(facts, taken_by, taken, target)
         return replace(taken, time_us=found.us, units=found.units, error=found.error)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from ...._compiler.facts.records import KernelFacts, MemoryOpFact
@@ -25,6 +28,26 @@ class Same:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Same) and other.facts is self.facts
+
+
+def of_a_run(facts: KernelFacts, sizes: Mapping[int, int]) -> tuple[KernelFacts, dict[int, int]]:
+    """Return facts and sizes of a flattened grid: all elements of a tile lie along its last axis, and vectors of accesses
+    of one run do not end with rows.
+    """
+    *_, last = axes = facts.grid_axes
+    return _in_a_run(Same(facts)), {
+        **sizes,
+        **dict.fromkeys(axes, 1),
+        last: math.prod(sizes[axis] for axis in axes),
+    }
+
+
+@functools.lru_cache(maxsize=64)
+def _in_a_run(same: Same) -> KernelFacts:
+    facts = same.facts
+    extents = {axis: facts.axes[axis].extent for axis in facts.grid_axes}
+    ops = (replace(op, run=op.is_one_run(extents)) for op in facts.memory_ops)
+    return replace(facts, memory_ops=tuple(ops))
 
 
 class Narrow(NamedTuple):

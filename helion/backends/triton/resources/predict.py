@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ...._compiler.facts.records import KernelFacts
 from ....autotuner.proposal import Predicted
 from ....hardware import RESERVED_SHARED_BYTES, Target
-from .known import Same
+from .known import Same, of_a_run
 from .matrix import tensor_memory_columns
 from .registers import ahead_registers, pressure, register_limit
 from .shared import combined_bytes, descriptor_bytes, prefetched_bytes, shared_bytes, stored_behind_loops
@@ -37,6 +37,7 @@ def predict(
     fused: frozenset[int] = frozenset(),
     persistent: bool = False,
     parts: int = 1,
+    flattened: bool = False,
 ) -> Predicted:
     """Return the prediction for ``sizes``, the elements of every block: tiles, fixed ones, and whole dimensions
     (padded, or a chunk).
@@ -45,7 +46,8 @@ def predict(
     for ``unrolled`` steps, as do those of ``num_stages``. Loops over single indices prefetch ``ahead`` steps.
     ``descriptor_slots`` are the memory slots with tensor descriptors. ``once``: a program computes a single tile, so
     stores after its loops may reuse the operands' memory. ``fused`` are the grid loops whose tile loop is flattened
-    with the loops inside. ``persistent`` programs compute several tiles. A split reduction has ``parts``. A repeated call returns the same object, because heuristics
+    with the loops inside. ``persistent`` programs compute several tiles. A split reduction has ``parts``. The only grid
+    loop may be ``flattened``. A repeated call returns the same object, because heuristics
     and the legalizer look at one launch several times.
     """
     return _predict(
@@ -62,6 +64,7 @@ def predict(
         fused,
         persistent,
         parts,
+        flattened,
     )
 
 
@@ -100,12 +103,14 @@ def _predict(
     fused: frozenset[int],
     persistent: bool,
     parts: int,
+    flattened: bool,
 ) -> Predicted:
     facts, sizes = same.facts, dict(sorted_sizes)
     registers, least, risk, done = _unstaged(same, sorted_sizes, num_warps, target)
     registers += ahead * ahead_registers(facts, sizes, num_warps, target) if ahead else 0
     last = stored_behind_loops(facts) & descriptor_slots if once else frozenset()
-    shared = shared_bytes(facts, sizes, num_warps, num_stages, target, unrolled, fused, descriptor_slots, persistent)
+    ran = of_a_run(facts, sizes) if flattened else (facts, sizes)
+    shared = shared_bytes(*ran, num_warps, num_stages, target, unrolled, fused, descriptor_slots, persistent)
     shared += unrolled * descriptor_bytes(facts, sizes, descriptor_slots - last, num_stages)
     shared = max(shared, descriptor_bytes(facts, sizes, last, num_stages))
     shared = max(shared, combined_bytes(facts, sizes, num_warps, prefetch_stages, target, parts))

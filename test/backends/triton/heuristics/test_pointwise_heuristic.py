@@ -237,6 +237,41 @@ def test_threads_have_few_elements_of_strided_windows() -> None:
     assert (math.prod(wide["block_sizes"]), wide["flatten_loops"], wide["num_warps"]) == (256, [False], 8)
 
 
+def looked_up(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for a, b in hl.tile(x.size()):
+        out[a, b] = table[x[a, b].long()] * table[0]
+    return out
+
+
+def scaled_by_labels(x: torch.Tensor, labels: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for a, b in hl.tile(x.size()):
+        out[a, b] = x[a, b] * table[labels[a]][:, None]
+    return out
+
+
+def resized(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    out = torch.empty([x.size(0), rows, columns], dtype=x.dtype, device=x.device)
+    for a, b, c in hl.tile(out.size(), block_size=[1, None, None]):
+        out[a.begin, b, c] = x[a.begin, b.index * x.size(1) // rows, c.index * x.size(2) // columns]
+    return out
+
+
+def test_a_table_does_not_keep_elements_from_being_a_run() -> None:
+    images, table = meta(16384, 4097, dtype=torch.uint8), meta(256, dtype=FP32)
+    first = helion.kernel(looked_up).bind((images, table), target="h200").seeds[0].config
+    assert first["flatten_loops"] == [True]
+    labels = meta(16384, dtype=torch.int64)
+    first = helion.kernel(scaled_by_labels).bind((images, labels, table), target="h200").seeds[0].config
+    assert first["flatten_loops"] == [False], "a row looks up one value"
+
+
+def test_positions_in_tiles_of_one_number_elements_of_sizes_of_the_launch() -> None:
+    first = helion.kernel(resized).bind((meta(1024, 96, 96), 160, 200), target="h200").seeds[0].config
+    assert first["flatten_loops"] == [True]
+
+
 @pytest.mark.parametrize(
     ("kernel", "sizes", "flat"),
     [
