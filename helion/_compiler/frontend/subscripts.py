@@ -8,11 +8,13 @@ from typing import Any
 import torch
 
 from ... import exc
-from ..._shapes import ONE, Dim, Dims, Expr, Number, broadcast_dims, number_key, positive_part
+from ..._shapes import ONE, Dim, Dims, Expr, Number, broadcast_dims, fixed_at, number_key, positive_part
 from ..ir.grammar import Index, Operand
+from ..ir.host_module import Reach, past_the_end
 from ..ir.operands import unaddressed
 from . import ops
 from .host_uses import used_directly
+from .polynomials import Polynomial
 from .state import TraceState
 from .values import DeviceValue, HostTensorValue, Tile, TileTuple, describe, source_name
 
@@ -67,6 +69,7 @@ class _Planner:
             self.indices.append(Index("scalar"))
             return
         if isinstance(value, DeviceValue):
+            self.check_index(value, dim)
             self.indices.append(Index("scalar", operand=self.operand(value)))
             return
         size = self.size(dim)
@@ -119,30 +122,53 @@ class _Planner:
         return extent is not None and self.tracer.numbers.is_above_one(extent)
 
     def check_range(self, block: int, dim: int, size: Number, shift: Number, operand: DeviceValue | None) -> None:
-        """Refuse a tile that certainly exceeds the end of the tensor, unless the user masks the access.
+        """Refuse a tile that exceeds the end of the tensor, unless the user masks the access.
 
         In a branch, which may exclude such tiles, lanes out of range are masked. Checked mode reports them instead.
         """
         tile = self.tracer.blocks.active.get(block)
-        if self.checked or tile is None or tile.last is None or operand is not None:
+        if self.checked or tile is None or tile.range is None or operand is not None:
             return
-        if self.tracer.blocks.branches and self.is_partly_outside(tile, size, shift):
-            if not self.tracer.context.settings.checked:
-                places = ops.tile_index(self.tracer, tile)
-                self.reaching.append((ops.pointwise(self.tracer, "add", places, shift), size))
-            return
-        if isinstance(size, int) and isinstance(shift, int) and tile.last + shift > size:
-            raise exc.ShapeMismatch(
-                lhs=f"{tile.block.name} (up to {tile.last + shift})",
-                rhs=f"dimension {dim} of {self.tensor.source!r} ({size} elements)",
-                detail=": the tile reaches past the end; shorten the loop, or use hl.load or hl.store with extra_mask",
-            )
+        begin, end = (number + shift for number in tile.range)
+        if not self.tracer.blocks.branches:
+            self.reach(tile, dim, size, begin, end)
+        elif self.is_partly_outside(size, begin, end) and not self.tracer.context.settings.checked:
+            places = ops.tile_index(self.tracer, tile)
+            self.reaching.append((ops.pointwise(self.tracer, "add", places, shift), size))
 
-    def is_partly_outside(self, tile: Tile, size: Number, shift: Number) -> bool:
-        """Return whether some tiles of a loop, moved by a constant, begin before the tensor or reach past its end."""
-        if not isinstance(size, int) or not isinstance(shift, int) or tile.last is None:
-            return False
-        return tile.last + shift > size or (tile.first is not None and tile.first + shift < 0)
+    def is_partly_outside(self, size: Number, begin: Number, end: Number) -> bool:
+        """Return whether some indices of a loop may be before the tensor or past its end."""
+        before = isinstance(begin, int) and begin < 0
+        return before or not self.tracer.numbers.is_at_most(end, size)
+
+    def reach(self, tile: Tile, dim: int, size: Number, begin: Number, end: Number) -> None:
+        """Refuse indices of a loop from ``begin`` to ``end`` that exceed the end of the tensor; at the launch, if they or
+        its size are known only there."""
+        name, end = self.tensor.source or self.tensor.made, positive_part(end)
+        if isinstance(end, int) and isinstance(size, int):
+            if end > size:
+                raise past_the_end(tile.block.name, end, name, dim, size)
+        elif not self.tracer.numbers.is_at_most(end, size):
+            location = self.tracer.builder.location
+            reach = Reach(tile=tile.block.name, begin=begin, end=end, name=name, dim=dim, size=size, location=location)
+            self.tracer.tensors.compare(reach)
+
+    def check_index(self, value: DeviceValue, dim: int) -> None:
+        """Refuse an ``hl.grid`` index, plus or minus a number of the host, that exceeds the end of the tensor."""
+        found = self.tracer.origins.polynomial(value)
+        indices = [atom for atom in found.atoms if atom[0] == "tile"] if found is not None else []
+        if found is None or len(indices) != 1 or self.checked or self.tracer.blocks.branches:
+            return
+        ((_, block, field),) = indices
+        tile, scale = self.tracer.blocks.active.get(block), found.terms.get((indices[0],))
+        rest = Polynomial({m: c for m, c in found.terms.items() if m != (indices[0],)}, found.numbers).number()
+        if tile is None or tile.range is None or rest is None:
+            return
+        begin, end = tile.range
+        if scale == 1 and (field == "index" or (field == "begin" and fixed_at(tile.block.size, 1))):
+            self.reach(tile, dim, self.size(dim), begin + rest, end + rest)
+        elif scale == -1 and field == "index":
+            self.reach(tile, dim, self.size(dim), rest - end + 1, rest - begin + 1)
 
     def whole(self, item: slice, dim: int) -> None:
         size = self.size(dim)

@@ -161,6 +161,7 @@ def _host_module(fn: Callable[..., Any], source: FunctionSource, walk: Walk) -> 
         captures=dict(walk.t.numbers.captures),
         source_globals=_source_globals(fn, walk.t.numbers.taken),
         checks=tuple(walk.t.tensors.checks),
+        reaches=tuple(walk.t.tensors.reaches),
         reference=reference,
         argument_checks=walk.t.numbers.conditions(walk.t.context.limits.least_size),
         placed_calls=frozenset(walk.t.registered.placed_calls),

@@ -464,6 +464,8 @@ class Tile:
     last: int | None = None
     #: The row lengths of a jagged loop.
     jagged: DeviceValue | None = None
+    #: The first index and the one after the last, if they are numbers of the host.
+    range: tuple[Number, Number] | None = None
 
     @property
     def index(self) -> DeviceValue:

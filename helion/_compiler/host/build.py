@@ -7,13 +7,13 @@ the top of the function, captured where the user's code computes it, or read fro
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from ... import exc
 from ..._names import RESERVED, SHARED_MODULES
-from ..._shapes import Expr, Number, dtype_name
+from ..._shapes import Expr, Number, dtype_name, fixed_at
 from ..ir.host_module import HostModule, Keep, Launch
 from ..source import Place, place_of
 from .program import LAUNCHER as LAUNCHER_NAME
@@ -115,7 +115,7 @@ class HostBuilder:
     def launch(self, before: Iterable[str], calls: Iterable[KernelCall]) -> None:
         """Add the launches of the next place, and statements right before them."""
         number = len(self.launches)
-        made: list[ast.stmt] = [s for text in before for s in statements(text)]
+        made: list[ast.stmt] = [s for text in (*self._compared(number), *before) for s in statements(text)]
         made += map(_launch, calls)
         condition, numbers = self._check(number)
         items, deferred = self._deferred_symbols()
@@ -125,6 +125,15 @@ class HostBuilder:
         self.launches.append(tuple(_Builtins(self, taken).all(whole) if taken else whole))
         self.needed.update(self.used)
         self.used = {}
+
+    def _compared(self, number: int) -> Iterator[str]:
+        """Yield statements that raise an error for indices of a launch that reach past the end of a tensor."""
+        for each in self.traced.reaches[number] if number < len(self.traced.reaches) else ():
+            begin, end, size = (self.number(n, parent=True) for n in (each.begin, each.end, each.size))
+            loops = "" if fixed_at(each.begin, 0) else f" and {begin} < {end}"
+            given = (each.tile, each.name, each.dim, None if each.location is None else astuple(each.location))
+            function = self.runtime("past_the_end")
+            yield f"if {end} > {size}{loops}:\n    {function}({end}, {size}, {', '.join(map(repr, given))})"
 
     def _check(self, number: int) -> tuple[str, str]:
         """Return two conditions for a launch: kinds and constant sizes of tensors that host code makes, and sizes that

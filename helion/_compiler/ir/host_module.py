@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ... import exc
 from ..._shapes import Number
-from ..source import Place
+from ..source import Location, Place
 from .structure import Structural
 
 
@@ -30,6 +31,23 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """An assumption of a launch: indices from ``begin`` up to ``end``, exclusive, are within ``size`` elements.
+
+    They are those of the loop variable ``tile``, in dimension ``dim`` of the tensor that the user calls ``name``. The
+    bounds include a shift.
+    """
+
+    tile: str
+    begin: Number
+    end: Number
+    name: str
+    dim: int
+    size: Number
+    location: Location | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
     """The tensor of peer ``number``, of ``count`` ranks, in the tuple ``of``, an argument. A host loop may count
     ``number``."""
@@ -37,6 +55,15 @@ class Member:
     of: str
     number: Number
     count: int
+
+
+def past_the_end(tile: str, end: int, name: str, dim: int, size: int) -> exc.Base:
+    """Return the error for indices of the loop variable ``tile``, below ``end``, in a dimension of ``size`` elements."""
+    return exc.ShapeMismatch(
+        lhs=f"{tile} (up to {end})",
+        rhs=f"dimension {dim} of {name!r} ({size} elements)",
+        detail=": the tile reaches past the end; shorten the loop, or use hl.load or hl.store with extra_mask",
+    )
 
 
 class Launch(ast.stmt):
@@ -92,6 +119,8 @@ class HostModule(Structural):
     source_globals: Mapping[str, str]
     #: Assumptions that are checked before each launch.
     checks: tuple[tuple[Check, ...], ...] = ()
+    #: Indices to compare with sizes before each launch.
+    reaches: tuple[tuple[Reach, ...], ...] = ()
     #: A parameter that holds a tensor from the first statement to the last, if such a parameter exists.
     reference: str = ""
     #: With dynamic shapes: assumptions of the code on sizes and strides of the arguments.

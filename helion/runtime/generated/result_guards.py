@@ -9,7 +9,11 @@ from typing import Any, NoReturn
 import torch
 
 from ... import exc
+from ..._support.lazy import lazy
 from ..call.signature import TensorGuards
+
+_host_module = lazy("helion._compiler.ir.host_module")
+_source = lazy("helion._compiler.source")
 
 Numbers = tuple[int | None, ...]
 
@@ -92,4 +96,11 @@ def mismatch(number: int | None, names: Any) -> NoReturn:
     )
 
 
-__all__ = ["ExpectedTensor", "expected_tensors", "mismatch"]
+def past_the_end(
+    end: int, size: int, tile: str, name: str, dim: int, place: tuple[str, int, int, int, str] | None
+) -> NoReturn:
+    """Raise the error of a generated module for indices of ``tile``, below ``end``, beyond the ``size`` of a dimension."""
+    raise _host_module.past_the_end(tile, end, name, dim, size).at(None if place is None else _source.Location(*place))
+
+
+__all__ = ["ExpectedTensor", "expected_tensors", "mismatch", "past_the_end"]

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from .... import exc
-from ...._shapes import Expr, fixed_at
+from ...._shapes import Expr, fixed_at, positive_part
 from ...source import Place
 from ..journal import Part
+from ..polynomials import of_number
 from ..values import HostTensorValue
 
 Origin = tuple[Any, ...]
@@ -110,6 +111,21 @@ class HostNumbers(Part):
         if number.op in ("add", "mul", "floordiv", "mod", "min"):
             return all(map(self.is_never_negative, number.args))
         return number.op in ("block", "next_power_of_2")
+
+    def is_at_most(self, number: Any, most: Any) -> bool:
+        """Return whether a host number is known to be at most another one, whatever the arguments are."""
+        number, most = positive_part(number), positive_part(most) if self.is_never_negative(most) else most
+        if isinstance(most, Expr) and most.op in ("min", "max"):
+            decide = all if most.op == "min" else any
+            if decide(self.is_at_most(number, each) for each in most.args):
+                return True
+        if isinstance(number, Expr) and number.op in ("min", "max"):
+            decide = any if number.op == "min" else all
+            return decide(self.is_at_most(each, most) for each in number.args)
+        rest = of_number(most) - of_number(number)
+        atoms = (rest.numbers.get(atom) for atom in rest.atoms)
+        positive = all(atom is not None and self.is_never_negative(atom) for atom in atoms)
+        return positive and all(coefficient > 0 for coefficient in rest.terms.values())
 
     def rely_on(self, number: Any, least: int = 2) -> None:
         """Record that the code is right only if the sizes of arguments in a number are at least ``least``."""

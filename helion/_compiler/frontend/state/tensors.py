@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from ...._shapes import Expr, Number, shared_memory
+from ...._shapes import Expr, Number, number_key, shared_memory
 from ...ir.grammar import HostTensor
-from ...ir.host_module import Check
+from ...ir.host_module import Check, Reach
 from ..journal import Part
 from ..values import HostTensorValue
 from .host_numbers import HostNumbers
@@ -36,6 +37,8 @@ class HostTensors(Part):
         self.unsure = False
         #: Tensors to compare before each launch.
         self.checks: list[tuple[Check, ...]] = []
+        #: Indices to compare with sizes before each launch.
+        self.reaches: list[tuple[Reach, ...]] = []
         #: The number of each memory of the arguments.
         self.storage_numbers: dict[int, int] = {}
         self._storages = 0
@@ -72,6 +75,7 @@ class HostTensors(Part):
     def begin_checks(self) -> None:
         """Begin a launch: tensors that the trace has relied on so far are compared before it."""
         self.checks.append(())
+        self.reaches.append(())
         for tensor in self.relied:
             self.check(tensor)
 
@@ -93,6 +97,12 @@ class HostTensors(Part):
             )
             self.checks[-1] = (*self.checks[-1], check)
 
+    def compare(self, reach: Reach) -> None:
+        """Compare indices with a size before the launch being recorded."""
+        known = (*map(_bounds, self.reaches[-1]),) if self.reaches else ()
+        if self.reaches and _bounds(reach) not in known:
+            self.reaches[-1] = (*self.reaches[-1], reach)
+
     def _expected(self, tensor: HostTensorValue, number: Number) -> Number | None:
         """Return a size or stride to compare; None if its source is the tensor itself."""
         number = self.numbers.known(number)
@@ -104,6 +114,10 @@ class HostTensors(Part):
         """Record that the rest of the trace depends on the sizes, strides or dtype of a tensor."""
         if tensor.checked and not any(known is tensor for known in self.relied):
             self.relied.append(tensor)
+
+
+def _bounds(reach: Reach) -> tuple[Any, ...]:
+    return (*map(number_key, (reach.begin, reach.end, reach.size)),)
 
 
 def _storage_key(tensor: torch.Tensor) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Set
 from typing import Any
 
 from .... import exc
-from ...._shapes import Expr, hint_of, next_power_of_2, number_key
+from ...._shapes import Expr, Number, fixed_at, hint_of, next_power_of_2, number_key
 from ...ir.grammar import Block, Bound, LoopAxis, Operand, OperandRef
 from .. import ops
 from ..polynomials import of_number
@@ -147,12 +147,20 @@ def _loop_variable(s: Scope, axes: list[tuple[LoopAxis, Block]], spec: LoopSpec)
     variables: list[Any] = []
     for axis, block in axes:
         first, last = (bound if isinstance(bound, int) else None for bound in (axis.begin, axis.end))
-        tile = Tile(s.t, block, first, last, spec.jagged)
+        tile = Tile(s.t, block, first, last, spec.jagged, _range(axis))
         s.t.blocks.active[block.id] = tile
         variables.append(ops.tile_field(s.t, tile, "index") if axis.scalar else tile)
     if not spec.sequence:
         return variables[0]
     return tuple(variables) if spec.scalar else TileTuple(variables)
+
+
+def _range(axis: LoopAxis) -> tuple[Number, Number] | None:
+    """Return the first index of a loop and the one after its last; None if they are known on the device only."""
+    begin, end = axis.begin, axis.end
+    if isinstance(begin, OperandRef) or isinstance(end, OperandRef):
+        return None
+    return begin, end if fixed_at(axis.step, 1) else begin + (end - begin - 1) // axis.step * axis.step + 1
 
 
 def bind_loop_variable(s: Scope, target: ast.expr, axes: list[tuple[LoopAxis, Block]], spec: LoopSpec) -> None:

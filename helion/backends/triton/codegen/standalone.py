@@ -51,6 +51,10 @@ class _helion_runtime:
         return _helion_runtime.mismatch
 
     @staticmethod
+    def past_the_end(end, size, tile, name, dim, place):
+        raise RuntimeError(f"{tile} (up to {end}) reaches past the end of dimension {dim} of {name!r} ({size} elements)")
+
+    @staticmethod
     def flat_bytes(tensor):
         return tensor.view(torch.uint8)
 
