@@ -110,15 +110,6 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     ]
     yield of_k, f"of elements along K that {''.join(of_k[:1])} picks"
     yield any(each.dtype == "bool" for each in problem.outputs), "with outputs of bool"
-    yield groups is None and _lie_between(problem), "of a batch whose outputs lie between each other's elements"
-
-
-def _lie_between(problem: GemmProblem) -> bool:
-    """Return whether matrices of a batch have elements between neighbors of another one."""
-    sides = (
-        (min(each.pitch, each.column_pitch), problem.batch_pitches(problem.label_of(each))) for each in problem.matrices
-    )
-    return problem.batch is not None and any(0 < step < least for least, steps in sides for step in steps)
 
 
 def _not_run_on_blackwell(problem: GemmProblem) -> Iterator[tuple[object, str]]:

@@ -124,3 +124,9 @@ def test_auto_takes_what_has_run() -> None:
     kernel = helion.kernel(products.matmul.fn, backend="auto", static_shapes=True)
     assert kernel.bind(arguments(300), target="h200").backend_on_gpu == "cute"
     assert kernel.bind(arguments(300), target="b200").backend_on_gpu == "triton"
+
+
+def test_two_ctas_have_half_of_the_rows_each_where_one_would_have_many() -> None:
+    x, w = (torch.empty(lines, 8192, dtype=torch.bfloat16, device="meta") for lines in (200, 8192))
+    config = products.matmul.bind((x, w.t()), target="h200").default_config()
+    assert (config["block_sizes"][:2], config["wgmma_cluster_n"]) == ([112, 128], 2)

@@ -44,6 +44,8 @@ MEMORY_GAINS = 0.95
 UNEVEN_GAINS = 0.95
 #: Columns to try per number of rows that are no power of two, if none covers N.
 MOST_UNEVEN = 1
+#: Columns above which two CTAs have half of them each (``swapped`` of benchmarks/results/cute/nvidia-h200-few-tiles.jsonl).
+WIDEST_ALONE = 192
 #: Limits for their work per SM: relative to wider powers of two, and to narrower ones, whose tiles load more.
 LESS_THAN_WIDER, MORE_THAN_NARROWER = 0.95, 1.25
 
@@ -73,13 +75,19 @@ def options(shape: ProductShape, target: Target, choices: Sequence[Choice]) -> l
             continue
         plan = plan_of(shape, choice, target)
         if not isinstance(plan, str):
-            uneven = not shape.whole_rows and not is_power_of_2(choice.tile[1])
+            uneven = not shape.whole_rows and not is_power_of_2(choice.tile[1]) and not _shares(shape, choice)
             found.append(Option(choice=choice, plan=plan, time=timing(plan, target), uneven=uneven))
     found.sort(key=handicapped_us)
     if not found or found[0].time.waves < MANY_ROUNDS:
         return found
     equal = sum(handicapped_us(option) <= EQUALLY_FAST * handicapped_us(found[0]) for option in found)
     return [*sorted(found[:equal], key=_of_tile), *found[equal:]]
+
+
+def _shares(shape: ProductShape, choice: Choice) -> bool:
+    """Return whether two tiles of a cluster have all columns, and load each tile of A once (``swapped`` of
+    benchmarks/results/cute/nvidia-h200-few-tiles.jsonl)."""
+    return choice.cluster == (1, 2) and choice.tile[1] < shape.problem.n <= 2 * choice.tile[1]
 
 
 def _of_tile(option: Option) -> tuple[int, float]:
@@ -107,7 +115,8 @@ def tiles(shape: ProductShape, target: Target) -> Iterator[tuple[int, int, int]]
 def _uneven(shape: ProductShape, rows: int, target: Target) -> list[int]:
     """Return columns that are no power of two and minimize the work per SM: waves of tiles, times their columns.
 
-    Columns that cover N load A once and are the only choice, as are those that the program sets.
+    Columns that cover N load A once, as half of many do in clusters of two. They are the only choices, as are those that the
+    program sets.
     """
     step, fixed = column_step(shape.problem, target), shape.fixed.get(shape.blocks[1])
     if step is None or fixed is not None:
@@ -130,7 +139,8 @@ def _uneven(shape: ProductShape, rows: int, target: Target) -> list[int]:
 
     covering = -(-shape.problem.n // step) * step
     if covering in uneven:
-        return [covering]
+        half = -(-shape.problem.n // (2 * step)) * step
+        return [covering, half] if covering > WIDEST_ALONE and half in uneven and promises(half) else [covering]
     return sorted(filter(promises, uneven), key=lambda columns: (uneven[columns], -columns))[:MOST_UNEVEN]
 
 
