@@ -210,6 +210,22 @@ def test_adjacent_lines_of_atomics_meet_in_one_slice_of_the_cache() -> None:
     assert line_atomics(256, 4) == 4, "each thread has two neighbours"
 
 
+@helion.kernel()
+def accumulated(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    for tile in hl.tile(x.size()):
+        hl.atomic_add(out, tile, x[tile])
+    return out
+
+
+def test_memory_adds_pairs_of_16_bits_and_no_single_ones() -> None:
+    def lane_atomics(columns: int, dtype: torch.dtype) -> float:
+        bound = accumulated.bind((tensor(64, columns, dtype=dtype), tensor(64, columns, dtype=dtype)), target=H200)
+        return demand(bound, block_sizes=[32, 64], num_warps=4).lane_atomics
+
+    assert lane_atomics(127, BF16) == 32 * 64 / 32
+    assert lane_atomics(128, BF16) == lane_atomics(127, torch.float32) == 0
+
+
 def test_gathered_rows_are_runs() -> None:
     table, ids = tensor(50000, 256, dtype=BF16), tensor(4096, 32, dtype=torch.int64)
     found = demand(embedding_mean.bind((table, ids), target=H200), block_sizes=[8, 256], num_warps=4)

@@ -27,6 +27,8 @@ _L2_SHARE = 0.6
 _NEAR_BYTES = 131072
 #: Most neighbours in memory of one thread, whose atomics are instructions of their own.
 _NEIGHBOURS = 4
+#: Bytes of numbers that the memory adds in pairs alone.
+_PAIRED_BYTES = 2
 #: Adjacent lines that slices of the cache serve at the same time, and those that meet in one slice (measurement
 #: ``meeting_atomics``).
 _LINES_APART, _LINES_MEETING = 4, 8
@@ -226,6 +228,9 @@ class _Count:
             self._count(access, times, per_thread)
         elif kind == "atomic":
             sums["accesses"] += times * per_thread * launch.warps
+            if itemsize == _PAIRED_BYTES and width == 1:
+                # the memory adds pairs of 16 bits; single ones compare and swap in a loop (measurement ``added_pairs``)
+                sums["lane_atomics"] += times * per_thread * launch.warps
             lines = max(1.0, access.once_bytes / _LINE)
             met = times * useful / min(run, _WARP) / lines
             if access.inner is None:
