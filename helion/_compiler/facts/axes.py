@@ -119,12 +119,12 @@ def _mean(
     bound = looked_up.bounds.get(axis, frozenset())
     found: list[tuple[bool, int, int]] = []
     for op in memory_ops:
-        if axis not in op.tile_axes:
+        paged = looked_up.reaches.get((op.slot, axis)) if op.kind == "load" else None
+        if axis not in op.tile_axes and paged is None:
             continue
         direct = axis in op.subscript_axes
         gathered = [extent for a, extent in zip(op.subscript_axes, op.extents, strict=True) if a is None]
         reach = op.extents[op.subscript_axes.index(axis)] if direct else max(gathered, default=1)
-        paged = looked_up.reaches.get((op.slot, axis)) if op.kind == "load" else None
         root = regions[op.region].root
         around = {a.block_id for a in axes if a.on_grid and root in a.roots} | set(op.tile_axes)
         sharing = around - set(op.subscript_axes) - {axis}

@@ -15,8 +15,8 @@ class Lookups:
     """``bounds``: by axis of a loop, the axes that select the integers its bounds are computed from.
 
     ``reaches``: by slot of a load and axis, the indices of the axis that a subscript by quotients of them reaches, as
-    ``table.size(1) * 64`` for ``table[b, tile.index // 64]``; or one by positions from a start on, as ``values.size(0)``
-    for ``values[start + tile.index]``.
+    ``table.size(1) * 64`` for ``table[b, tile.index // 64]``; or one by positions from a start on, as
+    ``values.size(0)`` for ``values[start + tile.index]``. The number of a tile of 64 is such a quotient.
     """
 
     bounds: Mapping[int, frozenset[int]]
@@ -48,7 +48,7 @@ def _reaches(walk: Walk, load: Op) -> list[tuple[tuple[int, int], int]]:
     attrs, found = load.attributes(MemoryAttrs), []
     for index, extent in zip(attrs.indices, walk.program.tensors[attrs.tensor].shape, strict=True):
         operand = load.operands[index.operand] if index.operand is not None else 0
-        quotient = _quotient(walk, operand) or _position(walk, operand)
+        quotient = _quotient(walk, operand) or _position(walk, operand) or _number(walk, operand)
         if quotient is not None:
             axis, divisor = quotient
             found.append(((attrs.slot, axis), int(hint_of(extent)) * divisor))
@@ -76,6 +76,15 @@ def _position(walk: Walk, operand: Operand) -> tuple[int, int] | None:
         if axis is not None and axis not in _selecting(walk, other, MAX_HOPS):
             return axis, 1
     return None
+
+
+def _number(walk: Walk, operand: Operand) -> tuple[int, int] | None:
+    """Return the axis whose tiles an index counts, and their fixed size, or None."""
+    made = _uncast(walk, operand)
+    if made is None or not isinstance(made.attrs, TileAttrs) or made.attrs.field != "id":
+        return None
+    size = walk.program.blocks[made.attrs.block].size
+    return (made.attrs.block, size) if isinstance(size, int) else None
 
 
 def _uncast(walk: Walk, operand: Operand) -> Op | None:

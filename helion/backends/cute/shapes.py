@@ -279,14 +279,7 @@ def _verify_attention(plan: CuteAttentionPlan) -> None:
 
 def _attention_on_request(program: Program, facts: KernelFacts, target: Target) -> str:
     """Return a reason for attention that has not run on a GPU."""
-    if target.has("tcgen05"):
-        return f"attention on tcgen05 runs on request, {_REQUEST}"
-    found = known_attention(program)
-    pages = found.problem.k.pages
-    is_pool = pages is not None and not (is_known(pages.distance) and pages.distance == pages.size)
-    if not found.loops.rows and not is_pool:
-        return ""
-    return f"keys that the number of a tile selects, and pages of a pool, run on request, {_REQUEST}"
+    return f"attention on tcgen05 runs on request, {_REQUEST}" if target.has("tcgen05") else ""
 
 
 PAGES_LEAD = Lead(corrected=1.3)

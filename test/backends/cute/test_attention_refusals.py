@@ -77,6 +77,7 @@ CHANGES = {
     "a product with scores": ("* 0.125", "* extra[tile_n][None, None, :]", None),
     "a negative scale": ("* 0.125", "* -0.125", None),
     "no scale": ("* 0.125", "", None),
+    "queries that are scaled in the loop": ("hl.dot(query, k", "hl.dot((query * 0.3).to(q.dtype), k", None),
     "a quotient": ("* 0.125", "/ 8", None),
     "positions in chunks": ("* 0.125", "* 0.125 + torch.where(tile_m.index[:, None] // 40 == tile_n.index[None, :] // 40, 0.0, -3.0)", None),
     "remainders of positions": ("* 0.125", "* 0.125 - (tile_m.index[:, None] % 7 + tile_n.index[None, :] % 48).to(torch.float32) * 0.01", None),

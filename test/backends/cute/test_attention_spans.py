@@ -138,6 +138,17 @@ def test_blocks_of_a_list(static: bool, size: int) -> None:
     close(found, spans.of_listed(*given[:3], seen, size))
 
 
+def test_auto_takes_lists_and_pools_by_prediction() -> None:
+    meta = functools.partial(torch.empty, device="meta")
+    tensors = (meta(16, 8192, 128, dtype=torch.bfloat16) for _ in range(3))
+    given: tuple[Any, ...] = (*tensors, *(meta(size, dtype=torch.int32) for size in ((16, 64, 64), (16, 64))), 128)
+    assert helion.kernel(spans.listed).bind(given, target="h200").backend_on_gpu == "cute"
+    pool = (meta(4096, 64, 8, 128, dtype=torch.bfloat16) for _ in range(2))
+    table, lengths = meta(32, 128, dtype=torch.int32), meta(32, dtype=torch.int32)
+    given = (meta(32, 8, 4, 128, dtype=torch.bfloat16), *pool, table, lengths, 64)
+    assert helion.kernel(spans.pooled).bind(given, target="h200").backend_on_gpu == "cute"
+
+
 LISTS = {
     "a tile that is not full": (("q, k, v,", "q[:, :100], k, v,"), "100 queries are no multiple of the 64 of a tile"),
     "positions of queries": (("tile_m.id", "tile_m.begin // 64"), "no arithmetic of the head"),
@@ -218,6 +229,7 @@ PAGES = {
     "another size": ("tile.index // page", "tile.index // (page + 64)"),
     "another rest": ("tile.index % page", "tile.index % (page * 2)"),
     "a distance that is loaded": ("] * page", "] * lengths[b]"),
+    "less the begin": ("at = tile.index % page", "at = tile.index % page - tile.begin"),
 }
 
 

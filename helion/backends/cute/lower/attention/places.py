@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ....._compiler.ir.grammar import HostTensor, Index, MemoryAttrs, NumberAttrs, Op, Operand, PointwiseAttrs, Value
@@ -135,15 +136,36 @@ def pages_of(loops: Loops, op: Op, index: Index) -> tuple[Pages, int | Expr] | N
     """Return the pages that an index ``table[..., tile.index // size] * distance + tile.index % size`` selects, and the argument
     of a launch for the table; None for other indices. A fixed tile of keys is a page as well, by its ``id``."""
     made = loops.stripped(op.operands[index.operand]) if index.kind == "tensor" and index.operand is not None else None
-    if made is None or made.attrs != PointwiseAttrs("add"):
+    if made is None or made.attrs not in (PointwiseAttrs("add"), PointwiseAttrs("sub")):
         return None
-    for one, other in (made.operands, made.operands[::-1]):
-        size, times = _size_of_page(loops, other), _product_of(loops, one)
-        found = None if not size or times is None else _table(loops, times[0], size)
-        if times is not None and found is not None:
-            table, most = found
-            return Pages(table=table, size=size, most=most, distance=times[1]), loops.tensor(times[0]).id
-    return None
+    terms = [*_summands(loops, made)]
+    added = [term for term, sign in terms if sign > 0]
+    taken = [term for term, sign in terms if sign < 0]
+    own = loops.program.blocks[loops.keys].size
+    sizes = [size for term in added if (size := _size_of_page(loops, term))]
+    if taken:  # the begin of the tile, from its indices
+        begins = len(taken) == 1 and is_position(loops.stripped(taken[0]), ("begin",)) == loops.keys
+        sizes = [own for term in added if begins and isinstance(own, int) and tile_of(loops, term) == loops.keys]
+    tables = [times for term in added if (times := _product_of(loops, term)) is not None]
+    if len(sizes) != 1 or len(tables) != 1 or len(terms) != 2 + len(taken):
+        return None
+    ((load, distance),), (size,) = tables, sizes
+    found = _table(loops, load, size)
+    if found is None:
+        return None
+    return Pages(table=found[0], size=size, most=found[1], distance=distance), loops.tensor(load).id
+
+
+def _summands(loops: Loops, made: Op, sign: int = 1) -> Iterator[tuple[Operand, int]]:
+    """Yield the terms of a sum, and their signs."""
+    signs = sign, -sign if made.attrs == PointwiseAttrs("sub") else sign
+    for operand, own in zip(made.operands, signs, strict=True):
+        is_made = isinstance(operand, Value) and loops.stripped(operand) is not None
+        inner = _core(loops, operand) if is_made and not _size_of_page(loops, operand) else None
+        if inner is not None and inner.attrs in (PointwiseAttrs("add"), PointwiseAttrs("sub")):
+            yield from _summands(loops, inner, own)
+        else:
+            yield operand, own
 
 
 def _page_size(loops: Loops, op: Op, index: Index) -> int:
