@@ -80,16 +80,28 @@ def _text(name: str) -> str:
     return BEGIN + first + SCORES + last + END.format(end)
 
 
-def _plan(text: str, path: Path) -> str:
+def _plan(text: str, path: Path, *numbers: int) -> str:
     function: Any = edited(text, "import torch", "import torch", path).attend
     tensors = tuple(torch.empty(4, 150, 64, dtype=torch.bfloat16, device="meta") for _ in range(3))
-    bound = helion.kernel(backend="cute")(function).bind(tensors, target="h100")
+    kernel = helion.kernel(backend="cute", static_shapes=not numbers)(function)
+    bound = kernel.bind((*tensors, *numbers), target="h100")
     return str(bound.plan(bound.default_config()))
 
 
 @pytest.mark.parametrize("name", PASSES)
 def test_passes_have_the_plan_of_one_loop(name: str, tmp_path: Path) -> None:
     assert _plan(_text(name), tmp_path / "passes.py") == _plan(ONLINE, tmp_path / "online.py")
+
+
+def test_passes_with_a_number_of_the_launch(tmp_path: Path) -> None:
+    """A window that only launches know is one number in all passes."""
+    texts = [
+        text.replace(">= tile_n.index[None, :]", "- tile_n.index[None, :] < window").replace(
+            "k, v)", "k, v, window)", 1
+        )
+        for text in (_text("three passes"), ONLINE)
+    ]
+    assert _plan(texts[0], tmp_path / "passes.py", 40) == _plan(texts[1], tmp_path / "online.py", 40)
 
 
 @pytest.mark.parametrize("name", ["the maximum, then sums", "the logarithm of the sum"])

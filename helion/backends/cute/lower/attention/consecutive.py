@@ -28,6 +28,7 @@ from ....._compiler.ir.rewrite import Makers, count_uses
 from ....._shapes import Dims
 from ...plan.attention.numbers import is_known
 from ...plan.refusal import Refusal
+from ..rewrites.partials import key_of
 from ..rewrites.passes import with_one_pass
 from .band import band_of, begin_of_loop
 from .loops import loops_of
@@ -124,7 +125,7 @@ class _Pair:
         if made is None or found is None or made.regions or found.regions:
             return False
         if made.kind == found.kind and len(made.operands) == len(found.operands):
-            same = self._renamed(made.attrs) == _without_slots(found.attrs)
+            same = key_of(self._renamed(made.attrs)) == key_of(found.attrs)
             same = same and self._has_dims(made.result, found.result)
             if same and all(map(self._is_same, made.operands, found.operands)):
                 return True
@@ -159,7 +160,7 @@ class _Pair:
                 index if index.block is None else replace(index, block=self._block(index.block))
                 for index in attrs.indices
             )
-            return _without_slots(replace(attrs, indices=indices))
+            return replace(attrs, indices=indices)
         return replace(attrs, block=self._block(attrs.block)) if isinstance(attrs, (IotaAttrs, TileAttrs)) else attrs
 
     def _program(self) -> Program:
@@ -207,7 +208,3 @@ class _Pair:
             if not (is_known(band.last) and is_known(past)) or band.last < past - 1:
                 return False
         return True
-
-
-def _without_slots(attrs: Any) -> Any:
-    return replace(attrs, slot=0, load_slot=None) if isinstance(attrs, MemoryAttrs) else attrs

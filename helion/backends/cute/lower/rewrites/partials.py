@@ -19,6 +19,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -29,6 +30,7 @@ from ....._compiler.ir.grammar import (
     IotaAttrs,
     LoopAxis,
     MemoryAttrs,
+    NumberAttrs,
     Op,
     Operand,
     OperandRef,
@@ -41,7 +43,7 @@ from ....._compiler.ir.grammar import (
 )
 from ....._compiler.ir.operands import is_block
 from ....._compiler.passes.always.simplify import drop_dead
-from ....._shapes import Dim, fixed_at
+from ....._shapes import Dim, fixed_at, number_key
 from ..numbers import equal
 
 MAX_PARTS = 4096
@@ -299,6 +301,17 @@ def moved(op: Op, dims: Mapping[int, int], values: dict[int, Value]) -> Op:
         attrs = dataclasses.replace(attrs, block=dims.get(attrs.block, attrs.block))
     operands = tuple(values.get(x.number, x) if isinstance(x, Value) else x for x in op.operands)
     return dataclasses.replace(op, operands=operands, results=results, attrs=attrs)
+
+
+def key_of(attrs: Any) -> Any:
+    """Return what attributes of ops that do the same in any launch have in common: not their slots."""
+    if isinstance(attrs, NumberAttrs):
+        return "number", number_key(attrs.expr)
+    if not isinstance(attrs, MemoryAttrs):
+        return attrs
+    indices = tuple(dataclasses.replace(index, shift=0) for index in attrs.indices)
+    shifts = tuple(number_key(index.shift) for index in attrs.indices)
+    return dataclasses.replace(attrs, slot=0, load_slot=None, indices=indices), shifts
 
 
 def _fits(total: Op, loop: Op, dims: Mapping[int, int]) -> bool:

@@ -25,7 +25,6 @@ from typing import Any
 from ....._compiler.ir.grammar import (
     ForAttrs,
     LoopAxis,
-    MemoryAttrs,
     Op,
     Operand,
     OperandRef,
@@ -39,7 +38,7 @@ from ....._compiler.ir.rewrite import Declined, Makers, count_uses
 from ....._compiler.passes.always.simplify import drop_dead
 from ....._shapes import ONE
 from ..numbers import equal
-from .partials import moved
+from .partials import key_of, moved
 
 MAXIMUM, TOTAL, INVERSE = "maximum", "total", "1 / total"
 """What passes have computed of a row."""
@@ -206,7 +205,7 @@ class _Passes:
         if one.number == other.number or made is None or found is None:
             return one.number == other.number
         alike = made.kind == found.kind and len(made.operands) == len(found.operands) and not made.regions
-        alike = alike and made.kind in _PURE and _without_slots(made.attrs) == _without_slots(found.attrs)
+        alike = alike and made.kind in _PURE and key_of(made.attrs) == key_of(found.attrs)
         return alike and all(map(self._is_same, made.operands, found.operands))
 
     def _first(self, loop: Op) -> None:
@@ -379,7 +378,7 @@ def _is_equal(one: Op, other: Op) -> bool:
     alike = one.kind == other.kind and len(one.operands) == len(other.operands)
     return (
         alike
-        and _without_slots(one.attrs) == _without_slots(other.attrs)
+        and key_of(one.attrs) == key_of(other.attrs)
         and (one.result.dims, one.result.dtype) == (other.result.dims, other.result.dtype)
         and all(map(_is_operand, one.operands, other.operands))
     )
@@ -389,7 +388,3 @@ def _is_operand(one: Operand, other: Operand) -> bool:
     if isinstance(one, Value) and isinstance(other, Value):
         return one.number == other.number
     return type(one) is type(other) and one == other
-
-
-def _without_slots(attrs: Any) -> Any:
-    return replace(attrs, slot=0, load_slot=None) if isinstance(attrs, MemoryAttrs) else attrs
