@@ -4,9 +4,10 @@ Matches kernels that only map elements (add, gelu, swiglu, rope, transpose, embe
 contiguous axis. Where loads and stores disagree, it is square. The numbers are the published ones for H100 (8 KiB per
 tile, 8 waves) and B200 (16 KiB, 4 waves); those of B200 apply where memory is fast for the number of SMs (measurement
 ``pointwise``). Tensors that are one run in memory are iterated over as one run, so that accesses of unaligned rows are
-vectorized (measurement ``pointwise_one_run``). Tables that data indexes do not matter. So are those whose elements are
-numbered, if rows begin anywhere or computed indices select what they load. Tiles of copies that exchange axes have few
-rows, which meet in the same banks of shared memory (measurement ``turned_rows``). Predicted time chooses them.
+vectorized (measurement ``pointwise_one_run``). Tables that data indexes do not matter (measurement
+``tables_beside_a_run``). So are those whose elements are numbered, if rows begin anywhere or computed indices select what
+they load. Tiles of copies that exchange axes have few rows, which meet in the same banks of shared memory (measurement
+``turned_rows``). Predicted time chooses them.
 """
 
 from __future__ import annotations

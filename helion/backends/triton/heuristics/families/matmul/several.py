@@ -11,6 +11,7 @@ time or less. Matmuls have a default of their own because the conservative confi
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -102,9 +103,37 @@ class TritonProductsHeuristic(Heuristic):
         timed = _fastest(facts, target)
         first = ruled[0], proposal_us(facts, ruled[0], target)
         best = unless_faster(first, () if timed is None else ((timed, proposal_us(facts, timed, target)),), worth)
+        if (fewer := _with_fewer_sums(facts, best, target)) is not None:
+            return fewer, best, *ruled
         chosen = ruled if best is ruled[0] else (best, *ruled)
         boxed = boxed_operands(facts, all_sizes(facts, chosen[0].block_sizes), target)
         return (_with_descriptors(chosen[0], boxed), *chosen) if boxed else chosen
+
+
+def _with_fewer_sums(facts: KernelFacts, tile: TritonProposal, target: Target) -> TritonProposal | None:
+    """Return the tile with a longer K, where programs add their products to memory.
+
+    Each then adds less often. While an SM has several programs, some load during the additions of others (measurement
+    ``added_products``).
+    """
+    if len(facts.matmuls) != 1 or not any(op.kind == "atomic" for op in facts.atomics):
+        return None
+    k = facts.matmuls[0].k_block_id
+    if k is None or not facts.axes[k].on_grid or k not in tile.block_sizes:
+        return None
+    first, found, (size, warps) = proposal_us(facts, tile, target), [], (tile.block_sizes[k], tile.num_warps or 1)
+    for longer, more in itertools.product((2, 4), (1, 2)):
+        each = replace(
+            tile,
+            reason=f"{tile.reason}, {size * longer} of K for one addition",
+            block_sizes={**tile.block_sizes, k: size * longer},
+            num_warps=warps * more,
+        )
+        predicted = estimate(facts, target, each.block_sizes, warps * more, tile.num_stages or 1)
+        if predicted.fits and not predicted.spill_risk and predicted.occupancy_blocks > 1:
+            found.append((each, proposal_us(facts, each, target)))
+    best = unless_faster((tile, first), found, trust(target).several_matmuls)
+    return None if best is tile else best
 
 
 def _with_descriptors(proposal: TritonProposal, slots: frozenset[int]) -> TritonProposal:
