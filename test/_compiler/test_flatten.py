@@ -476,6 +476,12 @@ def reads_a_position(x: torch.Tensor, out: torch.Tensor) -> None:
         out[a, b] = x[a, b] + a.begin
 
 
+def reads_a_chosen_position(x: torch.Tensor, out: torch.Tensor) -> None:
+    rows = hl.register_tunable("rows", helion.autotuner.PowerOfTwoFragment(1, 16))
+    for a, b in hl.tile(x.size(), block_size=[helion.cdiv(rows, 2), None]):
+        out[a, b] = x[a, b] + a.begin
+
+
 def reads_an_end(x: torch.Tensor, out: torch.Tensor) -> None:
     for a, b in hl.tile(x.size(), block_size=[1, None]):
         out[a.begin, b] = x[a.end - 1, b]
@@ -495,6 +501,7 @@ def one_by_one(x: torch.Tensor, out: torch.Tensor) -> None:
     ("function", "reason"),
     [
         (reads_a_position, "the position of a tile is read"),
+        (reads_a_chosen_position, "the position of a tile is read"),
         (reads_an_end, "the position of a tile is read"),
         (begins_later, "a dimension does not begin at 0"),
         (one_by_one, "a dimension does not begin at 0"),

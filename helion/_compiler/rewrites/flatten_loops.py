@@ -86,7 +86,7 @@ def indexed_blocks(program: Program) -> frozenset[int]:
 
 def _is_of_one(attrs: TileAttrs, program: Program) -> bool:
     """Return whether a tile has one element, of which a property is the index."""
-    return attrs.field in _OF_ONE and program.blocks[attrs.block].size == 1
+    return attrs.field in _OF_ONE and fixed_at(program.blocks[attrs.block].size, 1)
 
 
 def blocks_of_one(program: Program) -> frozenset[int]:
@@ -181,7 +181,7 @@ class _Flattener:
         self.block = block.id
         self.merged = frozenset(block.merged)
         #: those whose tiles have several elements
-        self.tiled = frozenset(b for b in block.merged if program.blocks[b].size != 1)
+        self.tiled = frozenset(b for b in block.merged if not fixed_at(program.blocks[b].size, 1))
         #: by the number of a scalar, the merged dimension of which it is the index
         self.places: dict[int, int] = {}
         self.lanes = (Dim(1, (block.id,)),)
