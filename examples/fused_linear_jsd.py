@@ -46,7 +46,7 @@ def fused_linear_jsd(
         from_p = beta * torch.exp(log_p) * (log_p - log_mix)
         from_q = (1 - beta) * torch.exp(log_q) * (log_q - log_mix)
         losses[tile] = torch.sum(from_p + from_q, dim=-1)
-    return losses.sum() / m
+    return losses.mean()
 
 
 @helion.kernel(ignore_warnings=[helion.exc.TensorOperationInWrapper])
@@ -101,7 +101,7 @@ def fused_linear_jsd_tiled(
             from_q = (1 - beta) * torch.exp(log_q) * (log_q - log_mix)
             acc += torch.sum(from_p + from_q, dim=-1)
         losses[tile_m] = acc
-    return losses.sum() / m
+    return losses.mean()
 
 
 def reference(

@@ -37,7 +37,7 @@ def kl_div(
                 acc += torch.sum(torch.where(wanted > 0, wanted * (torch.log(wanted) - given), 0.0), dim=-1)
         losses[tile_m] = acc
     if reduction == "batchmean":
-        return losses.sum() / m
+        return losses.mean()
     if reduction == "mean":
         return losses.sum() / (m * n)
     return losses.sum()

@@ -64,8 +64,6 @@ def rows_on_request(program: Program, target: Target, request: str) -> str:
         return f"row kernels on {target.name} run on request, {request}"
     problem = known_rows(program).problem
     demand = demand_of(problem)
-    if problem.line_rows:
-        return f"row kernels that add up channels of all images run on request, {request}"
     if demand.repeated and demand.lanes == demand.copied_lanes:
         return f"row kernels with a matrix whose rows repeat run on request, {request}"
     if demand.fewest < LEAST_AUTO_COLUMNS and not _saves_instructions(problem):

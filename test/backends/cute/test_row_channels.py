@@ -261,3 +261,5 @@ def test_auto_takes_long_rows_of_long_channels(shape: tuple[int, ...], backend: 
     assert helion.kernel(normed, backend="auto").bind((x, weight, bias, out), target="h200").backend == backend
     given = x, weight, tensor(*shape), out, *sums
     assert helion.kernel(gradient, backend="auto").bind(given, target="h200").backend == backend
+    given = x, tensor(*shape), *sums, out, tensor(*shape[1:3], dtype=torch.float32), tensor(*shape[1:3])
+    assert helion.kernel(totals, backend="auto").bind(given, target="h200").backend == backend
