@@ -13,6 +13,7 @@ from ..language._words import flat_words as flat_words
 from .call.argument_checks import overwrites as overwrites
 from .generated.result_guards import expected_tensors as expected_tensors
 from .generated.result_guards import mismatch as mismatch
+from .generated.result_guards import out_of_range as out_of_range
 from .generated.result_guards import past_the_end as past_the_end
 from .generated.sources import KernelFallback as KernelFallback
 from .generated.sources import register_source as register_source

@@ -230,6 +230,50 @@ def test_a_graph_compares_too() -> None:
         compiled(data(23), data(20))
 
 
+def third_last(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0)])
+    for tile in hl.tile(x.size(0)):
+        out[tile] = x[tile, -3]
+    return out
+
+
+def chosen(x: torch.Tensor, at: int) -> torch.Tensor:
+    out = torch.zeros([x.size(0)])
+    for tile in hl.tile(x.size(0)):
+        if at < x.size(1):
+            out[tile] = x[tile, at]
+    return out
+
+
+@dynamic
+def test_an_index_that_is_known_at_the_launch(static: bool) -> None:
+    kernel = helion.kernel(third_last, static_shapes=static)
+    assert torch.equal(kernel(data(9, 5)), data(9, 5)[:, -3])
+    with pytest.raises(
+        exc.InvalidAPIUsage, match=r"Index -3 is out of range for dimension 1 of 'x', which has 2 elements"
+    ):
+        kernel(data(9, 2))
+    kernel = helion.kernel(chosen, static_shapes=static)
+    assert torch.equal(kernel(data(9, 5), -1), data(9, 5)[:, -1])
+    assert not kernel(data(9, 5), 5).any()
+
+
+def picked(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([at.size(0)])
+    for tile in hl.tile(at.size(0)):
+        out[tile] = x[at[tile]]
+    return out
+
+
+def test_checked_mode_finds_a_negative_index_that_is_loaded() -> None:
+    kernel, x = helion.kernel(picked, checked=True), data(20)[10:]
+    assert kernel(x, torch.tensor([0, 9])).tolist() == [11, 20]
+    with pytest.raises(
+        exc.IndexOutOfRange, match="'picked' reads 'x' out of range in dimension 0, which has 10 elements"
+    ):
+        kernel(x, torch.tensor([0, -1]))
+
+
 def test_the_other_backend_takes_no_other_sizes() -> None:
     x, y = (torch.empty(size, dtype=torch.bfloat16) for size in ((256, 192), (320, 128)))
     with pytest.raises(

@@ -10,7 +10,7 @@ import torch
 from ... import exc
 from ..._shapes import ONE, Dim, Dims, Expr, Number, broadcast_dims, fixed_at, number_key, positive_part
 from ..ir.grammar import Index, Operand
-from ..ir.host_module import Reach, past_the_end
+from ..ir.host_module import Reach, out_of_range, past_the_end
 from ..ir.operands import unaddressed
 from . import ops
 from .host_uses import used_directly
@@ -75,13 +75,13 @@ class _Planner:
         size = self.size(dim)
         if isinstance(value, int) and isinstance(size, int):
             if not -size <= value < size:
-                raise exc.InvalidAPIUsage(
-                    f"Index {value} is out of range for dimension {dim} of {self.tensor.source!r}, which has {size} elements."
-                )
+                raise out_of_range(value, self.tensor.source, dim, size)
             value = value % size
-        elif isinstance(value, int) and value < 0:
-            value = size + value
-        elif isinstance(value, Expr) and value.kind is int and all(leaf.op == "host" for leaf in value.leaves()):
+        elif isinstance(value, int):
+            self.check_number(value, dim)
+            value = size + value if value < 0 else value
+        elif value.kind is int and value.leaves_are("host"):
+            self.check_number(value, dim)
             # negative ones count from the end, as in Python; the host evaluates this before the launch
             value = value + size * (value < 0)
         self.indices.append(Index("scalar", shift=value))
@@ -144,14 +144,28 @@ class _Planner:
     def reach(self, tile: Tile, dim: int, size: Number, begin: Number, end: Number) -> None:
         """Refuse indices of a loop from ``begin`` to ``end`` that exceed the end of the tensor; at the launch, if they or
         its size are known only there. Checked mode looks at the accesses themselves."""
-        name, end = self.tensor.source or self.tensor.made, positive_part(end)
+        end = positive_part(end)
         if isinstance(end, int) and isinstance(size, int):
             if end > size:
-                raise past_the_end(tile.block.name, end, name, dim, size)
+                raise past_the_end(tile.block.name, end, self.tensor.source or self.tensor.made, dim, size)
         elif not self.tracer.context.settings.checked and not self.tracer.numbers.is_at_most(end, size):
-            location = self.tracer.builder.location
-            reach = Reach(tile=tile.block.name, begin=begin, end=end, name=name, dim=dim, size=size, location=location)
-            self.tracer.tensors.compare(reach)
+            self.compare(tile.block.name, dim, size, begin, end)
+
+    def check_number(self, index: Number, dim: int) -> None:
+        """Refuse an index out of range at the launch, where it or the size is known only there.
+
+        A branch may exclude it, and checked mode looks at the accesses themselves.
+        """
+        numbers, size = self.tracer.numbers, self.size(dim)
+        if self.checked or self.tracer.blocks.branches or self.tracer.context.settings.checked:
+            return
+        if not (numbers.is_at_most(0, index) and numbers.is_at_most(index + 1, size)):
+            self.compare("", dim, size, index, index + 1)
+
+    def compare(self, tile: str, dim: int, size: Number, begin: Number, end: Number) -> None:
+        name, location = self.tensor.source or self.tensor.made, self.tracer.builder.location
+        reach = Reach(tile=tile, begin=begin, end=end, name=name, dim=dim, size=size, location=location)
+        self.tracer.tensors.compare(reach)
 
     def check_index(self, value: DeviceValue, dim: int) -> None:
         """Refuse an ``hl.grid`` index, plus or minus a number of the host, that exceeds the end of the tensor."""

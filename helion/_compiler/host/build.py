@@ -127,13 +127,17 @@ class HostBuilder:
         self.used = {}
 
     def _compared(self, number: int) -> Iterator[str]:
-        """Yield statements that raise an error for indices of a launch that reach past the end of a tensor."""
+        """Yield statements that raise an error for indices of a launch that are out of range."""
         for each in self.traced.reaches[number] if number < len(self.traced.reaches) else ():
             begin, end, size = (self.number(n, parent=True) for n in (each.begin, each.end, each.size))
-            loops = "" if fixed_at(each.begin, 0) else f" and {begin} < {end}"
-            given = (each.tile, each.name, each.dim, None if each.location is None else astuple(each.location))
-            function = self.runtime("past_the_end")
-            yield f"if {end} > {size}{loops}:\n    {function}({end}, {size}, {', '.join(map(repr, given))})"
+            place = None if each.location is None else astuple(each.location)
+            if each.tile:
+                loops = "" if fixed_at(each.begin, 0) else f" and {begin} < {end}"
+                call = f"{self.runtime('past_the_end')}({end}, {size}, {each.tile!r}, {each.name!r}, {each.dim}, {place!r})"
+                yield f"if {end} > {size}{loops}:\n    {call}"
+            else:
+                call = f"{self.runtime('out_of_range')}({begin}, {size}, {each.name!r}, {each.dim}, {place!r})"
+                yield f"if not -{size} <= {begin} < {size}:\n    {call}"
 
     def _check(self, number: int) -> tuple[str, str]:
         """Return two conditions for a launch: kinds and constant sizes of tensors that host code makes, and sizes that

@@ -35,7 +35,7 @@ class Reach:
     """An assumption of a launch: indices from ``begin`` up to ``end``, exclusive, are within ``size`` elements.
 
     They are those of the loop variable ``tile``, in dimension ``dim`` of the tensor that the user calls ``name``. The
-    bounds include a shift.
+    bounds include a shift. Without ``tile``, ``begin`` is the only index, and negative ones count from the end.
     """
 
     tile: str
@@ -55,6 +55,13 @@ class Member:
     of: str
     number: Number
     count: int
+
+
+def out_of_range(index: int, name: str, dim: int, size: int) -> exc.Base:
+    """Return the error for an index of a dimension of ``size`` elements."""
+    return exc.InvalidAPIUsage(
+        f"Index {index} is out of range for dimension {dim} of {name!r}, which has {size} elements."
+    )
 
 
 def past_the_end(tile: str, end: int, name: str, dim: int, size: int) -> exc.Base:

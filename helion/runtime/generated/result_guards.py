@@ -96,11 +96,17 @@ def mismatch(number: int | None, names: Any) -> NoReturn:
     )
 
 
-def past_the_end(
-    end: int, size: int, tile: str, name: str, dim: int, place: tuple[str, int, int, int, str] | None
-) -> NoReturn:
+_Place = tuple[str, int, int, int, str]
+
+
+def out_of_range(index: int, size: int, name: str, dim: int, place: _Place | None) -> NoReturn:
+    """Raise the error of a generated module for an argument that is an index beyond the ``size`` of a dimension."""
+    raise _host_module.out_of_range(index, name, dim, size).at(None if place is None else _source.Location(*place))
+
+
+def past_the_end(end: int, size: int, tile: str, name: str, dim: int, place: _Place | None) -> NoReturn:
     """Raise the error of a generated module for indices of ``tile``, below ``end``, beyond the ``size`` of a dimension."""
     raise _host_module.past_the_end(tile, end, name, dim, size).at(None if place is None else _source.Location(*place))
 
 
-__all__ = ["ExpectedTensor", "expected_tensors", "mismatch", "past_the_end"]
+__all__ = ["ExpectedTensor", "expected_tensors", "mismatch", "out_of_range", "past_the_end"]

@@ -117,7 +117,7 @@ class HostTensors(Part):
 
 
 def _bounds(reach: Reach) -> tuple[Any, ...]:
-    return (*map(number_key, (reach.begin, reach.end, reach.size)),)
+    return (bool(reach.tile), *map(number_key, (reach.begin, reach.end, reach.size)))
 
 
 def _storage_key(tensor: torch.Tensor) -> int:

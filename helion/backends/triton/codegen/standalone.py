@@ -55,6 +55,10 @@ class _helion_runtime:
         raise RuntimeError(f"{tile} (up to {end}) reaches past the end of dimension {dim} of {name!r} ({size} elements)")
 
     @staticmethod
+    def out_of_range(index, size, name, dim, place):
+        raise IndexError(f"index {index} is out of range for dimension {dim} of {name!r} ({size} elements)")
+
+    @staticmethod
     def flat_bytes(tensor):
         return tensor.view(torch.uint8)
 
