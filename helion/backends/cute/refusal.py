@@ -47,7 +47,7 @@ def refusal(program: Program, target: Target) -> exc.Base | None:
     except Refusal as error:
         reason = error
     except NeedsValue as error:
-        reason = Refusal(f"a size that tiles depend on is known only when it runs ({error})")
+        reason = Refusal(f"a size that tiles depend on is known only when it runs ({error}); use hl.specialize")
     assert reason is not None
     return exc.CuteUnsupported(kernel=program.host.name, target=target, reason=as_written(program, reason))
 

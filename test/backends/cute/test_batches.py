@@ -138,6 +138,37 @@ def scaled_by_number(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return out
 
 
+@helion.kernel(backend="cute")
+def whole_matrices(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    b, m, _ = x.shape
+    out = torch.empty([b, m, y.size(2)], dtype=x.dtype, device=x.device)
+    for of in hl.tile(b):
+        out[of, :, :] = torch.bmm(x[of, :, :], y[of, :, :])
+    return out
+
+
+@helion.kernel(backend="cute")
+def lower_half(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    m, k = x.shape
+    out = torch.zeros([m, m], dtype=x.dtype, device=x.device)
+    for i, j in hl.tile([m, m], block_size=[64, 64]):
+        if i.id >= j.id:
+            acc = hl.zeros([i, j], dtype=torch.float32)
+            for d in hl.tile(k):
+                acc = hl.dot(x[i, d], y[j, d].T, acc=acc)
+            out[i, j] = acc.to(x.dtype)
+    return out
+
+
+def test_whole_matrices_and_conditions_are_refused_with_a_remedy() -> None:
+    with pytest.raises(
+        helion.exc.CuteUnsupported, match="each program multiplies whole matrices, .* hl.tile over their rows"
+    ):
+        whole_matrices.bind((tensor(5, 32, 64), tensor(5, 64, 16)), target="sm_90")
+    with pytest.raises(helion.exc.CuteUnsupported, match=r"if in an epilogue .* torch\.where chooses values"):
+        lower_half.bind((tensor(128, 72), tensor(128, 72)), target="sm_90")
+
+
 @pytest.mark.parametrize(
     ("kernel", "message"),
     [

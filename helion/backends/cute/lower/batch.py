@@ -71,6 +71,10 @@ def without_batch(program: Program) -> Batched:
     if len(program.roots) != 1:
         return Batched(program=program)
     root = _flattened(program.roots[0])
+    if (of_matrix := _of_matrix(root)) and not of_matrix & {axis.block for axis in root.axes}:
+        raise Refusal(
+            "each program multiplies whole matrices, which is not implemented; hl.tile over their rows as well gives tiles"
+        )
     blocks, levels = [], list[Level]()
     stripped = program
     while (axis := _axis_of_batch(root)) is not None:

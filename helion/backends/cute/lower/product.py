@@ -231,7 +231,8 @@ class ProductChain(BlockChain):
 def _loop(body: Region) -> Op:
     others = [op.kind for op in body.ops if op.regions and op.kind != "for"]
     if others:
-        raise Refusal(f"{others[0]} in an epilogue is not implemented")
+        remedy = "; torch.where chooses values" if others[0] == "if" else ""
+        raise Refusal(f"{others[0]} in an epilogue is not implemented{remedy}")
     loops = [op for op in body.ops if op.kind == "for"]
     if not any(op.kind == "dot" for op in body.walk()):
         raise Refusal("it has no matmul, and reduces no rows of several columns")
