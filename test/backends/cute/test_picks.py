@@ -89,6 +89,16 @@ def test_an_index_along_k(dtype: torch.dtype) -> None:
     assert "of elements along K" in MATMUL.on_request(found._analysis.program, found.facts, found.env.target)
 
 
+@pytest.mark.parametrize("target", ["sm_90", "sm_100"])
+def test_seeds_know_what_an_index_along_k_leaves_contiguous(target: str) -> None:
+    """A tile of B that is contiguous along N has whole swizzled lines of it."""
+    x, w, rows = tensor(64, 520), tensor(LINES, 32, seed=1), numbers(520)
+    found = picked_kernels.inner.bind((x, w, rows), target=target)
+    shape = shape_of(found.facts)
+    assert not isinstance(shape, str) and shape.problem.copied[0].sources[0].k_picked
+    assert found.plan().gemm.tile[1] == 64
+
+
 def test_columns_of_the_left_operand_and_rows_across_k() -> None:
     x, w, columns = tensor(M, LINES), tensor(K, N, seed=1), numbers(K, dtype=torch.int32)
     half = (w.float() * 0.5).bfloat16()

@@ -28,7 +28,8 @@ def with_picks(facts: KernelFacts) -> KernelFacts:
         at, lines = op.subscript_axes.index(None), vectors[axis].extents[0]
         extents = (*op.extents[:at], lines, *op.extents[at + 1 :])
         axes = (*op.subscript_axes[:at], axis, *op.subscript_axes[at + 1 :])
-        return replace(op, subscript_axes=axes, extents=extents)
+        scales = (*op.scales[:at], 0, *op.scales[at + 1 :])
+        return replace(op, subscript_axes=axes, extents=extents, scales=scales)
 
     kept = (op for op in facts.memory_ops if not (_is_vector(op) and op.subscript_axes[0] in picked))
     return replace(facts, memory_ops=tuple(map(changed, kept)), atomics=tuple(map(changed, facts.atomics)))
@@ -38,6 +39,11 @@ def picked_axis(op: MemoryOpFact) -> int | None:
     """Return the axis of the numbers that pick along a dimension; None for another access."""
     rest = [axis for axis in op.tile_axes if axis not in op.subscript_axes]
     return rest[0] if op.gathered and len(rest) == 1 and op.subscript_axes.count(None) == 1 else None
+
+
+def axis_of_pick(op: MemoryOpFact) -> int | None:
+    """Return the axis whose indices the numbers of ``with_picks`` take the place of, which scale no index."""
+    return op.subscript_axes[op.scales.index(0)] if 0 in op.scales else None
 
 
 def is_picked(op: MemoryOpFact) -> bool:

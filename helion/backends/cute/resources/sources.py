@@ -14,7 +14,7 @@ from ..plan.copied import Copied, CopySource, granule_of, raw_major
 from ..plan.dtypes import per_byte
 from ..plan.epilogue import EpilogueOperand, OperandKind
 from ..plan.records import TMA_ALIGNMENT_BYTES
-from .picks import LINES, is_picked
+from .picks import LINES, axis_of_pick, is_picked
 
 
 def load_of(facts: KernelFacts, slot: int | None) -> MemoryOpFact | None:
@@ -57,8 +57,10 @@ def copied_operands(facts: KernelFacts, fact: MatmulFact, operands: Sequence[Epi
             name=f"source_{operand}", dtype=kept, pitch=0 if along_k else 1, k_pitch=1 if along_k else 2
         )
         granule = 0
-        if picked:
-            yield Copied(operand=operand, sources=(replace(source, picked=1),), lines=LINES)
+        if op is not None and picked:
+            of_k = axis_of_pick(op) == fact.k_axis
+            source = replace(source, k_picked=1) if of_k else replace(source, picked=1)
+            yield Copied(operand=operand, sources=(source,), lines=LINES)
             continue
         if op is not None and op.static and not computed and op.dtype == dtype:
             steps = [n for at, n in zip(op.subscript_axes, op.strides, strict=True) if at != fact.k_axis]
