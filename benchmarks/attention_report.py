@@ -145,6 +145,7 @@ def _section(rows: Sequence[Row]) -> list[str]:
         own = [each for each in found if each.part == part]
         lines += [f"### Attention: {part}", "", *_cells(own)]
     lines += _binaries([row for row in rows if "plan_ms" in row])
+    lines += _launches([row for row in rows if row.get("kind") == "launches"])
     failed = [f"- {_name(each)}: {name}: `{why[:140]}`" for each in found for name, why in each.failed.items()]
     return [*lines, "Failed or wrong:", "", *failed, ""] if failed else lines
 
@@ -216,6 +217,26 @@ def _binaries(rows: Sequence[Row]) -> list[str]:
             "lrrrrrrrr",
             body,
         ),
+    ]
+
+
+def _launches(rows: Sequence[Row]) -> list[str]:
+    """Return the table of launches of random sizes, and of equal ones."""
+    if not rows:
+        return []
+    random = sum(row["launches"] for row in rows if not row["same"])
+    body = [
+        (row["name"], str(row["launches"]), "equal" if row["same"] else "random", f"{row['worst']:.4f}", str(row["differing"]), str(row["written"]))
+        for row in rows
+    ]  # fmt: skip
+    return [
+        "### Attention: many launches",
+        "",
+        f"`benchmarks/attention_launches.py`: {random} launches of random sizes, and of equal ones, of one binary for each kernel.",
+        "Errors are those of a row beside fp32, relative to its norm. Bits differ from those of a second launch, or of the first.",
+        "Elements around the output are not to be written.",
+        "",
+        *_table(("kernel", "launches", "sizes", "largest error", "differing", "written around"), "lrlrrr", body),
     ]
 
 

@@ -283,6 +283,15 @@ def test_predicted_times_count_the_keys_of_windows_of_a_launch(static: bool) -> 
     assert times[100] < times[2000] / 4
 
 
+def test_a_binary_that_spills_is_replaced() -> None:
+    """Other seeds have shorter blocks or fewer groups, and each is rejected for a spilled byte."""
+    tensors = tuple(torch.empty(2, 8, 2048, 128, dtype=torch.bfloat16, device="meta") for _ in range(3))
+    bound = helion.kernel(kernels.attention.fn, backend="cute").bind((*tensors, True), target="h100")
+    assert all(seed.predicted.never_spills for seed in bound.seeds)
+    rows, keys = zip(*(seed.config.block_sizes[-2:] for seed in bound.seeds), strict=True)
+    assert min(rows) < rows[0] or min(keys) < keys[0]
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_random_configs_have_a_plan(causal: bool) -> None:
     """Draw configs; what the space gives is legal, fits by prediction, and compiles to a plan."""

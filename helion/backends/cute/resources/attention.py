@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -380,7 +380,7 @@ def predict_attention(facts: KernelFacts, decisions: Decisions, target: Target) 
     shared = shape.operand_bytes * (rows * shape.qk_columns + columns)
     registers = registers_of(shape.v_columns // groups, choice.keys, shape.operand_bytes, shape.rounded)
     fits = shared <= target.smem_per_block_bytes and registers <= most and target.has("wgmma")
-    return predicted(
+    made = predicted(
         target,
         predicted_us(shape, choice, target),
         registers=registers,
@@ -391,6 +391,7 @@ def predict_attention(facts: KernelFacts, decisions: Decisions, target: Target) 
         bytes_moved=shape.bytes_moved,
         flops=shape.flops,
     )
+    return replace(made, never_spills=True)  # no measurement supports one that spills
 
 
 def choice_of(decisions: Decisions, blocks: tuple[int, int]) -> AttentionChoice:
