@@ -93,6 +93,8 @@ def choices(shape: AttentionShape, target: Target) -> Iterator[AttentionChoice]:
         ranged = shape.ranged and shape.queries > WGMMA_ROWS * groups  # their estimated numbers of keys are small
         lengths = {keys, *(each for each in (128, 64, *_even_keys(shape, keys)) if each < keys and not ranged)}
         lengths = {64} if groups > 1 and _is_short(shape) and shape.operand_bytes == 2 else lengths
+        if (fixed := shape.fixed.get(shape.blocks[1])) is not None:
+            lengths = {fixed} if fixed <= keys else set()
         for length in sorted(lengths, reverse=True):
             choice = AttentionChoice(
                 groups=groups,

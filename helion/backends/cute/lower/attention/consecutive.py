@@ -28,6 +28,7 @@ from ....._compiler.ir.rewrite import Makers, count_uses
 from ....._shapes import Dims
 from ...plan.attention.numbers import is_known
 from ...plan.refusal import Refusal
+from ..rewrites.padding import without_padding
 from ..rewrites.partials import key_of
 from ..rewrites.passes import with_one_pass
 from .band import band_of, begin_of_loop
@@ -37,6 +38,7 @@ from .values import is_lowest, name_of_op
 
 def with_joined_loops(program: Program) -> Program:
     """Return the program with one loop for each run of loops over adjacent ranges of keys, and for passes over the same keys."""
+    program = without_padding(program)
     while (shorter := _with_a_joined_pair(program)) is not None:
         program = shorter
     return with_one_pass(program)
