@@ -337,6 +337,23 @@ def test_atomics_lie_along_contiguous_memory() -> None:
     assert bound.default_config()["block_sizes"] == [8, 256]
 
 
+@helion.kernel()
+def averages(values: torch.Tensor, places: torch.Tensor, out: torch.Tensor, counts: torch.Tensor) -> None:
+    for tile in hl.tile(values.size(0)):
+        hl.atomic_add(out, [places[tile]], values[tile])
+        hl.atomic_add(counts, [places[tile]], 1.0)
+    hl.barrier()
+    for tile in hl.tile(out.size(0)):
+        out[tile] = out[tile] / counts[tile].clamp(min=1.0)
+
+
+def test_grids_of_one_kernel_have_tiles_of_their_own() -> None:
+    """The tile of the first grid leaves no fewer elements to that of the second."""
+    args = (tensor(1 << 22, dtype=FP32), tensor(1 << 22, dtype=torch.int64), tensor(1 << 20, dtype=FP32))
+    bound = averages.bind((*args, tensor(1 << 20, dtype=FP32)), target="sm_90")
+    assert bound.default_config()["block_sizes"] == [2048, 1024]
+
+
 def test_jagged_rows_are_read_along_columns() -> None:
     bound = jagged_sums.bind((tensor(65536, 128), tensor(1001, dtype=torch.int64)), target="sm_90")
     assert bound.seeds[0].heuristic == "TritonScatterHeuristic"

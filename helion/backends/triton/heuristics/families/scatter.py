@@ -141,13 +141,15 @@ def _counting(sizes: Mapping[int, int], facts: KernelFacts, target: Target) -> I
 
 
 def _sizes(facts: KernelFacts, target: Target) -> dict[int, int]:
-    """Return tile sizes, given to the contiguous axes first, then to loops, then to the grid."""
-    share = previous_power_of_2(grid_extent(facts) // (_TUNED.waves * target.num_sms))
+    """Return tile sizes, given to the contiguous axes first, then to loops, then to the grid.
+
+    Axes of other grids take none of the elements of a tile.
+    """
     walks = any(not axis.on_grid for axis in facts.tunable_axes)
-    room, own = (_TUNED.walked if walks else _TUNED.most), max(_TUNED.least, min(_TUNED.most, share))
+    room, whole = (_TUNED.walked if walks else _TUNED.most), 1
     for axis in facts.axes:
         if axis.kind == "full":
-            room, own = (max(1, left // max(1, axis.padded)) for left in (room, own))
+            room, whole = max(1, room // max(1, axis.padded)), whole * max(1, axis.padded)
     summed = bool(facts.atomics) and any(fact.category == "grid_tile" for fact in facts.reductions)
     longest = _TUNED.summed_run if summed else _TUNED.run
     axes = facts.tunable_axes
@@ -156,14 +158,22 @@ def _sizes(facts: KernelFacts, target: Target) -> dict[int, int]:
         run = longest if len(axes) > 1 and is_contiguous(axis, facts) else _TUNED.most
         if run == _TUNED.run and axis.padded == 2 * run:
             run = axis.padded
+        near = {a: size for a, size in sizes.items() if not _are_apart(facts.axes[a], axis)}
         # elements left of the whole tile, and of its part on the grid
-        most = room // _taken(axis, sizes, facts)
+        most = room // _taken(axis, near, facts)
         if axis.on_grid:
-            most = min(most, own // math.prod(size for a, size in sizes.items() if facts.axes[a].on_grid))
+            share = previous_power_of_2(grid_extent(facts, min(axis.roots)) // (_TUNED.waves * target.num_sms))
+            own = max(1, max(_TUNED.least, min(_TUNED.most, share)) // whole)
+            most = min(most, own // math.prod(size for a, size in near.items() if facts.axes[a].on_grid))
         # the mean length of a loop between bounds from data
         length = next_power_of_2(axis.mean) if axis.extent is None and axis.mean else axis.padded
         sizes[axis.block_id] = clamp(max(1, min(run, most, length or most)), axis)
     return sizes
+
+
+def _are_apart(axis: AxisFact, other: AxisFact) -> bool:
+    """Return whether two axes belong to different grids."""
+    return axis.on_grid and other.on_grid and set(axis.roots).isdisjoint(other.roots)
 
 
 def _with_few_waiting(sizes: dict[int, int], facts: KernelFacts) -> dict[int, int]:
