@@ -73,7 +73,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("ClosuresNotSupported", "BaseError", "Kernel {kernel!r} closes over the local variable {name!r}; pass it as an argument, or make it a module global or hl.constexpr."),
     ("SourceChanged", "BaseError", "The source of {name!r} in {file} was changed after it was imported, so that the file differs from the code that Python runs; start the process again, or reload the module."),
     ("DecoratorAfterHelionKernelDecorator", "BaseError", "@helion.kernel must be the innermost decorator of {kernel!r}; move {decorator!r} above it."),
-    ("NoTensorArgs", "BaseError", "Kernel {kernel!r} was called without a tensor argument; at least one argument must be a tensor or a torch.device, so that the device is known."),
+    ("NoTensorArgs", "BaseError", "Kernel {kernel!r} was called without a tensor argument, with {got}; at least one argument must be a tensor or a torch.device, so that the device is known."),
     ("UnsupportedTensor", "BaseError, TypeError", "Kernel {kernel!r}: argument {name!r} is {what}; {remedy}."),
     ("UnsupportedTracer", "BaseError", "Kernel {kernel!r} was called {where}, where its effects would not be recorded. Wrap the call in {remedy}, and call that."),
     ("InPlaceOnGradient", "BaseError", "Kernel {kernel!r} writes into {name!r}, {what}, and autograd would not see the write. Call it under torch.no_grad(), pass {name}.detach(), or wrap it in a torch.autograd.Function that calls mark_dirty."),
@@ -121,7 +121,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("IncorrectTileUsage", "BaseError", "A tile was used {how}; a tile can be an index, a size, or give .index, .begin, .end, .id, .count and .block_size. Use tile.index for the numbers it covers."),
     # --- subscripts ----------------------------------------------------------------------------------------------
     ("RankMismatch", "BaseError", "Expected {expected} indices for {what}, got {got}; {remedy}."),
-    ("InvalidIndexingType", "BaseError", "{got} cannot be used as an index; use a tile, an integer, a slice, None or an integer tensor."),
+    ("InvalidIndexingType", "BaseError", "{got} cannot be used as an index; use a tile, an integer, a slice, None or an integer tensor, such as index.to(torch.int64)."),
     ("InvalidSequenceSubscription", "BaseError", "A sequence in device code can only be indexed by a constant integer, got {got}."),
     ("DataDependentOutputShapeNotSupported", "BaseError", "{name} gives a result whose shape depends on the data, which has no tile; use torch.where or an extra_mask instead."),
     # --- shapes and types ----------------------------------------------------------------------------------------
@@ -219,8 +219,8 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("SeveralGpusUnsupported", "BaseError", "{name} is not supported{remedy}."),
     ("TensorOnOtherDevice", "BaseError", "The host code makes {name!r} on {device}, but the arguments are on the CPU, and the kernel runs there; make it with device=x.device, where x is an argument, or pass tensors on {device}."),
     # --- warnings ------------------------------------------------------------------------------------------------
-    ("TensorOperationInWrapper", "BaseWarning", "{name} computes on the host, in a launch of its own; move it inside the hl.tile loop to fuse it."),
-    ("TensorOperationsInHostCall", "TensorOperationInWrapper", "{name} computes on the host, in a launch of its own; move it inside the hl.tile loop to fuse it."),
+    ("TensorOperationInWrapper", "BaseWarning", "{name} computes on the host, in a launch of its own; move it inside the hl.tile loop to fuse it, unless it needs the results of all tiles."),
+    ("TensorOperationsInHostCall", "TensorOperationInWrapper", "{name} computes on the host, in a launch of its own; move it inside the hl.tile loop to fuse it, unless it needs the results of all tiles."),
     ("GradientNotRecorded", "BaseWarning", "Kernel {kernel!r} got {name!r}, which requires a gradient, but autograd records nothing of a kernel: its results do not require one. Give it a backward with {remedies}, or call it under torch.no_grad()."),
     ("UnwrittenOutput", "BaseWarning", "Kernel {kernel!r} returns {what} of which {count} elements were never written, the first at {first}: they contain uninitialized memory. Write every element, or allocate it with torch.zeros."),
     ("ResultNotReturned", "BaseWarning", "Kernel {kernel!r} makes {name!r} and stores into it, but neither reads nor returns it, so that the result is lost. Add `return {name}`."),

@@ -18,7 +18,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 import helion
 import helion.language as hl
@@ -29,6 +28,7 @@ from helion.autotuner.space.fields import Field, PerSlot, Scalar
 from helion.backends.cute.attention_space import ATTENTION_DOCS
 from helion.backends.cute.row_space import DOCS as ROW_DOCS
 from helion.backends.cute.space import DOCS as MATMUL_DOCS
+from helion.cli.listing import is_refusal, torch_names
 from helion.config import KEYS, SINGULAR
 from helion.fields import BooleanFragment, EnumFragment, IntegerFragment, PermutationFragment, PowerOfTwoFragment
 from helion.runtime.bound import BoundKernel
@@ -590,21 +590,6 @@ _GROUPS: Mapping[str, str] = {
     "hl_random": "Random numbers",
 }
 _OTHERS = "Others"
-_OWNERS: tuple[tuple[str, Any], ...] = (
-    ("torch", torch), ("torch.nn.functional", F), ("torch.special", torch.special), ("torch.linalg", torch.linalg), ("Tensor", torch.Tensor),
-)  # fmt: skip
-
-
-def torch_names(functions: Iterable[Any]) -> list[str]:
-    """Return every public spelling of functions, sorted, without those of operators."""
-    wanted = set(functions)
-    found = set()
-    for prefix, owner in _OWNERS:
-        for name in dir(owner):
-            value = getattr(owner, name, None)
-            if not name.startswith("_") and isinstance(value, Hashable) and callable(value) and value in wanted:
-                found.add(f"{prefix}.{name}")
-    return sorted(found)
 
 
 def torch_groups() -> dict[str, list[str]]:
@@ -614,11 +599,6 @@ def torch_groups() -> dict[str, list[str]]:
         if not is_refusal(rule):
             functions[_GROUPS.get(rule.__module__.split(".")[-1], _OTHERS)].append(function)
     return {title: torch_names(found) for title, found in functions.items()}
-
-
-def is_refusal(rule: Any) -> bool:
-    """Return whether a rule refuses its function by name."""
-    return "_refusal" in rule.__qualname__
 
 
 def torch_operators() -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .. import exc
+from .._support.nested import kinds
 from ..hardware import Target
 from ..settings import Settings
 
@@ -86,4 +87,4 @@ def device_of(name: str, arguments: Mapping[str, Any]) -> torch.device:
             stack.extend(item)
         elif is_dataclass(item) and not isinstance(item, type):
             stack.extend(getattr(item, f.name) for f in fields(item))
-    raise exc.NoTensorArgs(kernel=name)
+    raise exc.NoTensorArgs(kernel=name, got=kinds(arguments.values()))

@@ -245,6 +245,6 @@ def parse_kernel(fn: Callable[..., Any]) -> FunctionSource:
         if getattr(fn, "__name__", "") == "<lambda>":
             raise exc.InvalidAPIUsage("A lambda cannot be a kernel; define a function with def.")
         raise exc.InvalidAPIUsage(
-            f"The source of kernel {fn.__name__!r} cannot be found; a kernel must be a plain function in a file (a notebook cell is fine, a string given to exec is not)."
+            f"The source of kernel {fn.__name__!r} cannot be found; a kernel must be a plain function in a file or a notebook cell. Python keeps no source of what is typed at its prompt, read from standard input, or given to exec."
         )
     return source

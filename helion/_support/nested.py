@@ -64,4 +64,9 @@ def copy_tensors(args: Sequence[Any], device: torch.device | None = None) -> tup
     return map_nested(tuple(args), torch.Tensor, fresh)
 
 
-__all__ = ["copy_tensors", "map_nested", "tensors_in"]
+__all__ = ["copy_tensors", "kinds", "map_nested", "tensors_in"]
+
+
+def kinds(values: Iterable[Any]) -> str:
+    """Return the types of arguments for an error: ``None, int``; ``no argument`` if there is none."""
+    return ", ".join("None" if value is None else type(value).__name__ for value in values) or "no argument"

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from .._support.logs import say
 from ..autotuner.benchmarking import do_bench
 from ..runtime.bound import BoundKernel
 from ..runtime.kernel import Kernel
@@ -42,6 +43,8 @@ def _run(options: argparse.Namespace) -> int:
     reference = _reference(kernel, options.reference)
     positional, keywords = parse_arguments(options.args)
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
+        say("helion bench: there is no GPU: the interpreter runs the kernel, and its time says nothing about a GPU's")
     torch.manual_seed(0)
     args = tuple(
         map_tensors(value, lambda t: filled(t, device)) for value in kernel.normalize_args(*positional, **keywords)
@@ -73,7 +76,7 @@ def _reference(kernel: Kernel, name: str | None) -> Callable[..., Any] | None:
 def _times(variants: Mapping[str, Callable[..., Any]], args: tuple[Any, ...]) -> dict[str, float]:
     """Return the median microseconds of each variant: of the device on a GPU, else of the host."""
     samples: dict[str, list[float]] = {name: [] for name in variants}
-    for _ in range(ROUNDS):
+    for _ in range(ROUNDS if torch.cuda.is_available() else 1):
         for name, function in variants.items():
             call = functools.partial(function, *args)
             samples[name].append(1e3 * do_bench(call, 5.0, MILLISECONDS, return_mode="median"))

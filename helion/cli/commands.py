@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from . import bench, cache, calibrate, doctor, explain, report, tune
+from . import bench, cache, calibrate, doctor, explain, listing, report, tune
 from .command import Command
 
 COMMANDS: tuple[Command, ...] = (
     explain.COMMAND,
     bench.COMMAND,
+    listing.COMMAND,
     doctor.COMMAND,
     cache.COMMAND,
     report.COMMAND,

@@ -38,7 +38,8 @@ def tile(begin_or_end: Any, end: Any = None, /, block_size: Any = None) -> Itera
 
     Args:
         begin_or_end: the end, or the begin if ``end`` is given: an integer, a size or a scalar; a list of them for a
-            multi-dimensional tile. A bound that a tensor holds is read in host code, by ``n = t.item()``.
+            multi-dimensional tile. A loop in device code may load its
+            bounds; an outermost one reads a bound that a tensor holds in host code, by ``n = t.item()``.
         end: one past the last index.
         block_size: the number of indices in a tile: a constant, the result of ``hl.register_block_size``, or
             ``block_size`` of another tile; a list for several dimensions. None leaves it to ``block_sizes`` of the

@@ -162,10 +162,10 @@ DOT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch
 
 def check_dtypes(lhs: torch.dtype, rhs: torch.dtype) -> None:
     """Raise ``exc.TypeInferenceError`` for operands that no tensor core multiplies."""
-    for dtype in (lhs, rhs):
+    for side, dtype in (("left", lhs), ("right", rhs)):
         if dtype not in DOT_DTYPES:
             raise exc.TypeInferenceError(
-                f"A matmul of {dtype} is not supported; convert the operands to a floating point type or int8."
+                f"A matmul of {dtype} is not supported; convert the {side} operand to a floating point type or int8."
             )
     if lhs != rhs and (lhs in FLOAT8 or rhs in FLOAT8):
         raise exc.TypeInferenceError(

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from .. import exc
 from .._support import logs as _logging
 from .._support.lazy import lazy
-from .._support.nested import tensors_in
+from .._support.nested import kinds, tensors_in
 from ..language._reference import access
 from ..language._reference import random as _reference_random
 from ..language._reference.axes import elementwise, note_axes
@@ -54,7 +54,7 @@ def run_reference(kernel: Definition, args: Sequence[Any], block_sizes: Sequence
         raise exc.NestedKernelCallsNotSupported(name=kernel.name)
     device = next((t.device for t in tensors_in(args)), None)
     if device is None:
-        raise exc.NoTensorArgs(kernel=kernel.name)
+        raise exc.NoTensorArgs(kernel=kernel.name, got=kinds(args))
     named = dict(zip(kernel.signature.parameters, args, strict=True))
     session = Session(
         device=device,

@@ -28,6 +28,22 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "no_file.py::softmax"]) == 2
 
 
+def test_tables_of_the_reference_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    for what, line in (
+        ("torch", "torch.nn.functional.softplus"),
+        ("configs", "num_stages: "),
+        ("settings", "index_dtype (HELION_INDEX_DTYPE="),
+        ("variables", "HELION_CACHE_DIR: "),
+        ("errors", "ReadModifyWriteRace: "),
+    ):
+        assert main(["list", what]) == 0
+        assert any(each.startswith(line) for each in capsys.readouterr().out.splitlines())
+    assert main(["list", "torch", "CUMSUM"]) == 0
+    assert set(capsys.readouterr().out.split()) >= {"Tensor.cumsum", "torch.cumsum"}
+    assert main(["list", "torch", "fft"]) == 1
+    assert capsys.readouterr().out == "no line of torch has 'fft' in it\n"
+
+
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
@@ -115,7 +131,8 @@ def test_a_kernel_is_timed_beside_its_reference(
     path = tmp_path / "doubled.py"
     path.write_text(_DOUBLED)
     assert main(["bench", f"{path}::doubled", "--args", "f32[5,7]", "--no-compile"]) == 0
-    said = capsys.readouterr().out
+    said, noticed = capsys.readouterr()
+    assert "there is no GPU: the interpreter runs the kernel" in noticed.splitlines()[0]
     assert re.search(r"^  helion +250.0 us$", said, re.MULTILINE)
     assert re.search(r"^  eager +250.0 us  1.00 times the kernel's time$", said, re.MULTILINE)
     assert "  right: largest difference from the reference in fp64 is 0.0e+00" in said

@@ -169,8 +169,8 @@ def test_arguments_that_kernels_do_not_take(value: object, remedy: str) -> None:
 
 
 @pytest.mark.parametrize(("dtypes", "message"), [
-    ((torch.uint8, torch.uint8), r"A matmul of torch\.uint8 is not supported; convert the operands"),
-    ((torch.int8, torch.uint8), r"A matmul of torch\.uint8 is not supported"),
+    ((torch.uint8, torch.uint8), r"A matmul of torch\.uint8 is not supported; convert the left operand"),
+    ((torch.int8, torch.uint8), r"A matmul of torch\.uint8 is not supported; convert the right operand"),
     ((torch.float8_e4m3fn, torch.float8_e5m2), r"of torch\.float8_e4m3fn and torch\.float8_e5m2 is not supported; convert one"),
 ])  # fmt: skip
 def test_products_of_dtypes_without_tensor_cores(dtypes: tuple[torch.dtype, ...], message: str) -> None:

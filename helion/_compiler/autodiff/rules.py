@@ -238,7 +238,8 @@ def _scan(s: Sweep, op: Op, grads: Grads) -> None:
     if g is None or name not in ("add", "mul"):
         raise not_supported(
             "a scan other than a sum or a product",
-            "use torch.cumsum or torch.cumprod, or compute it outside of the kernel",
+            "use torch.cumsum or torch.cumprod (from the end: values.flip(dim).cumsum(dim).flip(dim)), or compute it outside "
+            "of the kernel",
         )
     attrs = op.attributes(ScanAttrs)
     (operand,) = op.values()

@@ -478,7 +478,8 @@ def _part(tracer: TraceState, value: DeviceValue, at: int, item: Any) -> DeviceV
         if isinstance(item, slice) or type(item) is int:
             raise exc.InvalidAPIUsage(
                 f"Dimension {at} of the device value {value!r} is a tile or of unknown size, and {describe(item)} cannot be "
-                "an index of it. Subscript the tensor in the load instead, or fix a size with hl.specialize."
+                "an index of it. Subscript the tensor in the load instead; a whole dimension (`:`) whose size hl.specialize "
+                "has fixed takes an index."
             )
         raise exc.InvalidIndexingType(got=f"{describe(item)}, on dimension {at} of the device value {value!r},")
     if not isinstance(item, slice) and not -size <= item < size:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ class Tracer(TraceState):
             return rule(self, *args, **named)
         except TypeError as error:
             # the rule's signature refuses the arguments: name the user's function
-            raise exc.TypeInferenceError(f"{torch_name(func)}: {error}") from error
+            raise exc.TypeInferenceError(f"{torch_name(func)}: {_refused(error)}") from error
         except AttributeError as error:
             # the rule reads an attribute of a host tensor that only device values have
             host = next((value for value in (*args, *kwargs.values()) if isinstance(value, HostTensorValue)), None)
@@ -88,6 +89,17 @@ class Tracer(TraceState):
     def store_or_assign(self, tensor: HostTensorValue, index: Any, value: Any) -> None:
         if self.on_device:
             memory.store(self, tensor, index, value)
+
+
+def _refused(error: TypeError) -> str:
+    """Return the reason why a rule's signature refuses arguments, without the name of the rule."""
+    text = re.sub(r"^[\w.<>]+\(\) ", "", str(error))
+    unknown = re.fullmatch(r"got an unexpected keyword argument ('\w+').*", text)
+    return (
+        text
+        if unknown is None
+        else f"device code has no argument {unknown[1]}; compute that part with other functions."
+    )
 
 
 def _remedy(name: str, args: tuple[Any, ...]) -> str:

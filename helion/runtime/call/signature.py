@@ -27,7 +27,7 @@ from ..._shapes import (
     shared_memory,
     static_dims,
 )
-from ..._support.nested import tensors_in
+from ..._support.nested import kinds, tensors_in
 from ...backends.execution import SizeTable
 from ...language.constants import ConstExpr
 
@@ -414,7 +414,7 @@ def target_of(kernel: str, values: tuple[Any, ...]) -> hardware.Target:
     if device is None:
         device = next((v for v in values if isinstance(v, torch.device)), None)
     if device is None:
-        raise exc.NoTensorArgs(kernel=kernel)
+        raise exc.NoTensorArgs(kernel=kernel, got=kinds(values))
     if device.type == "cuda" and torch.cuda.is_available():
         return hardware.from_device_properties(
             device.index if device.index is not None else torch.cuda.current_device()
