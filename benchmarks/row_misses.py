@@ -78,6 +78,10 @@ def counted(cell: Mapping[str, Any]) -> dict[str, Any]:
         cluster=clusters,
         passes=passes,
         rounds=round(rounds, 2),
+        host=sum(
+            isinstance(each, helion.exc.TensorOperationInWrapper)
+            for each in bound.variant.specialized.analysis.traced.warnings
+        ),
     )
 
 

@@ -144,6 +144,8 @@ def _reason(cell: Line, line: Line, issue: float) -> str:
     row_bytes = cell["n"] * (2 if cell["type"] == "bfloat16" else 4)
     if cell["m"] < SMS:
         return f"{cell['m']} rows for {SMS} SMs, and a second kernel for their sums"
+    if line.get("host"):
+        return f"launches of torch after the kernel's: {line['host']} (measurement `losses_on_host`)"
     if line["passes"] > 1:
         return f"rows are read {line['passes']} times"
     if line["spill_bytes"] > FEW_SPILLS:

@@ -479,6 +479,7 @@ def test_misses_of_row_kernels_have_a_reason() -> None:
         {**cell, "name": "sum", "m": 131072, "n": 128, "auto_us": 300.0},
         {**cell, "name": "jsd", "m": 2048, "n": 131072, "auto_us": 300.0},
         {**cell, "name": "max", "m": 2048, "n": 131072, "auto_us": 300.0},
+        {**cell, "name": "mean", "m": 131072, "n": 128, "auto_us": 300.0},
     ]
     count = dict(device="X", type="bfloat16", backend="cute", spill_bytes=0, math=2.0, cluster=4, passes=1)
     counts = [
@@ -486,6 +487,7 @@ def test_misses_of_row_kernels_have_a_reason() -> None:
         {**count, "name": "sum", "m": 131072, "n": 128, "instructions": 2.0},
         {**count, "name": "jsd", "m": 2048, "n": 131072, "instructions": 2.0},
         {**count, "name": "max", "m": 2048, "n": 131072, "instructions": 2.0, "passes": 2},
+        {**count, "name": "mean", "m": 131072, "n": 128, "instructions": 2.0, "host": 1},
     ]
     page = "\n".join(report.row_report.sections({"X": cells, report.row_report.MISSES: counts}))
     assert "| softmax | bfloat16 | 2048 x 131072 | cute | 0.800 | 20.0 | 0.60 | issue of instructions, 2.0 of" in page
@@ -494,6 +496,9 @@ def test_misses_of_row_kernels_have_a_reason() -> None:
     )
     assert "| jsd | bfloat16 | 2048 x 131072 | cute | 0.800 | 2.0 | 0.06 | waits of clusters of 4 CTAs" in page
     assert "| max | bfloat16 | 2048 x 131072 | cute | 0.800 | 2.0 | - | rows are read 2 times |" in page
+    assert (
+        "| mean | bfloat16 | 131072 x 128 | cute | 0.800 | 2.0 | 0.00 | launches of torch after the kernel's: 1" in page
+    )
 
 
 def test_few_rows_have_a_table() -> None:
