@@ -18,6 +18,8 @@ _STEPS = 2.0
 _WIDE_BYTES, _WIDE_STEPS = 4, 1.0
 #: The operands of two dots that share one, as a multiple of those of one.
 _TWO, _TWO_SHARING = 2, 1.5
+#: Column indices of a thread that take no registers of their own.
+_FEW_INDICES = 64
 
 
 def fragment_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
@@ -112,3 +114,18 @@ def beside_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: in
         found[fact.region] = all_of + fresh * both / 2, [*each, both]
     several = ((all_of, each) for all_of, each in found.values() if len(each) > _TWO)
     return max((max(0.0, all_of - _TWO_SHARING * max(each)) for all_of, each in several), default=0.0)
+
+
+def indexed_elements(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
+    """Return the elements of a thread, beyond ``_FEW_INDICES``, of a result in tensor memory that is masked by its column
+    and goes to another dot. A thread has a row, and keeps the indices of its columns.
+    """
+    indexed = {(work.region, work.axes) for work in facts.work if work.indices}
+    taken = {number for fact in facts.matmuls for number in fact.consumes}
+    most = 0.0
+    for fact in facts.matmuls:
+        axes = tuple(axis for axis in (fact.m_axis, fact.n_axis) if axis is not None)
+        if fact.number in taken and (fact.region, axes) in indexed:
+            if unit_of(fact, sizes, num_warps, target) == "tcgen05":
+                most = max(most, math.prod(sizes[axis] for axis in axes) / (num_warps * target.warp_size))
+    return max(0.0, most - _FEW_INDICES)

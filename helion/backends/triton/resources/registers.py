@@ -17,7 +17,7 @@ from types import MappingProxyType
 from ...._compiler.facts.records import KernelFacts, LiveTile, LiveTiles, MemoryOpFact, ReductionFact
 from ...._shapes import cdiv
 from ....hardware import REGISTER_BYTES, WARP_ROWS, Target
-from .fragments import beside_registers, fragment_registers
+from .fragments import beside_registers, fragment_registers, indexed_elements
 from .known import again
 from .layouts import fragment_warps
 from .matrix import is_promoted, tile_shape, unit_of
@@ -69,7 +69,8 @@ _AMD_PLAIN: Mapping[str, float] = MappingProxyType(
 #: ``summed``: each element of a bf16 tile that is added up with a result takes 0.8 to 1.3, offline for sm_80 to sm_100.
 #: ``transposed_left``: for sm_80, 1.2 to 1.9 with 3 stages, more with more. ``beside``: 3 and 4 dots that share some
 #: operands take 73 to 140 registers more than 2, offline for sm_80 to sm_120. ``polynomials``: the error function of
-#: 128 elements a thread takes 42 to 79 registers, and 190 on gfx950, of 64 none.
+#: 128 elements a thread takes 42 to 79 registers, and 190 on gfx950, of 64 none. ``indexed``: a causal mask of 128 columns
+#: a thread spills 408 to 1456 bytes on sm_100.
 _DOTS: Mapping[str, float] = MappingProxyType(
     {
         "base": 8.3,
@@ -89,6 +90,7 @@ _DOTS: Mapping[str, float] = MappingProxyType(
         "transposed_left": 2.8,
         "beside": 5.5,
         "polynomials": 1.1,
+        "indexed": 0.8,
         "scanned": 0.6,
         "random": _RANDOM,
     }
@@ -238,6 +240,7 @@ def _product_features(facts: KernelFacts, sizes: Mapping[int, int], num_warps: i
         "transposed_left": _transposed_left_registers(facts, sizes, num_warps, target),
         "beside": beside_registers(facts, sizes, num_warps, target),
         "polynomials": _polynomial_elements(facts, sizes, num_warps * target.warp_size),
+        "indexed": indexed_elements(facts, sizes, num_warps, target),
     }
 
 
