@@ -9,7 +9,7 @@ from ..plan.records import WARP_THREADS, GemmPlan, GemmProblem
 from ..plan.runtime import is_size, multiple_of
 from ..plan.shared import Allocation, shared_bytes, shared_memory
 from ..plan.workspace import workspace_bytes
-from ..roles.grammar import KernelProgram, Pipeline, Role
+from ..roles.grammar import KernelProgram, NamedBarrier, Pipeline, Role
 from ..roles.programs import kernel_program
 from ..verify.verify import verify
 from . import copied, exchange, finish, groups, numbers, prepare, raw, rows, scales, workspace
@@ -19,8 +19,9 @@ from .outputs.strided import numbers_name
 from .peers import messages
 from .setups import definitions, dsl, operand_dsl
 from .steps import print_steps
-from .writer import Writer
+from .writer import Writer, in_one
 
+_TEAMS = ("store_0", "store_1")
 ENTRY = "gemm"
 """The host function. It takes pointers of A, B, the outputs, the epilogue's operands (or scalars) and the scales. Then
 follow sizes and strides that only the launch knows, the workspace, if any, the maximum of co-resident clusters, and a
@@ -161,13 +162,14 @@ def _kernel(out: Writer, program: KernelProgram, objects: list[HostObjects], par
     out.line(f"def kernel{part}(")
     out.lines(f"    {name}: {annotation}," for name, annotation in parameters)
     with out.block(") -> None:"):
-        _prologue(out, program, [name for name, _ in parameters if name.startswith("tma_")])
-        _roles(out, program)
+        teams = _teams(program)
+        _prologue(out, program, [name for name, _ in parameters if name.startswith("tma_")], teams)
+        _roles(out, program, teams)
         for step in program.exit:
             print_steps(out, program, Role(name="exit", first_warp=0, warps=program.warps, program=(step,)))
 
 
-def _prologue(out: Writer, program: KernelProgram, descriptors: list[str]) -> None:
+def _prologue(out: Writer, program: KernelProgram, descriptors: list[str], teams: list[str]) -> None:
     """Print the thread indices, shared memory, and barriers that all CTAs of the cluster see initialized."""
     plan = program.plan
     out.lines(
@@ -195,10 +197,8 @@ def _prologue(out: Writer, program: KernelProgram, descriptors: list[str]) -> No
     for pipeline in program.pipelines:
         _pipeline(out, program, pipeline)
     out.line("pipeline.pipeline_init_arrive(cluster_shape_mn=cluster_layout, is_relaxed=True)")
-    for barrier in program.barriers:
-        out.line(
-            f"{barrier.name}_barrier = pipeline.NamedBarrier(barrier_id={barrier.number}, num_threads={barrier.threads})"
-        )
+    for barrier in () if teams else program.barriers:
+        out.line(_barrier(barrier.name, str(barrier.number), barrier))
     if plan.unit == "tcgen05":
         two = ", is_two_cta=True, two_cta_tmem_dealloc_mbar_ptr=free_barrier" if plan.ctas_per_mma == 2 else ""
         out.line(
@@ -284,23 +284,64 @@ def _pipeline(out: Writer, program: KernelProgram, pipeline: Pipeline) -> None:
     out.line(")")
 
 
-def _roles(out: Writer, program: KernelProgram) -> None:
-    left = list(program.roles)
+def _roles(out: Writer, program: KernelProgram, teams: list[str]) -> None:
+    # warps of both teams run the code at the place of the first one
+    left = [role for role in program.roles if not (teams and role.team)]
     for limit in program.registers:
         members = [role for role in left if limit.first_warp <= role.first_warp < limit.first_warp + limit.warps]
         with out.block(f"if {warps_text(limit.first_warp, limit.warps, program.warps)}:"):
             out.line(f"cute.arch.setmaxregister_{limit.change}({limit.registers})")
             for role in members:
-                _role(out, program, role)
+                _role(out, program, role, teams)
                 left.remove(role)
     for role in left:
-        _role(out, program, role)
+        _role(out, program, role, teams)
 
 
-def _role(out: Writer, program: KernelProgram, role: Role) -> None:
-    out.line(f"# {role.name}")
-    with out.block(f"if {warps_text(role.first_warp, role.warps, program.warps)}:"):
-        print_steps(out, program, role)
+def _role(out: Writer, program: KernelProgram, role: Role, teams: list[str]) -> None:
+    both = teams if role.name == _TEAMS[0] else []
+    out.line(f"# {role.name}" if not both else f"# {' and '.join(_TEAMS)}")
+    with out.block(f"if {warps_text(role.first_warp, role.warps * (2 if both else 1), program.warps)}:"):
+        if both:
+            out.lines(both)
+        else:
+            print_steps(out, program, role)
+
+
+def _teams(program: KernelProgram) -> list[str]:
+    """Return the code of both teams, which is compiled once: half as many instructions (measurement ``teams_in_one``).
+
+    Empty for one team, and for two whose code differs in more than numbers and barriers. Groups of rows and outputs that
+    threads store have code for each team.
+    """
+    plan = program.plan
+    if plan.teams == 1 or plan.problem.groups is not None or plan.problem.outputs_of("strided"):
+        return []
+    roles = [program.role(name) for name in _TEAMS]
+    first, second = [_printed(program, role) for role in roles]
+    lines = [f"team = (warp - {roles[0].first_warp}) // {roles[0].warps}"]
+    names = {}
+    barriers = {barrier.name: barrier for barrier in program.barriers}
+    for own in program.barriers:
+        stem = own.name.removesuffix("_0")
+        if stem != own.name:
+            step = barriers[f"{stem}_1"].number - own.number
+            lines.append(_barrier(f"{stem}_own", f"{own.number} + team * {step}", own))
+            lines.append(_barrier(f"{stem}_other", f"{own.number} + (1 - team) * {step}", own))
+            for at, side in enumerate(("own", "other")):
+                names[f"{stem}_{at}_barrier", f"{stem}_{1 - at}_barrier"] = f"{stem}_{side}_barrier"
+    found = in_one(first, second, "team", names)
+    return [] if found is None else [*lines, *found]
+
+
+def _printed(program: KernelProgram, role: Role) -> tuple[str, ...]:
+    out = Writer()
+    print_steps(out, program, role)
+    return out.written()
+
+
+def _barrier(name: str, number: str, barrier: NamedBarrier) -> str:
+    return f"{name}_barrier = pipeline.NamedBarrier(barrier_id={number}, num_threads={barrier.threads})"
 
 
 def warps_text(first: int, number: int, total: int) -> str:

@@ -6,7 +6,7 @@ from ..plan.counts import slices, takes_turns, turns
 from ..plan.records import GemmPlan, Multiplicand
 from ..plan.runtime import is_size
 from ..plan.scales import LONGEST
-from ..roles.grammar import KLoop, Who
+from ..roles.grammar import KLoop, Role, Who
 from ..roles.halves import OfKTile
 from ..roles.overlapped import Ahead, GroupLoop, Rest
 from ..roles.partial import TermLoop
@@ -238,6 +238,11 @@ def definitions(plan: GemmPlan) -> list[str]:
         repeated = plan.problem.batch is not None and plan.problem.groups is None
         lines.append(f"pieces = {product_tiles(plan)}" + (f" * {batches}" if repeated else ""))
     return lines
+
+
+def of_team(plan: GemmPlan, role: Role, each: int) -> str:
+    """Return the begin of an index among the buffers of both consumer groups, of which each has its own."""
+    return "" if plan.teams == 1 else f"{role.team * each} + "
 
 
 def predicate(plan: GemmPlan, who: Who, first_warp: int) -> str:

@@ -14,7 +14,7 @@ from ..roles.grammar import Role
 from . import copied, exchange, raw, rows, scales, workspace
 from .attention.formula import uniform_function
 from .epilogue import dealt_columns, fragment, keeps_integers, suffixed, sum_dsl, values_of
-from .numbers import batch_modes, in_groups_of_k, tile_of
+from .numbers import batch_modes, in_groups_of_k, of_team, tile_of
 from .slices import sliced
 
 
@@ -37,8 +37,7 @@ def tile_k(plan: GemmPlan) -> int:
 def stage_of(plan: GemmPlan, role: Role) -> str:
     """Return the store buffer of a sub-tile, among those of the role's consumer group."""
     number = "subtile" if plan.splits == 1 else f"subtile // {plan.splits}"
-    first = f"{role.team * plan.store_stages} + " if role.team else ""
-    return f"{first}{number} % {plan.store_stages}"
+    return f"{of_team(plan, role, plan.store_stages)}{number} % {plan.store_stages}"
 
 
 def rows_of(plan: GemmPlan) -> str:
@@ -408,7 +407,7 @@ def _vectors(plan: GemmPlan, role: Role) -> list[str]:
     for operand in plan.problem.epilogue.of_kind("column"):
         lines.append(f"{operand.label}_rows = cute.make_rmem_tensor({places.rows}, cutlass.Float32)")
     registers = -(-plan.tile[1] // counts(plan).consumer_threads)
-    first = f"{role.team * plan.tile[1]} + " if role.team else ""
+    first = of_team(plan, role, plan.tile[1])
     for operand in plan.problem.epilogue.of_kind("row"):
         first_column, shape, strides = dealt_columns(plan)
         lines += [

@@ -106,7 +106,7 @@ def _(step: g.TileLoop, out: Writer, names: Names) -> None:
     plan = names.plan
     columns = numbers.columns(plan)
     every = "work_step" if step.every == 1 else f"work_step * {step.every}"
-    out.line(f"work = first_work + work_step * {step.first}" if step.first else "work = first_work")
+    out.line("work = first_work" if step.every == 1 else f"work = first_work + work_step * {step.first}")
     number = "work"
     if plan.problem.groups is not None:
         _group_tiles(step, out, names, every)
@@ -222,10 +222,10 @@ def _(step: g.Skip, out: Writer, names: Names) -> None:
     stages = names.program.pipeline(names.pipeline(step.cursor)).counts.stages
     slots = numbers.k_tiles(names.plan) if step.slots == "k_tiles" else str(names.plan.subtiles)
     cursor = step.cursor
-    out.line(f"{cursor}_index = {cursor}.index + {slots}")
+    at = f"({cursor}.index + {slots})"
     out.line(
         f"{cursor} = pipeline.PipelineState("
-        f"{stages}, {cursor}.count + {slots}, {cursor}_index % {stages}, ({cursor}.phase + {cursor}_index // {stages}) % 2)"
+        f"{stages}, {cursor}.count + {slots}, {at} % {stages}, ({cursor}.phase + {at} // {stages}) % 2)"
     )
 
 
@@ -502,7 +502,7 @@ def _(step: g.Evaluate, out: Writer, names: Names) -> None:
 
 @_print.register
 def _(step: g.StoreStrided, out: Writer, names: Names) -> None:
-    out.lines(store_strided(names.plan, names.plan.problem.outputs_of("strided")[step.output], names.role.team))
+    out.lines(store_strided(names.plan, names.plan.problem.outputs_of("strided")[step.output], names.role))
 
 
 @_print.register

@@ -37,7 +37,7 @@ def load(plan: GemmPlan, kinds: Collection[Vector], tile_n: str) -> list[str]:
 def share(plan: GemmPlan, role: Role) -> list[str]:
     """Return the stores of row operands from registers to shared memory."""
     threads, columns = counts(plan).consumer_threads, plan.tile[1]
-    first = f"{role.team * columns} + " if role.team else ""
+    first = numbers.of_team(plan, role, columns)
     dealt_column = "(store_thread + i * {0})" if plan.columns_stay else "store_thread + i * {0}"
     place = dealt(plan, dealt_column.format(threads))
     store = [

@@ -125,7 +125,7 @@ def indexed_elements(facts: KernelFacts, sizes: Mapping[int, int], num_warps: in
     most = 0.0
     for fact in facts.matmuls:
         axes = tuple(axis for axis in (fact.m_axis, fact.n_axis) if axis is not None)
-        if fact.number in taken and (fact.region, axes) in indexed:
-            if unit_of(fact, sizes, num_warps, target) == "tcgen05":
-                most = max(most, math.prod(sizes[axis] for axis in axes) / (num_warps * target.warp_size))
+        masked = fact.number in taken and (fact.region, axes) in indexed
+        if masked and unit_of(fact, sizes, num_warps, target) == "tcgen05":
+            most = max(most, math.prod(sizes[axis] for axis in axes) / (num_warps * target.warp_size))
     return max(0.0, most - _FEW_INDICES)

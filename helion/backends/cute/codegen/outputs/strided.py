@@ -8,14 +8,15 @@ from ...plan.dtypes import DTYPES, itemsize
 from ...plan.epilogue import EpilogueOutput
 from ...plan.records import WARP_ROWS, WARP_THREADS, WGMMA_ROWS, GemmPlan
 from ...plan.shared import stores_lines
+from ...roles.grammar import Role
 from ..epilogue import column_number, fragment, row_number, strided_place, suffixed
-from ..numbers import batched, last
+from ..numbers import batched, last, of_team
 
 
-def store_lines(plan: GemmPlan, output: EpilogueOutput, team: int) -> list[str]:
+def store_lines(plan: GemmPlan, output: EpilogueOutput, role: Role) -> list[str]:
     """Return the stores of a strided output by rows of the warp, which it gathers in shared memory."""
     width, values = plan.epilogue_n // (2 if output.pairs else 1), fragment(plan).values
-    held, warp = f"{output.label}_rows", f"store_warp + {team * plan.consumer_warps}" if team else "store_warp"
+    held, warp = f"{output.label}_rows", f"{of_team(plan, role, plan.consumer_warps)}store_warp"
     row, column = fragment(plan).row_of, fragment(plan).column_offset
     if width >= WARP_THREADS:
         at, along = f"i // {width // WARP_THREADS}", f"i % {width // WARP_THREADS} * {WARP_THREADS} + lane"
@@ -40,10 +41,10 @@ def store_lines(plan: GemmPlan, output: EpilogueOutput, team: int) -> list[str]:
     ]
 
 
-def store_strided(plan: GemmPlan, output: EpilogueOutput, team: int) -> list[str]:
+def store_strided(plan: GemmPlan, output: EpilogueOutput, role: Role) -> list[str]:
     """Return the stores of the values of a strided output that are inside its bounds, or their additions."""
     if stores_lines(plan, output):
-        return store_lines(plan, output, team)
+        return store_lines(plan, output, role)
     row, column = row_number(plan, fragment(plan).row_of), column_number(plan)
     end = last(plan, "m") if plan.problem.groups is None else "group_end - 1"
     inside, found = f"{row} <= {end}", list[str]()
