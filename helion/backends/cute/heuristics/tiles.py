@@ -76,7 +76,8 @@ def options(shape: ProductShape, target: Target, choices: Sequence[Choice]) -> l
         plan = plan_of(shape, choice, target)
         if not isinstance(plan, str):
             uneven = not shape.whole_rows and not is_power_of_2(choice.tile[1]) and not _shares(shape, choice)
-            found.append(Option(choice=choice, plan=plan, time=timing(plan, target), uneven=uneven))
+            time = timing(plan, target, shape.element_ops)
+            found.append(Option(choice=choice, plan=plan, time=time, uneven=uneven))
     found.sort(key=handicapped_us)
     if not found or found[0].time.waves < MANY_ROUNDS:
         return found
@@ -210,7 +211,7 @@ def _in_whole_lines(shape: ProductShape, target: Target, ranked: Sequence[Option
     stored = plan_of(shape, choice, target)
     if isinstance(stored, str) or stored.ab_stages < 2 * stored.k_tiles:
         return None
-    return dataclasses.replace(widest, choice=choice, plan=stored, time=timing(stored, target))
+    return dataclasses.replace(widest, choice=choice, plan=stored, time=timing(stored, target, shape.element_ops))
 
 
 def _with_buffers(shape: ProductShape, target: Target, option: Option) -> Option:

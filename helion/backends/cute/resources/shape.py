@@ -33,11 +33,15 @@ from .picks import LINES, is_picked, with_column_pairs, with_picks
 from .scales import block_scales, blocks_of_k, depth_of, fixed_size, scale_loads
 from .sources import (
     copied_operands,
+    element_ops,
     ends_in_a_granule,
     has_one_source,
     is_strided,
     load_of,
+    more_terms,
     multiplied_dtype,
+    of_same_tiles,
+    products_of,
     sums_along_k,
 )
 
@@ -60,6 +64,8 @@ class ProductShape:
     """Tile sizes that the program sets, by block."""
     depth: int | None = None
     """K of a tile, if the program has all of K at once."""
+    element_ops: int = 0
+    """Instructions of the epilogue for each element of D."""
 
     def allows(self, tile: tuple[int, int, int]) -> bool:
         """Return whether a tile has the extents that the program sets."""
@@ -158,6 +164,7 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
         whole_rows=sides.whole is not None,
         batch_blocks=tuple(axis.block_id for axis in batch if axis.kind == "tile")
         + _tiles(facts, sides.parts, *(each.k_axis for each in sides.terms if each.k_axis != sides.fact.k_axis)),
+        element_ops=element_ops(facts),
         depth=problem.line if sides.held else NIBBLE_GROUP if any(each.is_packed for each in problem.copied) else None,
         fixed={
             block: size for block in blocks if block != sides.whole and (size := fixed_size(facts, block)) is not None
@@ -165,37 +172,11 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
     )
 
 
-def _products(facts: KernelFacts) -> tuple[MatmulFact, ...]:
-    """Return the matmuls of the first loop that has any: others over the same columns recompute them, or are terms of
-    sums."""
-    (first, *_) = facts.matmuls
-    return tuple(fact for fact in facts.matmuls if fact.region == first.region and not fact.chained)
-
-
-def _of_same_tiles(facts: KernelFacts) -> list[MatmulFact]:
-    """Return the matmuls of all loops over K."""
-    parents = {region.region: region.parent for region in facts.regions}
-    return [each for each in facts.matmuls if parents[each.region] == parents[facts.matmuls[0].region]]
-
-
-def _more_terms(facts: KernelFacts) -> tuple[MatmulFact, ...]:
-    """Return the first matmul of each further term that is added to the same accumulators: of one left operand, or of as
-    many right ones."""
-    products, found = _products(facts), _of_same_tiles(facts)
-    first: dict[tuple[int, int | None, bool], MatmulFact] = {}
-    for each in found:
-        load = load_of(facts, each.lhs_slot)
-        first.setdefault((each.region, None if load is None else load.storage, each.lhs_prologue), each)
-    if any(each is not products[0] and each in products for each in first.values()):
-        return tuple(first.values())[1:]
-    return tuple([each for each in found if each not in products][:: len(products)])
-
-
 def _sides(facts: KernelFacts) -> _Sides | str:
     """Return the sides of the one matmul, or of several of the same tiles; or the reason why there is none."""
     if not facts.matmuls:
         return "the kernel has no matmul"
-    fact, *others = _products(facts)
+    fact, *others = products_of(facts)
     if len(others) >= MAX_PRODUCTS:
         return f"the kernel has {1 + len(others)} matmuls, not one to {MAX_PRODUCTS}"
     if any(_axes(each) != _axes(fact) for each in others):
@@ -226,7 +207,7 @@ def _sides(facts: KernelFacts) -> _Sides | str:
         nested=nested,
         grouped=all_rows is not None,
         held=held,
-        terms=_more_terms(facts),
+        terms=more_terms(facts),
         parts=parts,
         of_groups=has_groups_of_k(facts, fact),
     )
@@ -358,7 +339,7 @@ def _absent(facts: KernelFacts, sides: _Sides, bases: Sequence[str]) -> tuple[st
     """Return as many labels of right operands as terms add nothing to. Facts do not say which accumulators those are."""
     terms = 1 + len(sides.terms)
     cells = {(term, at) for term in range(terms) for at in range(len(bases))} if terms > 1 else set()
-    more, gone = len(cells) - len(_of_same_tiles(facts)), list[str]()
+    more, gone = len(cells) - len(of_same_tiles(facts)), list[str]()
     for term, at in sorted(cells, key=lambda cell: (cell[1] % terms == cell[0], cell)):
         covered = any(cell[0] == term and cell[1] != at for cell in cells) and any(
             cell[1] == at and cell[0] != term for cell in cells

@@ -16,6 +16,10 @@ from ..plan.epilogue import EpilogueOperand, OperandKind
 from ..plan.records import TMA_ALIGNMENT_BYTES
 from .picks import LINES, axis_of_pick, is_picked
 
+#: Instructions of an element in special functions: the unit's four cycles, with range and scale, and those of a polynomial
+#: more (erf has 26 in the SASS of ``packed_geglu``).
+SPECIAL_OPS, POLYNOMIAL_OPS = 6, 12
+
 
 def load_of(facts: KernelFacts, slot: int | None) -> MemoryOpFact | None:
     return next((op for op in facts.memory_ops if op.slot == slot and op.kind == "load"), None)
@@ -141,3 +145,40 @@ def ends_in_a_granule(store: MemoryOpFact) -> bool:
     """Return whether rows of an output end within 16 bytes, which TMA stores whole."""
     rows = [extent for step, extent in zip(store.strides, store.extents, strict=True) if step == 1]
     return store.static and bool(rows) and rows[-1] * store.itemsize % TMA_ALIGNMENT_BYTES != 0
+
+
+def products_of(facts: KernelFacts) -> tuple[MatmulFact, ...]:
+    """Return the matmuls of the first loop that has any: others over the same columns recompute them, or are terms of
+    sums."""
+    (first, *_) = facts.matmuls
+    return tuple(fact for fact in facts.matmuls if fact.region == first.region and not fact.chained)
+
+
+def of_same_tiles(facts: KernelFacts) -> list[MatmulFact]:
+    """Return the matmuls of all loops over K."""
+    parents = {region.region: region.parent for region in facts.regions}
+    return [each for each in facts.matmuls if parents[each.region] == parents[facts.matmuls[0].region]]
+
+
+def more_terms(facts: KernelFacts) -> tuple[MatmulFact, ...]:
+    """Return the first matmul of each further term that is added to the same accumulators: of one left operand, or of as
+    many right ones."""
+    products, found = products_of(facts), of_same_tiles(facts)
+    first: dict[tuple[int, int | None, bool], MatmulFact] = {}
+    for each in found:
+        load = load_of(facts, each.lhs_slot)
+        first.setdefault((each.region, None if load is None else load.storage, each.lhs_prologue), each)
+    if any(each is not products[0] and each in products for each in first.values()):
+        return tuple(first.values())[1:]
+    return tuple([each for each in found if each not in products][:: len(products)])
+
+
+def element_ops(facts: KernelFacts) -> int:
+    """Return the instructions of an epilogue for each element of the accumulators, besides the rounding of a store."""
+    product, loops = facts.matmuls[0], {fact.region for fact in facts.matmuls}
+    ops = sum(
+        work.ops + SPECIAL_OPS * work.sfu_ops + POLYNOMIAL_OPS * work.polynomials
+        for work in facts.work
+        if work.region not in loops and {product.m_axis, product.n_axis} <= set(work.axes)
+    )
+    return max(0, ops - 1)

@@ -7,6 +7,7 @@ with the timings in benchmarks/results/cute (measurement ``cute_time_model``).
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 from .... import hardware
@@ -70,6 +71,8 @@ class Rates:
     the cache yet. Long K with few tiles shows it."""
     crossed: float = 1.0
     """Bytes that are loaded for each byte of an operand whose rows begin between lines of the L2 cache."""
+    crossed_us: float = 0.0
+    """Least time of such a row of 128 bytes, which an SM receives in two transfers."""
     multicast: float = 0.818
     """Fraction of the bytes saved by multicast that shows in the time."""
     stored: float = 1.21
@@ -140,9 +143,9 @@ class Rates:
     """Time of a K tile that CTAs share where K is split: its stage waits for all of them (the same rows)."""
 
 
-RATES = Rates(crossed=1.4)
+RATES = Rates(crossed=1.4, crossed_us=0.0013)
 """Rates of matmuls that store tiles. Rows between lines are those of ``odd`` and ``gelu`` in
-benchmarks/results/cute/nvidia-h200-few-tiles.jsonl."""
+benchmarks/results/cute/nvidia-h200-few-tiles.jsonl, and of measurement ``crossing_rows``."""
 ROW_RATES = Rates(
     matrix=0.86, sustained=0.86, cooperative=1.0, promoted=1.0, l2=2.14, l2_of_few=4.5, memory=1.0, memory_of_few=1.1,
     multicast=0.75, stored=1.1, k_tile_us=0.15, overlap=64.0, launch_us=6.3, fill_us=0.0, tile_us=0.0, split_us=0.75,
@@ -191,14 +194,19 @@ class Timing:
     """True if rows stay in the L2 cache until that kernel reads them."""
 
 
-def predicted_time(plan: GemmPlan, bytes_moved: int, target: Target, rates: Rates | None = None) -> Timing:
-    """Return the time of one launch of `plan`, which moves ``bytes_moved`` from and to global memory."""
+def predicted_time(
+    plan: GemmPlan, bytes_moved: int, target: Target, rates: Rates | None = None, element_ops: int = 0
+) -> Timing:
+    """Return the time of one launch of `plan`, which moves ``bytes_moved`` from and to global memory.
+
+    The epilogue has ``element_ops`` instructions for each element of D, which rates of rows have in their passes."""
     cached = stays_cached(plan, target)
     usual = RATES if plan.problem.groups is None else GROUP_RATES
     rates = rates or (ROW_RATES if plan.by_rows else CACHED_RATES if cached else usual)
-    cool = _at_rate(plan, bytes_moved, target, rates, rates.matrix)
+    ops = 0 if plan.by_rows or plan.finish is not None else element_ops
+    cool = _at_rate(plan, bytes_moved, target, rates, rates.matrix, ops)
     warm = cool.total_us / (cool.total_us + rates.sustained_us)
-    time = _at_rate(plan, bytes_moved, target, rates, rates.matrix + (rates.sustained - rates.matrix) * warm)
+    time = _at_rate(plan, bytes_moved, target, rates, rates.matrix + (rates.sustained - rates.matrix) * warm, ops)
     finish_us = _finish_us(plan.finish, target, FINISH_CACHED if cached else FINISH_MEMORY)
     prepare_us = _prepare_us(plan.prepare, target)
     total_us = prepare_us + time.total_us + finish_us
@@ -247,7 +255,7 @@ def _finish_us(finish: Finish | None, target: Target, memory: float) -> float:
     return FINISH_LAUNCH_US + moved / (memory * target.bandwidth_gb_per_s * 1e3)
 
 
-def _at_rate(plan: GemmPlan, bytes_moved: int, target: Target, rates: Rates, matrix: float) -> Timing:
+def _at_rate(plan: GemmPlan, bytes_moved: int, target: Target, rates: Rates, matrix: float, element_ops: int) -> Timing:
     resident = resident_clusters(plan.ctas, target) * plan.ctas_per_sm
     pieces = expected_pieces(plan)
     busy = min(pieces * plan.ctas, resident * plan.ctas // plan.ctas_per_sm)
@@ -263,9 +271,10 @@ def _at_rate(plan: GemmPlan, bytes_moved: int, target: Target, rates: Rates, mat
         _slot_us(plan, rates),
         _copied_us(plan, rates),
     )
-    whole_us, whole_waves = _whole_tiles_us(plan, target, rates, matrix), plan.whole_tiles // resident
+    whole_us, whole_waves = _whole_tiles_us(plan, target, rates, matrix, element_ops), plan.whole_tiles // resident
     waves = -(-(pieces - plan.whole_tiles) // resident)
     epilogue_us = _epilogue_us(plan, share, l2, rates) + (rates.added_us if plan.sliced else 0.0)
+    epilogue_us += _computed_us(plan, target, element_ops)
     tile_us = -(-plan.k_tiles // plan.parts) * k_tile_us
     tile_us *= _share_of_k(plan)
     if plan.teams > 1 or (plan.unit == "tcgen05" and plan.accumulator_stages > 1):
@@ -284,11 +293,18 @@ def _at_rate(plan: GemmPlan, bytes_moved: int, target: Target, rates: Rates, mat
     )
 
 
-def _whole_tiles_us(plan: GemmPlan, target: Target, rates: Rates, matrix: float) -> float:
+def _computed_us(plan: GemmPlan, target: Target, element_ops: int) -> float:
+    """Return the time of an epilogue's instructions, which an SM issues for as many elements as it multiplies and adds in
+    fp32 (measurement ``epilogue_instructions``)."""
+    elements_per_us = target.fp32_tflops * 1e6 / (2 * target.num_sms)
+    return plan.ctas_per_sm * math.prod(plan.cta_tile) * element_ops / plan.splits / elements_per_us
+
+
+def _whole_tiles_us(plan: GemmPlan, target: Target, rates: Rates, matrix: float, element_ops: int) -> float:
     """Return the time of a tile with all of K, where clusters split those of the last wave alone; otherwise 0."""
     if not plan.whole_tiles:
         return 0.0
-    whole = _at_rate(dataclasses.replace(plan, grid_splits=1, whole_tiles=0), 0, target, rates, matrix)
+    whole = _at_rate(dataclasses.replace(plan, grid_splits=1, whole_tiles=0), 0, target, rates, matrix, element_ops)
     return plan.k_tiles * whole.k_tile_us + whole.epilogue_us + rates.tile_us
 
 
@@ -324,9 +340,22 @@ def expected_pieces(plan: GemmPlan) -> int:
 
 
 def _slot_us(plan: GemmPlan, rates: Rates) -> float:
-    """Return the least time of a K tile from the cluster's CTAs and the pipeline stages; unknown for tcgen05."""
+    """Return the least time of a K tile from the cluster's CTAs, the pipeline stages and rows between lines; unknown for
+    tcgen05."""
     ctas = plan.cluster[1]
-    return 0.0 if plan.unit == "tcgen05" else max(rates.ring_us / plan.ab_stages, rates.slices_us * ctas * ctas)
+    if plan.unit == "tcgen05":
+        return 0.0
+    return max(rates.ring_us / plan.ab_stages, rates.slices_us * ctas * ctas, _crossed_us(plan, rates))
+
+
+def _crossed_us(plan: GemmPlan, rates: Rates) -> float:
+    """Return the least time of a K tile from rows that lie in two lines of the L2 cache."""
+    if plan.finish is not None or not rates.crossed_us:
+        return 0.0
+    numbers = counts(plan)
+    sides = (("a", numbers.a_stage_bytes), ("b", numbers.b_stage_bytes))
+    crossing = sum(stage for side, stage in sides if crosses_lines(plan.whole, side))
+    return plan.ctas_per_sm * crossing / SWIZZLE_BYTES * rates.crossed_us
 
 
 def _copied_us(plan: GemmPlan, rates: Rates) -> float:
