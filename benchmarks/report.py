@@ -30,6 +30,7 @@ from benchmarks import (  # noqa: E402
     ops_report,
     product_goals,
     row_report,
+    slow_cells,
     sweep,
     unfitted_report,
 )
@@ -485,6 +486,7 @@ def render(
             lines += suite_section(suite, suites.get(suite), copy)
     lines += [*unfitted_report.sections(unfitted or {}), *sweep_section(scores)]
     for suites in by_device(results).values():
+        lines += slow_cells.section([row for each in suites.values() for row in each.rows], RESULTS)
         if suites:
             lines += limits([row for each in suites.values() for row in each.rows])
     lines += [*cute_report.sections(cute or {}, products or {}), *attention_report.sections(attention or {})]
