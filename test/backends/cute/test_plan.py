@@ -141,6 +141,12 @@ ROWS = EpilogueOperand(name="x", kind="row", dtype="float32")
         ("sm_90", gemms.product(), Choice(tile=(128, 256, 32)), "a K tile of 32"),
         ("sm_90", gemms.product(), Choice(tile=(192, 256, 64)), "a tile of 192 rows"),
         ("sm_90", gemms.product(), Choice(tile=(256, 256, 64)), "256 accumulator registers per thread"),
+        (
+            "sm_90",
+            gemms.product(epilogue=gemms.scaled_residual(4096)),
+            Choice(tile=(256, 192, 64)),
+            "192 accumulator registers per thread; up to 128 leave room",
+        ),
         ("sm_90", gemms.product(), Choice(tile=(256, 64, 64), pingpong=True), "a tile of 256 rows"),
         ("sm_90", gemms.product(), Choice(tile=(128, 256, 64), pingpong=True), "256 accumulator registers per thread"),
         ("sm_90", gemms.product(), Choice(tile=(128, 256, 64), splits=2), "no room for the partials of other CTAs"),
@@ -194,3 +200,8 @@ ROWS = EpilogueOperand(name="x", kind="row", dtype="float32")
 def test_refusals_say_what_is_refused(target: str, problem: object, choice: Choice, message: str) -> None:
     with pytest.raises(Refusal, match=re.escape(message)):
         plan_gemm(problem, choice, hardware.target(target))  # type: ignore[arg-type]
+
+
+def test_a_product_that_is_stored_as_it_is_has_larger_tiles() -> None:
+    plan = plan_gemm(gemms.product(), Choice(tile=(256, 192, 64), cluster=(2, 1)), hardware.target("sm_90"))
+    assert plan.row_atoms == 2 and plan.ab_stages == 3

@@ -46,6 +46,8 @@ UNEVEN_GAINS = 0.95
 MOST_UNEVEN = 1
 #: Columns above which two CTAs have half of them each (``swapped`` of benchmarks/results/cute/nvidia-h200-few-tiles.jsonl).
 WIDEST_ALONE = 192
+#: Columns of tiles of 256 rows.
+FEW_OF_TALL = 128
 #: Limits for their work per SM: relative to wider powers of two, and to narrower ones, whose tiles load more.
 LESS_THAN_WIDER, MORE_THAN_NARROWER = 0.95, 1.25
 
@@ -110,7 +112,8 @@ def tiles(shape: ProductShape, target: Target) -> Iterator[tuple[int, int, int]]
     deep = shape.fixed.get(shape.blocks[2], bounds[2][0])
     yield from ((m, n, deep) for m, n in itertools.product(rows, columns))
     for m in rows:
-        yield from ((m, n, deep) for n in _uneven(shape, m, target))
+        tall = target.has("wgmma") and m > 2 * WGMMA_ROWS  # with more columns they have not run on a GPU
+        yield from ((m, n, deep) for n in _uneven(shape, m, target) if not tall or n <= FEW_OF_TALL)
 
 
 def _uneven(shape: ProductShape, rows: int, target: Target) -> list[int]:

@@ -7,7 +7,7 @@ import dataclasses
 from ....hardware import RESERVED_SHARED_BYTES, Target
 from . import workspace
 from .copied import MAX_COPIED_SUMS
-from .counts import counts, least_stages, loads_while_copying, micro_columns, through_registers
+from .counts import check_slices, counts, least_stages, loads_while_copying, micro_columns, through_registers
 from .dtypes import (
     COLUMN_DTYPES,
     EPILOGUE_DTYPES,
@@ -77,6 +77,8 @@ IMPRECISE_K = 256
 MAX_SUM_REGISTERS = 128
 """Accumulator registers per thread that leave room for the rest of the epilogue: a 64×256 tile per warpgroup
 (measurement ``fp8_tiles``)."""
+MAX_PLAIN_SUM_REGISTERS = 192
+"""The same where the epilogue stores what it has: a 128×192 tile per warpgroup."""
 MAX_RESIDENT_SUM_REGISTERS = 64
 """The same where two CTAs share the registers of an SM."""
 MAX_SPLIT_SUM_REGISTERS = 64
@@ -355,7 +357,7 @@ def _check_tile(plan: GemmPlan) -> None:
     if plan.pieces > MAX_EXTENT:
         raise Refusal(f"{plan.pieces} work items; up to {MAX_EXTENT} are implemented")
     _check_splits(plan)
-    _check_slices(plan)
+    check_slices(plan)
     _check_residents(plan)
     check_copies(plan)
     if plan.problem.ends is not None:
@@ -513,16 +515,12 @@ def _check_residents(plan: GemmPlan) -> None:
         )
 
 
-def _check_slices(plan: GemmPlan) -> None:
-    """Check that CTAs that share an operand each load whole swizzle atoms: 8 lines of K, or 128 bytes along M or N."""
-    rows, columns = plan.cta_tile[0], plan.tile[1] // plan.ctas_per_mma
-    for name, extent, sharers, major in (
-        ("A", rows, counts(plan).a_multicast, plan.problem.a_major),
-        ("B", columns, counts(plan).b_multicast, plan.problem.b_major),
-    ):
-        atom = 8 if major == "k" else SWIZZLE_BYTES // plan.operand_bytes
-        if extent % (sharers * atom):
-            raise Refusal(f"{sharers} CTAs cannot load slices of {name}: {extent} lines in atoms of {atom}")
+def _is_plain(plan: GemmPlan) -> bool:
+    """Return whether a matmul in 16 bits is stored as it is, by warpgroups that have a tile together."""
+    problem = plan.problem
+    of_parts = plan.parts > 1 or plan.teams > 1 or problem.terms or problem.groups or problem.ends or problem.scales
+    computed = problem.epilogue.instructions or problem.epilogue.operands or problem.copied or problem.strided
+    return plan.operand_bytes == 2 and not of_parts and not computed and not plan.promote
 
 
 def _check_wgmma(plan: GemmPlan) -> None:
@@ -538,6 +536,7 @@ def _check_wgmma(plan: GemmPlan) -> None:
         raise Refusal(f"a tile of {n} columns; multiples of 16 up to 256 are implemented on wgmma")
     sums = n // 2 * plan.row_atoms * (2 if plan.promote else 1)
     most = MAX_SUM_REGISTERS if not plan.problem.copied or loads_while_copying(plan) else MAX_COPIED_SUMS
+    most = MAX_PLAIN_SUM_REGISTERS if _is_plain(plan) else most
     if sums > most:
         raise Refusal(f"a tile of {m}×{n} keeps {sums} accumulator registers per thread; up to {most} leave room")
     few = plan.consumer_warps > 4 and through_registers(plan)

@@ -20,6 +20,7 @@ from .copied import (
 from .dtypes import itemsize, per_byte
 from .records import LOADING_WARPS, SUM_BYTES, SWIZZLE_BYTES, WARP_THREADS, WGMMA_ROWS, GemmPlan
 from .reductions import exchanges
+from .refusal import Refusal
 from .scales import ATOM_BLOCKS, ATOM_BYTES, ATOM_COLUMNS, ATOM_LINES
 
 SWIZZLED_LINES = 8
@@ -498,3 +499,15 @@ def owner(plan: GemmPlan, subtile: int) -> int:
 def _columns(needed: int) -> int:
     """Return allocated tensor-memory columns: a power of two of at least 32."""
     return max(32, 1 << (needed - 1).bit_length())
+
+
+def check_slices(plan: GemmPlan) -> None:
+    """Check that CTAs that share an operand each load whole swizzle atoms: 8 lines of K, or 128 bytes along M or N."""
+    rows, columns = plan.cta_tile[0], plan.tile[1] // plan.ctas_per_mma
+    for name, extent, sharers, major in (
+        ("A", rows, counts(plan).a_multicast, plan.problem.a_major),
+        ("B", columns, counts(plan).b_multicast, plan.problem.b_major),
+    ):
+        atom = 8 if major == "k" else SWIZZLE_BYTES // plan.operand_bytes
+        if extent % (sharers * atom):
+            raise Refusal(f"{sharers} CTAs cannot load slices of {name}: {extent} lines in atoms of {atom}")
