@@ -177,6 +177,165 @@ def test_luck_is_warned_about(
     assert name not in capsys.readouterr().err
 
 
+# --- elements of other programs by computed positions and in other views ---------------------------------------------------
+
+
+def reversed_in_place(x, n):
+    for i in hl.grid(n):
+        x[i] = x[n - 1 - i]  # here
+    return x
+
+
+def at_half(x, n):
+    for t in hl.tile(n):
+        x[t] = x[t.index // 2]  # here
+    return x
+
+
+def at_multiples(x, n):
+    for t in hl.tile(n):
+        x[t] = x[(t.index * 7 + 3) % n]  # here
+    return x
+
+
+def at_other_bits(x, n):
+    for t in hl.tile(n):
+        x[t] = x[t.index ^ 32]  # here
+    return x
+
+
+def clamped(x, n):
+    for t in hl.tile(n):
+        x[t] = x[torch.clamp(t.index + 1, max=n - 1)]  # here
+    return x
+
+
+def chosen(x, n):
+    for t in hl.tile(n):
+        x[t] = x[torch.where(t.index > 0, t.index - 1, 0)]  # here
+    return x
+
+
+def where_it_begins(x, n):
+    for t in hl.tile(n):
+        x[t] = hl.load(x, [t.index - 1], extra_mask=t.index >= 1)  # here
+    return x
+
+
+def stored_reversed(x, n):
+    for t in hl.tile(n):
+        x[n - 1 - t.index] = x[t]  # here
+    return x
+
+
+def moved_views(x, n):
+    a, b = x[1:], x[:-1]
+    for t in hl.tile(a.size(0)):
+        a[t] = b[t]  # here
+    return x
+
+
+def columns_of_others(x, n):
+    rows = x.view(2, -1)
+    for t in hl.tile(rows.size(1)):
+        rows[1, t] = x[t.index + n // 2 - 1]  # here
+    return x
+
+
+def shared_total(x, n):
+    total = torch.zeros([1], device=x.device)
+    for t in hl.tile(n):
+        hl.atomic_add(total, [0], x[t].sum())
+        x[t] = x[t] / total[0]  # here
+    return x
+
+
+OTHERS = (reversed_in_place, at_half, at_multiples, at_other_bits, clamped, chosen, where_it_begins, stored_reversed)
+OTHERS += (moved_views, columns_of_others, shared_total)
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("kernel", OTHERS, ids=lambda v: v.__name__)
+def test_elements_of_others_are_found(
+    kernel: Callable[..., Any], static: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {} if kernel is reversed_in_place else {"block_sizes": [32]}
+    helion.kernel(kernel, config=helion.Config(**config), static_shapes=static)(x(128), 128)
+    printed = capsys.readouterr().err
+    assert "WARNING[LoadOfOtherPrograms]" in printed and "# here" in printed
+    if config:
+        helion.kernel(kernel, config=helion.Config(block_sizes=[128]), static_shapes=static)(x(128), 128)
+        assert "LoadOfOtherPrograms" not in capsys.readouterr().err
+
+
+def test_arguments_that_overlap_are_one_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    def kernel(a, b):
+        for t in hl.tile(a.size(0)):
+            a[t] = b[t] + 1
+        return a
+
+    run, memory = helion.kernel(kernel, config=helion.Config(block_sizes=[32])), x(100)
+    run(memory[1:], memory[:-1])
+    assert "LoadOfOtherPrograms" in capsys.readouterr().err
+    run(memory[:50], memory[50:])
+    run(memory[:50], memory[:50])
+    assert "LoadOfOtherPrograms" not in capsys.readouterr().err
+
+
+def own_pairs(x, n):
+    for t in hl.tile(n // 2):
+        x[t.index * 2] = x[t.index * 2 + 1] + x[t.index * 2]
+    return x
+
+
+def swapped_columns(x, n):
+    rows = x.view(-1, 4)
+    for t in hl.tile(rows.size(0)):
+        rows[t, :] = rows[t, :] + 1
+        for c in hl.grid(2):
+            rows[t, c] = rows[t, 3 - c]
+    return x
+
+
+def other_half(x, n):
+    low, high = x[: n // 2], x[n // 2 :]
+    for t in hl.tile(n // 2):
+        low[t] = high[t] * 2
+    return x
+
+
+def other_columns(x, n):
+    wide = x.view(10, 10)
+    left, right = wide[:, :5], wide[:, 5:]
+    for a, b in hl.tile(left.size(), block_size=[None, 4]):
+        left[a, b] = right[a, b] + 1
+    return x
+
+
+def from_data(x, n):
+    at = torch.arange(n, device=x.device)
+    for t in hl.tile(n):
+        x[t] = x[at[t]]
+    return x
+
+
+def masked_apart(x, n):
+    for t in hl.tile(n):
+        x[t] = hl.load(x, [t.index + n], extra_mask=t.index < 0) + 1
+    return x
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize(
+    "kernel",
+    [own_pairs, swapped_columns, other_half, other_columns, from_data, masked_apart],
+    ids=lambda v: v.__name__,
+)
+def test_own_elements_pass(kernel: Callable[..., Any], static: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    helion.kernel(kernel, config=helion.Config(block_sizes=[8]), static_shapes=static)(x(100), 100)
+    assert "LoadOfOtherPrograms" not in capsys.readouterr().err
+
+
 # --- what is let pass ---------------------------------------------------------------------------------------------------
 
 

@@ -87,7 +87,7 @@ class Arguments:
         strides = self.strides(known.strides, shape, source, origin)
         lifted = HostTensorValue(self.t, shape, strides, value.dtype, value.device, known.storage, source)
         lifted.origin = origin
-        lifted.offset = known.offset
+        lifted.offset, lifted.begin = known.offset, known.begin
         lifted.python_type = type(value)
         self.t.tensors.lifted[(id(value), source)] = lifted
         return lifted

@@ -37,6 +37,7 @@ def lift_object(t: TraceState, value: Any, source: str) -> Any:
                 source,
                 python_type=type(value),
                 offset=int(value.storage_offset()),
+                begin=int(value.storage_offset()) * value.dtype.itemsize,
             )
             t.tensors.lifted[(id(value), source)] = known
         return known

@@ -54,6 +54,7 @@ def tensor_id(t: TraceState, tensor: HostTensorValue) -> int:
             storage=tensor.storage,
             aligned=tensor.aligned,
             place=tensor.place,
+            begin=tensor.begin,
             member=tensor.member,
         )
     )

@@ -148,6 +148,8 @@ class HostTensorValue(_Operators):
     aligned: bool = True
     #: Bytes after a multiple of 16 at which it begins, seen when binding.
     place: int = 0
+    #: Bytes from the begin of its memory, seen when binding; None if they are not known.
+    begin: int | None = 0
     #: A host expression for it that is independent of its variables, if it was made by an expression of the host code.
     made: str = ""
     #: The class of the tensor.

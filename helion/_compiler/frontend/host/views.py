@@ -52,7 +52,12 @@ def make(
         strides = tuple(deferred(t, result, "stride", i, hint_of(step)) for i, step in enumerate(steps))
     result.strides = strides
     result.aligned, result.place = own or like.aligned, 0 if own else like.place
+    result.begin = 0 if own else like.begin
     return result
+
+
+def moved_begin(value: HostTensorValue, moved: int) -> int | None:
+    return None if value.begin is None else value.begin + moved
 
 
 def may_be_one(t: TraceState, size: Number) -> bool:
@@ -281,7 +286,7 @@ def _getitem(t: TraceState, value: HostTensorValue, index: Any) -> HostTensorVal
     aligned = value.aligned and _moves_by_lines(value, items)
     result = HostTensorValue(t, (), tuple(strides), value.dtype, value.device, value.storage, aligned=aligned)
     hints, moved = _hints(value, items)
-    result.place = (value.place + moved) % LINE_BYTES
+    result.place, result.begin = (value.place + moved) % LINE_BYTES, moved_begin(value, moved)
     result.shape = tuple(deferred(t, result, "size", i, hints[i]) if s is None else s for i, s in enumerate(shape))
     return result
 
@@ -320,7 +325,7 @@ def _narrow(t: TraceState, value: HostTensorValue, dim: int, start: Any, length:
     begins = [slice(start if dim == at else 0, None) for dim in range(value.ndim)]
     result.aligned = value.aligned and _moves_by_lines(value, begins)
     moved = hint_of(start) * hint_of(value.strides[at]) * value.dtype.itemsize
-    result.place = (value.place + moved) % LINE_BYTES
+    result.place, result.begin = (value.place + moved) % LINE_BYTES, moved_begin(value, moved)
     return result
 
 

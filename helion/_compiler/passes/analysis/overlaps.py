@@ -76,7 +76,7 @@ def _follows(known: Programs, op: Op, dim: int) -> bool:
 def _programs(program: Program, root: Root) -> Programs:
     """Return the values that depend on the program, for tiles of one element."""
     sizes = {block.id: 1 for block in program.blocks}
-    return Programs.of(program, root, {axis.block: axis for axis in root.axes if several(axis, sizes)})
+    return Programs.of(program, root, {axis.block: axis for axis in root.axes if several(axis, sizes)}, sizes)
 
 
 def _meet(tensor: HostTensor, a: int, b: int) -> bool:

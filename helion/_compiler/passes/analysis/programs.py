@@ -2,7 +2,7 @@
 
 An element that several programs read, change and store without an atomic operation is certainly wrong, and refused. Two
 cases give a warning. The first is a store to one position from several programs with different values. The second is a
-load of elements that other programs store. Undecidable cases pass: subscripts from data, accesses under a condition
+load of elements that other programs store or update. Undecidable cases pass: subscripts from data, accesses under a condition
 that depends on the program, and accesses after an acquire. An acquire may take a lock or wait for other programs.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from .... import exc
 from ...._shapes import cdiv, hint_of
@@ -31,6 +32,7 @@ from ...ir.grammar import (
 )
 from ...ir.ops import OPS
 from .accesses import Access, Accesses, Coordinate, Launched
+from .collisions import Addresses
 
 #: Axes of the grid, by block id.
 _Axes = frozenset[int]
@@ -44,18 +46,19 @@ def check_programs(program: Program, sizes: Mapping[int, int]) -> tuple[exc.Base
     for root in program.roots:
         axes = {axis.block: axis for axis in root.axes if several(axis, sizes)}
         if not _are_separate(program, root, axes):
-            found += Programs.of(program, root, axes).check()
+            found += Programs.of(program, root, axes, sizes).check()
     return tuple(found)
 
 
 def _are_separate(program: Program, root: Root, axes: Mapping[int, LoopAxis]) -> bool:
-    """Return whether every store is to elements of its own program, in a tensor without loads. Nearly every kernel is
-    so."""
+    """Return whether every store is to elements of its own program, in a tensor without loads, as are all atomic
+    operations. Nearly every kernel is so."""
     loads = {program.tensors[op.attrs.tensor].storage for op in root.body.walk() if op.kind == "load"}
     return all(
-        program.tensors[op.attrs.tensor].storage not in loads and axes.keys() <= {i.block for i in op.attrs.indices}
+        program.tensors[op.attrs.tensor].storage not in loads
+        and (op.kind == "atomic" or axes.keys() <= {i.block for i in op.attrs.indices})
         for op in root.body.walk()
-        if op.kind == "store"
+        if op.kind in ("store", "atomic")
     )
 
 
@@ -76,6 +79,7 @@ class Programs:
     accesses: Accesses
     #: Axes with more than one program.
     axes: dict[int, LoopAxis]
+    addresses: Addresses
     #: Axes that values, positions of blocks, and the execution of an op depend on.
     values: dict[int, _Axes] = field(default_factory=dict)
     blocks: dict[int, _Axes] = field(default_factory=dict)
@@ -87,8 +91,9 @@ class Programs:
     alike: dict[tuple[int, int], bool] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, program: Program, root: Root, axes: dict[int, LoopAxis]) -> Programs:
-        made = cls(program, Accesses.collect(program, root, _NO_CONFIG), axes)
+    def of(cls, program: Program, root: Root, axes: dict[int, LoopAxis], sizes: Mapping[int, int]) -> Programs:
+        accesses = Accesses.collect(program, root, _NO_CONFIG)
+        made = cls(program, accesses, axes, Addresses.of(program, root, accesses.makers, axes, sizes))
         if axes:
             made.blocks = {block: frozenset((block,)) for block in axes}
             made._region(root.body, _NONE)
@@ -170,10 +175,11 @@ class Programs:
         accesses = [a for a in self.accesses.all() if a.attrs is not None and places[a.op.number] < first]
         loads = [access for access in accesses if access.op.kind == "load"]
         self.guards = {load.op.number: self.guard(load.op) for load in loads}
-        for store in accesses:
-            if store.op.kind == "store":
-                yield from self._check_store(store)
-                yield from self._check_loads(store, loads)
+        for access in accesses:
+            if access.op.kind == "store":
+                yield from self._check_store(access)
+            if access.writes:
+                yield from self._check_loads(access, loads)
 
     def _is_updated_by_index(self, store: Access) -> bool:
         """Return whether a store changes what was loaded from the same places, which loaded indices alone select: they
@@ -264,29 +270,41 @@ class Programs:
                 stack += [v for inner in region.walk() for v in inner.values()] if op.kind != "if" else []
 
     def _check_loads(self, store: Access, loads: list[Access]) -> Iterator[exc.BaseWarning]:
-        assert store.attrs is not None
-        guard = self.guard(store.op)
-        known: dict[tuple[int, _Axes], int | None] = {}
+        known: dict[tuple[Any, ...], int | None] = {}
         for load in loads:
             assert load.attrs is not None
-            if load.attrs.tensor != store.attrs.tensor or load.differs(store) or load.op.number in self.reported:
+            if load.storage != store.storage or load.op.number in self.reported:
                 continue
-            key = load.place, self.guards[load.op.number]
+            mask = load.attrs.mask
+            key = load.attrs.tensor, load.place, self.around[load.op.number], mask and load.op.operands[mask]
             if key not in known:
-                blocks = sorted(set(self.axes) - guard - self.guards[load.op.number])
-                known[key] = next((block for block in blocks if self._reaches(load, store, block)), None)
+                known[key] = self._axis_of_others(load, store)
             block = known[key]
             if block is not None:
                 self.reported.add(load.op.number)
                 name, axis = self._tensor(store), self.program.blocks[block].name
                 yield exc.LoadOfOtherPrograms(name=name, axis=axis).at(load.op.location)
 
-    def _reaches(self, load: Access, store: Access, block: int) -> bool:
+    def _axis_of_others(self, load: Access, store: Access) -> int | None:
+        """Return an axis along which a load covers elements that other programs store, or None."""
+        assert load.attrs is not None and store.attrs is not None
+        same = load.attrs.tensor == store.attrs.tensor
+        if same and load.differs(store):
+            return None
+        masked = self.guards[load.op.number] | self.guard(store.op)
+        for block in sorted(set(self.axes) - self.around[load.op.number] - self.around[store.op.number]):
+            pairs = list(zip(load.at, store.at, strict=True)) if same else []
+            if any(one == other and self._follows(one, block) for one, other in pairs):
+                continue
+            if same and block not in masked and self._reaches(pairs, block):
+                return block
+            if self.addresses.meet(load.op, store.op, block):
+                return block
+        return None
+
+    def _reaches(self, pairs: list[tuple[Coordinate, Coordinate]], block: int) -> bool:
         """Return whether a load certainly covers elements that programs at other indices of the axis ``block``
-        store."""
-        pairs = list(zip(load.at, store.at, strict=True))
-        if any(one == other and self._follows(one, block) for one, other in pairs):
-            return False
+        store, by the subscripts of both."""
         own = [(one, other) for one, other in pairs if other.block == block and other.value is None]
         if len(own) != 1 or not all(self._overlap(one, other) for one, other in pairs):
             return False
