@@ -7,6 +7,7 @@ import torch
 
 import helion
 import helion.language as hl
+from helion import exc
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
@@ -67,11 +68,25 @@ def test_the_targets_own_config(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert "larger tiles" not in capsys.readouterr().err
 
 
-def test_checked_kernels_and_given_configs_keep_their_tiles() -> None:
+def test_checked_kernels_have_two_tiles_along_an_axis() -> None:
+    """Races between programs need two of them; small tensors have one in tiles of the target."""
+    for shape in ((101, 100), (1, 300), (3, 3)):
+        checked = helion.kernel(twice, checked=True)
+        checked(torch.randn(shape))
+        tiles = checked.bind((torch.randn(shape),)).config["block_sizes"]
+        assert all(tile < max(size, 2) for tile, size in zip(tiles, shape, strict=True))
+
+    def moved(x: torch.Tensor) -> torch.Tensor:
+        for tile in hl.tile(1, x.size(0)):
+            x[tile] = x[tile.index - 1]
+        return x
+
+    with pytest.raises(exc.DataRace):
+        helion.kernel(moved, checked=True)(torch.randn(63))
+
+
+def test_given_configs_keep_their_tiles() -> None:
     x = torch.randn(101, 100)
-    checked = helion.kernel(twice, checked=True)
-    checked(x)
-    assert checked.bind((x,)).config == checked.bind((x,)).default_config()
     given = helion.kernel(twice, config=helion.Config(block_sizes=[8, 16]))
     given(x)
     assert given.bind((x,)).config["block_sizes"] == [8, 16]

@@ -555,9 +555,9 @@ class HostTensor:
     shape: tuple[Number, ...]
     strides: tuple[Number, ...]
     storage: int
-    aligned: bool = True  # it begins at a multiple of 16 bytes, provided that the arguments do
-    place: int = 0  # bytes after a multiple of 16 at which it begins, seen when binding aligned arguments
-    begin: int | None = 0  # bytes from the begin of its memory, seen when binding; None if not known
+    aligned: bool = True  # If all arguments begin at multiples of 16 bytes, so does it.
+    place: int = 0  # Bytes after a multiple of 16 at which it begins, seen when binding aligned arguments.
+    begin: int | None = 0  # Bytes from the begin of its memory, seen when binding. None if not known.
     #: True if it is allocated, uninitialized, right before the launch; ``source`` is then the variable that holds it.
     made: bool = False
     member: Member | None = None

@@ -212,7 +212,7 @@ def by_default(variant: Variant, args: Sequence[Any], context: CallContext) -> b
         default = config = variant.choice.verified(context.launches)
         if measures:
             config = _measured(variant, args, default, along)
-    used = config if context.launches else interpreted.in_large_tiles(variant.specialized, config)
+    used = config if context.launches else interpreted.in_other_tiles(variant.specialized, config)
     _announce(variant, config, used, is_faster=config != default)
     found = _used(variant, used)
     if measures and context.launches:
@@ -300,7 +300,8 @@ def _announce(variant: Variant, config: Config, used: Config, *, is_faster: bool
     verdict = variant.compiled.verdict
     others = () if verdict is None else (f"; {of.short_config(r.config)!r} {r.reason}" for r in verdict.rejected)
     if used != config:
-        which += " in larger tiles for CPU tensors (HELION_CPU_CONFIG=target keeps those of the target)"
+        tiles = "two tiles along each axis for checked mode" if of.settings.checked else "larger tiles for CPU tensors"
+        which += f" in {tiles} (HELION_CPU_CONFIG=target keeps those of the target)"
     _logging.say(
         f"helion: {kernel.name}: no config given, using {which}: {of.decorator(variant.full(used))}{''.join(others)}"
     )
