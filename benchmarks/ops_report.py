@@ -132,7 +132,7 @@ def _first_calls(device: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[str
     for row in rows:
         slowest = ", ".join(f"{name} {seconds:.2f}" for name, seconds in list(row["calls_s"].items())[:3])
         yield (
-            f"| {row['caches']} | {row['processes']} | {row['seconds']:.1f} | {row['sum_s']:.1f} | "
+            f"| {row['caches']} | {row['processes']} | {row['seconds']:.2f} | {row['sum_s']:.2f} | "
             f"{row['import_s']:.2f} | {slowest} |"
         )
     yield ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import types
 from typing import Any
 
 import pytest
@@ -53,6 +54,11 @@ NAMES = {
 @pytest.mark.parametrize(("module", "name"), [(module, name) for module in NAMES for name in NAMES[module].split()])
 def test_public_names_resolve(module: str, name: str) -> None:
     assert getattr(importlib.import_module(module), name) is not None
+
+
+def test_the_language_lists_its_names_and_not_its_modules() -> None:
+    assert set(dir(hl)) >= set(NAMES["helion.language"].split())
+    assert not [name for name in dir(hl) if isinstance(getattr(hl, name), types.ModuleType)]
 
 
 def test_the_same_under_several_names() -> None:

@@ -1,5 +1,7 @@
 """The language of kernels: ``import helion.language as hl``."""
 
+from types import ModuleType as _Module
+
 from .atomics import atomic_add as atomic_add
 from .atomics import atomic_and as atomic_and
 from .atomics import atomic_cas as atomic_cas
@@ -60,3 +62,10 @@ from .tiles import tile_index as tile_index
 from .tunables import register_tunable as register_tunable
 from .views import join as join
 from .views import split as split
+
+
+def __dir__() -> list[str]:
+    """List the public names, without the modules that define them."""
+    return sorted(
+        name for name, value in globals().items() if not name.startswith("_") and not isinstance(value, _Module)
+    )
