@@ -308,7 +308,7 @@ def launch(name: str, launches: int, seed: int, until: float, say: Callable[...,
         found[1:] += torch.stack([bits, guards])
         done += 1
     worst, differing, written = found.tolist()
-    ok = worst < BOUND and not differing and not written
+    ok = bool(done) and worst < BOUND and not differing and not written
     say(kind="launches", name=name, launches=done, same=same, worst=round(worst, 5), differing=int(differing), written=int(written), ok=ok, slowest_s=round(slowest, 2), seed=seed)  # fmt: skip
 
 

@@ -84,6 +84,17 @@ GOALS = (
 )  # fmt: skip
 
 
+_NOTES = {
+    "decode": (
+        "The copy reads half of the bytes: its writes wait in L2, so that a kernel that only reads as much takes longer. With few keys",
+        "a launch and the combination of parts count: the last CTA of 16 queries reads 16 partials of 64 rows. Heads of 64",
+        "dimensions take as long as that read with any blocks, stages and parts (measurement `decode_narrow`).",
+        "",
+    ),
+}
+"""Lines of the page before the cells of a part: why goals are missed."""
+
+
 def read(folder: Path) -> dict[str, list[Row]]:
     """Return the lines by device, of files that are called so."""
     files = sorted(folder.glob(f"*{SUFFIX}.jsonl"))
@@ -143,7 +154,7 @@ def _section(rows: Sequence[Row]) -> list[str]:
     lines += _table(("goal", "cells", "mean", "wanted", "lowest", "wanted", "cells below"), "lrrrrrr", [*_goals(found)])
     for part in dict.fromkeys(each.part for each in found):
         own = [each for each in found if each.part == part]
-        lines += [f"### Attention: {part}", "", *_cells(own)]
+        lines += [f"### Attention: {part}", "", *_NOTES.get(part, ()), *_cells(own)]
     lines += _binaries([row for row in rows if "plan_ms" in row])
     lines += _launches([row for row in rows if row.get("kind") == "launches"])
     failed = [f"- {_name(each)}: {name}: `{why[:140]}`" for each in found for name, why in each.failed.items()]
