@@ -32,12 +32,7 @@ def matrix_instructions(plan: GemmPlan) -> int:
     if plan.unit == "tcgen05":
         return plan.mma_steps
     peeled = plan.k_tiles > plan.parts and (not plan.promote or plan.promote_k_tiles > 1)
-    return plan.mma_steps * plan.row_atoms * codes(plan) * (2 if peeled else 1)
-
-
-def codes(plan: GemmPlan) -> int:
-    """Copies of the consumers' code: teams share one, unless threads store or groups end."""
-    return plan.teams if plan.problem.groups is not None or plan.problem.outputs_of("strided") else 1
+    return plan.mma_steps * plan.row_atoms * (2 if peeled else 1)  # teams share the code
 
 
 def boxes(plan: GemmPlan) -> int:
@@ -68,7 +63,7 @@ def check(plan: GemmPlan, row: dict[str, Any]) -> None:
     one_tile = plan.problem.n <= plan.tile[1] and plan.cluster[1] == 1
     stored = -(-plan.problem.n // plan.epilogue_n) if one_tile else plan.subtiles
     rolled = plan.unit == "tcgen05" and not plan.totals
-    assert opcodes.get("UTMASTG", 0) == matrices * (1 if rolled else stored * codes(plan))
+    assert opcodes.get("UTMASTG", 0) == matrices * (1 if rolled else stored)
     read = plan.subtiles if plan.totals else plan.products * len(passes(plan))
     assert opcodes.get("LDTM", 0) == (read if plan.unit == "tcgen05" else 0)
     assert opcodes.get("UTCBAR", 0) == (2 if plan.unit == "tcgen05" else 0)

@@ -15,7 +15,7 @@ from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.records import GemmPlan
 from helion.backends.cute.roles.programs import kernel_program
 
-COPIED = ("odd_pingpong", "even_pingpong", "tf32_pingpong", "raw_pingpong")
+COPIED = ("odd_pingpong", "even_pingpong", "tf32_pingpong", "raw_pingpong", "strided_pingpong", "strided_sums_pingpong")
 PLANS = {
     name: plan
     for name, plan in {
@@ -23,7 +23,7 @@ PLANS = {
         **random_plans(24),
         **{name: plan_gemm(*copies.COPIES[name], gemms.HOPPER) for name in COPIED},
     }.items()
-    if plan.teams == 2 and plan.problem.groups is None and not plan.problem.outputs_of("strided")
+    if plan.teams == 2
 }
 
 

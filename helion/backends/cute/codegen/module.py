@@ -311,11 +311,9 @@ def _role(out: Writer, program: KernelProgram, role: Role, teams: list[str]) -> 
 def _teams(program: KernelProgram) -> list[str]:
     """Return the code of both teams, which is compiled once: half as many instructions (measurement ``teams_in_one``).
 
-    Empty for one team, and for two whose code differs in more than numbers and barriers. Groups of rows and outputs that
-    threads store have code for each team.
+    Empty for one team, and for two whose code differs in more than numbers and barriers.
     """
-    plan = program.plan
-    if plan.teams == 1 or plan.problem.groups is not None or plan.problem.outputs_of("strided"):
+    if program.plan.teams == 1:
         return []
     roles = [program.role(name) for name in _TEAMS]
     first, second = [_printed(program, role) for role in roles]

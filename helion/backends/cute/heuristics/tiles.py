@@ -30,7 +30,7 @@ _LINE_BYTES, _NARROW_BYTES, AS_FAST = 128, 2, 1.05
 #: Other seeds have to be predicted within this factor of the best one.
 ALTERNATES, WITHIN = 3, 1.5
 #: Predicted times within this factor do not order two tilings where each SM has many tiles (cell ``bounded_scores``).
-EQUALLY_FAST, MANY_ROUNDS = 1.002, 32
+EQUALLY_FAST, MANY_ROUNDS = 1.003, 32
 #: Columns of a tile of 64 rows for each warp group, which compute while other groups store.
 USUAL_COLUMNS = 128
 
