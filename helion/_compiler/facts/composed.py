@@ -169,6 +169,9 @@ def pointwise_fact(
     numbered = beside is not None and not indexed_blocks(walk.program).isdisjoint(
         a.block for a in walk.program.roots[0].axes
     )
+    static = all(
+        op.static for op in memory_ops
+    )  # each element is divided by other sizes, which takes tens of instructions
     return PointwiseFact(
         total_numel=max(1, total),
         slab_numel=_slab(full, tiled, max(1, total)),
@@ -179,9 +182,10 @@ def pointwise_fact(
         gather_stride=gather_stride,
         max_op_slab=max_slab,
         one_run=beside == () and not numbered,
-        rows_beside_run=_are_rows(beside, memory_ops, total) and not numbered,
+        rows_beside_run=static and _are_rows(beside, memory_ops, total) and not numbered,
         window_axes=_window_axes(walk, memory_ops, tiled),
         numbered_run=numbered
+        and static
         and all(_is_apart(op) or _is_few(op, total) for op in beside or ())
         # Windows around the position of a tile of one are alike in tiles and in a run.
         and (not blocks_of_one(walk.program) or any(op.gathered for op in memory_ops)),

@@ -24,6 +24,7 @@ from ...._compiler.rewrites.steps import (
     StepInputs,
 )
 from ...._support.lazy import lazy
+from ..divisions import divide_naturals
 from .align import align_rows
 from .backwards import turn_loops
 from .carries import share_variables
@@ -134,5 +135,6 @@ STEPS: tuple[Step, ...] = (
     Step("triton.float_reads", read_as_floats),
     Step("triton.summed_logs", shorten_logs),
     Step("triton.round_products", round_products),
+    Step("triton.divisions", divide_naturals),
     Step("triton.carries", share_variables),
 )

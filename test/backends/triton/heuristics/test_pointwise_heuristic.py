@@ -258,6 +258,13 @@ def resized(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     return out
 
 
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0), 2 * x.size(1), 2 * x.size(2)], dtype=x.dtype, device=x.device)
+    for a, b, c in hl.tile(out.size(), block_size=[1, None, None]):
+        out[a.begin, b, c] = x[a.begin, b.index // 2, torch.clamp(c.index // 2 + 1, max=99)]
+    return out
+
+
 def test_a_table_does_not_keep_elements_from_being_a_run() -> None:
     images, table = meta(16384, 4097, dtype=torch.uint8), meta(256, dtype=FP32)
     first = helion.kernel(looked_up).bind((images, table), target="h200").seeds[0].config
@@ -267,9 +274,12 @@ def test_a_table_does_not_keep_elements_from_being_a_run() -> None:
     assert first["flatten_loops"] == [False], "a row looks up one value"
 
 
-def test_positions_in_tiles_of_one_number_elements_of_sizes_of_the_launch() -> None:
-    first = helion.kernel(resized).bind((meta(1024, 96, 96), 160, 200), target="h200").seeds[0].config
-    assert first["flatten_loops"] == [True]
+def test_positions_in_tiles_of_one_number_elements() -> None:
+    kernel = helion.kernel(resized)
+    given = kernel.bind((meta(1024, 96, 96), 160, 200), target="h200").seeds[0].config
+    assert given["flatten_loops"] == [False], "divisions by sizes of the launch take longer than single accesses"
+    enlarged = helion.kernel(doubled).bind((meta(1024, 96, 100),), target="h200").seeds[0].config
+    assert enlarged["flatten_loops"] == [True]
 
 
 @pytest.mark.parametrize(
