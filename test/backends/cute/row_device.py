@@ -242,7 +242,7 @@ class Cluster:
         exec("from __future__ import annotations\n" + "\n".join(kept), found)
         replaced = (
             *("load_shared", "load_plane", "load_global", "store_shared", "store_words", "store_element", "bulk_load"),
-            "bulk_load_where",
+            *("bulk_load_where", "rounded_difference"),
             *("send", "put", "expect", "arrive", "count_in", "await_cluster", "log2_approximate"),
             *("unpack_float16", "unpack_float8_e4m3fn", "pack_bfloat16", "pack_float16", "pack_float8_e4m3fn"),
             "permuted",
@@ -306,6 +306,9 @@ class Cluster:
         assert (at % min(size, 16) == 0).all(), "a load from shared memory is not aligned"
         assert at.max() + size <= SHARED_BASE + self.plan.layout.shared_bytes, "a load after the end of shared memory"
         return words_of(self.shared[self.cta[:, None], at[:, None] + np.arange(size)])
+
+    def rounded_difference(self, x: Any, y: Any) -> Array:
+        return x - y
 
     def load_plane(self, address: Any, offset: int, size: int) -> Array:
         at = self._each(address) + offset

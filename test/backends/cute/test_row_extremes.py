@@ -78,3 +78,29 @@ def test_which_extremes_stay_packed() -> None:
         assert ("row_maximum_bfloat16(x, y)" in render(row_program(plan))) == bool(packed)
     run(amax, (x, out), RowChoice(warps=2))
     assert torch.equal(out, x.float().amax(-1))
+
+
+def powers_of_scaled(x, scale, out):
+    for tile in hl.tile(x.size(0)):
+        row = x[tile, :].to(torch.float32) * scale[tile].to(torch.float32)[:, None]
+        out[tile, :] = torch.exp(row - torch.amax(row, -1)[:, None]).to(out.dtype)
+
+
+def powers_scaled_after(x, scale, out):
+    for tile in hl.tile(x.size(0)):
+        row = x[tile, :].to(torch.float32)
+        out[tile, :] = torch.exp((row - torch.amax(row, -1)[:, None]) * scale[tile].to(torch.float32)[:, None]).to(
+            out.dtype
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_products_are_rounded_before_their_maximum_is_subtracted(dtype: torch.dtype) -> None:
+    """An FMA would not give 0 for the largest element, and its power would not be 1."""
+    x, scale = numbers(3, 1000).to(dtype), torch.tensor([0.7, 1.3, 0.1])
+    x[:, 7], out = 30000.0, torch.empty(3, 1000, dtype=dtype)
+    for fn, count in ((powers_of_scaled, 1), (powers_scaled_after, 0)):
+        _, plan = prepared(fn, (x, scale, out), RowChoice(warps=2))
+        assert render(row_program(plan)).count(" = rounded_difference(") == count
+    run(powers_of_scaled, (x, scale, out), RowChoice(warps=2))
+    assert out[:, 7].tolist() == [1.0] * 3

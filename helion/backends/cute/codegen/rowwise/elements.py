@@ -21,7 +21,7 @@ from ...plan.epilogue import (
 )
 from ...plan.joint import OwnPart
 from ...plan.rowwise.demand import GRANULE_BYTES
-from ...plan.rowwise.extremes import IDENTITIES, packed_dtype, packed_extremes
+from ...plan.rowwise.extremes import IDENTITIES, packed_dtype, packed_extremes, rounded_pair
 from ...plan.rowwise.logs import short_logs, summed_logs
 from ...plan.rowwise.operands import Repeat
 from ...plan.rowwise.passes import RowPass, Schedule, elements, kept_bytes, schedule_of
@@ -354,6 +354,8 @@ def _value(plan: RowPlan, schedule: Schedule, each: RowPass, value: int) -> str:
     def names(x: int) -> str:
         return own.get(x) or value_name(problem, x)
 
+    if (pair := rounded_pair(problem, value)) is not None:
+        return f"rounded_difference({', '.join(map(names, pair))})"
     over = made.arguments[1] if made.op == "div" else None
     if isinstance(over, int) and (
         problem.epilogue.per_row[over] or (problem.epilogue.grouped[over] and not problem.epilogue.grouped[value])

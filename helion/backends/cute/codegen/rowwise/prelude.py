@@ -301,6 +301,10 @@ def divided(value, known):
     nearer = cute.math.fma(cute.math.fma(-found, scaled, value), inverse, found)
     return Float32(cutlass.select_(cute.math.abs(found) < Float32(float("inf")), nearer, found))
 """
+_ROUNDED_DIFFERENCE = """
+def rounded_difference(x, y):
+    return ptx("sub.rn.f32 {$w0}, {$r0}, {$r1};", [Float32], [x, y])
+"""
 _DIVIDED_SHORT = """
 def divided_short(value, known):
     scale, _, inverse = known
@@ -427,6 +431,7 @@ FUNCTIONS: Mapping[str, str] = {
             _RECIPROCAL,
             _DIVIDED,
             _DIVIDED_SHORT,
+            _ROUNDED_DIFFERENCE,
             _OVER,
         ),
         _FIRST_MATCH,

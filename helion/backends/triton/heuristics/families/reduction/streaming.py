@@ -68,6 +68,8 @@ class _Numbers(Tuned):
     cached_bytes: int
     #: Elements per thread of a row of ``held`` that a loop of the kernel's own reads once.
     held_thread_elements: int
+    #: Elements per thread of rows of several loads, masks aside, of which fewer are stored: all stay in registers.
+    gated_thread_elements: int
     #: Lanes of a row that one warp takes alone where the last of four would be idle, and its bytes of an element.
     alone_lanes: int
     alone_itemsize: int
@@ -228,12 +230,22 @@ def _itemsize(primary: ReductionFact) -> int:
     return max(2, primary.input_load_itemsize)
 
 
-def _row_loads(facts: KernelFacts, axis: int) -> int:
-    """Return the loads that read a row of their own in every program, which excludes weights."""
+def _row_loads(facts: KernelFacts, axis: int, least: int = 1) -> int:
+    """Return the loads that read a row of their own in every program, which excludes weights, of ``least`` bytes an
+    element."""
     return sum(
-        op.kind == "load" and axis in op.tile_axes and any(a in facts.grid_axes for a in op.tile_axes)
+        op.kind == "load"
+        and axis in op.tile_axes
+        and any(a in facts.grid_axes for a in op.tile_axes)
+        and op.itemsize >= least
         for op in facts.memory_ops
     )
+
+
+def _row_stores(facts: KernelFacts, primary: ReductionFact) -> int:
+    """Return the stores of whole rows."""
+    along = _along(facts, primary)
+    return sum(op.kind == "store" and bool(along.intersection(op.tile_axes)) for op in facts.memory_ops)
 
 
 def _eviction(facts: KernelFacts, primary: ReductionFact, width: int) -> dict[int, str]:
@@ -286,8 +298,7 @@ def _along(facts: KernelFacts, primary: ReductionFact) -> frozenset[int]:
 
 
 def _stores_rows(facts: KernelFacts, primary: ReductionFact) -> bool:
-    along = _along(facts, primary)
-    return any(op.kind == "store" and along.intersection(op.tile_axes) for op in facts.memory_ops)
+    return _row_stores(facts, primary) > 0
 
 
 def _width(facts: KernelFacts, primary: ReductionFact, target: Target, compute_bound: bool) -> int:
@@ -438,6 +449,8 @@ def _threads(
         each = (_TUNED.thread_bytes if elements <= _TUNED.short else _TUNED.long_thread_bytes) // _itemsize(primary)
         if elements <= _TUNED.short and len(primary.stages) >= _TUNED.many_stages:
             each *= 2
+        if primary.full_extent and _row_loads(facts, primary.axis, 2) > max(1, _row_stores(facts, primary)):
+            each = min(each, _TUNED.gated_thread_elements)
     return max(least, min(most, elements // each))
 
 
