@@ -245,6 +245,11 @@ def _few(times: Sequence[Line], lines: Sequence[Line]) -> Iterator[Row]:
             found |= {name: each["library"] / each["cute"]} if name in FEW else {}
     if found:
         yield "few tiles and odd rows, cuBLAS", f"{FEW_TILES}", *_ratios(found, FEW_TILES)
+    turned = [
+        each for each in lines if each["kind"] == "swapped" and not each["config"] and each.get("swapped") is not False
+    ]
+    if rows := {"x".join(map(str, each["shape"])): each["library"] / each["cute"] for each in turned if "cute" in each}:
+        yield "rows that fill usual tiles badly, cuBLAS", f"{FEW_TILES}", *_ratios(rows, FEW_TILES)
 
 
 def _rows(times: Sequence[Line]) -> Iterator[Row]:

@@ -76,7 +76,7 @@ def unproven(program: Program, target: Target) -> str:
     """Return the first part of a GEMM that has not run on a GPU, which needs a request; or an empty string.
 
     Hopper has run all but the parts below (cute/nvidia-h200-parts.jsonl, cute/nvidia-h200-products.jsonl,
-    cute/nvidia-h200-row-counts.jsonl, and measurement ``product_forms``).
+    cute/nvidia-h200-row-counts.jsonl, and measurements ``product_forms`` and ``product_forms_again``).
     """
     product = known_product(program)
     given = [program.tensors[at] for at in product.arguments if isinstance(at, int)]
@@ -104,12 +104,6 @@ def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     # these ran right, and were slower than those of another backend (measurement ``product_forms_timed``)
     yield problem.epilogue.rows_of_blocks, "whose blocks of rows and columns are reduced"
     yield groups and products == MAX_PRODUCTS - 1, f"of {MAX_PRODUCTS} products {of_groups}"
-    yield groups and problem.epilogue.reduces_rows, f"whose rows are reduced, {of_groups},"
-    of_k = [
-        each.lines.name for each in problem.copied if each.lines and any(source.k_picked for source in each.sources)
-    ]
-    yield of_k, f"of elements along K that {''.join(of_k[:1])} picks"
-    yield any(each.dtype == "bool" for each in problem.outputs), "with outputs of bool"
 
 
 def _not_run_on_blackwell(problem: GemmProblem) -> Iterator[tuple[object, str]]:

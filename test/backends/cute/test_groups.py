@@ -236,10 +236,7 @@ def test_rows_of_groups_are_reduced() -> None:
     assert products.row_error(found[:299], rows) < BOUNDS[BF16] and not found[299].any()
     gemm = bound.plan().gemm
     assert gemm.problem.epilogue.reduces_rows and gemm.finish is None and not gemm.warp_stores
-    assert (
-        on_request(bound)
-        == "matmuls whose rows are reduced, over groups of rows by offsets, run on request, with backend='cute'"
-    )
+    assert not on_request(bound)
 
 
 @pytest.mark.parametrize("choice", [*CHOICES, "rows"])

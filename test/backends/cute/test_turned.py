@@ -89,7 +89,7 @@ def test_rows_that_fill_usual_tiles_stay_rows(m: int) -> None:
         {"operand_dtype": "float32"},
         {"output_dtype": "float32"},
         {"k": LINES - 8},
-        {"m": 320, "n": 14336},
+        {"m": 320, "n": 12288},
         {"n": LINES - 8},
         {"runtime": ("size_m",)},
         {"starts": (8, 0)},
@@ -130,3 +130,11 @@ def test_two_ctas_have_half_of_the_rows_each_where_one_would_have_many() -> None
     x, w = (torch.empty(lines, 8192, dtype=torch.bfloat16, device="meta") for lines in (200, 8192))
     config = products.matmul.bind((x, w.t()), target="h200").default_config()
     assert (config["block_sizes"][:2], config["wgmma_cluster_n"]) == ([112, 128], 2)
+
+
+@pytest.mark.parametrize(("m", "tile", "cluster"), [(320, [160, 128], 2), (200, [208, 128], 1)])
+def test_most_of_two_waves_are_turned(m: int, tile: list[int], cluster: int) -> None:
+    """Whole rows that fill the SMs are not halved."""
+    x, w = (torch.empty(lines, 4096, dtype=torch.bfloat16, device="meta") for lines in (m, 14336))
+    config = products.matmul.bind((x, w.t()), target="h200").default_config()
+    assert (config["block_sizes"][:2], config["wgmma_cluster_n"]) == (tile, cluster)

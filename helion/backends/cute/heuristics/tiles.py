@@ -119,8 +119,8 @@ def tiles(shape: ProductShape, target: Target) -> Iterator[tuple[int, int, int]]
 def _uneven(shape: ProductShape, rows: int, target: Target) -> list[int]:
     """Return columns that are no power of two and minimize the work per SM: waves of tiles, times their columns.
 
-    Columns that cover N load A once, as half of many do in clusters of two. They are the only choices, as are those that the
-    program sets.
+    Columns that cover N load A once, as half of many do in clusters of two, where whole ones leave half of the SMs idle. They
+    are the only choices, as are those that the program sets. Halves of more columns than a tile has are a choice.
     """
     step, fixed = column_step(shape.problem, target), shape.fixed.get(shape.blocks[1])
     if step is None or fixed is not None:
@@ -141,11 +141,13 @@ def _uneven(shape: ProductShape, rows: int, target: Target) -> list[int]:
         less = uneven[columns] < LESS_THAN_WIDER * min(wider, default=math.inf)
         return less and uneven[columns] <= MORE_THAN_NARROWER * min(narrower, default=math.inf)
 
-    covering = -(-shape.problem.n // step) * step
+    covering, half = (-(-shape.problem.n // (parts * step)) * step for parts in (1, 2))
+    halves = [half] if half in uneven and promises(half) else []
     if covering in uneven:
-        half = -(-shape.problem.n // (2 * step)) * step
-        return [covering, half] if covering > WIDEST_ALONE and half in uneven and promises(half) else [covering]
-    return sorted(filter(promises, uneven), key=lambda columns: (uneven[columns], -columns))[:MOST_UNEVEN]
+        idle = 2 * shape.problem.repeats * -(-shape.problem.m // (2 * WGMMA_ROWS)) <= target.num_sms
+        return [covering, *(halves if idle and covering > WIDEST_ALONE else [])]
+    found = sorted(filter(promises, uneven), key=lambda columns: (uneven[columns], -columns))[:MOST_UNEVEN]
+    return [*halves, *(columns for columns in found if columns != half)]
 
 
 def _halves(least: int, most: int, extent: int) -> Iterator[int]:

@@ -120,7 +120,8 @@ def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[C
         found.append(plain)
         uneven = tile[:2] == UNEVEN and shape.problem.b_major == "mn" and not shape.problem.groups
         filled = 2 * (columns * tile[1] - shape.problem.n) <= tile[1]
-        read_twice = 1 < columns <= FEW_TOGETHER and together <= target.num_sms and filled
+        waves = 2 if columns == 2 else 1
+        read_twice = 1 < columns <= FEW_TOGETHER and together <= waves * target.num_sms and filled
         if (shape.problem.groups is not None or uneven or read_twice) and columns > 1 and not in_stages:
             found.append(dataclasses.replace(plain, cluster=(1, 2)))
         # copies in stages have not run with two consumer groups; matmuls that round each K tile are faster without them

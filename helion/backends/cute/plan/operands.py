@@ -39,8 +39,8 @@ FEW_ROWS = 64
 TILE_ROWS, MOST_TURNED, TURNED_COLUMNS, TURNED_LINES, TURNED_GAINS = 128, 512, range(96, 257, 16), 4096, 1.15
 """Rows of usual tiles; with A and B swapped the most rows, the columns of tiles, the least lines of B and of K, and the least
 rows of usual tiles over those of swapped ones (``swapped`` of benchmarks/results/cute/nvidia-h200-few-tiles.jsonl)."""
-TURNED_TILES = 160
-"""The most tiles: about one wave. In more waves tiles of 64 rows and 256 columns are as fast (the same rows)."""
+TURNED_TILES = (range(161), range(200, 265))
+"""Tiles of about one wave, or of most of two. In more waves tiles of 64 rows and 256 columns are as fast (the same rows)."""
 TURNED_BYTES = (2, 4)
 """Elements of matrices that the epilogue of such a matmul reads."""
 RESIDENT_COLUMNS = 32
@@ -161,7 +161,11 @@ def fills_turned_tiles(problem: GemmProblem) -> bool:
     few = TILE_ROWS < problem.m <= MOST_TURNED and problem.n >= TURNED_LINES and problem.k >= TURNED_LINES
     covered, columns = min((-(-problem.m // columns) * columns, -columns) for columns in TURNED_COLUMNS)
     tiles = -(-problem.n // TILE_ROWS) * (covered // -columns)
-    return few and tiles <= TURNED_TILES and TURNED_GAINS * covered <= -(-problem.m // TILE_ROWS) * TILE_ROWS
+    return (
+        few
+        and any(tiles in wave for wave in TURNED_TILES)
+        and TURNED_GAINS * covered <= -(-problem.m // TILE_ROWS) * TILE_ROWS
+    )
 
 
 def gains_by_turning(problem: GemmProblem) -> bool:
