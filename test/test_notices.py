@@ -24,13 +24,6 @@ def test_lines_go_to_stderr_and_can_be_silenced(capsys: pytest.CaptureFixture[st
 
 
 def test_what_takes_long_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HELION_COMPILE_NOTICE_SECONDS", "1")
-    with logs.saying_when_slow("for {} s".format):
-        said = ""
-        while not said:
-            time.sleep(0.01)
-            said = capsys.readouterr().err
-    assert said == "for 1 s\n"
     monkeypatch.setenv("HELION_COMPILE_NOTICE_SECONDS", "1000")
     with logs.saying_when_slow("for {} s".format):
         monkeypatch.setenv("HELION_COMPILE_NOTICE_SECONDS", "1")
