@@ -56,9 +56,10 @@ def run_reference(kernel: Definition, args: Sequence[Any], block_sizes: Sequence
     if device is None:
         raise exc.NoTensorArgs(kernel=kernel.name, got=kinds(args))
     named = dict(zip(kernel.signature.parameters, args, strict=True))
+    trace.index_dtype(kernel.settings.index_dtype_name, named)  # raises for tensors beyond the dtype
     session = Session(
         device=device,
-        index_dtype=trace.index_dtype(kernel.settings.index_dtype_name, named),
+        index_dtype=torch.int64,  # compiled arithmetic on indices wraps around nowhere either
         settings=kernel.settings,
         config=kernel.configs[0] if len(kernel.configs) == 1 else None,
         block_sizes=None if block_sizes is None else tuple(block_sizes),

@@ -189,8 +189,9 @@ def test_numbers_are_kept_as_they_were_when_an_iteration_began() -> None:
     lines = [line.strip() for line in host_lines(halving.bind((_tensor(64),)))]
     at = lines.index("while n > 1:")
     assert lines[at + 1 : at + 4] == ["n_now = n", "scale_now = scale", "n = n // 2"]
-    assert lines[at + 4] == "_helion_runtime.overwrites('halving', ('x',), x)"
-    assert "n_now // 2" in lines[at + 5] and "scale_now" in lines[at + 5]
+    assert lines[at + 4] == "if n_now // 2 > 64:" and "past_the_end(n_now // 2, 64" in lines[at + 5]
+    assert lines[at + 6] == "_helion_runtime.overwrites('halving', ('x',), x)"
+    assert "n_now // 2" in lines[at + 7] and "scale_now" in lines[at + 7]
 
 
 # --- several launches ---------------------------------------------------------------------------------------------------

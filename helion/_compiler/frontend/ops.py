@@ -34,6 +34,7 @@ from .host_uses import used_directly
 from .runtime_values import is_runtime
 from .state import TraceState
 from .state.alignment import is_single, joint, placed
+from .state.ranges import of_field
 from .values import DeviceValue, HostTensorValue, Tile, describe
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -67,7 +68,11 @@ def emit(
     t: TraceState, kind: Any, operands: Sequence[Operand], dtype: torch.dtype, dims: Dims, attrs: Any = None
 ) -> DeviceValue:
     check_dtype(dtype)
-    return wrap(t, t.builder.emit(kind, operands, dtype, dims, attrs))
+    result = wrap(t, t.builder.emit(kind, operands, dtype, dims, attrs))
+    extreme = kind == "reduce" and attrs.name in ("max", "min")
+    if (kind == "view" or extreme) and isinstance(operands[0], Value):
+        t.ranges.note(result, t.ranges.of(wrap(t, operands[0])))
+    return result
 
 
 def number(t: TraceState, expr: Number) -> DeviceValue:
@@ -127,11 +132,20 @@ def pointwise(t: TraceState, name: str, *operands: Any, dtype: torch.dtype | Non
     if dims is None:
         operands, dims = _aligned(t, operands, f" in {name}")
     if dtype is None:
+        if t.ranges.exceeds(name, operands):
+            operands = tuple(_widened(t, operand) for operand in operands)
         dtype = promote(t, name, operands)
     operands = _exact(t, operands, dtype)
     result = emit(t, "pointwise", [operand(t, o) for o in operands], dtype, dims, PointwiseAttrs(name))
     t.origins.is_made(name, operands, result)
+    if dtype == torch.int32:
+        t.ranges.note(result, t.ranges.of_op(name, operands))
     return result
+
+
+def _widened(t: TraceState, operand: Any) -> Any:
+    is_integer = isinstance(operand, DeviceValue) and operand.dtype == torch.int32
+    return cast(t, operand, torch.int64) if is_integer else operand
 
 
 def _aligned(t: TraceState, operands: Sequence[Any], how: str) -> tuple[tuple[Any, ...], Dims]:
@@ -261,6 +275,8 @@ def iota_along(t: TraceState, dim: Dim, start: int = 0, step: int = 1, dtype: to
         return _product_iota(t, dim, start, step, dtype)
     attrs = IotaAttrs(dim.block, True, start, step)
     result = emit(t, "iota", (), t.context.index_dtype, (dim,), attrs)
+    ends = (start, start + step * (t.blocks.size_of(dim) - 1))
+    t.ranges.note(result, ends if step > 0 else ends[::-1])
     return cast(t, result, dtype) if dtype is not None else result
 
 
@@ -286,6 +302,7 @@ def tile_index(t: TraceState, tile: Tile) -> DeviceValue:
     dims = (Dim(blocks=(tile.block.id,)),)
     result = emit(t, "iota", (), t.context.index_dtype, dims, IotaAttrs(tile.block.id, False))
     t.origins.is_index(result, tile.block)
+    t.ranges.note(result, of_field(tile, "index"))
     return result
 
 
@@ -293,6 +310,7 @@ def tile_field(t: TraceState, tile: Tile, field: TileField) -> DeviceValue:
     attrs = TileAttrs(tile.block.id, field)
     result = emit(t, "tile", (), t.context.index_dtype, (), attrs)
     t.origins.is_field(result, attrs)
+    t.ranges.note(result, of_field(tile, field))
     return result
 
 

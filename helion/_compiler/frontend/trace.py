@@ -162,6 +162,7 @@ def _host_module(fn: Callable[..., Any], source: FunctionSource, walk: Walk) -> 
         source_globals=_source_globals(fn, walk.t.numbers.taken),
         checks=tuple(walk.t.tensors.checks),
         reaches=tuple(walk.t.tensors.reaches),
+        narrow=tuple(walk.t.tensors.narrow),
         reference=reference,
         argument_checks=walk.t.numbers.conditions(walk.t.context.limits.least_size),
         placed_calls=frozenset(walk.t.registered.placed_calls),

@@ -14,7 +14,7 @@ from typing import Any
 from ... import exc
 from ..._names import RESERVED, SHARED_MODULES
 from ..._shapes import Expr, Number, dtype_name, fixed_at
-from ..ir.host_module import HostModule, Keep, Launch
+from ..ir.host_module import GREATEST, LEAST, HostModule, Keep, Launch
 from ..source import Place, place_of
 from .program import LAUNCHER as LAUNCHER_NAME
 from .program import OTHERWISE, HostProgram, Import, KernelLaunch
@@ -60,6 +60,8 @@ class HostBuilder:
     placing: bool = False
     launches: list[tuple[ast.stmt, ...]] = field(default_factory=list)
     comparisons: list[tuple[Any, ...]] = field(default_factory=list)
+    #: Some launch compares numbers with the bounds of int32.
+    narrow: bool = False
     #: Numbers and names that the launches of the next place, and those of the places before it, need.
     used: dict[str, None] = field(default_factory=dict)
     needed: dict[str, None] = field(default_factory=dict)
@@ -140,14 +142,20 @@ class HostBuilder:
                 yield f"if not -{size} <= {begin} < {size}:\n    {call}"
 
     def _check(self, number: int) -> tuple[str, str]:
-        """Return two conditions for a launch: kinds and constant sizes of tensors that host code makes, and sizes that
+        """Return two conditions for a launch: kinds and constant sizes of tensors that host code makes, and numbers that
         are known only right before it.
         """
         checks = self.traced.checks[number] if number < len(self.traced.checks) else ()
+        narrow = self.traced.narrow[number] if number < len(self.traced.narrow) else ()
+        numbers = [f"{LEAST} <= {self.number(n.least, parent=True)}" for n in narrow if isinstance(n.least, Expr)]
+        numbers += [
+            f"{self.number(n.greatest, parent=True)} <= {GREATEST}" for n in narrow if isinstance(n.greatest, Expr)
+        ]
+        self.narrow = self.narrow or bool(narrow)
         if not checks:
-            return "", ""
+            return "", " and ".join(numbers)
         self.modules[RUNTIME_NAME] = RUNTIME
-        expected, numbers = [], []
+        expected = []
         for check in checks:
             source = self.source(check.source)
             shape, strides = (_plain(each) for each in (check.shape, check.strides))
@@ -225,7 +233,7 @@ class HostBuilder:
     def _arguments(self, arguments: ast.arguments) -> ast.arguments:
         """Return the same parameters without annotations; the loader fills in defaults that are not literals."""
         given: dict[str, ast.expr] = {LAUNCHER_NAME: ast.Name("_default_launcher", ast.Load())}
-        if self.comparisons or self.traced.argument_checks:
+        if self.comparisons or self.narrow or self.traced.argument_checks:
             given[OTHERWISE] = expression(self._otherwise())
         return ast.arguments(
             posonlyargs=[],

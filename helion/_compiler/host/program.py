@@ -96,13 +96,18 @@ class HostProgram:
         return _Launches(launch or _called).all(self.body)
 
     def checked_launch(self, number: int) -> ast.stmt | None:
-        """Return the launches of one place, guarded by the check of tensors of host code; None without a check."""
-        checks = self.traced.checks
-        if number >= min(len(self.launches), len(checks)) or not checks[number]:
+        """Return the launches of one place, guarded by checks of what host code computes; None without a check."""
+        statement = self.launch(number)
+        return statement if isinstance(statement, ast.If) and statement.orelse else None
+
+    def launch(self, number: int) -> ast.stmt | None:
+        """Return the launches of one place as one statement, guarded by their checks if they have any; None if there are
+        none."""
+        if number >= len(self.launches):
             return None
-        (statement,) = _Launches(_called).all(self.launches[number][-1:])
-        assert isinstance(statement, ast.If)
-        return statement
+        made = _Launches(_called).all(self.launches[number])
+        guarded = bool(made) and isinstance(made[-1], ast.If)
+        return made[-1] if guarded else ast.If(ast.Constant(True), made, [])
 
     @functools.cached_property
     def names(self) -> frozenset[str]:

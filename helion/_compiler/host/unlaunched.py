@@ -33,7 +33,7 @@ def unlaunched(program: Program, size: Callable[[int], int], tunables: Mapping[s
     """Return the user's statements with calls of ``LAUNCHED`` in place of device loops. ``size`` gives the elements of
     a block.
     """
-    builder = HostBuilder(replace(program.host, checks=(), reaches=(), argument_checks=()), size, tunables)
+    builder = HostBuilder(replace(program.host, checks=(), reaches=(), narrow=(), argument_checks=()), size, tunables)
     for place in range(1 + max((root.launch for root in program.roots), default=-1)):
         part = replace(program, roots=tuple(root for root in program.roots if root.launch == place))
         accessed = [program.tensors[at].source for at in _accessed(part)]

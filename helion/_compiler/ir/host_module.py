@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from ... import exc
-from ..._shapes import Number
+from ..._shapes import Expr, Number, number_key
 from ..source import Location, Place
 from .structure import Structural
 
@@ -45,6 +46,29 @@ class Reach:
     dim: int
     size: Number
     location: Location | None
+
+
+#: The least and the greatest int32.
+LEAST, GREATEST = -(2**31), 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Narrow:
+    """An assumption of a launch that computes in 32 bits: a number is not below the least int32, or not above the
+    greatest one."""
+
+    least: Number = 0
+    greatest: Number = 0
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Structural identity."""
+        return number_key(self.least), number_key(self.greatest)
+
+    def holds(self, leaf: Callable[[Expr], Any]) -> bool:
+        """Return whether it holds; ``leaf`` gives the values of leaves."""
+        least, greatest = (n.evaluate(leaf) if isinstance(n, Expr) else n for n in (self.least, self.greatest))
+        return bool(least >= LEAST and greatest <= GREATEST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +152,8 @@ class HostModule(Structural):
     checks: tuple[tuple[Check, ...], ...] = ()
     #: Indices to compare with sizes before each launch.
     reaches: tuple[tuple[Reach, ...], ...] = ()
+    #: Numbers that must fit int32 in each launch.
+    narrow: tuple[tuple[Narrow, ...], ...] = ()
     #: A parameter that holds a tensor from the first statement to the last, if such a parameter exists.
     reference: str = ""
     #: With dynamic shapes: assumptions of the code on sizes and strides of the arguments.

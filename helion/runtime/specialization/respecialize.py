@@ -18,7 +18,7 @@ import torch
 from ... import exc, pipeline
 from ..._compiler.context import Observed
 from ..._compiler.ir.host_module import Check
-from ..._shapes import dtype_name
+from ..._shapes import Expr, dtype_name
 from ..._support.locks import new_lock
 from ...config import Config
 from ..generated import codecache
@@ -55,12 +55,14 @@ class UnexpectedTensors:
         if number is None:
             return self._rebind(names, self._config)
         bound = self._bound
-        checks = bound.analysis.program.host.checks[number]
+        host = bound.analysis.program.host
+        checks = host.checks[number]
         tensors = {check.made: eval(check.source, self._module, dict(names)) for check in checks}
         for check in checks:
             _refuse_elsewhere(bound, check, tensors[check.made], names)
         seen = {made: _observed(tensor) for made, tensor in tensors.items()}
-        key = (number, *seen.items())
+        values = functools.partial(_value, bound, names, self._module)
+        key = (number, *(each.holds(values) for each in host.narrow[number]), *seen.items())
         launch = self._launches.get(key)
         if launch is None:
             with self._lock:
@@ -144,6 +146,8 @@ def _compiled(
     module = codecache.load(code.text, kernel.name, bound.executor.prepare)
     loaded = getattr(module, kernel.name)
     statement = code.host.checked_launch(number)
+    if statement is None and bound.analysis.program.host.narrow[number]:  # in 64 bits, which need no check
+        statement = code.host.launch(number)
     if statement is None:
         raise _differs(bound, number)
     needed = _free_names(statement, vars(module))
@@ -156,7 +160,7 @@ def _compiled(
         for name in needed:
             if name not in given:
                 given[name] = _named(bound, name, names, sources, vars(module))
-        run(**given)
+        run(**{name: given[name] for name in needed})
 
     return launch
 
@@ -166,7 +170,12 @@ def _refuse(bound: Specialized, number: int, names: Any) -> NoReturn:
 
 
 def _differs(bound: Specialized, number: int) -> exc.Base:
-    check = bound.analysis.program.host.checks[number][0]
+    checks = bound.analysis.program.host.checks[number]
+    if not checks:
+        return exc.InvalidAPIUsage(
+            f"Kernel {bound.kernel.name!r} computes with integers that may not fit int32 in this call; give it index_dtype=torch.int64."
+        )
+    check = checks[0]
     return _unexpected(bound, check, "with its values the host code takes another path")
 
 
@@ -177,6 +186,16 @@ def _named(bound: Specialized, name: str, names: Names, sources: Mapping[str, st
     if name in sources:
         return eval(sources[name], namespace, dict(names))
     raise exc.UnexpectedHostTensor(kernel=bound.kernel.name, name=name, how="the launch would need it")
+
+
+def _value(bound: Specialized, names: Names, namespace: dict[str, Any], leaf: Expr) -> Any:
+    """Return the value of a leaf of a number of a launch."""
+    if leaf.op != "host":
+        return leaf.hint
+    deferred = bound.analysis.program.host.deferred_symbols
+    if leaf.args[0] in deferred:
+        return eval(deferred[leaf.args[0]], namespace, dict(names))
+    return _named(bound, leaf.args[0], names, bound.analysis.program.host.symbols, namespace)
 
 
 def _free_names(statement: ast.stmt, namespace: Mapping[str, Any]) -> tuple[str, ...]:

@@ -112,6 +112,12 @@ class HostNumbers(Part):
             return all(map(self.is_never_negative, number.args))
         return number.op in ("block", "next_power_of_2")
 
+    def is_known_at_launch(self, leaf: Expr) -> bool:
+        """Return whether a launch can compare a leaf of a number, and code for its value in this call can be made."""
+        return leaf.op == "block" or (
+            leaf.op == "host" and (leaf.args[0] in self.symbols or leaf.args[0] in self.deferred)
+        )
+
     def is_at_most(self, number: Any, most: Any) -> bool:
         """Return whether a host number is known to be at most another one, whatever the arguments are."""
         number, most = positive_part(number), positive_part(most) if self.is_never_negative(most) else most

@@ -9,7 +9,7 @@ import torch
 
 from ...._shapes import Expr, Number, number_key, shared_memory
 from ...ir.grammar import HostTensor
-from ...ir.host_module import Check, Reach
+from ...ir.host_module import Check, Narrow, Reach
 from ..journal import Part
 from ..values import HostTensorValue
 from .host_numbers import HostNumbers
@@ -39,6 +39,8 @@ class HostTensors(Part):
         self.checks: list[tuple[Check, ...]] = []
         #: Indices to compare with sizes before each launch.
         self.reaches: list[tuple[Reach, ...]] = []
+        #: Numbers that must fit int32 in each launch.
+        self.narrow: list[tuple[Narrow, ...]] = []
         #: The number of each memory of the arguments.
         self.storage_numbers: dict[int, int] = {}
         self._storages = 0
@@ -76,6 +78,7 @@ class HostTensors(Part):
         """Begin a launch: tensors that the trace has relied on so far are compared before it."""
         self.checks.append(())
         self.reaches.append(())
+        self.narrow.append(())
         for tensor in self.relied:
             self.check(tensor)
 
@@ -102,6 +105,11 @@ class HostTensors(Part):
         known = (*map(_bounds, self.reaches[-1]),) if self.reaches else ()
         if self.reaches and _bounds(reach) not in known:
             self.reaches[-1] = (*self.reaches[-1], reach)
+
+    def keep_narrow(self, number: Narrow) -> None:
+        """Compare a number with a bound of int32 before the launch being recorded."""
+        if self.narrow and number.key not in {known.key for known in self.narrow[-1]}:
+            self.narrow[-1] = (*self.narrow[-1], number)
 
     def _expected(self, tensor: HostTensorValue, number: Number) -> Number | None:
         """Return a size or stride to compare; None if its source is the tensor itself."""

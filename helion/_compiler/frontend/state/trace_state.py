@@ -17,6 +17,7 @@ from ..values import HostTensorValue, Recorder
 from .blocks import Blocks
 from .host_numbers import HostNumbers
 from .origins import Origins
+from .ranges import Ranges
 from .registered import Registered
 from .slots import Slots
 from .tensors import HostTensors
@@ -46,6 +47,7 @@ class TraceState(Part, Recorder):
         self.blocks = Blocks(self.numbers, context.limits.powers_of_2)
         self.tensors = HostTensors(self.numbers, context.device)
         self.origins = Origins()
+        self.ranges = Ranges(self.numbers, self.tensors)
         self.slots = Slots()
         self.registered = Registered()
         self.world = World(frozenset(context.settings.ignore_warnings))
