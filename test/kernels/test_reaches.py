@@ -195,6 +195,29 @@ def test_masked_accesses_may_reach_further(static: bool) -> None:
     assert torch.equal(helion.kernel(in_a_branch, static_shapes=static)(x, y), expected)
 
 
+def of_previous(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile] = x[tile.index - 1]
+    return out
+
+
+def into_previous(x: torch.Tensor, out: torch.Tensor) -> None:
+    for tile in hl.tile(x.size(0)):
+        out[tile.index - 2] = x[tile]
+
+
+@dynamic
+def test_memory_before_a_tensor_is_neither_read_nor_written(static: bool) -> None:
+    x = data(30)[10:]
+    assert helion.kernel(of_previous, static_shapes=static)(x).tolist() == [0, *x[:-1].tolist()]
+    memory = torch.zeros(30)
+    helion.kernel(into_previous, static_shapes=static)(x, memory[10:])
+    assert memory.tolist() == [0.0] * 10 + x[2:].tolist() + [0.0] * 2
+    with pytest.raises(exc.IndexOutOfRange, match="'of_previous' reads 'x' out of range"):
+        helion.kernel(of_previous, static_shapes=static, checked=True)(x)
+
+
 def test_what_is_known_costs_nothing() -> None:
     for function, args in ((shorter, (data(40), data(21))), (made, (data(40), data(21))), (added, (data(9), data(9)))):
         kernel = helion.kernel(function, static_shapes=False)

@@ -154,6 +154,31 @@ def test_written_calls_run_other_code_for_other_numbers() -> None:
         assert len(stub.launches) == 5
 
 
+def counted(n: int, x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([3, x.size(0)], dtype=torch.int64)
+    for i in hl.grid(x.size(0)):
+        total = 0
+        odd = 0
+        last = -1
+        for j in range(4):
+            total = total + n
+            if j % 2 == 1:
+                odd = odd + i * n
+                last = j
+        out[0, i] = total
+        out[1, i] = odd
+        out[2, i] = last
+    return out
+
+
+@BOTH
+def test_numbers_that_a_loop_adds_up(static: bool) -> None:
+    kernel = helion.kernel(counted, static_shapes=static)
+    for n in (3, BILLION, BIG):
+        expected = torch.stack([torch.full([5], 4 * n), 2 * n * i64(X), torch.full([5], 3)])
+        assert torch.equal(kernel(n, X), expected), n
+
+
 def scaled(x: torch.Tensor, n: int) -> torch.Tensor:
     out = torch.empty([x.size(0)], dtype=torch.int64)
     for tile in hl.tile(x.size(0)):

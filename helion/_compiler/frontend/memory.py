@@ -162,7 +162,9 @@ def atomic(
     """Record a read-modify-write of ``tensor[index]`` and return the old value."""
     plan = subscripts.plan(t, tensor, index, shift=len(values))
     if plan.inside is not None:
-        raise exc.InvalidIndexingType(got="A slice with device bounds, in an atomic operation,")
+        raise exc.InvalidIndexingType(
+            got="A slice with device bounds, or a tile that may be outside, in an atomic operation,"
+        )
     for value in values:
         _check_storable(value, f"as the value of hl.atomic_{name}")
         if isinstance(value, DeviceValue):

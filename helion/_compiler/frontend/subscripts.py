@@ -124,7 +124,8 @@ class _Planner:
     def check_range(self, block: int, dim: int, size: Number, shift: Number, operand: DeviceValue | None) -> None:
         """Refuse a tile that exceeds the end of the tensor, unless the user masks the access.
 
-        In a branch, which may exclude such tiles, lanes out of range are masked. Checked mode reports them instead.
+        Lanes before the tensor are masked, and in a branch, which may exclude such tiles, those after it. Checked mode
+        reports them instead.
         """
         tile = self.tracer.blocks.active.get(block)
         if self.checked or tile is None or tile.range is None or operand is not None:
@@ -132,7 +133,10 @@ class _Planner:
         begin, end = (number + shift for number in tile.range)
         if not self.tracer.blocks.branches:
             self.reach(tile, dim, size, begin, end)
-        elif self.is_partly_outside(size, begin, end) and not self.tracer.context.settings.checked:
+            outside = isinstance(begin, int) and begin < 0
+        else:
+            outside = self.is_partly_outside(size, begin, end)
+        if outside and not self.tracer.context.settings.checked:
             places = ops.tile_index(self.tracer, tile)
             self.reaching.append((ops.pointwise(self.tracer, "add", places, shift), size))
 

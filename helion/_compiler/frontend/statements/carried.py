@@ -53,10 +53,17 @@ def trace_body(s: Scope, assigned: tuple[str, ...], before: dict[str, Any], walk
             walk_body()
         trial = Trial(params, recorded, s.frame.names)
         grown = {n: v.dtype for n, v in _grown_numbers(s, trial, before).items() if n not in widened}
+        grown |= {
+            n: torch.int64 for n, dtype in widened.items() if dtype == torch.int32 and _is_long(trial.after.get(n))
+        }
         widened.update(grown)
         return None if grown else trial
 
     return repeated(s, attempt)
+
+
+def _is_long(value: Any) -> bool:
+    return isinstance(value, DeviceValue) and value.dtype == torch.int64 and not value.dims
 
 
 def _params_of(
@@ -70,6 +77,8 @@ def _params_of(
             params[name] = s.t.builder.value(value.dtype, value.dims, name)
         elif name in widened:
             params[name] = s.t.builder.value(widened[name], (), name)
+            if widened[name] == torch.int32:  # its iterations may add up to any integer
+                s.t.ranges.note(ops.wrap(s.t, params[name]), (-(2**63), 2**63))
     return params
 
 

@@ -36,9 +36,21 @@ def join(s: Scope, name: str, then: Any, other: Any, then_ops: list[Op], else_op
             recorded.extend(extra)
         joined.append(value)
     joined[1] = _in_dims_of(s, joined[1], joined[0], else_ops)
+    if {value.dtype for value in joined} == {torch.int32, torch.int64}:
+        joined = [_as_long(s, value, recorded) for value, recorded in zip(joined, (then_ops, else_ops), strict=True)]
     if (joined[0].dtype, joined[0].dims) != (joined[1].dtype, joined[1].dims):
         raise exc.ControlFlowTensorMismatch(name=name, before=repr(joined[0]), after=repr(joined[1]), construct="if")
     return joined[0].value, joined[1].value
+
+
+def _as_long(s: Scope, value: DeviceValue, recorded: list[Op]) -> DeviceValue:
+    """Return an integer that is computed from indices and numbers in 64 bits, as the other branch has it."""
+    if s.t.ranges.of(value) is None:
+        return value
+    with s.t.builder.region() as extra:
+        value = ops.cast(s.t, value, torch.int64)
+    recorded.extend(extra)
+    return value
 
 
 def _in_dims_of(s: Scope, value: DeviceValue, model: DeviceValue, recorded: list[Op]) -> DeviceValue:
