@@ -1,4 +1,7 @@
-"""The predicted time of a launch, and its breakdown by unit."""
+"""The predicted time of a launch, and its breakdown by unit.
+
+It misses reuse of columns that data select, and independent rows of a recurrence (measurement ``first_pick_misses``).
+"""
 
 from __future__ import annotations
 
