@@ -140,7 +140,7 @@ def _misses(cells: Sequence[Line], counts: Sequence[Line]) -> Iterator[str]:
 
 
 def _reason(cell: Line, line: Line, issue: float) -> str:
-    """Return the mechanism that a cell's time follows from, by its counts; one is that of measurement ``losses_on_host``."""
+    """Return the mechanism that a cell's time follows from, by its counts."""
     row_bytes = cell["n"] * (2 if cell["type"] == "bfloat16" else 4)
     if cell["m"] < SMS:
         return f"{cell['m']} rows for {SMS} SMs, and a second kernel for their sums"

@@ -1,6 +1,7 @@
 """Row kernels: the layout of the shortest predicted time (``plan.rowwise.time``), and others that come close.
 
-Times on an H100 are in benchmarks/results/cute/nvidia-h100-row-kernels.jsonl, by benchmarks/row_kernels.py.
+Times on an H100 are in benchmarks/results/cute/nvidia-h100-row-kernels.jsonl, by benchmarks/row_kernels.py. No layout changes
+the time of torch's launches after the kernel, which a call has (measurement ``losses_on_host``).
 """
 
 from __future__ import annotations
