@@ -53,6 +53,12 @@ REASONS = (
         "fp8_tiles",
     ),
     (
+        "fp8 with scales of blocks",
+        "No other tile, cluster, order of tiles or number of accumulators is faster there, and two rounds of tiles leave SMs"
+        " idle.",
+        "block_scaled_tiles",
+    ),
+    (
         "int8 weights of few rows, share",
         "Sums over the weights, which multiply nothing, read them at little more than this share, and a few megabytes at less.",
         "few_rows_read",

@@ -8,9 +8,10 @@ import itertools
 import re
 
 import pytest
-from backends.cute import copies, cubins
+from backends.cute import copies, cubins, gemms
 from backends.cute.test_verify import drop, drop_kind, first_fault, is_found_at_once
 
+from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.counts import (
     chunk_elements,
     chunks_of_thread,
@@ -23,11 +24,14 @@ from helion.backends.cute.plan.counts import (
 )
 from helion.backends.cute.plan.dtypes import itemsize
 from helion.backends.cute.plan.records import GemmPlan
+from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.roles import grammar as g
 from helion.backends.cute.roles.edits import Rewrite, edit_role
 from helion.backends.cute.roles.halves import ConvertHalf, MmaHalf, OfKTile
 from helion.backends.cute.roles.programs import kernel_program
 from helion.backends.cute.roles.sliced import AddSlices, ClearSlice, MultiplySlice, PassSlices, ReadColumns, StoreSlice
+from helion.backends.cute.verify.cluster import Cluster
+from helion.backends.cute.verify.state import Fault
 from helion.backends.cute.verify.verify import verify
 
 SAMPLED = (("n_major_tf32", "sm_90"),)
@@ -195,6 +199,32 @@ PAST_REGISTERS: tuple[tuple[str, Rewrite, str], ...] = (
 )
 def test_a_missing_step_of_cp_async_is_found(name: str, target: str) -> None:
     check_faults(PAST_REGISTERS, kernel_program(copies.plan(name, target)))
+
+
+BY_TURNS = [(name, target) for name, target in copies.NAMES if turns(copies.plan(name, target)) > 1]
+
+
+@pytest.mark.parametrize(("name", "target"), BY_TURNS)
+def test_a_stage_has_one_of_the_groups_that_take_turns(name: str, target: str) -> None:
+    """A group sees the parity of a phase: one that is two rounds ahead would take a raw tile that is not there yet."""
+    plan = copies.plan(name, target)
+    raw = counts(plan).raw
+    assert raw is not None and raw.stages % turns(plan) == plan.ab_stages % turns(plan) == 0
+    problem, choice = copies.COPIES[name]
+    with pytest.raises(Refusal, match="fill by turns; a multiple of 2"):
+        plan_gemm(problem, dataclasses.replace(choice, ab_stages=3), gemms.HOPPER)
+
+
+def test_groups_that_take_turns_run_ahead_of_each_other() -> None:
+    program = kernel_program(copies.plan("raw_n_major", "sm_90"))
+    for seed in range(3):
+        Cluster(program, tiles=2, k_tiles=17, seed=seed).run()
+    raw = program.pipeline("raw")
+    odd = dataclasses.replace(raw, counts=dataclasses.replace(raw.counts, stages=raw.counts.stages - 1))
+    pipelines = tuple(odd if each is raw else each for each in program.pipelines)
+    with pytest.raises(Fault, match="stale|arrivals"):
+        for seed in range(12):
+            Cluster(dataclasses.replace(program, pipelines=pipelines), tiles=2, k_tiles=25, seed=seed).run()
 
 
 @pytest.mark.parametrize("name", ["even_pingpong", "tf32_pingpong", "odd_pingpong"])

@@ -279,11 +279,12 @@ def raw_readers(plan: GemmPlan, copying_warps: int) -> int:
 
 
 def whole_rounds(plan: GemmPlan, stages: int) -> int:
-    """Return up to so many stages, of which each is always read by the same slice of K.
+    """Return up to so many stages, of which each always has the same slice of K, or the same group that copies by turns.
 
-    A slice sees the parity of a phase. If others had read the stage before, it could mistake an earlier phase for its own.
+    A reader sees the parity of a phase. If others had read the stage before, it could mistake an earlier phase for its own.
     """
-    return max(1, stages // slices(plan)) * slices(plan) if plan.sliced else stages
+    readers = slices(plan) if plan.sliced else turns(plan)
+    return max(1, stages // readers) * readers
 
 
 def stage_readers(plan: GemmPlan) -> int:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 
 from .copied import MAX_LOADED_REGISTERS, MAX_SPAN, NIBBLE_GROUP, NOT_COPIED, Copied, raw_major, span_of
-from .counts import copied_line_step, copied_lines, copied_registers
+from .counts import copied_line_step, copied_lines, copied_registers, turns
 from .dtypes import IMPRECISE_DTYPES, itemsize, per_byte
 from .records import (
     SUM_BYTES,
@@ -73,6 +73,11 @@ def check_copies(plan: GemmPlan) -> None:
         _check_converted(plan)
         return
     check_known(plan.problem)
+    if plan.ab_stages % (groups := turns(plan)):
+        raise Refusal(
+            f"{plan.ab_stages} stages of A and B that {groups} groups of warps fill by turns; a multiple of {groups} is implemented,"
+            " so that each stage has one of them: it could mistake an earlier phase of another for its own"
+        )
     if plan.problem.copied and (plan.tile[0] > 2 * WGMMA_ROWS or plan.tile[2] * plan.operand_bytes > SWIZZLE_BYTES):
         raise Refusal(
             f"a tile of {plan.tile} with operands that warps copy; up to {2 * WGMMA_ROWS} rows and {SWIZZLE_BYTES} bytes"

@@ -72,7 +72,8 @@ def _fewer_clusters(plan: GemmPlan) -> GemmPlan:
 
 def _fewer_slots(plan: GemmPlan) -> GemmPlan:
     """Reduce the stages of operands: extra stages only let the producer run further ahead."""
-    return dataclasses.replace(plan, ab_stages=min(plan.ab_stages, max(FEW_SLOTS, least_stages(plan))))
+    of_turns = -(-FEW_SLOTS // turns(plan)) * turns(plan)
+    return dataclasses.replace(plan, ab_stages=min(plan.ab_stages, max(of_turns, least_stages(plan))))
 
 
 def _fewer_subtiles(plan: GemmPlan) -> GemmPlan:

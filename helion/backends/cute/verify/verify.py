@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from ..plan.counts import counts
+from ..plan.counts import counts, turns
 from ..plan.records import GemmPlan
 from ..roles.finish import finish_steps
 from ..roles.grammar import KernelProgram
@@ -81,7 +81,9 @@ def _simulate(program: KernelProgram) -> None:
     several, two = (rounds + 1, 2) if plan.grid_splits == 1 else (3, 2) if plan.whole_tiles else (2, 1)
     more = least_k_tiles(plan) - 1
     in_turn = 2 * GROUP * plan.promote_k_tiles if plan.unit == "wgmma" and plan.accumulator_stages > 1 else 0
-    wraps = max(plan.ab_stages, in_turn)
+    raw = counts(plan).raw
+    by_turns = turns(plan) * raw.stages if raw is not None and not plan.converts else 0
+    wraps = max(plan.ab_stages, in_turn, by_turns)
     sampled = [(0, plan.parts), (several, plan.parts + more), (two, plan.parts * wraps + 1 + more)]
     for seed, (tiles, k_tiles) in zip(SCHEDULES, sampled, strict=True):
         Cluster(program, tiles=tiles, k_tiles=k_tiles, seed=seed).run()
