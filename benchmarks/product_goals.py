@@ -211,8 +211,11 @@ def _weights(lines: Sequence[Line]) -> Iterator[Row]:
             case = _sizes(each)
             line = by_default.get(case, each)
             copied[case] = max(copied.get(case, 0.0), line["share"])
-            if "read" in line:
-                read[case] = max(read.get(case, 0.0), line["read"] / line["cute"])
+            if sums := line.get("read", each.get("read")):
+                read[case] = max(read.get(case, 0.0), sums / line["cute"])
+        chosen = {case: line for case, line in by_default.items() if "auto" in line}
+        if of_other := {case: line["triton"] / line["cute"] for case, line in chosen.items()}:
+            yield f"{kind} weights of few rows, Triton where `auto` takes cute", "1.0", *_ratios(of_other, 1.0)
         if copied:
             yield f"{kind} weights of few rows, share of the copy", f"{COPY:.2f}", *_ratios(copied, COPY)
         if read:

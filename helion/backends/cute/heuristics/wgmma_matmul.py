@@ -86,7 +86,8 @@ def choices(shape: ProductShape, target: Target) -> list[Choice]:
 def _in_turn(shape: ProductShape, choice: Choice) -> Choice:
     """Return a choice with two accumulators that take turns, where blocks of K of 8-bit floats have scales.
 
-    A tile has one scale for all its columns (``blockwise`` of benchmarks/results/cute/nvidia-h200-parts.jsonl).
+    A tile has one scale for all its columns (``blockwise`` of benchmarks/results/cute/nvidia-h200-parts.jsonl). Other tiles,
+    clusters and numbers of accumulators are slower (measurement ``block_scaled_tiles``).
     """
     problem, scales = shape.problem, promoted(shape.problem.scales)
     converted = problem.copied and choice.copies_in != "memory"
