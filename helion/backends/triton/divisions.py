@@ -1,8 +1,8 @@
 """Divisions of indices, as C divides: Triton then knows which neighbours they keep.
 
 Floor division by a power of two is a shift, and its remainder a mask. Triton's analysis of axes follows neither, so
-``out[i // 32, j % 32]`` is stored in single elements. It follows C's division, which is the same for numbers that are not
-negative. Before::
+``out[i // 32, j % 32]`` is stored in single elements (measurement ``divided_subscripts``). It follows C's division, which
+is the same for numbers that are not negative. Before::
 
     %1: [b0] = iota b0; %2 = remainder %1, 32; store out[.., %2]
 
