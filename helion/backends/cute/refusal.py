@@ -15,7 +15,6 @@ from .lower.names import as_written
 from .lower.rewrites.dimensions import with_joined_dimensions
 from .plan.build import plan_gemm, unit_of
 from .plan.copied import Copied
-from .plan.epilogue import MAX_PRODUCTS
 from .plan.finish import counts_rows
 from .plan.operands import in_both_majors
 from .plan.records import Choice, GemmProblem
@@ -99,11 +98,16 @@ def _gives_indices(problem: GemmProblem) -> bool:
 
 def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     """Yield parts that have not run on Hopper, each with whether a GEMM has it."""
-    groups, products = problem.groups, len(problem.epilogue.of_kind("product"))
-    of_groups = f"over groups of rows by {groups.name}" if groups is not None else ""
     # these ran right, and were slower than those of another backend (measurement ``product_forms_timed``)
-    yield problem.epilogue.rows_of_blocks, "whose blocks of rows and columns are reduced"
-    yield groups and products == MAX_PRODUCTS - 1, f"of {MAX_PRODUCTS} products {of_groups}"
+    yield problem.groups is None and _lie_between(problem), "of a batch whose outputs lie between each other's elements"
+
+
+def _lie_between(problem: GemmProblem) -> bool:
+    """Return whether matrices of a batch have elements between neighbors of another one."""
+    sides = (
+        (min(each.pitch, each.column_pitch), problem.batch_pitches(problem.label_of(each))) for each in problem.matrices
+    )
+    return problem.batch is not None and any(0 < step < least for least, steps in sides for step in steps)
 
 
 def _not_run_on_blackwell(problem: GemmProblem) -> Iterator[tuple[object, str]]:

@@ -248,3 +248,25 @@ def test_all_that_is_of_one_product_has_three_coordinates(name: str, flat: int) 
     assert len(copies) >= 3
     assert all(int(rank) == len(coordinates.split(",")) for rank, coordinates in copies)
     assert sum(rank == "2" for rank, _ in copies) == flat * (2 if name == "sm_90/batch_shared" else 1)
+
+
+@helion.kernel(backend="cute")
+def both_kinds(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    b, m, k = x.shape
+    n = y.size(2)
+    narrow = torch.empty([b, m, n], dtype=x.dtype, device=x.device)
+    wide = torch.empty([b, m, n], dtype=torch.float32, device=x.device)
+    for of, i, j in hl.tile([b, m, n], block_size=[1, None, None]):
+        acc = hl.zeros([i, j], dtype=torch.float32)
+        for d in hl.tile(k):
+            acc = torch.addmm(acc, x[of.id, i, d], y[of.id, d, j])
+        narrow[of.id, i, j] = acc.to(x.dtype)
+        wide[of.id, i, j] = acc
+    return narrow, wide
+
+
+def test_threads_step_over_distances_that_tma_cannot() -> None:
+    """Rows of 4 * 69 elements are multiples of 16 bytes in fp32 alone."""
+    bound = both_kinds.bind((tensor(5, 185, 72), tensor(5, 72, 276, seed=1)), target="sm_90")
+    assert {each.kind for each in bound.plan().gemm.problem.outputs} == {"strided", "exact"}
+    assert "cute.kernel" in bound.to_cute_code()

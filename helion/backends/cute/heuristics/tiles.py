@@ -45,7 +45,7 @@ UNEVEN_GAINS = 0.95
 #: Columns to try per number of rows that are no power of two, if none covers N.
 MOST_UNEVEN = 1
 #: Columns above which two CTAs have half of them each (``swapped`` of benchmarks/results/cute/nvidia-h200-few-tiles.jsonl).
-WIDEST_ALONE = 192
+WIDEST_ALONE = 128
 #: Columns of tiles of 256 rows.
 FEW_OF_TALL = 128
 #: Limits for their work per SM: relative to wider powers of two, and to narrower ones, whose tiles load more.

@@ -60,10 +60,11 @@ def _memory(plan: GemmPlan) -> None:
         for operand in problem.epilogue.operands
         if operand.kind in _MATRICES and problem.copy_of(operand.label) is None
     ]
-    for operand, dtype in (("a", problem.operand_dtype), ("b", problem.operand_dtype), ("d", problem.output_dtype)):
-        if problem.copy_of(operand) is None and (operand != "d" or matrices):
-            pitches = problem.batch_pitches(operand)
-            lines += [(f"{operand.upper()}, product by product,", pitch, dtype) for pitch in pitches]
+    moved = [(label, problem.operand_dtype) for label in "ab" if problem.copy_of(label) is None]
+    moved += [(problem.label_of(each), each.dtype) for each in matrices]
+    for label, dtype in moved:
+        pitches = problem.batch_pitches(label)
+        lines += [(f"{label.upper()}, product by product,", pitch, dtype) for pitch in pitches]
     for name, pitch, dtype in lines:
         if pitch * itemsize(dtype) % TMA_ALIGNMENT_BYTES:
             raise Fault(f"TMA cannot step {pitch * itemsize(dtype)} bytes from line to line of {name}")
