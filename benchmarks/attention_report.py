@@ -211,7 +211,7 @@ def _binaries(rows: Sequence[Row]) -> list[str]:
         "",
         "Compilation is the DSL's trace of the Python text, MLIR's passes, and LLVM with ptxas. All three follow the length of the kernel,",
         "in which loops over elements of registers are unrolled. Lower levels of optimization of the DSL save no time.",
-        "The processors are shared with other jobs.",
+        "The processors are shared with other jobs. Of several runs that of the least time is listed.",
         "",
         *_table(
             (
