@@ -49,7 +49,7 @@ class Launch:
 
 
 def row_threads(found: Allocation, facts: KernelFacts, target: Target) -> int:
-    """Return the threads for the primary reduction's rows."""
+    """Return the threads for the primary reduction's rows. Gated rows are faster in twice as many (measurement ``gated_rows``)."""
     primary = found.primary
     extent = primary.extent
     threads = next((count for limit, count in _TUNED.threads if extent <= limit), _TUNED.most_threads)
