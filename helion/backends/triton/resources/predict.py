@@ -114,7 +114,7 @@ def _predict(
     shared += unrolled * descriptor_bytes(facts, sizes, descriptor_slots - last, num_stages)
     shared = max(shared, descriptor_bytes(facts, sizes, last, num_stages))
     shared = max(shared, combined_bytes(facts, sizes, num_warps, prefetch_stages, target, parts))
-    shared += unrolled * prefetched_bytes(facts, sizes, prefetch_stages, target)
+    shared += unrolled * prefetched_bytes(facts, sizes, prefetch_stages, target, persistent)
     columns = tensor_memory_columns(facts, sizes, num_warps, target)
     limit = register_limit(num_warps, target)
     if ahead and registers > limit:

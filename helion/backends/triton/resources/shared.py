@@ -23,10 +23,8 @@ from .tiles import VECTOR_BYTES, by_nearness, halved_widths, tile_bytes, vector_
 
 #: Rows of tensor memory.
 _LANES = 128
-#: Bytes of an address.
-_POINTER_BYTES = 8
-#: Bytes of an index along an axis.
-_INDEX_BYTES = 4
+#: Bytes of an address, and of an index along an axis.
+_POINTER_BYTES, _INDEX_BYTES = 8, 4
 #: Bytes of the dtype that narrower ones are widened to.
 _FLOAT_BYTES = 4
 #: Bytes of the elements that matrix loads and stores move.
@@ -451,15 +449,17 @@ def _order_rounds(
     return min((rounds(one, other, itemsize) for one, other in itertools.combinations(held, 2)), default=1)
 
 
-def prefetched_bytes(facts: KernelFacts, sizes: Mapping[int, int], stages: int, target: Target) -> int:
+def prefetched_bytes(
+    facts: KernelFacts, sizes: Mapping[int, int], stages: int, target: Target, persistent: bool = False
+) -> int:
     """Return the bytes of prefetched loads in loops without a dot: a tile per stage except the last.
 
-    Loops that run one after the other use the same memory.
+    Loops that run one after the other use the same memory. ``persistent`` programs loop over their tiles.
     """
     if facts.matmuls or stages < 2 or target.kind != "cuda":
         return 0
     held = dict.fromkeys((fact.region for fact in facts.regions), 0)
-    loops = {fact.region for fact in facts.regions if fact.kind == "loop"}
+    loops = {fact.region for fact in facts.regions if fact.kind == "loop" or (persistent and fact.parent is None)}
     for op in facts.memory_ops:
         if op.kind == "load" and op.region in loops and op.tile_axes:
             held[op.region] += (stages - 1) * tile_bytes((op.tile_axes, op.itemsize), sizes)

@@ -418,6 +418,21 @@ def test_persistent_programs_prefetch_for_their_next_tile(gpu: str, dtype: torch
 
 
 @helion.kernel(autotune_effort="none")
+def doubled_rows(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile, :] = hl.cumsum(x[tile, :], dim=1)
+    return out
+
+
+@pytest.mark.parametrize("unrolled", [0, 2])
+def test_persistent_programs_without_a_dot_prefetch_by_their_own_stages(unrolled: int) -> None:
+    bound = doubled_rows.bind((torch.empty(5000, 128, device="meta"),), target="sm_90")
+    launch = {"block_sizes": [16], "num_warps": 8, "pid_type": "persistent_blocked", "num_sm_multiplier": 8}
+    assert_is_close(bound, launch | {"range_num_stages": [3], "range_unroll_factors": [unrolled]})
+
+
+@helion.kernel(autotune_effort="none")
 def ordered_bits(x: torch.Tensor, queue: torch.Tensor, out: torch.Tensor) -> None:
     for tile in hl.tile(x.size(0)):
         bits = hl.reduce(lambda a, b: a | b, x[tile], dim=0, other=0)
