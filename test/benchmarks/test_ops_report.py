@@ -44,7 +44,7 @@ def test_the_section_has_ratios_and_misses(tmp_path: Path) -> None:
     assert "| rope | 4x4 | forward, by events | 4.0 | 4.2 | 1.05 |" in found
     assert "- None is below 0.9." in found
     assert "- flashy 1.2: a wheel of 900 MB" in found
-    assert "| filled | 1 | 1.5 | 1.2 | 0.10 | rope 0.70 |" in found
+    assert "| filled | 1 | 1.50 | 1.20 | 0.10 | rope 0.70 |" in found
 
 
 def test_nothing_without_results(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from helion.backends.cute.plan.dtypes import itemsize
 from helion.backends.cute.plan.epilogue import Epilogue, EpilogueOutput
 from helion.backends.cute.plan.records import Choice, GemmPlan
 from helion.backends.cute.plan.shared import lines_shape, shared_memory, stores_lines
+from helion.backends.cute.roles import grammar as g
 
 ROWS, COLUMNS = 77, 37
 
@@ -35,7 +36,8 @@ def stored(plan: GemmPlan) -> tuple[torch.Tensor, torch.Tensor]:
     (output,) = plan.problem.outputs
     counted, values = torch.zeros(ROWS, COLUMNS, dtype=torch.int64), torch.zeros(ROWS, COLUMNS, dtype=torch.int64)
     places, atom = fragment(plan), plan.epilogue_n // 2
-    text = "\n".join(store_strided(plan, output, plan.teams - 1))
+    role = g.Role(name="consumer", first_warp=0, warps=plan.consumer_warps, program=(), team=plan.teams - 1)
+    text = "\n".join(store_strided(plan, output, role))
     before, after, _ = text.split("cute.arch.sync_warp()")
     programs = [compile(part, "lines", "exec") for part in ("\n".join(positions(plan, "tile_m")), before, after)]
     team = (plan.teams - 1) * plan.consumer_warps

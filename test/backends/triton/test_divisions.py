@@ -24,7 +24,7 @@ def split_rows(x: torch.Tensor, columns: hl.constexpr) -> torch.Tensor:
 
 @helion.kernel(backend="triton")
 def signs(x: torch.Tensor, k: int) -> torch.Tensor:
-    """Quotients of numbers that may be negative, and of products, which may wrap around."""
+    """Quotients of numbers that may be negative, and of products."""
     out = torch.empty([x.size(0)], dtype=torch.int32, device=x.device)
     for tile in hl.tile(x.size(0)):
         at = tile.index
@@ -57,7 +57,8 @@ def test_values(m: int, n: int, columns: int) -> None:
     assert torch.equal(split_rows(x, columns), x.view(m, -1, columns).transpose(0, 1))
 
 
-def test_wrapped_products() -> None:
-    at, k = torch.arange(300, dtype=torch.int32), 2**30 + 7
+@pytest.mark.parametrize("k", [2**30 + 7, -7, -(2**40) + 1])
+def test_wide_and_negative_products(k: int) -> None:
+    at = torch.arange(300)
     wanted = (at - 5) // 4 + (at - 5) % 3 + (at * k) % 7 + at.to(torch.int8) // 2 + at % 2
     assert torch.equal(signs(torch.zeros(300), k), wanted.to(torch.int32))
