@@ -219,8 +219,9 @@ class _Reader:
             case PointwiseAttrs(name="cast") if operand.dtype in _SIGNED:
                 assert maker is not None
                 given = maker.operands[0]
-                narrow = isinstance(given, Value) and given.dtype in _SIGNED
-                return self.line(given) if narrow and given.dtype.itemsize <= operand.dtype.itemsize else None
+                if not isinstance(given, Value) or given.dtype not in _SIGNED:
+                    return None
+                return self.line(given) if given.dtype.itemsize <= operand.dtype.itemsize else None
             case PointwiseAttrs(name="add" | "sub" as name) if operand.dtype in _SIGNED:
                 assert maker is not None
                 left, right = map(self.line, maker.operands)
