@@ -58,6 +58,8 @@ def _run(options: argparse.Namespace) -> int:
     works = list(_works(spec, path))
     if options.gpus is not None and options.gpus < 1:
         raise ValueError(f"--gpus must be at least 1, got {options.gpus}")
+    if options.contribute is not None:
+        _contributed(pathlib.Path(options.contribute))  # another file is refused before the search, not after it
     measuring = not options.offline and (_on_gpus(works, options) or _all_simulated(works))
     if options.contribute is not None and (not measuring or _all_simulated(works)):
         raise ValueError("--contribute takes times of a GPU: run it where there is one, without --offline")
@@ -97,10 +99,19 @@ def _measured(works: Sequence[Work], options: argparse.Namespace) -> int:
 
 
 def _contribute(path: pathlib.Path, measured: Sequence[pretuned.Row]) -> None:
-    """Add rows to a file, and say how it is used. Raises ValueError if the file has another format."""
-    before = pretuned.parsed(path.read_text(encoding="utf-8")) if path.is_file() else []
-    path.write_text(pretuned.formatted([*before, *measured]), encoding="utf-8")
+    """Add rows to a file, and say how it is used."""
+    path.write_text(pretuned.formatted([*_contributed(path), *measured]), encoding="utf-8")
     print(f"{len(measured)} measured configs added to {path}; HELION_PRETUNED={path} lets other kernels try them")
+
+
+def _contributed(path: pathlib.Path) -> list[pretuned.Row]:
+    """Return the rows of a file. Raises ValueError if it has another format, or its folder does not exist."""
+    if not path.parent.is_dir():
+        raise ValueError(f"--contribute {path}: there is no folder {path.parent}")
+    try:
+        return pretuned.parsed(path.read_text(encoding="utf-8")) if path.is_file() else []
+    except ValueError as error:
+        raise ValueError(f"--contribute {path}: {error}") from error
 
 
 def _known(store: Store | None, work: Work) -> str:

@@ -221,6 +221,10 @@ def test_contributions_need_times_of_a_gpu(tmp_path: pathlib.Path) -> None:
     tune.COMMAND.configure(parser)
     with pytest.raises(ValueError, match="times of a GPU"):
         tune.COMMAND.run(parser.parse_args([str(spec), "--offline", "--contribute", str(tmp_path / "out.json")]))
+    (other := tmp_path / "other.json").write_text('{"rows": []}')
+    for path, why in ((other, "there is no format"), (tmp_path / "missing" / "out.json", "there is no folder")):
+        with pytest.raises(ValueError, match=f"--contribute .*{path.name}: .*{why}"):  # before anything is measured
+            tune.COMMAND.run(parser.parse_args([str(spec), "--contribute", str(path)]))
 
 
 @pytest.mark.prove
