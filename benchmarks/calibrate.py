@@ -285,7 +285,10 @@ def main() -> int:
     parser.add_argument("--received", type=Path, help="keep this file of `python -m helion calibrate --send`")
     options = parser.parse_args()
     if options.received:
-        print(received(options.received))
+        try:
+            print(received(options.received))
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            parser.error(f"{options.received} is no file of `python -m helion calibrate --send`: {error!r}")
         return 0
     if options.dry:
         for each in experiments(target("h200")):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import calibrate as calibration
 from benchmarks.calibrate import parameters_of, received, target_of
 from helion.__main__ import main
 from helion.autotuner.pretuned import parsed
@@ -66,7 +67,7 @@ def test_a_report_without_a_file_writes_nothing(measured: dict[str, float], caps
     assert "nothing was written: --send FILE" in out and "products of bfloat16" in out and "configs in" not in out
 
 
-def test_refusals(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refusals(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["calibrate", "--send", str(tmp_path / "sent.json")]) == 2
     assert "torch sees none; --dry prints what it would measure" in capsys.readouterr().err
     assert main(["calibrate", "--seconds", "-1"]) == 2
@@ -75,6 +76,12 @@ def test_refusals(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) ->
     other.write_text("[]")
     with pytest.raises(ValueError, match="not made by `python -m helion calibrate --send`"):
         received(other, tmp_path, tmp_path)
+    for text in ("[]", "{", "{}"):
+        other.write_text(text)
+        monkeypatch.setattr("sys.argv", ["calibrate.py", "--received", str(other)])
+        with pytest.raises(SystemExit):
+            calibration.main()
+        assert f"{other} is no file of `python -m helion calibrate --send`" in capsys.readouterr().err
 
 
 def test_a_rate_is_the_difference_of_two_amounts(monkeypatch: pytest.MonkeyPatch) -> None:
