@@ -514,7 +514,7 @@ def _fastest(found: Mapping[str, Analysis | str], configs: Sequence[Config]) -> 
 
     def rank(pair: tuple[BackendCandidate, Analysis]) -> tuple[bool, float]:
         candidate, _ = pair
-        return bool(candidate.reason), candidate.replaces_us or 0.0
+        return bool(candidate.reason), candidate.replaces_us or float("inf")  # 0: no config is predicted
 
     timed = sorted(
         ((_candidate(each, configs), each) for each in found.values() if isinstance(each, Analysis)), key=rank

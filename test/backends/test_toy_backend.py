@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import pytest
@@ -99,6 +100,12 @@ def test_auto_takes_another_backend_for_what_one_refuses(toy_comes_first: None) 
 def test_auto_takes_what_is_predicted_to_be_fastest_wherever_it_stands() -> None:
     """A toy says that everything takes a microsecond."""
     assert "torch.add(value_" in helion.kernel(add, backend="auto").bind(ARGUMENTS).to_code()
+
+
+def test_auto_takes_nothing_without_a_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+    predict = Toy.predict
+    monkeypatch.setattr(Toy, "predict", lambda *given: dataclasses.replace(predict(*given), time_us=0))
+    assert "@triton.jit" in helion.kernel(add, backend="auto").bind(ARGUMENTS).to_code()
 
 
 def test_where_all_refuse_the_last_says_why(toy_comes_first: None, monkeypatch: pytest.MonkeyPatch) -> None:
