@@ -7,8 +7,8 @@
         acc = acc - hl.dot(a[...], b[...])         →             acc = acc + hl.dot(a[...], b[...])
     out[...] = acc                                           out[...] = -acc
 
-Signs are exact. Where other terms are added, as in products of complex numbers, the first operand of the dot has the other
-sign instead.
+Signs are exact, but a dot of 0 that is subtracted from 0 makes -0.0. Where other terms are added, as in products of complex
+numbers, the first operand of the dot has the other sign instead.
 """
 
 from __future__ import annotations
