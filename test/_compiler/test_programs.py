@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import helion
 import helion.language as hl
@@ -266,6 +267,13 @@ def test_elements_of_others_are_found(
     if config:
         helion.kernel(kernel, config=helion.Config(block_sizes=[128]), static_shapes=static)(x(128), 128)
         assert "LoadOfOtherPrograms" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("around", [torch.device("meta"), FakeTensorMode(), torch.inference_mode()])
+def test_modes_of_the_caller_do_not_matter(around: Any) -> None:
+    data = x(128)
+    with around:
+        assert warnings(at_half, data, 128, block_sizes=[32]) == ["LoadOfOtherPrograms"]
 
 
 def test_arguments_that_overlap_are_one_memory(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ...._shapes import cdiv, hint_of
 from ...ir.grammar import (
@@ -76,13 +77,17 @@ class Addresses:
 
     def meet(self, load: Op, store: Op, block: int) -> bool:
         """Return whether a program loads elements that one at another index of the axis ``block`` stores."""
-        axis = self.axes[block]
         one, other = (self.program.tensors[op.attributes(MemoryAttrs).tensor] for op in (load, store))
         if one is not other and None in (one.begin, other.begin):
             return False
-        if any(isinstance(bound, OperandRef) for bound in (axis.begin, axis.end)):
+        if any(isinstance(bound, OperandRef) for axis in self.axes.values() for bound in (axis.begin, axis.end)):
             return False
-        programs = list(_sample(self._count(axis)))
+        # the caller's default device, and its modes such as that of fake tensors, are not for these numbers
+        with torch.device("cpu"), _disable_current_modes():
+            return self._meet(load, store, block)
+
+    def _meet(self, load: Op, store: Op, block: int) -> bool:
+        programs = list(_sample(self._count(self.axes[block])))
         loaded = [self._of(load, block, at) for at in programs]
         if any(each is None for each in loaded):
             return False
@@ -105,13 +110,13 @@ class Addresses:
             places = found.index(op, index)
             if places is None:
                 return None
+            if _lanes(total, places) > _MOST_LANES:
+                return None
             total = total + places * (hint_of(stride) * tensor.dtype.itemsize)
             valid = valid & (places >= 0) & (places < hint_of(size))
-            if max(total.numel(), valid.numel()) > _MOST_LANES:
-                return None
         if attrs.mask is not None:
             mask = found.value(op.operands[attrs.mask])
-            if mask is None or mask.numel() > _MOST_LANES:
+            if mask is None or _lanes(valid, mask) > _MOST_LANES:
                 return None
             valid = valid & mask.to(torch.bool)
         total, valid = torch.broadcast_tensors(total, valid)
@@ -213,12 +218,16 @@ class _Lanes:
         if name == "cast":
             return given[0].to(op.results[0].dtype)
         eager = POINTWISE[name].eager
-        if eager is None or torch.broadcast_shapes(*(each.shape for each in given)).numel() > _MOST_LANES:
+        if eager is None or _lanes(*given) > _MOST_LANES:
             return None
         try:
             return eager(*given)
         except RuntimeError:  # a division by zero, say
             return None
+
+
+def _lanes(*values: torch.Tensor) -> int:
+    return torch.broadcast_shapes(*(each.shape for each in values)).numel()
 
 
 def _seen(bound: Bound) -> int:
