@@ -317,6 +317,22 @@ def test_options_of_several_sets_are_refused_before_anything_is_bound(options: d
             helion.kernel(broken).autotune_multi(sets)  # type: ignore[arg-type]
 
 
+def test_rounded_integers_may_be_one_off() -> None:
+    expected = torch.arange(10000).remainder(200).sub(100).to(torch.int8)
+    few, many, far = expected.clone(), expected + 1, expected.clone()
+    few[::1000] += 1
+    far[7] += 2
+    floating = [torch.ones(3)]
+    assert difference(few, expected, Tolerance(), floating) == ""
+    assert "differs in 10 of 10000 elements, by up to 1" in difference(few, expected, Tolerance(), [expected])
+    assert "autotune_baseline_accuracy_check_fn" in difference(many, expected, Tolerance(), floating)
+    assert "by up to 2" in difference(far, expected, Tolerance(), floating)
+    assert difference(far, expected, Tolerance(atol=2.0), [expected]) == ""
+    assert "by up to 2" in difference(far, expected, Tolerance(atol=1.0), floating)
+    truths = torch.arange(1000) > 500
+    assert difference(truths ^ (torch.arange(1000) == 500), truths, Tolerance(), floating) == ""
+
+
 @pytest.mark.parametrize("relative_to", [None, "default", "baseline"])
 def test_one_config_for_several_sets(empty_store: None, relative_to: str | None) -> None:
     sets = [(torch.randn(8, 16),), (torch.randn(3, 100),)]
