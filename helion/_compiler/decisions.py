@@ -46,3 +46,9 @@ class Decisions:
         if all(self.values[key] == value for key, value in changes.items()):
             return self
         return replace(self, values={**self.values, **changes})
+
+    def with_sizes(self, changes: Mapping[int, int]) -> Decisions:
+        """Return decisions with other sizes of tiles that are in the config; itself if nothing changes."""
+        if all(self.sizes[block] == size for block, size in changes.items()):
+            return self
+        return replace(self, sizes={**self.sizes, **changes})

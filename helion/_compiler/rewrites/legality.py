@@ -7,7 +7,7 @@ from typing import Any
 
 from ...config import RANGE_OPTIONS
 from ..decisions import Decisions, Place
-from ..ir.grammar import ForAttrs, MemoryAttrs, Op
+from ..ir.grammar import ForAttrs, LoopAxis, MemoryAttrs, Op, Program, Root
 from ..ir.loops import loops_of
 from .record import Rewrite, RuleContext
 
@@ -41,7 +41,7 @@ def legalize(rewrite: Rewrite, context: RuleContext, decisions: Decisions) -> De
     if "loops" in rewrite.removes:
         decisions = _without_gone_loops(context, decisions)
     if "accesses" in rewrite.removes:
-        decisions = _without_gone_loads(context, decisions)
+        decisions = without_gone_accesses(context.lowered(decisions), decisions)
     numbered = rewrite.numbered and decisions.values["pid_type"] == "xyz"
     return decisions.with_values(pid_type="flat") if numbered else decisions
 
@@ -70,21 +70,30 @@ def reset_loops(decisions: Decisions, gone: Callable[[str, int], bool]) -> Decis
 
 
 def _without_gone_loops(context: RuleContext, decisions: Decisions) -> Decisions:
-    """Reset the options of loops that the rewritten program does not have."""
-    left = {op.number for op in context.lowered(decisions).walk() if isinstance(op.attrs, ForAttrs)}
+    """Reset the options and the tiles of loops that the rewritten program does not have."""
+    lowered = context.lowered(decisions)
+    left = {op.number for op in lowered.walk() if isinstance(op.attrs, ForAttrs)}
     loops = enumerate(loops_of(context.program))
     gone = {at for at, loop in loops if isinstance(loop, Op) and loop.number not in left}
-    return reset_loops(decisions, lambda key, loop: loop in gone)
+    walked = {axis.block for loop in loops_of(lowered) for axis in _axes(loop)}
+    unread = {block.id: block.min_size for block in context.program.blocks if block.tunable and block.id not in walked}
+    return reset_loops(decisions.with_sizes(unread), lambda key, loop: loop in gone)
 
 
-def _without_gone_loads(context: RuleContext, decisions: Decisions) -> Decisions:
-    """Reset the options of loads that the rewritten program does not have."""
-    attrs = [op.attrs for op in context.lowered(decisions).walk() if isinstance(op.attrs, MemoryAttrs)]
-    slots, loads = {each.slot for each in attrs}, {each.load_slot for each in attrs}
-    for key, known in (("load_eviction_policies", loads), ("load_cache_modifiers", slots)):
+def _axes(loop: Root | Op) -> tuple[LoopAxis, ...]:
+    return loop.axes if isinstance(loop, Root) else loop.attributes(ForAttrs).axes
+
+
+def without_gone_accesses(program: Program, decisions: Decisions) -> Decisions:
+    """Return decisions without cache options of accesses that the rewritten ``program`` does not have."""
+    attrs = [op.attrs for op in program.walk() if isinstance(op.attrs, MemoryAttrs)]
+    slots: set[int | None] = {each.slot for each in attrs}
+    loads = {each.load_slot for each in attrs}
+    options = {"load_eviction_policies": loads, "load_cache_modifiers": slots, "store_cache_modifiers": slots}
+    for key, known in options.items():
         gone = [slot for slot, option in decisions.entries.get(key, {}).items() if option and slot not in known]
         decisions = decisions.with_entries(key, dict.fromkeys(gone, ""))
     return decisions
 
 
-__all__ = ["LOOP_OPTIONS", "in_order_of_legality", "legalize", "reset_loops"]
+__all__ = ["LOOP_OPTIONS", "in_order_of_legality", "legalize", "reset_loops", "without_gone_accesses"]

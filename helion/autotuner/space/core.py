@@ -332,8 +332,9 @@ class ConfigSpace:
         return chosen | set(self.rollable[: len(given["reduction_loops"])] if "reduction_loops" in given else ())
 
     def _recode(self, values: Values, settled: Decisions) -> Values:
-        """Return ``values`` with the decisions of the rules: all but the sizes."""
+        """Return ``values`` with the decisions of the rules, which change no chunk."""
         lists = {f.key: f.recode(settled.entries[f.key]) for f in self._lists if f.key in settled.entries}
+        lists["block_sizes"] = [settled.sizes[block] for block in self.tunable]
         return {**values, **{key: value for key, value in settled.values.items() if key in values}, **lists}
 
     def _spelt_out(self, given: Config) -> Config:

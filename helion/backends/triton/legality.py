@@ -13,7 +13,7 @@ from ..._compiler.ir.loops import loops_of
 from ..._compiler.passes.always.order_memory import rewrites
 from ..._compiler.rewrites import LEGALIZED, between, rewrite_of
 from ..._compiler.rewrites.epilogue_subtile import largest_count
-from ..._compiler.rewrites.legality import LOOP_OPTIONS, legalize
+from ..._compiler.rewrites.legality import LOOP_OPTIONS, legalize, without_gone_accesses
 from ..._compiler.rewrites.record import RuleContext
 from ..._compiler.rewrites.unfuse_matmul import matmul_tile
 from ..._shapes import cdiv, hint_of
@@ -24,6 +24,7 @@ from ...hardware import Target
 from ...settings import Settings
 from .chains import chained_products, may_unroll, most_warps
 from .column_warps import asynchronous_products, with_wide_columns
+from .lower.pairs import may_pair
 from .lower.steps import STEPS
 from .plan.lowered import Lowered, lower, waiting_loops
 from .together import TOGETHER
@@ -40,7 +41,7 @@ class LaunchContext(RuleContext):
     """The context of all rules, besides decisions.
 
     ``chained`` are the dots that the kernel chains, and ``asynchronous`` those that wgmma may compute. ``orders_memory``:
-    some loads read what the kernel stores.
+    some loads read what the kernel stores. ``paired``: accesses of two neighboring elements may become one.
     """
 
     shape: ProgramShape
@@ -48,6 +49,7 @@ class LaunchContext(RuleContext):
     chained: tuple[Op, ...]
     asynchronous: tuple[Op, ...]
     orders_memory: bool
+    paired: bool
 
 
 _Step = Callable[[LaunchContext, Decisions, bool], Decisions]
@@ -64,6 +66,7 @@ def rules(shape: ProgramShape, program: Program, target: Target, settings: Setti
         chained=chained_products(program) if is_asynchronous else (),
         asynchronous=asynchronous_products(program) if is_asynchronous else (),
         orders_memory=any(rewrites(program, root.body) for root in program.roots),
+        paired=not settings.checked and may_pair(program),
         lowered=functools.partial(_rewritten, program, target, settings),
     )
     return tuple(Rule(why=why, legalize=functools.partial(step, context)) for why, step in _RULES)
@@ -392,6 +395,18 @@ def _access_options(context: LaunchContext, decisions: Decisions, repair: bool) 
     return decisions
 
 
+def _pairs(context: LaunchContext, decisions: Decisions, repair: bool) -> Decisions:
+    """Drop the cache options of an access that another one covers."""
+    return without_gone_accesses(_lowered(context, decisions).program, decisions) if context.paired else decisions
+
+
+def _repeated(context: LaunchContext, decisions: Decisions, repair: bool) -> Decisions:
+    """Let keys for the launch of another kernel follow the keys whose values they repeat."""
+    values = decisions.values
+    own = [each for rewrite in LEGALIZED for each in rewrite.launch if values.get(each.key) is not None]
+    return decisions.with_values(**{each.key: None for each in own if values[each.key] == values[each.of]})
+
+
 def _described(context: LaunchContext, decisions: Decisions) -> frozenset[int]:
     """Return the accesses that use descriptors wherever they occur in the program."""
     if "tensor_descriptor" not in decisions.accesses("indexing").values():
@@ -429,4 +444,6 @@ _RULES: tuple[tuple[str, _Step], ...] = (
     ("this access cannot use it on this target, or with these tile sizes", functools.partial(_until_legal, _boxes)),
     ("the loop has a barrier in each iteration", functools.partial(_until_legal, _loops_in_order)),
     ("the access has another cache option, or a descriptor, which takes none", _access_options),
+    ("the kernel accesses it together with its neighbor, whose cache options both have", _pairs),
+    ("it is what None means", _repeated),
 )

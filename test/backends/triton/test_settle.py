@@ -18,6 +18,7 @@ from sample_kernels import matmul, row_sum
 import helion
 import helion.language as hl
 from helion import exc
+from helion._compiler.rewrites.unfuse_matmul import UNFUSE_MATMUL
 from helion._testing import EXAMPLES_DIR, as_meta, import_path
 from helion.autotuner.space import ConfigSpace
 
@@ -110,12 +111,35 @@ def chained(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def magnitudes(x: torch.Tensor) -> torch.Tensor:
+    """Squares of complex numbers, whose parts are neighbors."""
+    out = torch.empty([x.size(0)], dtype=torch.float32, device=x.device)
+    for i in hl.tile(x.size(0)):
+        real, imaginary = x[i, 0], x[i, 1]
+        out[i] = real * real + imaginary * imaginary
+    return out
+
+
+def largest(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The largest element of each row of a product."""
+    out = torch.empty([x.size(0)], dtype=torch.float32, device=x.device)
+    for i in hl.tile(x.size(0)):
+        acc = hl.zeros([i, y.size(1)], dtype=torch.float32)
+        for k in hl.tile(x.size(1)):
+            acc = torch.addmm(acc, x[i, k], y[k, :])
+        out[i] = acc.amax(-1)
+    return out
+
+
 HALF = functools.partial(tensor, dtype=torch.float16)
 PRODUCT = (matmul, (HALF(256, 128), HALF(128, 256)))
 ODD = (matmul, (HALF(250, 125), HALF(125, 250)))
 CHAIN = (chained, (HALF(256, 128), HALF(128, 256), HALF(128, 256)))
 STEPS = (memory_kernels.CASES["shifted"].kernel, memory_kernels.CASES["shifted"].make("cpu"))
 ROWS = (row_sum, (HALF(256, 300),))
+PARTS = (magnitudes, (tensor(300, 2),))
+LARGEST = (largest, (HALF(256, 128), HALF(128, 256)))
+UNFUSED = {"block_sizes": [1, 64], "unfuse_matmul": [64, 64, 32], "num_warps": 4, "num_stages": 3}
 FEWER = "its chunks have fewer elements than threads, which Triton 3.6 fails on"
 TILES = {"block_sizes": [64, 64, 32]}
 GRID = {"pid_type": "persistent_blocked"}
@@ -185,6 +209,21 @@ GRID = {"pid_type": "persistent_blocked"}
             "sm_90",
             {**TILES, "epilogue_subtile": 2},
             [],
+        ),
+        (
+            PARTS,
+            "sm_90",
+            {"block_sizes": [64], "load_eviction_policies": ["first", "last"]},
+            ["load_eviction_policies[1] (load of x) is '', not 'last': the kernel accesses it together with its neighbor, whose cache options both have"],
+        ),
+        (
+            LARGEST,
+            "sm_90",
+            {**UNFUSED, "matmul_num_warps": 4, "matmul_num_stages": 2},
+            [
+                f"block_sizes[1] (k) is 16, not 64: {UNFUSE_MATMUL.needs}",
+                "matmul_num_warps is None, not 4: it is what None means",
+            ],
         ),
         (PRODUCT, "sm_90", {**TILES, "l2_groupings": [4], "pid_type": "xyz"}, ["l2_groupings[0] (tile_m, tile_n) is 1, not 4: programs of this pid_type take one tile each"]),
     ],

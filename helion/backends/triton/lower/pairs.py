@@ -34,14 +34,20 @@ _PAIR = 2
 
 def pair_accesses(program: Program, inputs: StepInputs) -> Program:
     """Return the program with accesses of pairs in place of those of their elements."""
-    ops = [op for op in program.walk()]
-    if inputs.checked or any(op.kind == "dot" for op in ops) or not any(_place(program, op, inputs) for op in ops):
+    if inputs.checked or not may_pair(program, inputs.block_accesses):
         return program
-    pairer = _Pairer(program=program, inputs=inputs, numbers=Numbers.after(program), block=_block(program))
+    boxed = inputs.block_accesses
+    pairer = _Pairer(program=program, boxed=boxed, numbers=Numbers.after(program), block=_block(program))
     roots = tuple(replace(root, body=pairer.region(root.body)) for root in program.roots)
     if all(new.body is old.body for new, old in zip(roots, program.roots, strict=True)):
         return program
     return replace(program, roots=roots, blocks=(*program.blocks, pairer.block))
+
+
+def may_pair(program: Program, boxed: frozenset[int] = frozenset()) -> bool:
+    """Return whether the program has an element of a pair, and no matmul. Accesses with slots in ``boxed`` stay alone."""
+    ops = tuple(program.walk())
+    return not any(op.kind == "dot" for op in ops) and any(_place(program, op, boxed) for op in ops)
 
 
 def _block(program: Program) -> Block:
@@ -61,7 +67,7 @@ class _Place:
     pair: int
 
 
-def _place(program: Program, op: Op, inputs: StepInputs) -> tuple[_Place, int] | None:
+def _place(program: Program, op: Op, boxed: frozenset[int]) -> tuple[_Place, int] | None:
     """Return the place of an access of single elements of a contiguous dimension, and which of its pair it takes."""
     attrs = op.attrs
     if op.kind not in ("load", "store") or not isinstance(attrs, MemoryAttrs) or not attrs.rank:
@@ -71,7 +77,7 @@ def _place(program: Program, op: Op, inputs: StepInputs) -> tuple[_Place, int] |
         return None
     extent, plain = (
         tensor.shape[-1],
-        attrs.mark is None and not attrs.padded and attrs.slot not in inputs.block_accesses,
+        attrs.mark is None and not attrs.padded and attrs.slot not in boxed,
     )
     if not plain or not isinstance(extent, int) or not fixed_at(tensor.strides[-1], 1):
         return None
@@ -99,7 +105,7 @@ def _last(op: Op) -> int:
 @dataclass(frozen=True, kw_only=True)
 class _Pairer:
     program: Program
-    inputs: StepInputs
+    boxed: frozenset[int]
     numbers: Numbers
     block: Block
 
@@ -124,7 +130,7 @@ class _Pairer:
         found: list[tuple[int, int]] = []
         waiting: dict[tuple[_Place, int], int] = {}
         for number, op in enumerate(ops):
-            place = _place(self.program, op, self.inputs)
+            place = _place(self.program, op, self.boxed)
             if place is None:
                 continue
             first = waiting.pop((place[0], 1 - place[1]), None)
@@ -162,4 +168,4 @@ class _Pairer:
         out.emit("store", (joined, *both[0].operands[1:]), first.dtype, joined.dims, access)
 
 
-__all__ = ["pair_accesses"]
+__all__ = ["may_pair", "pair_accesses"]
