@@ -213,6 +213,13 @@ def test_matrices_of_a_batch_that_is_the_last_dimension_lie_between_each_other()
     assert [each.kind for each in problem.outputs] == ["strided"]
 
 
+@pytest.mark.parametrize("b", [7, 8])
+def test_seeds_of_such_matrices_copy_them(b: int) -> None:
+    bound = batch_last.bind((tensor(256, 128, b), tensor(128, 192, b)), target="h200")
+    assert bound.seeds[0].reason.endswith("warps copy A and B")
+    assert bound.plan().gemm.whole.outputs[0].kind == "strided"
+
+
 @pytest.mark.parametrize(
     ("strides", "message"),
     [

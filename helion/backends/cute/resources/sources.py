@@ -114,7 +114,7 @@ def _raw_source(op: MemoryOpFact, fact: MatmulFact, source: CopySource, dtype: t
         others += [step] if at != fact.k_axis else []
     if along_k == 1:
         pitch, k_pitch = math.gcd(*others), 1
-    elif 1 in others and dtype.itemsize == 2:
+    elif _is_contiguous(op) and dtype.itemsize == 2:
         others.remove(1)
         pitch, k_pitch = 1, math.gcd(along_k, *others)
     else:
@@ -129,16 +129,22 @@ def _stride(op: MemoryOpFact, axis: int | None) -> int:
 
 def _is_odd(op: MemoryOpFact, k_axis: int | None) -> bool:
     """Return whether TMA cannot load tiles of a tensor for the matrix unit."""
-    k_major = _stride(op, k_axis) == 1
-    contiguous = k_major or (1 in op.strides and op.itemsize == 2)
+    contiguous = _stride(op, k_axis) == 1 or (_is_contiguous(op) and op.itemsize == 2)
     steps = [n for n in op.strides if n != 1] if op.static else []
     return op.static and (not contiguous or any(n * op.itemsize % TMA_ALIGNMENT_BYTES for n in steps))
+
+
+def _is_contiguous(op: MemoryOpFact) -> bool:
+    """Return whether a tile has neighbors in memory, unlike one of a matrix whose neighbors are of other ones of a batch."""
+    computed = {*op.tile_axes} - {*op.subscript_axes}  # tiles with indices that are computed from theirs
+    units = {axis for axis, step in zip(op.subscript_axes, op.strides, strict=True) if step == 1}
+    return bool(units & {*op.tile_axes} or (None in units and computed))
 
 
 def is_strided(op: MemoryOpFact) -> bool:
     """Return whether a matrix has strides that TMA cannot take."""
     steps = [n for n, extent in zip(op.strides, op.extents, strict=True) if n != 1 and extent > 1]
-    return op.static and (1 not in op.strides or any(n * op.itemsize % TMA_ALIGNMENT_BYTES for n in steps))
+    return op.static and (not _is_contiguous(op) or any(n * op.itemsize % TMA_ALIGNMENT_BYTES for n in steps))
 
 
 def ends_in_a_granule(store: MemoryOpFact) -> bool:
