@@ -23,10 +23,15 @@ class Declined:
 class Proposal:
     """A proposal for a program: sizes by block id; orders, groupings and flattening by number of the grid loop.
 
+    A loop inside of a grid loop is flattened by its number among all loops, negated.
+
     Only ``ConfigSpace`` converts it to positional lists. Settings that are left out take the space's default.
     ``block_sizes`` are elements; ``reduction_loops`` maps a whole dimension's block id to a chunk in elements, or None
     to hold the row at once. A backend with more settings derives a class.
     """
+
+    #: True if the backend flattens loops inside of grid loops.
+    flattens_runs: ClassVar[bool] = False
 
     reason: str
     block_sizes: Mapping[int, int] = field(default_factory=dict)

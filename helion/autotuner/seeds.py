@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from .._compiler.facts.records import KernelFacts
+from .._compiler.facts.records import FlatFacts, KernelFacts
 from ..config import Config
 from ..hardware import Target
 from .proposal import Declined, Heuristic, Predicted, Proposal, Seed
@@ -40,16 +40,24 @@ def make_seeds(facts: KernelFacts, target: Target, heuristics: Iterable[Heuristi
     ``seeding_parts``). Keeping the times of launches that are asked for twice gains nothing (measurement ``seeding_memo``).
 
     ``legalise`` converts a proposal to a full config and its prediction, or returns the reason why it cannot.
+
+    Where loops iterate over runs in memory, heuristics first see the kernel with these loops flattened: only its last
+    tile has lanes out of range, and rows need no alignment.
     """
+    flat = facts.flat.value if facts.flat is not None else None
     seeds: dict[Config, Seed] = {}
     declined: list[tuple[str, str]] = []
     promoted: list[Config] = []
     competing: list[tuple[Config, float]] = []
     promoting = ""
-    for heuristic in heuristics:
+    heuristics = tuple(heuristics)
+    asked = [(heuristic, flat) for heuristic in heuristics if flat is not None and not heuristic.fallback_only]
+    for heuristic, runs in (*asked, *((heuristic, None) for heuristic in heuristics)):
         proposals: tuple[Proposal, ...] | Declined
         if heuristic.fallback_only and promoting:
             proposals = Declined(f"it is a fallback, and {promoting} promotes a seed")
+        elif runs is not None:
+            proposals = _of_runs(heuristic.propose(runs.facts, target), runs)
         else:
             proposals = heuristic.propose(facts, target)
         if isinstance(proposals, Declined):
@@ -80,6 +88,27 @@ def make_seeds(facts: KernelFacts, target: Target, heuristics: Iterable[Heuristi
                 found += 1
         if not found:
             declined.append((heuristic.name, "; ".join(dict.fromkeys(refusals)) or "it proposed nothing"))
+    seeding = {seed.heuristic for seed in seeds.values()}
+    declined = [(name, why) for name, why in dict(declined).items() if name not in seeding]
     return SeedReport(
         seeds=tuple(seeds.values()), declined=tuple(declined), promoted=tuple(promoted), competing=tuple(competing)
     )
+
+
+def _of_runs(proposals: tuple[Proposal, ...] | Declined, flat: FlatFacts) -> tuple[Proposal, ...] | Declined:
+    """Return proposals for flattened loops as those for the kernel: tiles of the last dimension, then of the others."""
+    if isinstance(proposals, Declined):
+        return proposals
+    made = []
+    for proposal in (each for each in proposals if each.flattens_runs):
+        sizes = dict(proposal.block_sizes)
+        for *others, last in flat.loops.values():
+            size = sizes.pop(last, 1)
+            for block in (last, *reversed(others)):
+                axis = flat.axes[block]
+                sizes[block] = max(axis.min_size, min(size, axis.max_size or size))
+                size = max(1, size // sizes[block])
+        flags = {**proposal.flatten_loops, **{-number: True for number in flat.loops}}
+        reason = f"{proposal.reason}, of one run in memory"
+        made.append(replace(proposal, reason=reason, block_sizes=sizes, flatten_loops=flags))
+    return tuple(made)

@@ -528,11 +528,11 @@ def inner_nest(x: torch.Tensor, out: torch.Tensor) -> None:
             out[a, b, c] = x[a, b, c] * first[:, None, None]
 
 
-def test_nests_inside_of_a_grid_are_not_flattened() -> None:
+def test_nests_of_more_than_a_run_are_not_flattened() -> None:
     bound = helion.kernel(inner_nest).bind((meta(8, 8, 8), meta(8, 8, 8)), target="sm_90")
     assert can_flatten(bound._analysis.program, 0) == "the grid has one dimension"
     (change,) = bound.config_spec.adjusted({"flatten_loops": [True]})
-    assert change.why == "it is a loop inside of a grid loop"
+    assert change.why == "a value has another dimension besides the merged ones"
 
 
 def test_more_elements_than_32_bits_can_number() -> None:

@@ -13,6 +13,7 @@ from ..ir.grammar import ForAttrs, HostTensor, Op, Program, Value, ViewAttrs
 from ..ir.loops import tile_of_bound
 from ..ir.rewrite import Makers
 from ..rewrites import REWRITES
+from ..rewrites.flatten_runs import flat_runs
 from ..rewrites.peel_masks import hidden_blocks, window_of
 from ..rewrites.record import FactContext
 from ..rewrites.reduction_loops.roll import loads_in_chunks
@@ -26,6 +27,7 @@ from .records import (
     AttentionFact,
     AttentionGradientFact,
     AxisFact,
+    FlatFacts,
     KernelFacts,
     Lazy,
     MatmulFact,
@@ -83,7 +85,16 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
         attention_gradients=_attention_gradients(program, attention_gradient_facts(matmuls, reductions, regions, axes)),
         rewrites=_rewrites(program, walk, axes),
         rewritten=_rewritten(program, rollable),
+        flat=Lazy(functools.partial(_flat, program, rollable, axes)),
     )
+
+
+def _flat(program: Program, rollable: tuple[int, ...], axes: tuple[AxisFact, ...]) -> FlatFacts | None:
+    """Return the facts with loops over runs in memory flattened, None without such loops."""
+    runs = flat_runs(program)
+    if runs is None:
+        return None
+    return FlatFacts(facts=collect_facts(runs.program, rollable), loops=runs.loops, axes=axes)
 
 
 def _rewritten(program: Program, rollable: tuple[int, ...]) -> dict[str, Lazy[RewrittenFacts | None]]:

@@ -8,6 +8,7 @@ sequential loop, or of one branch. Regions are numbered in program order.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, TypeVar
@@ -409,6 +410,25 @@ class RewrittenFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FlatFacts:
+    """Facts of a kernel with loops over runs in memory flattened. The last block of each has all elements.
+
+    ``loops`` has the original blocks of each loop by its number, and ``axes`` those of the kernel as it is.
+    """
+
+    facts: KernelFacts
+    loops: Mapping[int, tuple[int, ...]]
+    axes: tuple[AxisFact, ...]
+
+    def sizes(self, sizes: Mapping[int, int]) -> dict[int, int]:
+        """Return sizes by block of the flattened loops for those of the original ones."""
+        made = dict(sizes)
+        for blocks in self.loops.values():
+            made |= {**dict.fromkeys(blocks, 1), blocks[-1]: math.prod(sizes[block] for block in blocks)}
+        return made
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class KernelFacts:
     """All facts of a kernel. ``axes[i].block_id == i``.
 
@@ -455,6 +475,7 @@ class KernelFacts:
     attention_gradients: tuple[AttentionGradientFact, ...] = ()
     rewrites: Mapping[str, Lazy[Any]] = field(default_factory=dict, compare=False, repr=False)
     rewritten: Mapping[str, Lazy[RewrittenFacts | None]] = field(default_factory=dict, compare=False, repr=False)
+    flat: Lazy[FlatFacts | None] | None = field(default=None, compare=False, repr=False)
 
     def rewrite(self, key: str) -> Any:
         """Return the fact about the rewrite of a key, None if there is none."""

@@ -30,11 +30,13 @@ from ..ir.grammar import (
     Index,
     IotaAttrs,
     LoopAxis,
+    MaskAttrs,
     MemoryAttrs,
     Op,
     Operand,
     OperandRef,
     Program,
+    ReduceAttrs,
     Region,
     Root,
     TileAttrs,
@@ -43,12 +45,15 @@ from ..ir.grammar import (
 )
 from ..ir.loops import loops_of
 from ..ir.ops import OPS
+from ..ir.reductions import REDUCTIONS
 from ..ir.rewrite import Declined, remembered
 from ..passes.analysis.iterations import may_permute
 
 #: Properties of a tile that require one dimension per lane, and those that are the index in a tile of one element.
 _POSITIONAL = frozenset(("begin", "end", "id", "count", "index"))
 _OF_ONE = frozenset(("begin", "id"))
+#: Ops over all merged dimensions that a loop inside of a grid loop may have.
+_WITHIN = frozenset(("reduce", "mask"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,24 +152,17 @@ def flatten(program: Program, root_number: int, order: Sequence[int] = ()) -> Pr
     """
     root = program.roots[root_number]
     axes = tuple(root.axes[at] for at in order or range(len(root.axes)))
-    _check_axes(program, axes)
-    total = math.prod(axis.end for axis in axes)  # type: ignore[misc]
-    block = Block(
-        id=len(program.blocks),
-        kind="tile",
-        extent=total,
-        name=" x ".join(program.blocks[axis.block].name for axis in axes),
-        merged=tuple(axis.block for axis in axes),
-    )
-    body = _Flattener(program, axes, block).body(root.body)
-    merged = replace(root, axes=(LoopAxis(block.id, 0, total, merged=axes),), body=body)
+    if len(axes) < 2:
+        raise Declined("the grid has one dimension")
+    block = merged_block(program, axes)
+    body = Flattener(program, axes, block).body(root.body)
+    merged = replace(root, axes=(LoopAxis(block.id, 0, block.extent, merged=axes),), body=body)  # type: ignore[arg-type]
     roots = (*program.roots[:root_number], merged, *program.roots[root_number + 1 :])
     return replace(program, blocks=(*program.blocks, block), roots=roots)
 
 
-def _check_axes(program: Program, axes: tuple[LoopAxis, ...]) -> None:
-    if len(axes) < 2:
-        raise Declined("the grid has one dimension")
+def merged_block(program: Program, axes: tuple[LoopAxis, ...]) -> Block:
+    """Return a new block over all elements of ``axes``. Raise ``Declined`` if they cannot be numbered."""
     if not all(map(_from_zero, axes)):
         raise Declined("a dimension does not begin at 0")
     if any(isinstance(axis.end, OperandRef) or axis.jagged is not None for axis in axes):
@@ -172,11 +170,21 @@ def _check_axes(program: Program, axes: tuple[LoopAxis, ...]) -> None:
     total = math.prod(hint_of(axis.end) for axis in axes)  # type: ignore[arg-type]
     if program.index_dtype == torch.int32 and total > WIDE:
         raise Declined(f"{total} elements cannot be numbered with 32-bit indices")
+    return Block(
+        id=len(program.blocks),
+        kind="tile",
+        extent=math.prod(axis.end for axis in axes),  # type: ignore[misc]
+        name=" x ".join(program.blocks[axis.block].name for axis in axes),
+        merged=tuple(axis.block for axis in axes),
+    )
 
 
-class _Flattener:
-    def __init__(self, program: Program, axes: tuple[LoopAxis, ...], block: Block) -> None:
+class Flattener:
+    """The rewrite of one loop's body. ``within``: reductions over all merged dimensions, and their masks, may occur."""
+
+    def __init__(self, program: Program, axes: tuple[LoopAxis, ...], block: Block, *, within: bool = False) -> None:
         self.program = program
+        self.within = _WITHIN if within else frozenset[str]()
         self.axes = axes
         self.block = block.id
         self.merged = frozenset(block.merged)
@@ -228,7 +236,7 @@ class _Flattener:
                 raise Declined(f"{_article(inner.kind)} does not span all of the dimensions")
         if not self.is_wide(op):
             return
-        if "flatten" not in OPS[op.kind].divided_by:
+        if "flatten" not in OPS[op.kind].divided_by and op.kind not in self.within:
             raise Declined(f"{_article(op.kind)} uses a merged dimension")
         for value in _values(op):
             self.check_dims(value)
@@ -259,11 +267,31 @@ class _Flattener:
                     replace(op, operands=(operand,), results=(self.lane(op.result),), attrs=ViewAttrs("broadcast"))
                 )
                 return
+            case ReduceAttrs() | MaskAttrs():
+                ops.append(self.across(op))
+                return
             case MemoryAttrs():
                 op = self.placed(op)
                 op = replace(op, attrs=self.access(op.attributes(MemoryAttrs)))
         operands = tuple(self.operand(operand, ops) for operand in op.operands)
         ops.append(replace(op, operands=operands, results=tuple(map(self.lane, op.results))))
+
+    def across(self, op: Op) -> Op:
+        """Return a reduction of all lanes, or the mask of lanes out of range."""
+        (value,), attrs = op.values(), op.attrs
+        assert isinstance(attrs, (ReduceAttrs, MaskAttrs))
+        solid = {at for at, dim in enumerate(value.dims) if not dim.is_one}
+        if isinstance(attrs, MaskAttrs):
+            made = replace(op, results=(self.lane(op.result),), attrs=replace(attrs, dims=(0,)))
+        elif not solid.issubset(attrs.dims) or op.result.dims:
+            raise Declined("a reduction keeps a dimension")
+        elif not self.tiled.issubset(b for dim in value.dims for b in dim.blocks):
+            raise Declined("a reduction does not span all of the dimensions")
+        elif REDUCTIONS[attrs.name].combine is None:
+            raise Declined("a reduction gives the position of an element")
+        else:
+            made = replace(op, attrs=replace(attrs, dims=(0,)))
+        return replace(made, operands=(self.values[value.number],))
 
     def lane(self, value: Value) -> Value:
         self.values[value.number] = made = replace(value, dims=self.lanes)

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from ..passes.always import checks
     from . import epilogue_subtile as subtile
     from . import flatten_loops as flatten
+    from . import flatten_runs as runs
 else:
     # Binding needs only the names of the steps.
     checks = lazy("helion._compiler.passes.always.checks")
     flatten = lazy("helion._compiler.rewrites.flatten_loops")
+    runs = lazy("helion._compiler.rewrites.flatten_runs")
     subtile = lazy("helion._compiler.rewrites.epilogue_subtile")
 
 
@@ -37,6 +39,8 @@ class StepInputs:
     """Whole dimensions that are rolled into loops over chunks."""
     flattened: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """The loop order of each grid that becomes one loop, by number of its root."""
+    flat_runs: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """The same of each loop inside of a grid loop, by number of its op."""
     subtiles: int = 0
     """Column subtiles of an epilogue, 0 for none."""
     threads: int
@@ -106,6 +110,9 @@ def _roll(program: Program, inputs: StepInputs) -> Program:
 def _flatten(program: Program, inputs: StepInputs) -> Program:
     for root, order in inputs.flattened.items():
         program = flatten.flatten(program, root, order)
+    inner = [op for op in program.walk() if op.number in inputs.flat_runs] if inputs.flat_runs else []
+    for loop in inner:
+        program = runs.flatten_run(program, loop, inputs.flat_runs[loop.number])
     return program
 
 

@@ -10,6 +10,7 @@ from ... import exc
 from ..._compiler.ir.grammar import Block, Program
 from ..._compiler.rewrites.epilogue_subtile import COUNTS
 from ..._compiler.rewrites.flatten_loops import Nest, can_flatten, nests
+from ..._compiler.rewrites.flatten_runs import can_flatten_run
 from ..._compiler.sizes import padded_extent
 from ..._shapes import hint_of, next_power_of_2, previous_power_of_2
 from ...config import OWN_KEYS, TUNABLE
@@ -291,15 +292,20 @@ def _order_slot(shape: ProgramShape, nest: Nest) -> Slot:
 
 
 def _flatten_slot(shape: ProgramShape, program: Program, nest: Nest) -> Slot:
-    why = "it is a loop inside of a grid loop" if nest.root is None else can_flatten(program, nest.root)
+    why = can_flatten_run(program, nest.loop) if nest.root is None else can_flatten(program, nest.root)
     return Slot(
         name=shape.axes_text(nest.axes),
         at=nest.loop,
         fragment=BooleanFragment() if why is None else EnumFragment((False,)),
         initial=False,
-        ids=_root_ids(nest),
+        ids=_flat_ids(nest),
         remedy=why or "",
     )
+
+
+def _flat_ids(nest: Nest) -> tuple[int, ...]:
+    """Return the key of a proposal's entry: a grid loop's number, or less than 0 for the loops inside."""
+    return (-nest.loop,) if nest.root is None else (nest.root,)
 
 
 def _root_ids(nest: Nest) -> tuple[int, ...]:

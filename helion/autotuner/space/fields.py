@@ -405,7 +405,7 @@ class LoopOrders(PerSlot):
 
 @dataclass(frozen=True, kw_only=True)
 class FlattenLoops(PerSlot):
-    """Flags that flatten the dimensions of a loop into one.
+    """Flags that flatten the dimensions of a loop into one, of an inner loop if it is one run in memory.
 
     For a slot with a remedy that is impossible, and True means False.
     """

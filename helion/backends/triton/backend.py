@@ -165,6 +165,9 @@ class Triton:
         return unfused.one_after_the_other(products, rest)
 
     def _predict(self, facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
+        flat = facts.flat.value if facts.flat is not None and any(decisions.entries["flatten_loops"].values()) else None
+        if flat is not None and all(decisions.at("flatten_loops", number) for number in flat.loops):
+            facts, decisions = flat.facts, replace(decisions, sizes=flat.sizes(decisions.sizes))
         changed = facts.after(*(rewrite.key for rewrite in rewrites.REWRITES if rewrite.is_on(decisions)))
         facts = changed.facts
         taken_by = replace(launch.launch_of(decisions), copied_bytes=changed.copied_bytes)

@@ -96,11 +96,11 @@ def _check_lanes(context: LaunchContext, decisions: Decisions, repair: bool) -> 
 
 def _flattened_grids(context: LaunchContext, decisions: Decisions, repair: bool) -> Decisions:
     """Restrict options of flattened grids: one dimension has nothing to group, and ``xyz`` is the same as ``flat``."""
-    flattened = [loop for loop, flag in decisions.entries["flatten_loops"].items() if flag]
+    grouped = decisions.entries["l2_groupings"]
+    flattened = [loop for loop, flag in decisions.entries["flatten_loops"].items() if flag and loop in grouped]
     if not flattened:
         return decisions
-    grouped = decisions.entries["l2_groupings"]
-    decisions = decisions.with_entries("l2_groupings", {loop: 1 for loop in flattened if loop in grouped})
+    decisions = decisions.with_entries("l2_groupings", dict.fromkeys(flattened, 1))
     return decisions.with_values(pid_type="flat") if decisions.values["pid_type"] == "xyz" else decisions
 
 

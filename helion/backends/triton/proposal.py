@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from ...autotuner.proposal import Proposal
 
@@ -19,6 +19,8 @@ class TritonProposal(Proposal):
     their default. ``launch`` has further config keys verbatim
     (``waves_per_eu`` ...).
     """
+
+    flattens_runs: ClassVar[bool] = True
 
     eviction: Mapping[int, str] = field(default_factory=dict)
     indexing: Mapping[int, str] = field(default_factory=dict)

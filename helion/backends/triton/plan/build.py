@@ -322,6 +322,10 @@ class _Planner:
         for op in self.rolled.walk():
             if isinstance(op.attrs, ForAttrs):
                 plan = traced.get(op.attrs.like or op.number) or self.made(op.attrs)
+                if len(plan.axes) > len(op.attrs.axes):
+                    # the options of a flattened loop are those of its last dimension
+                    axes = tuple(map(self.axis, op.attrs.axes))
+                    plan = LoopPlan(axes=axes, order=(0,), ranges=plan.ranges[-1:])
                 if op.attrs.like:
                     plan = replace(plan, axes=tuple(map(self.axis, op.attrs.axes)))
                 loops[op.number] = plan if not waits(op.regions[0]) else replace(plan, ranges=_in_order(plan.ranges))

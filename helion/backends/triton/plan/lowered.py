@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...._compiler.decisions import Decisions
-from ...._compiler.ir.grammar import MemoryAttrs, Program, Region, Root
+from ...._compiler.ir.grammar import MemoryAttrs, Op, Program, Region, Root
 from ...._compiler.ir.loops import loops_of
 from ...._compiler.rewrites import keys
 from ...._compiler.rewrites.copy_operands import multiplies
@@ -97,7 +97,8 @@ def _inputs(program: Program, decisions: Decisions, settings: Settings, target: 
         sizes=decisions.sizes,
         values={key: _plain(decisions.values[key]) for key in keys() if key in decisions.values},
         chunked=decisions.chunked,
-        flattened=_flattened(program, decisions),
+        flattened=_flattened(program, decisions, Root),
+        flat_runs=_flattened(program, decisions, Op),
         subtiles=decisions.values["epilogue_subtile"] or 0,
         staged=target.kind == "cuda" and any(stages > 1 for stages in staged.values()),
         threads=decisions.values["num_warps"] * target.warp_size,
@@ -116,14 +117,18 @@ def _inputs(program: Program, decisions: Decisions, settings: Settings, target: 
     )
 
 
-def _flattened(program: Program, decisions: Decisions) -> dict[int, tuple[int, ...]]:
-    """Return the loop orders of the grids that are flattened, by root."""
+def _flattened(program: Program, decisions: Decisions, kind: type[Root | Op]) -> dict[int, tuple[int, ...]]:
+    """Return the loop orders of the grids that are flattened, by root, or of the loops inside of them, by op."""
     flags = decisions.entries["flatten_loops"]
     if not any(flags.values()):
         return {}
-    grids = (number for number, loop in enumerate(loops_of(program)) if isinstance(loop, Root))
+    chosen = [(number, loop) for number, loop in enumerate(loops_of(program)) if isinstance(loop, kind)]
     orders = decisions.entries["loop_orders"]
-    return {root: tuple(orders[number]) for root, number in enumerate(grids) if flags.get(number)}
+    return {
+        (loop.number if isinstance(loop, Op) else at): tuple(orders[number])
+        for at, (number, loop) in enumerate(chosen)
+        if flags.get(number)
+    }
 
 
 def waits(region: Region) -> bool:

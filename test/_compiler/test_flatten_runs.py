@@ -1,0 +1,167 @@
+"""Loops over one run in memory as one loop: generated text, equality with eager PyTorch, seeds, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import helion
+import helion.language as hl
+from helion._compiler.ir.grammar import Op
+from helion._compiler.ir.loops import loops_of
+from helion._compiler.ir.verifier import verify
+from helion._compiler.rewrites.flatten_runs import can_flatten_run, flatten_run
+from test.harness import program_of
+
+
+def images(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))) * 9 + 3).to(dtype)
+
+
+def stretched(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(x.size(), dtype=torch.float32, device=x.device)
+    for i in hl.grid(x.size(0)):
+        low = hl.full([], float("inf"), dtype=torch.float32)
+        high = hl.full([], float("-inf"), dtype=torch.float32)
+        for rows, columns in hl.tile(x.size()[1:]):
+            value = x[i, rows, columns].float()
+            low = torch.minimum(low, value.amin())
+            high = torch.maximum(high, value.amax())
+        for rows, columns in hl.tile(x.size()[1:]):
+            out[i, rows, columns] = (x[i, rows, columns].float() - low) / (high - low)
+    return out
+
+
+def mean_square(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Reductions along three dimensions, of which the outer ones are reduced last."""
+    out = torch.empty([x.size(0)], dtype=torch.float32, device=x.device)
+    for i in hl.grid(x.size(0)):
+        total = hl.zeros([], dtype=torch.float32)
+        for a, b, c in hl.tile(x.size()[1:]):
+            total = total + (x[i, a, b, c] - y[i, a, b, c]).square().sum()
+        out[i] = total / x[0].numel()
+    return out
+
+
+def stretched_eager(x: torch.Tensor) -> torch.Tensor:
+    low, high = x.double().amin((1, 2), keepdim=True), x.double().amax((1, 2), keepdim=True)
+    return (x.double() - low) / (high - low)
+
+
+def loops(kernel: Callable[..., Any], *args: Any) -> list[str | None]:
+    """The reason why each inner loop over several dimensions is no flat one."""
+    program = program_of(kernel, *args)
+    nests = [at for at, loop in enumerate(loops_of(program)) if isinstance(loop, Op) and len(loop.attrs.axes) > 1]
+    return [can_flatten_run(program, at) for at in nests]
+
+
+def test_one_loop_over_all_elements() -> None:
+    bound = helion.kernel(stretched).bind((images(3, 5, 7),))
+    code = bound.to_triton_code(helion.Config(block_sizes=[4, 8, 2, 8], flatten_loops=[True, True]))
+    assert "_BLOCK_SIZE_1_2 = tl.constexpr(32)" in code
+    assert "_BLOCK_SIZE_3_4 = tl.constexpr(16)" in code
+    assert "tl.store(out + (i * 35 + indices_3_4), div, mask=mask_3_4)" in code
+    assert "tl.reduce(value_1, 0, _min_nan)" in code
+    one = bound.to_triton_code(helion.Config(block_sizes=[4, 8, 2, 8], flatten_loops=[False, True]))
+    assert "_BLOCK_SIZE_1 = " in one
+    assert "_BLOCK_SIZE_3_4 = " in one
+
+
+@pytest.mark.parametrize("shape", [(3, 37, 63), (2, 1, 100), (1, 33, 1), (2, 64, 16)])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32])
+def test_equals_eager(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = images(*shape).abs().to(dtype)
+    kernel = helion.kernel(stretched, config=helion.Config(block_sizes=[4, 8, 2, 16], flatten_loops=[True, True]))
+    torch.testing.assert_close(kernel(x).double(), stretched_eager(x), atol=1e-6, rtol=1e-6)
+
+
+def test_sizes_that_differ_from_call_to_call() -> None:
+    config = helion.Config(block_sizes=[4, 8, 2, 8], flatten_loops=[True, True])
+    kernel = helion.kernel(stretched, config=config, static_shapes=False)
+    for shape in ((2, 17, 9), (3, 4, 33)):
+        x = images(*shape)
+        torch.testing.assert_close(kernel(x).double(), stretched_eager(x), atol=1e-6, rtol=1e-6)
+    assert "_BLOCK_SIZE_1_2 = " in kernel.bind((x,)).to_triton_code(config)
+
+
+def test_three_dimensions() -> None:
+    config = helion.Config(block_sizes=[2, 4, 8], flatten_loops=[True])
+    x, y = images(2, 3, 17, 9), images(2, 3, 17, 9).flip(1)
+    torch.testing.assert_close(helion.kernel(mean_square, config=config)(x, y), (x - y).square().mean((1, 2, 3)))
+
+
+def test_seeds_flatten_runs() -> None:
+    """Rows of 501 bytes begin at odd addresses, and 11 of 512 lanes of each would be idle."""
+    bound = helion.kernel(stretched).bind(
+        (torch.empty(256, 500, 501, dtype=torch.uint8, device="meta"),), target="h200"
+    )
+    config = bound.default_config()
+    assert config["flatten_loops"] == [True, True]
+    first, second = config["block_sizes"][:2], config["block_sizes"][2:]
+    assert first[1] == second[1] == 512
+    assert min(first[0], second[0]) >= 4
+    times = {tuple(seed.config["flatten_loops"]): seed.predicted.time_us for seed in reversed(bound.seeds)}
+    assert times[True, True] < 0.8 * times[False, False]
+    names = [name for name, _ in bound.declined] + [seed.heuristic for seed in bound.seeds]
+    assert {name for name, _ in bound.declined}.isdisjoint(seed.heuristic for seed in bound.seeds)
+    assert "TritonStreamingReductionHeuristic" in names
+
+
+def test_verified_program_keeps_other_loops() -> None:
+    program = program_of(stretched, images(3, 5, 7))
+    _, first, second = loops_of(program)
+    flat = verify(flatten_run(program, first), "flatten")
+    made = [loop for loop in loops_of(flat) if isinstance(loop, Op)]
+    assert [len(loop.attrs.axes) for loop in made] == [1, 2]
+    assert made[1] is second
+    assert flat.blocks[-1].extent == 35
+
+
+def test_declines_where_lanes_need_more_than_their_number() -> None:
+    def indexed(x: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros([x.size(0)])
+        for i in hl.grid(x.size(0)):
+            total = hl.zeros([], dtype=torch.float32)
+            for a, b in hl.tile(x.size()[1:]):
+                total = total + (x[i, a, b] * a.index[:, None]).sum()
+            out[i] = total
+        return out
+
+    def weighted(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros([x.size(0)])
+        for i in hl.grid(x.size(0)):
+            total = hl.zeros([], dtype=torch.float32)
+            for a, b in hl.tile(x.size()[1:]):
+                total = total + (x[i, a, b] * w[b][None, :]).sum()
+            out[i] = total
+        return out
+
+    def rows_of_sums(x: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros([x.size(0)])
+        for i in hl.grid(x.size(0)):
+            total = hl.zeros([], dtype=torch.float32)
+            for a, b in hl.tile(x.size()[1:]):
+                total = total + x[i, a, b].sum(-1).amax()
+            out[i] = total
+        return out
+
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros([x.size(0)])
+        for i in hl.grid(x.size(0)):
+            total = hl.zeros([], dtype=torch.float32)
+            for a, b in hl.tile(x.size()[1:]):
+                total = total + x[i, a, b].sum() + hl.full([a], 1.0, dtype=torch.float32).sum()
+            out[i] = total
+        return out
+
+    x = images(3, 5, 7)
+    assert loops(stretched, x) == [None, None]
+    assert loops(stretched, x.mT.contiguous().mT) == ["a tensor has the elements in another order"] * 2
+    assert loops(stretched, images(3, 5, 8)[:, :, :7]) == ["a tensor has the elements in another order"] * 2
+    assert loops(indexed, x) == ["the index along a dimension is read"]
+    assert loops(weighted, x, images(7)) == ["a tensor has the elements in another order"]
+    assert loops(rows_of_sums, x) == ["a reduction keeps a dimension"]
+    assert loops(counted, x) == ["a reduction does not span all of the dimensions"]
