@@ -374,6 +374,8 @@ def child(name: str) -> None:
         derived_on_gpu.any_size(int(rest[0]), rest[1], say, on_gpu)
     elif what == "bias_times":
         derived_on_gpu.measured(rest[0], say, on_gpu, timer)
+    elif what == "computed":
+        gradients_on_gpu.check(int(rest[0]), say, on_gpu, module="computed_kernels")
     elif what == "dropout":
         gradients_on_gpu.check(int(rest[0]), say, on_gpu, static=rest[1] == "static", module="dropped_kernels")
     elif what == "sequences":
@@ -403,6 +405,7 @@ def jobs() -> list[str]:
     from backends.cute import attention_kernels as kernels
     from backends.cute import gradients_on_gpu, latent_on_gpu, rounded_on_gpu, sizes_on_gpu
     from backends.cute.test_backward import NAMES
+    from backends.cute.test_computed_rows import NAMES as COMPUTED_NAMES
     from backends.cute.test_derived_inputs import KINDS as DERIVED_KINDS
     from backends.cute.test_dropout import NAMES as DROPPED_NAMES
     from backends.cute.test_fp8_attention import NAMES as NARROW_NAMES
@@ -450,6 +453,7 @@ def jobs() -> list[str]:
         *checks[3:],
         "decode",
         *(f"gradients:{at}" for at in range(len(NAMES))),
+        *(f"computed:{at}" for at in range(len(COMPUTED_NAMES))),
         *(f"stress:{dims}:{mask}" for dims in (64, 128) for mask in sizes_on_gpu.MASKS),
         *(f"repeats:{at}:backward_kernels" for at in range(len(NAMES)) if "all" not in NAMES[at]),
         *(f"{job}:{kind}" for job in ("bias", "bias_times") for kind in DERIVED_KINDS),

@@ -65,7 +65,7 @@ CHANGES = {
     "an acquiring addition": (ADDED, ADDED.replace("part)", 'part, sem="acq_rel")'), "other than a relaxed addition"),
     "two additions": (ADDED, f"{ADDED}\n            {ADDED}", "more than one atomic"),
     "an old value that is read": (ADDED, f"value_sum = value_sum + {ADDED}.sum() * 0.0", "no other effect"),
-    "a sum that is read": ("part = hl", "differences = differences + dq[h, tile_m, :].sum(-1)[:, None]\n            part = hl", "reduce in gradients"),
+    "a sum that is read": ("part = hl", "differences = differences + dq[h, tile_m, :].sum(-1)[:, None]\n            part = hl", "another left operand"),
     "a tensor that is read": ("part = hl", "more = dq[h, tile_m, :]\n            part = hl", None),
     "gradients to a tensor that is read": ("weights = torch", "scores = scores + dq[h, tile_m, tile_n]\n            weights = torch", "and read or stored|dimensions"),
     "fewer rows": (ADDED, ADDED.replace("dq,", "dq[:, :-4],"), "another shape|no tensor|host"),

@@ -13,6 +13,7 @@ from ..plan.attention.build import NARROW_DTYPES
 from ..plan.attention.gradients import AtomicSum, BackwardProblem
 from ..plan.attention.operands import GATHER, INTEGERS, Matrix, Mode, Place, RandomNumbers, Source, Table
 from ..plan.attention.records import KEY_INDEX, QUERY_INDEX, AttentionProblem, Formula, ScoreProblem, Span, without_rest
+from ..plan.attention.row_values import RowValues
 from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant
 from ..toolchain.kernel import GemmKernel
 from .evaluate import OPERATIONS
@@ -94,8 +95,32 @@ def evaluate_backward(kernel: GemmKernel, given: Sequence[Given]) -> None:
     problem = launched(kernel, integers)
     assert isinstance(problem, BackwardProblem)
     tensors = [each if isinstance(each, torch.Tensor) else torch.tensor(each) for each in given]
+    reads = tensors[len(tensors) - len(problem.read_before) :]
+    tensors = tensors[: len(tensors) - len(reads)]
+    for values, at in zip(problem.values, problem.values_at, strict=True):
+        read, reads = reads[: len(values.reads)], reads[len(values.reads) :]
+        tensors[at] = _row_values(values, read)
     for head in itertools.product(*map(range, problem.heads)):
         _evaluate_gradients(problem, head, tensors)
+
+
+def _row_values(values: RowValues, given: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the values of rows as the kernel before that of gradients stores them."""
+    dtype = getattr(torch, values.dtype)
+    found = torch.full((values.bytes // dtype.itemsize,), math.nan, dtype=dtype)
+    for place in itertools.product(*map(range, values.heads)):
+        coordinates = dict(zip(values.axes, place, strict=True))
+        head = tuple(coordinates.get(axis, 0) for axis in range(max(values.axes, default=-1) + 1))
+        read = [_matrix(each, x, head, values.rows).float() for each, x in zip(values.reads, given, strict=True)]
+        made = _computed(values.formula, read)[values.formula.value]
+        target = torch.as_strided(
+            found,
+            (values.rows, 1 if values.sums else values.columns),
+            (values.pitch, 1),
+            _start(found, 0, values.modes, head),
+        )
+        target.copy_(made.sum(1, keepdim=True) if values.sums else made)
+    return found
 
 
 def _evaluate_gradients(problem: BackwardProblem, head: tuple[int, ...], tensors: Sequence[torch.Tensor]) -> None:

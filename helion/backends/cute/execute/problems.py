@@ -18,7 +18,7 @@ from ..toolchain.kernel import GemmKernel
 if TYPE_CHECKING:
     from ..plan import build, copied, epilogue, finish
     from ..plan import runtime as sizes
-    from ..plan.attention import backward, launch, numbers, operands
+    from ..plan.attention import backward, launch, numbers, operands, row_values
     from ..plan.attention import build as attention_build
     from ..plan.attention import records as attention
     from ..plan.attention.records import ScoreProblem
@@ -36,6 +36,7 @@ else:
     launch = lazy("helion.backends.cute.plan.attention.launch")
     numbers = lazy("helion.backends.cute.plan.attention.numbers")
     operands = lazy("helion.backends.cute.plan.attention.operands")
+    row_values = lazy("helion.backends.cute.plan.attention.row_values")
     attention_build = lazy("helion.backends.cute.plan.attention.build")
     attention = lazy("helion.backends.cute.plan.attention.records")
     chained = lazy("helion.backends.cute.plan.chained.records")
@@ -62,7 +63,7 @@ class Problem(Protocol):
 
 
 #: Modules with the records of problems, in the order in which names are looked up.
-_MODULES = (epilogue, copied, records, operands, attention, numbers, rowwise, backward, chained)
+_MODULES = (epilogue, copied, records, operands, attention, numbers, rowwise, backward, row_values, chained)
 
 
 class _Records(dict[str, object]):

@@ -17,7 +17,7 @@ from ....autotuner.proposal import Predicted
 from ....hardware import Target
 from ..plan.attention.backward import EXCHANGE_STAGES, BackwardChoice
 from ..plan.attention.build import REGISTERS
-from ..plan.attention.gradients import estimated_registers, in_passes
+from ..plan.attention.gradients import PRODUCTS, estimated_registers, in_passes
 from ..plan.records import SUM_BYTES, WGMMA_ROWS
 from .attention import MEASURED, RATES, predicted, rate_per_sm, rows_of
 
@@ -74,6 +74,8 @@ class BackwardShape:
     """Random numbers that are drawn for a pair of rows in each pass."""
     stored_bytes: int = 0
     """Bytes that the loop stores for each owned and streamed row."""
+    summed: int = 0
+    """Sums of rows that a kernel before computes."""
     fixed: Mapping[int, int] = field(default_factory=dict)
 
     def registers(self, keys: int) -> int:
@@ -118,7 +120,8 @@ class BackwardShape:
         """Bytes that are loaded once and stored, in operands of 16 bits."""
         streamed = self.repeats * self.streamed
         each = self.rows * (sum(self.products) + sum(self.gradients)) + streamed * sum(self.products)
-        return self.heads * (2 * each + self.rows * streamed * self.stored_bytes)
+        before = self.summed * PRODUCTS * max(self.rows, streamed) * max(self.products, default=0)
+        return self.heads * (2 * (each + before) + self.rows * streamed * self.stored_bytes)
 
 
 def describes_backward(facts: KernelFacts) -> bool:
@@ -162,6 +165,7 @@ def backward_shape(facts: KernelFacts) -> BackwardShape | str:
         loaded=facts.axes[fact.streamed_axis].extent is None and not fact.hidden,
         draws=len(facts.random_tiles),
         stored_bytes=_stored_bytes(facts, {fact.stationary_axis, fact.streamed_axis}),
+        summed=sum(each.category == "full_slice" for each in facts.reductions),
         fixed={axis.block_id: axis.size for axis in facts.axes if axis.kind == "fixed" and axis.size is not None},
     )
 
@@ -218,7 +222,7 @@ def predicted_us(shape: BackwardShape, choice: BackwardChoice, target: Target) -
     tile_us = rows * shape.repeats * blocks * (2 * choice.keys * shape.columns / rate + others) / 1e3
     tile_us += ADDED_TILE_US / per_sm if shape.atomic else 0.0
     memory_us = shape.bytes_moved / (target.bandwidth_gb_per_s * 1e3)
-    return LAUNCH_US + max(-(-tiles // target.num_sms) * tile_us, memory_us)
+    return LAUNCH_US * (1 + shape.summed) + max(-(-tiles // target.num_sms) * tile_us, memory_us)
 
 
 def predict_backward(facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from ...plan.attention.backward import BackwardPlan, backward_bytes, backward_memory
+from ...plan.attention.row_values import values_bytes
 from ...plan.workspace import COUNTER_BYTES, MAX_COUNTERS
 from ...roles.attention.grammar import BackwardProgram
 from ...toolchain.kernel import GemmKernel
+from ..chained.row_values import launches, reads_of, row_functions
 from . import backward_steps, spans
 from .atomic import spanned_sums
 from .backward import backward_functions
@@ -38,6 +40,7 @@ def backward_pieces(plan: BackwardPlan) -> Pieces:
             bounds_function(plan),
             *uniform_functions(problem),
             *backward_functions(plan),
+            *row_functions(problem.values),
         ),
         matrices=(*owned, *problem.blocks, *gradients),
         objects=backward_matrices(plan),
@@ -50,12 +53,15 @@ def backward_pieces(plan: BackwardPlan) -> Pieces:
         workspace_bytes=_workspace_bytes(plan),
         vectors=tuple(source.label for sources in plan.staged.values() for source in sources),
         ctas_per_sm=1,  # else ptxas may ignore changes of register counts
+        reads=reads_of(problem.values),
+        launches=launches(problem, (*owned, *problem.blocks, *outputs)),
     )
 
 
 def _workspace_bytes(plan: BackwardPlan) -> int:
-    """Return the bytes of the workspace, for the counter that hands out tiles."""
-    return MAX_COUNTERS * COUNTER_BYTES if plan.scheduler == "dynamic" else 0
+    """Return the bytes of the workspace, for the counter that hands out tiles, and for values of rows."""
+    counters = MAX_COUNTERS * COUNTER_BYTES if plan.scheduler == "dynamic" else 0
+    return values_bytes(plan.problem.values) or counters
 
 
 def backward_kernel(name: str, program: BackwardProgram) -> GemmKernel:
@@ -63,4 +69,5 @@ def backward_kernel(name: str, program: BackwardProgram) -> GemmKernel:
     plan = program.plan
     counter = COUNTER_BYTES if plan.scheduler == "dynamic" else 0
     matrices = tuple(each.dtype for each in plan.problem.matrices)
-    return score_kernel(name, program, backward_pieces(plan), matrices, counter)
+    reads = tuple(each.dtype for each in plan.problem.read_before)
+    return score_kernel(name, program, backward_pieces(plan), matrices, counter, reads)

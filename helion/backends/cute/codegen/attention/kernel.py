@@ -12,17 +12,23 @@ from .module import ENTRY, Pieces, attention_pieces, render
 
 
 def score_kernel(
-    name: str, program: ScoreProgram, pieces: Pieces, matrices: tuple[str, ...], counter: int = 0
+    name: str,
+    program: ScoreProgram,
+    pieces: Pieces,
+    matrices: tuple[str, ...],
+    counter: int = 0,
+    reads: tuple[str, ...] = (),
 ) -> GemmKernel:
     """Return the kernel named ``name`` of a program. ``matrices`` are the types of its first arguments, before sources,
-    integers, and the workspace, if any; ``counter`` is the number of bytes of its counters."""
+    those that kernels before read, ``reads``, integers, and the workspace, if any; ``counter`` is the number of bytes of its
+    counters."""
     problem = program.plan.problem
     sources = (source.argument for source in problem.sources)
     integers = (each.kind for each in launch_integers(problem))
     return GemmKernel(
         name=name,
         unit=program.unit,
-        pointers=(*matrices, *sources, *integers, *(("float32",) if pieces.workspace_bytes else ())),
+        pointers=(*matrices, *sources, *reads, *integers, *(("float32",) if pieces.workspace_bytes else ())),
         ctas=1,
         threads=program.warps * WARP_THREADS,
         shared_bytes=pieces.shared_bytes,

@@ -69,6 +69,10 @@ class Pieces:
     imports: tuple[str, ...] = IMPORTS
     objects_of_kernel: tuple[str, ...] = ()
     """Lines of the kernel, before its roles, that make objects of all of them."""
+    reads: tuple[str, ...] = ()
+    """Arguments of the host function after its sources: what kernels before read."""
+    launches: tuple[str, ...] = ()
+    """Lines of the host that launch kernels before."""
 
 
 def render(program: ScoreProgram, pieces: Pieces) -> str:
@@ -284,12 +288,14 @@ def _host(out: Writer, program: ScoreProgram, pieces: Pieces) -> None:
     out.lines(f"    {name}: cute.Pointer," for name in pieces.pointers)
     for source in pieces.sources:
         out.line(f"    {source.label}: {SCALARS.get(source.argument, 'cute.Pointer')},")
+    out.lines(f"    {name}: cute.Pointer," for name in pieces.reads)
     out.lines(f"    {name}: cutlass.{kind}," for name, kind in numbers.given(program.plan).items())
     out.lines(["    workspace: cute.Pointer,"] if pieces.workspace_bytes else [])
     out.lines(("    ctas: cutlass.Int32,", "    stream: CUstream,"))
     with out.block(") -> None:"):
         out.lines(numbers.assumed(program.plan))
         out.lines(f"{name} = {text}" for name, text in numbers.definitions(program.plan).items())
+        out.lines(pieces.launches)
         out.lines(pieces.objects)
         arguments = [f"{kind}_{name}" for name in (*pieces.matrices, *pieces.vectors) for kind, _ in _OF_MATRIX]
         for name, _, tensor in pieces.tensors:

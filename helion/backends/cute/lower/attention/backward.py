@@ -22,6 +22,7 @@ from ...plan.attention.gradients import PRODUCTS, BackwardProblem, Gradient, che
 from ...plan.attention.numbers import is_known
 from ...plan.attention.operands import Matrix
 from ...plan.attention.records import AttentionOutput, Formula
+from ...plan.epilogue import constant
 from ...plan.refusal import Refusal
 from ..names import name_of
 from ..numbers import equal, size
@@ -31,7 +32,7 @@ from .formula import FormulaReader
 from .lefts import EXPONENTIALS, Lefts, Visible
 from .loops import Loops, check_axis, is_tile
 from .numbers import LaunchNumbers
-from .operands import check_dot, check_storage, check_strides, loaded, matrix_of
+from .operands import ComputedRows, Rows, check_dot, check_storage, check_strides, matrix_of
 from .outputs import unrounded
 from .places import access_of, check_reach
 from .ranges import check_range, key_range
@@ -107,22 +108,21 @@ def backward_of(program: Program) -> Backward:
     sums = [_sum(loops, each) for each in carried]
     addition = addition_of(loops)
     dots = [*sums, *([addition.dot] if addition else ())]
-    first, second = _products(loops, dots)
-    owned, streamed = zip(*(_sides(loops, dot) for dot in (first, second)), strict=True)
-    lefts = Lefts(loops, dict(zip(STARTS, (first, second), strict=True)), "gradients", loaded=True)
+    products, computed = _products(loops, dots), ComputedRows(loops)
+    owned, streamed = zip(*(_sides(loops, dot, computed) for dot in products), strict=True)
+    lefts = _lefts(products, owned, streamed, computed)
     stored_in_loop = loop_outputs_of(loops)
     visible = Visible() if stored_in_loop else lefts.visible([dot.operands[0] for dot in sums])
-    stored = loops.numbers.least([_extent(loops, load, loops.keys) for load in streamed], "size_keys")
+    stored = loops.numbers.least([_extent(loops, each.load, loops.keys) for each in streamed], "size_keys")
     check_range(loops, visible.range)
     loaded_range, bounds = key_range(lefts.reader, visible.range)
     if key_span(loops, None) is not None:
         raise Refusal("gradients of attention in a loop to a number of rows that is loaded are not implemented")
     keys = covered_keys(loops, visible.band, stored)
-    matrices = [_matrix(loops, load, loops.keys) for load in streamed]
+    own, matrices = ([each.matrix for each in rows] for rows in (owned, streamed))
     formula, values = lefts.formula([dot.operands[0] for dot in dots], [unrounded(loops, op) for op in stored_in_loop])
-    rights = [_right(loops, dot, matrices) for dot in sums]
-    outputs = _Outputs(loops, sums, carried)
-    own = [_matrix(loops, load, loops.queries) for load in owned]
+    rights = [_right(loops, dot, matrices, computed) for dot in sums]
+    outputs = _Outputs(loops, sums, carried, [factor for _, factor in rights])
     atomic = None if addition is None else addition.record(values[len(sums)], own, keys)
     outputs_of_loop = zip(stored_in_loop, values[len(dots) :], strict=True)
     problem = BackwardProblem(
@@ -132,32 +132,41 @@ def backward_of(program: Program) -> Backward:
         keys=keys,
         band=visible.band,
         key_range=loaded_range,
-        owned=tuple(own),  # type: ignore[arg-type]
-        streamed=tuple(matrices),  # type: ignore[arg-type]
+        owned=tuple(own),
+        streamed=tuple(matrices),
         formula=formula,
         gradients=tuple(
             Gradient(left=left, right=right, finish=finish, output=output)
-            for left, right, finish, output in zip(values, rights, outputs.formulas, outputs.records, strict=False)
+            for left, (right, _), finish, output in zip(values, rights, outputs.formulas, outputs.records, strict=False)
         ),
         atomic=atomic,
         loop_outputs=tuple(loop_output(loops, op, value, keys) for op, value in outputs_of_loop),
         units=tuple(loops.numbers.units),
-        names=tuple(loops.tensor(load).name for load in (*owned, *streamed)),
+        values=tuple(computed.found.values()),
+        names=tuple(loops.tensor(each.load).name for each in (*owned, *streamed)),
     )
     _check(loops, problem, (*stored_in_loop, *(() if addition is None else (addition.op,))))
     added = () if addition is None else (loops.tensor(addition.op).id,)
     return Backward(
         problem=problem,
         loops=loops,
-        tensors=(*(loops.tensor(load).id for load in (*owned, *streamed)), *outputs.tensors, *added),
+        tensors=(*(loops.tensor(each.load).id for each in (*owned, *streamed)), *outputs.tensors, *added),
         sources=(
             *(loops.tensor(op).id for op in stored_in_loop),
             *lefts.reader.arguments(formula),
             *outputs.sources,
             *(() if addition is None else addition.sources),
             *bounds,
+            *computed.tensors,
         ),
     )
+
+
+def _lefts(products: Sequence[Op], owned: Sequence[Rows], streamed: Sequence[Rows], computed: ComputedRows) -> Lefts:
+    """Return the reader of left operands, with the factors of both sides of their products."""
+    factors = [one.factor * other.factor for one, other in zip(owned, streamed, strict=True)]
+    starts = dict(zip(STARTS, products, strict=True))
+    return Lefts(computed.loops, starts, "gradients", loaded=True, factors=factors, sums=computed.sum_of)
 
 
 def _check(loops: Loops, problem: BackwardProblem, written: Sequence[Op]) -> None:
@@ -296,8 +305,8 @@ def _products(loops: Loops, sums: Sequence[Op]) -> tuple[Op, Op]:
     return first[0], second
 
 
-def _sides(loops: Loops, dot: Op) -> tuple[Op, Op]:
-    """Return the loads of owned and streamed rows of a product."""
+def _sides(loops: Loops, dot: Op, computed: ComputedRows) -> tuple[Rows, Rows]:
+    """Return the owned and streamed rows of a product."""
     check_dot(dot)
     left, right = (loops.blocks(each) for each in dot.operands[:2])
     rows = {loops.queries, loops.keys}
@@ -305,10 +314,10 @@ def _sides(loops: Loops, dot: Op) -> tuple[Op, Op]:
         raise Refusal("products of a tile's rows with streamed rows over the dimensions of a head are implemented")
     if {left[0], right[1]} != rows:
         raise Refusal("products of a tile's rows with streamed rows are implemented")
-    loads = [loaded(loops, each, "an operand") for each in dot.operands]
-    owned, streamed = loads if left[0] == loops.queries else loads[::-1]
-    if _extent(loops, owned, loops.queries) != loops.extent(loops.queries):
-        raise Refusal(f"{loops.tensor(owned).name} has another number of rows than tiles cover")
+    sides = dot.operands if left[0] == loops.queries else dot.operands[::-1]
+    owned, streamed = (computed.rows(x, block) for x, block in zip(sides, (loops.queries, loops.keys), strict=True))
+    if _extent(loops, owned.load, loops.queries) != loops.extent(loops.queries):
+        raise Refusal(f"{loops.tensor(owned.load).name} has another number of rows than tiles cover")
     return owned, streamed
 
 
@@ -319,17 +328,12 @@ def _extent(loops: Loops, load: Op, block: int) -> int:
     return access.extents[block]
 
 
-def _matrix(loops: Loops, load: Op, block: int) -> Matrix:
-    return matrix_of(loops, load, block, "rows")
-
-
-def _right(loops: Loops, dot: Op, streamed: Sequence[Matrix]) -> int:
-    """Return the number of the streamed matrix that a gradient multiplies."""
-    load = loaded(loops, dot.operands[1], "the right operand of a gradient")
-    matrix = _matrix(loops, load, loops.keys)
-    if matrix not in streamed:
-        raise Refusal(f"{loops.tensor(load).name} is multiplied by a gradient, and by no product before it")
-    return streamed.index(matrix)
+def _right(loops: Loops, dot: Op, streamed: Sequence[Matrix], computed: ComputedRows) -> tuple[int, float]:
+    """Return the number of the streamed matrix that a gradient multiplies, and a factor of it."""
+    found = computed.rows(dot.operands[1], loops.keys)
+    if found.matrix not in streamed:
+        raise Refusal(f"{loops.tensor(found.load).name} is multiplied by a gradient, and by no product before it")
+    return streamed.index(found.matrix), found.factor
 
 
 # Outputs ---------------------------------------------------------------------------------------------------------------
@@ -338,7 +342,7 @@ def _right(loops: Loops, dot: Op, streamed: Sequence[Matrix]) -> int:
 class _Outputs:
     """The output of each gradient: its formula, record, and the id of its tensor."""
 
-    def __init__(self, loops: Loops, sums: Sequence[Op], carried: Sequence[Carried]) -> None:
+    def __init__(self, loops: Loops, sums: Sequence[Op], carried: Sequence[Carried], factors: Sequence[float]) -> None:
         stores = [op for op in loops.root.body.ops if op.kind == "store"]
         by_gradient = [[op for op in stores if self._depends(loops, op, each.final)] for each in carried]
         if any(len(each) != 1 for each in by_gradient) or len(stores) != len(carried):
@@ -347,13 +351,13 @@ class _Outputs:
         self.records: list[AttentionOutput] = []
         self.tensors: list[int] = []
         self.sources: list[int | Expr] = []
-        for dot, each, (store,) in zip(sums, carried, by_gradient, strict=True):
+        for dot, each, (store,), factor in zip(sums, carried, by_gradient, factors, strict=True):
             (columns,) = (block for block in loops.blocks(dot.result) if block != loops.queries)
-            self._add(loops, store, each.final, columns)
+            self._add(loops, store, each.final, columns, factor)
 
-    def _add(self, loops: Loops, store: Op, final: Value, columns: int | None) -> None:
+    def _add(self, loops: Loops, store: Op, final: Value, columns: int | None, factor: float) -> None:
         reader = FormulaReader(loops, ("gradient",), columns, "outputs")
-        reader.known[final.number] = "gradient"
+        reader.known[final.number] = "gradient" if factor == 1.0 else reader.step("mul", ("gradient", constant(factor)))
         formula, numbers = reader.formula({"output": reader.read(unrounded(loops, store))})
         matrix, name = matrix_of(loops, store, loops.queries, "rows"), name_of(loops.tensor(store))
         if matrix.dtype == "float32":  # threads store it, by offsets of 32 bits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -32,17 +32,22 @@ _OF_POSITIONS = ("add", "sub", "neg", "abs", "maximum", "minimum")
 """Arithmetic of positions, whose results fp32 holds exactly."""
 
 
+Sums = Callable[[Op], tuple[Source, int | Expr]]
+
+
 class FormulaReader:
     """A trace that numbers values as ``Formula`` does: starting values, then sources, then steps.
 
     ``known`` are references by the number of a value: names of starting values in ``starts``, or constants. ``columns``
     is the block that a second dimension of the formula's values has. ``rest`` names the formula in messages, and its
-    sources, which other formulas may read as well.
+    sources, which other formulas may read as well. ``sums`` returns the source of a sum that a kernel before computes.
     """
 
-    def __init__(self, loops: Loops, starts: tuple[str, ...], columns: int | None, rest: str) -> None:
+    def __init__(
+        self, loops: Loops, starts: tuple[str, ...], columns: int | None, rest: str, sums: Sums | None = None
+    ) -> None:
         self.loops, self.starts, self.columns = loops, starts, columns
-        self.rest = rest
+        self.rest, self.sums = rest, sums
         self.known: dict[int, Reference] = {}
         self.steps: list[tuple[str, tuple[Reference, ...]]] = []
         self.sources: dict[str, tuple[Source, int | Expr]] = {}
@@ -90,6 +95,9 @@ class FormulaReader:
             return self._random(op)
         if op.kind == "pointwise":
             return self._pointwise(op, value.dtype)
+        if op.kind == "reduce" and self.sums is not None:
+            source, given = self.sums(op)
+            return self.rounded(self._added(source, given, "more"), value.dtype)
         remedy = "; compute it before the kernel, as the row sums of do * o" if op.kind == "reduce" else ""
         raise Refusal(f"{op.kind} in {self.rest} is not implemented{remedy}")
 

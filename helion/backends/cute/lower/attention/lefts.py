@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,11 +11,11 @@ import torch
 
 from ....._compiler.ir.grammar import Op, Operand, Value
 from ...plan.attention.records import Band, Formula
-from ...plan.epilogue import Constant
+from ...plan.epilogue import Constant, constant
 from ...plan.refusal import Refusal
 from ..chain import ROUNDED
 from .band import band_of, joined
-from .formula import FormulaReader
+from .formula import FormulaReader, Sums
 from .loops import Loops
 from .ranges import LoadedRange, needed_terms, range_of
 from .values import by_number, is_minus_infinity, is_number, name_of_op
@@ -43,14 +44,23 @@ class Lefts:
     """The formula of left operands that start from ``products``, by their names in the formula.
 
     Where a band of positions makes all of them 0, its masks are no part of it. Nor are those of ``loaded`` bounds. ``rest``
-    names the formula in messages.
+    names the formula in messages. Products are multiplied by ``factors``; ``sums`` are those of ``FormulaReader``.
     """
 
-    def __init__(self, loops: Loops, products: Mapping[str, Op], rest: str, loaded: bool = False) -> None:
+    def __init__(
+        self,
+        loops: Loops,
+        products: Mapping[str, Op],
+        rest: str,
+        loaded: bool = False,
+        factors: Sequence[float] | None = None,
+        sums: Sums | None = None,
+    ) -> None:
         self.loops, self.starts, self.rest, self.loaded = loops, tuple(products), rest, loaded
-        self.reader = FormulaReader(loops, self.starts, loops.keys, rest)
-        for start, product in products.items():
-            self.reader.known[product.result.number] = self.reader.rounded(start, product.result.dtype)
+        self.reader = FormulaReader(loops, self.starts, loops.keys, rest, sums)
+        for (start, product), factor in zip(products.items(), factors or itertools.repeat(1.0), strict=False):
+            made = start if factor == 1.0 else self.reader.step("mul", (start, constant(factor)))
+            self.reader.known[product.result.number] = self.reader.rounded(made, product.result.dtype)
 
     def visible(self, lefts: Sequence[Operand]) -> Visible:
         """Return the elements out of which all left operands are 0, and leave their masks out of the formula."""

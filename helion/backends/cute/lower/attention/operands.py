@@ -1,19 +1,21 @@
-"""The operands of the two matmuls of attention: loads of q, k and v, and queries that are computed."""
+"""The operands of the matmuls of attention: loads of q, k and v, queries that are computed, and rows of gradients that a kernel
+before computes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
-from ....._compiler.ir.grammar import DotAttrs, Op, Operand, PointwiseAttrs, Value
+from ....._compiler.ir.grammar import DotAttrs, Op, Operand, PointwiseAttrs, ReduceAttrs, Value
 from ....._shapes import Expr, dtype_name, hint_of
 from ...plan.attention.launch import strides_of
 from ...plan.attention.numbers import is_known
-from ...plan.attention.operands import Matrix
+from ...plan.attention.operands import Matrix, Source
 from ...plan.attention.records import Formula, ScoreProblem
+from ...plan.attention.row_values import RowValues, check_row_values
 from ...plan.epilogue import Constant
 from ...plan.refusal import Refusal
 from ..chain import ROUNDED
@@ -21,7 +23,7 @@ from ..names import name_of
 from ..numbers import dividing
 from .formula import FormulaReader
 from .loops import Loops
-from .places import access_of
+from .places import access_of, check_reach
 from .values import is_widening, name_of_op
 
 QUERY = "query"
@@ -157,19 +159,131 @@ class Queries:
     def factor(self, score: Formula) -> float:
         """Return a power of two that queries are multiplied by, for the scores instead, where these have no formula.
         That is exact; the formula of the queries is empty then."""
-        made = self.formula.instructions
-        if (
-            score.instructions
-            or not made
-            or made[0].op != "mul"
-            or any(each.op not in ROUNDED.values() for each in made[1:])
-        ):
-            return 1.0
-        numbers = [float(each.text) for each in made[0].arguments if isinstance(each, Constant)]
-        if len(numbers) != 1 or numbers[0] <= 0 or math.frexp(numbers[0])[0] != 0.5:
-            return 1.0
-        self.formula = Formula()
-        return numbers[0]
+        found = 1.0 if score.instructions else factor_of(self.formula)
+        if found != 1.0:
+            self.formula = Formula()
+        return found
+
+
+def factor_of(formula: Formula) -> float:
+    """Return the power of two that a formula multiplies by, or 1 for another formula."""
+    made = formula.instructions
+    if not made or made[0].op != "mul" or any(each.op not in ROUNDED.values() for each in made[1:]):
+        return 1.0
+    numbers = [float(each.text) for each in made[0].arguments if isinstance(each, Constant)]
+    return numbers[0] if len(numbers) == 1 and numbers[0] > 0 and math.frexp(numbers[0])[0] == 0.5 else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Rows that a matmul of gradients multiplies: ``factor`` times a matrix, whose tensor ``load`` loads or is computed from."""
+
+    load: Op
+    matrix: Matrix
+    factor: float = 1.0
+
+
+class ComputedRows:
+    """Values of rows that a kernel before that of gradients computes from loads of the same rows."""
+
+    def __init__(self, loops: Loops) -> None:
+        self.loops = loops
+        self.found: dict[int, RowValues] = {}
+        """Values by the number of the program's value."""
+        self.loads: dict[int, tuple[Op, ...]] = {}
+        """What each is computed from."""
+
+    @property
+    def tensors(self) -> tuple[int, ...]:
+        """Ids of the tensors that all of them are computed from."""
+        return tuple(self.loops.tensor(load).id for loads in self.loads.values() for load in loads)
+
+    def rows(self, value: Operand, block: int) -> Rows:
+        """Return the rows of ``block`` that an operand is: loaded ones, multiples by powers of two of them, or computed ones.
+        Raises ``Refusal``."""
+        made = self.loops.stripped(value)
+        if made is None or made.kind != "pointwise" or (name_of_op(made) == "cast" and is_widening(made)):
+            load = loaded(self.loops, value, "an operand")
+            return Rows(load=load, matrix=matrix_of(self.loops, load, block, "rows"))
+        values = self._values(made.result, block)
+        (load, *others) = self.loads[made.result.number]
+        factor = 1.0 if others else factor_of(values.formula)
+        if factor != 1.0:
+            del self.found[made.result.number], self.loads[made.result.number]
+            return Rows(load=load, matrix=values.reads[0], factor=factor)
+        if values.dtype != values.reads[0].dtype:
+            raise Refusal(
+                f"rows in {values.dtype} that are computed from {values.reads[0].name} in {values.reads[0].dtype}; round them"
+                " to its type"
+            )
+        return Rows(load=load, matrix=values.matrix)
+
+    def sum_of(self, op: Op) -> tuple[Source, int]:
+        """Return the source that a sum over the dimensions of a head is, and the tensor that a launch passes in its place.
+        Raises ``Refusal``."""
+        name, blocks = op.attributes(ReduceAttrs).name, self.loops.blocks(op.result)
+        if name != "sum" or len(blocks) != 1 or blocks[0] not in (self.loops.queries, self.loops.keys):
+            raise Refusal(f"{name} in gradients, other than a sum over the dimensions of a head, is not implemented")
+        (block,) = blocks
+        assert block is not None
+        values = self._values(op.operands[0], block, op.result)
+        kind = "query" if block == self.loops.queries else "key"
+        return values.source(kind), self.loops.tensor(self.loads[op.result.number][0]).id  # type: ignore[arg-type]
+
+    def _values(self, value: Operand, block: int, total: Value | None = None) -> RowValues:
+        """Return the formula of rows of ``block``, or with ``total`` of its sums."""
+        assert isinstance(value, Value)
+        number = value.number if total is None else total.number
+        if number in self.found:
+            return self.found[number]
+        loads = self._loads(value)
+        matrices = tuple(matrix_of(self.loops, load, block, "rows") for load in loads)
+        for load in loads:
+            access = access_of(self.loops, load)
+            check_reach(access)
+            if not self.loops.numbers.at_most(self.loops.extent(block), access.extents[block]):
+                raise Refusal(f"{access.tensor.name} has fewer rows than the loop that computes with them")
+        columns = [each for each in self.loops.blocks(loads[0].result) if each != block]
+        starts = tuple(f"rows_{at}" for at in range(len(loads)))
+        reader = FormulaReader(replace(self.loops, queries=block), starts, columns[0], "computed rows")
+        reader.known |= {load.result.number: start for load, start in zip(loads, starts, strict=True)}
+        found = reader.read(value)
+        formula, numbers = reader.formula({"value": found})
+        if formula.sources or isinstance(found, Constant) or len({each.columns for each in matrices}) > 1:
+            raise Refusal(
+                f"rows of {matrices[0].name} that are computed with other numbers than rows of as many columns"
+            )
+        axes = sorted({axis for each in matrices for mode in each.modes for axis in mode.at.coordinates})
+        values = RowValues(
+            name=f"rows_{len(self.found)}",
+            reads=matrices,
+            formula=replace(formula, value=numbers["value"]),
+            sums=total is not None,
+            axes=tuple(axes),
+            heads=tuple(self._size(axis) for axis in axes),
+            rows=self.loops.extent(block),
+            columns=matrices[0].columns,
+            dtype="float32" if total is not None else dtype_name(value.dtype),
+        )
+        check_row_values(values)
+        self.found[number], self.loads[number] = values, loads
+        return values
+
+    def _size(self, axis: int) -> int:
+        return self.loops.extent(self.loops.heads[axis])
+
+    def _loads(self, value: Value) -> tuple[Op, ...]:
+        """Return the loads of rows and columns that a value is computed from, in order."""
+        waiting, found = [value], dict[int, Op]()
+        while waiting:
+            made = self.loops.stripped(waiting.pop())
+            if made is not None and made.kind == "load" and len(self.loops.blocks(made.result)) > 1:
+                found[made.number] = made
+            elif made is not None and made.kind == "pointwise":
+                waiting += [each for each in made.operands[::-1] if isinstance(each, Value)]
+        if not found:
+            raise Refusal("rows that are computed from other than rows of tensors are not implemented")
+        return tuple(found.values())
 
 
 def stored_keys(loops: Loops) -> int:

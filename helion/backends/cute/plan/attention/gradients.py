@@ -19,6 +19,7 @@ from .build import COLUMN_STEP, MOST_COLUMNS, MOST_GROUPS, MOST_KEYS, REGISTERS,
 from .numbers import is_known
 from .operands import Matrix, RandomNumbers, Source, Table
 from .records import AttentionOutput, Band, Formula, KeyRange, ScoreProblem
+from .row_values import RowValues
 
 DRAWN_REGISTERS, DRAWN_EARLY_REGISTERS = 40, 24
 """Registers of the generator of random numbers: after the second product, or before it alone, when fewer are in use."""
@@ -122,6 +123,9 @@ class BackwardProblem(ScoreProblem):
     loop_outputs: tuple[LoopOutput, ...] = ()
     key_range: KeyRange | None = None
     """The streamed rows that an owned row sees, by integers that are loaded for it."""
+    values: tuple[RowValues, ...] = ()
+    """What a kernel before computes of rows. A launch passes another tensor in the place of each, and what it is computed from
+    after all sources."""
     units: tuple[int, ...] = ()
     """Strides that each launch passes, and that have to be 1."""
     names: tuple[str, ...] = dataclasses.field(default=(), compare=False)
@@ -158,13 +162,24 @@ class BackwardProblem(ScoreProblem):
     def argument_names(self) -> tuple[str, ...]:
         outputs = [each.output.name for each in self.gradients]
         outputs += [] if self.atomic is None else [self.atomic.matrix.name]
-        return (*self.names, *outputs, *(each.name for each in self.sources))
+        return (*self.names, *outputs, *(each.name for each in self.sources), *(each.name for each in self.read_before))
 
     @property
     def outputs_at(self) -> range:
         """Positions of the outputs among the arguments of a launch."""
-        read = len(self.sources) - len(self.loop_outputs)
-        return range(len(self.names), len(self.argument_names) - read)
+        outputs = len(self.gradients) + (self.atomic is not None) + len(self.loop_outputs)
+        return range(len(self.names), len(self.names) + outputs)
+
+    @property
+    def read_before(self) -> tuple[Matrix, ...]:
+        """The matrices that values of rows are computed from."""
+        return tuple(matrix for each in self.values for matrix in each.reads)
+
+    @property
+    def values_at(self) -> tuple[int, ...]:
+        """Positions of the values of rows among the arguments of a launch."""
+        names = [*(each.name for each in self.matrices), *(each.name for each in self.sources)]
+        return tuple(names.index(each.name) for each in self.values)
 
     @property
     def wanted(self) -> tuple[int, ...]:

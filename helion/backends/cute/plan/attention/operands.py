@@ -16,6 +16,10 @@ SourceKind = Literal["exact", "query", "key", "head", "number", "table"]
 
 GATHER = "gather"
 """The operation that reads an element of a table: of an index, and of the table's source."""
+OMITTED = (
+    "dropped rounded units loaded key_span query_span key_range lift replaced latent q_rest k_rest loop_outputs values"
+)
+"""Fields of problems that their text leaves out where they are empty."""
 INTEGERS = ("int32", "int64")
 """Types of sources that are compared as integers, and not computed with."""
 

@@ -15,6 +15,7 @@ from ..report import memory_lines, pipeline_lines, role_lines
 from ..shared import Allocation
 from .backward import BackwardPlan, backward_bytes, backward_memory
 from .build import shared_bytes, shared_memory
+from .gradients import BackwardProblem
 from .numbers import text_of
 from .records import AttentionPlan, ScorePlan
 from .umma import EXPONENTIALS, UmmaPlan, allocated_columns, umma_bytes, umma_memory
@@ -129,8 +130,18 @@ def _backward_lines(name: str, plan: BackwardPlan) -> list[str]:
         f"  wgmma, {_tiles(plan)} of {plan.rows} rows, blocks of {plan.keys}, {plan.stages} stages of {streamed}{repeats};"
         f" {plan.scheduler} tile scheduler",
         *_band_lines(plan, "row", "streamed"),
+        *_row_values_lines(problem),
         f"  left operands: {', '.join(made.op for made in formula.instructions)}; operands: {read}",
         f"  outputs: {', '.join(outputs)}",
+    ]
+
+
+def _row_values_lines(problem: BackwardProblem) -> list[str]:
+    """Return a line for each kernel before."""
+    return [
+        f"  a kernel before: {each.name}, {'sums' if each.sums else 'rows'} of {', '.join(x.name for x in each.reads)}:"
+        f" {', '.join(made.op for made in each.formula.instructions)}; {each.bytes} bytes of the workspace"
+        for each in problem.values
     ]
 
 

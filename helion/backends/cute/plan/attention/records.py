@@ -14,7 +14,7 @@ from ..epilogue import Constant, Instruction
 from ..records import WGMMA_ROWS
 from .magnitude import LARGE, LARGEST_FLOAT, largest
 from .numbers import is_known, launch_integers, text_of
-from .operands import Matrix, Place, RandomNumbers, Source, text_without
+from .operands import OMITTED, Matrix, Place, RandomNumbers, Source, text_without
 
 Scheduler = Literal["static", "dynamic"]
 Part = Literal["again", "diagonal", "free", "edge", "side", "middle"]
@@ -135,10 +135,6 @@ class AttentionOutput:
         return f"{self.name}_output"
 
 
-_OPTIONAL = "dropped rounded units loaded key_span query_span key_range lift replaced latent q_rest k_rest loop_outputs"
-"""Fields of problems that their text leaves out where they are empty."""
-
-
 class ScoreProblem:
     """Scores of rows that CTAs own with rows that they stream in blocks, for each head.
 
@@ -154,7 +150,7 @@ class ScoreProblem:
     units: tuple[int, ...]
 
     def __repr__(self) -> str:
-        return text_without(self, [name for name in _OPTIONAL.split() if not getattr(self, name, None)])
+        return text_without(self, [name for name in OMITTED.split() if not getattr(self, name, None)])
 
     @functools.cached_property
     def runtime(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from ....plan.attention.gradients import STREAMED
 from ....plan.attention.numbers import text_of
+from ....plan.attention.row_values import values_bytes
 from ....plan.attention.umma import UMMA_ROWS
 from ....plan.attention.umma_backward import UmmaBackwardPlan, umma_backward_bytes, umma_backward_memory
 from ....roles import grammar as g
@@ -15,6 +16,7 @@ from ....roles.attention import umma_backward as b
 from ....roles.attention.grammar import rule_of
 from ....roles.attention.umma_backward import UmmaBackwardProgram
 from ....toolchain.kernel import GemmKernel
+from ...chained.row_values import launches, reads_of, row_functions
 from ...writer import Writer
 from .. import backward_steps, spans, steps
 from ..bounds import bounds_function, place_function
@@ -39,7 +41,8 @@ RULES: dict[type[g.Step], Callable[..., None]] = {
 def umma_backward_kernel(name: str, program: UmmaBackwardProgram) -> GemmKernel:
     """Return the kernel named ``name`` of a program."""
     matrices = tuple(each.dtype for each in program.plan.problem.matrices)
-    return score_kernel(name, program, _pieces(program), matrices)
+    reads = tuple(each.dtype for each in program.plan.problem.read_before)
+    return score_kernel(name, program, _pieces(program), matrices, reads=reads)
 
 
 def _pieces(program: UmmaBackwardProgram) -> Pieces:
@@ -47,6 +50,7 @@ def _pieces(program: UmmaBackwardProgram) -> Pieces:
     plan, problem = program.plan, program.plan.problem
     owned = tuple(f"own_{at}" for at in range(len(problem.owned)))
     gradients = tuple(f"gradient_{at}" for at in range(len(problem.gradients)))
+    pointers = (*owned, *problem.blocks, *(each.output.label for each in problem.gradients))
     return Pieces(
         functions=(
             *fences(),
@@ -55,20 +59,23 @@ def _pieces(program: UmmaBackwardProgram) -> Pieces:
             bounds_function(plan),
             *uniform_functions(problem),
             *backward_functions(plan),
+            *row_functions(problem.values),
         ),
         matrices=(*owned, *problem.blocks, *gradients),
         objects=backward_matrices(plan),
         tensors=backward_tensors(plan),
-        pointers=(*owned, *problem.blocks, *(each.output.label for each in problem.gradients)),
+        pointers=pointers,
         sources=problem.sources,
         memory=umma_backward_memory(plan),
         dtypes=dict.fromkeys((*owned, *problem.blocks), problem.owned[0].dtype),
         shared_bytes=umma_backward_bytes(plan),
-        workspace_bytes=0,
+        workspace_bytes=values_bytes(problem.values),
         vectors=tuple(source.label for sources in plan.staged.values() for source in sources),
         ctas_per_sm=1,
         imports=IMPORTS,
         objects_of_kernel=allocator(program),
+        reads=reads_of(problem.values),
+        launches=launches(problem, pointers),
     )
 
 
