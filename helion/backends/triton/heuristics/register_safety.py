@@ -10,7 +10,8 @@ from __future__ import annotations
 from ....autotuner.proposal import Predicted
 from ....hardware import Target
 
-#: All registers: the prediction as it is.
+#: All registers: the prediction as it is. A chunk in which a row ends takes no more: for sm_120 a plan of 67 of 64 spills
+#: 376 bytes there.
 ALL = 100
 #: Scores, their softmax and the output: of eleven seeds with a plan of 88 % and more, seven spill 24 to 264 bytes; of
 #: fourteen of at most 86 %, none.

@@ -21,6 +21,7 @@ from heuristic_kernels import (
     welford,
 )
 from sample_kernels import add, matmul_to_bf16, row_sum, softmax
+from unseen_kernels import second_largest
 
 from helion._compiler.facts.records import KernelFacts, LiveTile
 from helion._testing import EXAMPLES_DIR, import_path
@@ -162,6 +163,13 @@ def test_a_loop_that_applies_a_result_has_no_longer_tile_than_registers_hold_for
     kernel = import_path(EXAMPLES_DIR / "welford.py").welford
     facts = facts_of(kernel.fn, tensor(2048, extent), tensor(extent), tensor(extent), 1e-5)
     assert row_seed(facts, target(gpu))[0] == [1, 16384, 16384]
+
+
+@pytest.mark.parametrize(("extent", "chunk"), [(32768, 16384), (32000, 8192)])
+def test_a_row_that_ends_inside_of_a_chunk_takes_no_more_registers_than_a_thread_has(extent: int, chunk: int) -> None:
+    """The masks of such a chunk leave less room for another order of instructions."""
+    facts = facts_of(second_largest.fn, tensor(4096, extent))
+    assert row_seed(facts, target("sm_120"))[1] == [chunk]
 
 
 def test_reductions_decline() -> None:

@@ -10,7 +10,7 @@ from ......autotuner.proposal import Predicted
 from ......hardware import Target
 from ....resources.predict import unstaged
 from ... import register_safety as safety
-from ...sizing import Chunks, Sizes, all_sizes, estimate, halve, has_wide_memory, warps_for_threads
+from ...sizing import Chunks, Sizes, all_sizes, estimate, extent_of, halve, has_wide_memory, warps_for_threads
 from ...tuned import Tuned, tuned
 from .budget import Allocation
 
@@ -86,6 +86,10 @@ def launch(found: Allocation, facts: KernelFacts, target: Target, *, threads: in
     if shorter != sizes and not safety.within(predicted, safety.APPLIED):
         sizes = shorter
         predicted = estimate(facts, target, sizes, warps, 1, chunks)
+    ragged = _shorter_ragged(facts, chunks)
+    if ragged != chunks and not safety.within(predicted, safety.ALL):
+        chunks = ragged
+        predicted = estimate(facts, target, sizes, warps, 1, chunks)
     return Launch(num_warps=warps, sizes=sizes, chunks=chunks, predicted=predicted)
 
 
@@ -101,6 +105,15 @@ def _shorter_applied(found: Allocation, facts: KernelFacts, sizes: Sizes) -> Siz
     reduced = {fact.axis for fact in facts.reductions}
     longer = {axis: size for axis, size in applied.items() if axis not in reduced and 0 < size < sizes[axis]}
     return {**sizes, **longer}
+
+
+def _shorter_ragged(facts: KernelFacts, chunks: Chunks) -> dict[int, int | None]:
+    """Return half of each chunk whose row ends inside of one: masks take registers of their own there."""
+    least = {axis: max(1, facts.axes[axis].min_size) * _TUNED.smallest_chunk for axis in chunks}
+    return {
+        axis: chunk // 2 if chunk and extent_of(facts.axes[axis]) % chunk and chunk > least[axis] else chunk
+        for axis, chunk in chunks.items()
+    }
 
 
 def _able(facts: KernelFacts, sizes: Sizes, chunks: Chunks) -> tuple[int, ...]:
