@@ -578,7 +578,11 @@ def test_warnings_come_once(capsys: pytest.CaptureFixture[str]) -> None:
         return x
 
     torch.testing.assert_close(computes(_tensor(50)), _tensor(50).abs() * 8)
-    assert capsys.readouterr().err.count("WARNING[TensorOperationInWrapper]") == 1
+    printed = capsys.readouterr().err
+    assert (
+        printed.count("WARNING[TensorOperationInWrapper]") == 1
+        and "    y = torch.abs(x)\n        ^^^^^^^^^^^^\n" in printed
+    )
 
 
 def test_a_refused_launch_in_a_loop_is_not_tried_again() -> None:

@@ -17,7 +17,7 @@ from ..specialization.binary_check import verdict_of
 from ..specialization.compiled import Compiled
 from .pictures import accesses, roofline_picture
 from .roofline import roofline
-from .text import HEADINGS, overview, row
+from .text import HEADINGS, declined, overview, row
 
 #: A line of code, and the line of the kernel that it is from, if it is known.
 Line = tuple[str, int | None]
@@ -41,7 +41,7 @@ def page(compiled: Compiled, data: Mapping[str, Any]) -> str:
         kernel_lines=kernel_lines,
         generated_lines=generated_lines,
         program=print_program(analysis.program),
-        declined=[(each["heuristic"], each["reason"]) for each in data["declined"]],
+        declined=declined(data),
     )
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .text import HEADINGS, overview, row
+from .text import HEADINGS, declined, overview, row
 
 
 def print_table(data: Mapping[str, Any], console: Console | None = None) -> None:
@@ -26,10 +26,10 @@ def print_table(data: Mapping[str, Any], console: Console | None = None) -> None
         out.print(Text(f"   {seed['decorator']}", "dim"))
         if seed["measured"] is None:
             out.print(Text(f"   not measured: {seed['not_measured_because']}", "dim"))
-    declined = Table(show_header=False, box=None, padding=(0, 2), title="declined", title_justify="left")
-    for entry in data["declined"]:
-        declined.add_row(Text(entry["heuristic"], "dim"), Text(entry["reason"], "dim"))
-    out.print(declined)
+    rules = Table(show_header=False, box=None, padding=(0, 2), title="declined", title_justify="left")
+    for reason, names in declined(data):
+        rules.add_row(Text(reason, "dim"), Text(names, "dim"))
+    out.print(rules)
     for change in data["adjusted"]:
         out.print(Text(f"adjusted: {change}", "yellow"))
     if data["refusal"]:

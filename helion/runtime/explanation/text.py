@@ -49,7 +49,15 @@ def _rest(data: Data) -> list[str]:
     lines = ["", f"refused on a GPU: {data['refusal']}"] if data["refusal"] else []
     lines += ["", "timed at the first call:", *map(_outcome, data["timed"])] if data["timed"] else []
     lines += ["", "adjusted:", *(f"  {change}" for change in data["adjusted"])] if data["adjusted"] else []
-    return [*lines, "", "declined:", *(f"  {entry['heuristic']}: {entry['reason']}" for entry in data["declined"])]
+    return [*lines, "", "declined:", *(f"  {reason}: {names}" for reason, names in declined(data))]
+
+
+def declined(data: Data) -> list[tuple[str, str]]:
+    """Return each reason why rules gave no seed, with their names, in the order of the first one."""
+    names: dict[str, list[str]] = {}
+    for entry in data["declined"]:
+        names.setdefault(entry["reason"], []).append(entry["heuristic"])
+    return [(reason, ", ".join(of)) for reason, of in names.items()]
 
 
 def _outcome(entry: Data) -> str:

@@ -19,6 +19,8 @@ class World(Part):
         #: Guards on objects that are read through globals, by location.
         self.guards: dict[tuple[Any, ...], Guard] = {}
         self.warnings: list[exc.Base] = []
+        #: The scope that the walk is in: ``location`` is that of its current node.
+        self.scope: Any = None
         #: Lists made in device code, with the depth of regions they were made at.
         self.lists: dict[int, tuple[Any, int]] = {}
         #: Containers whose content is known at run time only, and their opaque replacements.
@@ -60,5 +62,6 @@ class World(Part):
         return torch.get_default_dtype()
 
     def warn(self, warning: exc.Base) -> None:
+        """Add a warning about the line that the walk is at, unless the user ignores its kind."""
         if type(warning).__name__ not in self.ignored:
-            self.warnings.append(warning)
+            self.warnings.append(warning.at(None if self.scope is None else self.scope.location()))

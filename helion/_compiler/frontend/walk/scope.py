@@ -136,6 +136,7 @@ class Scope:
     def at(self, node: ast.AST) -> None:
         """Set the current node, which errors and recorded ops refer to."""
         self.node = node
+        self.t.world.scope = self
         if self.t.on_device:
             self.t.builder.location = self.frame.source.location(node)
 
