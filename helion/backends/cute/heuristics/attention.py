@@ -25,6 +25,10 @@ MASKED_REGISTERS = 18
 """Registers that masks of the diagonal add."""
 GATHERED_REGISTERS = 96
 """Those that indices of tables add (measurement ``attention_registers``)."""
+LAUNCHED_REGISTERS = 8
+"""More of these where sizes are known at a launch, and indices are sums of positions (measurement ``gathered_registers``)."""
+LOOKED_UP_OPERATIONS, LOOKED_UP_KEYS = 6, 48
+"""Operations of formulas with two such indices that have shorter blocks (measurement ``gathered_registers``)."""
 GROUPS = (3, 2, 1)
 SHORT_KEYS = 2048
 """Keys up to which tiles with masks are short: wide heads are faster with two tiles of queries than with a third stage."""
@@ -173,11 +177,16 @@ def longest_keys(shape: AttentionShape, groups: int, target: Target, bias_stages
     masked = (shape.bounded or shape.loaded) and shape.operand_bytes > 1
     sharing = LATENT_GROUPS if shape.latent else 1
     most = consumer_registers(groups, shape.latent) - (MASKED_REGISTERS if masked and groups < 3 else 0)
-    most -= GATHERED_REGISTERS if shape.gathers else 0
+    summed = shape.gathers and not (shape.splittable or shape.special or shape.pairs)
+    most -= (GATHERED_REGISTERS if shape.gathers else 0) + (LAUNCHED_REGISTERS if summed else 0)
     computed = shape.operations > 0 and shape.v_columns > NARROW
     limit = FORMULA_KEYS if groups == 3 or shape.bounded or shape.loaded or computed else WIDE_KEYS
     if groups == 1 and (shape.operations >= MANY_OPERATIONS or shape.loads):
         limit = min(limit, MANY_KEYS)
+    if summed and shape.gathers > 1 and shape.operations >= LOOKED_UP_OPERATIONS:
+        limit = min(limit, LOOKED_UP_KEYS)
+    if shape.operand_bytes == 1 and shape.window is not None:  # longer ones spill (measurement ``window_of_bytes``)
+        limit = min(limit, NARROW_STEP)
     own_output = shape.qk_columns != shape.v_columns or shape.operand_bytes != shape.output_bytes
     step = KEY_STEP if shape.operand_bytes > 1 else NARROW_STEP
     for keys in range(min(limit, MOST_KEYS) // step * step, 0, -step):
