@@ -18,7 +18,7 @@ from backends.cute.printed_blocks import function, visited
 from helion._support.philox import WORD, philox, uniform
 from helion.backends.cute.codegen.attention import atomic as printed_sums
 from helion.backends.cute.codegen.attention import backward as printed
-from helion.backends.cute.codegen.attention import bounds, spans
+from helion.backends.cute.codegen.attention import bounds, spans, vectors
 from helion.backends.cute.codegen.attention.formula import arguments_of
 from helion.backends.cute.plan.attention.backward import BackwardPlan
 from helion.backends.cute.plan.attention.operands import Matrix, Mode, Source
@@ -184,6 +184,10 @@ def computed_as_printed(plan: BackwardPlan, tensors: Sequence[torch.Tensor]) -> 
     for source, given in zip(sources[len(stored) :], rest[len(stored) :], strict=True):
         scalar = source.passed.kind == "number"
         names[source.label if scalar else f"vector_{source.label}"] = given if scalar else Vector(source.passed, given)
+    for source in problem.formula.sources:
+        if vectors.width_of(plan, source) > 1:
+            names[f"vectors_of_{source.label}"] = functools.partial(_vector_of, plan, source)
+            names[f"exchanged_{source.label}"] = lambda ahead, lane, row, group: ahead(lane, row, group)
     place = function(bounds.place_function(plan), "place")
     for work in range(plan.tiles):
         tile, head = place(work)
@@ -194,6 +198,30 @@ def computed_as_printed(plan: BackwardPlan, tensors: Sequence[torch.Tensor]) -> 
         for group in range(plan.groups):
             _run(plan, names, owned, streamed, outputs, tile, group, coordinates, dtype)
     return [*outputs, *stored]
+
+
+def _vector_of(plan: BackwardPlan, source: Source, vector: Vector, lane: torch.Tensor, *place: Any) -> list[Lanes]:
+    """Return a lane's elements of some columns, after those of a row have exchanged what they loaded."""
+    width, (query, key, *heads) = vectors.width_of(plan, source), place
+    assert (key % width == 0).all() and (key + width <= plan.problem.keys).all()
+    first = key - lane % 4 * (width - 2)  # of the lane's own columns, in bounds
+    places = [first + 8 * column + i for column in range(width // 2) for i in range(2)]
+    return [vector[(query, each.clamp(0, plan.problem.keys - 1), *heads)] for each in places]
+
+
+class _Ahead:
+    """A block of a source that was loaded ahead: what lanes have of some columns after their exchange."""
+
+    def __init__(self, plan: BackwardPlan, source: Source, given: dict[str, Any], head: Sequence[int]) -> None:
+        self.plan, self.source, self.given = plan, source, given
+        self.head = [_number(mode, head) for mode in source.modes]
+
+    def __call__(self, lane: torch.Tensor, row: int, group: int) -> list[Lanes]:
+        width, last = vectors.width_of(self.plan, self.source), self.plan.problem.keys
+        query = (self.given["first_query"] + 8 * row).clamp(max=self.plan.problem.queries - 1)
+        key = self.given["first_key"] + lane % 4 * (width - 2) + 4 * width * group
+        vector = self.given[f"vector_{self.source.label}"]
+        return _vector_of(self.plan, self.source, vector, lane, query, key.clamp(max=last - width), *self.head)
 
 
 def _run(plan, names, owned, streamed, outputs, tile, group, head, dtype) -> None:  # type: ignore[no-untyped-def]
@@ -291,6 +319,8 @@ def _lefts(plan, names, thread, products, block, masked, origin) -> list[torch.T
         given[f"staged_{source.label}"] = Staged(
             plan, source, names[f"vector_{source.label}"], origin + block * plan.keys, head
         )
+    for source in printed.loaded_ahead(plan):
+        given[f"{source.label}_ahead"] = _Ahead(plan, source, given, head)
     given["seen_bits"] = [None] * 2
     if plan.clears_rows and masked:
         names["keep_seen"](*(given[name] for name in printed.seen_arguments(plan)))

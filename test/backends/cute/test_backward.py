@@ -7,6 +7,7 @@ import importlib
 import inspect
 import itertools
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ import helion
 import helion.language as hl
 from helion._compiler.ir.grammar import HostTensor
 from helion._shapes import hint_of
+from helion.backends.cute.codegen.attention import vectors
+from helion.backends.cute.codegen.attention.backward import loaded_ahead
 from helion.backends.cute.codegen.attention.backward_kernel import backward_kernel
 from helion.backends.cute.plan.attention.backward import BackwardChoice, least_choice, plan_backward
 from helion.backends.cute.plan.attention.plan import CuteBackwardPlan
@@ -110,6 +113,48 @@ def test_printed_text_computes_the_gradients(at: int) -> None:
     order = sorted(found, key=lambda name: ("dq", "dk", "dv", "db").index(name[:2]))
     for name, other in zip(order, case.wanted, strict=True):
         assert (found[name].double() - other).norm() < 6e-3 * other.norm()
+
+
+@pytest.mark.parametrize("keys", [104, 102, 101])
+def test_a_bias_is_loaded_ahead_in_vectors(keys: int) -> None:
+    """Execute the printed loads and exchanges for the four lanes of a row: each has the pairs of its columns."""
+    shapes = [(1, 2, 70, 64), *[(1, 2, keys, 64)] * 2, (1, 2, 70, 64)]
+    operands = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in shapes]
+    numbers = [torch.empty(1, 2, 70, device="meta") for _ in range(2)]
+    given = torch.empty(1, 2, 70, keys, dtype=torch.bfloat16, device="meta")
+    bound = helion.kernel(kernels.gradient_of_queries_and_bias, backend="cute").bind(
+        (*operands, *numbers, given), target="h200"
+    )
+    plan = plan_backward(bound.plan().backward.problem, BackwardChoice(groups=2, keys=64), HOPPER)
+    ahead = loaded_ahead(plan)
+    assert bool(ahead) == (keys % 2 == 0)
+    lanes, bias = torch.arange(4), torch.arange(70 * keys, dtype=torch.int16)
+    for source in ahead:
+        width = vectors.width_of(plan, source)
+        held = torch.zeros(4, 2, 64 // (32 if width == 8 else 8), width, dtype=torch.int16)
+        registers = SimpleNamespace(part=lambda place, held=held: held[:, place[1], place[2]])
+        fakes = SimpleNamespace(
+            crd2idx=lambda place, layout: place[0] * keys + place[1],
+            assume=lambda at, divby: at,
+            make_tensor=lambda at, layout: bias[at[:, None] + torch.arange(layout)],
+            make_layout=lambda size: size,
+            autovec_copy=lambda loaded, part: part.copy_(loaded),
+            recast_tensor=lambda part, dtype: part.view(torch.int32).T,
+            arch=SimpleNamespace(shuffle_sync_bfly=lambda value, offset: value[lanes ^ offset]),
+        )
+        kinds = {"Int32": None, "select_": torch.where}
+        kinds["min"] = lambda one, other: torch.minimum(torch.as_tensor(one), torch.as_tensor(other))
+        names: dict[str, Any] = {"cute": fakes, "cutlass": SimpleNamespace(**kinds)}
+        for function in vectors.ahead_functions(plan, source):
+            exec("\n".join(function).replace("held[None, row, group]", "held.part((None, row, group))"), names)
+        names[f"load_{source.label}"](registers, SimpleNamespace(layout=None, iterator=0), 5, 2 * lanes, lanes)
+        for row, group in itertools.product(range(2), range(held.shape[2] - 1)):
+            found = names[f"exchanged_{source.label}"](registers, lanes, row, group)
+            first = (5 + 8 * row) * keys + 4 * width * group
+            for lane in range(4):
+                pairs = [bias[first + 8 * column + 2 * lane + i] for column in range(width // 2) for i in range(2)]
+                assert width != 8 or found[lane].tolist() == pairs
+                assert width != 2 or found[lane].tolist() == pairs[:2]
 
 
 @pytest.mark.prove

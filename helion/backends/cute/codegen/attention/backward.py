@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ...plan.attention.backward import BackwardPlan
 from ...plan.attention.gradients import PRODUCTS, STREAMED
@@ -23,6 +24,7 @@ def backward_functions(plan: BackwardPlan) -> list[list[str]]:
     if has_masks(plan):
         functions += [seen_function(plan), *(_bits_functions(plan) if plan.clears_rows else [])]
     functions += [BIT_OF] if plan.problem.drawn else []
+    functions += vectors.vector_functions(plan, plan.problem.formula, loaded_ahead(plan))
     functions += vectors.write_functions(plan)
     functions += [_values(plan, late, only) for late, only in values_of_passes(plan)]
     functions += atomic_functions(plan)
@@ -187,7 +189,8 @@ def values_arguments(plan: BackwardPlan, late: bool, only: int | None) -> list[s
     positions = ["first_query", "first_key", *bounds, "lane", *head_axes(plan.problem)]
     staged = [f"staged_{source.label}" for source in plan.staged[STREAMED[late]]]
     targets = [f"vector_{each.target.label}" for each in vectors.written(plan, late)]
-    given = [*products, *held, *written, *positions, *arguments_of(plan.problem.formula), *staged, *targets]
+    ahead = [f"{source.label}_ahead" for source in (() if late else loaded_ahead(plan))]
+    given = [*products, *held, *written, *positions, *arguments_of(plan.problem.formula), *staged, *targets, *ahead]
     return [*given, *numbers.parameters(plan)]
 
 
@@ -198,7 +201,7 @@ def _values(plan: BackwardPlan, late: bool, only: int | None) -> list[str]:
     see, and of those past the end, are 0.
     """
     formula, needed = plan.problem.formula, _needed(plan, late, only)
-    read_sources = {each for at, each in enumerate(formula.sources) if formula.starts + at in needed}
+    read_sources = [each for at, each in enumerate(formula.sources) if formula.starts + at in needed]
     given, written = [*values_arguments(plan, late, only), "stage", "masked"], lefts(plan, late, only)
     lines = [f"def {values_name(late, only)}({', '.join(given)}):"]
     lines += [f"    packed_{at} = cute.recast_tensor(left_{at}, cutlass.Int32)" for at in written]
@@ -217,6 +220,8 @@ def _values(plan: BackwardPlan, late: bool, only: int | None) -> list[str]:
     lines += [f"    {line}" for line in _reads(plan, read_sources, ("query", "head", "number"), ())]
     lines.append(f"    for column in range({plan.keys // 8}):")
     lines += [f"        {line}" for line in _reads(plan, read_sources, ("key",), plan.staged[STREAMED[late]])]
+    for source in read_sources:
+        lines += [f"        {line}" for line in _vectors(plan, source)]
     lines += ["        for row in range(2):", *(f"            pair_{at} = []" for at in written)]
     lines += [f"            {each.target.name}_pair = []" for each in stored]
     lines += [
@@ -240,7 +245,32 @@ def _needed(plan: BackwardPlan, late: bool, only: int | None) -> list[int]:
     return sorted(problem.formula.read_by([*wanted, *(() if late else _held(plan, only))], known))
 
 
-def _reads(plan: BackwardPlan, sources: set[Source], kinds: tuple[str, ...], staged: tuple[Source, ...]) -> list[str]:
+def _vectors(plan: BackwardPlan, source: Source) -> list[str]:
+    """Return the loads of a source with a number for each owned and streamed row, where several are loaded at once."""
+    if source in loaded_ahead(plan):
+        return vectors.exchange(plan, source)
+    return vectors.loads(plan, source, head_axes(plan.problem)) if vectors.width_of(plan, source) > 1 else []
+
+
+@functools.lru_cache(maxsize=64)
+def loaded_ahead(plan: BackwardPlan) -> tuple[Source, ...]:
+    """Return the sources with a number for each owned and streamed row that are loaded while the first product is computed: those
+    that the second one is not needed for, where the loop stores numbers. Registers are kept for these."""
+    problem, formula = plan.problem, plan.problem.formula
+    if not problem.loop_outputs or values_of_passes(plan)[0][1] is not None:
+        return ()
+    early, late = (set(_needed(plan, each, None)) for each in (False, True))
+    numbered = [(formula.starts + at, source) for at, source in enumerate(formula.sources)]
+    return tuple(
+        source
+        for at, source in numbered
+        if at in early - late and source.kind == "exact" and vectors.width_of(plan, source) > 1
+    )
+
+
+def _reads(
+    plan: BackwardPlan, sources: Sequence[Source], kinds: tuple[str, ...], staged: tuple[Source, ...]
+) -> list[str]:
     """Return the reads of sources of some kinds: lists by row or by element of a pair, or single values. Those of
     ``staged`` are in shared memory."""
     lines = []
@@ -287,6 +317,7 @@ def _element(plan: BackwardPlan, late: bool, only: int | None, needed: list[int]
             source = formula.sources[value - formula.starts]
             if source.kind == "exact":
                 text = read(plan, source, head_axes(problem), "query", "key", problem.keys)
+                text = vectors.element(plan, source) if vectors.width_of(plan, source) > 1 else text
                 lines.append(f"{source.label}_value = {text}")
         elif late and value in problem.drawn:
             bit = f"(drawn_{value}[e // {WORD_BITS}] >> (e % {WORD_BITS})) & 1 == 1"
@@ -402,6 +433,7 @@ def registers(plan: BackwardPlan) -> list[str]:
         ]
     lines += [f"held_{value} = cute.make_rmem_tensor({plan.keys // 2}, cutlass.Float32)" for value in problem.held]
     lines += [f"drawn_{value} = cute.make_rmem_tensor({drawn_words(plan)}, cutlass.Int32)" for value in problem.drawn]
+    lines += [vectors.ahead_registers(plan, source) for source in loaded_ahead(plan)]
     for source in (source for sources in plan.staged.values() for source in sources):
         lines += [] if plan.moves_vectors else [staged_view(plan, source)]
     for at, gradient in enumerate(problem.gradients):

@@ -14,9 +14,9 @@ from ...roles import grammar as g
 from ...roles.attention import grammar as a
 from ...roles.attention.grammar import BackwardProgram, rule_of
 from ..writer import Writer
-from . import numbers, spans
+from . import numbers, spans, vectors
 from .atomic import BOX, WARPS, clear_rows, sum_name
-from .backward import finish_arguments, registers, seen_arguments, values_arguments, values_name
+from .backward import finish_arguments, loaded_ahead, registers, seen_arguments, values_arguments, values_name
 from .formula import arguments_of, head_axes
 from .softmax import has_masks
 from .steps import indexed, partition, print_steps, rows_pipeline
@@ -154,6 +154,9 @@ def _(out: Writer, program: BackwardProgram, step: a.ProductMma) -> None:
         f"fragment_own_{at}[None, None, None, group]",
         f"fragment_{name}[None, None, None, {step.cursor}.index]",
     )
+    if at == 0 and loaded_ahead(program.plan):
+        out.line(_first_key(program.plan, step.first))
+        out.lines(vectors.load_ahead(each, head_axes(program.plan.problem)) for each in loaded_ahead(program.plan))
     out.line(f"multiply(product_mma(), product_{at}, {left}, {right}, {steps}, True)")
 
 
@@ -164,12 +167,16 @@ def _(out: Writer, program: BackwardProgram, step: a.GradientMma) -> None:
     out.line(f"multiply(gradient_mma_{at}(), gradient_{at}, operand_{at}, {right}, {steps}, {step.first})")
 
 
+def _first_key(plan: BackwardPlan, first: bool) -> str:
+    """Return the definition of the first column of a thread's elements."""
+    return f"first_key = {spans.plus_origin(plan)}({'end - 1' if first else 'block'}) * {plan.keys} + lane % 4 * 2"
+
+
 def _values(late: bool) -> Callable[..., None]:
     def rule(out: Writer, program: BackwardProgram, step: a.Weights | a.Differences) -> None:
         plan = program.plan
-        block = "end - 1" if step.first else "block"
         masked = step.masked and has_masks(plan)
-        out.line(f"first_key = {spans.plus_origin(plan)}({block}) * {plan.keys} + lane % 4 * 2")
+        out.line(_first_key(plan, step.first))
         if masked and plan.clears_rows and not late:
             out.lines([*spans.of_rows(plan), f"keep_seen({', '.join(seen_arguments(plan))})"])
         out.line(

@@ -16,7 +16,7 @@ from ...plan.attention.backward import BackwardPlan
 from ...plan.attention.gradients import LoopOutput
 from ...plan.attention.numbers import is_known, text_of
 from ...plan.attention.operands import PAIR, VECTOR, RandomNumbers, Source, Table
-from ...plan.attention.records import AttentionPlan, Formula
+from ...plan.attention.records import AttentionPlan, Formula, ScorePlan
 from ...plan.dtypes import itemsize
 from ..setups import dsl
 from .formula import head_axes
@@ -26,10 +26,11 @@ COLUMNS = 4
 DTYPES = ("bfloat16", "float16", "float32")
 
 
-def width_of(plan: AttentionPlan, source: Source | Table | RandomNumbers) -> int:
+def width_of(plan: ScorePlan, source: Source | Table | RandomNumbers) -> int:
     """Return the elements of an access of a source: those of two scores, or ``VECTOR``, or 1 if rows are not aligned to these."""
     problem = plan.problem
-    moved = problem.spans_keys or problem.key_range is not None or plan.takes_quads
+    quads = isinstance(plan, AttentionPlan) and plan.takes_quads
+    moved = problem.spans_keys or problem.key_range is not None or quads
     if not isinstance(source, Source) or isinstance(source, RandomNumbers) or moved:
         return 1
     if source.kind != "exact" or source.dtype not in DTYPES:
@@ -42,13 +43,18 @@ def width_of(plan: AttentionPlan, source: Source | Table | RandomNumbers) -> int
     return next((each for each in widths if all(step % each == 0 for step in steps)), 1)
 
 
-def vector_functions(plan: AttentionPlan, formula: Formula) -> list[list[str]]:
-    """Return the functions that load a row's elements of some columns, of sources that take them."""
-    widths = [(source, width_of(plan, source)) for source in formula.sources if source is not plan.bias]
-    return [_function(source, width) for source, width in widths if width > 1 and isinstance(source, Source)]
+def vector_functions(plan: ScorePlan, formula: Formula, ahead: Sequence[Source] = ()) -> list[list[str]]:
+    """Return the functions that load a row's elements of some columns, of sources that take them; those ``ahead`` are loaded
+    before they are used."""
+    bias = plan.bias if isinstance(plan, AttentionPlan) else None
+    widths = [
+        (source, width_of(plan, source)) for source in formula.sources if source is not bias and source not in ahead
+    ]
+    found = [_function(source, width) for source, width in widths if width > 1 and isinstance(source, Source)]
+    return [*found, *(function for source in ahead for function in ahead_functions(plan, source))]
 
 
-def loads(plan: AttentionPlan, source: Source, axes: Sequence[str]) -> list[str]:
+def loads(plan: ScorePlan, source: Source, axes: Sequence[str]) -> list[str]:
     """Return the lines before the elements of a column. Those past the end, which are not used, are the last ones."""
     problem, width = plan.problem, width_of(plan, source)
     query = f"cutlass.min(first_query + 8 * row, {problem.queries - 1})"
@@ -60,7 +66,7 @@ def loads(plan: AttentionPlan, source: Source, axes: Sequence[str]) -> list[str]
     return [line] if width == PAIR else [f"if column % {COLUMNS} == 0:", f"    {line}"]
 
 
-def element(plan: AttentionPlan, source: Source) -> str:
+def element(plan: ScorePlan, source: Source) -> str:
     """Return the element of a score, in fp32."""
     at = "i" if width_of(plan, source) == PAIR else f"2 * (column % {COLUMNS}) + i"
     return f"{source.label}_rows[row][{at}].to(cutlass.Float32)"
@@ -75,18 +81,67 @@ def _function(source: Source, width: int) -> list[str]:
         f"    loaded = cute.make_tensor(vector.iterator + cute.assume(at, divby={width}), cute.make_layout({width}))",
         "    cute.autovec_copy(loaded, part)",
     ]
-    if width == VECTOR:
-        lines += [
-            "    words = cute.recast_tensor(part, cutlass.Int32)",
-            "    for width in (1, 2):",
-            "        odd = (lane & width) != 0",
-            "        for at in range(0, 4, 2) if width == 1 else range(2):",
-            "            low, high = words[at], words[at + width]",
-            "            taken = cute.arch.shuffle_sync_bfly(cutlass.select_(odd, low, high), offset=width)",
-            "            words[at] = cutlass.select_(odd, taken, low)",
-            "            words[at + width] = cutlass.select_(odd, high, taken)",
-        ]
-    return [*lines, "    return part"]
+    return [*lines, *(_EXCHANGED if width == VECTOR else []), "    return part"]
+
+
+_EXCHANGED = [
+    "    words = cute.recast_tensor(part, cutlass.Int32)",
+    "    for width in (1, 2):",
+    "        odd = (lane & width) != 0",
+    "        for at in range(0, 4, 2) if width == 1 else range(2):",
+    "            low, high = words[at], words[at + width]",
+    "            taken = cute.arch.shuffle_sync_bfly(cutlass.select_(odd, low, high), offset=width)",
+    "            words[at] = cutlass.select_(odd, taken, low)",
+    "            words[at + width] = cutlass.select_(odd, high, taken)",
+]
+"""The exchange of pairs of columns among the lanes of a row."""
+
+
+def ahead_functions(plan: ScorePlan, source: Source) -> list[list[str]]:
+    """Return the functions of a source that is loaded while a block's MMAs run: the loads of all of a block's columns, and the
+    exchange of some of them when they are used."""
+    width, label = width_of(plan, source), source.label
+    columns = COLUMNS if width == VECTOR else 1
+    own = f" + lane % 4 * {VECTOR - PAIR}" if width == VECTOR else ""
+    place = f"cutlass.min(first_query + 8 * row, {plan.problem.queries - 1}), cutlass.min(first_key{own} + {8 * columns} * group, {plan.problem.keys - width})"
+    return [
+        [
+            f"def load_{label}(held, vector, first_query, first_key, lane, *heads):",
+            f"    for group in range({plan.keys // (8 * columns)}):",
+            "        for row in range(2):",
+            f"            at = cute.crd2idx(({place}, *heads), vector.layout)",
+            f"            loaded = cute.make_tensor(vector.iterator + cute.assume(at, divby={width}), cute.make_layout({width}))",
+            "            cute.autovec_copy(loaded, held[None, row, group])",
+        ],
+        [
+            f"def exchanged_{label}(held, lane, row, group):",
+            "    part = held[None, row, group]",
+            *(_EXCHANGED if width == VECTOR else []),
+            "    return part",
+        ],
+    ]
+
+
+def ahead_registers(plan: ScorePlan, source: Source) -> str:
+    """Return the registers of a block of a source that is loaded ahead."""
+    width = width_of(plan, source)
+    groups = plan.keys // (8 * COLUMNS if width == VECTOR else 8)
+    return f"{source.label}_ahead = cute.make_rmem_tensor(({width}, 2, {groups}), {dsl(source.dtype)})"
+
+
+def load_ahead(source: Source, axes: Sequence[str]) -> str:
+    """Return the call that loads a block of a source."""
+    heads = "".join(f", {mode.at.text(tuple(axes))}" for mode in source.modes)
+    label = source.label
+    return f"load_{label}({label}_ahead, vector_{label}, first_query, first_key, lane{heads})"
+
+
+def exchange(plan: ScorePlan, source: Source) -> list[str]:
+    """Return the lines before the elements of a column, of a source that was loaded ahead."""
+    label, pair = source.label, width_of(plan, source) == PAIR
+    group = "column" if pair else f"column // {COLUMNS}"
+    line = f"{label}_rows = [exchanged_{label}({label}_ahead, lane, row, {group}) for row in range(2)]"
+    return [line] if pair else [f"if column % {COLUMNS} == 0:", f"    {line}"]
 
 
 # Bias in shared memory ---------------------------------------------------------------------------------------------------
@@ -193,9 +248,10 @@ def _write_function(source: Source, columns: int, adds: bool = False) -> list[st
     values = words if wide else ["low", "high"]
     store = "red.relaxed.gpu.global.add.f32" if adds else f"st.global.{'f32' if wide else 'b16'}"
     inside = [f"setp.gt.s32 {'pq'[at]}, {room}, {{first + {at}}};" for at in range(2)]
-    if _is_even(source, columns) and not adds:
+    if _is_even(source, columns):
         kind, value = ("v2.f32", f"{{{{{', '.join(words)}}}}}") if wide else ("b32", words[0])
-        body = [f"{inside[0]} @p st.global.{kind} [{places[0]}], {value};"]
+        how = f"red.relaxed.gpu.global.add.{kind}" if adds else f"st.global.{kind}"
+        body = [f"{inside[0]} @p {how} [{places[0]}], {value};"]
     else:
         body = [f"{inside[at]} @{'pq'[at]} {store} [{places[at]}], {values[at]};" for at in range(2)]
         body = [*([] if wide else [f"mov.b32 {{{{low, high}}}}, {words[0]};"]), *body]

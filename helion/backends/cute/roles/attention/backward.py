@@ -147,9 +147,9 @@ def _gradients(problem: BackwardProblem, chosen: Sequence[int], late: bool, firs
     return WgmmaFence(), *issued, WgmmaCommit()
 
 
-def _product(number: int) -> tuple[Step, ...]:
+def _product(number: int, first: bool) -> tuple[Step, ...]:
     cursor = READ[STREAMED[number]]
-    return Wait(cursor), WgmmaFence(), ProductMma(number, cursor), WgmmaCommit()
+    return Wait(cursor), WgmmaFence(), ProductMma(number, cursor, first), WgmmaCommit()
 
 
 def _block(plan: BackwardPlan, chosen: Sequence[int], masked: bool, first: bool = False) -> tuple[Step, ...]:
@@ -163,12 +163,12 @@ def _block(plan: BackwardPlan, chosen: Sequence[int], masked: bool, first: bool 
     advances = (Advance(READ[name]) for name in STREAMED)
     weights = Weights(masked, READ["first"], first, only)
     if not late:
-        return *_product(0), *former, WgmmaWait(0), weights, Wait(READ["second"]), *others, *early, *advances
+        return *_product(0, first), *former, WgmmaWait(0), weights, Wait(READ["second"]), *others, *early, *advances
     differences = Differences(masked, READ["second"], first, only)
     return (
-        *_product(0),
+        *_product(0, first),
         *former,
-        *_product(1),
+        *_product(1, first),
         WgmmaWait(1),
         weights,
         *early,
@@ -193,8 +193,8 @@ def _atomic_block(plan: BackwardPlan, chosen: Sequence[int], masked: bool, first
     """
     early, late = (_gradients(plan.problem, chosen, late, first) for late in (False, True))
     return (
-        *_product(0),
-        *_product(1),
+        *_product(0, first),
+        *_product(1, first),
         WgmmaWait(1),
         Weights(masked, READ["first"], first),
         *early,

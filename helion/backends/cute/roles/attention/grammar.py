@@ -254,10 +254,12 @@ class NextPass(Step):
 
 @dataclass(frozen=True)
 class ProductMma(Step):
-    """Issue the MMAs of product number ``product`` of the tile's rows with the stage of ``cursor``; they overwrite it."""
+    """Issue the MMAs of product number ``product`` of the tile's rows with the stage of ``cursor``; they overwrite it. The ``first``
+    block is that of a tile."""
 
     product: int
     cursor: str
+    first: bool = False
 
 
 @dataclass(frozen=True)
