@@ -60,7 +60,7 @@ def atomic_max(
 ) -> torch.Tensor:
     """Store the maximum into elements of a host tensor: ``target[index] = max(target[index], value)``.
 
-    For dtypes of 32 and 64 bits.
+    For dtypes of 32 and 64 bits. A ``value`` that is NaN stays, as in ``torch.amax``.
 
     Args:
         target: a host tensor.
@@ -100,7 +100,7 @@ def atomic_min(
 ) -> torch.Tensor:
     """Store the minimum into elements of a host tensor: ``target[index] = min(target[index], value)``.
 
-    For dtypes of 32 and 64 bits.
+    For dtypes of 32 and 64 bits. A ``value`` that is NaN stays, as in ``torch.amin``.
 
     Args:
         target: a host tensor.

@@ -255,3 +255,48 @@ def test_attributes_by_name(eager: bool, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_an_attribute_that_is_not_there() -> None:
     with pytest.raises(exc.TypeInferenceError, match="getattr: module 'torch' has no attribute 'no_such_function'"):
         helion.kernel(by_name).bind((torch.randn(9), "exp", "no_such_function"))
+
+
+def one_of_two(x: torch.Tensor, counts: torch.Tensor, n: int) -> torch.Tensor:
+    out = torch.empty([x.size(0), 6])
+    for i in hl.grid(x.size(0)):
+        v, count = x[i], counts[i]
+        out[i, 0] = v or 7.0
+        out[i, 1] = v and 7.0
+        out[i, 2] = count and v
+        out[i, 3] = n or count or v
+        chosen = 5.0
+        if (count and v > 0) or i == 2:
+            chosen = v or n or 3.0
+        out[i, 4] = chosen
+        out[i, 5] = v > 0 and count > 0
+    return out
+
+
+@pytest.mark.parametrize("n", [0, 3])
+@pytest.mark.parametrize("static", [True, False])
+def test_and_and_or_of_numbers_give_one_of_them(static: bool, n: int) -> None:
+    x, counts = torch.tensor([-3.0, 0.0, 2.0, 0.0, 1.0]), torch.tensor([1, 0, 0, 4, 2])
+    pairs = list(enumerate(zip(x.tolist(), counts.tolist(), strict=True)))
+    expected = [
+        [v or 7, v and 7, c and v, n or c or v, (v or n or 3) if (c and v > 0) or i == 2 else 5, v > 0 and c > 0]
+        for i, (v, c) in pairs
+    ]
+    found = helion.kernel(one_of_two, static_shapes=static)(x, counts, n)
+    assert torch.equal(found, torch.tensor(expected, dtype=torch.float32))
+
+
+@helion.kernel(config=helion.Config(block_sizes=[4]))
+def of_the_config(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for t in hl.tile(x.size(0)):
+        more = t.block_size - 4
+        if more or t.block_size > 100:
+            out[t] = 0
+        else:
+            out[t] = x[t] * (t.block_size or 7) + (more and 3) + (more or 50) + ((t.block_size > 2) and 900)
+    return out
+
+
+def test_and_and_or_of_numbers_of_the_config() -> None:
+    assert of_the_config(torch.ones(6)).tolist() == [954.0] * 6

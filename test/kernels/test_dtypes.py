@@ -429,3 +429,16 @@ def test_fp32_products_have_a_precision_that_the_target_knows(target: str, wante
     bound = matmul.bind((torch.empty(64, 64, device="meta"), torch.empty(64, 64, device="meta")), target=target)
     assert f"input_precision='{precision}'" in bound.to_triton_code()
     assert bound.resources().fits
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_integers_stay_integers_in_place(eager: bool) -> None:
+    def halved(x: torch.Tensor) -> torch.Tensor:
+        for t in hl.tile(x.size(0)):
+            x[t] /= 2
+        return x
+
+    kernel = helion.kernel(halved, ref_mode=helion.RefMode.EAGER if eager else helion.RefMode.OFF)
+    torch.testing.assert_close(kernel(torch.ones(3)), torch.full([3], 0.5))
+    with pytest.raises((helion.exc.TypeInferenceError, RuntimeError), match=r"cannot be stored back|can't be cast"):
+        kernel(torch.arange(4))

@@ -52,6 +52,29 @@ def test_alpha_keeps_the_dtype(dtype: torch.dtype) -> None:
         assert torch.equal(rows(x, form), form(x).float())
 
 
+@helion.kernel(config=CONFIG)
+def of_two(x: torch.Tensor, y: torch.Tensor, f: Callable[..., torch.Tensor], out: torch.Tensor) -> torch.Tensor:
+    for tile in hl.tile(x.size(0)):
+        out[tile] = f(x[tile], y[tile])
+    return out
+
+
+SCALED: tuple[Callable[..., torch.Tensor], ...] = (
+    lambda a, b: torch.add(a, b, alpha=2),
+    lambda a, b: torch.rsub(a, b, alpha=3),
+    lambda a, b: torch.addcmul(a, b, b, value=2),
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("form", SCALED, ids=["add", "rsub", "addcmul"])
+def test_operands_are_promoted_before_they_are_scaled(form: Callable[..., torch.Tensor], dtype: torch.dtype) -> None:
+    x, y = torch.tensor([7, 100, 0]).to(dtype), torch.tensor([100, -128, 127], dtype=torch.int8)
+    for left, right in ((x, y), (y, x)):
+        expected = form(left, right)
+        assert torch.equal(of_two(left, right, form, torch.empty_like(expected)), expected)
+
+
 def test_alpha_of_integers_is_an_integer() -> None:
     with pytest.raises(exc.TypeInferenceError, match=r"torch\.add of integers takes an integer as alpha, got 0\.5"):
         rows(torch.ones(5, 7, dtype=torch.int32), lambda v: torch.add(v, v, alpha=0.5))

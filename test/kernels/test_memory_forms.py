@@ -962,3 +962,20 @@ def test_descriptors_store_no_rows_that_end_within_16_bytes(columns: int, boxes:
     bound.compile_config(config)(x, around[:, :columns])
     torch.testing.assert_close(around[:, :columns], x * 2)
     assert (around[:, columns:] == 7).all()
+
+
+@helion.kernel(config=helion.Config(block_sizes=[16]))
+def extremes(x: torch.Tensor, least: torch.Tensor, greatest: torch.Tensor) -> None:
+    for t in hl.tile(x.size(0)):
+        hl.atomic_min(least, [t.index % 4], x[t])
+        hl.atomic_max(greatest, [t.index % 4], x[t])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_atomic_extremes_keep_nan(dtype: torch.dtype) -> None:
+    x = torch.arange(-20, 20, dtype=dtype)
+    x[5], x[10], x[3], x[7] = float("nan"), -float("nan"), float("inf"), -float("inf")
+    least, greatest = torch.full([4], float("inf"), dtype=dtype), torch.full([4], -float("inf"), dtype=dtype)
+    extremes(x, least, greatest)
+    torch.testing.assert_close(least, x.view(10, 4).amin(0), equal_nan=True)
+    torch.testing.assert_close(greatest, x.view(10, 4).amax(0), equal_nan=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+import torch
+
 from .... import exc
 from ...._shapes import Expr, NeedsValue
 from .. import ops
@@ -61,7 +63,7 @@ def evaluate_boolean(s: Scope, node: ast.BoolOp) -> Any:
             s.at(node)
             if any(isinstance(v, DeviceValue) and v.dims for v in (result, value)):
                 raise exc.ConditionNotScalar(statement=ast.unparse(node), shape=repr(result))
-            result = ops.pointwise(s.t, name, truth(s.t, result), truth(s.t, value))
+            result = _device_boolean(s, name, result, value)
             continue
         if not s.t.on_device and is_open(s, result):
             return _open_boolean(s, node)
@@ -72,15 +74,30 @@ def evaluate_boolean(s: Scope, node: ast.BoolOp) -> Any:
     return result
 
 
+def _device_boolean(s: Scope, name: str, first: Any, second: Any) -> DeviceValue:
+    """Combine numbers of the device by ``and`` or ``or``: numbers give one of the two, as in Python."""
+    left, right = truth(s.t, first), truth(s.t, second)
+    if left is first and right is second:
+        return ops.pointwise(s.t, name, first, second)
+    either = (second, first) if name == "logical_and" else (first, second)
+    condition = left if isinstance(left, DeviceValue) else ops.full(s.t, (), left, torch.bool)
+    return ops.pointwise(s.t, "where", condition, *either)
+
+
 def is_static(value: Any) -> bool:
     """Return whether a number is known for each config: a function of block sizes and tunables."""
     return isinstance(value, Expr) and value.leaves_are("block", "tunable")
 
 
 def _static_boolean(both: bool, first: Any, second: Any) -> Any:
-    """Combine numbers that are known for each config by ``and`` (``both``) or ``or``."""
-    first, second = (v if isinstance(v, Expr) and v.kind is bool else v != 0 for v in (first, second))
-    return first & second if both else first | second
+    """Combine numbers that are known for each config by ``and`` (``both``) or ``or``; integers give one of the two."""
+    if _is_truth(first) and _is_truth(second):
+        return first & second if both else first | second
+    return (first != 0) * second if both else first + (first == 0) * second
+
+
+def _is_truth(value: Any) -> bool:
+    return isinstance(value, bool) or (isinstance(value, Expr) and value.kind is bool)
 
 
 def _open_boolean(s: Scope, node: ast.BoolOp) -> Any:

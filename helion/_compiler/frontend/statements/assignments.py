@@ -72,15 +72,20 @@ def _update_name(s: Scope, node: ast.AugAssign, target: ast.Name) -> None:
 
 def _like(s: Scope, node: ast.AugAssign, current: DeviceValue, result: DeviceValue) -> DeviceValue:
     """Cast the result of ``x += y`` to the dtype of x, as in eager; refuse a change of its shape."""
-    if not torch.can_cast(result.dtype, current.dtype):
-        raise exc.TypeInferenceError(
-            f"`{ast.unparse(node)}` gives {result.dtype}, which cannot be stored back into {current!r} in place; convert one of them."
-        )
+    _check_kept(node, current, result)
     if result.dims != current.dims and current.dims and not _same_sizes(s, result, current):
         raise exc.ShapeMismatch(
             lhs=repr(current), rhs=repr(result), detail=": an in-place operation cannot change the shape"
         )
     return ops.cast(s.t, result, current.dtype)
+
+
+def _check_kept(node: ast.AugAssign, current: DeviceValue | HostTensorValue, result: Any) -> None:
+    """Check that ``x += y`` keeps the kind of number of x, as in torch: a quotient of integers is no integer."""
+    if isinstance(result, DeviceValue) and not torch.can_cast(result.dtype, current.dtype):
+        raise exc.TypeInferenceError(
+            f"`{ast.unparse(node)}` gives {result.dtype}, which cannot be stored back into {current!r} in place; convert one of them."
+        )
 
 
 def _same_sizes(s: Scope, one: DeviceValue, other: DeviceValue) -> bool:
@@ -95,7 +100,9 @@ def _update_item(s: Scope, node: ast.AugAssign, target: ast.Subscript) -> None:
     if isinstance(container, HostTensorValue):
         if s.t.on_device:
             name_tensor(s, container)
-            container[index] = binary(s, type(node.op), container[index], value)
+            result = binary(s, type(node.op), container[index], value)
+            _check_kept(node, container, result)
+            container[index] = result
         return
     if isinstance(container, hl.StackTensor):
         current = call_hl(s, hl.load, (container, as_list(index)), {}, node)

@@ -15,7 +15,7 @@ from ..rules import Rules
 from ..tracer import Tracer
 from ..values import DeviceValue
 from .matmul import dot
-from .pointwise import in_float32, named
+from .pointwise import in_float32, named, scaled_sum
 from .reductions import norm, softmax_of, sum_of
 from .shapes import insert_one, position
 
@@ -47,7 +47,7 @@ def _sgn(t: Tracer, input: DeviceValue) -> DeviceValue:
 
 @rule(*named("rsub"))
 def _rsub(t: Tracer, input: DeviceValue, other: Any, *, alpha: Any = 1) -> DeviceValue:
-    return ops.pointwise(t, "sub", other, input if alpha == 1 else input * alpha)
+    return scaled_sum(t, "sub", other, input, alpha)
 
 
 @rule(*named("logit"), torch.special.logit)

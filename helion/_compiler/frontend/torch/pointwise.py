@@ -86,25 +86,34 @@ def _scaled(t: Tracer, value: Any, alpha: Any) -> Any:
     return value if isinstance(alpha, (int, float)) and alpha == 1 else ops.pointwise(t, "mul", value, alpha)
 
 
-def _scaled_sum(t: Tracer, name: str, input: Any, other: Any, alpha: Any) -> DeviceValue:
-    """Return ``input`` plus or minus ``other * alpha``, in the dtype that it has without ``alpha``."""
+def _in_dtype(t: Tracer, dtype: torch.dtype, *operands: Any) -> list[Any]:
+    """Return operands in the dtype in which torch computes; Python numbers stay as they are."""
+    return [ops.cast(t, x, dtype) if isinstance(x, DeviceValue) and x.number is None else x for x in operands]
+
+
+def scaled_sum(t: Tracer, name: str, input: Any, other: Any, alpha: Any) -> DeviceValue:
+    """Return ``input`` plus or minus ``other * alpha``, in the dtype that it has without ``alpha``.
+
+    As in torch both operands are converted first: an int8 times ``alpha`` wraps only if the sum is int8, too.
+    """
     if isinstance(alpha, (int, float)) and alpha == 1:
         return ops.pointwise(t, name, input, other)
     dtype = ops.promote(t, name, (input, other))
     if isinstance(alpha, float) and not dtype.is_floating_point:
         raise exc.TypeInferenceError(f"torch.{name} of integers takes an integer as alpha, got {alpha!r}.")
-    total = in_float32(lambda t, a, b: ops.pointwise(t, name, a, b * alpha))(t, input, ops.as_device(t, other))
+    left, right = _in_dtype(t, dtype, ops.as_device(t, input), ops.as_device(t, other))
+    total = in_float32(lambda t, a, b: ops.pointwise(t, name, a, b * alpha))(t, left, right)
     return ops.cast(t, total, dtype) if isinstance(alpha, int) else total
 
 
 @rule(*named("add"), torch.Tensor.__add__, torch.Tensor.__radd__)
 def _add(t: Tracer, input: Any, other: Any, *, alpha: Any = 1) -> DeviceValue:
-    return _scaled_sum(t, "add", input, other, alpha)
+    return scaled_sum(t, "add", input, other, alpha)
 
 
 @rule(*named("sub"), *named("subtract"), torch.Tensor.__sub__)
 def _sub(t: Tracer, input: Any, other: Any, *, alpha: Any = 1) -> DeviceValue:
-    return _scaled_sum(t, "sub", input, other, alpha)
+    return scaled_sum(t, "sub", input, other, alpha)
 
 
 @rule(*named("mul"), *named("multiply"), torch.Tensor.__mul__, torch.Tensor.__rmul__)
@@ -324,18 +333,19 @@ def _lerp(t: Tracer, input: DeviceValue, end: Any, weight: Any) -> DeviceValue:
 
 
 @rule(*named("addcmul"))
-@in_float32
 def _addcmul(t: Tracer, input: DeviceValue, tensor1: Any, tensor2: Any, *, value: Any = 1) -> DeviceValue:
-    product = tensor1 * tensor2
-    if not input.dtype.is_floating_point and not product.dtype.is_floating_point:
+    dtype = ops.promote(t, "add", (input, tensor1 * tensor2))
+    if not dtype.is_floating_point:
         value = int(value) if isinstance(value, float) else value
-    return input + _scaled(t, product, value)
+    added = in_float32(lambda t, a, b, c: a + _scaled(t, b * c, value))
+    return added(t, *_in_dtype(t, dtype, input, tensor1, tensor2))
 
 
 @rule(*named("addcdiv"))
-@in_float32
 def _addcdiv(t: Tracer, input: DeviceValue, tensor1: Any, tensor2: Any, *, value: Any = 1) -> DeviceValue:
-    return input + _scaled(t, tensor1 / tensor2, value)
+    dtype = ops.promote(t, "add", (input, tensor1 / tensor2))
+    added = in_float32(lambda t, a, b, c: a + _scaled(t, b / c, value))
+    return added(t, *_in_dtype(t, dtype, input, tensor1, tensor2))
 
 
 @rule(*named("xlogy"), torch.special.xlogy)

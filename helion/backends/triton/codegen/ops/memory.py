@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ....._compiler.ir.grammar import AddressAttrs, MemoryAttrs, Op
+from ....._compiler.ir.grammar import AddressAttrs, MemoryAttrs, Op, Value
 from ....._shapes import Dims
 from .. import boxes
 from ..addresses import pointer
@@ -75,9 +75,23 @@ def atomic(e: Emission, op: Op) -> None:
         count(e, op, attrs, how, _mask(e, op, attrs, op.result.dims), lambda: _atomic(e, op, attrs))
 
 
+def _prevailing(value: str, dtype: torch.dtype, atomic: str) -> str:
+    """Return a number whose NaN an atomic maximum or minimum keeps, as torch's amax and amin do.
+
+    Triton compares the bits of floating-point numbers. The NaN with the greatest positive bits prevails in maxima, and
+    that with the greatest negative ones in minima; others are dropped.
+    """
+    bits = dtype.itemsize * 8
+    nan = -1 if atomic == "min" else 2 ** (bits - 1) - 1
+    kept = f"tl.where({value} == {value}, {value}.to(tl.int{bits}, bitcast=True), {nan})"
+    return f"{kept}.to({TRITON_DTYPES[dtype]}, bitcast=True)"
+
+
 def _atomic(e: Emission, op: Op, attrs: MemoryAttrs) -> None:
     dims = op.result.dims
     values = [e.operand(o) for o in op.operands[: 2 if attrs.atomic == "cas" else 1]]
+    if attrs.atomic in ("max", "min") and op.result.dtype.is_floating_point and isinstance(op.operands[0], Value):
+        values = [_prevailing(values[0], op.result.dtype, attrs.atomic)]
     arguments = [pointer(e, op, attrs, dims), *values]
     mask = _mask(e, op, attrs, dims)
     if mask and attrs.atomic == "cas":
