@@ -142,8 +142,9 @@ class TritonStreamingReductionHeuristic(Heuristic):
         if not (facts.axes[primary.axis].padded or primary.extent):
             return Declined(f"the extent of axis {primary.axis} depends on another tile or on data")
         first = _whole_rows(_proposal(found, facts, target), primary, facts, target)
-        if programs_of(facts, all_sizes(facts, first.block_sizes), primary.root) > target.num_sms:
-            return (first,)
+        programs = programs_of(facts, all_sizes(facts, first.block_sizes), primary.root)
+        if programs > target.num_sms:
+            return (_in_pairs(first, programs, facts, target),)
         threads = _threads_of_few(facts, primary)
         if (
             first.num_warps is not None
@@ -188,6 +189,23 @@ def _whole_rows(proposal: TritonProposal, primary: ReductionFact, facts: KernelF
     stages = min(_STAGES, target.smem_per_block_bytes // (programs * bytes_of_step))
     ranges = {"range_num_stages": {rows.block_id: stages}} if stages > 1 else {}
     return replace(proposal, reason=reason, block_sizes=sizes, reduction_loops=chunks, ranges=ranges)
+
+
+def _in_pairs(proposal: TritonProposal, programs: int, facts: KernelFacts, target: Target) -> TritonProposal:
+    """Return the same with half of the threads and elements for programs of which an SM gets two.
+
+    One of all threads leaves no registers for the other, which begins after it. Two at once overlap: one reads its row
+    for the first time while the other writes (measurement ``programs_in_pairs``).
+    """
+    most, primary = target.max_threads_per_block, allocate(facts, target).primary
+    alone = proposal.num_warps == most // target.warp_size and programs <= 2 * target.num_sms
+    if not alone or primary.full_extent or not primary.re_read or not _stores_rows(facts, primary):
+        return proposal
+    width = proposal.block_sizes[primary.axis]
+    if width >= primary.extent:
+        return proposal
+    found = _proposal(allocate(facts, target), facts, target, width // 2, most // 2)
+    return replace(found, reason=f"{found.reason}, two on each SM")
 
 
 def _alone(facts: KernelFacts, target: Target) -> Iterator[TritonProposal]:
