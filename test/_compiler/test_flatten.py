@@ -185,9 +185,9 @@ def _helion_add(x, y, out):
     pid = tl.program_id(0)
     offset_0_1_2 = pid * _BLOCK_SIZE_0_1_2
     indices_0_1_2 = offset_0_1_2 + tl.arange(0, _BLOCK_SIZE_0_1_2)
-    indices_2 = indices_0_1_2 % 8
-    indices_1 = indices_0_1_2 // 8 % 4
-    indices_0 = indices_0_1_2 // 8 // 4
+    indices_2 = (indices_0_1_2.to(tl.uint32) % 8).to(tl.int32)
+    indices_1 = (indices_0_1_2.to(tl.uint32) // 8 % 4).to(tl.int32)
+    indices_0 = (indices_0_1_2.to(tl.uint32) // 8 // 4).to(tl.int32)
     load = tl.load(x + indices_0_1_2)
     load_1 = tl.load(y + (indices_0 * 0 + indices_1 + indices_2 * 0))
     add = load + load_1
@@ -196,7 +196,7 @@ def _helion_add(x, y, out):
     # the last of the order varies fastest
     text = kernel_text(bound, **config, loop_orders=[[2, 0, 1]])
     assert (
-        "indices_1 = indices_2_0_1 % 4\n    indices_0 = indices_2_0_1 // 4 % 3\n    indices_2 = indices_2_0_1 // 4 // 3"
+        "indices_1 = (indices_2_0_1.to(tl.uint32) % 4).to(tl.int32)\n    indices_0 = (indices_2_0_1.to(tl.uint32) // 4 % 3).to(tl.int32)\n    indices_2 = (indices_2_0_1.to(tl.uint32) // 4 // 3).to(tl.int32)"
         in text
     )
     assert "tl.load(x + (indices_0 * 32 + indices_1 * 8 + indices_2))" in text
@@ -205,7 +205,10 @@ def _helion_add(x, y, out):
 def test_numbers_of_elements() -> None:
     bound = helion.kernel(upper).bind((tensor(5, 7),))
     text = kernel_text(bound, block_sizes=[4, 8], flatten_loops=[True])
-    assert "indices_1 = indices_0_1 % 7\n    indices_0 = indices_0_1 // 7\n    le = indices_0 <= indices_1\n" in text
+    assert (
+        "indices_1 = (indices_0_1.to(tl.uint32) % 7).to(tl.int32)\n    indices_0 = (indices_0_1.to(tl.uint32) // 7).to(tl.int32)\n    le = indices_0 <= indices_1\n"
+        in text
+    )
     assert "tl.load(x + indices_0_1, mask=mask_0_1, other=0.0)" in text
 
 
@@ -222,7 +225,8 @@ def test_sizes_known_at_run_time() -> None:
     bound = helion.kernel(add, static_shapes=False).bind((tensor(5, 7), tensor(5, 1)))
     text = kernel_text(bound, block_sizes=[4, 8], flatten_loops=[True])
     assert "mask_0_1 = indices_0_1 < number" in text and "tl.store(out + indices_0_1, " in text
-    assert re.search(r"indices_1 = indices_0_1 % \w+_size_1\n    indices_0 = indices_0_1 // \w+_size_1\n", text)
+    digits = r"indices_1 = \(indices_0_1.to\(tl.uint32\) % tl.cast\(\w+_size_1, tl.uint32\)\).to\(tl.int32\)\n"
+    assert re.search(digits + digits.replace("indices_1 =", "    indices_0 =").replace("%", "//"), text)
 
 
 def test_program() -> None:
@@ -454,9 +458,6 @@ DECLINED: list[tuple[Callable[..., None], str]] = [
     (prints, "the body has a print, which would see other tiles"),
     (twice, "a scan uses a merged dimension"),
     (branches, "a branch uses a merged dimension"),
-    (adds_a_position, "a subscript adds the position of a tile to another index"),
-    (sums_for_one, "a value of other dimensions is used with the merged ones"),
-    (random_numbers, "a random uses a merged dimension"),
     (numbers_lanes, "the position of a tile is read"),
 ]
 
@@ -502,6 +503,9 @@ def one_by_one(x: torch.Tensor, out: torch.Tensor) -> None:
     [
         (reads_a_position, "the position of a tile is read"),
         (reads_a_chosen_position, "the position of a tile is read"),
+        (adds_a_position, "a subscript adds the position of a tile to another index"),
+        (sums_for_one, "a value of other dimensions is used with the merged ones"),
+        (random_numbers, "a random uses a merged dimension"),
         (reads_an_end, "the position of a tile is read"),
         (begins_later, "a dimension does not begin at 0"),
         (one_by_one, "a dimension does not begin at 0"),

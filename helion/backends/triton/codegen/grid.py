@@ -206,13 +206,23 @@ def _enter(e: Emission, axis: LoopAxis, masked: bool, offset: str) -> None:
 
 
 def _merged_indices(e: Emission, axis: LoopAxis) -> None:
-    """Define the index along each axis of a flattened grid, where an access needs it."""
-    rest = e.scope.active[axis.block].index
-    for at, part in reversed(list(enumerate(axis.merged))):
+    """Define the index along each axis of a flattened grid, where an access needs it.
+
+    Lane numbers are never negative. A division without sign takes fewer instructions (measurement ``unsigned_lanes``).
+    """
+    bits = 64 if e.wide else 32
+    numbered = [at for at, part in enumerate(axis.merged) if part.block in e.kernel.indexed]
+    if not numbered:
+        return
+    rest = f"{e.scope.active[axis.block].index}.to(tl.uint{bits})"
+    for at, part in reversed(list(enumerate(axis.merged))[numbered[0] :]):
         # a dimension without elements starts no program, but Triton would still fold a division by its 0
         count = e.bound(max(part.end, 1) if isinstance(part.end, int) else part.end, None)
-        if part.block in e.kernel.indexed:
+        if not isinstance(part.end, int):
+            count = f"tl.cast({count}, tl.uint{bits})"
+        if at in numbered:
             index = e.names.fresh(f"indices_{part.block}")
-            e.lines.add(f"{index} = {rest} % {count}" if at else f"{index} = {rest}")
+            digit = f"({rest} % {count})" if at else f"({rest})" if "//" in rest else rest
+            e.lines.add(f"{index} = {digit}.to(tl.int{bits})")
             e.scope.active[part.block] = Active(index, index)
         rest = f"{rest} // {count}"
