@@ -6,13 +6,16 @@ import functools
 import importlib
 import inspect
 import itertools
+import json
 import random
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from backends.cute import backward_kernels as kernels
+from backends.cute import gradient_launches
 from backends.cute.printed_gradients import computed_as_printed
 from backends.cute.printed_registers import unwritten_registers
 
@@ -113,6 +116,16 @@ def test_printed_text_computes_the_gradients(at: int) -> None:
     order = sorted(found, key=lambda name: ("dq", "dk", "dv", "db").index(name[:2]))
     for name, other in zip(order, case.wanted, strict=True):
         assert (found[name].double() - other).norm() < 6e-3 * other.norm()
+
+
+def test_launches_of_random_sizes(tmp_path: Path) -> None:
+    """Run the script that launches kernels on a GPU."""
+    out = tmp_path / "launches.jsonl"
+    gradient_launches.main(
+        ["--out", str(out), "--launches", "4", "--most", "40", "queries:64:causal:1", "bias:32:full:2"]
+    )
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(line["launches"], line["differing"], line["ok"]) for line in lines] == [(4, 0, True)] * 2
 
 
 @pytest.mark.parametrize("keys", [104, 102, 101])
