@@ -12,7 +12,16 @@ from .plan.build import MAX_CLUSTER, MAX_ROW_CLUSTER, MAX_SUM_REGISTERS
 from .plan.copied import COPY_WARPS, MAX_COPIED_SUMS, MAX_LOADED_REGISTERS
 from .plan.dtypes import IMPRECISE_DTYPES, itemsize
 from .plan.finish import finishes
-from .plan.operands import by_gather, can_convert, can_slice, has_steps, in_both_majors, needs_registers, split
+from .plan.operands import (
+    by_fragments,
+    by_gather,
+    can_convert,
+    can_slice,
+    has_steps,
+    in_both_majors,
+    needs_registers,
+    split,
+)
 from .plan.records import SWIZZLE_BYTES, WARP_THREADS, WGMMA_ROWS, Choice, CopiesIn, GemmProblem, Major
 from .plan.refusal import Refusal
 from .plan.scales import ATOM_LINES, LONGEST, BlockScales, promoted
@@ -203,7 +212,8 @@ def places_of_copies(problem: GemmProblem, target: Target) -> tuple[CopiesIn, ..
     }
     if suiting["tma"]:
         return ("tma",)
-    suiting["tma"] = target.has("tcgen05") and by_gather(problem) is not None
+    loaded = by_gather(problem) if target.has("tcgen05") else by_fragments(problem)
+    suiting["tma"] = loaded is not None
     return tuple(place for place, suits in suiting.items() if suits)
 
 

@@ -80,7 +80,7 @@ DOCS: dict[str, str] = {
     "ctas_per_sm": "CTAs per SM where whole rows are reduced, or the warps that multiply convert A: one runs while the other waits.",
     "rows_in": "Place of rows that are reduced: `cluster`, registers of CTAs that exchange partial results, or `memory`, from which a second kernel finishes them.",
     "tile_columns": "Columns of a tile where rows are in global memory.",
-    "copies_in": "Place of operands that TMA cannot load as they are: `shared`, stages that warps fill in each tile, `memory`, where kernels before the matmul write them, or `registers` of the warps that multiply, which convert 8-bit elements; with `slices` each of these warps has K tiles of its own. With `tma` they are loaded as they are, for a matrix unit that takes them in either major mode, or gathered by TMA if they are picked rows.",
+    "copies_in": "Place of operands that TMA cannot load as they are: `shared`, stages that warps fill in each tile, `memory`, where kernels before the matmul write them, or `registers` of the warps that multiply, which convert 8-bit elements; with `slices` each of these warps has K tiles of its own. With `tma` they are loaded as they are, for a matrix unit that takes them in either major mode, by warps that multiply and read fp32 to registers, or gathered by TMA if they are picked rows.",
     "residual_stages": "Pipeline stages of residuals: sub-tiles of epilogue inputs of the output's shape, loaded in advance.",
 }  # fmt: skip
 #: Clusters per tile.

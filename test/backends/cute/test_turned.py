@@ -110,7 +110,7 @@ def test_what_tma_does_not_store_along_m_is_refused() -> None:
     for changed, message in (
         (
             dataclasses.replace(output, dtype="float32"),
-            "is contiguous along M, which is implemented for one matrix of 16 bits",
+            "is contiguous along M, which is implemented for one matrix of 16 or 32 bits, as operands have",
         ),
         (dataclasses.replace(output, column_pitch=LINES - 8), "between lines of 4096: they overlap"),
         (dataclasses.replace(output, column_pitch=LINES + 4), "TMA needs a multiple of 16 bytes"),

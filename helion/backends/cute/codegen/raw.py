@@ -14,7 +14,7 @@ from ..plan.dtypes import DTYPES, itemsize, per_byte
 from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, Instruction
 from ..plan.records import SWIZZLE_BYTES, WARP_ROWS, GemmPlan
 from ..roles import grammar as g
-from ..roles.halves import ConvertHalf, HalfStep, MmaHalf
+from ..roles.halves import ConvertHalf, HalfStep, MmaHalf, OrderReads, ReadHalf
 from .epilogue import EXPRESSIONS, literal
 from .numbers import batch_modes, batched, of_k_tile
 
@@ -202,6 +202,10 @@ def of_half(plan: GemmPlan, step: HalfStep, k_tile: str) -> list[str]:
     """Return the code of a step about half of K tile ``k_tile``."""
     if isinstance(step, MmaHalf):
         return _multiply(plan, step)
+    if isinstance(step, ReadHalf):
+        return _read_words(plan, step)
+    if isinstance(step, OrderReads):
+        return ['cute.arch.fence_proxy("async.shared", space="cta")', "cute.arch.sync_warp()"]
     assert isinstance(step, ConvertHalf)
     return _convert(plan, step, k_tile)
 
@@ -272,6 +276,54 @@ def _multiply(plan: GemmPlan, step: MmaHalf) -> list[str]:
         f"for step in cutlass.range_constexpr({step.half * steps}, {(step.half + 1) * steps}):",
         f"    cute.gemm(tiled_mma, sums, fragment_a[None, None, step], {place}, sums)",
         *([f"    {accumulate.format(True)}"] if step.first else []),
+    ]
+
+
+WORD_LINE = SWIZZLE_BYTES // 4
+"""Elements of 32 bits of a swizzled line, which are 32 along M of one element along K."""
+ATOM_WORDS, ATOM_LINES = 8, 8
+"""Elements along K of an MMA in TF32, and lines after which the exchange of a swizzle repeats."""
+
+
+def set_up_words(plan: GemmPlan) -> list[str]:
+    """Define the fragments of a K tile of A that is contiguous along M, and the places of a thread's words in a stage.
+
+    A block of 32 rows has a line for each element along K, whose number exchanges its 16-byte chunks. A thread has two rows,
+    8 rows distant, and elements q and q + 4 of each 8 along K. Threads with odd q read them in the other order, so that
+    32 threads read all banks.
+    """
+    rows, k = plan.tile[0], plan.tile[2]
+    found = [
+        f"fragment_a = cute.make_rmem_tensor(tiled_mma.partition_shape_A(({rows}, {k})), cutlass.{DTYPES['float32'].operand})",
+        f"fragment_words = cute.make_tensor(cute.recast_ptr(fragment_a.iterator, dtype=cutlass.Uint32), cute.make_layout({k // 2}))",
+        f"stage_words = cute.make_tensor(cute.recast_ptr(shared_a.iterator, dtype=cutlass.Uint32),"
+        f" cute.make_layout({plan.ab_stages * rows * k}))",
+        "odd_quad = lane % 2 == 1",
+        f"word_block = store_warp // 2 * {WORD_LINE * k} + lane // 4 % 4",
+        "word_chunk = store_warp % 2 * 4 + lane // 16",
+    ]
+    for name, line in (("near", "lane % 4 + lane % 2 * 4"), ("far", "near_line ^ 4")):
+        found.append(f"{name}_line = {line}")
+        for at, chunk in enumerate(("word_chunk", "(word_chunk + 2)")):
+            found.append(f"{name}_{at} = word_block + {name}_line * {WORD_LINE} + ({chunk} ^ {name}_line) * 4")
+    return found
+
+
+def _read_words(plan: GemmPlan, step: ReadHalf) -> list[str]:
+    """Return the reads of half of A from its stage, without bank conflicts."""
+    steps, stage = plan.mma_steps // 2, plan.tile[0] * plan.tile[2]
+    names = [(f"x{at}", f"y{at}", f"near_{at}", f"far_{at}") for at in (0, 1)]
+    place = f"stage_words[{step.cursor}.index * {stage} + step * {ATOM_WORDS * WORD_LINE} + {{}}]"
+    return [
+        f"for step in cutlass.range_constexpr({step.half * steps}, {(step.half + 1) * steps}):",
+        *(f"    {x} = {place.format(near)}" for x, _, near, _ in names),
+        *(f"    {y} = {place.format(far)}" for _, y, _, far in names),
+        *(
+            f"    fragment_words[step * 4 + {2 * turned + at}] = cutlass.Uint32(cutlass.select_(odd_quad, {others}))"
+            for turned, order in enumerate(("{1}, {0}", "{0}, {1}"))
+            for at, (x, y, _, _) in enumerate(names)
+            for others in (order.format(x, y),)
+        ),
     ]
 
 

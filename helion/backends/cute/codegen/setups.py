@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ..plan.counts import counts, leaves_cache
+from ..plan.counts import counts, in_fragments, leaves_cache
 from ..plan.dtypes import DTYPES, per_byte
 from ..plan.epilogue import EpilogueOutput
 from ..plan.operands import gathered
@@ -70,7 +70,8 @@ def mma_arguments(plan: GemmPlan, columns: int) -> str:
 def hopper_mma(plan: GemmPlan, columns: int) -> str:
     """Return the construction of a tiled MMA of wgmma with `columns`; that of TF32 is ``TF32_MMA``."""
     if plan.problem.operand_dtype == "float32":
-        return f"tf32_mma({plan.warpgroups}, {columns})"
+        source = ", warpgroup.OperandSource.RMEM" if in_fragments(plan) else ""
+        return f"tf32_mma({plan.warpgroups}, {columns}{source})"
     source = ", warpgroup.OperandSource.RMEM" if plan.converts else ""
     return f"hopper.make_trivial_tiled_mma({mma_arguments(plan, columns)}{source})"
 
@@ -96,9 +97,8 @@ TF32_MMA = (
     '        object.__setattr__(self, "shape_mnk", (*self.shape_mnk[:2], 8))',
     "",
     "",
-    "def tf32_mma(warpgroups, columns):",
+    "def tf32_mma(warpgroups, columns, source=warpgroup.OperandSource.SMEM):",
     "    shape, major = (64, columns, 8), OperandMajorMode.K",
-    "    source = warpgroup.OperandSource.SMEM",
     "    op = Tf32Op(cutlass.TFloat32, cutlass.Float32, shape, source, major, major)",
     "    return cute.make_tiled_mma(cute.make_mma_atom(op), (warpgroups, 1, 1))",
 )
@@ -297,7 +297,8 @@ def _wgmma_fragments(plan: GemmPlan) -> list[str]:
         return sliced.set_up(plan)
     a = ["fragment_a = tiled_mma.make_fragment_A(group_slice.partition_A(shared_a))"]
     b = "fragment_b = tiled_mma.make_fragment_B(group_slice.partition_B(shared_b))"
-    return [*(raw.set_up(plan) if plan.converts else a), b]
+    read = raw.set_up_words(plan) if in_fragments(plan) else a
+    return [*(raw.set_up(plan) if plan.converts else read), b]
 
 
 def _wgmma_store(plan: GemmPlan, output: EpilogueOutput) -> list[str]:
@@ -305,7 +306,7 @@ def _wgmma_store(plan: GemmPlan, output: EpilogueOutput) -> list[str]:
     atom = (
         f"cute.nvgpu.warp.StMatrix8x8x16bOp({output.turned}, {4 if plan.epilogue_n >= 16 else 2}), {dtype}"
         if size == 2
-        else f"cute.nvgpu.CopyUniversalOp(), {dtype}, num_bits_per_copy={16 * size}"
+        else f"cute.nvgpu.CopyUniversalOp(), {dtype}, num_bits_per_copy={(8 if output.turned else 16) * size}"
     )
     copy = f"cute.make_tiled_copy_C(cute.make_copy_atom({atom}), subtile_mma)"
     if staged_as(plan.problem, output) != output:

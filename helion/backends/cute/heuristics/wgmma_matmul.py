@@ -102,7 +102,7 @@ def _in_turn(shape: ProductShape, choice: Choice) -> Choice:
 
 def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[Choice]:
     found: list[Choice] = []
-    in_stages = bool(shape.problem.copied) and copies_in != "memory"
+    in_stages = bool(shape.problem.copied) and copies_in not in ("memory", "tma")
     for tile in sorted(tiles(shape, target), key=lambda tile: tile[:2] != WIDE):
         tile = (*tile[:2], SWIZZLE_BYTES) if copies_in in CONVERTED else tile
         if copies_in == "slices" and (

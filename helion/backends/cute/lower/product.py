@@ -28,7 +28,7 @@ from ...._compiler.ir.ops import OPS
 from ...._shapes import Expr, Number, dtype_name
 from ..plan.epilogue import MAX_PRODUCTS
 from ..plan.finish import SIZE_M, counts_rows, with_most_rows
-from ..plan.operands import fills_turned_tiles, gains_by_turning
+from ..plan.operands import gains_by_turning, stores_along_m
 from ..plan.records import SWIZZLE_BYTES, GemmProblem
 from ..plan.refusal import Refusal
 from .chain import COMPARISONS, EXAMPLE_MULTIPLE, ROUNDED, Chain, Reference, is_integer, starts_from_zero
@@ -118,7 +118,7 @@ def product_of(
     product = _traced(program, batch_strides or {}, picks or {}, along_k=along_k, pairs=pairs)
     if product.whole_rows or not turns or picks:
         return product
-    if not batch_strides and fills_turned_tiles(product.problem):
+    if not batch_strides and stores_along_m(product.problem):
         return _traced(program, {}, {}, turned=True, along_m=True)
     if not gains_by_turning(product.problem):
         return product

@@ -26,6 +26,7 @@ from .operands import (
     extents_of,
     loaded_by_tma,
     residents_of,
+    takes_majors,
     with_gathering,
 )
 from .operands import split as split_operands
@@ -239,8 +240,7 @@ def check_problem(problem: GemmProblem) -> None:
         extents = ", ".join(f"{side} = {getattr(problem, side.lower())}" for side in "MNK")
         raise Refusal(f"extents of 1 to {MAX_EXTENT} are implemented, not {extents}")
     check_numbers(problem)
-    majors = problem.a_major, problem.b_major
-    if majors != ("k", "k") and itemsize(problem.operand_dtype) != 2 and problem.operand_dtype not in IMPRECISE_DTYPES:
+    if not takes_majors(problem):
         raise Refusal("operands of int8 and of 32 bits have to be contiguous along K")
     if problem.loads("a"):
         check_pitch(problem, problem.names[0], problem.operand_dtype, problem.a_pitch, _line(problem.a_major, "m"))

@@ -292,6 +292,12 @@ def stage_readers(plan: GemmPlan) -> int:
     return plan.tile[0] // WGMMA_ROWS if plan.sliced else plan.consumer_warps
 
 
+def in_fragments(plan: GemmPlan) -> bool:
+    """Return whether the warps that multiply read A from its stages to registers: the matrix unit takes elements of 32 bits
+    that are contiguous along M from there alone."""
+    return plan.unit == "wgmma" and plan.operand_bytes == 4 and plan.problem.a_major == "mn"
+
+
 def slices(plan: GemmPlan) -> int:
     """Return the slices of K, each of warps that multiply K tiles of their own: 64 rows of the tile each."""
     return plan.consumer_warps // stage_readers(plan)
@@ -512,3 +518,21 @@ def check_slices(plan: GemmPlan) -> None:
         atom = 8 if major == "k" else SWIZZLE_BYTES // plan.operand_bytes
         if extent % (sharers * atom):
             raise Refusal(f"{sharers} CTAs cannot load slices of {name}: {extent} lines in atoms of {atom}")
+
+
+def check_fragments(plan: GemmPlan) -> None:
+    """Check a plan whose A has elements of 32 bits that are contiguous along M. Raises ``Refusal``."""
+    problem = plan.problem
+    if plan.operand_bytes != 4 or problem.a_major == "k":
+        return
+    several = problem.groups or problem.terms or problem.scales or problem.ends or problem.copied or plan.promote
+    if several or plan.products > 1 or not in_fragments(plan):
+        raise Refusal(
+            f"{problem.names[0]} has elements of 32 bits that are contiguous along M; they are implemented on wgmma for one plain"
+            " matmul"
+        )
+    if plan.teams > 1 or plan.row_atoms > 1 or plan.tile[2] * plan.operand_bytes != SWIZZLE_BYTES:
+        raise Refusal(
+            f"a tile of {plan.tile} whose A is read to registers; up to {2 * WGMMA_ROWS} rows and {SWIZZLE_BYTES} bytes along K are"
+            " implemented, without ping-pong"
+        )

@@ -2,7 +2,8 @@
 
 In shared memory an operand is computed once for each tile of the other side. Where those are many, one pass over the
 operand, and TMA from then on, takes less time. Tiles of TF32 leave shared memory no time to transpose B during the MMAs
-(measurement ``tf32_turning``).
+(measurement ``tf32_turning``). Warps that read it to registers take as long as with B along K (measurement
+``tf32_fragments``).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import math
 from collections.abc import Sequence
 
 from .copied import MAX_LOADED_REGISTERS, MAX_SPAN, NIBBLE_GROUP, NOT_COPIED, Copied, raw_major, span_of
-from .counts import copied_line_step, copied_lines, copied_registers, turns
+from .counts import check_fragments, copied_line_step, copied_lines, copied_registers, turns
 from .dtypes import IMPRECISE_DTYPES, itemsize, per_byte
 from .records import (
     SUM_BYTES,
@@ -41,6 +42,8 @@ TILE_ROWS, MOST_TURNED, TURNED_COLUMNS, TURNED_LINES, TURNED_GAINS = 128, 512, r
 rows of usual tiles over those of swapped ones (``swapped`` of benchmarks/results/cute/nvidia-h200-few-tiles.jsonl)."""
 TURNED_TILES = (range(161), range(200, 265))
 """Tiles of about one wave, or of most of two. In more waves tiles of 64 rows and 256 columns are as fast (the same rows)."""
+LEAST_READ = 512
+"""Rows, columns and K of matmuls in fp32 that are swapped to read B to registers: those of fewer split K."""
 TURNED_BYTES = (2, 4)
 """Elements of matrices that the epilogue of such a matmul reads."""
 RESIDENT_COLUMNS = 32
@@ -55,8 +58,16 @@ ALIGNMENT_BYTES = 128
 """Alignment of a matrix: sectors of its first line are whole."""
 
 
+def takes_majors(problem: GemmProblem) -> bool:
+    """Return whether operands of the type are implemented in these major modes on any matrix unit."""
+    majors, size = (problem.a_major, problem.b_major), itemsize(problem.operand_dtype)
+    words = problem.operand_dtype == "float32" and majors == ("mn", "k")
+    return majors == ("k", "k") or words or size == 2 or problem.operand_dtype in IMPRECISE_DTYPES
+
+
 def check_copies(plan: GemmPlan) -> None:
     """Check the tile and the cluster for copied operands, if there are any. Raises ``Refusal``."""
+    check_fragments(plan)
     in_memory = plan.problem.groups is not None or any(copied.is_gathered for copied in plan.problem.copied)
     in_memory |= not plan.converts and (plan.problem.scales is not None or bool({*plan.problem.runtime} - {LONGEST}))
     if plan.problem.copied and (in_memory or plan.problem.terms or has_steps(plan.problem)):
@@ -153,15 +164,9 @@ def fills_turned_tiles(problem: GemmProblem) -> bool:
 
     TMA loads both operands, and stores the output in tiles that are contiguous along M. B has many more lines.
     """
-    epilogue, batched = problem.epilogue, problem.batch or problem.groups or problem.runtime or any(problem.starts)
-    others = problem.copied or problem.summed or problem.terms or problem.ends or problem.scales or problem.rounded
-    loaded = any(epilogue.of_kind(kind) for kind in ("strided", "product", "uniform", "integers"))
-    loaded |= any(itemsize(each.dtype) not in TURNED_BYTES for each in epilogue.of_kind("exact"))
-    if batched or others or loaded or epilogue.reduces_rows or epilogue.words or epilogue.in_pairs:
-        return False
-    if [each.kind for each in problem.outputs] != ["exact"] or problem.outputs[0].adds:
-        return False
-    if {itemsize(problem.operand_dtype), itemsize(problem.output_dtype)} != {2}:
+    batched = problem.batch or problem.groups or problem.runtime or any(problem.starts)
+    others = problem.copied or problem.summed or problem.terms or problem.ends or problem.scales
+    if batched or others or not _stores_whole(problem, 2):
         return False
     few = TILE_ROWS < problem.m <= MOST_TURNED and problem.n >= TURNED_LINES and problem.k >= TURNED_LINES
     covered, columns = min((-(-problem.m // columns) * columns, -columns) for columns in TURNED_COLUMNS)
@@ -338,12 +343,54 @@ def _with_pitch(stored: GemmProblem, operand: Multiplicand, pitch: int) -> GemmP
     return dataclasses.replace(stored, epilogue=dataclasses.replace(stored.epilogue, operands=operands))
 
 
+def by_fragments(problem: GemmProblem) -> GemmProblem | None:
+    """Return the matmul whose A TMA loads as it is, contiguous along M, for warps that read it to registers; None for others
+    than fp32 of which nothing else is copied."""
+    parts = problem.groups or problem.terms or problem.scales or problem.ends or problem.summed or problem.runtime
+    if parts or problem.operand_dtype != "float32" or [each.operand for each in problem.copied] != ["a"]:
+        return None
+    return None if problem.epilogue.of_kind("product") else _as_stored(problem)
+
+
+def stores_along_m(problem: GemmProblem) -> bool:
+    """Return whether a matmul is faster with A and B swapped, where TMA stores tiles that are contiguous along M."""
+    return fills_turned_tiles(problem) or _reads_turned(problem)
+
+
+def _reads_turned(problem: GemmProblem) -> bool:
+    """Return whether its B, of fp32 along N, is read to registers as A of the transposed matmul: no kernel transposes it."""
+    if not problem.copied or problem.batch or any(problem.starts) or min(problem.m, problem.n, problem.k) < LEAST_READ:
+        return False
+    turned = [dataclasses.replace(each, operand="a") for each in problem.copied if each.operand == "b"]
+    swapped = dataclasses.replace(problem, copied=tuple(turned), a_major=problem.b_major, a_pitch=problem.b_pitch)
+    alone = len(turned) == len(problem.copied) and problem.a_major == "k"
+    return alone and _stores_whole(problem, 4) and by_fragments(swapped) is not None
+
+
+def _stores_whole(problem: GemmProblem, size: int) -> bool:
+    """Return whether the matrices of an epilogue can be contiguous along M. Elements of A, B and the only output have so many
+    bytes."""
+    epilogue = problem.epilogue
+    loaded = any(epilogue.of_kind(kind) for kind in ("strided", "product", "uniform", "integers"))
+    loaded |= any(itemsize(each.dtype) not in TURNED_BYTES for each in epilogue.of_kind("exact"))
+    if loaded or problem.rounded or epilogue.reduces_rows or epilogue.words or epilogue.in_pairs:
+        return False
+    if [each.kind for each in problem.outputs] != ["exact"] or problem.outputs[0].adds:
+        return False
+    return {itemsize(problem.operand_dtype), itemsize(problem.output_dtype)} == {size}
+
+
 def in_both_majors(problem: GemmProblem) -> GemmProblem | None:
     """Return the matmul of operands that TMA loads as they are, for a matrix unit that takes 8-bit floats of either major
     mode; None where others are copied."""
-    stored = dataclasses.replace(problem, copied=())
     if not problem.copied or problem.terms or problem.operand_dtype not in IMPRECISE_DTYPES:
         return None
+    return _as_stored(problem)
+
+
+def _as_stored(problem: GemmProblem) -> GemmProblem | None:
+    """Return the matmul of copied operands in the major mode of their tensors; None where they are copied otherwise."""
+    stored = dataclasses.replace(problem, copied=())
     for copied in problem.copied:
         source, operand = copied.sources[0], problem.multiplicand(copied.operand)
         moves = not copied.instructions and copied.lines is None and source.dtype == problem.operand_dtype
@@ -395,9 +442,11 @@ def loaded_by_tma(problem: GemmProblem, unit: Unit) -> tuple[GemmProblem, Prepar
         return picked
     if unit == "tcgen05" and majors is not None:
         return majors, None
+    if unit == "wgmma" and (read := by_fragments(problem)) is not None:
+        return read, None
     raise Refusal(
         "operands that TMA loads as they are, are implemented on tcgen05 for 8-bit floats of either major mode and for rows in"
-        " 16 bits by a vector of int32"
+        " 16 bits by a vector of int32, and on wgmma for a left operand in fp32 that is contiguous along M"
     )
 
 

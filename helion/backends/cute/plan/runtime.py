@@ -442,9 +442,10 @@ def _check_turned(problem: GemmProblem, output: EpilogueOutput) -> None:
     name = shown_output(problem, output)
     upright = [each for each in problem.epilogue.of_kind("exact") if not each.turned]
     others = upright or problem.epilogue.reduces_rows or len(problem.matrices) > 1
-    if others or problem.batch or problem.groups or problem.runtime or output.adds or itemsize(output.dtype) != 2:
+    size = {itemsize(output.dtype), itemsize(problem.operand_dtype)}
+    if others or problem.batch or problem.groups or problem.runtime or output.adds or size not in ({2}, {4}):
         raise Refusal(
-            f"{name} is contiguous along M, which is implemented for one matrix of 16 bits, without batches and row"
+            f"{name} is contiguous along M, which is implemented for one matrix of 16 or 32 bits, as operands have, without batches and row"
             " reductions, with matrices of the epilogue that are as well, of sizes that are known when the kernel is compiled"
         )
     check_pitch(problem, name, output.dtype, output.column_pitch, "m")

@@ -24,7 +24,7 @@ from ..plan.epilogue import (
     OutputKind,
 )
 from ..plan.finish import with_most_rows
-from ..plan.operands import fills_turned_tiles, gains_by_turning
+from ..plan.operands import gains_by_turning, stores_along_m
 from ..plan.records import Batch, GemmProblem, Groups, Major, Term
 from ..plan.scales import MICRO_FORMATS, Ends
 from .groups import groups_of_blocks, has_groups_of_k, rows_of_groups, without_offsets
@@ -149,7 +149,7 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
     dimensions = next(len(region.axes) for region in facts.regions if region.root == number and region.parent is None)
     problem = _problem(facts, sides, axes, stores)
     turns = _turns(facts, sides, batch)
-    if turns and not batch and fills_turned_tiles(problem):
+    if turns and not batch and stores_along_m(problem):
         axes = axes[::-1]
         problem = _stored_along_m(_problem(facts, sides, axes, stores))
     elif turns and gains_by_turning(problem):

@@ -1,4 +1,4 @@
-"""The mainloop of A in registers: half of a K tile is converted while MMAs read the fragments of the other half."""
+"""Mainloops of A in registers: half of a K tile is converted, or read, while MMAs read the fragments of the other half."""
 
 from __future__ import annotations
 
@@ -34,6 +34,19 @@ class OfKTile(Step):
 
 class HalfStep(Step):
     """A step about half of a K tile."""
+
+
+@dataclass(frozen=True)
+class ReadHalf(HalfStep):
+    """Read half number ``half`` of A from the stage of ``cursor`` to the fragments of its MMAs."""
+
+    cursor: str
+    half: int
+
+
+@dataclass(frozen=True)
+class OrderReads(HalfStep):
+    """Order the reads of all lanes of a warp before TMA overwrites the stage."""
 
 
 @dataclass(frozen=True)
@@ -108,4 +121,25 @@ def promoting_mainloop(scaled: bool) -> tuple[Step, ...]:
             first=1,
         ),
         OfKTile("last", (*multiply, WgmmaWait(0), *FREE, Promote())),
+    )
+
+
+def turning_mainloop() -> tuple[Step, ...]:
+    """Build the mainloop of A that warps read from the stages of the MMAs. Reads of a stage end before TMA overwrites it."""
+
+    def read(half: int, first: bool = False) -> tuple[Step, ...]:
+        return ReadHalf("ab_read", half), *_half(half, first=first)
+
+    free = (OrderReads(), *FREE)
+    return (
+        *(Wait("ab_read"), *read(0, first=True), *read(1), Advance("ab_read")),
+        KLoop(
+            (
+                *(Wait("ab_read"), WgmmaWait(1), *read(0)),
+                *(WgmmaWait(1), *free, *read(1), Advance("ab_read")),
+            ),
+            first=1,
+        ),
+        WgmmaWait(0),
+        *free,
     )

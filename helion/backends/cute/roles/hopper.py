@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..plan.counts import counts
+from ..plan.counts import counts, in_fragments
 from ..plan.records import LOADING_WARPS, GemmPlan
 from .common import last_stores, load_role, store_subtile
 from .edits import contains, rewrite
@@ -32,7 +32,7 @@ from .grammar import (
     WgmmaFence,
     WgmmaWait,
 )
-from .halves import converting_mainloop, promoting_mainloop
+from .halves import converting_mainloop, promoting_mainloop, turning_mainloop
 from .overlapped import overlapped_mainloop
 from .partial import PieceViews, wgmma_mainloop
 from .registers import register_limit
@@ -90,6 +90,8 @@ def _mainloop(plan: GemmPlan) -> tuple[Step, ...]:
         return sliced_mainloop(plan.promote)
     if plan.converts:
         return promoting_mainloop(plan.problem.scales is not None) if plan.promote else converting_mainloop()
+    if in_fragments(plan):
+        return turning_mainloop()
     if plan.problem.absent:
         return wgmma_mainloop(plan)
     if not plan.promote:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..plan.counts import is_raw, raw_bytes
 from ..plan.records import WARP_THREADS
 from ..roles import grammar as g
-from ..roles.halves import ConvertHalf, MmaHalf
+from ..roles.halves import ConvertHalf, MmaHalf, OrderReads, ReadHalf
 from .cluster import Cluster, Ready, Running, rule
 from .elements import copied_by
 from .state import Fault, Sums, Tag, Warp
@@ -46,12 +46,33 @@ def _(cluster: Cluster, step: g.ReadRaw, warp: Warp) -> None:
     warp.copies.synced = False
 
 
+def _overwrite(warp: Warp, half: int, tag: Tag | None) -> None:
+    """Fill the fragments of half of a K tile."""
+    in_flight = len(warp.groups) + bool(warp.open_group)
+    if in_flight and half in warp.copies.multiplied[-in_flight:]:
+        raise Fault(f"half {half} of A is converted to registers that the matrix unit may still read")
+    warp.copies.converted[half] = tag
+
+
 @rule(ConvertHalf)
 def _(cluster: Cluster, step: ConvertHalf, warp: Warp) -> None:
-    in_flight = len(warp.groups) + bool(warp.open_group)
-    if in_flight and step.half in warp.copies.multiplied[-in_flight:]:
-        raise Fault(f"half {step.half} of A is converted to registers that the matrix unit may still read")
-    warp.copies.converted[step.half] = warp.copies.read.get("a")
+    _overwrite(warp, step.half, warp.copies.read.get("a"))
+
+
+@rule(ReadHalf)
+def _(cluster: Cluster, step: ReadHalf, warp: Warp) -> None:
+    ring, index, parity = cluster.slot(warp, step.cursor)
+    tag, slot = (warp.tile, warp.k_tile), ring.slots[index]
+    if warp.awaited != (index, parity):
+        raise Fault(f"stale operands: K tile {tag[1]} of tile {tag[0]} is read without a wait for its stage")
+    cluster.expect(warp.cta, slot, tag)
+    warp.unfenced_reads.append(slot)
+    _overwrite(warp, step.half, tag)
+
+
+@rule(OrderReads)
+def _(cluster: Cluster, step: OrderReads, warp: Warp) -> None:
+    warp.unfenced_reads = []
 
 
 @rule(MmaHalf)
