@@ -72,6 +72,15 @@ def test_signed_numbers_of_the_operator(m: int, dtype: torch.dtype) -> None:
     torch.testing.assert_close(bound(*given, None).double(), exact(*given, signed=True), rtol=1e-2, atol=0.3)
 
 
+@pytest.mark.parametrize("m", [1, 13])
+def test_clusters_split_k_for_one_row_as_well(m: int) -> None:
+    kernel = helion.kernel(int4_linear_kernel.fn, backend="cute", static_shapes=True)
+    shapes, dtypes = ((m, 64, 2, 64), (8192, 64, 64), (8192, 64)), (torch.bfloat16, torch.int8, torch.bfloat16)
+    given = (torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in zip(shapes, dtypes, strict=True))
+    config = kernel.bind((*given, None), target="h200").default_config()
+    assert [config[f"wgmma_{name}"] for name in ("copies_in", "ctas_per_sm", "k_splits")] == ["slices", 2, 2]
+
+
 def test_unsigned_numbers_with_a_zero_point() -> None:
     given = arguments(40, torch.bfloat16)
     bound = unsigned.bind(given, target="h100")

@@ -51,8 +51,8 @@ RESIDENTS = 2
 """CTAs per SM where warps that multiply convert A: those of one wait for shared memory, barriers and the matrix unit while
 those of the other convert (benchmarks/results/cute/nvidia-h200-few-rows.jsonl)."""
 LEAST_OF_TWO = 4
-"""Columns of B from which K is split for them: with fewer, more CTAs wait for the same lines of the L2 cache (the same
-rows)."""
+"""Columns of B from which K is split for them, but in a cluster for warps with K tiles of their own: with fewer, more CTAs
+wait for the same lines of the L2 cache (the same rows)."""
 
 
 class CuteWgmmaMatmulHeuristic(Heuristic):
@@ -145,7 +145,8 @@ def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[C
             split = Choice(tile=tile, splits=splits, grid_splits=clusters, copies_in=copies_in)
             if splits * clusters > 1 and fills and ctas <= target.num_sms:
                 found.append(narrowed(split, min(plain.epilogue_n, tile[1] // splits)))
-            parted = shape.problem.n >= LEAST_OF_TWO and ctas <= RESIDENTS * target.num_sms
+            several = shape.problem.n >= LEAST_OF_TWO or (copies_in == "slices" and clusters == 1)
+            parted = several and ctas <= RESIDENTS * target.num_sms
             scaled = tile[0] > WGMMA_ROWS and shape.problem.scales is not None  # two of these on an SM run on request
             if copies_in in CONVERTED and ctas > target.num_sms and not scaled and (parted or splits * clusters == 1):
                 resident = dataclasses.replace(split, ctas_per_sm=RESIDENTS)
