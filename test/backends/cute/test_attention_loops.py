@@ -9,45 +9,21 @@ from typing import Any
 import pytest
 import torch
 from backends.cute import attention_loops as loops
-from backends.cute.edited_source import edited
+from backends.cute.edited_source import ATTENTION, edited
 
 import helion
 from helion import exc
 
-TWO_LOOPS = """
-import torch
-import helion
-import helion.language as hl
-
-
-def attend(q, k, v):
-    heads, m, _ = q.size()
-    dims = hl.specialize(q.size(2))
-    out = torch.empty_like(q)
-    for tile_h, tile_m in hl.tile([heads, m], block_size=[1, None]):
-        highest = hl.full([tile_m], float("-inf"), dtype=torch.float32)
-        total = hl.zeros([tile_m], dtype=torch.float32)
-        acc = hl.zeros([tile_m, dims], dtype=torch.float32)
-        for tile_n in hl.tile(0, tile_m.begin):
+BEGIN = ATTENTION[: ATTENTION.index("        for tile_n")]
+STEP = ATTENTION[ATTENTION.index("            raised") : ATTENTION.index("        out[")]
+TWO_LOOPS = f"""{BEGIN}        for tile_n in hl.tile(0, tile_m.begin):
             scores = hl.dot(q[tile_h.begin, tile_m, :], k[tile_h.begin, tile_n, :].T) * 0.125
-            raised = torch.maximum(highest, torch.amax(scores, -1))
-            weights = torch.exp(scores - raised[:, None])
-            shrink = torch.exp(highest - raised)
-            total = total * shrink + weights.sum(-1)
-            acc = hl.dot(weights.to(v.dtype), v[tile_h.begin, tile_n, :], acc=acc * shrink[:, None])
-            highest = raised
-        between = 1.0
+{STEP}        between = 1.0
         for tile_n in hl.tile(tile_m.begin, tile_m.end):
             scores = hl.dot(q[tile_h.begin, tile_m, :], k[tile_h.begin, tile_n, :].T) * (0.125 * between)
             seen = tile_m.index[:, None] >= tile_n.index[None, :]
             scores = torch.where(seen, scores, float("-inf"))
-            raised = torch.maximum(highest, torch.amax(scores, -1))
-            weights = torch.exp(scores - raised[:, None])
-            shrink = torch.exp(highest - raised)
-            total = total * shrink + weights.sum(-1)
-            acc = hl.dot(weights.to(v.dtype), v[tile_h.begin, tile_n, :], acc=acc * shrink[:, None])
-            highest = raised
-        out[tile_h.begin, tile_m, :] = acc / total[:, None]
+{STEP}        out[tile_h.begin, tile_m, :] = acc / total[:, None]
     return out
 """
 TWO_LOOPS_CHANGES = {

@@ -7,42 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from backends.cute.edited_source import edited
+from backends.cute.edited_source import ATTENTION, edited
 
 import helion
 from helion import exc
 
-ONLINE = """
-import torch
-import helion
-import helion.language as hl
-
-
-def attend(q, k, v):
-    heads, m, _ = q.size()
-    dims = hl.specialize(q.size(2))
-    out = torch.empty_like(q)
-    for tile_h, tile_m in hl.tile([heads, m], block_size=[1, None]):
-        highest = hl.full([tile_m], float("-inf"), dtype=torch.float32)
-        total = hl.zeros([tile_m], dtype=torch.float32)
-        acc = hl.zeros([tile_m, dims], dtype=torch.float32)
-        for tile_n in hl.tile(k.size(1)):
-            scores = hl.dot(q[tile_h.begin, tile_m, :], k[tile_h.begin, tile_n, :].T) * 0.125
-            scores = torch.where(tile_m.index[:, None] >= tile_n.index[None, :], scores, float("-inf"))
-            raised = torch.maximum(highest, torch.amax(scores, -1))
-            weights = torch.exp(scores - raised[:, None])
-            shrink = torch.exp(highest - raised)
-            total = total * shrink + weights.sum(-1)
-            acc = hl.dot(weights.to(v.dtype), v[tile_h.begin, tile_n, :], acc=acc * shrink[:, None])
-            highest = raised
-        out[tile_h.begin, tile_m, :] = acc / total[:, None]
-    return out
-"""
 SCORES = """        for tile_n in hl.tile(k.size(1)):
             scores = hl.dot(q[tile_h.begin, tile_m, :], k[tile_h.begin, tile_n, :].T) * 0.125
             scores = torch.where(tile_m.index[:, None] >= tile_n.index[None, :], scores, float("-inf"))
 """
-BEGIN = ONLINE[: ONLINE.index("        for tile_n")]
+BEGIN = ATTENTION[: ATTENTION.index("        for tile_n")]
 END = "        out[tile_h.begin, tile_m, :] = acc{}\n    return out\n"
 HIGHEST = SCORES + "            highest = torch.maximum(highest, torch.amax(scores, -1))\n"
 BOTH = f"""{SCORES}            raised = torch.maximum(highest, torch.amax(scores, -1))
@@ -90,7 +64,7 @@ def _plan(text: str, path: Path, *numbers: int) -> str:
 
 @pytest.mark.parametrize("name", PASSES)
 def test_passes_have_the_plan_of_one_loop(name: str, tmp_path: Path) -> None:
-    assert _plan(_text(name), tmp_path / "passes.py") == _plan(ONLINE, tmp_path / "online.py")
+    assert _plan(_text(name), tmp_path / "passes.py") == _plan(ATTENTION, tmp_path / "online.py")
 
 
 def test_passes_with_a_number_of_the_launch(tmp_path: Path) -> None:
@@ -99,7 +73,7 @@ def test_passes_with_a_number_of_the_launch(tmp_path: Path) -> None:
         text.replace(">= tile_n.index[None, :]", "- tile_n.index[None, :] < window").replace(
             "k, v)", "k, v, window)", 1
         )
-        for text in (_text("three passes"), ONLINE)
+        for text in (_text("three passes"), ATTENTION)
     ]
     assert _plan(texts[0], tmp_path / "passes.py", 40) == _plan(texts[1], tmp_path / "online.py", 40)
 

@@ -6,38 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from backends.cute.edited_source import edited
+from backends.cute.edited_source import GRADIENTS, compare_gradients, edited
 
 import helion
 from helion import exc
 
-TEXT = """
-import torch
-import helion
-import helion.language as hl
-
-
-def gradients(q, k, v, do, logsum, delta, extra):
-    heads, m, _ = q.size()
-    n = k.size(1)
-    dims = hl.specialize(q.size(2))
-    dk, dv = torch.empty_like(k), torch.empty_like(v)
-    for tile_h, tile_n in hl.tile([heads, n], block_size=[1, None]):
-        h = tile_h.begin
-        key_sum = hl.zeros([tile_n, dims], dtype=torch.float32)
-        value_sum = hl.zeros([tile_n, dims], dtype=torch.float32)
-        for tile_m in hl.tile(m):
-            scores = hl.dot(q[h, tile_m, :], k[h, tile_n, :].T) * 0.125
-            scores = torch.where(tile_m.index[:, None] >= tile_n.index[None, :], scores, float("-inf"))
-            weights = torch.exp(scores - logsum[h, tile_m][:, None])
-            value_sum = hl.dot(weights.to(do.dtype).T, do[h, tile_m, :], acc=value_sum)
-            changes = hl.dot(do[h, tile_m, :], v[h, tile_n, :].T)
-            differences = weights * (changes - delta[h, tile_m][:, None])
-            key_sum = hl.dot(differences.to(q.dtype).T, q[h, tile_m, :], acc=key_sum)
-        dk[h, tile_n, :] = (key_sum * 0.125).to(dk.dtype)
-        dv[h, tile_n, :] = value_sum.to(dv.dtype)
-    return dk, dv
-"""
 CHANGES = {
     "no mask": ('torch.where(tile_m.index[:, None] >= tile_n.index[None, :], scores, float("-inf"))', "scores", None),
     "a low number as mask": ('float("-inf")', "-1e30", None),
@@ -74,7 +47,7 @@ CHANGES = {
 }  # fmt: skip
 
 
-STORED = TEXT.replace("(v)\n", "(v)\n    more = k.new_empty([heads, m, n], dtype=torch.float32)\n", 1)
+STORED = GRADIENTS.replace("(v)\n", "(v)\n    more = k.new_empty([heads, m, n], dtype=torch.float32)\n", 1)
 STORED = STORED.replace(
     "            key_sum = hl", "            more[h, tile_m, tile_n] = differences * 2\n            key_sum = hl"
 )
@@ -90,26 +63,14 @@ CHANGES_OF_STORED = {
 }  # fmt: skip
 
 
-EDITED = [(TEXT, *change, name) for name, change in CHANGES.items()]
+EDITED = [(GRADIENTS, *change, name) for name, change in CHANGES.items()]
 EDITED += [(STORED, *change, f"{name}, stored in the loop") for name, change in CHANGES_OF_STORED.items()]
 
 
 @pytest.mark.parametrize("at", range(len(EDITED)), ids=[each[-1] for each in EDITED])
 def test_a_changed_loop_is_refused_or_right(at: int, tmp_path: Path) -> None:
-    """Compare a changed loop with eager torch, whose blocks are all rows."""
-    torch.manual_seed(1)
     text, old, new, message, _ = EDITED[at]
-    function = edited(text, old, new, tmp_path / "gradients.py").gradients
-    q, k, v, do = (torch.randn(2, 150, 64).bfloat16() + 0.1 for _ in range(4))
-    more = torch.rand(2, 150) + 3, torch.rand(2, 150), torch.rand(150) - 0.2
-    gradients = helion.kernel(backend="cute")(function)
-    if message is not None:
-        with pytest.raises(exc.CuteUnsupported, match=message):
-            gradients.bind((q, k, v, do, *more))
-        return
-    wanted = helion.kernel(backend="triton", ref_mode=helion.RefMode.EAGER)(function)(q, k, v, do, *more)
-    for one, other in zip(gradients(q, k, v, do, *more), wanted, strict=True):
-        assert (one.double() - other.double()).norm() < 6e-3 * other.double().norm()
+    compare_gradients(text, (old, new, message), tmp_path / "gradients.py", torch.rand(150) - 0.2)
 
 
 def test_gradients_in_fp32_are_within_reach(tmp_path: Path) -> None:
@@ -117,6 +78,6 @@ def test_gradients_in_fp32_are_within_reach(tmp_path: Path) -> None:
     tensors = [torch.empty(64, rows, 64, dtype=torch.bfloat16, device="meta") for rows in (200, 600_000, 600_000, 200)]
     more = [torch.empty(64, 200, device="meta"), torch.empty(64, 200, device="meta"), torch.empty(200, device="meta")]
     old, new, _ = CHANGES["outputs in fp32"]
-    in_fp32 = helion.kernel(backend="cute")(edited(TEXT, old, new, tmp_path / "gradients.py").gradients)
+    in_fp32 = helion.kernel(backend="cute")(edited(GRADIENTS, old, new, tmp_path / "gradients.py").gradients)
     with pytest.raises(exc.CuteUnsupported, match="offsets of .* elements; below"):
         in_fp32.bind((*tensors, *more))

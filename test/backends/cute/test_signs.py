@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from backends.cute.edited_source import edited
 from backends.cute.products import BF16, row_error, values
 
 import helion
@@ -16,44 +18,37 @@ FP32 = torch.float32
 M, N, K = 70, 136, 72
 
 
-@helion.kernel(backend="cute")
-def residual(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+RESIDUAL = """
+import torch
+import helion.language as hl
+
+
+def residual(x, w, y):
     m, k = x.shape
     n = w.size(1)
-    out = torch.empty([m, n], dtype=FP32, device=x.device)
+    out = torch.empty([m, n], dtype=torch.float32, device=x.device)
     for i, j in hl.tile([m, n]):
-        acc = y[i, j].to(FP32)
+        acc = y[i, j].to(torch.float32)
         for d in hl.tile(k):
             acc = acc - hl.dot(x[i, d], w[d, j])
         out[i, j] = acc
     return out
-
-
-@helion.kernel(backend="cute")
-def with_alpha(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    m, k = x.shape
-    n = w.size(1)
-    out = torch.empty([m, n], dtype=FP32, device=x.device)
-    for i, j in hl.tile([m, n]):
-        acc = y[i, j].to(FP32)
-        for d in hl.tile(k):
-            acc = torch.addmm(acc, x[i, d], w[d, j], alpha=-1)
-        out[i, j] = acc
-    return out
-
-
-@helion.kernel(backend="cute")
-def from_zero(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The dot of each tile is rounded before it is subtracted, as torch does for `x @ w`."""
-    m, k = x.shape
-    n = w.size(1)
-    out = torch.empty([m, n], dtype=FP32, device=x.device)
-    for i, j in hl.tile([m, n]):
-        acc = hl.zeros([i, j], dtype=FP32)
-        for d in hl.tile(k):
-            acc -= x[i, d] @ w[d, j]
-        out[i, j] = y[i, j] + torch.relu(acc)
-    return out
+"""
+FIRST, LOOP, STORE = "y[i, j].to(torch.float32)", "acc - hl.dot(x[i, d], w[d, j])", "out[i, j] = acc\n"
+FROM_ZERO = RESIDUAL.replace(FIRST, "hl.zeros([i, j], dtype=torch.float32)").replace(
+    STORE, "out[i, j] = y[i, j] + torch.relu(acc)\n"
+)
+OF_INTEGERS = RESIDUAL.replace(FIRST, "hl.zeros([i, j], dtype=torch.int32)").replace(
+    STORE, "out[i, j] = acc.to(out.dtype)\n"
+)
+CHANGES = {
+    "as it is": (RESIDUAL, LOOP, LOOP),
+    "alpha": (RESIDUAL, LOOP, "torch.addmm(acc, x[i, d], w[d, j], alpha=-1)"),
+    "from zero, rounded dots": (FROM_ZERO, LOOP, "acc - x[i, d] @ w[d, j]"),
+    "decaying": (RESIDUAL, LOOP, "acc - acc * hl.dot(x[i, d], w[d, j])"),
+    "of integers": (OF_INTEGERS, LOOP, "acc - hl.dot(x[i, d], w[d, j], out_dtype=torch.int32)"),
+}
+"""In "decaying" every tile of K reads the accumulator twice."""
 
 
 @helion.kernel(backend="cute")
@@ -92,33 +87,6 @@ def two_loops(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor
     return out
 
 
-@helion.kernel(backend="cute")
-def decaying(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Every tile of K reads the accumulator twice."""
-    m, k = x.shape
-    n = w.size(1)
-    out = torch.empty([m, n], dtype=FP32, device=x.device)
-    for i, j in hl.tile([m, n]):
-        acc = y[i, j].to(FP32)
-        for d in hl.tile(k):
-            acc = acc - acc * hl.dot(x[i, d], w[d, j])
-        out[i, j] = acc
-    return out
-
-
-@helion.kernel(backend="cute")
-def of_integers(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    m, k = x.shape
-    n = w.size(1)
-    out = torch.empty([m, n], dtype=FP32, device=x.device)
-    for i, j in hl.tile([m, n]):
-        acc = hl.zeros([i, j], dtype=torch.int32)
-        for d in hl.tile(k):
-            acc = acc - hl.dot(x[i, d], w[d, j], out_dtype=torch.int32)
-        out[i, j] = acc.to(FP32)
-    return out
-
-
 def made(*shape: int, seed: int) -> torch.Tensor:
     return values(*shape, dtype=BF16, device="cpu", seed=seed)
 
@@ -128,15 +96,20 @@ def whole(kernel: helion.Kernel, given: tuple[torch.Tensor, ...]) -> list[torch.
     return [got] if isinstance(got, torch.Tensor) else [*got]
 
 
+def changed(name: str, folder: Path) -> helion.Kernel:
+    return helion.kernel(backend="cute")(edited(*CHANGES[name], folder / "changed.py").residual)
+
+
 @pytest.mark.parametrize(
-    ("kernel", "wanted"),
+    ("name", "wanted"),
     [
-        (residual, lambda x, w, y: y - x @ w),
-        (with_alpha, lambda x, w, y: y - x @ w),
-        (from_zero, lambda x, w, y: y + torch.relu(-(x @ w))),
+        ("as it is", lambda x, w, y: y - x @ w),
+        ("alpha", lambda x, w, y: y - x @ w),
+        ("from zero, rounded dots", lambda x, w, y: y + torch.relu(-(x @ w))),
     ],
 )
-def test_an_accumulator_has_the_other_sign(kernel: helion.Kernel, wanted: Callable[..., torch.Tensor]) -> None:
+def test_an_accumulator_has_the_other_sign(name: str, wanted: Callable[..., torch.Tensor], tmp_path: Path) -> None:
+    kernel = changed(name, tmp_path)
     given = made(M, K, seed=1), made(K, N, seed=2), made(M, N, seed=3)
     problem = kernel.bind(given, target="sm_90").plan().gemm.problem
     assert not problem.copied
@@ -156,12 +129,16 @@ def test_terms_of_both_signs_negate_an_operand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kernel", "given", "message"),
+    ("name", "given", "message"),
     [
-        (decaying, (made(M, K, seed=1), made(K, N, seed=2), made(M, N, seed=3)), "that start from zero"),
-        (of_integers, (torch.ones(M, 64, dtype=torch.int8), torch.ones(64, N, dtype=torch.int8)), "neg of int32"),
+        ("decaying", (made(M, K, seed=1), made(K, N, seed=2), made(M, N, seed=3)), "that start from zero"),
+        (
+            "of integers",
+            (torch.ones(M, 64, dtype=torch.int8), torch.ones(64, N, dtype=torch.int8), torch.ones(M, N)),
+            "neg of int32",
+        ),
     ],
 )
-def test_what_has_no_sign_is_refused(kernel: helion.Kernel, given: tuple[torch.Tensor, ...], message: str) -> None:
+def test_what_has_no_sign_is_refused(name: str, given: tuple[torch.Tensor, ...], message: str, tmp_path: Path) -> None:
     with pytest.raises(exc.CuteUnsupported, match=message):
-        kernel.bind(given, target="sm_90").plan()
+        changed(name, tmp_path).bind(given, target="sm_90").plan()
