@@ -159,59 +159,29 @@ def _variance(
     return variance, mean
 
 
-@rule(*named("var"))
-def _var(
-    t: Tracer,
-    input: DeviceValue,
-    dim: Any = None,
-    unbiased: Any = None,
-    keepdim: bool = False,
-    *,
-    correction: Any = None,
-) -> DeviceValue:
-    return ops.cast(t, _variance(t, input, dim, unbiased, correction, keepdim)[0], input.dtype)
+def _spread(rooted: bool, with_mean: bool) -> Rule:
+    """Return the rule of a variance, or of its root, alone or with the mean."""
+
+    def spread(
+        t: Tracer,
+        input: DeviceValue,
+        dim: Any = None,
+        unbiased: Any = None,
+        keepdim: bool = False,
+        *,
+        correction: Any = None,
+    ) -> DeviceValue | tuple[DeviceValue, DeviceValue]:
+        variance, mean = _variance(t, input, dim, unbiased, correction, keepdim)
+        found = ops.cast(t, root_of(t, variance) if rooted else variance, input.dtype)
+        return (found, ops.cast(t, mean, input.dtype)) if with_mean else found
+
+    return spread
 
 
-@rule(*named("std"))
-def _std(
-    t: Tracer,
-    input: DeviceValue,
-    dim: Any = None,
-    unbiased: Any = None,
-    keepdim: bool = False,
-    *,
-    correction: Any = None,
-) -> DeviceValue:
-    variance = _variance(t, input, dim, unbiased, correction, keepdim)[0]
-    return ops.cast(t, root_of(t, variance), input.dtype)
-
-
-@rule(torch.var_mean)
-def _var_mean(
-    t: Tracer,
-    input: DeviceValue,
-    dim: Any = None,
-    unbiased: Any = None,
-    keepdim: bool = False,
-    *,
-    correction: Any = None,
-) -> tuple[DeviceValue, DeviceValue]:
-    variance, mean = _variance(t, input, dim, unbiased, correction, keepdim)
-    return ops.cast(t, variance, input.dtype), ops.cast(t, mean, input.dtype)
-
-
-@rule(torch.std_mean)
-def _std_mean(
-    t: Tracer,
-    input: DeviceValue,
-    dim: Any = None,
-    unbiased: Any = None,
-    keepdim: bool = False,
-    *,
-    correction: Any = None,
-) -> tuple[DeviceValue, DeviceValue]:
-    variance, mean = _variance(t, input, dim, unbiased, correction, keepdim)
-    return ops.cast(t, root_of(t, variance), input.dtype), ops.cast(t, mean, input.dtype)
+rule(*named("var"))(_spread(rooted=False, with_mean=False))
+rule(*named("std"))(_spread(rooted=True, with_mean=False))
+rule(torch.var_mean)(_spread(rooted=False, with_mean=True))
+rule(torch.std_mean)(_spread(rooted=True, with_mean=True))
 
 
 def _known(t: Tracer, input: DeviceValue) -> tuple[DeviceValue, DeviceValue]:

@@ -14,8 +14,8 @@ from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
 from ..bounds import ctas_per_mma, places_of_copies
 from ..plan.records import Choice, CopiesIn
-from ..resources.shape import ProductShape, shape_of
-from .tiles import narrowed, options, proposals, tiles
+from ..resources.shape import ProductShape
+from .tiles import narrowed, proposed, tiles
 
 GRID_SPLITS = (2, 3, 4, 6, 8, 16, 32)
 
@@ -25,15 +25,7 @@ class CuteTcgen05MatmulHeuristic(Heuristic):
     promote_seed_to_default: ClassVar[bool] = True
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
-        if not target.has("tcgen05"):
-            return Declined(f"{target} has no tcgen05")
-        shape = shape_of(facts)
-        if isinstance(shape, str):
-            return Declined(shape)
-        if shape.whole_rows:
-            return Declined("N is not tiled in the kernel")
-        ranked = options(shape, target, choices(shape, target))
-        return proposals(shape, target, ranked) or Declined("no tile of the matmul fits")
+        return proposed(facts, target, "tcgen05", choices)
 
 
 def choices(shape: ProductShape, target: Target) -> list[Choice]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ...._compiler.facts.records import KernelFacts
 from ...._shapes import is_power_of_2
+from ....autotuner.proposal import Declined
 from ....hardware import Target
 from ..bounds import column_step, ctas_per_mma, tile_bounds
 from ..legality import key
@@ -17,7 +19,7 @@ from ..plan.operands import can_convert, gathered
 from ..plan.records import WGMMA_ROWS, Choice, CopiesIn, GemmPlan, RowsIn, TileFinish
 from ..proposal import CuteProposal
 from ..resources.predict import plan_of, timing
-from ..resources.shape import ProductShape
+from ..resources.shape import ProductShape, shape_of
 from ..resources.time import Timing, resident_clusters
 from ..subtiles import buffers_of, subtile_of
 
@@ -186,6 +188,24 @@ def proposals(shape: ProductShape, target: Target, ranked: Sequence[Option]) -> 
         best = [lines, *(option for option in best if option.choice.tile != lines.choice.tile)]
     even = next((option for option in ranked if not option.uneven), None)
     return tuple(_proposal(shape, target, option, fastest, even) for option in best)
+
+
+def proposed(
+    facts: KernelFacts,
+    target: Target,
+    instruction: str,
+    choices: Callable[[ProductShape, Target], Sequence[Choice]],
+) -> tuple[CuteProposal, ...] | Declined:
+    """Return the proposals of a matmul by one matrix ``instruction`` with tiles of rows and columns."""
+    if not target.has(instruction):
+        return Declined(f"{target} has no {instruction}")
+    shape = shape_of(facts)
+    if isinstance(shape, str):
+        return Declined(shape)
+    if shape.whole_rows:
+        return Declined("N is not tiled in the kernel")
+    ranked = options(shape, target, choices(shape, target))
+    return proposals(shape, target, ranked) or Declined("no tile of the matmul fits")
 
 
 def _in_whole_lines(shape: ProductShape, target: Target, ranked: Sequence[Option]) -> Option | None:

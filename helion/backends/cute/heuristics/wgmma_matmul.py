@@ -22,9 +22,9 @@ from ..plan.dtypes import IMPRECISE_DTYPES
 from ..plan.operands import FEW_ROWS, SLICED_COLUMNS
 from ..plan.records import SWIZZLE_BYTES, WGMMA_ROWS, Choice, CopiesIn
 from ..plan.scales import promoted
-from ..resources.shape import ProductShape, shape_of
+from ..resources.shape import ProductShape
 from ..resources.time import crosses_lines, resident_clusters
-from .tiles import narrowed, options, proposals, tiles
+from .tiles import narrowed, proposed, tiles
 
 CONVERTED = ("registers", "slices")
 """Places of operands that the warps that multiply convert."""
@@ -60,15 +60,7 @@ class CuteWgmmaMatmulHeuristic(Heuristic):
     promote_seed_to_default: ClassVar[bool] = True
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
-        if not target.has("wgmma"):
-            return Declined(f"{target} has no wgmma")
-        shape = shape_of(facts)
-        if isinstance(shape, str):
-            return Declined(shape)
-        if shape.whole_rows:
-            return Declined("N is not tiled in the kernel")
-        ranked = options(shape, target, choices(shape, target))
-        return proposals(shape, target, ranked) or Declined("no tile of the matmul fits")
+        return proposed(facts, target, "wgmma", choices)
 
 
 def choices(shape: ProductShape, target: Target) -> list[Choice]:
