@@ -15,6 +15,7 @@ from backends.cute.printed_blocks import function, visited
 
 from helion.backends.cute.codegen.attention import bounds, softmax
 from helion.backends.cute.codegen.attention import splits as printed_splits
+from helion.backends.cute.plan.attention import build
 from helion.backends.cute.plan.attention import operands as o
 from helion.backends.cute.plan.attention import records as r
 from helion.backends.cute.plan.attention.build import plan_attention
@@ -103,6 +104,36 @@ def test_planted_faults_of_split_keys_are_found(name: str) -> None:
     verify_attention(attention_program(made))
     with pytest.raises(Fault, match=message):
         verify_attention(edited(attention_program(made), role, edit))
+
+
+COMBINED_FAULTS = {
+    "partials are not stored": ("attend", without(g.StorePartials()), "before all warps"),
+    "the part is not counted": ("attend", without(g.IncrementTileCounter()), "awaits all parts before its own"),
+    "the other parts are not awaited": ("attend", without(a.AwaitPartials()), "before all of them are there"),
+    "partials are not combined": ("attend", without(a.CombinePartials()), "from its own keys alone"),
+    "columns are not stored": ("attend", without(a.StoreColumns()), "is not stored once"),
+    "columns are not computed": ("attend", without(a.Finish()), "before it is computed"),
+}
+
+
+@pytest.mark.parametrize("name", COMBINED_FAULTS)
+def test_planted_faults_of_columns_combined_at_once_are_found(name: str) -> None:
+    role, edit, message = COMBINED_FAULTS[name]
+    made = dataclasses.replace(plan(groups=1, pingpong=False, splits=3, scheduler="static"), combining=2)
+    verify_attention(attention_program(made))
+    with pytest.raises(Fault, match=message):
+        verify_attention(edited(attention_program(made), role, edit))
+
+
+def test_columns_are_combined_at_once_where_the_gpu_holds_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "COMBINED_AT_ONCE", True)
+
+    def combining(dims: int = 64, splits: int = 2, heads: int = 4, groups: int = 1) -> int:
+        given = dataclasses.replace(problem(dims, queries=64), heads=(heads,))
+        return plan_attention(given, r.AttentionChoice(groups=groups, keys=64, splits=splits), HOPPER).combining
+
+    assert [combining(dims, splits) for dims, splits in ((64, 3), (64, 2), (96, 4), (128, 12))] == [1, 2, 2, 4]
+    assert [combining(heads=66), combining(heads=67), combining(groups=2)] == [2, 1, 1]
 
 
 BIAS = o.Source(name="bias", kind="exact", dtype="bfloat16", pitches=(1000, 1))
@@ -288,12 +319,16 @@ def test_masked_elements_are_those_out_of_the_band(band: r.Band, first: bool) ->
             assert (value == 0.0) == (low <= key <= high and key < 300), (lane, query, block, e)
 
 
-@pytest.mark.parametrize(("splits", "queries", "dims"), [(3, 5, 64), (16, 64, 128), (2, 70, 16), (4, 16, 128)])
-def test_combined_partials_are_those_of_all_keys(splits: int, queries: int, dims: int) -> None:
+@pytest.mark.parametrize(
+    ("splits", "queries", "dims", "combining"),
+    [(3, 5, 64, 1), (16, 64, 128, 1), (2, 70, 16, 1), (4, 16, 128, 1), (4, 70, 96, 2), (16, 16, 64, 4)],
+)
+def test_combined_partials_are_those_of_all_keys(splits: int, queries: int, dims: int, combining: int) -> None:
     """Execute the printed stores and combination for a few threads: rows that no part has seen have a sum of 0. Of rows of one
-    warp, each warp combines a quarter of the columns."""
+    warp, each warp combines a quarter of the columns, and of those combined at once each CTA a part."""
     rng = np.random.default_rng(splits)
     made = plan_attention(problem(dims, queries=queries), r.AttentionChoice(groups=1, keys=64, splits=splits), HOPPER)
+    made = dataclasses.replace(made, combining=combining)
     numbers = np.full((4, 128, made.partial_values // 4, made.pieces), np.nan)
 
     class Partials:
@@ -331,7 +366,9 @@ def test_combined_partials_are_those_of_all_keys(splits: int, queries: int, dims
             )
         if made.spread_columns and thread >= 32:
             continue
-        for warp in range(4) if made.spread_columns else (thread // 32,):
+        combined = printed_splits.combined_columns(made)
+        for part in range(dims // combined):  # of each warp, or CTA
+            warp = part if made.spread_columns else thread // 32
             found: dict[str, Any] = {
                 "highest": np.zeros(2),
                 "total": np.zeros(2),
@@ -339,7 +376,8 @@ def test_combined_partials_are_those_of_all_keys(splits: int, queries: int, dims
                 "quad": np.zeros(4),
             }
             own |= {"lane": thread % 32, "group_warp": warp, "first_query": first_query - thread // 32 * 16 + warp * 16}
-            exec("\n".join(printed_splits.combine(made)), {**names, **own, **found, "work": tile * splits})
+            given = {**names, **own, **found, "work": tile * splits, "split": part}
+            exec("\n".join(printed_splits.combine(made)), given)
             for row in range(2):
                 if first_query + 8 * row >= queries:
                     continue
@@ -347,10 +385,9 @@ def test_combined_partials_are_those_of_all_keys(splits: int, queries: int, dims
                 factors = 2.0 ** ((highest[:, row] - most) * made.problem.unit * made.problem.scale)
                 assert found["highest"][row] == most
                 assert np.isclose(found["total"][row], factors @ total[:, row])
-                columns = (made.spread_columns or dims) // 2
-                elements = np.array([e for e in range(columns) if e // 2 % 2 == row])
-                first = columns * warp if made.spread_columns else 0
-                assert np.allclose(found["output"][elements], factors @ output[:, first + elements])
+                elements = np.array([e for e in range(combined // 2) if e // 2 % 2 == row])
+                wanted = factors @ output[:, combined // 2 * part + elements]
+                assert np.allclose(found["output"][elements], wanted)
 
 
 def test_scores_are_rounded_in_pairs() -> None:

@@ -31,6 +31,8 @@ def _first_column(plan: AttentionPlan) -> list[str]:
     """Return the first column of a thread's registers, unless these have all columns."""
     if plan.problem.latent:
         return [f"group * {plan.output_columns}"]
+    if plan.combining > 1:
+        return [f"split * {splits.combined_columns(plan)}"]
     return [f"group_warp * {plan.spread_columns}"] if plan.spread_columns else []
 
 
@@ -182,7 +184,7 @@ def _of_elements(ends: Ends) -> list[str]:
     column = f"{'first_column + ' if _first_column(plan) else ''}lane % 4 * 2 + e // 4 * 8 + e % 2"
     lines = ends.of_element()
     return [
-        f"    for e in range({(plan.spread_columns or plan.output_columns) // 2}):",
+        f"    for e in range({splits.combined_columns(plan) // 2}):",
         "        row = e // 2 % 2",
         *(f"        {line}" for line in definitions({"query": "first_query + 8 * row", "column": column}, lines)),
         "        x0 = output[e]",

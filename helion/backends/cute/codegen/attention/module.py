@@ -73,6 +73,8 @@ class Pieces:
     """Arguments of the host function after its sources: what kernels before read."""
     launches: tuple[str, ...] = ()
     """Lines of the host that launch kernels before."""
+    at_once: bool = False
+    """True if CTAs wait for each other: the launch of more than the GPU holds at once is an error then."""
 
 
 def render(program: ScoreProgram, pieces: Pieces) -> str:
@@ -119,6 +121,7 @@ def attention_pieces(plan: AttentionPlan) -> Pieces:
         },
         shared_bytes=shared_bytes(plan),
         workspace_bytes=workspace_bytes(plan),
+        at_once=plan.combining > 1,
     )
 
 
@@ -306,7 +309,9 @@ def _host(out: Writer, program: ScoreProgram, pieces: Pieces) -> None:
         out.line("kernel(")
         out.lines(f"    {name}," for name in arguments)
         with out.block(").launch("):
-            out.line(f"grid=(1, cutlass.min(ctas, {numbers.pieces(program.plan)}), 1),")
+            ctas = numbers.pieces(program.plan)
+            out.line(f"grid=(1, {ctas if pieces.at_once else f'cutlass.min(ctas, {ctas})'}, 1),")
+            out.lines(["cooperative=True,"] * pieces.at_once)
             out.line(f"block=({program.warps * WARP_THREADS}, 1, 1),")
             out.line(f"smem={pieces.shared_bytes},")
             out.line("stream=stream,")

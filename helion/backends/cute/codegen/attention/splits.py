@@ -6,6 +6,7 @@ from ...plan.attention.records import COLUMNS_AT_ONCE, ROWS_OF_WARP, AttentionPl
 from ...plan.attention.umma import UmmaPlan
 from ...plan.records import WARPGROUP_THREADS
 from ...plan.workspace import MAX_COUNTERS
+from .formula import head_axes
 from .softmax import NEGATIVE_INFINITY
 
 QUAD = 4
@@ -27,7 +28,8 @@ def tensors(plan: AttentionPlan) -> list[tuple[str, str, str]]:
         strides = f"(1, {QUAD}, {QUAD * WARPGROUP_THREADS}, {WARPGROUP_THREADS * values})"
     counters = f"cute.make_tensor(cute.recast_ptr(workspace, dtype=cutlass.Int32), cute.make_layout({MAX_COUNTERS}))"
     partials = f"cute.make_tensor(workspace + {MAX_COUNTERS}, cute.make_layout({shape}, stride={strides}))"
-    return [("counters", "cute.Tensor", counters), ("partials", "cute.Tensor", partials)]
+    output = [("columns_of_output", "cute.Tensor", "matrix_o")] if plan.combining > 1 else []
+    return [("counters", "cute.Tensor", counters), ("partials", "cute.Tensor", partials), *output]
 
 
 def part_of_keys(plan: AttentionPlan) -> list[str]:
@@ -98,6 +100,43 @@ def factor_of(plan: AttentionPlan, part: str, highest: str) -> str:
     return f"cutlass.Float32(cutlass.select_({seen}, exp2({exponent})))"
 
 
+def combined_columns(plan: AttentionPlan) -> int:
+    """Return the columns of the partials that a thread combines."""
+    return plan.output_columns // plan.combining if plan.combining > 1 else plan.spread_columns or plan.output_columns
+
+
+def wait(plan: AttentionPlan) -> list[str]:
+    """Wait for the partials of all parts. Each CTA that combines counts once more, and the last of them resets the counter."""
+    counter, parts = _counter(plan), plan.splits
+    return [
+        f"if (lane == 0) & (split < {plan.combining}):",
+        "    cute.arch.inline_ptx(",
+        f'        "{{ .reg .pred p; .reg .s32 n; again: ld.relaxed.gpu.global.s32 n, [{{$r0}}]; setp.lt.s32 p, n, {parts};"',
+        '        " @p bra again; mov.s32 {$w0}, n; }",',
+        "        write_only_types=[cutlass.Int32],",
+        f"        read_only_args=[(counters.iterator + ({counter})).toint()],",
+        "    )",
+        f"    left = cute.arch.atomic_add(counters.iterator + ({counter}), cutlass.Int32(1),"
+        ' sem="relaxed", scope="gpu")',
+        f"    if left == {parts + plan.combining - 1}:",
+        f"        counters[{counter}] = cutlass.Int32(0)",
+    ]
+
+
+def store(plan: AttentionPlan) -> list[str]:
+    """Store the combined columns of a thread's rows."""
+    problem = plan.problem
+    modes = "".join(f", {mode.at.text(head_axes(problem))}" for mode in problem.matrix.matrix.modes)
+    column = f"split * {combined_columns(plan)} + lane % 4 * 2 + 8 * e + i"
+    return [
+        "for row in cutlass.range_constexpr(2):",
+        f"    if first_query + 8 * row < {problem.queries}:",
+        f"        for e in cutlass.range_constexpr({combined_columns(plan) // 8}):",
+        "            for i in cutlass.range_constexpr(2):",
+        f"                columns_of_output[first_query + 8 * row, {column}{modes}] = rounded_output[4 * e + 2 * row + i]",
+    ]
+
+
 def query_of(plan: AttentionPlan) -> str:
     """Return the first query of a thread whose partials are combined: of the first warp, if all warps combine its rows."""
     return f"first_query - {ROWS_OF_WARP} * group_warp" if plan.spread_columns else "first_query"
@@ -108,7 +147,7 @@ def combine(plan: AttentionPlan) -> list[str]:
 
     If all queries are those of one warp, each of the four combines a quarter of their columns.
     """
-    columns = plan.spread_columns or plan.output_columns
+    columns = combined_columns(plan)
     quads, all_quads = columns // 4 // QUAD, plan.output_columns // 4 // QUAD
     together = MOST_LOADED * 4 // columns
     if (
@@ -116,6 +155,7 @@ def combine(plan: AttentionPlan) -> list[str]:
     ):  # without a loop, all loads are in flight, and the accumulator spills
         together = 1
     source, first = ("lane", f"{quads} * group_warp + ") if plan.spread_columns else ("group_thread", "")
+    first = f"{quads} * split + " if plan.combining > 1 else first
     return [
         "output.fill(0.0)",
         "for row in cutlass.range_constexpr(2):",

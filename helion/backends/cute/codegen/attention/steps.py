@@ -568,6 +568,14 @@ RULES[g.StorePartials] = lambda out, program, step: out.lines(splits.put(program
 RULES[g.IncrementTileCounter] = lambda out, program, step: out.lines(splits.count(program.plan))
 RULES[g.ResetTileCounter] = lambda out, program, step: out.lines(splits.reset(program.plan))
 RULES[a.CombinePartials] = lambda out, program, step: out.lines(splits.combine(program.plan))
+RULES[a.AwaitPartials] = lambda out, program, step: out.lines(splits.wait(program.plan))
+RULES[a.StoreColumns] = lambda out, program, step: out.lines(splits.store(program.plan))
+
+
+@_rule(a.CombiningSplit)
+def _(out: Writer, program: AttentionProgram, step: a.CombiningSplit) -> None:
+    with out.block(f"if split < {program.plan.combining}:"):
+        print_steps(out, program, step.body)
 
 
 @_rule(a.LastSplit)

@@ -19,6 +19,7 @@ from ..workspace import COUNTER_BYTES, MAX_COUNTERS
 from .numbers import is_known
 from .operands import SPAN_DIMENSIONS, Matrix
 from .records import (
+    COLUMNS_AT_ONCE,
     LATENT_GROUPS,
     LAZY,
     AttentionChoice,
@@ -60,6 +61,8 @@ MOST_MODES = 5
 """Dimensions of a TMA descriptor (CUDA driver API, ``cuTensorMapEncodeTiled``)."""
 L2_FOR_KEYS = 0.5
 """Fraction of the L2 cache for K and V of the heads of a band."""
+COMBINED_AT_ONCE = False
+"""Whether CTAs that are all launched at once each combine some columns of the partials of split keys."""
 TILE_SLOTS = 2
 """Stages of the mailbox of a dynamic tile scheduler."""
 
@@ -99,6 +102,7 @@ def plan_attention(problem: AttentionProblem, choice: AttentionChoice, target: T
             scheduler=choice.scheduler,
             splits=choice.splits,
             bias_stages=choice.bias_stages,
+            combining=combining_ctas(problem, choice, target),
             own_output=own,
             row_buffers=buffers,
             heads_per_band=heads_per_band(problem, cached),
@@ -216,6 +220,18 @@ def check_splits(problem: AttentionProblem, choice: AttentionChoice, rows: int, 
     counters = tiles * problem.batches * groups
     if counters > MAX_COUNTERS:
         raise Refusal(f"{counters} tiles with split keys; up to {MAX_COUNTERS} are implemented")
+
+
+def combining_ctas(problem: AttentionProblem, choice: AttentionChoice, target: Target) -> int:
+    """Return the CTAs that each combine some columns of a tile's partials. They wait for each other: without enough SMs for
+    all at once, the last to arrive combines all columns, which takes longer (measurement ``combined_at_once``).
+    """
+    if choice.splits == 1 or choice.groups > 1 or problem.latent or not COMBINED_AT_ONCE:
+        return 1
+    pieces = -(-problem.queries // WGMMA_ROWS) * problem.batches * choice.splits
+    chunks, rest = divmod(problem.v.columns, COLUMNS_AT_ONCE)
+    few = pieces <= target.num_sms and not rest and itemsize(problem.matrix.dtype) == 2
+    return math.gcd(choice.splits, chunks) if few else 1
 
 
 def visited_blocks(problem: AttentionProblem, rows: int, keys: int) -> int:

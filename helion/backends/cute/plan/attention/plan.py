@@ -150,7 +150,8 @@ def _attention_lines(name: str, plan: AttentionPlan) -> list[str]:
     heads = " x ".join(map(text_of, problem.heads))
     on_umma = isinstance(plan, UmmaPlan)
     chosen = [name for name, on in (("ping-pong", plan.pingpong), ("lazy rescaling", plan.lazy)) if on]
-    chosen += [f"keys split among {plan.splits} CTAs"] * (plan.splits > 1)
+    at_once = f", of which {plan.combining} combine columns" if plan.combining > 1 else ""
+    chosen += [f"keys split among {plan.splits} CTAs{at_once}"] * (plan.splits > 1)
     chosen.append(f"{plan.scheduler} tile scheduler")
     lines = [
         f"{name}: {heads} heads, {text_of(problem.queries)} queries x {text_of(problem.keys)} keys, dimensions {problem.q.columns} and"

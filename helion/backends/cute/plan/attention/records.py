@@ -507,6 +507,8 @@ class AttentionPlan(ScorePlan):
     bias_stages: int = 0
     """Pipeline stages of a bias per query and key, which TMA loads; 0 if threads load it from global memory."""
     row_buffers: int = 1
+    combining: int = 1
+    """CTAs that each combine some columns of the partials of a tile, once all are there; 1: the last to arrive combines all."""
 
     __hash__ = ScorePlan.__hash__
 
@@ -565,7 +567,7 @@ class AttentionPlan(ScorePlan):
         """Columns that a warp of the last CTA to arrive combines, if all queries are those of its group's first warp, else 0."""
         problem, columns = self.problem, self.output_columns // WARPS_OF_GROUP
         few = is_known(problem.queries) and problem.queries <= ROWS_OF_WARP and not problem.latent
-        stored = self.consumer_groups == 1 and itemsize(problem.matrix.dtype) == 2
+        stored = self.consumer_groups == 1 and itemsize(problem.matrix.dtype) == 2 and self.combining == 1
         return columns if self.splits > 1 and few and stored and columns % COLUMNS_AT_ONCE == 0 else 0
 
     @property

@@ -200,6 +200,24 @@ class LastSplit(Step):
 
 
 @dataclass(frozen=True)
+class AwaitPartials(Step):
+    """Wait in the first warp until all parts of the tile are counted, if the CTA combines columns. The last of these CTAs resets
+    the counter."""
+
+
+@dataclass(frozen=True)
+class CombiningSplit(Step):
+    """Run the body in the CTAs that combine columns."""
+
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class StoreColumns(Step):
+    """Store the combined columns from registers."""
+
+
+@dataclass(frozen=True)
 class CombinePartials(Step):
     """Combine the partials of all parts, in the order of the keys: maxima, sums and accumulators."""
 

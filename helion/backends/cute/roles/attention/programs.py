@@ -37,9 +37,11 @@ from ..grammar import (
 from .grammar import (
     AddProduct,
     AttentionProgram,
+    AwaitPartials,
     BlockLoop,
     ClearOutput,
     CombinePartials,
+    CombiningSplit,
     Finish,
     FirstWarp,
     GroupLoop,
@@ -62,6 +64,7 @@ from .grammar import (
     ScoreMma,
     SideLoop,
     Softmax,
+    StoreColumns,
     StoreOutput,
     TakeTicket,
     TakeTurn,
@@ -258,8 +261,20 @@ def _last_output(plan: AttentionPlan) -> tuple[Step, ...]:
         Advance("v_read"),
         *((AddProduct(),) if plan.adds_products else ()),
         *((RestoreMaxima(),) if plan.restores_maxima else ()),
-        *(combined(finish, GroupSync()) if plan.splits > 1 else finish),
+        *(_combined_at_once() if plan.combining > 1 else combined(finish, GroupSync()) if plan.splits > 1 else finish),
         NextTile(),
+    )
+
+
+def _combined_at_once() -> tuple[Step, ...]:
+    """Return the steps of a part of the keys, of which several combine columns of all parts."""
+    return (
+        StorePartials(),
+        WorkspaceRelease(),
+        GroupSync(),
+        FirstWarp((IncrementTileCounter(), AwaitPartials(), WorkspaceAcquire())),
+        GroupSync(),
+        CombiningSplit((CombinePartials(), Finish(), StoreColumns())),
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ...plan.attention.gradients import BackwardProblem
-from ...plan.attention.records import Part
+from ...plan.attention.records import AttentionPlan, Part
 from ...plan.records import WARP_THREADS
 from ...roles import grammar as g
 from ...roles.attention.grammar import ScoreProgram
@@ -193,6 +193,8 @@ class Machine:
         """By work item and group: the warps whose partials are in memory and released."""
         self.counters: dict[tuple[int, int], int] = {}
         """By tile and group."""
+        self.awaited: dict[tuple[int, int], int] = {}
+        """By tile and group: the CTAs that have waited for all parts, whose partials other CTAs store at the same time."""
         self.found: dict[int, tuple[int, int]] = {}
         """By group: the work item and the count before it, in shared memory."""
         self.rings = {pipeline.name: self._ring(pipeline) for pipeline in program.pipelines}
@@ -330,8 +332,11 @@ class Machine:
         self._check_sums()
         if any(self.counters.values()):
             raise Fault(f"counters are left at {self.counters}")
+        stores, warps = 1, 4
+        if isinstance(self.plan, AttentionPlan) and self.plan.combining > 1:
+            stores = warps = 4 * min(self.plan.combining, self.plan.splits)
         for tile in range(len(self.tiles) // self.plan.splits):
             for group, output in self.buffers:
                 key = tile, group, output
-                if self.stored.get(key) != 1 or self.finished.get(key) != 4:
+                if self.stored.get(key) != stores or self.finished.get(key) != warps:
                     raise Fault(f"tile {tile} of group {group} is not stored once")

@@ -512,9 +512,41 @@ def _(machine: Machine, step: a.CombinePartials, warp: Warp) -> None:
     assert warp.tile is not None
     first = warp.tile // machine.plan.splits * machine.plan.splits
     items = range(first, first + machine.plan.splits)
+    if (first // machine.plan.splits, warp.group) in machine.awaited:
+        items = range(warp.tile, warp.tile + 1)
     if any(len(machine.partials.get((item, warp.group), ())) < 4 for item in items):
         raise Fault(f"the partials of items {[*items]} are combined before all of them are there")
     warp.combined = (warp.tile, warp.group)
+
+
+@_rule(a.AwaitPartials)
+def _(machine: Machine, step: a.AwaitPartials, warp: Warp) -> None:
+    """Wait for the CTAs of the other parts, which run at the same time: one CTA is simulated, so that they are there."""
+    plan = machine.plan
+    assert isinstance(plan, AttentionPlan) and warp.tile is not None
+    if machine.found.get(warp.group, (None, 0))[0] != warp.tile:
+        raise Fault(f"deadlock: item {warp.tile} awaits all parts before its own is counted")
+    key = (warp.tile // plan.splits, warp.group)
+    machine.awaited[key] = machine.awaited.get(key, 0) + (warp.tile % plan.splits < plan.combining)
+    if machine.counters[key] == plan.splits and machine.awaited[key] == min(plan.combining, plan.splits):
+        machine.counters[key] = 0
+
+
+@_rule(a.CombiningSplit)
+def _(machine: Machine, step: a.CombiningSplit, warp: Warp) -> Running:
+    plan = machine.plan
+    assert isinstance(plan, AttentionPlan) and warp.tile is not None
+    if warp.tile % plan.splits < plan.combining:
+        yield from run_steps(machine, warp, step.body)
+
+
+@_rule(a.StoreColumns)
+def _(machine: Machine, step: a.StoreColumns, warp: Warp) -> None:
+    assert warp.tile is not None
+    if warp.finished.get(0) != warp.tile:
+        raise Fault(f"the output of tile {warp.tile} is stored before it is computed")
+    key = (warp.tile // machine.plan.splits, warp.group, 0)
+    machine.stored[key] = machine.stored.get(key, 0) + 1
 
 
 @_rule(g.ResetTileCounter)
