@@ -46,6 +46,25 @@ def mean_square(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def normalized(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Tiles of several planes, reduced along one dimension after the other."""
+    out = torch.empty_like(x)
+    _, rows, columns = x.size()
+    for plane in hl.tile(x.size(0)):
+        total = hl.zeros([plane], dtype=torch.float32)
+        squares = hl.zeros([plane], dtype=torch.float32)
+        for a, b in hl.tile([rows, columns]):
+            value = x[plane, a, b]
+            total = total + value.sum(-1).sum(-1)
+            squares = squares + (value * value).sum((1, 2))
+        mean = total / (rows * columns)
+        deviation = torch.rsqrt(squares / (rows * columns) - mean * mean + 1e-5)
+        for a, b in hl.tile([rows, columns]):
+            centered = x[plane, a, b] - mean[:, None, None]
+            out[plane, a, b] = centered * deviation[:, None, None] * scale[plane][:, None, None] + 0.5
+    return out
+
+
 def stretched_eager(x: torch.Tensor) -> torch.Tensor:
     low, high = x.double().amin((1, 2), keepdim=True), x.double().amax((1, 2), keepdim=True)
     return (x.double() - low) / (high - low)
@@ -91,6 +110,18 @@ def test_three_dimensions() -> None:
     config = helion.Config(block_sizes=[2, 4, 8], flatten_loops=[True])
     x, y = images(2, 3, 17, 9), images(2, 3, 17, 9).flip(1)
     torch.testing.assert_close(helion.kernel(mean_square, config=config)(x, y), (x - y).square().mean((1, 2, 3)))
+
+
+@pytest.mark.parametrize("shape", [(3, 37, 63), (5, 1, 33), (4, 16, 32)])
+def test_tiles_of_planes(shape: tuple[int, ...]) -> None:
+    x, scale = images(*shape), images(shape[0])
+    config = helion.Config(block_sizes=[2, 4, 16, 2, 16], flatten_loops=[True, True])
+    got = helion.kernel(normalized, config=config)(x, scale)
+    want = torch.nn.functional.instance_norm(x.double()[None], weight=scale.double()).squeeze(0) + 0.5
+    torch.testing.assert_close(got.double(), want, atol=1e-4, rtol=1e-4)
+    code = helion.kernel(normalized).bind((x, scale)).to_triton_code(config)
+    assert "tl.sum(value" in code.replace("value_1", "value")
+    assert "indices_1_2[None, :]" in code
 
 
 def test_seeds_flatten_runs() -> None:
@@ -148,6 +179,15 @@ def test_declines_where_lanes_need_more_than_their_number() -> None:
             out[i] = total
         return out
 
+    def rows_kept(x: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros([x.size(0)])
+        for i in hl.grid(x.size(0)):
+            total = hl.zeros([], dtype=torch.float32)
+            for a, b in hl.tile(x.size()[1:]):
+                total = total + x[i, a, b].sum(-1).square().sum()
+            out[i] = total
+        return out
+
     def counted(x: torch.Tensor) -> torch.Tensor:
         out = torch.zeros([x.size(0)])
         for i in hl.grid(x.size(0)):
@@ -163,5 +203,6 @@ def test_declines_where_lanes_need_more_than_their_number() -> None:
     assert loops(stretched, images(3, 5, 8)[:, :, :7]) == ["a tensor has the elements in another order"] * 2
     assert loops(indexed, x) == ["the index along a dimension is read"]
     assert loops(weighted, x, images(7)) == ["a tensor has the elements in another order"]
-    assert loops(rows_of_sums, x) == ["a reduction keeps a dimension"]
+    assert loops(rows_of_sums, x) == ["a mask between two reductions adds to them"]
+    assert loops(rows_kept, x) == ["a reduction keeps a dimension"]
     assert loops(counted, x) == ["a reduction does not span all of the dimensions"]

@@ -20,6 +20,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 
@@ -30,13 +31,11 @@ from ..ir.grammar import (
     Index,
     IotaAttrs,
     LoopAxis,
-    MaskAttrs,
     MemoryAttrs,
     Op,
     Operand,
     OperandRef,
     Program,
-    ReduceAttrs,
     Region,
     Root,
     TileAttrs,
@@ -45,15 +44,12 @@ from ..ir.grammar import (
 )
 from ..ir.loops import loops_of
 from ..ir.ops import OPS
-from ..ir.reductions import REDUCTIONS
 from ..ir.rewrite import Declined, remembered
 from ..passes.analysis.iterations import may_permute
 
 #: Properties of a tile that require one dimension per lane, and those that are the index in a tile of one element.
 _POSITIONAL = frozenset(("begin", "end", "id", "count", "index"))
 _OF_ONE = frozenset(("begin", "id"))
-#: Ops over all merged dimensions that a loop inside of a grid loop may have.
-_WITHIN = frozenset(("reduce", "mask"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,11 +176,13 @@ def merged_block(program: Program, axes: tuple[LoopAxis, ...]) -> Block:
 
 
 class Flattener:
-    """The rewrite of one loop's body. ``within``: reductions over all merged dimensions, and their masks, may occur."""
+    """The rewrite of one loop's body."""
 
-    def __init__(self, program: Program, axes: tuple[LoopAxis, ...], block: Block, *, within: bool = False) -> None:
+    #: Kinds of ops over merged dimensions, besides those that any grid may have.
+    within: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self, program: Program, axes: tuple[LoopAxis, ...], block: Block) -> None:
         self.program = program
-        self.within = _WITHIN if within else frozenset[str]()
         self.axes = axes
         self.block = block.id
         self.merged = frozenset(block.merged)
@@ -256,7 +254,7 @@ class Flattener:
         match op.attrs:
             case ViewAttrs(name, _):
                 (value,) = op.values()
-                if name == "permute" or (name == "reshape" and _solid(value) != _solid(op.result)):
+                if name == "permute" or (name == "reshape" and solid(value) != solid(op.result)):
                     raise Declined(f"a {name} uses a merged dimension")
                 if self.carries(value):
                     # Lanes keep their values.
@@ -267,31 +265,11 @@ class Flattener:
                     replace(op, operands=(operand,), results=(self.lane(op.result),), attrs=ViewAttrs("broadcast"))
                 )
                 return
-            case ReduceAttrs() | MaskAttrs():
-                ops.append(self.across(op))
-                return
             case MemoryAttrs():
                 op = self.placed(op)
                 op = replace(op, attrs=self.access(op.attributes(MemoryAttrs)))
         operands = tuple(self.operand(operand, ops) for operand in op.operands)
         ops.append(replace(op, operands=operands, results=tuple(map(self.lane, op.results))))
-
-    def across(self, op: Op) -> Op:
-        """Return a reduction of all lanes, or the mask of lanes out of range."""
-        (value,), attrs = op.values(), op.attrs
-        assert isinstance(attrs, (ReduceAttrs, MaskAttrs))
-        solid = {at for at, dim in enumerate(value.dims) if not dim.is_one}
-        if isinstance(attrs, MaskAttrs):
-            made = replace(op, results=(self.lane(op.result),), attrs=replace(attrs, dims=(0,)))
-        elif not solid.issubset(attrs.dims) or op.result.dims:
-            raise Declined("a reduction keeps a dimension")
-        elif not self.tiled.issubset(b for dim in value.dims for b in dim.blocks):
-            raise Declined("a reduction does not span all of the dimensions")
-        elif REDUCTIONS[attrs.name].combine is None:
-            raise Declined("a reduction gives the position of an element")
-        else:
-            made = replace(op, attrs=replace(attrs, dims=(0,)))
-        return replace(made, operands=(self.values[value.number],))
 
     def lane(self, value: Value) -> Value:
         self.values[value.number] = made = replace(value, dims=self.lanes)
@@ -336,8 +314,8 @@ class Flattener:
         indices = [replace(index, positions=(0,) if index.positions else ()) for index in attrs.indices]
         return replace(attrs, indices=self.in_memory_order(attrs, indices) or tuple(indices), rank=1)
 
-    def in_memory_order(self, attrs: MemoryAttrs, indices: list[Index]) -> tuple[Index, ...] | None:
-        """Return subscripts by lane number alone if memory order equals lane order; else None."""
+    def in_memory_order(self, attrs: MemoryAttrs, indices: list[Index], lanes: int = 0) -> tuple[Index, ...] | None:
+        """Return subscripts by lane number alone, along dimension ``lanes``, if memory order equals lane order; else None."""
         # a dimension of one element is always at 0
         long = [axis for axis in self.axes if axis.end is not None and not fixed_at(axis.end, 1)]
         tensor = self.program.tensors[attrs.tensor]
@@ -357,7 +335,7 @@ class Flattener:
         for dim, index in enumerate(indices):
             if index.kind == "block" and index.block in self.merged:
                 made[dim] = Index("scalar", shift=index.shift, operand=index.operand)
-        made[places[-1]] = Index("block", self.block, (0,))
+        made[places[-1]] = Index("block", self.block, (lanes,))
         return tuple(made)
 
 
@@ -377,7 +355,7 @@ def _values(op: Op) -> Iterator[Value]:
         yield from (v for v in region.results if isinstance(v, Value))
 
 
-def _solid(value: Value) -> list[Dim]:
+def solid(value: Value) -> list[Dim]:
     return [dim for dim in value.dims if not dim.is_one]
 
 

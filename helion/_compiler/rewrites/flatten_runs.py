@@ -9,7 +9,9 @@ After, with tiles of 2048 elements::
     for b3 in 0..250500: %1: [b3] = load x[%0, 0, b3]; %2: [] = reduce max %1 over 0
 
 Only the last tile has lanes out of range, and rows need no alignment of their own: a vector may span two of them. All
-tensors must have the elements in the order of the lanes, so no lane needs its index along a dimension.
+tensors must have the elements in the order of the lanes, so no lane needs its index along a dimension. Values may have
+other dimensions before the merged ones, as those of a tile of images. Reductions along one merged dimension after the
+other become one.
 """
 
 from __future__ import annotations
@@ -17,12 +19,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..._shapes import Expr
-from ..ir.grammar import Block, ForAttrs, IotaAttrs, LoopAxis, MemoryAttrs, Op, Program, Root
+from ..._shapes import ONE, Dims, Expr
+from ..ir.build import Builder
+from ..ir.grammar import (
+    Block,
+    ForAttrs,
+    IotaAttrs,
+    LoopAxis,
+    MaskAttrs,
+    MemoryAttrs,
+    Op,
+    Program,
+    ReduceAttrs,
+    Root,
+    Value,
+    ViewAttrs,
+)
 from ..ir.loops import loops_of
+from ..ir.reductions import REDUCTIONS, identity
 from ..ir.rewrite import Declined, map_ops, remembered
 from ..passes.analysis.iterations import may_permute
-from .flatten_loops import Flattener, merged_block
+from .flatten_loops import Flattener, merged_block, solid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +149,7 @@ def _flattened(program: Program, loop: Op, axes: tuple[LoopAxis, ...], block: Bl
     if not may_permute(program, loop):
         raise Declined("an iteration of the loop may see what an earlier one did")
     (region,) = loop.regions
-    body = Flattener(program, axes, block, within=True).body(region)
+    body = _RunFlattener(program, axes, block).body(region)
     for op in (inner for each in body.ops for inner in each.walk()):
         _check_run(op, frozenset(block.merged) - {block.id})
     total = block.extent
@@ -147,3 +164,128 @@ def _check_run(op: Op, parts: frozenset[int]) -> None:
         raise Declined("the index along a dimension is read")
     if isinstance(op.attrs, MemoryAttrs) and any(index.block in parts for index in op.attrs.indices):
         raise Declined("a tensor has the elements in another order")
+
+
+class _RunFlattener(Flattener):
+    """The rewrite of the body of an inner loop.
+
+    ``partial`` has the reductions that made values of fewer merged dimensions; their lanes are not reduced yet.
+    """
+
+    within = frozenset(("reduce", "mask"))
+
+    def __init__(self, program: Program, axes: tuple[LoopAxis, ...], block: Block) -> None:
+        super().__init__(program, axes, block)
+        self.partial: dict[int, str] = {}
+
+    def check(self, op: Op) -> None:
+        super().check(op)
+        if op.kind not in self.within and any(value.number in self.partial for value in op.reads()):
+            raise Declined("a reduction keeps a dimension")
+
+    def check_dims(self, value: Value) -> None:
+        """Leave it to ``lane``: a reduction's result may lack merged dimensions."""
+
+    def before(self, value: Value) -> int:
+        """Return the number of dimensions before the merged ones."""
+        return max(0, len(value.dims) - len(self.axes))
+
+    def lane(self, value: Value) -> Value:
+        first = self.before(value)
+        blocks = [axis.block for axis in self.axes]
+        for at, dim in enumerate(value.dims):
+            own = blocks[at - first : at - first + 1] if len(value.dims) >= len(blocks) else blocks
+            if at < first and self.merged.intersection(dim.blocks):
+                raise Declined("a merged dimension is not among the last ones")
+            if at >= first and not dim.is_one and dim.block not in own:
+                raise Declined("a value has another dimension after or between the merged ones")
+        return self.lanes_of(value, value.dims[:first])
+
+    def lanes_of(self, value: Value, before: Dims) -> Value:
+        self.values[value.number] = made = replace(value, dims=(*before, *self.lanes))
+        return made
+
+    def single(self, value: Value, ops: list[Op]) -> Value:
+        before, others = value.dims[: self.before(value)], value.dims[self.before(value) :]
+        if not all(dim.is_one for dim in others) or all(dim.is_one for dim in before):
+            return super().single(value, ops)
+        return Builder(self.numbers, ops=ops).reshape(value, (*before, ONE))
+
+    def narrow(self, op: Op, ops: list[Op]) -> None:
+        match op.attrs:
+            case ReduceAttrs(name, dims, _):
+                self.reduced(op, name, dims, ops)
+            case MaskAttrs(dims, fill):
+                ops.append(self.masked(op, dims, fill))
+            case ViewAttrs(name, _) if self.carries(value := next(iter(op.values()))):
+                if name == "permute" or (name == "reshape" and solid(value) != solid(op.result)):
+                    raise Declined(f"a {name} uses a merged dimension")
+                source, made = self.values[value.number], self.lane(op.result)
+                if source.dims == made.dims:
+                    self.values[op.result.number] = source
+                else:
+                    ops.append(replace(op, operands=(source,), results=(made,)))
+            case MemoryAttrs():
+                ops.append(self.accessed(op, op.attributes(MemoryAttrs), ops))
+            case _:
+                super().narrow(op, ops)
+
+    def reduced(self, op: Op, name: str, dims: tuple[int, ...], ops: list[Op]) -> None:
+        """Append a reduction of all lanes, or keep the lanes for the reduction that follows."""
+        (value,) = op.values()
+        source = self.values[value.number]
+        lanes = len(source.dims) - 1
+        outside = tuple(dim for dim in dims if dim < lanes)
+        if REDUCTIONS[name].combine is None:
+            raise Declined("a reduction gives the position of an element")
+        if self.partial.get(value.number, name) != name:
+            raise Declined("reductions of two kinds follow each other")
+        if value.number not in self.partial and not self.tiled.issubset(b for dim in value.dims for b in dim.blocks):
+            raise Declined("a reduction does not span all of the dimensions")
+        if any(self.merged.intersection(dim.blocks) for dim in op.result.dims):
+            if outside:
+                raise Declined("a reduction keeps a dimension")
+            self.values[op.result.number] = source
+            self.partial[op.result.number] = name
+            return
+        kept = tuple(dim for at, dim in enumerate(source.dims[:lanes]) if at not in outside)
+        if op.result.dims != kept:
+            raise Declined("a reduction keeps a dimension")
+        attrs = replace(op.attributes(ReduceAttrs), dims=(*outside, lanes))
+        ops.append(replace(op, operands=(source,), attrs=attrs))
+
+    def masked(self, op: Op, dims: tuple[int, ...], fill: float) -> Op:
+        """Return the mask of lanes out of range. That of rows that are reduced fills them with the identity element."""
+        (value,) = op.values()
+        source, name = self.values[value.number], self.partial.get(value.number)
+        lanes = len(source.dims) - 1
+        if name is not None:
+            if fill != identity(name, value.dtype):
+                raise Declined("a mask between two reductions adds to them")
+            self.partial[op.result.number] = name
+        attrs = MaskAttrs(tuple(dict.fromkeys(min(dim, lanes) for dim in dims)), fill)
+        return replace(op, operands=(source,), results=(self.lanes_of(op.result, source.dims[:-1]),), attrs=attrs)
+
+    def accessed(self, op: Op, attrs: MemoryAttrs, ops: list[Op]) -> Op:
+        """Return an access with the lanes along one dimension of its tile."""
+        lanes = self.before(op.result)
+        indices = [replace(each, positions=_places(each.positions, lanes)) for each in attrs.indices]
+        subscripts = {each.operand for each in attrs.indices}
+        operands = tuple(
+            each
+            if at in subscripts and not (isinstance(each, Value) and self.carries(each))
+            else self.operand(each, ops)
+            for at, each in enumerate(op.operands)
+        )
+        made = self.in_memory_order(attrs, indices, lanes) or tuple(indices)
+        return replace(
+            op,
+            operands=operands,
+            results=tuple(map(self.lane, op.results)),
+            attrs=replace(attrs, indices=made, rank=lanes + 1),
+        )
+
+
+def _places(positions: tuple[int, ...], lanes: int) -> tuple[int, ...]:
+    """Return dimensions of a tile after merging those from ``lanes`` on."""
+    return tuple(dict.fromkeys(min(at, lanes) for at in positions))
