@@ -6,7 +6,6 @@ import contextlib
 import copy
 import functools
 import hashlib
-import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,8 @@ import torch
 from . import exc
 from ._compiler.context import CompileContext, Observed, device_of
 from ._compiler.frontend.guards import Traced
-from ._compiler.host.program import PLAIN, Form, HostProgram, Module
+from ._compiler.host.code import Code
+from ._compiler.host.program import PLAIN, Form
 from ._compiler.ir.call_facts import CallFacts, call_facts
 from ._shapes import NeedsValue, hint_of
 from ._support import logs
@@ -58,38 +58,6 @@ else:
 _LOG = logs.logger(__name__)
 #: Kernels and configs whose adjustments were already reported.
 _REPORTED: set[tuple[str, Config]] = set()
-
-
-class Code:
-    """A plan, whose type is the backend's, and the module made from it.
-
-    Code that was pickled reads its plan and its host program on first use: a later process runs the text.
-    """
-
-    def __init__(self, plan: Any, module: Module) -> None:
-        self._plan = plan
-        self._module = module
-        self.text = module.text
-        self.warnings: tuple[exc.BaseWarning, ...] = plan.warnings
-        self.needs_alignment: bool = plan.needs_alignment
-
-    def __getstate__(self) -> dict[str, Any]:
-        kept = {"_plan": self._plan, "_module": self._module}
-        return {**vars(self), **{k: v if isinstance(v, bytes) else pickle.dumps(v) for k, v in kept.items()}}
-
-    @property
-    def plan(self) -> Any:
-        self._plan = pickle.loads(self._plan) if isinstance(self._plan, bytes) else self._plan
-        return self._plan
-
-    @property
-    def module(self) -> Module:
-        self._module = pickle.loads(self._module) if isinstance(self._module, bytes) else self._module
-        return self._module
-
-    @property
-    def host(self) -> HostProgram:
-        return self.module.host
 
 
 @dataclass(frozen=True)

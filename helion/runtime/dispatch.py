@@ -37,7 +37,7 @@ from .specialization.compiled import Compiled
 from .specialization.specialized import Specialized
 
 if TYPE_CHECKING:
-    from ..pipeline import Code
+    from .._compiler.host.code import Code
 
 #: Signatures kept per kernel, and functions written for one of them before it stays on the slow path.
 MAX_SIGNATURES, MAX_VERSIONS = 256, 8

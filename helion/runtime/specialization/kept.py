@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from ... import pipeline
     from ..._compiler.context import CompileContext
     from ..._compiler.frontend.guards import Guard, Traced
+    from ..._compiler.host.code import Code
     from ..._compiler.ir.call_facts import CallFacts
-    from ...pipeline import Analysis, Code
+    from ...pipeline import Analysis
     from .specialized import Specialized
 else:
     pipeline = lazy("helion.pipeline")

@@ -24,6 +24,7 @@ from . import kept, remembered
 
 if TYPE_CHECKING:
     from ... import pipeline
+    from ..._compiler.host.code import Code
     from ...backends.execution import Executor
     from . import aot
 else:
@@ -144,7 +145,7 @@ class Specialized:
         """True if calls run the Python function itself instead of compiled code."""
         return self.settings.ref_mode is RefMode.EAGER
 
-    def depends_on_alignment(self, code: pipeline.Code) -> bool:
+    def depends_on_alignment(self, code: Code) -> bool:
         """Return whether calls with tensors not aligned to 16 bytes run another config or backend."""
         executor, needed = self.executor, code.needs_alignment
         return executor.without_alignment(needed) is not None or (
