@@ -142,7 +142,7 @@ class Legalizer:
 
     def _sub_tiles(self, decisions: Decisions, repair: bool) -> Decisions:
         width = width_of(decisions, self.product, self.target)
-        columns = subtile_of(width, decisions.values[self._key("epilogue_columns")])
+        columns = subtile_of(width, decisions.values[self._key("epilogue_columns")], divided=False)
         stages = buffers_of(width // columns, decisions.values[self._key("c_stages")])
         return decisions.with_values(**{self._key("epilogue_columns"): columns, self._key("c_stages"): stages})
 

@@ -175,7 +175,7 @@ ROWS = EpilogueOperand(name="x", kind="row", dtype="float32")
         ("sm_90", gemms.product(), Choice(tile=(128, 256, 64), ab_stages=5), "stages need"),
         ("sm_90", gemms.product(), Choice(tile=(128, 256, 64), ab_stages=1), "1 stages of A and B"),
         ("sm_90", gemms.product(), Choice(tile=(128, 256, 64), store_stages=1), "1 buffers for 8 sub-tiles"),
-        ("sm_90", gemms.product(), Choice(tile=(128, 256, 64), store_stages=3), "3 buffers for 8 sub-tiles"),
+        ("sm_90", gemms.product(), Choice(tile=(128, 256, 64), store_stages=9), "9 buffers for 8 sub-tiles"),
         ("sm_90", gemms.product(), Choice(tile=(128, 256, 64), cluster=(4, 4)), "a cluster of (4, 4)"),
         ("sm_90", gemms.product(), Choice(tile=(128, 240, 64), epilogue_n=32), "sub-tiles of 32 columns"),
         ("sm_90", gemms.product(), Choice(tile=(128, 256, 64), accumulator_stages=2), "2 accumulators of wgmma"),

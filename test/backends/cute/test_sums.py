@@ -241,7 +241,9 @@ def test_predictions_count_the_kernels_before(kernel: helion.Kernel) -> None:
     sums = [each.sources[0].k_pitch for each in described.problem.summed]
     assert sums == ([1, 1] if kernel is cosines else [4096])
     stored = split(described.problem, copies=False)[1]
-    found, predicted = (timing(replace(gemm, prepare=each), target).prepare_us for each in (gemm.prepare, stored))
+    found, predicted = (
+        timing(replace(gemm, prepare=each), described, target).prepare_us for each in (gemm.prepare, stored)
+    )
     assert found == pytest.approx(predicted)
     read = sum(math.prod(each) for each in (shapes if kernel is cosines else shapes[1:])) * BF16.itemsize
     assert found > read / (target.bandwidth_gb_per_s * 1e3)

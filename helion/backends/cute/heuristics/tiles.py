@@ -42,14 +42,14 @@ USUAL_COLUMNS = 128
 MEMORY_GAINS = 0.95
 
 
-#: The same for columns that are no power of two, which were not timed.
-UNEVEN_GAINS = 0.95
+#: The same for columns that are no power of two, except those of a cluster that has all columns, and for partials in memory.
+UNEVEN_GAINS, PARTIAL_GAINS = 0.95, 0.99
 #: Columns to try per number of rows that are no power of two, if none covers N.
 MOST_UNEVEN = 1
+#: Lines of 128 bytes that a cluster of two loads for a CTA while it multiplies a tile of as many rows or columns.
+BALANCED_LINES = 64
 #: Columns above which two CTAs have half of them each (``swapped`` of benchmarks/results/cute/nvidia-h200-few-tiles.jsonl).
 WIDEST_ALONE = 128
-#: Columns of tiles of 256 rows.
-FEW_OF_TALL = 128
 #: Limits for their work per SM: relative to wider powers of two, and to narrower ones, whose tiles load more.
 LESS_THAN_WIDER, MORE_THAN_NARROWER = 0.95, 1.25
 
@@ -80,7 +80,7 @@ def options(shape: ProductShape, target: Target, choices: Sequence[Choice]) -> l
         plan = plan_of(shape, choice, target)
         if not isinstance(plan, str):
             uneven = not shape.whole_rows and not is_power_of_2(choice.tile[1]) and not _shares(shape, choice)
-            time = timing(plan, target, shape.element_ops)
+            time = timing(plan, shape, target)
             found.append(Option(choice=choice, plan=plan, time=time, uneven=uneven))
     found.sort(key=handicapped_us)
     if not found or found[0].time.waves < MANY_ROUNDS:
@@ -113,9 +113,7 @@ def tiles(shape: ProductShape, target: Target) -> Iterator[tuple[int, int, int]]
         rows = [each for each in rows if each <= TALLEST_OF_SEVERAL]
     deep = shape.fixed.get(shape.blocks[2], bounds[2][0])
     yield from ((m, n, deep) for m, n in itertools.product(rows, columns))
-    for m in rows:
-        tall = target.has("wgmma") and m > 2 * WGMMA_ROWS  # with more columns they have not run on a GPU
-        yield from ((m, n, deep) for n in _uneven(shape, m, target) if not tall or n <= FEW_OF_TALL)
+    yield from ((m, n, deep) for m in rows for n in _uneven(shape, m, target))
 
 
 def _uneven(shape: ProductShape, rows: int, target: Target) -> list[int]:
@@ -137,18 +135,24 @@ def _uneven(shape: ProductShape, rows: int, target: Target) -> list[int]:
     even = {columns: work(columns) for columns in widths if is_power_of_2(columns)}
     uneven = {columns: work(columns) for columns in widths if columns not in even}
 
-    def promises(columns: int) -> bool:
+    def is_less(columns: int) -> bool:
         wider = [each for width, each in even.items() if width > columns]
+        return uneven[columns] < LESS_THAN_WIDER * min(wider, default=math.inf)
+
+    def promises(columns: int) -> bool:
         narrower = [each for width, each in even.items() if width < columns]
-        less = uneven[columns] < LESS_THAN_WIDER * min(wider, default=math.inf)
-        return less and uneven[columns] <= MORE_THAN_NARROWER * min(narrower, default=math.inf)
+        return is_less(columns) and uneven[columns] <= MORE_THAN_NARROWER * min(narrower, default=math.inf)
 
     covering, half = (-(-shape.problem.n // (parts * step)) * step for parts in (1, 2))
-    halves = [half] if half in uneven and promises(half) else []
+    halves = [half] if half in uneven and is_less(half) else []
     if covering in uneven:
         idle = 2 * shape.problem.repeats * -(-shape.problem.m // (2 * WGMMA_ROWS)) <= target.num_sms
         return [covering, *(halves if idle and covering > WIDEST_ALONE else [])]
-    found = sorted(filter(promises, uneven), key=lambda columns: (uneven[columns], -columns))[:MOST_UNEVEN]
+
+    def loaded(columns: int) -> float:
+        return max(1.0, BALANCED_LINES * (1 / rows + 1 / columns)) * uneven[columns]
+
+    found = sorted(filter(promises, uneven), key=lambda columns: (loaded(columns), -columns))[:MOST_UNEVEN]
     return [*halves, *(columns for columns in found if columns != half)]
 
 
@@ -172,6 +176,7 @@ def narrowed(choice: Choice, wanted: int = 32) -> Choice:
 def handicapped_us(option: Option) -> float:
     """Return the time that ranks options, after handicaps."""
     gains = MEMORY_GAINS if option.choice.rows_in == "memory" and not option.time.cached else 1.0
+    gains *= PARTIAL_GAINS if option.choice.grid_splits > 1 and not option.choice.split_last else 1.0
     return option.time.total_us / (gains * (UNEVEN_GAINS if option.uneven else 1.0))
 
 
@@ -236,7 +241,7 @@ def _in_whole_lines(shape: ProductShape, target: Target, ranked: Sequence[Option
     stored = plan_of(shape, choice, target)
     if isinstance(stored, str) or stored.ab_stages < 2 * stored.k_tiles:
         return None
-    return dataclasses.replace(widest, choice=choice, plan=stored, time=timing(stored, target, shape.element_ops))
+    return dataclasses.replace(widest, choice=choice, plan=stored, time=timing(stored, shape, target))
 
 
 def _with_buffers(shape: ProductShape, target: Target, option: Option) -> Option:
@@ -372,16 +377,18 @@ def _other_columns(option: Option, even: Option | None) -> str:
 def grouping(shape: ProductShape, plan: GemmPlan, target: Target) -> int:
     """Return the tiles along M per group of the tile order: a power of two, the smallest of equals.
 
-    It minimizes the lines of A and B that co-resident clusters read, so that these stay in the L2 cache.
+    It minimizes the lines of A and B that co-resident clusters read, so that these stay in the L2 cache. A group may have
+    all tiles along M: those that are left over would read B again.
     """
     rows, columns = plan.work
     running = min(rows * columns, max(1, target.num_sms // plan.ctas))  # of one matmul of a batch
     height, width = (plan.tile[at] * plan.cluster_tiles[at] for at in (0, 1))
 
     def lines(group: int) -> int:
+        group = min(group, rows)
         beside = min(columns, -(-running // group))
         below = min(rows, group * -(-running // (group * beside)))
         return below * height + beside * width
 
-    groups = [1 << bit for bit in range(MOST_GROUPED.bit_length()) if 1 << bit <= max(1, rows)]
+    groups = [1 << bit for bit in range(MOST_GROUPED.bit_length()) if 1 << bit < 2 * rows]
     return min(groups, key=lines)

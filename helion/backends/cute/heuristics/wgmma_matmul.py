@@ -109,14 +109,14 @@ def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[C
         together = rows * columns * shape.problem.repeats
         plain = narrowed(Choice(tile=tile, copies_in=copies_in))
         paired = dataclasses.replace(plain, cluster=(2, 1))
-        found += [paired] if rows > 1 else []
-        found.append(plain)
-        uneven = tile[:2] == UNEVEN and shape.problem.b_major == "mn" and not shape.problem.groups
+        unshared = tile[1] % UNEVEN[0] > 0 and shape.problem.b_major == "mn"  # two CTAs cannot load slices of B
         filled = 2 * (columns * tile[1] - shape.problem.n) <= tile[1]
         waves = 2 if columns == 2 else 1
         read_twice = 1 < columns <= FEW_TOGETHER and together <= waves * target.num_sms and filled
-        if (shape.problem.groups is not None or uneven or read_twice) and columns > 1 and not in_stages:
-            found.append(dataclasses.replace(plain, cluster=(1, 2)))
+        beside = shape.problem.groups is not None or rows % 2 > 0 or tile[0] > tile[1] or unshared or read_twice
+        shared = [dataclasses.replace(plain, cluster=(1, 2))] if beside and columns > 1 and not in_stages else []
+        shared = [paired, *shared] if rows > 1 else shared
+        found += [*(shared if tile[0] <= tile[1] else shared[::-1]), plain]
         # copies in stages have not run with two consumer groups; matmuls that round each K tile are faster without them
         # (``rounded_tiles_time`` of benchmarks/results/cute/nvidia-h200-parts.jsonl)
         if together > target.num_sms and not in_stages and not shape.problem.rounded:
@@ -137,13 +137,15 @@ def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[C
             split = Choice(tile=tile, splits=splits, grid_splits=clusters, copies_in=copies_in)
             if splits * clusters > 1 and fills and ctas <= target.num_sms:
                 found.append(narrowed(split, min(plain.epilogue_n, tile[1] // splits)))
+                if splits == 1 and columns == 2 and copies_in == "shared":
+                    found.append(dataclasses.replace(found[-1], cluster=(1, 2)))
             several = shape.problem.n >= LEAST_OF_TWO or (copies_in == "slices" and clusters == 1)
             parted = several and ctas <= RESIDENTS * target.num_sms
             scaled = tile[0] > WGMMA_ROWS and shape.problem.scales is not None  # two of these on an SM run on request
             if copies_in in CONVERTED and ctas > target.num_sms and not scaled and (parted or splits * clusters == 1):
                 resident = dataclasses.replace(split, ctas_per_sm=RESIDENTS)
                 found.append(narrowed(resident, min(plain.epilogue_n, tile[1] // splits)))
-    return found
+    return [*dict.fromkeys(found)]
 
 
 def _of_last_wave(

@@ -67,7 +67,10 @@ class Batched:
 
 
 def without_batch(program: Program) -> Batched:
-    """Remove the batch from a program. Raises ``Refusal`` for a batch whose use is not implemented."""
+    """Remove the batch from a program. Raises ``Refusal`` for a batch whose use is not implemented.
+
+    Whole matrices for each program would leave most of an instruction's rows empty (measurement ``tiny_matrices``).
+    """
     if len(program.roots) != 1:
         return Batched(program=program)
     root = _flattened(program.roots[0])

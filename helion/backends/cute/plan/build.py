@@ -343,10 +343,8 @@ def _check_tile(plan: GemmPlan) -> None:
     for dtype in matrices:
         if plan.epilogue_n * itemsize(dtype) % TMA_ALIGNMENT_BYTES:
             raise Refusal(f"sub-tiles of {plan.epilogue_n} columns of {dtype} are no multiple of 16 bytes")
-    if plan.store_stages < 2 or (plan.splits == 1 and plan.subtiles % plan.store_stages):
-        raise Refusal(
-            f"{plan.store_stages} buffers for {plan.subtiles} sub-tiles; at least 2 that divide them are implemented"
-        )
+    if not 2 <= plan.store_stages <= max(2, plan.subtiles):
+        raise Refusal(f"{plan.store_stages} buffers for {plan.subtiles} sub-tiles; 2 to as many are implemented")
     if plan.group < 1:
         raise Refusal(f"groups of {plan.group} tiles")
     most = 1 if problem.rounded else MAX_PROMOTE_K_TILES

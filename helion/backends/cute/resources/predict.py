@@ -21,8 +21,9 @@ from .time import Timing, predicted_time
 WGMMA_REGISTERS, TCGEN05_REGISTERS = 168, 96
 
 
-def timing(plan: GemmPlan, target: Target, element_ops: int = 0) -> Timing:
-    return predicted_time(plan, bytes_moved(plan.problem), target, element_ops=element_ops)
+def timing(plan: GemmPlan, shape: ProductShape, target: Target) -> Timing:
+    moved = bytes_moved(plan.problem) - shape.shared_bytes
+    return predicted_time(plan, moved, target, element_ops=shape.element_ops)
 
 
 def plan_of(shape: ProductShape, choice: Choice, target: Target) -> GemmPlan | str:
@@ -41,7 +42,7 @@ def predict(facts: KernelFacts, decisions: Decisions, target: Target) -> Predict
     plan = plan_of(shape, choice_of(decisions, shape, target), target)
     if isinstance(plan, str):
         return _refused(shape, target, plan)
-    time = timing(plan, target, shape.element_ops)
+    time = timing(plan, shape, target)
     registers = WGMMA_REGISTERS if plan.unit == "wgmma" else TCGEN05_REGISTERS
     return Predicted(
         registers_per_thread=registers,

@@ -42,6 +42,7 @@ from .sources import (
     multiplied_dtype,
     of_same_tiles,
     products_of,
+    shared_bytes,
     sums_along_k,
 )
 
@@ -66,6 +67,8 @@ class ProductShape:
     """K of a tile, if the program has all of K at once."""
     element_ops: int = 0
     """Instructions of the epilogue for each element of D."""
+    shared_bytes: int = 0
+    """Bytes of an epilogue's matrices that another matmul of the batch has read."""
 
     def allows(self, tile: tuple[int, int, int]) -> bool:
         """Return whether a tile has the extents that the program sets."""
@@ -84,7 +87,7 @@ class ProductShape:
     @property
     def bytes_moved(self) -> int:
         """Bytes from and to global memory, each tensor once."""
-        return bytes_moved(self.problem)
+        return bytes_moved(self.problem) - self.shared_bytes
 
 
 def _by_columns(fact: MatmulFact) -> bool:
@@ -165,6 +168,7 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
         batch_blocks=tuple(axis.block_id for axis in batch if axis.kind == "tile")
         + _tiles(facts, sides.parts, *(each.k_axis for each in sides.terms if each.k_axis != sides.fact.k_axis)),
         element_ops=element_ops(facts),
+        shared_bytes=shared_bytes(facts, problem),
         depth=problem.line if sides.held else NIBBLE_GROUP if any(each.is_packed for each in problem.copied) else None,
         fixed={
             block: size for block in blocks if block != sides.whole and (size := fixed_size(facts, block)) is not None

@@ -13,7 +13,7 @@ from ...._shapes import dtype_name
 from ..plan.copied import Copied, CopySource, granule_of, raw_major
 from ..plan.dtypes import per_byte
 from ..plan.epilogue import EpilogueOperand, OperandKind
-from ..plan.records import TMA_ALIGNMENT_BYTES
+from ..plan.records import TMA_ALIGNMENT_BYTES, GemmProblem
 from .picks import LINES, axis_of_pick, is_picked
 
 #: Instructions of an element in special functions: the unit's four cycles, with range and scale, and those of a polynomial
@@ -179,6 +179,16 @@ def more_terms(facts: KernelFacts) -> tuple[MatmulFact, ...]:
     if any(each is not products[0] and each in products for each in first.values()):
         return tuple(first.values())[1:]
     return tuple([each for each in found if each not in products][:: len(products)])
+
+
+def shared_bytes(facts: KernelFacts, problem: GemmProblem) -> int:
+    """Return the bytes of an epilogue's matrices that a matmul of a batch reads after another one."""
+    ops = {f"operand_{op.slot}": op for op in facts.memory_ops if op.kind == "load" and op.static}
+    read = problem.repeats * problem.m * problem.n
+    found = (
+        ops[each.name] for each in problem.epilogue.operands if each.name in ops and each.kind in ("exact", "strided")
+    )
+    return sum(max(0, read - op.accessed_numel) * op.itemsize for op in found)
 
 
 def element_ops(facts: KernelFacts) -> int:

@@ -64,6 +64,8 @@ class Rates:
     """Limit of the loads of one SM."""
     memory: float = 0.618
     """Fraction of the memory bandwidth for a kernel's first reads of its operands."""
+    memory_stored: float = 0.7
+    """The same for what it stores (measurement ``stored_rate``)."""
     memory_of_few: float = 3.17
     """Limit of the memory reads of one SM."""
     read_together: float = 0.4
@@ -131,6 +133,9 @@ class Rates:
     line_us: float = 0.00024
     """The same of elements that a warp stores next to each other (``lines`` of
     benchmarks/results/cute/nvidia-h200-few-tiles.jsonl)."""
+    narrow_us: float = 0.0014
+    """The same of a line of a sub-tile whose lines are half of a sector of memory (``uneven`` of
+    benchmarks/results/cute/nvidia-h200-few-tiles.jsonl)."""
     drawn_us: float = 0.0003
     """Time of a random number: about 70 instructions of a thread; not fitted."""
     workspace_us: float = 1.5
@@ -147,19 +152,20 @@ RATES = Rates(crossed=1.4, crossed_us=0.0013)
 """Rates of matmuls that store tiles. Rows between lines are those of ``odd`` and ``gelu`` in
 benchmarks/results/cute/nvidia-h200-few-tiles.jsonl, and of measurement ``crossing_rows``."""
 ROW_RATES = Rates(
-    matrix=0.86, sustained=0.86, cooperative=1.0, promoted=1.0, l2=2.14, l2_of_few=4.5, memory=1.0, memory_of_few=1.1,
+    matrix=0.86, sustained=0.86, cooperative=1.0, promoted=1.0, l2=2.14, l2_of_few=4.5, memory=1.0, memory_stored=1.0,
+    memory_of_few=1.1,
     multicast=0.75, stored=1.1, k_tile_us=0.15, overlap=64.0, launch_us=6.3, fill_us=0.0, tile_us=0.0, split_us=0.75,
     walk_us=0.4, ring_us=0.75, slices_us=0.0018,
 )  # fmt: skip
 """Rates of plans that reduce rows (measurement ``cute_row_model``). They are least exact for exponential functions, whose
 cost facts do not count. Launch, ring and slices are fitted to plans of few rows."""
 CACHED_RATES = dataclasses.replace(
-    RATES, fill_us=0.16, stored=1.82, l2=2.3, l2_of_few=3.1, memory=0.55, memory_of_few=9.6, k_tile_us=0.19, split_us=0.46,
+    RATES, fill_us=0.16, stored=1.82, l2=2.3, l2_of_few=3.1, memory=0.55, memory_stored=0.55, memory_of_few=9.6, k_tile_us=0.19, split_us=0.46,
     workspace_us=4.3, part_us=0.0, tile_us=0.0,
 )  # fmt: skip
 """Rates of GEMMs that store rows which stay in the L2 cache until a second kernel reads them (measurement
 ``cute_cached_model``)."""
-GROUP_RATES = dataclasses.replace(RATES, memory=0.82)
+GROUP_RATES = dataclasses.replace(RATES, memory=0.82, memory_stored=0.82)
 """Rates of groups of rows, whose matrices are read once: ``few_rows_128``, ``even_128``, ``giant_128`` and
 ``gated_few_128`` of benchmarks/results/cute/nvidia-h200-parts.jsonl."""
 FINISH_LAUNCH_US, FINISH_MEMORY, FINISH_CACHED, FROM_L2 = 3.0, 0.8, 1.2, 2.0
@@ -171,6 +177,7 @@ PREPARE_LAUNCH_US, PREPARE_MEMORY, PREPARE_LEAST_US = 1.0, 0.7, 3.0
 ACTIVE_CLUSTERS = {3: 39, 4: 30, 6: 17, 8: 15, 16: 7}
 """Co-resident clusters of this many CTAs on the SMs of ``MEASURED``, whose GPCs differ in size
 (``cudaOccupancyMaxActiveClusters``, benchmarks/results/cute/nvidia-h200.json)."""
+SECTOR_BYTES = 32
 MEASURED = "h200"
 WALKED = 128 * 256
 LARGE_CLUSTER, IN_WHOLE_GROUPS = 4, 10 / 11
@@ -282,6 +289,8 @@ def _at_rate(plan: GemmPlan, bytes_moved: int, target: Target, rates: Rates, mat
     else:
         body = rates.fill_us + waves * (tile_us + epilogue_us + rates.tile_us) + whole_waves * whole_us
     moved = bytes_moved + (_read_together(plan) * rates.read_together if waves == 1 else 0.0)
+    stored = plan.problem.repeats * plan.problem.m * plan.problem.n * _written(plan)
+    moved += min(stored, bytes_moved) * (rates.memory / rates.memory_stored - 1)
     memory_us = moved / (share * min(rates.memory * target.num_sms, rates.memory_of_few * busy))
     memory_us /= rates.sliced_memory if plan.sliced else 1.0
     return Timing(
@@ -442,6 +451,11 @@ def _loaded(plan: GemmPlan, numbers: Counts, rates: Rates) -> float:
     return a + b - rates.multicast * shared
 
 
+def _written(plan: GemmPlan) -> int:
+    """Return the bytes that an element of the accumulators is stored as."""
+    return sum(itemsize(each.dtype) for each in plan.problem.matrices)
+
+
 def _epilogue_us(plan: GemmPlan, share: float, l2: float, rates: Rates) -> float:
     """Return the time of an epilogue: its stores and loads, which CTAs that split K share, and their exchange of
     partials.
@@ -452,11 +466,14 @@ def _epilogue_us(plan: GemmPlan, share: float, l2: float, rates: Rates) -> float
     read = (each for kind in ("exact", "strided") for each in plan.problem.epilogue.of_kind(kind))
     exact = sum(itemsize(each.dtype) for each in read)
     sums = rows * columns * SUM_BYTES / plan.splits
-    written = sum(itemsize(each.dtype) for each in plan.problem.matrices)
+    written = _written(plan)
     time = plan.ctas_per_sm * rows * columns * (written + exact) / plan.splits / (rates.stored * share)
     for output in plan.problem.outputs_of("strided"):
         element_us = rates.line_us if stores_lines(plan, output) else rates.strided_us
         time += plan.ctas_per_sm * rows * columns * element_us / plan.splits
+    for output in plan.problem.outputs_of("exact"):
+        if plan.epilogue_n * itemsize(output.dtype) < SECTOR_BYTES and not output.turned:
+            time += plan.ctas_per_sm * rows * (columns // plan.epilogue_n) * rates.narrow_us / plan.splits
     time += plan.ctas_per_sm * rows * columns * rates.drawn_us * len(plan.problem.epilogue.of_kind("uniform"))
     if plan.cluster[1] > 1:
         time += rates.exchange_us * plan.cluster[1] * max(plan.problem.epilogue.levels)

@@ -7,7 +7,7 @@ import dataclasses
 from ..plan.counts import counts
 from ..plan.records import GemmPlan
 from ..plan.scales import promoted
-from .common import load_role, store_subtile
+from .common import first_buffers, load_role, store_subtile
 from .edits import edit_role
 from .grammar import (
     Acquire,
@@ -116,11 +116,13 @@ def _store(plan: GemmPlan) -> tuple[Step, ...]:
     give_back = Gate("last_subtile", (Release("sums_read"),))
     tile: tuple[Step, ...] = (
         Wait("sums_read"),
+        *first_buffers(plan),
         SubtileLoop((ReadSums("sums_read"), give_back, *store_subtile(plan)), rolled=True),
         Advance("sums_read"),
     )
     if promoted(plan.problem.scales) is not None:
-        tile = (ClearSums(), KGroups(DRAIN, size=plan.promote_k_tiles), SubtileLoop((ReadSums(), *store_subtile(plan))))
+        drained = (ClearSums(), KGroups(DRAIN, size=plan.promote_k_tiles))
+        tile = (*drained, *first_buffers(plan), SubtileLoop((ReadSums(), *store_subtile(plan))))
     return (
         AllocateSums(),
         FindSums(),

@@ -90,6 +90,18 @@ def store_subtile(plan: GemmPlan) -> tuple[Step, ...]:
     )
 
 
+def first_buffers(plan: GemmPlan) -> tuple[Step, ...]:
+    """Return the steps before the sub-tiles of a tile: where buffers do not divide them, the first one may have the buffer of
+    the last one of the tile before.
+    """
+    exact = plan.problem.outputs_of("exact")
+    if plan.splits > 1 or plan.subtiles % plan.store_stages == 0 or not exact:
+        return ()
+    if plan.warp_stores:
+        return StoreWait(0), WarpSync()
+    return Gate("first_warp", (StoreWait(0),)), BarrierSync("epilogue")
+
+
 def _store_rows_of_warp(
     plan: GemmPlan, outputs: range, written: Sequence[int], evaluated: tuple[Step, ...]
 ) -> tuple[Step, ...]:

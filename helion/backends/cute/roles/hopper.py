@@ -6,7 +6,7 @@ import dataclasses
 
 from ..plan.counts import counts, in_fragments
 from ..plan.records import LOADING_WARPS, GemmPlan
-from .common import last_stores, load_role, store_subtile
+from .common import first_buffers, last_stores, load_role, store_subtile
 from .edits import contains, rewrite
 from .grammar import (
     Advance,
@@ -139,6 +139,7 @@ def program(plan: GemmPlan) -> KernelProgram:
             TileLoop(
                 (
                     *mainloop,
+                    *first_buffers(plan),
                     SubtileLoop((ReadSums(), *store_subtile(plan))),
                 )
             ),

@@ -11,6 +11,7 @@ from ....hardware import REGISTER_BYTES, Target
 from .known import Same
 from .layouts import fragment_warps
 from .matrix import is_transposed, tile_shape, unit_of
+from .tiles import VECTOR_BYTES, vector_elements
 
 #: Steps along K whose operands a dot keeps in flight.
 _STEPS = 2.0
@@ -18,8 +19,8 @@ _STEPS = 2.0
 _WIDE_BYTES, _WIDE_STEPS = 4, 1.0
 #: The operands of two dots that share one, as a multiple of those of one.
 _TWO, _TWO_SHARING = 2, 1.5
-#: Column indices of a thread that take no registers of their own.
-_FEW_INDICES = 64
+#: Column indices of a thread that take no registers of their own, and addresses of stores.
+_FEW_INDICES, _FEW_STORES = 64, 32
 
 
 def fragment_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
@@ -129,3 +130,17 @@ def indexed_elements(facts: KernelFacts, sizes: Mapping[int, int], num_warps: in
         if masked and unit_of(fact, sizes, num_warps, target) == "tcgen05":
             most = max(most, math.prod(sizes[axis] for axis in axes) / (num_warps * target.warp_size))
     return max(0.0, most - _FEW_INDICES)
+
+
+def narrow_stores(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
+    """Return the stores of a thread, beyond ``_FEW_STORES``, that are narrower than a vector: the maximum over grid loops.
+
+    Their addresses are computed together (measurement ``narrow_stores``). Results in tensor memory arrive in parts.
+    """
+    threads, found = num_warps * target.warp_size, dict[int, float]()
+    for op in facts.memory_ops if target.kind == "cuda" and not target.has("tcgen05") else ():
+        width = vector_elements(op, sizes, threads)
+        if op.kind == "store" and len(op.tile_axes) > 1 and width * op.itemsize < VECTOR_BYTES:
+            root, numel = facts.regions[op.region].root, math.prod(sizes[axis] for axis in op.tile_axes)
+            found[root] = found.get(root, 0.0) + numel / threads / width
+    return max(0.0, max(found.values(), default=0.0) - _FEW_STORES)

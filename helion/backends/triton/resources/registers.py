@@ -17,7 +17,7 @@ from types import MappingProxyType
 from ...._compiler.facts.records import KernelFacts, LiveTile, LiveTiles, MemoryOpFact, ReductionFact
 from ...._shapes import cdiv
 from ....hardware import REGISTER_BYTES, WARP_ROWS, Target
-from .fragments import beside_registers, fragment_registers, indexed_elements
+from .fragments import beside_registers, fragment_registers, indexed_elements, narrow_stores
 from .known import again
 from .layouts import fragment_warps
 from .matrix import is_promoted, tile_shape, unit_of
@@ -91,6 +91,7 @@ _DOTS: Mapping[str, float] = MappingProxyType(
         "beside": 5.5,
         "polynomials": 1.1,
         "indexed": 0.8,
+        "stored": 1.6,
         "scanned": 0.6,
         "random": _RANDOM,
     }
@@ -162,9 +163,7 @@ def pressure(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, targe
 
 
 def ahead_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
-    """Return the registers of a thread per prefetched step: the loop carries the loaded values, in their
-    memory dtype.
-    """
+    """Return the registers of a thread per prefetched step, whose values the loop carries in their memory dtype."""
     threads = num_warps * target.warp_size
     loads = (op for op in facts.memory_ops if op.kind == "load" and op.slot in facts.prefetchable_slots)
     return sum(cdiv(cdiv(_product(sizes, op.tile_axes), threads) * op.itemsize, REGISTER_BYTES) for op in loads)
@@ -241,6 +240,7 @@ def _product_features(facts: KernelFacts, sizes: Mapping[int, int], num_warps: i
         "beside": beside_registers(facts, sizes, num_warps, target),
         "polynomials": _polynomial_elements(facts, sizes, num_warps * target.warp_size),
         "indexed": indexed_elements(facts, sizes, num_warps, target),
+        "stored": narrow_stores(facts, sizes, num_warps, target),
     }
 
 
