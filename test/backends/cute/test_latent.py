@@ -145,7 +145,10 @@ def plans() -> Any:
     for name, splits, scheduler in itertools.product(("decoded", "causal"), (1, 3), ("static", "dynamic")):
         if splits == 1 or (name, scheduler) == ("decoded", "static"):
             choice = AttentionChoice(groups=1, keys=64, lazy=True, splits=splits, scheduler=scheduler)  # type: ignore[arg-type]
-            yield plan_attention(problem_of(name=name), choice, HOPPER)
+            made = plan_attention(problem_of(name=name), choice, HOPPER)
+            yield made
+            if splits > 1:
+                yield dataclasses.replace(made, combining=2)
 
 
 def test_programs_are_right() -> None:
@@ -226,10 +229,12 @@ class Elements(list[float]):
         self[:] = values
 
 
-def test_printed_outputs_of_a_group_are_its_columns() -> None:
+@pytest.mark.parametrize("combining", [1, 4])
+def test_printed_outputs_of_a_group_are_its_columns(combining: int) -> None:
     """Run the printed end of a tile: both groups read the gates of their own columns, and one stores numbers per query."""
     problem = problem_of(320, 256, "causal")
     made = plan_attention(problem, AttentionChoice(groups=1, keys=64), HOPPER)
+    made = dataclasses.replace(made, splits=combining, combining=combining)
     names: dict[str, Any] = {
         "cutlass": SimpleNamespace(Float32=float, BFloat16=None, min=min, select_=lambda c, x, y: x if c else y),
         "cute": SimpleNamespace(
@@ -242,10 +247,10 @@ def test_printed_outputs_of_a_group_are_its_columns() -> None:
     for lines in finish.finish_functions(made):
         exec("\n".join(lines).replace(".to(cutlass.Float32)", ""), names)
     (gates,) = (source for source in problem.finish.sources)
-    for group, lane in itertools.product(range(2), (0, 5)):
+    for group, lane, split in itertools.product(range(2), (0, 5), range(combining)):
         stored: dict[Any, float] = {}
         values = {
-            "output": Elements([float(e + 1) for e in range(64)]),
+            "output": Elements([float(e + 1) for e in range(64 // combining)]),
             "rounded_output": Elements(),
             "highest": [1.0, 2.0],
             "total": [2.0, 4.0],
@@ -257,11 +262,11 @@ def test_printed_outputs_of_a_group_are_its_columns() -> None:
             f"vector_{gates.label}": {(0, at): float(at) for at in range(256)},
         }
         (call,) = finish.finish_call(made, ("head_0", "head_1"))
-        exec(call, {**names, **values, "group": group})
+        exec(call, {**names, **values, "group": group, "split": split})
         for e, found in enumerate(values["rounded_output"]):
-            column = group * 128 + lane % 4 * 2 + e // 4 * 8 + e % 2
+            column = group * 128 + split * (128 // combining) + lane % 4 * 2 + e // 4 * 8 + e % 2
             assert found == pytest.approx((e + 1) / (2.0, 4.0)[e // 2 % 2] * column)
-        assert len(stored) == (2 if group == 0 and lane % 4 == 0 else 0)
+        assert len(stored) == (2 if group == split == 0 and lane % 4 == 0 else 0)
 
 
 @pytest.mark.parametrize(

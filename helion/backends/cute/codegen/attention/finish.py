@@ -29,10 +29,10 @@ def finish_call(plan: AttentionPlan, axes: Sequence[str]) -> list[str]:
 
 def _first_column(plan: AttentionPlan) -> list[str]:
     """Return the first column of a thread's registers, unless these have all columns."""
+    if plan.combining > 1:
+        return [splits.first_column(plan)]
     if plan.problem.latent:
         return [f"group * {plan.output_columns}"]
-    if plan.combining > 1:
-        return [f"split * {splits.combined_columns(plan)}"]
     return [f"group_warp * {plan.spread_columns}"] if plan.spread_columns else []
 
 

@@ -105,6 +105,12 @@ def combined_columns(plan: AttentionPlan) -> int:
     return plan.output_columns // plan.combining if plan.combining > 1 else plan.spread_columns or plan.output_columns
 
 
+def first_column(plan: AttentionPlan) -> str:
+    """Return the first column that a CTA combines at once with others."""
+    of_group = f"group * {plan.output_columns} + " if plan.problem.latent else ""
+    return f"{of_group}split * {combined_columns(plan)}"
+
+
 def wait(plan: AttentionPlan) -> list[str]:
     """Wait for the partials of all parts. Each CTA that combines counts once more, and the last of them resets the counter."""
     counter, parts = _counter(plan), plan.splits
@@ -127,7 +133,7 @@ def store(plan: AttentionPlan) -> list[str]:
     """Store the combined columns of a thread's rows."""
     problem = plan.problem
     modes = "".join(f", {mode.at.text(head_axes(problem))}" for mode in problem.matrix.matrix.modes)
-    column = f"split * {combined_columns(plan)} + lane % 4 * 2 + 8 * e + i"
+    column = f"{first_column(plan)} + lane % 4 * 2 + 8 * e + i"
     return [
         "for row in cutlass.range_constexpr(2):",
         f"    if first_query + 8 * row < {problem.queries}:",
@@ -151,7 +157,7 @@ def combine(plan: AttentionPlan) -> list[str]:
     quads, all_quads = columns // 4 // QUAD, plan.output_columns // 4 // QUAD
     together = MOST_LOADED * 4 // columns
     if (
-        plan.problem.latent and plan.splits <= together
+        plan.problem.latent and plan.combining == 1 and plan.splits <= together
     ):  # without a loop, all loads are in flight, and the accumulator spills
         together = 1
     source, first = ("lane", f"{quads} * group_warp + ") if plan.spread_columns else ("group_thread", "")

@@ -226,10 +226,10 @@ def combining_ctas(problem: AttentionProblem, choice: AttentionChoice, target: T
     """Return the CTAs that each combine some columns of a tile's partials. They wait for each other: without enough SMs for
     all at once, the last to arrive combines all columns, which takes longer (measurement ``combined_at_once``).
     """
-    if choice.splits == 1 or choice.groups > 1 or problem.latent or not COMBINED_AT_ONCE:
+    if choice.splits == 1 or choice.groups > 1 or not COMBINED_AT_ONCE:
         return 1
     pieces = -(-problem.queries // WGMMA_ROWS) * problem.batches * choice.splits
-    chunks, rest = divmod(problem.v.columns, COLUMNS_AT_ONCE)
+    chunks, rest = divmod(problem.v.columns // (LATENT_GROUPS if problem.latent else 1), COLUMNS_AT_ONCE)
     few = pieces <= target.num_sms and not rest and itemsize(problem.matrix.dtype) == 2
     return math.gcd(choice.splits, chunks) if few else 1
 

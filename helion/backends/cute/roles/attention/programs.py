@@ -354,7 +354,7 @@ def _latent_end(plan: AttentionPlan) -> tuple[Step, ...]:
         *((JoinTotals(),) if plan.problem.needs_total else ()),
         *((RestoreMaxima(),) if plan.restores_maxima else ()),
         RowsSync(),
-        *(combined(stored, GroupSync()) if plan.splits > 1 else stored),
+        *(_combined_at_once() if plan.combining > 1 else combined(stored, GroupSync()) if plan.splits > 1 else stored),
         FirstWarp((Release("q_read"),)),
         NextTile(),
     )
