@@ -67,8 +67,9 @@ class Guards:
             self.conditions.append(f"{name} is {value}" if constant else f"{self.type}({name}) is {self.cell(bool)}")
         elif kind is int and not constant:
             inside = f"{-WIDE} <= {name} < {WIDE}"
-            fits = -WIDE <= value < WIDE
-            self.conditions.append(f"{self.type}({name}) is {self.cell(int)} and {inside if fits else f'not {inside}'}")
+            if not -WIDE <= value < WIDE:
+                inside = f"not {inside} and {-(2**63)} <= {name} < {2**63}"
+            self.conditions.append(f"{self.type}({name}) is {self.cell(int)} and {inside}")
         elif kind in (int, str, torch.device, torch.Size):
             self.conditions.append(f"{self.type}({name}) is {self.cell(kind)} and {name} == {self.cell(value)}")
         elif kind is types.FunctionType:

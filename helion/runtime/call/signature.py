@@ -63,7 +63,7 @@ def arguments_key(values: Sequence[Any], constant_at: Sequence[bool], static: bo
             plain = plain and kind in _CONCRETE_CONSTANTS
             parts.append(keys.of(value, True))
         elif kind is int:
-            parts.append((int, -WIDE <= value < WIDE))
+            parts.append((int, _is_narrow(value)))
         elif kind is float or kind is bool:
             parts.append((kind, True))
         else:
@@ -161,6 +161,17 @@ def size_table(signatures: Iterable[TensorSignature]) -> SizeTable:
     return SizeTable(classes=classes, wide=tuple(signature.wide for signature in each), symbolic=SYMBOLIC, limit=WIDE)
 
 
+def _is_narrow(value: int) -> bool:
+    """Return whether an integer is passed in 32 bits. Raises OverflowError for one that does not fit 64 bits."""
+    if -WIDE <= value < WIDE:
+        return True
+    if not -(2**63) <= value < 2**63:
+        raise OverflowError(
+            f"a kernel argument of {value} does not fit a signed integer of 64 bits; pass it as a float"
+        )
+    return False
+
+
 class Keys:
     """Source of the keys of one call's arguments.
 
@@ -198,7 +209,7 @@ class Keys:
             return (type(value), value)
         if isinstance(value, (bool, int, float)):
             # numbers are passed at run time; integers beyond 32 bits have code of their own
-            return (type(value), isinstance(value, float) or -WIDE <= value < WIDE)
+            return (type(value), isinstance(value, float) or _is_narrow(value))
         if isinstance(value, (tuple, list)):
             return (type(value), *map(self.of, value))
         if isinstance(value, dict):

@@ -49,9 +49,11 @@ def _convert(dtype: torch.dtype, fallback: type) -> Callable[..., Any]:
         if isinstance(value, DeviceValue):
             if value.dims:
                 raise exc.TypeInferenceError(f"{fallback.__name__}() takes a scalar, got {value!r}.")
-            return ops.cast(s.t, value, dtype)
+            return _converted(s, value, dtype)
         if s.t.on_device:
-            return ops.cast(s.t, ops.number(s.t, value), dtype)
+            if fallback is bool or value.kind is fallback:
+                return value if value.kind is fallback else value != 0
+            return _converted(s, ops.number(s.t, value), dtype)
         if isinstance(value, HostTensorValue):
             if not (isinstance(value.numel(), int) and value.numel() == 1):
                 raise exc.TypeInferenceError(f"{fallback.__name__}() takes a tensor with one element, got {value!r}.")
@@ -63,6 +65,13 @@ def _convert(dtype: torch.dtype, fallback: type) -> Callable[..., Any]:
         return fallback(s.t.numbers.specialize(value))
 
     return call
+
+
+def _converted(s: Scope, value: DeviceValue, dtype: torch.dtype) -> DeviceValue:
+    """Return a number of the device as another kind; ``int`` keeps an integer's dtype, and all bits of a float."""
+    if dtype == torch.int32 and value.dtype != torch.bool:
+        dtype = torch.int64 if value.dtype.is_floating_point else value.dtype
+    return ops.cast(s.t, value, dtype)
 
 
 def _is_builtin_argument(t: Tracer, function: Any, args: tuple[Any, ...]) -> bool:

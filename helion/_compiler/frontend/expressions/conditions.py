@@ -9,6 +9,9 @@ import torch
 
 from .... import exc
 from ...._shapes import Expr, NeedsValue
+from ...ir.grammar import Region
+from ...ir.ops import OPS
+from ...ir.preorder import preorder
 from .. import ops
 from ..host import tensors as host_tensors
 from ..runtime_values import SAMPLES, Opaque, is_runtime, opaque, settle
@@ -48,7 +51,6 @@ def truth_on_host(s: Scope, value: Any) -> bool:
 
 
 def evaluate_boolean(s: Scope, node: ast.BoolOp) -> Any:
-    name = "logical_and" if isinstance(node.op, ast.And) else "logical_or"
     result = evaluate(s, node.values[0])
     for other in node.values[1:]:
         s.at(node)
@@ -59,11 +61,7 @@ def evaluate_boolean(s: Scope, node: ast.BoolOp) -> Any:
                 result = _static_boolean(isinstance(node.op, ast.And), result, value)
                 continue
         if isinstance(result, DeviceValue) or (isinstance(result, Expr) and s.t.on_device):
-            value = evaluate(s, other)
-            s.at(node)
-            if any(isinstance(v, DeviceValue) and v.dims for v in (result, value)):
-                raise exc.ConditionNotScalar(statement=ast.unparse(node), shape=repr(result))
-            result = _device_boolean(s, name, result, value)
+            result = _device_boolean(s, node, result, other)
             continue
         if not s.t.on_device and is_open(s, result):
             return _open_boolean(s, node)
@@ -74,14 +72,38 @@ def evaluate_boolean(s: Scope, node: ast.BoolOp) -> Any:
     return result
 
 
-def _device_boolean(s: Scope, name: str, first: Any, second: Any) -> DeviceValue:
-    """Combine numbers of the device by ``and`` or ``or``: numbers give one of the two, as in Python."""
-    left, right = truth(s.t, first), truth(s.t, second)
-    if left is first and right is second:
-        return ops.pointwise(s.t, name, first, second)
-    either = (second, first) if name == "logical_and" else (first, second)
-    condition = left if isinstance(left, DeviceValue) else ops.full(s.t, (), left, torch.bool)
-    return ops.pointwise(s.t, "where", condition, *either)
+def _device_boolean(s: Scope, node: ast.BoolOp, first: Any, other: ast.expr) -> DeviceValue:
+    """Return ``first and other`` or ``first or other`` of numbers of the device: one of the two, as in Python.
+
+    An ``other`` that reads memory is evaluated in a branch: ``i > 0 and x[i - 1] > 0`` must not read at -1.
+    """
+    both = isinstance(node.op, ast.And)
+    s.t.blocks.branches += 1
+    with s.t.builder.region() as evaluated:
+        value = evaluate(s, other)
+    s.t.blocks.branches -= 1
+    s.at(node)
+    if any(isinstance(v, DeviceValue) and v.dims for v in (first, value)):
+        raise exc.ConditionNotScalar(statement=ast.unparse(node), shape=repr(first))
+    reads = any(OPS[op.kind].reads or OPS[op.kind].writes for op in preorder(evaluated))
+    is_bool = _is_truth(first) and _is_truth(value)
+    if not reads:
+        s.t.builder.ops.extend(evaluated)
+        if is_bool:
+            return ops.pointwise(s.t, "logical_and" if both else "logical_or", first, value)
+    condition = ops.as_device(s.t, truth(s.t, first))
+    dtype = torch.bool if is_bool else ops.promote(s.t, "add", (first, value))
+    with s.t.builder.region() as kept:
+        first = ops.cast(s.t, first, dtype)
+    with s.t.builder.region() as converted:
+        value = ops.cast(s.t, value, dtype)
+    if not reads:
+        s.t.builder.ops.extend((*kept, *converted))
+        return ops.pointwise(s.t, "where", condition, *((value, first) if both else (first, value)), dtype=dtype)
+    regions = (Region((), (*evaluated, *converted), (value.value,)), Region((), tuple(kept), (first.value,)))
+    result = s.t.builder.value(dtype, ())
+    s.t.builder.append("if", (condition.value,), (result,), None, regions if both else regions[::-1])
+    return ops.wrap(s.t, result)
 
 
 def is_static(value: Any) -> bool:
@@ -97,7 +119,10 @@ def _static_boolean(both: bool, first: Any, second: Any) -> Any:
 
 
 def _is_truth(value: Any) -> bool:
-    return isinstance(value, bool) or (isinstance(value, Expr) and value.kind is bool)
+    """Return whether a number is a bool."""
+    if isinstance(value, DeviceValue):
+        return value.dtype == torch.bool
+    return (value.kind if isinstance(value, Expr) else type(value)) is bool
 
 
 def _open_boolean(s: Scope, node: ast.BoolOp) -> Any:

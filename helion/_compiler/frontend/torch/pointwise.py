@@ -349,10 +349,14 @@ def _addcdiv(t: Tracer, input: DeviceValue, tensor1: Any, tensor2: Any, *, value
 
 
 @rule(*named("xlogy"), torch.special.xlogy)
-@in_float32
 def _xlogy(t: Tracer, input: DeviceValue, other: Any) -> DeviceValue:
-    if not isinstance(other, DeviceValue):
-        other = ops.full(t, (), other, input.dtype)
+    dtype = ops.promote(t, "div", (input, other))
+    other = other if isinstance(other, DeviceValue) else ops.full(t, (), other, dtype)
+    return _xlogy_of(t, *_in_dtype(t, dtype, input, other))
+
+
+@in_float32
+def _xlogy_of(t: Tracer, input: DeviceValue, other: DeviceValue) -> DeviceValue:
     product = ops.pointwise(t, "mul", input, ops.pointwise(t, "log", other))
     zero = ops.pointwise(
         t,

@@ -292,9 +292,9 @@ def _min(t: Tracer, input: DeviceValue, *args: Any, **kwargs: Any) -> Any:
 
 def _truth_reduce(t: Tracer, name: str, input: DeviceValue, dim: Any, keepdim: bool) -> DeviceValue:
     flags = input if input.dtype == torch.bool else ops.pointwise(t, "ne", input, 0)
-    # any = max and all = min of 0 and 1
+    # any = max and all = min of 0 and 1; without a lane in range they are the least and the greatest int32
     reduced = _reduce(t, name, ops.cast(t, flags, torch.int32), _positions(input, dim), keepdim, torch.int32)
-    return ops.pointwise(t, "ne", reduced, 0)
+    return ops.pointwise(t, "gt", reduced, 0)
 
 
 @rule(*named("any"))
