@@ -636,6 +636,15 @@ def longer_than_read(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return out
 
 
+@case(lambda x: x * 2.0 + x[:, 1:2] * x[:, 1:2].exp(), (5, 5))
+def element_and_column(x: torch.Tensor) -> torch.Tensor:
+    """An element of each row is loaded as a number of the row, and as a column."""
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile, :] = x[tile, :] * 2.0 + x[tile, 1][:, None] * torch.exp(x[tile, 1:2])
+    return out
+
+
 @case(lambda x, first: x[3:9] * 2.0, (9,), torch.tensor([3]))
 def masked_part(x: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
     """A loaded number moves the block, so that lanes that the mask leaves out are past the end."""

@@ -37,6 +37,11 @@ def access_key(op: Op) -> Key:
     return attrs.tensor, indices, operand(attrs.mask)
 
 
+def _value_key(load: Op) -> Key:
+    """Return a key that is equal for loads of equal values: ``x[tile, 1]`` and ``x[tile, 1:2]`` have other dimensions."""
+    return (*access_key(load), load.result.dims)
+
+
 @dataclass
 class _Scope:
     """Known loads and stores of a region: loads of tensors that are never written, and the last stores."""
@@ -97,7 +102,7 @@ class _Preparation:
             made, hoisted = self.region(region, inner)
             regions.append(made)
             before += hoisted
-            scope.loads.update((access_key(load), load.result) for load in hoisted)
+            scope.loads.update((_value_key(load), load.result) for load in hoisted)
         for inner_op in op.walk():
             if inner_op.kind in ("store", "atomic"):
                 self._forget(inner_op, scope)
@@ -115,7 +120,7 @@ class _Preparation:
         """Replace a loaded value by an equal one that is known; return whether there is one."""
         key = access_key(op)
         if self.storage(op) not in self.written:
-            found = scope.loads.setdefault(key, op.result)
+            found = scope.loads.setdefault(_value_key(op), op.result)
             if found is not op.result:
                 self.renamed[op.result.number] = found
             return found is not op.result
