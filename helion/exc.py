@@ -144,7 +144,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("ShapeSpecializingCall", "BaseError", "{what} needs a size that is known when the kernel is compiled; mark it with hl.specialize in host code."),
     ("ShapeSpecializingAllocation", "BaseError", "The size {size} of a device tensor must be a tile, a block size or a compile-time constant; mark it with hl.specialize in host code."),
     ("SpecializeOnDevice", "BaseError", "hl.specialize must be called in host code, before the device loop."),
-    ("SpecializeArgType", "BaseError", "hl.specialize takes sizes, strides and numbers that come from the arguments, got {got}."),
+    ("SpecializeArgType", "BaseError", "hl.specialize takes sizes, strides and numbers that come from the arguments, got {got}; fix a size of another tensor by a view, as in x.view(-1, 2)."),
     ("ChangesInHostLoop", "SpecializeArgType", "{name!r} changes from one iteration of a host loop to the next, so that it is not known when the kernel is compiled; branch on it in device code, or unroll the loop by hand."),
     ("KnownAtRunTime", "TypeInferenceError", "The value of {what} is known only when the host code runs{because}, and the kernel depends on it; use it in host code only, pass it as an argument, or write int(...), float(...) or bool(...) around what gives a number."),
     ("InvalidReductionDim", "BaseError", "Dimension {dim} does not exist in a value of shape {shape}."),

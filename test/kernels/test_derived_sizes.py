@@ -260,3 +260,40 @@ def test_numbers_of_blocks_round_down_as_in_python(size: int, block: int, static
     sums = [torch.stack([p.sum() for p in parts]), torch.stack([p.abs().sum() for p in parts])]
     expected = torch.stack([torch.stack(pair, 1) for pair in zip(sums, numbers, strict=True)])
     torch.testing.assert_close(run(sums_of_blocks, x, sizes=[block], static=static), expected)
+
+
+def test_sizes_of_views_with_dynamic_shapes() -> None:
+    @helion.kernel(static_shapes=False)
+    def products(z: torch.Tensor, x: torch.Tensor, last: int) -> tuple[torch.Tensor, torch.Tensor]:
+        pairs = torch.view_as_real(z)
+        first, second, rest = x.split([3, 4, last], dim=1)
+        out, sums = torch.empty([z.size(0)]), torch.empty([x.size(0), 3])
+        for t in hl.tile(z.size(0)):
+            real, imag = hl.split(pairs[t, :])
+            out[t] = real * imag
+        for t in hl.tile(x.size(0)):
+            sums[t, :] = first[t, :] + second[t, 1:] + rest[t, :].sum(-1)[:, None]
+        return out, sums
+
+    for n, last in ((5, 2), (1, 1), (64, 17)):
+        z, x = torch.randn(3 * n, dtype=torch.complex64)[n:], torch.randn(n, 7 + last)
+        out, sums = products(z, x, last)
+        torch.testing.assert_close(out, z.real * z.imag)
+        torch.testing.assert_close(sums, x[:, :3] + x[:, 4:7] + x[:, 7:].sum(1, keepdim=True))
+
+
+def test_a_size_of_the_host_is_fixed_by_a_view() -> None:
+    @helion.kernel(static_shapes=False)
+    def pairs(x: torch.Tensor) -> torch.Tensor:
+        of_two = x.as_strided([x.size(0) // 2, 2], [2, 1])
+        out = torch.empty([of_two.size(0)])
+        for t in hl.tile(of_two.size(0)):
+            first, second = hl.split(of_two[t, :])
+            out[t] = first * second
+        return out
+
+    with pytest.raises(
+        exc.ShapeMismatch,
+        match=r"known at run time only: make that tensor by a view to this number, as in x.view\(-1, 2\)",
+    ):
+        pairs(torch.ones(10))

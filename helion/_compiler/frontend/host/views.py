@@ -329,6 +329,18 @@ def _narrow(t: TraceState, value: HostTensorValue, dim: int, start: Any, length:
     return result
 
 
+def _split(t: TraceState, value: HostTensorValue, split_size: Any, dim: int = 0) -> tuple[HostTensorValue, ...]:
+    if not isinstance(split_size, (tuple, list)):
+        raise Unruled  # the number of parts depends on the size
+    begins = [sum(split_size[:at]) for at in range(len(split_size))]
+    return tuple(_narrow(t, value, dim, begin, size) for begin, size in zip(begins, split_size, strict=True))
+
+
+def _view_as_real(t: TraceState, value: HostTensorValue) -> HostTensorValue:
+    strides = (*(stride * 2 for stride in value.strides), 1)
+    return make(t, value, (*value.shape, 2), strides, dtype=value.dtype.to_real())
+
+
 def _cat(t: TraceState, tensors: Any, dim: int = 0) -> HostTensorValue:
     at = _dim(tensors[0], dim)
     if any(v.ndim != tensors[0].ndim or v.dtype != tensors[0].dtype for v in tensors):
@@ -371,6 +383,7 @@ _RULES: dict[str, Rule] = {
     "expand": _expand, "broadcast_to": _expand, "expand_as": lambda t, v, other: _expand(t, v, other.shape),
     "broadcast_tensors": _broadcast_tensors, "flatten": _flatten, "unflatten": _unflatten, "contiguous": _contiguous, "clone": _clone,
     "detach": lambda t, v: make(t, v, v.shape, v.strides), "__getitem__": _getitem, "select": _select, "narrow": _narrow,
+    "split": _split, "split_with_sizes": _split, "view_as_real": _view_as_real,
     "cat": _cat, "concat": _cat, "concatenate": _cat, "stack": _stack,
     **{name: _cast(dtype) for name, dtype in _DTYPES.items()},
 }  # fmt: skip
@@ -396,4 +409,12 @@ def applied(rule: Rule, t: TraceState, args: tuple[Any, ...], kwargs: dict[str, 
         return None
 
 
-_RENAMED = {"input": "value", "self": "value", "axis0": "dim0", "axis1": "dim1", "axis": "dim"}
+_RENAMED = {
+    "input": "value",
+    "self": "value",
+    "axis0": "dim0",
+    "axis1": "dim1",
+    "axis": "dim",
+    "split_size_or_sections": "split_size",
+    "split_sizes": "split_size",
+}

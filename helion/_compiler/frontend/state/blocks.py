@@ -152,7 +152,10 @@ class Blocks(Part):
         """Return a hint for a size that would have to be another number, if it is known at run time only."""
         if not isinstance(size, Expr):
             return ""
-        return f"; {size!r} ({hint_of(size)} in this call) is known at run time only: mark it with hl.specialize in host code"
+        remedy = "mark it with hl.specialize in host code"
+        if any(leaf.op == "host" for leaf in size.leaves()):
+            remedy = f"make that tensor by a view to this number, as in x.view(-1, {hint_of(size)})"
+        return f"; {size!r} ({hint_of(size)} in this call) is known at run time only: {remedy}"
 
     def dim_text(self, dim: Dim) -> str:
         parts = [self.all[b].name if self.all[b].kind != "full" else repr(self.all[b].extent) for b in dim.blocks]
