@@ -153,7 +153,7 @@ class Blocks(Part):
         if not isinstance(size, Expr):
             return ""
         remedy = "mark it with hl.specialize in host code"
-        if any(leaf.op == "host" for leaf in size.leaves()):
+        if any(str(leaf.args[0]).startswith("host_size_") for leaf in size.leaves()):  # of no argument: ``deferred``
             remedy = f"make that tensor by a view to this number, as in x.view(-1, {hint_of(size)})"
         return f"; {size!r} ({hint_of(size)} in this call) is known at run time only: {remedy}"
 
