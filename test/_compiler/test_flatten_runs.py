@@ -65,6 +65,24 @@ def normalized(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def centers(x: torch.Tensor) -> torch.Tensor:
+    """Sums weighted by the index along each dimension."""
+    out = torch.empty([x.size(0), 3], dtype=torch.float32, device=x.device)
+    for i in hl.grid(x.size(0)):
+        first = hl.zeros([], dtype=torch.float32)
+        second = hl.zeros([], dtype=torch.float32)
+        third = hl.zeros([], dtype=torch.float32)
+        for a, b, c in hl.tile(x.size()[1:]):
+            value = x[i, a, b, c]
+            first = first + (value * a.index[:, None, None]).sum()
+            second = second + (value * b.index[:, None]).sum()
+            third = third + (value * c.index).sum()
+        out[i, 0] = first
+        out[i, 1] = second
+        out[i, 2] = third
+    return out
+
+
 def stretched_eager(x: torch.Tensor) -> torch.Tensor:
     low, high = x.double().amin((1, 2), keepdim=True), x.double().amax((1, 2), keepdim=True)
     return (x.double() - low) / (high - low)
@@ -124,6 +142,19 @@ def test_tiles_of_planes(shape: tuple[int, ...]) -> None:
     assert "indices_1_2[None, :]" in code
 
 
+def test_indices_along_dimensions() -> None:
+    x = images(2, 3, 5, 7)
+    config = helion.Config(block_sizes=[2, 2, 4], flatten_loops=[True])
+    places = torch.meshgrid(*(torch.arange(n).double() for n in x.shape[1:]), indexing="ij")
+    want = torch.stack([(x.double() * at).sum((1, 2, 3)) for at in places], -1)
+    torch.testing.assert_close(helion.kernel(centers, config=config)(x).double(), want, atol=1e-3, rtol=1e-4)
+    code = helion.kernel(centers).bind((x,)).to_triton_code(config)
+    assert "= indices_1_2_3 // 35" in code
+    assert "= indices_1_2_3 % 7" in code
+    bound = helion.kernel(centers, static_shapes=False).bind((x,))
+    assert bound.config_spec.normalize({"flatten_loops": []})["flatten_loops"] == []
+
+
 def test_seeds_flatten_runs() -> None:
     """Rows of 501 bytes begin at odd addresses, and 11 of 512 lanes of each would be idle."""
     bound = helion.kernel(stretched).bind(
@@ -152,15 +183,6 @@ def test_verified_program_keeps_other_loops() -> None:
 
 
 def test_declines_where_lanes_need_more_than_their_number() -> None:
-    def indexed(x: torch.Tensor) -> torch.Tensor:
-        out = torch.zeros([x.size(0)])
-        for i in hl.grid(x.size(0)):
-            total = hl.zeros([], dtype=torch.float32)
-            for a, b in hl.tile(x.size()[1:]):
-                total = total + (x[i, a, b] * a.index[:, None]).sum()
-            out[i] = total
-        return out
-
     def weighted(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         out = torch.zeros([x.size(0)])
         for i in hl.grid(x.size(0)):
@@ -201,7 +223,6 @@ def test_declines_where_lanes_need_more_than_their_number() -> None:
     assert loops(stretched, x) == [None, None]
     assert loops(stretched, x.mT.contiguous().mT) == ["a tensor has the elements in another order"] * 2
     assert loops(stretched, images(3, 5, 8)[:, :, :7]) == ["a tensor has the elements in another order"] * 2
-    assert loops(indexed, x) == ["the index along a dimension is read"]
     assert loops(weighted, x, images(7)) == ["a tensor has the elements in another order"]
     assert loops(rows_of_sums, x) == ["a mask between two reductions adds to them"]
     assert loops(rows_kept, x) == ["a reduction keeps a dimension"]

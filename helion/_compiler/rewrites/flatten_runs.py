@@ -9,13 +9,14 @@ After, with tiles of 2048 elements::
     for b3 in 0..250500: %1: [b3] = load x[%0, 0, b3]; %2: [] = reduce max %1 over 0
 
 Only the last tile has lanes out of range, and rows need no alignment of their own: a vector may span two of them. All
-tensors must have the elements in the order of the lanes, so no lane needs its index along a dimension. Values may have
+tensors must have the elements in the order of the lanes, so no access needs an index along a dimension. Values may have
 other dimensions before the merged ones, as those of a tile of images. Reductions along one merged dimension after the
 other become one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -160,8 +161,6 @@ def _flattened(program: Program, loop: Op, axes: tuple[LoopAxis, ...], block: Bl
 
 
 def _check_run(op: Op, parts: frozenset[int]) -> None:
-    if isinstance(op.attrs, IotaAttrs) and op.attrs.block in parts:
-        raise Declined("the index along a dimension is read")
     if isinstance(op.attrs, MemoryAttrs) and any(index.block in parts for index in op.attrs.indices):
         raise Declined("a tensor has the elements in another order")
 
@@ -225,10 +224,27 @@ class _RunFlattener(Flattener):
                     self.values[op.result.number] = source
                 else:
                     ops.append(replace(op, operands=(source,), results=(made,)))
+            case IotaAttrs(block, False) if block in self.merged:
+                self.numbered(op, block, ops)
             case MemoryAttrs():
                 ops.append(self.accessed(op, op.attributes(MemoryAttrs), ops))
             case _:
                 super().narrow(op, ops)
+
+    def numbered(self, op: Op, block: int, ops: list[Op]) -> None:
+        """Append divisions of the lane number that give the index along a dimension."""
+        *outer, inner = (axis.block for axis in self.axes)
+        at = [*outer, inner].index(block)
+        ends = [axis.end for axis in self.axes[at:]]
+        if not all(isinstance(end, int) and end > 0 for end in ends):
+            raise Declined("the index along a dimension of unknown size is read")
+        build = Builder(self.numbers, ops=ops)
+        made = build.emit("iota", (), op.result.dtype, self.lanes, IotaAttrs(self.block, False), op.result.name)
+        if block != inner:
+            made = build.pointwise("floordiv", made, math.prod(ends[1:]), like=op.result.name)  # type: ignore[arg-type]
+        if at:
+            made = build.pointwise("remainder", made, ends[0], like=op.result.name)  # type: ignore[arg-type]
+        self.values[op.result.number] = made
 
     def reduced(self, op: Op, name: str, dims: tuple[int, ...], ops: list[Op]) -> None:
         """Append a reduction of all lanes, or keep the lanes for the reduction that follows."""

@@ -253,7 +253,7 @@ def _loop_fields(shape: ProgramShape, program: Program) -> list[Field]:
     spare = any(loop.spread for loop in shape.loops)  # the loops as written may have more entries
     # Loops whose elements have no numbers are first: a config may end with them.
     plain = [nest for nest in loops if nest.mergeable]
-    numbered = [n for n in loops if n.indexed and n.root is not None and can_flatten(program, n.root) is None]
+    numbered = [nest for nest in loops if nest.indexed and _why_not_flat(program, nest) is None]
     flat = tuple(_flatten_slot(shape, program, nest) for nest in (*plain, *numbered))
     return [
         LoopOrders(slots=tuple(_order_slot(shape, nest) for nest in loops), spare=spare),
@@ -292,7 +292,7 @@ def _order_slot(shape: ProgramShape, nest: Nest) -> Slot:
 
 
 def _flatten_slot(shape: ProgramShape, program: Program, nest: Nest) -> Slot:
-    why = can_flatten_run(program, nest.loop) if nest.root is None else can_flatten(program, nest.root)
+    why = _why_not_flat(program, nest)
     return Slot(
         name=shape.axes_text(nest.axes),
         at=nest.loop,
@@ -301,6 +301,10 @@ def _flatten_slot(shape: ProgramShape, program: Program, nest: Nest) -> Slot:
         ids=_flat_ids(nest),
         remedy=why or "",
     )
+
+
+def _why_not_flat(program: Program, nest: Nest) -> str | None:
+    return can_flatten_run(program, nest.loop) if nest.root is None else can_flatten(program, nest.root)
 
 
 def _flat_ids(nest: Nest) -> tuple[int, ...]:
