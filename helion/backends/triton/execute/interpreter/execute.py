@@ -111,11 +111,9 @@ class _Arguments:
                 return 1  # Triton compiles the number 1 into the kernel
             if -(2**31) <= value < 2**31:
                 return _number(value, tl.int32)
-            if -(2**63) <= value < 2**63:
-                return _number(value, tl.int64)
-            raise OverflowError(
-                f"kernel {self.kernel!r}: argument {name!r} = {value} does not fit int64. Pass it as a float or in a tensor."
-            )
+            if -(2**63) <= value < 2**64:  # seeds of torch have 64 bits without a sign
+                return _number(value, tl.int64 if value < 2**63 else tl.uint64)
+            raise OverflowError(f"kernel {self.kernel!r}: argument {name!r} = {value} does not fit 64 bits.")
         if isinstance(value, float):
             return _number(value, tl.float32)
         if value is None:
