@@ -13,10 +13,12 @@ from backends.cute.products import BF16, BOUNDS
 
 import helion
 import helion.language as hl
+from helion._testing import EXAMPLES_DIR, import_path
 from helion.backends.cute.codegen.module import build
 from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.records import Batch, GemmProblem
 from helion.backends.cute.plan.refusal import Refusal
+from helion.backends.cute.resources.shape import shape_of
 from helion.backends.cute.toolchain.offline import compile_text
 
 SIZES = (5, 100, 72, 136)
@@ -218,6 +220,21 @@ def test_seeds_of_such_matrices_copy_them(b: int) -> None:
     bound = batch_last.bind((tensor(256, 128, b), tensor(128, 192, b)), target="h200")
     assert bound.seeds[0].reason.endswith("warps copy A and B")
     assert bound.plan().gemm.whole.outputs[0].kind == "strided"
+
+
+tiled_norm = import_path(EXAMPLES_DIR / "matmul_rms_norm_tiled.py").matmul_rms_norm_tiled
+
+
+def test_another_loop_over_the_columns_stores_by_tma() -> None:
+    args = (tensor(4096, 512), tensor(512, 1024), tensor(1024))
+    bound = helion.kernel(tiled_norm.fn, backend="cute").bind(args, target="h200")
+    shape = shape_of(bound.facts)
+    assert not isinstance(shape, str)
+    assert (
+        [each.kind for each in shape.problem.outputs]
+        == [each.kind for each in bound.plan().gemm.whole.outputs]
+        == ["exact"]
+    )
 
 
 @pytest.mark.parametrize(

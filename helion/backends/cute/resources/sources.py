@@ -137,10 +137,16 @@ def _is_odd(op: MemoryOpFact, k_axis: int | None) -> bool:
 
 
 def _is_contiguous(op: MemoryOpFact) -> bool:
-    """Return whether a tile has neighbors in memory, unlike one of a matrix whose neighbors are of other ones of a batch."""
-    computed = {*op.tile_axes} - {*op.subscript_axes}  # tiles with indices that are computed from theirs
+    """Return whether a tile has neighbors in memory, unlike one of a matrix whose neighbors are of other ones of a batch.
+
+    Tiles of another loop over a dimension, and of indices that are computed, have axes that no subscript has.
+    """
+    others = {*op.tile_axes} - {*op.subscript_axes}
+    subscripts = {*op.subscript_axes} - {*op.tile_axes}
     units = {axis for axis, step in zip(op.subscript_axes, op.strides, strict=True) if step == 1}
-    return bool(units & {*op.tile_axes} or (None in units and computed))
+    if units & {*op.tile_axes}:
+        return True
+    return bool(units and others) and (None in units or len(others) == len(subscripts))
 
 
 def is_strided(op: MemoryOpFact) -> bool:
