@@ -56,6 +56,7 @@ CUTLASS = SimpleNamespace(
     Float16=torch.float16,
 )
 CUTE = SimpleNamespace(
+    make_rmem_tensor=lambda size, kind: [None] * size,
     recast_tensor=lambda tensor, kind: tensor,
     math=SimpleNamespace(exp2=lambda x, **given: _lanes(torch.exp2(x))),
     arch=SimpleNamespace(rcp_approx=lambda x: _lanes(1 / x)),
@@ -119,6 +120,11 @@ class Vector:
             value = value[inside].as_subclass(torch.Tensor).to(self.flat.dtype)
             self.flat.index_put_((at,), value, accumulate=adds)
 
+    def write_vector(self, address: Any, room: Any, first: int, words: Sequence[Any]) -> None:
+        """Store eight numbers of a row."""
+        for at, pair in enumerate(words):
+            self.write(False, address, room, first + 2 * at, *pair)
+
     def __getitem__(self, places: tuple[Any, ...]) -> Lanes:
         found = self.flat[self.layout(places)]
         return _lanes(found if found.dtype == torch.int32 else found.float())
@@ -181,6 +187,10 @@ def computed_as_printed(plan: BackwardPlan, tensors: Sequence[torch.Tensor]) -> 
     for source, tensor, adds in written:
         names[f"vector_{source.label}"] = vector = Vector(source, tensor)
         names[f"write_{source.name}"] = functools.partial(vector.write, adds)
+    for each in problem.loop_outputs:
+        if vectors.in_vectors(plan, each):
+            names[f"write_{each.target.name}"] = names[f"vector_{each.target.label}"].write_vector
+    names["exchanged_words"] = _exchanged_words
     for source, given in zip(sources[len(stored) :], rest[len(stored) :], strict=True):
         scalar = source.passed.kind == "number"
         names[source.label if scalar else f"vector_{source.label}"] = given if scalar else Vector(source.passed, given)
@@ -200,10 +210,17 @@ def computed_as_printed(plan: BackwardPlan, tensors: Sequence[torch.Tensor]) -> 
     return [*outputs, *stored]
 
 
+def _exchanged_words(words: Sequence[Any], lane: torch.Tensor) -> list[Any]:
+    """Return the pairs of a lane's own columns, of which the lanes of a row have one each."""
+    own = torch.stack([torch.stack(list(pair)) for pair in words])  # column of eight, element of the pair, thread
+    columns, quad = lane % 4, THREADS // 4 * 4
+    return [tuple(own[columns, i, quad + at] for i in range(2)) for at in range(4)]
+
+
 def _vector_of(plan: BackwardPlan, source: Source, vector: Vector, lane: torch.Tensor, *place: Any) -> list[Lanes]:
     """Return a lane's elements of some columns, after those of a row have exchanged what they loaded."""
     width, (query, key, *heads) = vectors.width_of(plan, source), place
-    assert (key % width == 0).all() and (key + width <= plan.problem.keys).all()
+    assert (key % width == 0).all()
     first = key - lane % 4 * (width - 2)  # of the lane's own columns, in bounds
     places = [first + 8 * column + i for column in range(width // 2) for i in range(2)]
     return [vector[(query, each.clamp(0, plan.problem.keys - 1), *heads)] for each in places]
@@ -217,11 +234,11 @@ class _Ahead:
         self.head = [_number(mode, head) for mode in source.modes]
 
     def __call__(self, lane: torch.Tensor, row: int, group: int) -> list[Lanes]:
-        width, last = vectors.width_of(self.plan, self.source), self.plan.problem.keys
+        width = vectors.width_of(self.plan, self.source)
         query = (self.given["first_query"] + 8 * row).clamp(max=self.plan.problem.queries - 1)
         key = self.given["first_key"] + lane % 4 * (width - 2) + 4 * width * group
         vector = self.given[f"vector_{self.source.label}"]
-        return _vector_of(self.plan, self.source, vector, lane, query, key.clamp(max=last - width), *self.head)
+        return _vector_of(self.plan, self.source, vector, lane, query, key, *self.head)
 
 
 def _run(plan, names, owned, streamed, outputs, tile, group, head, dtype) -> None:  # type: ignore[no-untyped-def]

@@ -128,6 +128,23 @@ def test_launches_of_random_sizes(tmp_path: Path) -> None:
     assert [(line["launches"], line["differing"], line["ok"]) for line in lines] == [(4, 0, True)] * 2
 
 
+def test_printed_text_stores_eight_numbers_at_once() -> None:
+    """Run the printed functions for rows of whole vectors: biases and their gradients are exchanged by the lanes of a row."""
+    torch.manual_seed(1)
+    shapes = [(1, 2, 70, 64), *[(1, 2, 104, 64)] * 2, (1, 2, 70, 64)]
+    operands, bias = [torch.randn(shape).bfloat16() for shape in shapes], torch.randn(1, 2, 70, 104).bfloat16()
+    logsum, delta, wanted = kernels.gradients(*operands, bias=bias.double())
+    case = kernels.Case(
+        name="", kernel=kernels.gradient_of_queries_and_bias, arguments=(*operands, logsum, delta, bias), wanted=()
+    )
+    plan = bound_of(case).plan()
+    made = plan_backward(plan.backward.problem, BackwardChoice(groups=1, keys=96), HOPPER)
+    assert all(vectors.in_vectors(made, each) for each in made.problem.loop_outputs)
+    found = computed_as_printed(made, launch_arguments(case, plan))
+    for one, other in zip(found, (wanted[0], wanted[3]), strict=True):
+        assert (one.double() - other).norm() < 4e-3 * other.norm()
+
+
 @pytest.mark.parametrize("keys", [104, 102, 101])
 def test_a_bias_is_loaded_ahead_in_vectors(keys: int) -> None:
     """Execute the printed loads and exchanges for the four lanes of a row: each has the pairs of its columns."""
@@ -158,6 +175,7 @@ def test_a_bias_is_loaded_ahead_in_vectors(keys: int) -> None:
         kinds = {"Int32": None, "select_": torch.where}
         kinds["min"] = lambda one, other: torch.minimum(torch.as_tensor(one), torch.as_tensor(other))
         names: dict[str, Any] = {"cute": fakes, "cutlass": SimpleNamespace(**kinds)}
+        assert any(vectors.in_vectors(plan, each) for each in plan.problem.loop_outputs) == (width == 8)
         for function in vectors.ahead_functions(plan, source):
             exec("\n".join(function).replace("held[None, row, group]", "held.part((None, row, group))"), names)
         names[f"load_{source.label}"](registers, SimpleNamespace(layout=None, iterator=0), 5, 2 * lanes, lanes)

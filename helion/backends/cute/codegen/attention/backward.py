@@ -213,7 +213,9 @@ def _values(plan: BackwardPlan, late: bool, only: int | None) -> list[str]:
         lines.append(f"    owned = [first_query + 8 * row < {text_of(plan.problem.queries)} for row in range(2)]")
     stored = vectors.written(plan, late)
     for each in stored:
-        found = vectors.addresses(plan, each.target, "first_key", text_of(plan.problem.keys), head_axes(plan.problem))
+        column, axes = vectors.first_column(plan, each), head_axes(plan.problem)
+        found = vectors.addresses(plan, each.target, column, text_of(plan.problem.keys), axes)
+        found += [vectors.vector_words(each)] if vectors.in_vectors(plan, each) else []
         lines += [f"    {line}" for line in found]
     for value in () if late else plan.problem.drawn:
         lines += [f"    for word in range({drawn_words(plan)}):", f"        drawn_{value}[word] = cutlass.Int32(0)"]
@@ -232,7 +234,10 @@ def _values(plan: BackwardPlan, late: bool, only: int | None) -> list[str]:
         zeroed = _masks_rows(plan) and at == exchanged_gradient(plan)
         text = f"pack_owned(owned[row], *pair_{at})" if zeroed else f"pack(*pair_{at})"
         lines.append(f"            packed_{at}[2 * column + row] = {text}")
-    lines += [f"            {vectors.write(each.target, f'*{each.target.name}_pair')}" for each in stored]
+    for each in stored:
+        call = [vectors.write(each.target, f"*{each.target.name}_pair")]
+        call = vectors.write_vector(each) if vectors.in_vectors(plan, each) else call
+        lines += [f"            {line}" for line in call]
     return lines
 
 

@@ -208,6 +208,32 @@ def written(plan: BackwardPlan, late: bool) -> list[LoopOutput]:
     return [each for each in plan.problem.loop_outputs if plan.problem.late[each.value] == late]
 
 
+def in_vectors(plan: BackwardPlan, output: LoopOutput) -> bool:
+    """Return whether lanes of a row exchange numbers, so that each stores those of eight columns in one access."""
+    return not output.adds and width_of(plan, output.target) == VECTOR
+
+
+def first_column(plan: BackwardPlan, output: LoopOutput) -> str:
+    """Return the first column that a thread stores."""
+    return f"(first_key + lane % 4 * {VECTOR - PAIR})" if in_vectors(plan, output) else "first_key"
+
+
+def vector_words(output: LoopOutput) -> str:
+    """Return the registers of a thread's numbers of some columns, in pairs, of both rows."""
+    return f"{output.target.name}_words = [cute.make_rmem_tensor({COLUMNS}, cutlass.Int32) for row in range(2)]"
+
+
+def write_vector(output: LoopOutput) -> list[str]:
+    """Return the lines that keep a pair of columns, and write those of some columns at once."""
+    name = output.target.name
+    given = f"{name}_at[row], {name}_room[row], 8 * (column - {COLUMNS - 1}), exchanged_words({name}_words[row], lane)"
+    return [
+        f"{name}_words[row][column % {COLUMNS}] = pack(*{name}_pair)",
+        f"if column % {COLUMNS} == {COLUMNS - 1}:",
+        f"    write_{name}({given})",
+    ]
+
+
 def addresses(plan: BackwardPlan, source: Source, column: str, columns: str, axes: Sequence[str]) -> list[str]:
     """Return the addresses of a thread's first element of both rows, ``column`` of ``columns``, and the elements from there to
     the end of the row: none of a row past the end."""
@@ -226,10 +252,31 @@ def write(source: Source, pair: str) -> str:
 
 
 def write_functions(plan: BackwardPlan) -> list[list[str]]:
-    """Return the functions that write two numbers of a row."""
-    loop = [_write_function(each.target, plan.problem.keys, each.adds) for each in plan.problem.loop_outputs]
-    wide = [each.wide for each in plan.problem.gradients]
-    return [*loop, *(_write_function(*each) for each in wide if each is not None)]
+    """Return the functions that write two numbers of a row, or eight."""
+    outputs = plan.problem.loop_outputs
+    wide = [each for each in outputs if in_vectors(plan, each)]
+    loop = [["def exchanged_words(words, lane):", *_EXCHANGED[1:], "    return words"]] if wide else []
+    loop += [
+        _write_vector_function(each.target)
+        if each in wide
+        else _write_function(each.target, plan.problem.keys, each.adds)
+        for each in outputs
+    ]
+    of_sums = [each.wide for each in plan.problem.gradients]
+    return [*loop, *(_write_function(*each) for each in of_sums if each is not None)]
+
+
+def _write_vector_function(source: Source) -> list[str]:
+    """Return the function that writes eight numbers of 16 bits, which are in the row or not."""
+    return [
+        f"def write_{source.name}(address, room, first, words):",
+        f"    at = {itemsize(source.dtype)} * first",
+        "    cute.arch.inline_ptx(",
+        '        f"{{ .reg .pred p; setp.gt.s32 p, {{$r1}}, {first}; "',
+        '        f"@p st.global.v4.b32 [{{$r0}}+{at}], {{{{$r2}}, {{$r3}}, {{$r4}}, {{$r5}}}}; }}",',
+        f"        read_only_args=[address, room, {', '.join(f'words[{at}]' for at in range(COLUMNS))}],",
+        "    )",
+    ]
 
 
 def _is_even(source: Source, columns: int) -> bool:
