@@ -230,7 +230,8 @@ def _stored(plan: BackwardPlan, chosen: Sequence[int], last: bool) -> tuple[Step
 
 
 def _pass(plan: BackwardPlan, chosen: Sequence[int]) -> tuple[Step, ...]:
-    """Return the steps of the blocks of a tile, for the gradients of a pass."""
+    """Return the steps of the blocks of a tile, for the gradients of a pass: one body for the first block, and one for each part of the
+    others. Their number decides how long compilation takes (measurement ``gradient_bodies``)."""
     block = _block if plan.problem.atomic is None else _atomic_block
     others = other_blocks(plan, lambda masked: block(plan, chosen, masked))
     return *block(plan, chosen, masked=True, first=True), *others
