@@ -339,8 +339,6 @@ def _backward_on_request(program: Program, facts: KernelFacts, target: Target) -
         return f"gradients of rows that integers of streamed rows hide as well run on request, {_REQUEST}"
     if any(not is_known(each.target.pitches[1]) for each in problem.loop_outputs):
         return f"numbers that the loop stores with strides that launches pass run on request, {_REQUEST}"
-    if not all(each.sums for each in problem.values):
-        return f"gradients whose loop scales rows by other numbers than powers of two run on request, {_REQUEST}"
     return ""
 
 

@@ -202,7 +202,7 @@ def test_predicted_time_has_the_kernel_before() -> None:
     delta = torch.empty(case.arguments[4].shape, device="meta")
     plain = replace(case, kernel=backward_kernels.gradient_of_queries, arguments=(*case.arguments[:5], delta, False))
     with_sums, without = (bound_of(each).seeds[0].predicted.time_us for each in (case, plain))
-    assert math.isfinite(with_sums) and with_sums > without + 4
+    assert math.isfinite(with_sums) and with_sums > without + 2
 
 
 def test_tcgen05_launches_the_same_kernels() -> None:
@@ -210,6 +210,7 @@ def test_tcgen05_launches_the_same_kernels() -> None:
     assert code.count("compute_rows_0(") == 2 and "tcgen05" in code
 
 
-def test_auto_takes_what_a_gpu_has_run() -> None:
-    taken = [bound_of(cases()[at], backend="auto").backend_on_gpu for at in (0, 4)]
-    assert taken == ["cute", "triton"], "sums have run, and scaled rows have not"
+@pytest.mark.parametrize("at", [0, 2, 4, 6], ids=[NAMES[at] for at in (0, 2, 4, 6)])
+def test_auto_takes_them(at: int) -> None:
+    """Compare with ``computed_rows`` of an H200."""
+    assert bound_of(cases()[at], backend="auto").backend_on_gpu == "cute"

@@ -40,10 +40,12 @@ STAGED = 0.71
 global memory otherwise (``sequence_times`` in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
 MASK_OPS = 2
 """Operations of a mask by loaded integers, which each pair of rows has, again for each gradient."""
-STORED_NS, SUMMED_NS = 0.25, 0.52
-"""Time of a number that the loop stores for each of its rows, its bias included, or adds to memory (``loop_outputs`` in
+STORED_NS, STORED_WIDE_NS, SUMMED_NS = 0.14, 0.21, 0.24
+"""Time of a number that the loop stores for each of its rows, its bias included, in 16 bits and in fp32, or adds to memory
+(``loop_outputs`` in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
+LAUNCH_US, BEFORE_US = 5.0, 3.0
+"""Time of a launch, and of a kernel before beside its memory (``computed_rows`` in
 benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
-LAUNCH_US = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +122,13 @@ class BackwardShape:
         """Bytes that are loaded once and stored, in operands of 16 bits."""
         streamed = self.repeats * self.streamed
         each = self.rows * (sum(self.products) + sum(self.gradients)) + streamed * sum(self.products)
-        before = self.summed * PRODUCTS * max(self.rows, streamed) * max(self.products, default=0)
-        return self.heads * (2 * (each + before) + self.rows * streamed * self.stored_bytes)
+        return self.heads * (2 * each + self.rows * streamed * self.stored_bytes)
+
+    @property
+    def bytes_before(self) -> int:
+        """Bytes that a kernel before reads."""
+        rows = self.heads * max(self.rows, self.repeats * self.streamed)
+        return 2 * self.summed * PRODUCTS * rows * max(self.products, default=0)
 
 
 def describes_backward(facts: KernelFacts) -> bool:
@@ -213,7 +220,9 @@ def predicted_us(shape: BackwardShape, choice: BackwardChoice, target: Target) -
     draw_ns = RATES.draw_ns if len(shape.gradients) == 1 else RATES.key_draw_ns
     others += choice.keys * draw_ns * shape.draws * shape.passes / per_sm
     if shape.stored_bytes:
-        others += choice.keys * (STORED_NS if shape.stored_bytes <= SUM_BYTES else SUMMED_NS) / per_sm
+        stored_ns = SUMMED_NS if shape.stored_bytes > SUM_BYTES else STORED_WIDE_NS
+        stored_ns = stored_ns if shape.stored_bytes >= SUM_BYTES else STORED_NS
+        others += choice.keys * stored_ns / per_sm
     if shape.loaded:
         blocks *= 1 + (2 * WGMMA_ROWS + choice.keys) / SEQUENCE
         others += choice.keys * RATES.operation_ns * MASK_OPS * len(shape.gradients) / per_sm
@@ -222,7 +231,8 @@ def predicted_us(shape: BackwardShape, choice: BackwardChoice, target: Target) -
     tile_us = rows * shape.repeats * blocks * (2 * choice.keys * shape.columns / rate + others) / 1e3
     tile_us += ADDED_TILE_US / per_sm if shape.atomic else 0.0
     memory_us = shape.bytes_moved / (target.bandwidth_gb_per_s * 1e3)
-    return LAUNCH_US * (1 + shape.summed) + max(-(-tiles // target.num_sms) * tile_us, memory_us)
+    before_us = BEFORE_US * shape.summed + shape.bytes_before / (target.bandwidth_gb_per_s * 1e3)
+    return LAUNCH_US + before_us + max(-(-tiles // target.num_sms) * tile_us, memory_us)
 
 
 def predict_backward(facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
@@ -243,7 +253,7 @@ def predict_backward(facts: KernelFacts, decisions: Decisions, target: Target) -
         waves=-(-shape.rows // (WGMMA_ROWS * choice.groups)) * shape.heads / target.num_sms,
         fits=fits,
         reason="" if fits else f"{registers} registers and {shared} bytes of shared memory do not fit",
-        bytes_moved=shape.bytes_moved,
+        bytes_moved=shape.bytes_moved + shape.bytes_before,
         flops=shape.flops,
     )
 
