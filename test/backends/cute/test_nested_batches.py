@@ -16,6 +16,8 @@ from helion.backends.cute.codegen.module import build
 from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.records import Batch, Choice, GemmProblem
 from helion.backends.cute.plan.refusal import Refusal
+from helion.backends.cute.resources.predict import timing
+from helion.backends.cute.resources.shape import shape_of
 from helion.backends.cute.shapes import MATMUL
 from helion.backends.cute.toolchain.offline import compile_text
 from helion.hardware import target as target_of
@@ -211,3 +213,29 @@ def test_sizes_that_only_the_launch_knows_are_refused() -> None:
     args = tensor(B, H, T, K), tensor(H, K, N), tensor(H, N), torch.rand(B), torch.rand(B, H, T), tensor(B, T, H, N)
     with pytest.raises(exc.CuteUnsupported, match="known when the kernel is compiled"):
         dynamic.bind(args, target="sm_90")
+
+
+@helion.kernel(backend="cute")
+def scores(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    b, s, h, d = q.size()
+    t = k.size(1)
+    d = hl.specialize(d)
+    out = torch.empty([b, h, s, t], dtype=q.dtype, device=q.device)
+    for i, j, rows, columns in hl.tile([b, h, s, t], block_size=[1, 1, None, None]):
+        found = hl.dot(q[i.begin, rows, j.begin, :], k[i.begin, columns, j.begin, :].T)
+        out[i.begin, j.begin, rows, columns] = (found * 0.125 + bias[i.begin, rows, columns]).to(q.dtype)
+    return out
+
+
+def test_a_matrix_that_matmuls_share_is_read_once_and_loaded_ahead() -> None:
+    b, s, h = 8, 1024, 16
+    shapes = ((b, s, h, 64), (b, s, h, 64), (b, s, s))
+    bound = scores.bind(tuple(torch.empty(each, dtype=BF16, device="meta") for each in shapes), target="h200")
+    shape, gemm = shape_of(bound.facts), bound.plan().gemm
+    assert not isinstance(shape, str)
+    moved = BF16.itemsize * (2 * b * s * h * 64 + (h + 1) * b * s * s)
+    assert shape.bytes_moved == moved
+    assert gemm.residual_stages == 8
+    few = dataclasses.replace(gemm, residual_stages=2)
+    slow, fast = (timing(each, shape, bound.env.target).total_us for each in (few, gemm))
+    assert slow > 1.3 * fast

@@ -26,6 +26,8 @@ from ..subtiles import buffers_of, subtile_of
 MOST_GROUPED = 16
 TALLEST_OF_SEVERAL = 128
 MOST_BUFFERS = 4
+#: Sub-tiles of matrices that are loaded ahead, and stages of A and B that a single K tile leaves to them.
+MORE_RESIDUALS, LEAST_AHEAD = (8, 4), 3
 #: Bytes of a line of memory, and of the elements that are stored in lines. Tiles for them may be predicted to take this
 #: much of the fastest time: predictions do not see lines.
 _LINE_BYTES, _NARROW_BYTES, AS_FAST = 128, 2, 1.05
@@ -79,6 +81,7 @@ def options(shape: ProductShape, target: Target, choices: Sequence[Choice]) -> l
             continue
         plan = plan_of(shape, choice, target)
         if not isinstance(plan, str):
+            choice, plan = _with_residuals(shape, choice, plan, target)
             uneven = not shape.whole_rows and not is_power_of_2(choice.tile[1]) and not _shares(shape, choice)
             time = timing(plan, shape, target)
             found.append(Option(choice=choice, plan=plan, time=time, uneven=uneven))
@@ -244,9 +247,24 @@ def _in_whole_lines(shape: ProductShape, target: Target, ranked: Sequence[Option
     return dataclasses.replace(widest, choice=choice, plan=stored, time=timing(stored, shape, target))
 
 
+def _with_residuals(shape: ProductShape, choice: Choice, plan: GemmPlan, target: Target) -> tuple[Choice, GemmPlan]:
+    """Return a choice that loads more sub-tiles of matrices ahead, and its plan, if A and B keep the stages that a tile fills.
+
+    Their latency is in each tile (``ahead`` of benchmarks/results/cute/nvidia-h200-few-tiles.jsonl).
+    """
+    least = min(plan.ab_stages, max(LEAST_AHEAD, 2 * plan.k_tiles))
+    for stages in MORE_RESIDUALS if plan.has_residual and plan.unit == "wgmma" else ():
+        more = dataclasses.replace(choice, residual_stages=stages)
+        ahead = plan_of(shape, more, target)
+        if not isinstance(ahead, str) and ahead.ab_stages >= least:
+            return more, ahead
+    return choice, plan
+
+
 def _with_buffers(shape: ProductShape, target: Target, option: Option) -> Option:
     """Return an option with more buffers of D if they cost no stage of A and B (measurement ``cute_store_buffers``)."""
-    choice = dataclasses.replace(option.choice, store_stages=MOST_BUFFERS)
+    buffers = buffers_of(option.plan.subtiles, MOST_BUFFERS)
+    choice = dataclasses.replace(option.choice, store_stages=max(buffers, option.choice.store_stages))
     plan = plan_of(shape, choice, target)
     simple = option.plan.teams == option.plan.parts == 1 and option.plan.unit == "wgmma"
     if isinstance(plan, str) or not simple or plan.ab_stages < option.plan.ab_stages:
@@ -272,6 +290,8 @@ def _proposal(
         "split_tiles": "last" if choice.split_last else None,
         "ctas_per_sm": choice.ctas_per_sm if plan.unit == "wgmma" else None,
     }
+    if plan.has_residual:
+        values["residual_stages"] = choice.residual_stages
     if shape.problem.copied:
         values["copies_in"] = choice.copies_in
     if choice.rows_in == "memory":

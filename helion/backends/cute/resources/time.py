@@ -133,6 +133,10 @@ class Rates:
     line_us: float = 0.00024
     """The same of elements that a warp stores next to each other (``lines`` of
     benchmarks/results/cute/nvidia-h200-few-tiles.jsonl)."""
+    residual_us: float = 1.15
+    """Latency of a sub-tile of a matrix that the epilogue reads (``ahead`` of benchmarks/results/cute/nvidia-h200-few-tiles.jsonl)."""
+    turn_us: float = 0.1
+    """Time between two epilogues of consumer groups that take turns (the same rows)."""
     narrow_us: float = 0.0014
     """The same of a line of a sub-tile whose lines are half of a sector of memory (``uneven`` of
     benchmarks/results/cute/nvidia-h200-few-tiles.jsonl)."""
@@ -153,7 +157,7 @@ RATES = Rates(crossed=1.4, crossed_us=0.0013)
 benchmarks/results/cute/nvidia-h200-few-tiles.jsonl, and of measurement ``crossing_rows``."""
 ROW_RATES = Rates(
     matrix=0.86, sustained=0.86, cooperative=1.0, promoted=1.0, l2=2.14, l2_of_few=4.5, memory=1.0, memory_stored=1.0,
-    memory_of_few=1.1,
+    memory_of_few=1.1, residual_us=0.0,
     multicast=0.75, stored=1.1, k_tile_us=0.15, overlap=64.0, launch_us=6.3, fill_us=0.0, tile_us=0.0, split_us=0.75,
     walk_us=0.4, ring_us=0.75, slices_us=0.0018,
 )  # fmt: skip
@@ -285,7 +289,7 @@ def _at_rate(plan: GemmPlan, bytes_moved: int, target: Target, rates: Rates, mat
     tile_us = -(-plan.k_tiles // plan.parts) * k_tile_us
     tile_us *= _share_of_k(plan)
     if plan.teams > 1 or (plan.unit == "tcgen05" and plan.accumulator_stages > 1):
-        body = rates.fill_us + waves * max(tile_us, epilogue_us) + epilogue_us
+        body = rates.fill_us + waves * max(tile_us, epilogue_us + rates.turn_us) + epilogue_us
     else:
         body = rates.fill_us + waves * (tile_us + epilogue_us + rates.tile_us) + whole_waves * whole_us
     moved = bytes_moved + (_read_together(plan) * rates.read_together if waves == 1 else 0.0)
@@ -475,6 +479,9 @@ def _epilogue_us(plan: GemmPlan, share: float, l2: float, rates: Rates) -> float
         if plan.epilogue_n * itemsize(output.dtype) < SECTOR_BYTES and not output.turned:
             time += plan.ctas_per_sm * rows * (columns // plan.epilogue_n) * rates.narrow_us / plan.splits
     time += plan.ctas_per_sm * rows * columns * rates.drawn_us * len(plan.problem.epilogue.of_kind("uniform"))
+    if plan.has_residual:
+        before = 0 if plan.teams > 1 else plan.residual_stages  # sub-tiles that arrive during the mainloop
+        time = max(time, max(0, plan.subtiles - before) * rates.residual_us / plan.residual_stages)
     if plan.cluster[1] > 1:
         time += rates.exchange_us * plan.cluster[1] * max(plan.problem.epilogue.levels)
     time += rates.walk_us * plan.ctas_per_sm * max(plan.problem.epilogue.levels) * rows * columns / WALKED

@@ -116,17 +116,22 @@ def test_matmul_fits_everywhere(name: str) -> None:
             assert predicted.fits and predicted.spill_risk < 1, (extents, dtype, predicted)
 
 
-@pytest.mark.parametrize(("extents", "warps"), [((70, 37, 75), 4), ((4096, 4096, 4096), 2)])
-def test_an_epilogue_that_may_spill_gets_more_warps_where_these_are_no_slower(
-    extents: tuple[int, int, int], warps: int
+@pytest.mark.parametrize(
+    ("extents", "tile"), [((70, 37, 75), (64, 32)), ((70, 37, 140), (64, 64)), ((4096,) * 3, None)]
+)
+def test_an_epilogue_that_may_spill_gets_a_smaller_tile(
+    extents: tuple[int, int, int], tile: tuple[int, int] | None
 ) -> None:
-    """Two warps of 64 x 64 in fp32 have 258 of 255 registers; four of a large product multiply on a slower path."""
+    """Two warps of 64 x 64 in fp32 have too few registers where stores are of single elements, as those of 75 columns."""
     m, k, n = extents
     kernel = import_path(EXAMPLES_DIR / "epilogue_subtiling.py").matmul_residual_gelu
     facts = facts_of(kernel.fn, *(tensor(*sizes, dtype=FP32) for sizes in ((m, k), (k, n), (m, n), (n,))))
     (first, *_) = proposed(TritonMatmulHeuristic(), facts, target("sm_90"))
     predicted = estimate(facts, target("sm_90"), first.block_sizes, first.num_warps or 0, first.num_stages or 0)
-    assert first.num_warps == warps and not predicted.spill_risk
+    assert first.num_warps == 2 and not predicted.spill_risk
+    assert tile is None or (first.block_sizes[0], first.block_sizes[1]) == tile
+    wide = estimate(facts, target("sm_90"), {0: 64, 1: 64, 2: 32}, 2, 2)
+    assert (wide.spill_risk > 0) == (tile == (64, 32))
 
 
 def test_matmul_declines() -> None:

@@ -94,3 +94,20 @@ def test_what_stays_takes_registers(
     predicted = found(facts, sizes, warps, gpu)
     assert (predicted.spill_risk > 0) == (spilled > 0)
     assert spilled or kernel is weight_norm or abs(predicted.registers_per_thread / registers - 1) < 0.2
+
+
+def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0), w.size(0)], dtype=x.dtype, device=x.device)
+    for rows, columns in hl.tile([x.size(0), w.size(0)]):
+        acc = hl.zeros([rows, columns], dtype=torch.float32)
+        for at in hl.tile(x.size(1)):
+            acc = torch.addmm(acc, x[rows, at], w[columns, at].T)
+        out[rows, columns] = acc.to(x.dtype)
+    return out
+
+
+@pytest.mark.parametrize(("columns", "spills"), [(2048, False), (2046, False), (2047, True)])
+def test_addresses_of_narrow_stores_take_registers(columns: int, spills: bool) -> None:
+    """Of 254 registers, 1120 bytes are spilled with 2047 columns (measurement ``narrow_stores``)."""
+    facts = facts_of(product, empty(BF16, 8192, 1024), empty(BF16, columns, 1024))
+    assert (found(facts, (128, 256, 64), 8, "sm_90").spill_risk > 0) == spills
