@@ -109,14 +109,15 @@ def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[C
         together = rows * columns * shape.problem.repeats
         plain = narrowed(Choice(tile=tile, copies_in=copies_in))
         paired = dataclasses.replace(plain, cluster=(2, 1))
-        unshared = tile[1] % UNEVEN[0] > 0 and shape.problem.b_major == "mn"  # two CTAs cannot load slices of B
+        unshared = tile[1] > UNEVEN[0] and tile[1] % UNEVEN[0] > 0  # two CTAs cannot load slices of B along N
+        unshared, tall = unshared and shape.problem.b_major == "mn", tile[0] > 2 * WGMMA_ROWS
         filled = 2 * (columns * tile[1] - shape.problem.n) <= tile[1]
         waves = 2 if columns == 2 else 1
         read_twice = 1 < columns <= FEW_TOGETHER and together <= waves * target.num_sms and filled
-        beside = shape.problem.groups is not None or rows % 2 > 0 or tile[0] > tile[1] or unshared or read_twice
+        beside = shape.problem.groups is not None or rows % 2 * (rows - 1) > 0 or tall or unshared or read_twice
         shared = [dataclasses.replace(plain, cluster=(1, 2))] if beside and columns > 1 and not in_stages else []
         shared = [paired, *shared] if rows > 1 else shared
-        found += [*(shared if tile[0] <= tile[1] else shared[::-1]), plain]
+        found += [*(shared[::-1] if tall else shared), plain]
         # copies in stages have not run with two consumer groups; matmuls that round each K tile are faster without them
         # (``rounded_tiles_time`` of benchmarks/results/cute/nvidia-h200-parts.jsonl)
         if together > target.num_sms and not in_stages and not shape.problem.rounded:
