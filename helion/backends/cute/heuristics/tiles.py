@@ -21,7 +21,7 @@ from ..proposal import CuteProposal
 from ..resources.predict import plan_of, timing
 from ..resources.shape import ProductShape, shape_of
 from ..resources.time import Timing, resident_clusters
-from ..subtiles import buffers_of, subtile_of
+from ..subtiles import LEAST_SUBTILE, buffers_of, subtile_of
 
 MOST_GROUPED = 16
 TALLEST_OF_SEVERAL = 128
@@ -44,7 +44,7 @@ USUAL_COLUMNS = 128
 MEMORY_GAINS = 0.95
 
 
-#: The same for columns that are no power of two, except those of a cluster that has all columns, and for partials in memory.
+#: The same for sub-tiles of few columns, except those of a cluster that has all columns, and for partials in memory.
 UNEVEN_GAINS, PARTIAL_GAINS = 0.95, 0.99
 #: Columns to try per number of rows that are no power of two, if none covers N.
 MOST_UNEVEN = 1
@@ -180,7 +180,8 @@ def handicapped_us(option: Option) -> float:
     """Return the time that ranks options, after handicaps."""
     gains = MEMORY_GAINS if option.choice.rows_in == "memory" and not option.time.cached else 1.0
     gains *= PARTIAL_GAINS if option.choice.grid_splits > 1 and not option.choice.split_last else 1.0
-    return option.time.total_us / (gains * (UNEVEN_GAINS if option.uneven else 1.0))
+    narrow = option.uneven and subtile_of(option.choice.tile[1], USUAL_COLUMNS) == LEAST_SUBTILE
+    return option.time.total_us / (gains * (UNEVEN_GAINS if narrow else 1.0))
 
 
 def proposals(shape: ProductShape, target: Target, ranked: Sequence[Option]) -> tuple[CuteProposal, ...]:
