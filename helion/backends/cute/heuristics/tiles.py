@@ -44,8 +44,9 @@ USUAL_COLUMNS = 128
 MEMORY_GAINS = 0.95
 
 
-#: The same for sub-tiles of few columns, except those of a cluster that has all columns, and for partials in memory.
-UNEVEN_GAINS, PARTIAL_GAINS = 0.95, 0.99
+#: The same for sub-tiles of few columns, for partials in memory, and for two tiles of a cluster that have all columns.
+#: Predictions of the last are up to a fifth too long (``swapped`` and ``uneven`` of the same rows).
+UNEVEN_GAINS, PARTIAL_GAINS, SHARED_GAINS = 0.95, 0.99, 1.05
 #: Columns to try per number of rows that are no power of two, if none covers N.
 MOST_UNEVEN = 1
 #: Lines of 128 bytes that a cluster of two loads for a CTA while it multiplies a tile of as many rows or columns.
@@ -65,6 +66,8 @@ class Option:
     time: Timing
     uneven: bool = False
     """True if its columns are no power of two, unless the number of CTAs determines them."""
+    shares: bool = False
+    """True if two tiles of a cluster have all columns."""
 
 
 def options(shape: ProductShape, target: Target, choices: Sequence[Choice]) -> list[Option]:
@@ -82,9 +85,10 @@ def options(shape: ProductShape, target: Target, choices: Sequence[Choice]) -> l
         plan = plan_of(shape, choice, target)
         if not isinstance(plan, str):
             choice, plan = _with_residuals(shape, choice, plan, target)
-            uneven = not shape.whole_rows and not is_power_of_2(choice.tile[1]) and not _shares(shape, choice)
+            shares = _shares(shape, choice)
+            uneven = not shape.whole_rows and not is_power_of_2(choice.tile[1]) and not shares
             time = timing(plan, shape, target)
-            found.append(Option(choice=choice, plan=plan, time=time, uneven=uneven))
+            found.append(Option(choice=choice, plan=plan, time=time, uneven=uneven, shares=shares))
     found.sort(key=handicapped_us)
     if not found or found[0].time.waves < MANY_ROUNDS:
         return found
@@ -180,6 +184,7 @@ def handicapped_us(option: Option) -> float:
     """Return the time that ranks options, after handicaps."""
     gains = MEMORY_GAINS if option.choice.rows_in == "memory" and not option.time.cached else 1.0
     gains *= PARTIAL_GAINS if option.choice.grid_splits > 1 and not option.choice.split_last else 1.0
+    gains *= SHARED_GAINS if option.shares else 1.0
     narrow = option.uneven and subtile_of(option.choice.tile[1], USUAL_COLUMNS) == LEAST_SUBTILE
     return option.time.total_us / (gains * (UNEVEN_GAINS if narrow else 1.0))
 
