@@ -183,6 +183,7 @@ def pointwise_fact(
         max_op_slab=max_slab,
         one_run=beside == () and not numbered,
         rows_beside_run=static and _are_rows(beside, memory_ops, total) and not numbered,
+        run_order=() if numbered or beside is None else _run_order(walk.program, axes, memory_ops, total),
         window_axes=_window_axes(walk, memory_ops, tiled),
         numbered_run=numbered
         and static
@@ -212,18 +213,38 @@ def _window_axes(walk: Walk, memory_ops: Iterable[MemoryOpFact], tiled: Collecti
 _ROW_REUSE = 16
 
 
+def _run_order(
+    program: Program, axes: tuple[AxisFact, ...], memory_ops: tuple[MemoryOpFact, ...], total: int
+) -> tuple[int, ...]:
+    """Return the order of the grid in which its stores are one run, next to loads of few elements; empty if it is none."""
+    grid = [axis.block for axis in program.roots[0].axes]
+    stores = [op for op in memory_ops if op.kind == "store"]
+    strides = dict(zip(stores[0].subscript_axes, stores[0].strides, strict=True)) if stores else {}
+    if not set(grid) <= strides.keys():
+        return ()
+    order = tuple(sorted(range(len(grid)), key=lambda at: -strides[grid[at]]))
+    if order == tuple(range(len(grid))) or not all(op.static for op in memory_ops):
+        return ()
+    beside = _beside_run(program, axes, memory_ops, order)
+    return order if _are_rows(beside, memory_ops, total) and not {op.kind for op in beside or ()} - {"load"} else ()
+
+
 def _beside_run(
-    program: Program, axes: tuple[AxisFact, ...], memory_ops: tuple[MemoryOpFact, ...]
+    program: Program,
+    axes: tuple[AxisFact, ...],
+    memory_ops: tuple[MemoryOpFact, ...],
+    order: tuple[int, ...] = (),
 ) -> tuple[MemoryOpFact, ...] | None:
     """Return the accesses along the grid that are not contiguous; None if the grid cannot be flattened.
 
+    ``order`` are its axes by position, the slowest-varying among the elements of a tile first.
     Loads of a table at places that data of each element selects are not among them: the order of elements is no
     order of the table.
     """
     grid = program.roots[0].axes
     if len(program.roots) > 1 or len(grid) < 2 or can_flatten(program, 0) is not None:
         return None
-    extents = {axis.block: axes[axis.block].extent for axis in grid}
+    extents = {grid[at].block: axes[grid[at].block].extent for at in order or range(len(grid))}
     tiled = [op for op in memory_ops if op.gathered or not extents.keys().isdisjoint(op.subscript_axes)]
     apart = (op for op in tiled if not _is_looked_up(op, extents))
     return tuple(op for op in apart if not op.is_one_run(extents, _parts(op, tiled)))

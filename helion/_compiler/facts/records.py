@@ -241,6 +241,8 @@ class PointwiseFact:
     - ``rows_beside_run``: true if that holds for all accesses but loads of few elements, such as a bias.
     - ``numbered_run``: true if elements are numbered, as by ``tile.index``, and that holds for all other accesses. Those
       are gathers, strided loads and loads of few elements. The other two are false then.
+    - ``run_order``: the order of the grid axes, by position, in which ``rows_beside_run`` would hold, the slowest first;
+      empty if it holds as the kernel is, or in no order.
     - ``window_axes``: tiled axes along which loads of one tensor are at three or more positions, and windows of neighbours
       overlap.
     """
@@ -256,6 +258,7 @@ class PointwiseFact:
     one_run: bool = False
     rows_beside_run: bool = False
     numbered_run: bool = False
+    run_order: tuple[int, ...] = ()
     window_axes: tuple[int, ...] = ()
 
 

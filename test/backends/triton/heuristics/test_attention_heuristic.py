@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from heuristic_kernels import attention_facts, proposed
+from harness import facts_of, tensor
+from heuristic_kernels import H100, attention_facts, proposed
 
 import helion
 import helion.language as hl
+from benchmarks.unseen.attention import flash_forward
 from helion.backends.triton.heuristics.families.attention.decode import TritonAttentionDecodeHeuristic
 from helion.backends.triton.heuristics.families.attention.forward import TritonAttentionHeuristic
 from helion.backends.triton.heuristics.sizing import estimate
@@ -74,3 +76,9 @@ def test_matmuls_beside_the_attention_have_tiles_of_their_own(name: str) -> None
     first = bound.config_spec.normalize(bound.default_config())
     alone = bound.config_spec.normalize({**first, "block_sizes": [first["block_sizes"][0], 1, 1, 16]})
     assert bound._analysis.predict(first).time_us < bound._analysis.predict(alone).time_us
+
+
+def test_operands_of_32_bits_are_read_for_more_queries() -> None:
+    q = tensor(2, 8, 2048, 64, dtype=torch.float32)
+    first = proposed(TritonAttentionHeuristic(), facts_of(flash_forward, q, q, q), H100)[0]
+    assert (list(first.block_sizes.values())[-2:], first.num_warps, first.num_stages) == ([256, 64], 8, 3)

@@ -359,3 +359,43 @@ def test_seeds_of_numbered_elements_are_right(kernel: Any, sizes: tuple[int, ...
     for seed in helion.kernel(kernel).bind((meta(*sizes, dtype=FP32),), target="h200").seeds:
         config = {key: seed.config[key] for key in ("block_sizes", "flatten_loops", "loop_orders")}
         torch.testing.assert_close(helion.kernel(kernel, config=helion.Config(**config))(x), reference(x))
+
+
+@helion.kernel()
+def kronecker(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    (m, n), (p, q) = a.size(), b.size()
+    out = torch.empty([m * p, n * q], dtype=a.dtype, device=a.device)
+    view = out.view(m, p, n, q)
+    for tm, tn, tp, tq in hl.tile([m, n, p, q]):
+        view[tm, tp, tn, tq] = a[tm, tn][:, None, :, None] * b[tp, tq][None, :, None, :]
+    return out
+
+
+def test_rows_that_begin_anywhere_are_stored_in_the_order_of_memory() -> None:
+    facts = facts_of(kronecker, tensor(64, 64), tensor(65, 63))
+    assert facts.pointwise is not None
+    assert facts.pointwise.run_order == (0, 2, 1, 3)
+    first, tiles = proposed(TritonPointwiseHeuristic(), facts, H100)
+    assert (first.loop_orders, first.flatten_loops) == ({0: (0, 2, 1, 3)}, {0: True})
+    assert (list(first.block_sizes.values()), first.num_warps) == ([1, 1, 16, 64], 4)
+    assert not tiles.flatten_loops
+    aligned = facts_of(kronecker, tensor(64, 64), tensor(65, 64))
+    assert not proposed(TritonPointwiseHeuristic(), aligned, H100)[0].flatten_loops
+    x, y = torch.randn(5, 7), torch.randn(9, 11)
+    config = helion.Config(block_sizes=[1, 1, 4, 16], loop_orders=[[0, 2, 1, 3]], flatten_loops=[True])
+    torch.testing.assert_close(helion.kernel(kronecker.fn, config=config)(x, y), torch.kron(x, y))
+
+
+@helion.kernel()
+def resized_to(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    out = torch.empty([x.size(0), rows, columns], dtype=x.dtype, device=x.device)
+    for plane, row, column in hl.tile(out.size()):
+        out[plane, row, column] = x[plane, row.index // 2, column.index // 2]
+    return out
+
+
+def test_gathers_by_sizes_of_the_call_have_half_of_the_rows() -> None:
+    facts = facts_of(resized_to, tensor(1024, 100, 100), 200, 200)
+    first, tiles = proposed(TritonPointwiseHeuristic(), facts, H100)
+    assert "half of the rows" in first.reason
+    assert 2 * math.prod(first.block_sizes.values()) == math.prod(tiles.block_sizes.values())

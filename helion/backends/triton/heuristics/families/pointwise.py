@@ -107,6 +107,8 @@ class TritonPointwiseHeuristic(Heuristic):
         turned = _turned(tiles, fact, facts, target)
         if turned is not None:
             return turned, tiles
+        if fact.run_order and _begin_anywhere(fact, facts):
+            return _in_order_of_memory(tiles, fact, facts, target), tiles
         rows = _shared_rows(sizes, fact, facts)
         if rows is not None:
             shared = replace(
@@ -127,9 +129,27 @@ class TritonPointwiseHeuristic(Heuristic):
             fewer = _fewer_per_thread(tiles, facts, tuned(_Numbers, target))
             first = _is_gathered(facts) or (_begin_anywhere(fact, facts) and not fewer) or _has_idle_lanes(tiles, facts)
             return (run, tiles) if first else (*fewer, tiles, run)
+        if _is_gathered(facts) and not all(op.static for op in facts.memory_ops):
+            return _half_of_gathers(tiles, facts), tiles
         if not fact.one_run and not (fact.rows_beside_run and _is_accessed_singly(fact, facts)):
             return (tiles,)
         return run, tiles
+
+
+def _in_order_of_memory(
+    tiles: TritonProposal, fact: PointwiseFact, facts: KernelFacts, target: Target
+) -> TritonProposal:
+    """Return the tile of a grid that is flattened in the order of its stores, for rows that begin anywhere.
+
+    A thread then stores a vector, which the divisions of its lane numbers allow (measurement ``stores_in_order``).
+    """
+    warps = tiles.num_warps or 1
+    elements = warps * target.warp_size * _VECTOR_BYTES // fact.storage_itemsize
+    axes = [facts.axes[facts.grid_axes[at]] for at in fact.run_order]
+    highest = {axis.block_id: min(axis.padded or 2**30, axis.max_size or 2**30) for axis in axes}
+    sizes = {axis.block_id: axis.min_size for axis in axes} | _filled(axes, elements, highest)
+    reason = f"{tiles.reason}, of one run in the order of memory"
+    return replace(tiles, reason=reason, block_sizes=sizes, loop_orders={0: fact.run_order}, flatten_loops={0: True})
 
 
 def _tiles(sizes: dict[int, int], warps: int, fact: PointwiseFact, facts: KernelFacts) -> TritonProposal:
@@ -365,6 +385,19 @@ def _is_gathered(facts: KernelFacts) -> bool:
     (measurement ``numbered_runs``).
     """
     return any(op.kind == "load" and op.gathered and op.subscript_axes[-1] is None for op in facts.memory_ops)
+
+
+def _half_of_gathers(tiles: TritonProposal, facts: KernelFacts) -> TritonProposal:
+    """Return the same with half of the rows, for gathers from places that sizes of the call decide.
+
+    Each element of a thread has addresses of its own, so registers limit the programs of an SM (measurement
+    ``gathers_by_size``).
+    """
+    rows = [axis.block_id for axis in facts.tunable_axes if tiles.block_sizes.get(axis.block_id, 1) > axis.min_size]
+    if len(rows) < 2:
+        return tiles
+    sizes = {**tiles.block_sizes, rows[-2]: tiles.block_sizes[rows[-2]] // 2}
+    return replace(tiles, reason=f"{tiles.reason}, half of the rows", block_sizes=sizes, loop_orders={})
 
 
 def _fewer_per_thread(tiles: TritonProposal, facts: KernelFacts, numbers: _Numbers) -> tuple[TritonProposal, ...]:

@@ -94,6 +94,9 @@ _ALONE = Tile(128, 64, 3, 8)
 #: warp reads all queries from shared memory. So eight warps of one program read twice as much as four, and wait for
 #: each other (measurement ``attention_few_rows``).
 _FEW_ROWS = Tile(32, 64, 2, 4)
+#: The tile tried first for operands of 32 bits on an asynchronous matrix unit. It reads them from shared memory, twice the
+#: bytes of 16-bit ones, once for more queries (measurement ``attention_tf32``).
+_TALL = Tile(256, 64, 3, 8)
 #: Number of proposals returned.
 _KEPT = 3
 
@@ -211,6 +214,9 @@ def _feasible(
     few = sizes_of(_ALONE)[query] < ASYNC_ROWS and all(each.lhs_dtype.itemsize == 2 for each in facts.matmuls)
     if target.has("wgmma") and (few or (not facts.axes[query].on_grid and _head(facts, fact) is not None)):
         first = (_ALONE,)
+    wide = target.has("wgmma") and all(each.lhs_dtype.itemsize == 4 for each in facts.matmuls)
+    if wide and sizes_of(_TALL)[query] == _TALL.held:
+        first = (*first, _TALL)
     first = (*first, _FEW_ROWS)
     for tile in sorted((*first, *(each for each in _CANDIDATES if each not in first)), key=cost):
         sizes = sizes_of(tile)
