@@ -16,7 +16,7 @@ import hashlib
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +39,7 @@ from benchmarks.sweep import (  # noqa: E402
 from helion.backends.triton.resources.time.demand import Demand, demands  # noqa: E402
 from helion.backends.triton.resources.time.launch import launch_of  # noqa: E402
 from helion.backends.triton.resources.time.model import parts  # noqa: E402
-from helion.backends.triton.resources.time.parameters import FITTED, Fitted, Parameters, fitted, write  # noqa: E402
+from helion.backends.triton.resources.time.parameters import FITTED, Parameters, fitted, write  # noqa: E402
 from helion.hardware import target  # noqa: E402
 
 Array = npt.NDArray[np.float64]
@@ -133,10 +133,12 @@ _STEPS = 40
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Swept:
-    """A cell of a sweep: times in microseconds, demands of each config's grid loops, and the place of the first seed."""
+    """A cell of a sweep: times in microseconds, those that the product predicts, demands of each config's grid loops without
+    rewrites, and the place of the first seed."""
 
     key: tuple[str, str, str]
     us: Array
+    predicted: Array
     demands: tuple[tuple[Demand, ...], ...]
     configs: tuple[Mapping[str, object], ...]
     seed: int | None
@@ -176,13 +178,15 @@ def _swept(cell: Cell, timed: Sequence[Timed], on: str) -> Swept:
     analysis, space = bound._analysis, bound.config_spec
     configs = [space.normalize(row.config) for row in timed]
     seed = analysis.seeds.seeds[0].config if analysis.seeds.seeds else None
+    predicted = [analysis.predict(config) for config in configs]
     asked = [
-        tuple(demands(analysis.facts, launch_of(space.decode(config)), analysis.predict(config), target(on)))
-        for config in configs
+        tuple(demands(analysis.facts, launch_of(space.decode(config)), each, target(on)))
+        for config, each in zip(configs, predicted, strict=True)
     ]
     return Swept(
         key=cell.key[1:],
         us=np.array([row.microseconds for row in timed]),
+        predicted=np.array([each.time_us for each in predicted]),
         demands=tuple(asked),
         configs=tuple(row.config for row in timed),
         seed=configs.index(seed) if seed in configs else None,
@@ -254,22 +258,28 @@ def _near(value: float, bounds: tuple[float, float, float]) -> tuple[float, floa
 
 def scores(table: Table, times: Array) -> list[Score]:
     """Of the cells with enough configs."""
-    found = []
-    for cell, predicted in zip(table.cells, table.by_cell(times), strict=True):
-        if len(cell.us) < LEAST_CONFIGS:
-            continue
-        order, best = np.argsort(predicted, kind="stable"), cell.us.min()
-        found.append(
-            Score(
-                key=cell.key,
-                correlation=rank_correlation(predicted, cell.us),
-                ordered=ordered(predicted, cell.us),
-                first=cell.us[order[0]] / best,
-                first_five=cell.us[order[:5]].min() / best,
-                seed=None if cell.seed is None else cell.us[cell.seed] / best,
-            )
-        )
-    return found
+    return scores_of(zip(table.cells, table.by_cell(times), strict=True))
+
+
+def of_product(cells: Iterable[Swept]) -> list[Score]:
+    """The same of the times that the product predicts, which know what rewrites make of a kernel."""
+    return scores_of((cell, cell.predicted) for cell in cells)
+
+
+def scores_of(each: Iterable[tuple[Swept, Array]]) -> list[Score]:
+    return [_score(cell, predicted) for cell, predicted in each if len(cell.us) >= LEAST_CONFIGS]
+
+
+def _score(cell: Swept, predicted: Array) -> Score:
+    order, best = np.argsort(predicted, kind="stable"), cell.us.min()
+    return Score(
+        key=cell.key,
+        correlation=rank_correlation(predicted, cell.us),
+        ordered=ordered(predicted, cell.us),
+        first=cell.us[order[0]] / best,
+        first_five=cell.us[order[:5]].min() / best,
+        seed=None if cell.seed is None else cell.us[cell.seed] / best,
+    )
 
 
 def rank_correlation(a: Array, b: Array) -> float:
@@ -366,19 +376,6 @@ def held_out(
     return lines, scored
 
 
-def as_is(cells: Sequence[Swept], found: Fitted, on: str = KEPT_TARGET) -> list[Score]:
-    """Score given parameters."""
-    return [
-        score for table, parameters in _tables(cells, found, on) for score in scores(table, table.times(parameters))
-    ]
-
-
-def _tables(cells: Sequence[Swept], found: Fitted, on: str) -> Iterator[tuple[Table, Parameters]]:
-    for products, parameters in ((True, found.products), (False, found.others)):
-        if group := [cell for cell in cells if cell.has_products == products]:
-            yield Table(group, on), parameters
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="score predicted times on the kept sweep")
     parser.add_argument("--fit", action="store_true", help="write the parameters that the product has")
@@ -399,6 +396,7 @@ def main() -> int:
         products, others = (fit(Table(group), measured) for group in groups.values())
         FITTED.write_text(write(dataclasses.replace(fitted(), **MEASURED, products=products, others=others)))
         fitted.cache_clear()
+        cells = swept([*rows, *samples], timed_cells())
     everything = []
     for split in range(SPLITS):
         for name, group in groups.items():
@@ -407,7 +405,7 @@ def main() -> int:
             print(*(f"{name}, {what}: {line}" for what, line in lines), sep="\n")
     for name, found in (
         ("held out", everything),
-        ("parameters of the product", as_is(cells, fitted())),
+        ("parameters of the product", of_product(cells)),
         ("measured again", repeated(cells)),
     ):
         for what, inside in (("kept sweep", False), ("samples", True)):
@@ -417,10 +415,10 @@ def main() -> int:
         print(f"{group[0]}, error within a cell: {error_of(table, table.times(parameters)):.3f}")
     for off in ERRORS:
         print(f"times {off:.0%} off: {summary(repeated(cells, off))}")
-    unfitted = as_is(swept(parse(HOLDOUT.read_text()), holdout_cells()), fitted())
+    unfitted = of_product(swept(parse(HOLDOUT.read_text()), holdout_cells()))
     print(f"kernels that nothing is fitted to, parameters of the product: {summary(unfitted)}")
     other = swept(parse(OTHER_SAMPLES.read_text()), swept_cells(), OTHER_TARGET)
-    print(f"{OTHER_TARGET}, which nothing is fitted to: {summary(as_is(other, fitted(), OTHER_TARGET))}")
+    print(f"{OTHER_TARGET}, which nothing is fitted to: {summary(of_product(other))}")
     print("", "kernels that nothing is fitted to:", *comparison(unfitted), sep="\n")
     print("", "held out, by kernel, all splits:", *comparison(everything), sep="\n")
     return 0

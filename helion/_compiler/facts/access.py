@@ -33,6 +33,8 @@ class MemoryOpFact:
     - ``row_major``: true if strides are those of one run in row-major order in every call.
     - ``run``: true for an access of one run in memory whose elements a flattened grid visits in order.
     - ``after``: the number of dots that precede the access.
+    - ``quotients``: axes with the constants that subscripts divide their indices by, such as 64 for ``tile.index // 64``.
+      So many neighbours along the axis access one element.
     - ``bins``: the elements among which an atomic counts, adding one number to each that a tile of indices selects; else 0.
     """
 
@@ -59,6 +61,7 @@ class MemoryOpFact:
     row_major: bool = False
     run: bool = False
     after: int = 0
+    quotients: tuple[tuple[int, int], ...] = ()
     bins: int = 0
 
     @functools.cached_property

@@ -120,7 +120,7 @@ def _mean(
     found: list[tuple[bool, int, int]] = []
     for op in memory_ops:
         paged = looked_up.reaches.get((op.slot, axis)) if op.kind == "load" else None
-        if axis not in op.tile_axes and paged is None:
+        if axis not in (*op.tile_axes, *op.subscript_axes) and paged is None:
             continue
         direct = axis in op.subscript_axes
         gathered = [extent for a, extent in zip(op.subscript_axes, op.extents, strict=True) if a is None]

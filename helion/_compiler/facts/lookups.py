@@ -48,14 +48,14 @@ def _reaches(walk: Walk, load: Op) -> list[tuple[tuple[int, int], int]]:
     attrs, found = load.attributes(MemoryAttrs), []
     for index, extent in zip(attrs.indices, walk.program.tensors[attrs.tensor].shape, strict=True):
         operand = load.operands[index.operand] if index.operand is not None else 0
-        quotient = _quotient(walk, operand) or _position(walk, operand) or _number(walk, operand)
-        if quotient is not None:
-            axis, divisor = quotient
+        divided = quotient(walk, operand) or _position(walk, operand) or _number(walk, operand)
+        if divided is not None:
+            axis, divisor = divided
             found.append(((attrs.slot, axis), int(hint_of(extent)) * divisor))
     return found
 
 
-def _quotient(walk: Walk, operand: Operand) -> tuple[int, int] | None:
+def quotient(walk: Walk, operand: Operand) -> tuple[int, int] | None:
     """Return the axis and the constant whose quotient an index is, or None."""
     made = _uncast(walk, operand)
     if made is None or made.attrs != PointwiseAttrs("floordiv") or not isinstance(made.operands[1], int):

@@ -11,6 +11,7 @@ from ..ir.bins import bins_of
 from ..ir.grammar import HostTensor, Index, IotaAttrs, MemoryAttrs, Op, Operand, PointwiseAttrs, TileAttrs, Value
 from .axes import count
 from .flow import Flow
+from .lookups import quotient
 from .merged import MergedTiles
 from .records import AxisFact, MemoryOpFact
 from .walk import MAX_HOPS, Walk
@@ -97,6 +98,11 @@ def _fact(
         cast_itemsize=max(tensor.dtype.itemsize, widened),
         static=not any(isinstance(number, Expr) for number in (*tensor.shape, *tensor.strides)),
         row_major=_is_row_major(tensor),
+        quotients=tuple(
+            divided
+            for index in attrs.indices
+            if index.operand is not None and (divided := quotient(walk, op.operands[index.operand])) is not None
+        ),
         after=sum(walk.order[dot.number] < walk.order[op.number] for dot in walk.dots),
     )
 

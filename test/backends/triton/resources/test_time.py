@@ -18,8 +18,8 @@ from benchmarks.holdout import cast_both_ways
 from benchmarks.mechanisms import counted_values, one_hot_counts, packed_pixels, shuffled_channels, shuffled_pixels
 from benchmarks.unseen.attention import flash_forward
 from benchmarks.unseen.rows import embedding_mean, row_running_sum
-from benchmarks.workloads.gathers import bilinear_samples
-from benchmarks.workloads.products import lower_triangle_product
+from benchmarks.workloads.gathers import bilinear_samples, unpacked_weights
+from benchmarks.workloads.products import block_sparse_product, lower_triangle_product
 from benchmarks.workloads.rows import wave_step
 from helion.autotuner.proposal import Predicted
 from helion.backends.triton.resources.time import parameters
@@ -242,6 +242,24 @@ def test_selected_rows_stay_cached_where_programs_share_the_part_that_they_selec
     assert once < of_one < 1.3 * once and of_all > 1.7 * of_one
     apart = units(bound, **tile, loop_orders=[[2, 1, 0]], pid_type="persistent_blocked")["memory"]
     assert apart > 1.5 * of_one  # programs with blocks of tiles are in all images
+
+
+def test_neighbours_whose_quotients_are_equal_share_an_element() -> None:
+    packed, scales = tensor(4096, 2048, dtype=torch.uint8), tensor(4096, 32, dtype=BF16)
+    bound = unpacked_weights.bind((packed, scales, scales), target=H200)
+    found = demand(bound, block_sizes=[2, 1024])
+    assert found.asked_bytes == 2 * (1024 + 2 * 1024 // 64 * 2 + 2 * 1024 * 2)
+    assert found.sector_bytes == 2 * (1024 + 2 * 1024 // 64 * 32 + 2 * 1024 * 2)
+    whole, half = (demand(bound, block_sizes=[1, size]) for size in (64, 32))
+    assert whole.asked_bytes - 64 - 64 * 4 == half.asked_bytes - 32 - 32 * 4  # each reads an element of both
+
+
+def test_loops_over_single_positions_between_bounds_are_as_long_as_their_share() -> None:
+    blocks, x = tensor(512, 64, 64, dtype=BF16), tensor(4096, 4096, dtype=BF16)
+    columns, starts = (tensor(size, dtype=torch.int64) for size in (512, 65))
+    bound = block_sparse_product.bind((blocks, columns, starts, x), target=H200)
+    found = demand(bound, block_sizes=[256])
+    assert found.iterations == found.products == 512 // 64
 
 
 def test_taps_of_one_tile_come_from_memory_once() -> None:

@@ -214,9 +214,9 @@ class _Count:
         useful = nest.useful[access.tile]
         itemsize = access.itemsize
         run, width = self._run(access, numel)
-        asked = times * useful * itemsize
+        asked = times * useful * itemsize / self._sharing(access)
         near, step = (run, itemsize) if access.strided is None else (nest.used[access.strided[0]], access.strided[1])
-        sector_bytes = times * useful / max(near, 1.0) * -(-near * step // SECTOR_BYTES) * SECTOR_BYTES
+        sector_bytes = asked / itemsize / max(near, 1.0) * -(-near * step // SECTOR_BYTES) * SECTOR_BYTES
         sums["asked_bytes"] += asked
         sums["sector_bytes"] += sector_bytes
         sums["looped_bytes" if times > 1 else "straight_bytes"] += asked
@@ -265,6 +265,10 @@ class _Count:
         sums["accesses"] += times * max(1.0, access.bins / self.threads) * warps
         lines = max(1.0, access.once_bytes / _LINE)
         sums["line_atomics"] += times * max(1.0, access.bins / _WARP / lines) * _WHOLE_LINE
+
+    def _sharing(self, access: Access) -> float:
+        """Return the elements of a tile that one element in memory is read for."""
+        return math.prod(min(divisor, self.nest.used[axis]) for axis, divisor in access.quotients)
 
     def _is_prefetched(self, access: Access) -> bool:
         """Return whether a load is prefetched: no pointer load in a loop fused with the tile loop, and none narrower

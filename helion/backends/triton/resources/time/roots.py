@@ -43,7 +43,7 @@ class Access(NamedTuple):
     elements of the widest access of a thread, ``widest_of_run`` those in a flattened grid. ``inside`` are the axes of
     the grid that the access depends on, ``apart`` the others. ``looped``: the passes of a load where rows are chunked,
     by axis. ``strided`` is an axis whose neighbours share sectors of memory without being adjacent, with the bytes from one
-    to the next. ``turned`` are those of ``beside_turned``. ``placed`` are the axes of the grid that index a tensor whose other
+    to the next. Neighbours along the axes of ``quotients`` share an element, so many of them. ``turned`` are those of ``beside_turned``. ``placed`` are the axes of the grid that index a tensor whose other
     elements data selects, None for other accesses.
     """
 
@@ -58,6 +58,7 @@ class Access(NamedTuple):
     """Bytes of all elements in reach."""
     inner: int | None
     strided: tuple[int, int] | None
+    quotients: tuple[tuple[int, int], ...]
     nested: tuple[tuple[int, int], ...]
     aligned: int
     widest: int
@@ -233,6 +234,7 @@ class _Preparation:
             once_bytes=op.accessed_numel * op.itemsize,
             inner=inner,
             strided=None if together or op.gathered else _strided(op),
+            quotients=op.quotients if inner is None else (),
             nested=_nested(op),
             aligned=aligned,
             widest=min(vector, aligned),
