@@ -32,6 +32,7 @@ from benchmarks.sweep import (  # noqa: E402
     KEPT_TARGET,
     OTHER_SAMPLES,
     OTHER_TARGET,
+    RECENT,
     SAMPLES,
     Timed,
     parse,
@@ -417,6 +418,8 @@ def main() -> int:
         print(f"times {off:.0%} off: {summary(repeated(cells, off))}")
     unfitted = of_product(swept(parse(HOLDOUT.read_text()), holdout_cells()))
     print(f"kernels that nothing is fitted to, parameters of the product: {summary(unfitted)}")
+    recent = of_product(swept(parse(RECENT.read_text()), swept_cells()))
+    print(f"samples around later seeds, which nothing is fitted to: {summary(recent)}")
     other = swept(parse(OTHER_SAMPLES.read_text()), swept_cells(), OTHER_TARGET)
     print(f"{OTHER_TARGET}, which nothing is fitted to: {summary(of_product(other))}")
     print("", "kernels that nothing is fitted to:", *comparison(unfitted), sep="\n")

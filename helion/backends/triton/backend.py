@@ -191,6 +191,8 @@ class Triton:
             parts=taken_by.parts,
             flattened=facts.num_roots == 1 and bool(taken_by.flattened),
         )
+        if decisions.values.get("maxnreg"):
+            taken = predict.capped(taken, decisions.values["maxnreg"], decisions.values["num_warps"], target)
         found = time.timing(facts, taken_by, taken, target)
         return replace(taken, time_us=found.us, units=found.units, error=found.error)
 

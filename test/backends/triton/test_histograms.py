@@ -107,3 +107,5 @@ def test_the_default_counts_in_long_tiles() -> None:
     assert first.config.block_sizes == [8192] and second.config.block_sizes == [2048]
     assert first.predicted.time_us < 0.6 * second.predicted.time_us
     assert "tl.histogram(" in bound.to_triton_code(first.config)
+    many = helion.kernel(value_counts.fn, backend="triton").bind((ids, 1024), target="h200")
+    assert many.seeds[0].config.block_sizes == [4096]  # a thread has fewer elements, for the sake of its code

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...._compiler.facts.records import KernelFacts
 from ....autotuner.proposal import Predicted
@@ -137,6 +137,23 @@ def _predict(
         flops=done.flops,
         time_us=_slowed(done, risk, target),
         reason=reason,
+    )
+
+
+def capped(predicted: Predicted, registers: int, num_warps: int, target: Target) -> Predicted:
+    """Return the prediction of a launch whose threads have so many ``registers`` at most: more programs may run at once,
+    and what needs more registers spills."""
+    if registers >= predicted.register_limit:
+        return predicted
+    used = min(registers, predicted.registers_per_thread)
+    shared, columns = predicted.shared_bytes, predicted.tensor_memory_columns
+    occupancy = occupancy_of(used, shared, columns, num_warps, target)
+    return replace(
+        predicted,
+        register_limit=registers,
+        spill_risk=1.0 if predicted.least_registers > registers else predicted.spill_risk,
+        occupancy_blocks=occupancy,
+        waves=predicted.waves * max(1, predicted.occupancy_blocks) / max(1, occupancy),
     )
 
 

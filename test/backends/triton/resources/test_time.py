@@ -110,6 +110,16 @@ def test_an_accumulator_that_does_not_fit_is_stored_and_loaded_for_each_product(
     assert dict(four.units)["spilled registers"] > dict(eight.units)["spilled registers"] == 0
 
 
+def test_a_limit_of_registers_spills_what_it_leaves_no_room_for() -> None:
+    persistent = {"pid_type": "persistent_interleaved"}
+    free, limited = (predicted(product(), **TILES, **persistent, maxnreg=limit) for limit in (None, 64))
+    assert (free.register_limit, limited.register_limit) == (255, 64)
+    assert limited.time_us > 1.5 * free.time_us and limited.spill_risk > free.spill_risk
+    rows = row_sum.bind((tensor(4096, 8192, dtype=torch.float32),), target=H200)
+    wide, narrow = (predicted(rows, block_sizes=[4], **persistent, maxnreg=limit) for limit in (None, 64))
+    assert narrow.occupancy_blocks > wide.occupancy_blocks and narrow.waves < wide.waves
+
+
 def test_loads_through_pointers_are_not_prefetched_across_tiles() -> None:
     """Measured on an H200: 497 µs where it takes 183 µs without (nvidia-h200-sweeps.tsv)."""
     persistent = {**TILES, "pid_type": "persistent_interleaved"}

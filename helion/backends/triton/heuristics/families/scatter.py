@@ -23,7 +23,7 @@ from ....._compiler.facts.records import AxisFact, KernelFacts
 from ....._shapes import cdiv, next_power_of_2, previous_power_of_2
 from .....autotuner.proposal import Declined, Heuristic
 from .....hardware import Target
-from ...histograms import counts, width_of
+from ...histograms import counts, issued_per_warp, width_of
 from ...proposal import TritonProposal
 from ..choose import trust, unless_faster
 from ..predicted_time import proposal_us
@@ -58,6 +58,9 @@ _TUNED = tuned(_Numbers)
 _WAITING = 128
 #: Elements of a tile that counts. More of them wait for no fewer votes.
 _COUNTED = 8192
+#: Most instructions of a thread that counts: its code has those of each element, and takes seconds to compile with more
+#: (measurement ``long_histograms``).
+_COUNTING = 2048
 
 
 class TritonScatterHeuristic(Heuristic):
@@ -124,7 +127,8 @@ def _longer(
 def _counting(sizes: Mapping[int, int], facts: KernelFacts, target: Target) -> Iterator[tuple[dict[int, int], int]]:
     """Yield larger tiles of atomics that count, whose programs add one number for each bin.
 
-    A tile leaves each SM a program, and a warp has elements enough to hide the latency of its votes.
+    A tile leaves each SM a program. A warp has elements enough to hide the latency of its votes, as far as its code stays
+    short.
     """
     for op in facts.atomics:
         width, warps = width_of(op.bins), 2 * _TUNED.warps
@@ -134,7 +138,9 @@ def _counting(sizes: Mapping[int, int], facts: KernelFacts, target: Target) -> I
         axis = max(axes, key=extent_of)
         whole = all_sizes(facts, sizes)
         others = math.prod(whole[each] for each in op.tile_axes if each != axis.block_id)
-        elements = min(_COUNTED, previous_power_of_2(max(1, extent_of(axis) * others // target.num_sms)))
+        most = int(_COUNTING / issued_per_warp(width)) * warps * target.warp_size
+        share = max(1, extent_of(axis) * others // target.num_sms)
+        elements = min(_COUNTED, previous_power_of_2(most), previous_power_of_2(share))
         larger = {**sizes, axis.block_id: clamp(max(1, elements // others), axis)}
         if counts(larger[axis.block_id] * others, width, warps, target):
             yield larger, warps
