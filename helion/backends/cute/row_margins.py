@@ -41,6 +41,8 @@ because the general backend reads such a row once."""
 SUMS_LEAD = Lead(ratio=0.94, saved_us=7.0)
 """The same for rows that are reduced once, and of which no exponential or logarithm is taken: the general backend's times
 are predicted within a tenth (row_sum and long_sum). They are the simplest kernels, and the soonest compiled."""
+MOST_SUMMED = 131072
+"""The most columns of such rows that are faster: those of 262144 are slower (row_sum of the same rows)."""
 
 MASKS_LEAD = replace(ROWS_LEAD, corrected=1.1)
 """The same with masks whose rows repeat. Their times are under-predicted by up to a tenth."""
@@ -96,7 +98,8 @@ def rows_lead(program: Program) -> Lead:
         return QUOTIENTS_LEAD
     powers = any(made.op in ("exp", "exp2") for made in problem.epilogue.instructions)
     stores = problem.elements or problem.sums or problem.groups
-    lead = ROWS_LEAD if stores or demand_of(problem).held_bytes else SUMS_LEAD
+    summed = problem.n <= MOST_SUMMED and not stores and not demand_of(problem).held_bytes
+    lead = SUMS_LEAD if summed else ROWS_LEAD
     lead = READS_LEAD if powers and not stores else lead
     lead = MASKS_LEAD if demand_of(problem).repeated else lead
     few = problem.m <= FEW_ROWS and problem.n >= (LEAST_SUMMED_COLUMNS if problem.sums else LEAST_AUTO_COLUMNS)

@@ -394,7 +394,8 @@ def test_what_is_not_finite_stays_so_with_exchanges_at_once(name: str) -> None:
     sums[5, :64] = -inf
     sums[6, 1], sums[6, 230], sums[7, 64:] = inf, nan, -inf
     sums[8], sums[9], sums[10] = torch.linspace(-200, 100, 240), torch.linspace(200, -200, 240), -3e38
-    given = {operand.name: torch.zeros(240) for operand in asked.epilogue.operands}
+    shapes = {"row": (240,), "column": (64,), "exact": (64, 240)}
+    given = {operand.name: torch.zeros(shapes[operand.kind]) for operand in asked.epilogue.operands}
     outputs, apart = (text_outputs(each, sums, given) for each in (plan, dataclasses.replace(plan, joins=False)))
     for found, wanted in zip(outputs, apart, strict=True):
         torch.testing.assert_close(found, wanted, rtol=2.0**-7, atol=1e-6, equal_nan=True)

@@ -54,9 +54,9 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
     """Return the row kernel of facts, or the reason why they show none."""
     if facts.num_roots != 1:
         return "the grid is not one tile of rows"
-    grid, inner = facts.grid_axes, _rows_of_blocks(facts)
+    grid, inner = _grid_of_rows(facts), _rows_of_blocks(facts)
     rows = grid if inner is None else (inner,)
-    columns = {axis.block_id for axis in facts.axes if not axis.on_grid and axis.block_id != inner}
+    columns = {axis.block_id for axis in facts.axes if axis.block_id not in (*grid, inner)}
     parts = _parts(facts, columns)
     columns -= parts
     extents = {facts.axes[axis].extent for axis in columns}
@@ -83,7 +83,7 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
         op for op in facts.memory_ops if op.kind == "store" and len(op.tile_axes) == 1 and op.tile_axes[0] in columns
     ]
     pairs = [op for op in _accesses(facts, "store", rows, parts) if facts.axes[op.tile_axes[-1]].extent == n // 2]
-    later = bool(stores or pairs) and not (len(columns) == 1 and _in_loops(reductions))
+    later = bool(stores or pairs) and not (len(columns) == 1 and _in_loops(facts, reductions))
     least, n, pitches = _bucket(facts, columns, loads, (*loads, *stores, *(sums if inner is not None else ())))
     demand = RowDemand(
         n=n,
@@ -112,9 +112,19 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
     return RowShape(demand=demand, m=m, rows=rows[-1], blocks=blocks, fixed=fixed)
 
 
-def _in_loops(reductions: Sequence[ReductionFact]) -> bool:
-    """Return whether loops over columns reduce rows: what such a loop stores does not depend on its reductions."""
-    return bool(reductions) and all(fact.category in ("user_tile", "fixed") for fact in reductions)
+def _grid_of_rows(facts: KernelFacts) -> tuple[int, ...]:
+    """Return the axes of the grid without that of parts of rows, which the kernel reduces."""
+    grid = facts.grid_axes
+    if len(grid) < 2 or facts.axes[grid[-1]].kind != "fixed":
+        return grid
+    return grid[:-1] if any(fact.axis == grid[-1] for fact in facts.reductions) else grid
+
+
+def _in_loops(facts: KernelFacts, reductions: Sequence[ReductionFact]) -> bool:
+    """Return whether loops over columns, or a grid, reduce rows: their stores do not depend on their reductions."""
+    return bool(reductions) and all(
+        fact.category in ("user_tile", "fixed") or facts.axes[fact.axis].on_grid for fact in reductions
+    )
 
 
 def _walks(stages: int, loops: int, names: set[str]) -> int:
