@@ -42,7 +42,7 @@ def make_seeds(facts: KernelFacts, target: Target, heuristics: Iterable[Heuristi
     ``legalise`` converts a proposal to a full config and its prediction, or returns the reason why it cannot.
 
     Where loops iterate over runs in memory, heuristics first see the kernel with these loops flattened: only its last
-    tile has lanes out of range, and rows need no alignment.
+    tile has lanes out of range, and rows need no alignment (measurement ``flat_runs``).
     """
     flat = facts.flat.value if facts.flat is not None else None
     seeds: dict[Config, Seed] = {}
