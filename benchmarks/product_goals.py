@@ -48,6 +48,12 @@ REASONS = (
         "row_products",
     ),
     (
+        "sizes that fill rounds of SMs in part, cuBLAS",
+        "Widths that fill rounds best, as 176 and 208, have sub-tiles of half a sector. Few rows of a long B are bound by its"
+        " way from memory to each CTA.",
+        "uneven_rounds",
+    ),
+    (
         "fp8 with scales of rows",
         "Larger tiles have more accumulators than a thread has registers: sums of 256 elements along K are added outside of"
         " the matrix unit.",
@@ -260,6 +266,9 @@ def _few(times: Sequence[Line], lines: Sequence[Line]) -> Iterator[Row]:
     ]
     if rows := {"x".join(map(str, each["shape"])): each["library"] / each["cute"] for each in turned if "cute" in each}:
         yield "rows that fill usual tiles badly, cuBLAS", f"{FEW_TILES}", *_ratios(rows, FEW_TILES)
+    uneven = [each for each in lines if each["kind"] == "uneven" and not each["config"] and "cute" in each]
+    if rows := {"x".join(map(str, each["shape"])): each["library"] / each["cute"] for each in uneven}:
+        yield "sizes that fill rounds of SMs in part, cuBLAS", f"{FEW_TILES}", *_ratios(rows, FEW_TILES)
 
 
 def _rows(times: Sequence[Line]) -> Iterator[Row]:

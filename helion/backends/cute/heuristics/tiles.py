@@ -47,7 +47,7 @@ MEMORY_GAINS = 0.95
 #: The same for sub-tiles of few columns, for partials in memory, and for two tiles of a cluster that have all columns.
 #: Predictions of the last are up to a fifth too long (``swapped`` and ``uneven`` of the same rows).
 UNEVEN_GAINS, PARTIAL_GAINS, SHARED_GAINS = 0.95, 0.99, 1.05
-#: Columns to try per number of rows that are no power of two, if none covers N.
+#: Columns to try per number of rows that are no power of two, if none covers N (measurement ``uneven_rounds``).
 MOST_UNEVEN = 1
 #: Lines of 128 bytes that a cluster of two loads for a CTA while it multiplies a tile of as many rows or columns.
 BALANCED_LINES = 64
