@@ -101,7 +101,7 @@ def test_fragments_are_those_of_the_operand_without_bank_conflicts() -> None:
     )
     halves = [line for half in (0, 1) for line in raw.of_half(plan, ReadHalf("ab_read", half), "k_tile")]
     program = compile("\n".join([*raw.set_up_words(plan), *halves]), "read", "exec")
-    places = re.findall(r"(x0|x1|y0|y1) = stage_words\[(.*)\]", "\n".join(halves))
+    places = re.findall(r"(\w+_word_\d) = stage_words\[(.*)\]", "\n".join(halves))
     for warp in range(plan.consumer_warps):
         for lane in range(32):
             here: dict[str, Any] = {"cutlass": cutlass, "cute": cute, "lane": lane, "store_warp": warp}

@@ -312,7 +312,7 @@ def set_up_words(plan: GemmPlan) -> list[str]:
 def _read_words(plan: GemmPlan, step: ReadHalf) -> list[str]:
     """Return the reads of half of A from its stage, without bank conflicts."""
     steps, stage = plan.mma_steps // 2, plan.tile[0] * plan.tile[2]
-    names = [(f"x{at}", f"y{at}", f"near_{at}", f"far_{at}") for at in (0, 1)]
+    names = [(f"near_word_{at}", f"far_word_{at}", f"near_{at}", f"far_{at}") for at in (0, 1)]
     place = f"stage_words[{step.cursor}.index * {stage} + step * {ATOM_WORDS * WORD_LINE} + {{}}]"
     return [
         f"for step in cutlass.range_constexpr({step.half * steps}, {(step.half + 1) * steps}):",
