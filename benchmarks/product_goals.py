@@ -36,9 +36,8 @@ FEW = ("bf16 256x256x65536", "bf16 512x512x16384", "bf16 64x64x262144", "bf16 40
 REASONS = (
     (
         "TF32",
-        "The matrix unit takes TF32 along K alone. Where rows are reduced a kernel before the matmul transposes a B along N. In"
-        " the matmul, shared memory would have to move more than it can during the MMAs. Elsewhere warps read it to registers, as"
-        " rows of the transposed matmul.",
+        "The matrix unit takes TF32 along K alone. Clusters that reduce rows have B transposed by a kernel before the matmul."
+        " In the matmul, shared memory would have to move more than it can during the MMAs.",
         "tf32_turning",
     ),
     (

@@ -11,7 +11,8 @@ from .limits import COLUMN_STEP, LEAST_COLUMNS, LEAST_FEW, TCGEN05_ROWS
 from .plan.build import MAX_CLUSTER, MAX_ROW_CLUSTER, MAX_SUM_REGISTERS
 from .plan.copied import COPY_WARPS, MAX_COPIED_SUMS, MAX_LOADED_REGISTERS
 from .plan.dtypes import IMPRECISE_DTYPES, itemsize
-from .plan.finish import finishes
+from .plan.finish import finishes, turned
+from .plan.finish import split as split_rows
 from .plan.operands import (
     by_fragments,
     by_gather,
@@ -50,7 +51,8 @@ def tile_bounds(problem: GemmProblem, target: Target) -> Sides:
     if needs_registers(problem) and can_convert(problem):
         tallest = 4 if can_slice(problem) and problem.n <= LEAST_FEW else 2
         return (WGMMA_ROWS, tallest * WGMMA_ROWS), (least, 2 * MAX_COPIED_SUMS), (depth, depth)
-    if problem.copied and (problem.epilogue.reduces_rows or not suits_memory(problem)):
+    in_stages = problem.epilogue.reduces_rows or not suits_memory(problem)
+    if problem.copied and in_stages and _rows_turned(problem, target) is None:
         (rows, most), depth = (
             _copied_bounds(problem, (min(rows, 2 * WGMMA_ROWS), most), (WGMMA_ROWS, least), target),
             line,
@@ -212,9 +214,19 @@ def places_of_copies(problem: GemmProblem, target: Target) -> tuple[CopiesIn, ..
     }
     if suiting["tma"]:
         return ("tma",)
-    loaded = by_gather(problem) if target.has("tcgen05") else by_fragments(problem)
+    loaded = by_gather(problem) if target.has("tcgen05") else by_fragments(problem) or _rows_turned(problem, target)
     suiting["tma"] = loaded is not None
     return tuple(place for place, suits in suiting.items() if suits)
+
+
+def _rows_turned(problem: GemmProblem, target: Target) -> GemmProblem | None:
+    """Return the transposed matmul of rows in memory, whose B warps read to registers; None for others."""
+    if not problem.copied or not problem.epilogue.reduces_rows:
+        return None
+    try:
+        return turned(split_rows(problem, MOST_COLUMNS, target.smem_per_block_bytes)[0])
+    except Refusal:
+        return None
 
 
 def _smallest(problem: GemmProblem, whole_rows: bool, target: Target, fixed: Sequence[int | None]) -> Iterator[Choice]:

@@ -16,11 +16,13 @@ import helion
 import helion.language as hl
 from helion.backends.cute.codegen import raw
 from helion.backends.cute.plan.build import plan_gemm
+from helion.backends.cute.plan.finish import is_turned
 from helion.backends.cute.plan.records import Choice, GemmPlan, GemmProblem
 from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.roles import grammar as g
 from helion.backends.cute.roles.halves import OrderReads, ReadHalf
 from helion.backends.cute.roles.programs import kernel_program
+from helion.backends.cute.verify.finish import verify_finish
 from helion.backends.cute.verify.state import Fault
 from helion.backends.cute.verify.verify import verify
 
@@ -42,6 +44,19 @@ def linear(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor, residual: torch
         for tile_k in hl.tile(k):
             acc = hl.dot(x[tile_m, tile_k], y[tile_k, tile_n], acc=acc)
         out[tile_m, tile_n] = torch.relu(acc + bias[tile_n]) + residual[tile_m, tile_n]
+    return out
+
+
+@helion.kernel(backend="cute", static_shapes=True)
+def normed(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    (m, k), n = x.size(), y.size(1)
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m in hl.tile(m):
+        acc = hl.zeros([tile_m, n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = hl.dot(x[tile_m, tile_k], y[tile_k, :], acc=acc)
+        var, mean = torch.var_mean(acc, dim=-1, keepdim=True, correction=0)
+        out[tile_m, :] = (acc - mean) * torch.rsqrt(var + 1e-5) * weight[:]
     return out
 
 
@@ -154,3 +169,28 @@ def test_other_tiles_and_matmuls_are_refused(problem: GemmProblem, choice: Choic
 def test_the_other_matrix_unit_does_not_take_them() -> None:
     with pytest.raises(Refusal, match="implemented on wgmma for one plain matmul"):
         plan_gemm(of_words(), Choice(tile=(128, 64, 32)), gemms.BLACKWELL)
+
+
+def test_rows_in_memory_are_the_columns_of_the_transposed_matmul() -> None:
+    given = values(M, K), values(K, N, seed=1), values(N, seed=2)
+    bound = normed.bind(given, target="h200")
+    asked = {"wgmma_rows_in": "memory", "wgmma_copies_in": "tma", "wgmma_k_splits": 1, "wgmma_cluster_n": 1}
+    config = helion.Config(**{**bound.default_config().to_dict(), **asked, "block_sizes": [256, 32]})
+    plan = bound.plan(config).gemm
+    assert is_turned(plan)
+    assert (plan.problem.m, plan.problem.n, plan.problem.a_major, plan.whole.m) == (N, M, "mn", M)
+    assert (plan.tile, plan.cluster) == ((128, 256, 32), (1, config["wgmma_cluster_m"]))
+    assert re.search(r"def gemm\(\n    b: cute.Pointer,\n    a: cute.Pointer,", bound.to_cute_code(config))
+    bound.set_config(config)
+    x, y, weight = (each.double() for each in given)
+    exact = torch.nn.functional.layer_norm(x @ y, (N,), weight)
+    assert products.row_error(bound(*given), exact) < products.BOUNDS[FP32]
+    other = dataclasses.replace(plan, problem=dataclasses.replace(plan.problem, m=M, n=N))
+    with pytest.raises(Fault, match=f"a matmul of {M} by {N} stores rows of {M} by {N}"):
+        verify_finish(other, ())
+
+
+def test_long_rows_of_tf32_need_no_transposed_copy() -> None:
+    shapes = (2048, 2048), (2048, 2048), (2048,)
+    config = normed.bind(tuple(torch.empty(*each, device="meta") for each in shapes), target="h200").default_config()
+    assert (config["wgmma_rows_in"], config["wgmma_copies_in"]) == ("memory", "tma")

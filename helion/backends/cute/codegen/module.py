@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..plan.dtypes import NUMBER, PITCH, SEED, SIZE
 from ..plan.epilogue import EpilogueOperand, EpilogueOutput
+from ..plan.finish import is_turned
 from ..plan.operands import gathered
 from ..plan.records import WARP_THREADS, GemmPlan, GemmProblem
 from ..plan.runtime import is_size, multiple_of
@@ -351,12 +352,17 @@ def warps_text(first: int, number: int, total: int) -> str:
     return f"warp < {number}" if first == 0 else f"warp >= {first} and warp < {first + number}"
 
 
+def _multiplied(plan: GemmPlan) -> str:
+    """Return the labels that A and B of the whole problem have in the matmul."""
+    return "ba" if is_turned(plan) else "ab"
+
+
 def _host(out: Writer, program: KernelProgram, objects: list[HostObjects], part: str) -> None:
     plan = program.plan
     outputs = [output.label for output in plan.whole.outputs]
     if plan.finish is None:
         outputs = [plan.problem.label_of(output) for output in plan.problem.outputs]
-    pointers = ["a", "b", *outputs, *(operand.label for operand in plan.whole.epilogue.operands)]
+    pointers = [*_multiplied(plan), *outputs, *(operand.label for operand in plan.whole.epilogue.operands)]
     out.lines(("", "", "@cute.jit"))
     out.line(f"def {ENTRY}{part}(")
     given = _numbers(plan.whole)

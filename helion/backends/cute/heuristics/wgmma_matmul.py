@@ -68,6 +68,8 @@ def choices(shape: ProductShape, target: Target) -> list[Choice]:
     places = places_of_copies(shape.problem, target) if shape.problem.copied else ("shared",)
     if shape.problem.n > SLICED_COLUMNS:
         places = tuple(place for place in places if place != "slices")
+    if "tma" in places:  # stages that warps fill have not run with A of fp32 along M
+        places = tuple(place for place in places if place != "shared")
     if "registers" in places and len(places) > 1:
         # they are faster than stages for few columns, and have not run with more
         few = shape.problem.n <= FEW_ROWS

@@ -8,15 +8,9 @@ from ....hardware import RESERVED_SHARED_BYTES, Target
 from . import workspace
 from .copied import MAX_COPIED_SUMS
 from .counts import check_slices, counts, least_stages, loads_while_copying, micro_columns, through_registers
-from .dtypes import (
-    COLUMN_DTYPES,
-    EPILOGUE_DTYPES,
-    IMPRECISE_DTYPES,
-    OPERAND_DTYPES,
-    itemsize,
-)
+from .dtypes import COLUMN_DTYPES, EPILOGUE_DTYPES, IMPRECISE_DTYPES, OPERAND_DTYPES, itemsize
 from .epilogue import COLUMN_NUMBER, MAX_NUMBERED, ROW_NUMBER, EpilogueOperand
-from .finish import split
+from .finish import split, with_turned
 from .joint import own_parts
 from .operands import (
     can_convert,
@@ -155,6 +149,8 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
 def _plan_with_copies(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
     """Return the plan of the matmul that loads all operands by TMA, with the kernels before it."""
     rest = dataclasses.replace(choice, copies_in="shared") if choice.copies_in in ("memory", "tma") else choice
+    if choice.copies_in == "tma" and choice.rows_in == "memory" and unit_of(target) == "wgmma":
+        return _plan_with_finish(problem, choice, target)
     if choice.copies_in == "tma":
         loaded, gathering = loaded_by_tma(problem, unit_of(target))
         plan = plan_gemm(loaded, rest, target)
@@ -213,6 +209,7 @@ def _joins(plan: GemmPlan) -> bool:
 def _plan_with_finish(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
     """Plan a matmul that stores rows, or their partial reductions, for a second kernel."""
     stored, finish = split(problem, choice.tile[1], target.smem_per_block_bytes)
+    stored, choice = with_turned(stored, choice)
     promote_k_tiles = choice.promote_k_tiles or _promote_k_tiles(problem, choice)
     first = dataclasses.replace(choice, rows_in="cluster", promote_k_tiles=promote_k_tiles)
     return dataclasses.replace(plan_gemm(stored, first, target), finish=finish)

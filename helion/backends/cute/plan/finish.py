@@ -16,8 +16,9 @@ from ...._shapes import next_power_of_2
 from ....hardware import REGISTER_BYTES, VECTOR_BYTES
 from .dtypes import itemsize
 from .epilogue import Constant, Epilogue, EpilogueOperand, EpilogueOutput, Instruction, constant
+from .operands import by_fragments
 from .passes import Pass, check_places, walks
-from .records import SUM_BYTES, WARP_THREADS, GemmProblem, Part, RowFinish, TileFinish
+from .records import SUM_BYTES, WARP_THREADS, Choice, GemmPlan, GemmProblem, Part, RowFinish, TileFinish
 from .reductions import needed, reductions_of
 from .refusal import Refusal
 
@@ -209,6 +210,54 @@ def stored_last(finish: RowFinish) -> tuple[EpilogueOutput, ...]:
     """Return the matrices that the second kernel stores: all but the one that the matmul has stored whole."""
     exact = finish.problem.outputs_of("exact")
     return tuple(each for each in exact if (each.name, each.value) != (finish.home, finish.held))
+
+
+# Rows of a transposed matmul ---------------------------------------------------------------------------------------------
+
+
+def turned(stored: GemmProblem) -> GemmProblem | None:
+    """Return the transposed matmul of the rows, whose B of fp32 along N warps read to registers as A; None for others.
+
+    Its tiles are contiguous along M, and rows of the whole problem are its columns.
+    """
+    outputs, copied = stored.epilogue.outputs, stored.copied
+    plain = not (stored.epilogue.operands or stored.epilogue.instructions or any(stored.starts))
+    if not plain or stored.a_major != "k" or [each.operand for each in copied] != ["b"] or len(outputs) > 1:
+        return None
+    output = dataclasses.replace(outputs[0], pitch=1, column_pitch=outputs[0].pitch)
+    x, y, d = stored.names
+    swapped = dataclasses.replace(
+        stored,
+        m=stored.n,
+        n=stored.m,
+        a_pitch=stored.b_pitch,
+        b_pitch=stored.a_pitch,
+        d_pitch=1,
+        epilogue=Epilogue(outputs=(output,)),
+        copied=(dataclasses.replace(copied[0], operand="a"),),
+        names=(y, x, d),
+    )
+    return by_fragments(swapped) if output.kind == "exact" else None
+
+
+def with_turned(stored: GemmProblem, choice: Choice) -> tuple[GemmProblem, Choice]:
+    """Return the matmul of the rows with its choice, transposed if TMA loads copied operands. Raises ``Refusal``."""
+    if choice.copies_in != "tma":
+        return stored, choice
+    found = turned(stored)
+    if found is None:
+        raise Refusal(
+            "rows in memory whose operands TMA loads are implemented for a plain matmul of fp32 with B along N"
+        )
+    (rows, columns, k), (cluster_m, cluster_n) = choice.tile, choice.cluster
+    return found, dataclasses.replace(
+        choice, tile=(columns, rows, k), cluster=(cluster_n, cluster_m), copies_in="shared"
+    )
+
+
+def is_turned(plan: GemmPlan) -> bool:
+    """Return whether the matmul has A and B of the whole problem in exchange."""
+    return plan.finish is not None and any(output.turned for output in plan.problem.outputs)
 
 
 # Parts of rows -----------------------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ def copied_operands(facts: KernelFacts, fact: MatmulFact, operands: Sequence[Epi
         if op is not None and op.static and not computed and op.dtype == dtype:
             steps = [n for at, n in zip(op.subscript_axes, op.strides, strict=True) if at != fact.k_axis]
             granule = granule_of(replace(source, pitch=math.gcd(*steps)), 0)
-            if source.k_pitch > 1 and 1 in steps:
+            if source.k_pitch > 1 and 1 in steps and _is_contiguous(op):
                 source = replace(source, k_pitch=math.gcd(_stride(op, fact.k_axis), *(n for n in steps if n != 1)))
         tiles = None if op is None or granule else _raw_source(op, fact, source, dtype)
         source = tiles or source

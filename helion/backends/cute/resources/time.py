@@ -17,6 +17,7 @@ from ..plan.counts import (
     copied_lines,
     counts,
     granule_walk,
+    in_fragments,
     is_raw,
     past_registers,
     raw_bytes,
@@ -107,6 +108,9 @@ class Rates:
     converted_us: float = 0.000047
     """Time of an element that warps convert (``int8_weights_512_rows`` and ``int8_weights_n_major_few_rows`` of
     benchmarks/results/cute/nvidia-h200-products.jsonl)."""
+    words_us: float = 0.25
+    """Time of a K tile of which warps read words of A to registers, hidden in part by MMAs of another warpgroup (measurement
+    ``tf32_fragments``)."""
     fragment_us: float = 0.16
     """Least time of a K tile that the warps that multiply convert (benchmarks/results/cute/nvidia-h200-few-rows.jsonl)."""
     fragments_us: float = 0.00003
@@ -282,6 +286,7 @@ def _at_rate(plan: GemmPlan, bytes_moved: int, target: Target, rates: Rates, mat
         _slot_us(plan, rates),
         _copied_us(plan, rates),
     )
+    k_tile_us = _together(k_tile_us, rates.words_us, 3) if in_fragments(plan) else k_tile_us
     whole_us, whole_waves = _whole_tiles_us(plan, target, rates, matrix, element_ops), plan.whole_tiles // resident
     waves = -(-(pieces - plan.whole_tiles) // resident)
     epilogue_us = _epilogue_us(plan, share, l2, rates) + (rates.added_us if plan.sliced else 0.0)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ....hardware import VECTOR_BYTES
 from ..plan.counts import counts
 from ..plan.dtypes import itemsize
-from ..plan.finish import loaded_early, part_slot, row_walks, row_words, rows_bytes, shared_words, threads_of
+from ..plan.finish import is_turned, loaded_early, part_slot, row_walks, row_words, rows_bytes, shared_words, threads_of
 from ..plan.records import SUM_BYTES, WARP_THREADS, Finish, GemmPlan, RowFinish
 from ..plan.reductions import reductions_of
 from ..plan.workspace import COUNTER_BYTES, MAX_COUNTERS, rows_offset, sums_bytes, workspace_bytes
@@ -43,8 +43,11 @@ def _check_memory(plan: GemmPlan, finish: Finish) -> None:
             raise Fault(f"{finish.tiles} tiles of {plan.tile[1]} columns are joined to rows of {problem.n}")
         return
     stored = plan.problem.outputs[0]
-    if (stored.dtype, stored.pitch) != (finish.dtype, finish.pitch) or stored.pitch < problem.n:
-        raise Fault(f"rows of {stored.dtype} are stored with a pitch of {stored.pitch} elements, and read with another")
+    pitch = stored.column_pitch if stored.turned else stored.pitch
+    if (stored.dtype, pitch) != (finish.dtype, finish.pitch) or pitch < problem.n:
+        raise Fault(f"rows of {stored.dtype} are stored with a pitch of {pitch} elements, and read with another")
+    if (plan.problem.m, plan.problem.n) != ((problem.n, problem.m) if is_turned(plan) else (problem.m, problem.n)):
+        raise Fault(f"a matmul of {plan.problem.m} by {plan.problem.n} stores rows of {problem.m} by {problem.n}")
     if finish.chunks * finish.threads * finish.vector < problem.n:
         raise Fault(
             f"{finish.threads} threads with {finish.chunks} times {finish.vector} columns leave some of {problem.n}"
