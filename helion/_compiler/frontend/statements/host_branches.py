@@ -80,9 +80,13 @@ def _merge_names(s: Scope, ends: list[dict[str, Any]], node: ast.stmt) -> dict[s
         else:
             forget_sources(s, name)
             number = merged_value(s, values)
-            error = f" (`{head_of(node)}` decides, and it is {' or '.join(map(describe, values))})"
+            error = f" (`{head_of(node)}` decides, and it is {' or '.join(map(_described, values))})"
             merged[name] = opaque(f"`{name}`", error) if number is None else number
     return merged
+
+
+def _described(value: Any) -> str:
+    return "known at run time only" if isinstance(value, Opaque) else describe(value)
 
 
 def _all_plain(values: list[Any]) -> bool:
