@@ -3,12 +3,15 @@ logarithm, integers beyond 32 and 64 bits.
 """
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 import helion
 import helion.language as hl
+from helion import exc
 
 
 @helion.kernel
@@ -134,3 +137,46 @@ def integers(x: torch.Tensor, i: torch.Tensor, n: int, f: float) -> torch.Tensor
 def test_int_keeps_all_bits():
     found = integers(torch.tensor([3e9]), torch.tensor([2**40 + 1]), 2**41 + 1, -5e9)
     assert found.tolist() == [3_000_000_000, 2**40 + 1, 2**41 + 1, -5_000_000_000]
+
+
+@helion.kernel
+def bounded(x: torch.Tensor, n: int) -> torch.Tensor:
+    out = torch.empty([x.size(0), 4], dtype=torch.int64, device=x.device)
+    for tile in hl.tile(x.size(0)):
+        v = x[tile]
+        out[tile, 0] = v.clamp(max=n)
+        out[tile, 1] = v.clamp(min=-n, max=n)
+        out[tile, 2] = max(v.amin(0), 1000)
+        out[tile, 3] = min(v.amax(0), n)
+    return out
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16])
+@pytest.mark.parametrize("n", [100, 40000, 2**40])
+def test_bounds_that_a_dtype_does_not_hold(dtype, n):
+    x = torch.tensor([0, 7, torch.iinfo(dtype).max]).to(dtype)
+    values = x.tolist()
+    rows = [(min(v, n), max(min(v, n), -n), 1000, min(max(values), n)) for v in values]
+    assert bounded(x, n).tolist() == [list(row) for row in rows]
+
+
+@pytest.mark.parametrize(
+    "fill",
+    [
+        lambda v: v.clamp(max=300),
+        lambda v: v.masked_fill(v > 3, 300),
+        lambda v: torch.full_like(v, -256),
+        lambda v: v + torch.full([], 300, dtype=torch.uint8),
+    ],
+)
+def test_constants_that_a_dtype_does_not_hold_are_refused(fill):
+    with pytest.raises(exc.TorchOpTracingError, match="it does not fit torch.uint8, which holds 0 to 255"):
+        applied(torch.zeros(3, dtype=torch.uint8), fill)
+
+
+@helion.kernel
+def applied(x: torch.Tensor, function: Callable[..., Any]) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile] = function(x[tile])
+    return out

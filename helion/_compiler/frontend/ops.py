@@ -34,6 +34,7 @@ from .host_uses import used_directly
 from .runtime_values import is_runtime
 from .state import TraceState
 from .state.alignment import is_single, joint, placed
+from .state.fits import check_fits
 from .state.ranges import of_field
 from .values import DeviceValue, HostTensorValue, Tile, describe
 
@@ -87,7 +88,7 @@ def number(t: TraceState, expr: Number) -> DeviceValue:
         )
         return emit(t, "full", (expr,), dtype, ())
     kind = expr.kind
-    dtype = torch.bool if kind is bool else torch.float32 if kind is float else _integer_dtype(t, expr)
+    dtype = torch.bool if kind is bool else torch.float32 if kind is float else integer_dtype(t, expr)
     value = emit(t, "number", (), dtype, (), NumberAttrs(expr))
     value.number = expr
     return value
@@ -258,7 +259,7 @@ def full(t: TraceState, dims: Dims, fill: Any, dtype: torch.dtype) -> DeviceValu
     elif dtype == torch.bool:
         fill = bool(fill)
     else:
-        fill = int(fill)
+        check_fits(fill := int(fill), dtype)
     return emit(t, "full", (fill,), dtype, dims)
 
 
@@ -566,7 +567,7 @@ def split(t: TraceState, value: DeviceValue) -> tuple[DeviceValue, DeviceValue]:
     return wrap(t, results[0]), wrap(t, results[1])
 
 
-def _integer_dtype(t: TraceState, expr: Expr) -> torch.dtype:
+def integer_dtype(t: TraceState, expr: Expr) -> torch.dtype:
     """Return int32 for arguments that fit it, as the specialization key guarantees; int64 for other arguments, for
     arithmetic on them, and for run-time numbers of the host code.
     """

@@ -13,6 +13,7 @@ from ...._shapes import Expr, NeedsValue, hint_of
 from .. import ops
 from ..host import tensors as host_tensors
 from ..runtime_values import is_runtime
+from ..torch.pointwise import beside
 from ..tracer import Tracer
 from ..values import DeviceValue, HostTensorValue
 from ..walk.kinds import is_hashable
@@ -38,7 +39,7 @@ def _reduce_pairs(name: str) -> Callable[..., Any]:
             return pick(s.t.numbers.specialize(item) if isinstance(item, Expr) else item for item in items)
         result = items[0]
         for item in items[1:]:
-            result = ops.pointwise(s.t, name, result, item)
+            result = ops.pointwise(s.t, name, beside(s.t, result, item), beside(s.t, item, result))
         return result
 
     return call

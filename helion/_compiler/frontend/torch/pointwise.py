@@ -19,6 +19,7 @@ from ...ir.pointwise import POINTWISE
 from ...ir.pointwise import named as named
 from .. import ops
 from ..rules import Rule, Rules
+from ..state.fits import check_fits, common_integer
 from ..tracer import Tracer
 from ..values import DeviceValue, describe
 
@@ -165,6 +166,15 @@ def _where_method(t: Tracer, input: DeviceValue, condition: Any, other: Any) -> 
     return ops.pointwise(t, "where", condition, input, other)
 
 
+def beside(t: Tracer, value: Any, number: Any) -> Any:
+    """Return an integer of the device in a dtype that holds the number that it is compared with: 300 is no uint8."""
+    is_integer = type(number) is int or (isinstance(number, Expr) and number.kind is int)
+    if not isinstance(value, DeviceValue) or value.number is not None or not is_integer:
+        return value
+    of_symbol = ops.integer_dtype(t, number) if isinstance(number, Expr) else value.dtype
+    return ops.cast(t, value, common_integer(value.dtype, number, of_symbol))
+
+
 @rule(torch.Tensor.masked_fill, torch.masked_fill)
 def _masked_fill(t: Tracer, input: DeviceValue, mask: Any, value: Any) -> DeviceValue:
     fill = ops.cast(t, value, input.dtype) if isinstance(value, DeviceValue) else ops.full(t, (), value, input.dtype)
@@ -176,10 +186,15 @@ def _clamp(t: Tracer, input: DeviceValue, min: Any = None, max: Any = None) -> D
     if min is None and max is None:
         raise TypeError("at least one of min and max must be given")
     result = input
-    if min is not None:
-        result = ops.pointwise(t, "maximum", result, min)
-    if max is not None:
-        result = ops.pointwise(t, "minimum", result, max)
+    for name, bound in (("maximum", min), ("minimum", max)):
+        if bound is None:
+            continue
+        if type(bound) is int:
+            check_fits(bound, input.dtype)
+        if isinstance(bound, Expr) and bound.kind is int:
+            result = ops.cast(t, ops.pointwise(t, name, beside(t, result, bound), bound), input.dtype)
+        else:
+            result = ops.pointwise(t, name, result, bound)
     if not any(isinstance(bound, DeviceValue) and bound.number is None for bound in (min, max)):
         return result
     bounds = [bound for bound in (min, max) if bound is not None]
