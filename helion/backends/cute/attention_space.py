@@ -47,7 +47,7 @@ FIRST_KEYS = 64
 ATTENTION_DOCS: dict[str, str] = {
     "kv_stages": "Pipeline stages of K and of V in shared memory; None is as many as fit.",
     "lazy_rescale": "Whether the accumulator of attention is rescaled only where a row maximum grows by more than 2**8.",
-    "key_splits": "CTAs that share the keys of a tile of queries; the last one to arrive combines their results.",
+    "key_splits": "CTAs that share the keys of a tile of queries. If the GPU holds all of them at once, each combines some columns of their results, else the last one to arrive combines all.",
     "bias_stages": "Pipeline stages of a bias per query and key, which TMA loads to shared memory; 0 loads it to registers.",
     "tile_scheduler": "Order of attention's tiles: `static`, a fixed stride, or `dynamic`, a counter in global memory.",
     "polynomial": f"Of 16 exponentials of attention, those by a polynomial instead of the special function unit: even numbers up to {MOST_POLYNOMIAL}. None is the best by the model.",

@@ -15,7 +15,6 @@ from backends.cute.printed_blocks import function, visited
 
 from helion.backends.cute.codegen.attention import bounds, softmax
 from helion.backends.cute.codegen.attention import splits as printed_splits
-from helion.backends.cute.plan.attention import build
 from helion.backends.cute.plan.attention import operands as o
 from helion.backends.cute.plan.attention import records as r
 from helion.backends.cute.plan.attention.build import plan_attention
@@ -125,15 +124,13 @@ def test_planted_faults_of_columns_combined_at_once_are_found(name: str) -> None
         verify_attention(edited(attention_program(made), role, edit))
 
 
-def test_columns_are_combined_at_once_where_the_gpu_holds_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "COMBINED_AT_ONCE", True)
-
-    def combining(dims: int = 64, splits: int = 2, heads: int = 4, groups: int = 1) -> int:
-        given = dataclasses.replace(problem(dims, queries=64), heads=(heads,))
+def test_columns_are_combined_at_once_where_the_gpu_holds_all_parts() -> None:
+    def combining(dims: int = 64, splits: int = 2, heads: int = 4, groups: int = 1, queries: int = 64) -> int:
+        given = dataclasses.replace(problem(dims, queries=queries), heads=(heads,))
         return plan_attention(given, r.AttentionChoice(groups=groups, keys=64, splits=splits), HOPPER).combining
 
     assert [combining(dims, splits) for dims, splits in ((64, 3), (64, 2), (96, 4), (128, 12))] == [1, 2, 2, 4]
-    assert [combining(heads=66), combining(heads=67), combining(groups=2)] == [2, 1, 1]
+    assert [combining(heads=66), combining(heads=67), combining(groups=2), combining(queries=16)] == [2, 1, 1, 1]
 
 
 BIAS = o.Source(name="bias", kind="exact", dtype="bfloat16", pitches=(1000, 1))

@@ -96,7 +96,7 @@ def test_dimensions_in_two_tensors(dims: int, width: int) -> None:
         close(found, latent.of_decoded(*given, width))
 
 
-@pytest.mark.parametrize(("batch", "n", "splits", "us"), [(32, 8192, 2, 177), (128, 4096, 1, 330), (1, 65536, 32, 127)])
+@pytest.mark.parametrize(("batch", "n", "splits", "us"), [(32, 8192, 2, 177), (128, 4096, 1, 330), (1, 65536, 64, 74)])
 def test_predicted_times_are_near_measured_ones(batch: int, n: int, splits: int, us: float) -> None:
     """Compare with an H200. More parts shorten the loop over keys, and take longer to combine."""
     meta = [x.to("meta") for x in latent.caches([1] * batch, 1, 128, 576)]

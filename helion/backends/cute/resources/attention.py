@@ -87,9 +87,10 @@ class AttentionRates:
     """Most that one SM reads."""
     combine_us: float = 2.0
     """Store, count and combination of the partials of split keys."""
-    latent_part_us: float = 1.4
-    """Time that each part adds to the combination of latent attention, whose partials have up to 512 columns. It is fitted to
-    nine times of decoding on an H200 (latent decode in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
+    latent_part_us: tuple[float, float] = (1.4, 0.15)
+    """Time that each part adds to the combination of latent attention, whose partials have up to 512 columns: by the last CTA to
+    arrive, and by all at once. They are fitted to nine times of decoding on an H200 (latent decode in
+    benchmarks/results/cute/nvidia-h200-attention.jsonl), and to ten (measurement ``latent_at_once``)."""
 
 
 RATES = AttentionRates()
@@ -349,7 +350,8 @@ def predicted_us(
     if choice.splits > 1:
         tile_us *= -(-blocks // choice.splits) / blocks
         tiles *= choice.splits
-        overhead += rates.combine_us + (rates.latent_part_us * choice.splits if shape.latent else 0.0)
+        of_part = rates.latent_part_us[tiles <= target.num_sms]
+        overhead += rates.combine_us + (of_part * choice.splits if shape.latent else 0.0)
     least_us, varies = 0.0, shape.bounded and not shape.window
     if varies:  # the longest tile visits all blocks
         least_us = tile_us / blocks * -(-shape.keys // choice.keys)

@@ -22,6 +22,7 @@ from .records import (
     COLUMNS_AT_ONCE,
     LATENT_GROUPS,
     LAZY,
+    ROWS_OF_WARP,
     AttentionChoice,
     AttentionPlan,
     AttentionProblem,
@@ -61,8 +62,6 @@ MOST_MODES = 5
 """Dimensions of a TMA descriptor (CUDA driver API, ``cuTensorMapEncodeTiled``)."""
 L2_FOR_KEYS = 0.5
 """Fraction of the L2 cache for K and V of the heads of a band."""
-COMBINED_AT_ONCE = False
-"""Whether CTAs that are all launched at once each combine some columns of the partials of split keys."""
 TILE_SLOTS = 2
 """Stages of the mailbox of a dynamic tile scheduler."""
 
@@ -223,10 +222,12 @@ def check_splits(problem: AttentionProblem, choice: AttentionChoice, rows: int, 
 
 
 def combining_ctas(problem: AttentionProblem, choice: AttentionChoice, target: Target) -> int:
-    """Return the CTAs that each combine some columns of a tile's partials. They wait for each other: without enough SMs for
-    all at once, the last to arrive combines all columns, which takes longer (measurement ``combined_at_once``).
+    """Return the CTAs that each combine some columns of a tile's partials, 1 if the last to arrive combines all columns.
+
+    CTAs that combine at once wait for each other, so that the GPU has to hold all of them. They are faster, unless all queries
+    are those of one warp (measurement ``combined_at_once``).
     """
-    if choice.splits == 1 or choice.groups > 1 or not COMBINED_AT_ONCE:
+    if choice.splits == 1 or choice.groups > 1 or (problem.queries <= ROWS_OF_WARP and not problem.latent):
         return 1
     pieces = -(-problem.queries // WGMMA_ROWS) * problem.batches * choice.splits
     chunks, rest = divmod(problem.v.columns // (LATENT_GROUPS if problem.latent else 1), COLUMNS_AT_ONCE)
