@@ -94,10 +94,21 @@ def row_products(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return out
 
 
+@helion.kernel(static_shapes=True)
+def image_sums(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0)], dtype=torch.float32, device=x.device)
+    for image in hl.grid(x.size(0)):
+        total = hl.zeros([], dtype=torch.float32)
+        for rows, columns in hl.tile(x.size()[1:]):
+            total = total + x[image, rows, columns].sum()
+        out[image] = total
+    return out
+
+
 @pytest.mark.prove
 def test_every_fact_is_read() -> None:
     cells = first_cells()
-    for kernel in (*(cell.function for cell in cells), softmax_with_statistics, matmul, row_products):
+    for kernel in (*(cell.function for cell in cells), softmax_with_statistics, matmul, row_products, image_sums):
         kernel.reset()  # what other tests have asked of it is kept, and would not be read again
     bound = [SEEDS.bind(cell, target) for cell in cells for target in TARGETS]
     rows = torch.empty([1024, 1024], dtype=torch.bfloat16, device="meta")
@@ -113,6 +124,7 @@ def test_every_fact_is_read() -> None:
             ("gated_state_scan", TARGETS[0]),
         )
     ]
+    bound.append(image_sums.bind((torch.empty(64, 300, 200, device="meta"),), target=TARGETS[0]))
     bound += [_unseen(name, TARGETS[0], backend="cute") for name in ("causal_gqa", "fused_backward")]
     products = row_products.bind((rows, rows), target=TARGETS[0])
     with watched(*FACTS) as collecting:

@@ -700,7 +700,6 @@ def two_ellipses(x, out):
         float_index,
         string_index,
         float_tensor_index,
-        slice_of_a_value,
         subscript_with_a_number,
         slice_of_a_tile_size,
         two_ellipses,
@@ -709,6 +708,10 @@ def two_ellipses(x, out):
 )
 def test_what_cannot_be_an_index(kernel: helion.Kernel) -> None:
     refusal(kernel, (mat(), vec()), exc.InvalidIndexingType, "cannot be used as an index", "here")
+
+
+def test_tiles_of_values_have_no_elements() -> None:
+    refusal(slice_of_a_value, (mat(), vec()), exc.InvalidAPIUsage, "0 cannot be an index of it", "here")
 
 
 def test_boolean_index() -> None:
