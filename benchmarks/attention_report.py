@@ -87,7 +87,7 @@ GOALS = (
 _NOTES = {
     "decode": (
         "The copy reads half of the bytes: its writes wait in L2, so that a kernel that only reads as much takes longer. With few keys",
-        "a launch and the combination of parts count: the last CTA of 16 queries reads 16 partials of 64 rows. Heads of 64",
+        "a launch and the combination of parts count (measurement `combined_at_once`). Heads of 64",
         "dimensions take as long as that read with any blocks, stages and parts (measurement `decode_narrow`).",
         "",
     ),

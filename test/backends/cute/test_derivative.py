@@ -130,13 +130,13 @@ def test_kernels_for_any_sizes_are_made_once(monkeypatch: pytest.MonkeyPatch, st
     made = derived(monkeypatch)
     kernel = helion.kernel(backend="cute", static_shapes=False)(rows_of_heads if stored else attention)
     function = kernel.differentiable()
-    for sizes in ((4, 2, 130, 150), (4, 2, 70, 201), (6, 3, 33, 90)):
+    for at, sizes in enumerate(((4, 2, 130, 150), (4, 2, 70, 201), (6, 3, 33, 90))):
         tensors = operands(*sizes, 64, 64, torch.bfloat16)
         exact = [x.detach().double().requires_grad_() for x in tensors]
         result = reference(*exact, True, None, None)
         upstream = torch.randn_like(result)
         wanted = torch.autograd.grad(result, exact, upstream)
-        for _ in range(2):
+        for _ in range(2 if at == 0 else 1):  # the second call of a size is direct
             if stored:
                 rows = [x.transpose(1, 2).contiguous() for x in tensors]
                 out = function(*rows, True)[0].transpose(1, 2)
