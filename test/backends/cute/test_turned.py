@@ -132,7 +132,7 @@ def test_two_ctas_have_half_of_the_rows_each_where_one_would_have_many() -> None
     assert (config["block_sizes"][:2], config["wgmma_cluster_n"]) == ([112, 128], 2)
 
 
-@pytest.mark.parametrize(("m", "tile", "cluster"), [(320, [160, 128], 2), (200, [208, 128], 1)])
+@pytest.mark.parametrize(("m", "tile", "cluster"), [(320, [160, 256], 2), (200, [208, 128], 1)])
 def test_most_of_two_waves_are_turned(m: int, tile: list[int], cluster: int) -> None:
     """Whole rows that fill the SMs are not halved."""
     x, w = (torch.empty(lines, 4096, dtype=torch.bfloat16, device="meta") for lines in (m, 14336))
