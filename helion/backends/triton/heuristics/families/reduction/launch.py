@@ -96,7 +96,9 @@ def launch(found: Allocation, facts: KernelFacts, target: Target, *, threads: in
 def _shorter_applied(found: Allocation, facts: KernelFacts, sizes: Sizes) -> Sizes:
     """Return ``sizes`` where no loop that only applies a result has a longer tile than the loop that reduces."""
     primary = found.primary
-    most = sizes.get(primary.axis, 0)
+    if primary.axis not in sizes:  # the loop that reduces is one over chunks of a whole dimension
+        return dict(sizes)
+    most = sizes[primary.axis]
     applied = {
         axis.block_id: max(axis.min_size, most)
         for axis in facts.tunable_axes
