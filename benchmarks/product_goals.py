@@ -48,8 +48,7 @@ REASONS = (
     ),
     (
         "sizes that fill rounds of SMs in part, cuBLAS",
-        "Widths that fill rounds best, as 176 and 208, have sub-tiles of half a sector. Few rows of a long B are bound by its"
-        " way from memory to each CTA.",
+        "Tiles fill the last of few rounds in part. Few rows of a long B are bound by its way from memory to each CTA.",
         "uneven_rounds",
     ),
     (

@@ -87,19 +87,13 @@ def unproven(program: Program, target: Target) -> str:
     elif unit_of(target) == "tcgen05" and product.depth is not None and _gives_indices(product.problem):
         part = "over all of K at once, with indices of minima or maxima,"
     else:
-        parts = _not_run_on_hopper if unit_of(target) == "wgmma" else _not_run_on_blackwell
-        part = next((part for holds, part in parts(product.problem) if holds), "")
+        parts = _not_run_on_blackwell(product.problem) if unit_of(target) == "tcgen05" else ()
+        part = next((part for holds, part in parts if holds), "")
     return str(as_written(program, Refusal(part)))
 
 
 def _gives_indices(problem: GemmProblem) -> bool:
     return any(made.op == "row_first" for made in problem.epilogue.instructions)
-
-
-def _not_run_on_hopper(problem: GemmProblem) -> Iterator[tuple[object, str]]:
-    """Yield parts that have not run on Hopper, each with whether a GEMM has it."""
-    # these ran right, and were slower than those of another backend (measurement ``product_forms_timed``)
-    yield problem.groups is None and _lie_between(problem), "of a batch whose outputs lie between each other's elements"
 
 
 def _lie_between(problem: GemmProblem) -> bool:
@@ -123,6 +117,7 @@ def _not_run_on_blackwell(problem: GemmProblem) -> Iterator[tuple[object, str]]:
         problem.scales is not None and problem.batch is not None,
         "of a batch, or of groups, with scales of blocks of K",
     )
+    yield problem.groups is None and _lie_between(problem), "of a batch whose outputs lie between each other's elements"
     yield problem.summed, "next to sums along K"
     yield problem.epilogue.in_pairs, "over pairs of neighboring columns"
     yield picked, f"with lines of {''.join(picked[:1])} that an index picks"

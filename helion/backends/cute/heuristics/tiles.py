@@ -172,10 +172,10 @@ def _halves(least: int, most: int, extent: int) -> Iterator[int]:
         side //= 2
 
 
-def narrowed(choice: Choice, wanted: int = 32) -> Choice:
-    """Return a choice with at least two sub-tiles of ``wanted`` columns at most, and the fewest buffers that divide
-    them."""
-    columns = subtile_of(choice.tile[1], wanted)
+def narrowed(choice: Choice, wanted: int = 32, divided: bool = True) -> Choice:
+    """Return a choice with at least two sub-tiles of ``wanted`` columns at most, and the fewest buffers that divide them, or
+    two."""
+    columns = subtile_of(choice.tile[1], wanted, divided)
     return dataclasses.replace(
         choice, epilogue_n=columns, store_stages=buffers_of(choice.tile[1] // columns, choice.store_stages)
     )

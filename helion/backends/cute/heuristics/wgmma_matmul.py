@@ -109,7 +109,7 @@ def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[C
             tile = (*tile[:2], tile_bounds(shape.problem, target)[2][1])
         rows, columns = -(-shape.problem.m // tile[0]), -(-shape.problem.n // tile[1])
         together = rows * columns * shape.problem.repeats
-        plain = narrowed(Choice(tile=tile, copies_in=copies_in))
+        plain = narrowed(Choice(tile=tile, copies_in=copies_in), divided=False)
         paired = dataclasses.replace(plain, cluster=(2, 1))
         unshared = tile[1] > UNEVEN[0] and tile[1] % UNEVEN[0] > 0  # two CTAs cannot load slices of B along N
         unshared, tall = unshared and shape.problem.b_major == "mn", tile[0] > 2 * WGMMA_ROWS
