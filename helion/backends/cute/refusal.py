@@ -74,8 +74,9 @@ MOST_RUN_CHAIN = 5
 def unproven(program: Program, target: Target) -> str:
     """Return the first part of a GEMM that has not run on a GPU, which needs a request; or an empty string.
 
-    Hopper has run all but the parts below (cute/nvidia-h200-parts.jsonl, cute/nvidia-h200-products.jsonl,
-    cute/nvidia-h200-row-counts.jsonl, and measurements ``product_forms`` and ``product_forms_again``).
+    Hopper has run all but copies for each launch (cute/nvidia-h200-parts.jsonl, cute/nvidia-h200-products.jsonl,
+    cute/nvidia-h200-row-counts.jsonl, measurement ``product_forms``, measurement ``product_forms_again`` and
+    measurement ``product_forms_timed``).
     """
     product = known_product(program)
     given = [program.tensors[at] for at in product.arguments if isinstance(at, int)]

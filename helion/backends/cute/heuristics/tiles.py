@@ -44,10 +44,10 @@ USUAL_COLUMNS = 128
 MEMORY_GAINS = 0.95
 
 
-#: The same for sub-tiles of few columns, for partials in memory, and for two tiles of a cluster that have all columns.
-#: Predictions of the last are up to a fifth too long (``swapped`` and ``uneven`` of the same rows). Powers of two, which leave
-#: more columns empty, have not run.
-UNEVEN_GAINS, PARTIAL_GAINS, SHARED_GAINS = 0.95, 0.99, 1.05
+#: The same for columns that are no power of two, and for narrow sub-tiles of them; then for partials in memory.
+#: The last is of two tiles of a cluster that have all columns: predictions are too long (``swapped`` of the same rows).
+#: Powers of two, which leave more columns empty, have not run.
+UNEVEN_GAINS, PARTIAL_GAINS, SHARED_GAINS = (0.99, 0.95), 0.99, 1.05
 #: Columns to try per number of rows that are no power of two, if none covers N (measurement ``uneven_rounds``).
 MOST_UNEVEN = 1
 #: Lines of 128 bytes that a cluster of two loads for a CTA while it multiplies a tile of as many rows or columns.
@@ -187,7 +187,8 @@ def handicapped_us(option: Option) -> float:
     gains *= PARTIAL_GAINS if option.choice.grid_splits > 1 and not option.choice.split_last else 1.0
     gains *= SHARED_GAINS if option.shares and not is_power_of_2(option.choice.tile[1]) else 1.0
     narrow = option.uneven and subtile_of(option.choice.tile[1], USUAL_COLUMNS) == LEAST_SUBTILE
-    return option.time.total_us / (gains * (UNEVEN_GAINS if narrow else 1.0))
+    gains *= UNEVEN_GAINS[narrow] if option.uneven else 1.0
+    return option.time.total_us / gains
 
 
 def proposals(shape: ProductShape, target: Target, ranked: Sequence[Option]) -> tuple[CuteProposal, ...]:

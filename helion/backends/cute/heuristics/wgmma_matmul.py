@@ -116,7 +116,7 @@ def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[C
         filled = 2 * (columns * tile[1] - shape.problem.n) <= tile[1]
         waves = 2 if columns == 2 else 1
         read_twice = 1 < columns <= FEW_TOGETHER and together <= waves * target.num_sms and filled
-        beside = shape.problem.groups is not None or rows % 2 * (rows - 1) > 0 or tall or unshared or read_twice
+        beside = shape.problem.groups is not None or rows % 2 > 0 or tall or unshared or read_twice
         shared = [dataclasses.replace(plain, cluster=(1, 2))] if beside and columns > 1 and not in_stages else []
         shared = [paired, *shared] if rows > 1 else shared
         found += [*(shared[::-1] if tall else shared), plain]
