@@ -35,6 +35,8 @@ _LINE_BYTES, _NARROW_BYTES, AS_FAST = 128, 2, 1.05
 ALTERNATES, WITHIN = 3, 1.5
 #: Predicted times within this factor do not order two tilings where each SM has many tiles (cell ``bounded_scores``).
 EQUALLY_FAST, MANY_ROUNDS = 1.003, 32
+#: The same where tiles have a single K tile, whose stores memory bounds.
+EQUALLY_STORED, FEWER_ROUNDS = 1.01, 16
 #: Columns of a tile of 64 rows for each warp group, which compute while other groups store.
 USUAL_COLUMNS = 128
 
@@ -91,9 +93,11 @@ def options(shape: ProductShape, target: Target, choices: Sequence[Choice]) -> l
             time = timing(plan, shape, target)
             found.append(Option(choice=choice, plan=plan, time=time, uneven=uneven, shares=shares))
     found.sort(key=handicapped_us)
-    if not found or found[0].time.waves < MANY_ROUNDS:
+    stored = bool(found) and found[0].plan.k_tiles == 1
+    rounds, within = (FEWER_ROUNDS, EQUALLY_STORED) if stored else (MANY_ROUNDS, EQUALLY_FAST)
+    if not found or found[0].time.waves < rounds:
         return found
-    equal = sum(handicapped_us(option) <= EQUALLY_FAST * handicapped_us(found[0]) for option in found)
+    equal = sum(handicapped_us(option) <= within * handicapped_us(found[0]) for option in found)
     return [*sorted(found[:equal], key=_of_tile), *found[equal:]]
 
 
