@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 from ......_compiler.facts.records import AttentionFact, KernelFacts
@@ -26,6 +26,7 @@ from ....resources.matrix import ASYNC_ROWS
 from ... import register_safety as safety
 from ...amd_options import with_amd_options
 from ...sizing import Sizes, clamp, estimate, extent_of, programs_of
+from ...tuned import Tuned, tuned
 from .tiles import Tile, cost_of, fits, neighbours_along, share_sms, start_sizes
 
 #: Queries, keys, stages and warps. Of one height, the first that fits is a candidate.
@@ -55,11 +56,21 @@ _CANDIDATES = (
 )
 #: The tile tried first for heads of at most this many elements.
 _NARROW, _NARROW_HEAD = Tile(128, 64, 3, 4), 64
-#: The widest head for which a separate loop for the masked last tile is known to pay (measurement
-#: ``attention_peeled``).
-_PEELED_HEAD = 128
-#: The widest head for which the order of programs was measured.
-_WIDE_HEAD = 256
+
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "attention_forward"
+
+    #: Queries, keys, stages and warps of the tile tried first for operands of 32 bits on an asynchronous matrix unit. It
+    #: reads them from shared memory, twice the bytes of 16-bit ones, once for more queries (measurement
+    #: ``attention_tf32``).
+    tall: tuple[int, int, int, int]
+    #: The widest head for which a separate loop for the masked last tile is known to pay (measurement
+    #: ``attention_peeled``).
+    peeled_head: int
+    #: The widest head for which the order of programs was measured.
+    wide_head: int
 
 
 class _Boxed(NamedTuple):
@@ -94,9 +105,6 @@ _ALONE = Tile(128, 64, 3, 8)
 #: warp reads all queries from shared memory. So eight warps of one program read twice as much as four, and wait for
 #: each other (measurement ``attention_few_rows``).
 _FEW_ROWS = Tile(32, 64, 2, 4)
-#: The tile tried first for operands of 32 bits on an asynchronous matrix unit. It reads them from shared memory, twice the
-#: bytes of 16-bit ones, once for more queries (measurement ``attention_tf32``).
-_TALL = Tile(256, 64, 3, 8)
 #: Number of proposals returned.
 _KEPT = 3
 
@@ -171,9 +179,11 @@ def _proposal(
     assert fact is not None and fact.query_axis is not None
     measured = target.has("wgmma") and all(product.lhs_dtype.itemsize == 2 for product in facts.matmuls)
     head = _head(facts, fact) or 0
-    wide = measured and _NARROW_HEAD < head <= _WIDE_HEAD
+    numbers = tuned(_Numbers, target)
+    wide = measured and _NARROW_HEAD < head <= numbers.wide_head
     key = facts.axes[fact.key_axis]
-    ragged = key.static and bool(key.extent) and 0 < head <= _PEELED_HEAD and extent_of(key) % sizes[key.block_id] != 0
+    peeled = key.static and bool(key.extent) and 0 < head <= numbers.peeled_head
+    ragged = peeled and extent_of(key) % sizes[key.block_id] != 0
     return TritonProposal(
         reason=f"{sizes[fact.query_axis]} queries by {sizes[fact.key_axis]} keys, "
         f"{predicted.registers_per_thread} registers, {programs} programs on {target.num_sms} SMs",
@@ -215,8 +225,9 @@ def _feasible(
     if target.has("wgmma") and (few or (not facts.axes[query].on_grid and _head(facts, fact) is not None)):
         first = (_ALONE,)
     wide = target.has("wgmma") and all(each.lhs_dtype.itemsize == 4 for each in facts.matmuls)
-    if wide and sizes_of(_TALL)[query] == _TALL.held:
-        first = (*first, _TALL)
+    tall = Tile(*tuned(_Numbers, target).tall)
+    if wide and sizes_of(tall)[query] == tall.held:
+        first = (*first, tall)
     first = (*first, _FEW_ROWS)
     for tile in sorted((*first, *(each for each in _CANDIDATES if each not in first)), key=cost):
         sizes = sizes_of(tile)
