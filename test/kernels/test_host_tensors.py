@@ -578,3 +578,20 @@ def test_tensors_like_dense_ones_import_nothing_of_torchs_compiler() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=True
     )
     assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
+def turned_in_place(x: torch.Tensor) -> torch.Tensor:
+    x.transpose_(0, 1)
+    known = x.dim() if x.is_contiguous() else 0
+    out = torch.zeros(1)
+    for _ in hl.grid(1):
+        out[0] = known
+    return out
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_a_tensor_turned_in_place_is_not_the_argument_any_more(static: bool) -> None:
+    kernel = helion.kernel(turned_in_place, static_shapes=static)
+    for shape in ((2, 3), (1, 2), (2, 1)):
+        x = torch.ones(shape)
+        assert kernel(x.clone()).item() == (2 if x.T.is_contiguous() else 0)

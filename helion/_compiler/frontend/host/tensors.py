@@ -255,7 +255,7 @@ def _change(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs: 
         raise exc.TypeInferenceError(
             f"Tensor.{name} of {describe(value)}, whose sizes are known at run time only, is not supported; use the function that returns a new tensor."
         )
-    value.shape, value.strides = changed.shape, changed.strides
+    value.shape, value.strides, value.origin = changed.shape, changed.strides, ()  # no longer those of the argument
     return value
 
 
