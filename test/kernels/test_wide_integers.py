@@ -190,3 +190,25 @@ def test_loaded_integers_keep_their_dtype() -> None:
     kernel, loaded = helion.kernel(scaled), torch.arange(5, dtype=torch.int32)
     assert torch.equal(kernel(loaded, BILLION), (loaded * BILLION).long())
     assert torch.equal(kernel(loaded.long(), BIG), loaded.long() * BIG)
+
+
+def counted_on_some_paths(x: torch.Tensor, n: int) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for t in hl.tile(x.size(0)):
+        m = 1
+        if x[0] > 0:
+            if x[1] > 0:
+                m = m + 1
+            m += 3
+        else:
+            for _ in hl.grid(n):
+                m = m + 1
+        out[t] = x[t] + m
+    return out
+
+
+@pytest.mark.parametrize("x", [(1.0, 1.0), (1.0, -1.0), (-1.0, 1.0)])
+def test_a_number_counted_on_some_paths_has_64_bits_on_all(x: tuple[float, float]) -> None:
+    given = torch.tensor(x)
+    m = 1 + (3 + (x[1] > 0) if x[0] > 0 else 5)
+    assert torch.equal(helion.kernel(counted_on_some_paths)(given, 5), given + m)

@@ -98,8 +98,10 @@ def _device_if(s: Scope, node: ast.If, condition: DeviceValue) -> None:
         Region((), tuple(else_ops), tuple(other for _, _, other in results)),
     )
     s.t.builder.append("if", (condition.value,), values, None, regions)
-    for (name, _, _), value in zip(results, values, strict=True):
+    for (name, then, other), value in zip(results, values, strict=True):
         names[name] = ops.wrap(s.t, value)
+        either = (condition, ops.wrap(s.t, then), ops.wrap(s.t, other))
+        s.t.ranges.note(names[name], s.t.ranges.of_op("where", either))
     s.frame.names = names
 
 

@@ -89,6 +89,7 @@ def emit_number(
             keep = model.dtype.is_floating_point or not widen
             dtype = model.dtype if keep else s.t.world.default_dtype()
             result = ops.broadcast(s.t, ops.cast(s.t, result, dtype), model.dims)
+    s.t.ranges.note(result, s.t.ranges.of(value))
     recorded.extend(extra)
     return result
 
