@@ -46,6 +46,7 @@ def decode_layer(
     heads = w_out.size(1) // dim
     shared = hl.specialize(heads // groups)
     half = hl.specialize(half)
+    hl.specialize((cos.size(1), sin.size(1)))
     inner = w_down.size(1)
     qkv = torch.empty([batch, w_qkv.size(0)], dtype=x.dtype, device=x.device)
     q = qkv[:, : heads * dim].view(batch, groups, shared, 2, half)
