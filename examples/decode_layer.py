@@ -42,6 +42,7 @@ def decode_layer(
     """Compute a layer for `x[B, H]`, and append keys and values to the caches `[B, T, G, D]` at `lengths[B]`."""
     batch, hidden = x.size()
     groups, dim = k_cache.size(2), k_cache.size(3)
+    assert groups, "the caches have no heads"
     half = dim // 2
     heads = w_out.size(1) // dim
     shared = hl.specialize(heads // groups)

@@ -33,8 +33,6 @@ UNKNOWN_TO_EAGER = (
 ASSERTING = ("flex_attention", "mamba2_chunk_scan", "mamba2_chunk_state", "nvfp4_gemm", "rope", "swiglu")
 #: Indices out of range, which checked mode looks at, and a -1 of the reference's views that could be any size.
 UNJUDGED = ("out of bounds for dimension", "is ambiguous")
-#: Kernels that need static sizes: the error of the dynamic form asks for ``hl.specialize``.
-STATIC = ("decode_layer",)
 #: Offsets of groups that point past the rows that are left: example and number of rows.
 OFFSETS = ("grouped_gemm", 51)
 #: The same with sizes that are not known when the kernel is compiled.
@@ -99,8 +97,7 @@ def test_sizes_of_0_and_1(
                 assert (name, size) == OFFSETS
                 continue
             except exc.BaseError as error:
-                unspecialized = not static and name in STATIC and "hl.specialize" in str(error)
-                assert unspecialized or name in (UNKNOWN_TO_EAGER if other == 0 else BROADCAST)
+                assert name in (UNKNOWN_TO_EAGER if other == 0 else BROADCAST)
                 continue
             check(
                 f"{name} with {other} in place of {size}",
