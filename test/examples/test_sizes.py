@@ -96,7 +96,7 @@ def test_sizes_of_0_and_1(
             except IndexError:
                 assert (name, size) == OFFSETS
                 continue
-            except exc.BaseError as error:
+            except exc.BaseError:
                 assert name in (UNKNOWN_TO_EAGER if other == 0 else BROADCAST)
                 continue
             check(
