@@ -21,6 +21,8 @@ _WIDE_BYTES, _WIDE_STEPS = 4, 1.0
 _TWO, _TWO_SHARING = 2, 1.5
 #: Column indices of a thread that take no registers of their own, and addresses of stores.
 _FEW_INDICES, _FEW_STORES = 64, 32
+#: Bytes of a number that has a register beside the accumulator's when it is stored.
+_CONVERTED_BYTES = 2
 
 
 def fragment_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
@@ -135,12 +137,13 @@ def indexed_elements(facts: KernelFacts, sizes: Mapping[int, int], num_warps: in
 def narrow_stores(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
     """Return the stores of a thread, beyond ``_FEW_STORES``, that are narrower than a vector: the maximum over grid loops.
 
-    Their addresses are computed together (measurement ``narrow_stores``). Results in tensor memory arrive in parts.
+    Their addresses are computed together, and numbers of 16 bits are converted before (measurement ``narrow_stores``).
+    Results in tensor memory arrive in parts.
     """
     threads, found = num_warps * target.warp_size, dict[int, float]()
     for op in facts.memory_ops if target.kind == "cuda" and not target.has("tcgen05") else ():
         width = vector_elements(op, sizes, threads)
         if op.kind == "store" and len(op.tile_axes) > 1 and width * op.itemsize < VECTOR_BYTES:
             root, numel = facts.regions[op.region].root, math.prod(sizes[axis] for axis in op.tile_axes)
-            found[root] = found.get(root, 0.0) + numel / threads / width
+            found[root] = found.get(root, 0.0) + numel / threads / width * min(1.0, _CONVERTED_BYTES / op.itemsize)
     return max(0.0, max(found.values(), default=0.0) - _FEW_STORES)
