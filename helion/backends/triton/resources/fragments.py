@@ -21,7 +21,7 @@ _WIDE_BYTES, _WIDE_STEPS = 4, 1.0
 _TWO, _TWO_SHARING = 2, 1.5
 #: Column indices of a thread that take no registers of their own, and addresses of stores.
 _FEW_INDICES, _FEW_STORES = 64, 32
-#: Bytes of a number that has a register beside the accumulator's when it is stored.
+#: Bytes of a number that is stored from a register of its own, not the accumulator's.
 _CONVERTED_BYTES = 2
 
 
