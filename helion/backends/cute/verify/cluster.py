@@ -423,6 +423,15 @@ class Cluster:
         if set(slot.held) != self.parts(cta.rank) or any(held != tag for held in slot.held.values()):
             raise Fault(f"stale operands: a slot holds {sorted(set(slot.held.values()))}, to be read is {tag}")
 
+    def awaited(self, warp: Warp, cursor: str, done: str) -> tuple[Tag, Slot]:
+        """Return the current K tile and its slot. Raises ``Fault`` unless the warp waited for it; ``done`` says for what."""
+        ring, index, parity = self.slot(warp, cursor)
+        tag, slot = (warp.tile, warp.k_tile), ring.slots[index]
+        if warp.awaited != (index, parity):
+            raise Fault(f"stale operands: K tile {tag[1]} of tile {tag[0]} is {done} without a wait for its stage")
+        self.expect(warp.cta, slot, tag)
+        return tag, slot
+
     def send(self, cta: Cta, deliver: Callable[[], None]) -> None:
         self.messages.append((cta, deliver))
 

@@ -61,11 +61,7 @@ def _(cluster: Cluster, step: ConvertHalf, warp: Warp) -> None:
 
 @rule(ReadHalf)
 def _(cluster: Cluster, step: ReadHalf, warp: Warp) -> None:
-    ring, index, parity = cluster.slot(warp, step.cursor)
-    tag, slot = (warp.tile, warp.k_tile), ring.slots[index]
-    if warp.awaited != (index, parity):
-        raise Fault(f"stale operands: K tile {tag[1]} of tile {tag[0]} is read without a wait for its stage")
-    cluster.expect(warp.cta, slot, tag)
+    tag, slot = cluster.awaited(warp, step.cursor, "read")
     warp.unfenced_reads.append(slot)
     _overwrite(warp, step.half, tag)
 
@@ -78,11 +74,7 @@ def _(cluster: Cluster, step: OrderReads, warp: Warp) -> None:
 @rule(MmaHalf)
 def _(cluster: Cluster, step: MmaHalf, warp: Warp) -> None:
     """Issue the MMAs of half a K tile, which is added to the accumulator after its second half."""
-    ring, index, parity = cluster.slot(warp, step.cursor)
-    tag, slot = (warp.tile, warp.k_tile), ring.slots[index]
-    if warp.awaited != (index, parity):
-        raise Fault(f"stale operands: K tile {tag[1]} of tile {tag[0]} is multiplied without a wait for its stage")
-    cluster.expect(warp.cta, slot, tag)
+    tag, slot = cluster.awaited(warp, step.cursor, "multiplied")
     if not warp.fenced or warp.open_group:
         raise Fault("wgmma uses registers without a fence before it, or before the group of the other half ends")
     if warp.copies.converted.get(step.half) != tag:

@@ -314,8 +314,7 @@ def _(cluster: Cluster, step: g.Mma, warp: Warp) -> None:
 
 def multiply(cluster: Cluster, warp: Warp, cursor: str, add: Callable[[Sums], None]) -> None:
     """Multiply the current K tile, in the stage of ``cursor``, and add it to the accumulators. Raises ``Fault``."""
-    ring, index, parity = cluster.slot(warp, cursor)
-    tag = (warp.tile, warp.k_tile)
+    ring, index, _ = cluster.slot(warp, cursor)
     if ring.slots[index].copied and index in warp.copies.unordered:
         raise Fault(f"stage {index} is read by the matrix unit before a fence orders the copies that cp.async wrote")
     if ring.pipeline.kind == "tma_umma":
@@ -323,10 +322,7 @@ def multiply(cluster: Cluster, warp: Warp, cursor: str, add: Callable[[Sums], No
     else:
         if not warp.fenced:
             raise Fault("wgmma uses registers without a fence before it")
-        slot = ring.slots[index]
-        if warp.awaited != (index, parity):
-            raise Fault(f"stale operands: K tile {tag[1]} of tile {tag[0]} is multiplied without a wait for its stage")
-        cluster.expect(warp.cta, slot, tag)
+        tag, slot = cluster.awaited(warp, cursor, "multiplied")
         slot.readers += 1
         add(warp.sums)
         warp.open_group.append((slot, tag))

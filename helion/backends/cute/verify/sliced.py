@@ -49,11 +49,7 @@ def _(cluster: Cluster, step: SliceScales, warp: Warp) -> None:
 
 @rule(ReadColumns)
 def _(cluster: Cluster, step: ReadColumns, warp: Warp) -> None:
-    ring, index, parity = cluster.slot(warp, step.cursor)
-    tag, slot = (warp.tile, warp.k_tile), ring.slots[index]
-    if warp.awaited != (index, parity):
-        raise Fault(f"stale operands: K tile {tag[1]} of tile {tag[0]} is read without a wait for its stage")
-    cluster.expect(warp.cta, slot, tag)
+    tag, slot = cluster.awaited(warp, step.cursor, "read")
     warp.unfenced_reads.append(slot)
     warp.slices.columns = tag
 
