@@ -193,6 +193,8 @@ class Legalizer:
             {"ab_stages": 2},
             # Warps that fill stages need no slices of a copy, whose CTAs load whole swizzle atoms each.
             {"copies_in": "shared"} if "shared" in places else {},
+            # No cluster of this tile holds the rows, as where a tile of two CTAs meets rows that 16 share.
+            {"rows_in": "memory", "cluster_n": 1} if whole and lies_in_memory(self.product.problem) else {},
         ):
             decisions = self._sub_tiles(self._with(decisions, changes), True)
             yield decisions
