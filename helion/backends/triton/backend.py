@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ...hardware import Target
     from ...settings import Settings
     from ..execution import Executor, Toolchain
-    from . import capabilities, inline, remote, space
+    from . import capabilities, inline, remote, space, value_limits
     from .codegen import module
     from .execute import executor
     from .heuristics import several_loops
@@ -57,6 +57,7 @@ else:
     time = lazy("helion.backends.triton.resources.time.predict")
     unfused = lazy("helion.backends.triton.resources.unfused")
     space = lazy("helion.backends.triton.space")
+    value_limits = lazy("helion.backends.triton.value_limits")
     chain = lazy("helion.backends.triton.toolchain.chain")
     signature = lazy("helion.backends.triton.toolchain.signature")
 
@@ -210,7 +211,7 @@ class Triton:
         return {"num_stages": min(config["num_stages"], stages - 1), "range_num_stages": per_loop}
 
     def with_max_registers(self, config: Mapping[str, Any], target: Target) -> Mapping[str, Any]:
-        return {"num_warps": target.max_threads_per_block // target.warp_size}
+        return {"num_warps": value_limits.warps_that_fit(target)}
 
     def plan(self, program: Program, decisions: Decisions, target: Target, settings: Settings) -> Plan:
         return build.build_plan(program, decisions, target, settings, self.steps)

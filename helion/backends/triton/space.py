@@ -29,7 +29,7 @@ from ...settings import Settings
 from .legality import rules
 from .tile_field import Tile
 from .together import TOGETHER, why_apart
-from .value_limits import check_held_values
+from .value_limits import check_held_values, warps_that_fit
 
 #: Launcher options under any name; they are passed on as they are.
 VERBATIM_PREFIX = "_triton_config_"
@@ -176,13 +176,12 @@ def _is_static(block: Block, axis: LoopAxis) -> bool:
 
 
 def _launch_fields(shape: ProgramShape, target: Target, absent: dict[str, str]) -> list[Field]:
-    warps = min(32, target.max_threads_per_block // target.warp_size)
     pid_types, remedies = _pid_types(shape, target)
     maxnreg = (None, 32, 64, 128, 256) if target.kind == "cuda" else (None,)
     # 32 registers leave ptxas too few besides the operands and accumulators of a warp group's matrix instruction
     searched = tuple(n for n in maxnreg if n != 32 or not (shape.matrix_blocks and target.has("wgmma")))
     fields: list[Field] = [
-        Scalar(key="num_warps", weight=4.0, fragment=PowerOfTwoFragment(1, warps), initial=4),
+        Scalar(key="num_warps", weight=4.0, fragment=PowerOfTwoFragment(1, warps_that_fit(target)), initial=4),
         Scalar(key="num_stages", weight=2.0, fragment=IntegerFragment(1, 8), initial=1),
         Scalar(
             key="pid_type",

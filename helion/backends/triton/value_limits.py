@@ -19,6 +19,13 @@ from ...hardware import Target
 _FILES_OF_A_VALUE = 2
 #: The same for kernels with matmuls, whose operands go through shared memory: sweeps have measured such tiles.
 _FILES_OF_A_PRODUCT = 8
+#: Most warps of a program that configs have, on targets whose warps are narrow, too.
+_MOST_WARPS = 32
+
+
+def warps_that_fit(target: Target) -> int:
+    """Return the most warps that a config may give a program."""
+    return min(_MOST_WARPS, target.max_threads_per_block // target.warp_size)
 
 
 def most_elements(shape: ProgramShape, target: Target, warps: int) -> int:
@@ -41,7 +48,7 @@ def enough_warps_of_rows(shape: ProgramShape, program: Program, target: Target, 
 def _warps_of(volumes: Iterable[Volume], shape: ProgramShape, target: Target, decisions: Decisions) -> int:
     warps: int = decisions.values["num_warps"]
     numel = max((volume.numel(decisions.sizes) for volume in volumes), default=0)
-    while numel > most_elements(shape, target, warps) and 2 * warps * target.warp_size <= target.max_threads_per_block:
+    while numel > most_elements(shape, target, warps) and 2 * warps <= warps_that_fit(target):
         warps *= 2
     return warps
 
