@@ -24,6 +24,8 @@ class Case:
     arguments: Callable[[torch.dtype], tuple[Any, ...]]
     #: Whether it accumulates in fp32, whatever the dtype.
     single: bool = False
+    #: Whether it detaches values, through which finite differences go on.
+    detaches: bool = False
 
     @property
     def name(self) -> str:
@@ -33,7 +35,9 @@ class Case:
 CASES: list[Case] = []
 
 
-def case(reference: Callable[..., Any], *shapes: Any, single: bool = False) -> Callable[[Any], Any]:
+def case(
+    reference: Callable[..., Any], *shapes: Any, single: bool = False, detaches: bool = False
+) -> Callable[[Any], Any]:
     """Register a kernel. ``shapes``: of tensors with a mean of 0.3; other arguments as they are, functions of a dtype."""
 
     def register(fn: Callable[..., Any]) -> helion.Kernel:
@@ -49,7 +53,7 @@ def case(reference: Callable[..., Any], *shapes: Any, single: bool = False) -> C
                     made.append(shape(dtype) if callable(shape) else shape)
             return tuple(made)
 
-        CASES.append(Case(kernel, reference, arguments, single))
+        CASES.append(Case(kernel, reference, arguments, single, detaches))
         return kernel
 
     return register
@@ -251,7 +255,11 @@ def row_norms(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
-@case(lambda x: x * x.detach() / (torch.exp(x).sum(1, keepdim=True).detach() + x.amax(1, keepdim=True)), (5, 9))
+@case(
+    lambda x: x * x.detach() / (torch.exp(x).sum(1, keepdim=True).detach() + x.amax(1, keepdim=True)),
+    (5, 9),
+    detaches=True,
+)
 def detached(x: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(x)
     for tile in hl.tile(x.size(0)):

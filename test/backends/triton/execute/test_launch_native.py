@@ -166,7 +166,7 @@ DIMENSION = st.sampled_from([0, 1, 2, 3, 4])
 @given(st.lists(st.tuples(DIMENSION, DIMENSION, DIMENSION, DIMENSION), min_size=1, max_size=3), st.data())
 def test_classes_are_those_of_the_key(layouts: list[tuple[int, ...]], data: st.DataObject) -> None:
     def tensors_of(each: list[tuple[int, ...]]) -> tuple[torch.Tensor, ...]:
-        return tuple(torch.empty(64).as_strided(layout[:2], layout[2:]) for layout in each)
+        return tuple(torch.empty(128).as_strided(layout[:2], layout[2:]) for layout in each)
 
     def key(each: tuple[torch.Tensor, ...]) -> Any:
         return signature.arguments_key(each, [False] * len(each), False)
