@@ -4,6 +4,9 @@ A heuristic finds the tiles of the loop that it knows. The tile of another loop 
 applies what the first one reduces. It grows as long as the predicted time becomes shorter. With a barrier
 and no host code in between, loops may have one cooperative launch of persistent programs. It is proposed if it is predicted to
 be faster.
+
+A whole dimension of a loop without a matmul may leave no registers for the tiles of one with matmuls, as the parts of
+keys that a last loop puts together. It is then reduced in chunks.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, cast
 
 from ...._compiler.facts.records import AxisFact, KernelFacts
+from ...._shapes import previous_power_of_2
 from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
 from ..proposal import TritonProposal
@@ -22,7 +26,7 @@ from ..together import TOGETHER
 from .choose import trust
 from .predicted_time import proposal_us
 from .registry import HEURISTICS as RULES
-from .sizing import clamp, estimate, extent_of, is_contiguous
+from .sizing import Chunks, clamp, estimate, extent_of, is_contiguous
 from .tuned import Tuned, tuned
 
 
@@ -36,6 +40,8 @@ class _Numbers(Tuned):
     shorter: float
     #: Persistent programs on each SM, which all run at once.
     per_sm: tuple[int, ...]
+    #: Elements of a chunk of a whole dimension with all of the whole dimensions next to it.
+    chunk: int
 
 
 _TUNED = tuned(_Numbers)
@@ -64,8 +70,14 @@ class OfAllLoops:
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
         found = self.rule.propose(facts, target)
-        if facts.num_roots == 1 or isinstance(found, Declined):
+        if facts.num_roots == 1:
             return found
+        if isinstance(found, Declined):
+            chunks = _chunks(facts)
+            again = self.rule.propose(_with_chunks(facts, chunks), target) if chunks else found
+            if isinstance(again, Declined):
+                return found
+            found = tuple(replace(cast("TritonProposal", each), reduction_loops=chunks) for each in again)
         first = with_other_loops(cast("TritonProposal", found[0]), facts, target)
         return (*in_one_launch(first, facts, target), first, *found[1:])
 
@@ -74,6 +86,30 @@ class OfAllLoops:
 def heuristics() -> tuple[Heuristic, ...]:
     """Return the heuristics of the registry, each for all loops of a kernel."""
     return cast("tuple[Heuristic, ...]", tuple(map(OfAllLoops, RULES)))
+
+
+def _chunks(facts: KernelFacts) -> Chunks:
+    """Return chunks of the whole dimensions that only loops without a matmul have, if other loops have one.
+
+    Dimensions that fit in one chunk stay whole.
+    """
+    multiplying = {facts.regions[fact.region].root for fact in facts.matmuls}
+    chunks: Chunks = {}
+    for axis in facts.rolled_axes if multiplying else ():
+        ops = [op for op in facts.memory_ops if axis.block_id in op.tile_axes]
+        whole = {facts.axes[each] for op in ops for each in op.tile_axes if facts.axes[each].kind == "full"} - {axis}
+        size = previous_power_of_2(max(1, _TUNED.chunk // math.prod(max(1, each.padded) for each in whole)))
+        roots = {facts.regions[op.region].root for op in ops}
+        if roots and not roots & multiplying and size < axis.padded:
+            chunks[axis.block_id] = size
+    return chunks
+
+
+def _with_chunks(facts: KernelFacts, chunks: Chunks) -> KernelFacts:
+    """Return facts in which the dimensions are as long as their chunks, for rules that take them whole."""
+    sizes = {block: size for block, size in chunks.items() if size is not None}
+    axes = (replace(axis, padded=sizes.get(axis.block_id, axis.padded)) for axis in facts.axes)
+    return replace(facts, axes=tuple(axes))
 
 
 def with_other_loops(proposal: TritonProposal, facts: KernelFacts, target: Target) -> TritonProposal:

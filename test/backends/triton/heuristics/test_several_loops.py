@@ -47,6 +47,33 @@ def in_parts(x: torch.Tensor, y: torch.Tensor, parts: hl.constexpr) -> torch.Ten
     return out
 
 
+@helion.kernel(static_shapes=True)
+def decode_in_parts(q: torch.Tensor, cache: torch.Tensor, width: hl.constexpr, parts: hl.constexpr) -> torch.Tensor:
+    (b, h, d), n = q.size(), cache.size(1)
+    step = helion.cdiv(n, parts)
+    sums = torch.empty([b, parts, h, width], dtype=torch.float32, device=q.device)
+    lse = torch.empty([b, parts, h], dtype=torch.float32, device=q.device)
+    for tile_b, part, tile_h in hl.tile([b, parts, h], block_size=[1, 1, None]):
+        top = hl.full([tile_h], float("-inf"), dtype=torch.float32)
+        den = hl.zeros([tile_h], dtype=torch.float32)
+        acc = hl.zeros([tile_h, width], dtype=torch.float32)
+        for tile_n in hl.tile(part.begin * step, min(part.begin * step + step, n)):
+            keys = cache[tile_b.begin, tile_n, :width]
+            s = hl.dot(q[tile_b.begin, tile_h, :width], keys.T)
+            new = torch.maximum(top, s.amax(-1))
+            p = torch.exp(s - new[:, None])
+            den = den * torch.exp(top - new) + p.sum(-1)
+            acc = hl.dot(p.to(keys.dtype), keys, acc=acc * torch.exp(top - new)[:, None])
+            top = new
+        sums[tile_b.begin, part.begin, tile_h, :] = acc / den[:, None]
+        lse[tile_b.begin, part.begin, tile_h] = top + torch.log(den)
+    out = torch.empty([b, h, width], dtype=torch.float32, device=q.device)
+    for tile_b, tile_h in hl.tile([b, h], block_size=[1, None]):
+        weights = torch.softmax(lse[tile_b.begin, :, tile_h], 0)
+        out[tile_b.begin, tile_h, :] = (sums[tile_b.begin, :, tile_h, :] * weights[:, :, None]).sum(0)
+    return out
+
+
 def tensors(device: str = "meta") -> tuple[torch.Tensor, torch.Tensor]:
     x, y = torch.randn(16, 4096), torch.randn(4096, 1024)
     return x.bfloat16().to(device), y.bfloat16().to(device)
@@ -62,6 +89,22 @@ def test_tiles_of_other_loops_grow() -> None:
     assert grown.block_sizes[0] == 2048 and grown.block_sizes[1] >= 512
     x = torch.randn(5000)
     torch.testing.assert_close(by_maximum(x), x / x.abs().max())
+
+
+def test_whole_dimensions_of_other_loops_leave_registers_for_products() -> None:
+    """128 parts of 512 numbers are 512 registers a thread, which no tile of the first loop has room next to."""
+    q, cache = (torch.empty(1, n, 512, dtype=torch.bfloat16, device="meta") for n in (16, 65536))
+    bound = decode_in_parts.bind((q, cache, 512, 128), target="h200")
+    assert bound.seeds[0].heuristic == "TritonAttentionHeuristic" and bound.default_config() == bound.seeds[0].config
+    assert bound.default_config()["reduction_loops"] == [8] and not bound.seeds[0].predicted.spills
+    q, cache = torch.randn(2, 5, 32), torch.randn(2, 63, 32)
+    expected = torch.softmax(q.double() @ cache.double().mT, -1) @ cache.double()
+    config = helion.Config(block_sizes=[16, 16, 1], reduction_loops=[2], num_warps=4)
+    made = decode_in_parts.bind((q, cache, 32, 7)).compile_config(config)(q, cache, 32, 7)
+    torch.testing.assert_close(made.double(), expected, atol=1e-4, rtol=1e-4)
+    few = torch.empty(1, 65536, 64, dtype=torch.bfloat16, device="meta")
+    whole = decode_in_parts.bind((few[:, :16], few, 64, 8), target="h200").default_config()
+    assert whole["reduction_loops"] == [None]
 
 
 def test_loops_of_products_keep_their_tiles() -> None:
