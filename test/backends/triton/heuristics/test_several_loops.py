@@ -49,7 +49,7 @@ def in_parts(x: torch.Tensor, y: torch.Tensor, parts: hl.constexpr) -> torch.Ten
 
 @helion.kernel(static_shapes=True)
 def decode_in_parts(q: torch.Tensor, cache: torch.Tensor, width: hl.constexpr, parts: hl.constexpr) -> torch.Tensor:
-    (b, h, d), n = q.size(), cache.size(1)
+    b, h, n = q.size(0), q.size(1), cache.size(1)
     step = helion.cdiv(n, parts)
     sums = torch.empty([b, parts, h, width], dtype=torch.float32, device=q.device)
     lse = torch.empty([b, parts, h], dtype=torch.float32, device=q.device)
