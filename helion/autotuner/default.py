@@ -19,16 +19,21 @@ Wider = Callable[[Config], Mapping[str, Any]]
 def choose_default(report: SeedReport, space: ConfigSpace, predict: Predict, wider: Wider) -> Config:
     """Choose the first promoted seed that fits without spilling, unless another is predicted to be much faster.
 
+    One that was measured may spill.
+
     If all are predicted to spill, choose the first promoted one, else the fastest after a penalty for its spills. It
     gets as many registers as a program can have if that helps.
     """
     seeds = [(seed.config, seed.predicted) for seed in report.seeds]
     promotable = frozenset(report.promoted)
-    preferred = next((o for o in seeds if _is_good(o[1]) and o[0] in promotable), None)
+    spilling = {seed.config for seed in report.seeds if seed.may_spill}
+    good = [option for option in seeds if _is_good(option[1], option[0] in spilling)]
+    preferred = next((option for option in good if option[0] in promotable), None)
     if preferred is not None:
-        preferred = _competed(preferred, [o for o in seeds if _is_good(o[1])], dict(report.competing))
+        preferred = _competed(preferred, good, dict(report.competing))
         fastest = min((option for option in seeds if option[1].fits), key=_cost)
-        return preferred[0] if _cost(preferred) <= FASTER_RATIO * _cost(fastest) else fastest[0]
+        measured = preferred[1].time_us if preferred[0] in spilling else _cost(preferred)
+        return preferred[0] if measured <= FASTER_RATIO * _cost(fastest) else fastest[0]
     conservative = space.conservative()
     if not seeds:
         return conservative
@@ -67,5 +72,5 @@ def _least_short(options: list[_Option], space: ConfigSpace, predict: Predict, w
     return min((option for option in found if option[1].fits), key=cost, default=(conservative, None))[0]
 
 
-def _is_good(predicted: Predicted) -> bool:
-    return predicted.fits and not predicted.spills
+def _is_good(predicted: Predicted, measured: bool = False) -> bool:
+    return predicted.fits and (measured or not predicted.spills)

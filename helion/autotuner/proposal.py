@@ -27,7 +27,8 @@ class Proposal:
 
     Only ``ConfigSpace`` converts it to positional lists. Settings that are left out take the space's default.
     ``block_sizes`` are elements; ``reduction_loops`` maps a whole dimension's block id to a chunk in elements, or None
-    to hold the row at once. A backend with more settings derives a class.
+    to hold the row at once. A proposal that ``may_spill`` was measured, though its registers run out. A backend with more
+    settings derives a class.
     """
 
     #: True if the backend flattens loops inside of grid loops.
@@ -39,6 +40,7 @@ class Proposal:
     l2_groupings: Mapping[int, int] = field(default_factory=dict)
     loop_orders: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     flatten_loops: Mapping[int, bool] = field(default_factory=dict)
+    may_spill: bool = False
 
     @functools.cached_property
     def lists(self) -> Mapping[str, Mapping[int, Any]]:
@@ -108,12 +110,13 @@ class Predicted:
 
 @dataclass(frozen=True, kw_only=True)
 class Seed:
-    """A legal, full, normalized config with its heuristic and its prediction."""
+    """A legal, full, normalized config with its heuristic and its prediction; ``may_spill`` as in ``Proposal``."""
 
     config: Config
     heuristic: str
     reason: str
     predicted: Predicted
+    may_spill: bool = False
 
 
 #: Predicts a launch of a full config.

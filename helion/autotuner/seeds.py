@@ -82,9 +82,7 @@ def make_seeds(facts: KernelFacts, target: Target, heuristics: Iterable[Heuristi
             elif len(seeds) >= MAX_SEEDS:
                 refusals.append(f"{MAX_SEEDS} seeds are ahead of it")
             else:
-                seeds[config] = Seed(
-                    config=config, heuristic=heuristic.name, reason=proposal.reason, predicted=predicted
-                )
+                seeds[config] = _seed(heuristic, proposal, config, predicted)
                 found += 1
         if not found:
             declined.append((heuristic.name, "; ".join(dict.fromkeys(refusals)) or "it proposed nothing"))
@@ -92,6 +90,16 @@ def make_seeds(facts: KernelFacts, target: Target, heuristics: Iterable[Heuristi
     declined = [(name, why) for name, why in dict(declined).items() if name not in seeding]
     return SeedReport(
         seeds=tuple(seeds.values()), declined=tuple(declined), promoted=tuple(promoted), competing=tuple(competing)
+    )
+
+
+def _seed(heuristic: Heuristic, proposal: Proposal, config: Config, predicted: Predicted) -> Seed:
+    return Seed(
+        config=config,
+        heuristic=heuristic.name,
+        reason=proposal.reason,
+        predicted=predicted,
+        may_spill=proposal.may_spill,
     )
 
 

@@ -132,6 +132,13 @@ def test_products_that_spill_little_give_way_to_what_is_hardly_slower(spilled: i
     assert found is not None and found.config["num_warps"] == chosen
 
 
+@pytest.mark.parametrize(("us", "chosen"), [(11.0, 0), (10.1, 1)])
+def test_products_that_all_spill_run_with_the_least_time(us: float, chosen: int) -> None:
+    taken = [spills(532), spills(452)]
+    found = decide(options(10.0, us), lambda config: taken[config["num_warps"]], lambda: True, multiplies=True)
+    assert found is not None and found.config["num_warps"] == chosen
+
+
 def test_kernels_that_never_spill_give_way_to_slower_ones() -> None:
     taken = [strict(12), strict(0)]
     found = decide(options(10.0, 20.0), lambda config: taken[config["num_warps"]], lambda: True, multiplies=True)

@@ -2,8 +2,8 @@
 
 The first call on a GPU compiles a kernel anyway. If the binary spills more than ``ALLOWED_SPILL_BYTES``, or cannot be
 launched, the next seeds are compiled, and the best of them runs. One that can be launched is better than one that
-cannot, then fewer spilled bytes, then the order of the seeds. The verdict is cached on disk, so that the next process
-compiles only that one.
+cannot, then fewer spilled bytes, then the order of the seeds. With matmuls, the predicted time with that of the spills
+takes the place of the bytes. The verdict is cached on disk, so that the next process compiles only that one.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ MAX_SLOW = 2
 DOUBLING_BYTES = 1024
 
 #: Part of every key: it changes when the rule of verdicts changes.
-_VERSION = 4
+_VERSION = 5
 
 Candidate = tuple[Config, "Predicted"]
 
@@ -107,10 +107,15 @@ class BinaryResources:
         """True if no other config is needed."""
         return not self.refusal and self.spill_bytes <= (0 if self.never_spills else ALLOWED_SPILL_BYTES)
 
-    @property
-    def rank(self) -> tuple[bool, int]:
-        """The sort key; the least is the best."""
-        return bool(self.refusal), 0 if self.is_good else self.spill_bytes
+    def rank(self, predicted: Predicted, multiplies: bool) -> tuple[bool, float]:
+        """Return the sort key; the least is the best.
+
+        It is the predicted time with that of the spills where a kernel ``multiplies`` matrices, else the spilled bytes.
+        """
+        spilled = 0 if self.is_good else self.spill_bytes
+        if multiplies and not self.never_spills:
+            return bool(self.refusal), predicted.time_us * (1 + spilled / DOUBLING_BYTES)
+        return bool(self.refusal), spilled
 
     def worth(self, multiplies: bool) -> float:
         """Return the predicted slowdown up to which a config with fewer spills is still worth compiling."""
@@ -144,6 +149,10 @@ def decide(
     """
     tried: list[tuple[Candidate, BinaryResources]] = []
     best: tuple[Candidate, BinaryResources] | None = None
+
+    def rank(each: tuple[Candidate, BinaryResources]) -> tuple[bool, float]:
+        return each[1].rank(each[0][1], multiplies)
+
     for config, predicted in options:
         if best is not None and not best[1].refusal:
             if len(tried) > MORE_TRIES:
@@ -158,13 +167,14 @@ def decide(
             return None
         if taken is not None:
             tried.append(((config, predicted), taken))
-            best = min(tried, key=lambda each: each[1].rank)
+            best = min(tried, key=rank)
             if taken.is_good:
                 break
     if best is None:
         return None
     chosen = best[0][0]
-    rejected = (Rejected(config=c, reason=str(t), fits=not t.refusal) for (c, _), t in tried if t.rank > best[1].rank)
+    worse = (each for each in tried if rank(each) > rank(best))
+    rejected = (Rejected(config=c, reason=str(t), fits=not t.refusal) for (c, _), t in worse)
     return Verdict(config=chosen, rejected=tuple(rejected))
 
 

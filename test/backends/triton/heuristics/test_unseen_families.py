@@ -117,7 +117,7 @@ def test_both_loops_of_a_backward_pass_are_found() -> None:
     [
         ("causal_backward", 0, [64, 64, 64, 64], 4),
         ("causal_backward", 1, [64, 64, 64, 64], 4),
-        ("causal_backward", 2, [128, 32, 64, 64], 8),  # queries have one sum, keys and values two
+        ("causal_backward", 2, [128, 64, 64, 128], 8),  # 128 rows of scores, so that no warp repeats any
         ("fused_backward", 0, [64, 64], 4),  # two without stages share an SM
         ("fused_backward", 1, [64, 64], 4),
         ("latent_decode", 0, [32, 64], 4),

@@ -293,6 +293,20 @@ def test_products_that_are_operands_change_warps_where_rows_are_few() -> None:
     assert few.exchanges > enough.exchanges == 0
 
 
+def test_warps_repeat_scores_of_fewer_rows_than_they_have() -> None:
+    bound = flash_forward.bind(tuple(tensor(4, 32, 4096, 128, dtype=BF16) for _ in range(3)), target=H200)
+    few, enough = (demand(bound, block_sizes=[1, rows, 128], num_warps=8) for rows in (64, 128))
+    # of two matmuls of equal size, the one of the scores is computed twice
+    assert 2 * few.matrix_us == pytest.approx(1.5 * enough.matrix_us)
+    assert 2 * few.looped_issue > 1.5 * enough.looped_issue
+
+
+def test_an_operand_is_converted_once_for_all_rows_of_a_tile() -> None:
+    bound = product(dtype=torch.float32)
+    short, tall = (demand(bound, block_sizes=[rows, 64, 32], num_warps=4) for rows in (64, 256))
+    assert short.converted_us == pytest.approx(tall.converted_us) and tall.matrix_us == 4 * short.matrix_us
+
+
 def test_programs_that_go_on_to_other_tiles_begin_once() -> None:
     x = tensor(131072, 64, dtype=BF16)
     bound = row_sum.bind((x,), target=H200)

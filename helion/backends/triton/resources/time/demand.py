@@ -35,6 +35,8 @@ _LINES_APART, _LINES_MEETING = 4, 8
 #: Rows of one instruction of each matrix unit.
 _UNIT_ROWS = {"mma": 16, "wgmma": 64, "tcgen05": 128}
 _LEAST_COLUMNS = 8
+#: Rows of the tiles that the fitted rate of converted operands is of.
+_CONVERTED_ROWS = 128
 _ACCUMULATOR_BYTES = 4
 #: Bytes of an operand that one warp instruction (ldmatrix) loads to registers for the synchronous unit.
 _FRAGMENT_BYTES = 256
@@ -111,7 +113,8 @@ class Demand(NamedTuple):
     synchronous_us: float
     """Part of that on the synchronous unit where there is a faster one."""
     converted_us: float
-    """Part of that with operands that convert their layout on the way."""
+    """Part of that with a right operand that converts its layout on the way, as in tiles of 128 rows: its elements are
+    converted once for all rows."""
     products: float
     accumulated_bytes: float
     """Bytes of accumulators in registers, each counted once for every dot that is added to it."""
@@ -166,6 +169,9 @@ class _Count:
         self.fastest = self.nest.ordered(launch)
         self.threads = launch.warps * target.warp_size
         self.sums = _NOTHING.copy()
+        #: Warps that repeat the rows of a matmul's result, by its number and by the tile.
+        self.repeats = {fact.number: self._repeats(fact) for fact, _ in mine.consumed}
+        self.repeated = {tile: self.repeats[fact.number] for fact, tiles in mine.consumed for tile in tiles}
         #: The tensors that programs have read or written, and those that they have written.
         self.seen: set[tuple[int, tuple[int, ...]]] = set()
         #: The same by region, of tiles that are not chunked: reading them again there follows at once.
@@ -376,6 +382,7 @@ class _Count:
         for region, tile, axes, ops, sfu_ops in self.mine.work:
             times = nest.times(region) * nest.chunks(axes)
             issued = times * max(1.0, nest.elements[tile] / self.threads) * self.launch.warps
+            issued *= self.repeated.get(tile, 1)
             sums["looped_issue" if times > 1 else "straight_issue"] += issued * ops
             sums["special"] += issued * sfu_ops
             if nest.walked and not nest.walked.isdisjoint(axes):
@@ -436,13 +443,26 @@ class _Count:
         beside = max(1, min(self.launch.warps // below, columns // _FRAGMENT_COLUMNS))
         return (4 * beside, 4) if fact.axis == product.n_axis else (8 * below, 8)
 
+    def _repeats(self, fact: MatmulFact) -> int:
+        """Return the number of warps that compute each row of a result that another matmul consumes.
+
+        Triton puts all warps along its rows, so that sums over a row stay within a warp. Of 64 rows, eight warps compute
+        each twice (measurement ``repeated_scores``).
+        """
+        launch = self.launch
+        if unit_of(fact, launch.sizes, launch.warps, self.target) != "wgmma":
+            return 1
+        rows, _, _ = tile_shape(fact, launch.sizes)
+        return max(1, launch.warps * WARP_ROWS // rows)
+
     def _product(self, fact: MatmulFact) -> None:
         sums, launch, target = self.sums, self.launch, self.target
         times = self.nest.times(fact.region) * math.prod([launch.sizes[axis] for axis in fact.batch_axes])
         rows, columns, depth = tile_shape(fact, launch.sizes)
         unit = unit_of(fact, launch.sizes, launch.warps, target)
         padded = max(rows, _UNIT_ROWS[unit])
-        flops = 2.0 * padded * max(columns, _LEAST_COLUMNS) * depth
+        repeats = self.repeats.get(fact.number, 1)
+        flops = 2.0 * padded * max(columns, _LEAST_COLUMNS) * depth * repeats
         took = times * flops / (target.matrix_tflops_for(rate_name(fact)) * 1e6) * target.num_sms
         sums["matrix_us"] += took
         if unit == "mma":
@@ -453,10 +473,11 @@ class _Count:
         else:
             groups = max(1, launch.warps // 4)
             below = max(1, min(groups, padded // _UNIT_ROWS[unit]))
-            beside = groups // below
+            beside = 1 if fact.number in self.repeats else groups // below
             if fact.lhs_dtype.itemsize == 4 and fact.rhs_layout != "k_major":
-                sums["converted_us"] += took
+                sums["converted_us"] += took * _CONVERTED_ROWS / padded
         read = times * (padded * beside * fact.lhs_dtype.itemsize + columns * below * fact.rhs_dtype.itemsize) * depth
+        read *= repeats
         sums["operand_bytes"] += read
         if unit == "mma":
             sums["accesses"] += read / _FRAGMENT_BYTES

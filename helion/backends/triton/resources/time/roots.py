@@ -140,6 +140,8 @@ class Root(NamedTuple):
     scans: tuple[Scan, ...]
     matmuls: tuple[MatmulFact, ...]
     held: tuple[tuple[int, int], ...]
+    consumed: tuple[tuple[MatmulFact, frozenset[int]], ...]
+    """Matmuls whose results others of the same loop consume, with the tiles of their rows and columns."""
 
 
 def roots_of(facts: KernelFacts) -> tuple[Root, ...]:
@@ -176,6 +178,8 @@ class _Preparation:
         held += [(fact.region, (fact.m_axis, fact.n_axis)) for fact in self.matmuls]
         known = [(region, self.tile(tuple(axis for axis in axes if axis is not None))) for region, axes in held]
         operations += [op for op in facts.atomics if op.region in regions]
+        taken = {(number, fact.region) for fact in self.matmuls for number in fact.consumes}
+        consumed = [fact for fact in self.matmuls if (fact.number, fact.region) in taken]
         return Root(
             root=self.number,
             order=self.order,
@@ -199,6 +203,10 @@ class _Preparation:
             matmuls=self.matmuls,
             held=tuple(dict.fromkeys(known)),
             tiles=tuple(self.tiles),
+            consumed=tuple(
+                (fact, frozenset(n for axes, n in self.tiles.items() if axes[-2:] == (fact.m_axis, fact.n_axis)))
+                for fact in consumed
+            ),
         )
 
     def around(self, region: int) -> tuple[int, ...]:

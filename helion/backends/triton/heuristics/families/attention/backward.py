@@ -6,7 +6,7 @@ of 64 take 64 against 64. Smaller ones follow where these spill, do not fit, or 
 
 On an asynchronous matrix unit two programs of four warps per SM come first: one computes its exponentials while the
 other runs its matmuls. Heads too wide for two take one program with twice the rows, in loops with one accumulator
-(measurement ``attention_gradients``).
+(measurement ``attention_gradients``). In all loops they have 16 rows of scores for each warp where shared memory allows.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ......hardware import Target
 from ....proposal import TritonProposal
 from ... import register_safety as safety
 from ...amd_options import with_amd_options
+from ...predicted_time import proposal_us
 from ...sizing import Sizes, clamp, estimate, programs_of
 from .tiles import Tile, cost_of, fits, neighbours_along, share_sms, start_sizes
 
@@ -45,11 +46,16 @@ _CANDIDATES = (
 _KEPT = 3
 #: Tiles tried first on an asynchronous matrix unit: two programs per SM with as many stages as fit, or one program.
 _PAIRED, _TALL = (Tile(64, 64, 3, 4), Tile(64, 64, 2, 4), Tile(64, 64, 1, 4)), Tile(64, 64, 1, 8)
+#: Stationary and streamed rows of loops with one accumulator, and of those with several: those of _TALL, and the same with
+#: 16 rows of scores for each warp. All warps are along the rows of scores, and of fewer rows each is computed twice.
+_LONE = (((128, 32), (64, 64)), ((128, 64), (64, 128)))
 #: The same as _TALL where a loop has matmuls that are not its own accumulators, such as gradients added to memory.
 _WIDE = Tile(64, 32, 1, 8)
 #: Percent of the registers that these may plan with (measurement ``attention_gradient_registers``). Heads of 256 spill,
 #: which costs less than steps of 32 rows, too few for the asynchronous unit.
 _MEASURED_PERCENT = 96
+#: The same for tiles that no warp repeats: a plan of 268 spills 532 bytes (measurement ``attention_gradient_registers``).
+_UNREPEATED_PERCENT = 106
 
 
 class TritonAttentionGradientHeuristic(Heuristic):
@@ -74,17 +80,31 @@ def _measured(facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...]:
     """Return a proposal of the tiles measured fastest for 16-bit operands: the first that fits."""
     if not target.has("wgmma") or any(each.lhs_dtype.itemsize != 2 for each in facts.matmuls):
         return ()
-    alone = any(_sums(facts, fact.region) == 1 for fact in facts.attention_gradients)
-    last = [(_TALL, 2, 1)] if alone else [(_WIDE, 1, 1)] if _has_other_products(facts) else []
-    for tile, tall, together in (*((tile, 1, 2) for tile in _PAIRED), *last):
-        sizes = _sizes_of(facts, tile, tall)
-        predicted = estimate(facts, target, sizes, tile.warps, tile.stages)
-        room = predicted.fits and together * predicted.shared_bytes <= target.smem_per_sm_bytes
-        busy = share_sms(sum(_programs(facts, sizes)), together, target)
-        if room and busy and safety.within(predicted, _MEASURED_PERCENT):
-            proposal = _proposal(facts, target, tile, sizes, predicted)
-            return (replace(proposal, loop_orders=_orders(facts, target)),)
-    return ()
+    for tile in _PAIRED:
+        if (found := _fitting(facts, target, tile, _sizes_of(facts, tile), 2, _MEASURED_PERCENT)) is not None:
+            return (found,)
+    if any(_sums(facts, fact.region) == 1 for fact in facts.attention_gradients):
+        lone = [_fitting(facts, target, _TALL, _sizes_of(facts, _TALL, _LONE[0]), 1, _MEASURED_PERCENT)]
+        if lone[0] is not None:
+            lone.append(_fitting(facts, target, _TALL, _sizes_of(facts, _TALL, _LONE[1]), 1, _UNREPEATED_PERCENT))
+        timed = [(each, proposal_us(facts, each, target)) for each in lone if each is not None]
+        return tuple(proposal for proposal, _ in sorted(timed, key=lambda pair: pair[1]))
+    wide = _has_other_products(facts)
+    last = _fitting(facts, target, _WIDE, _sizes_of(facts, _WIDE), 1, _MEASURED_PERCENT) if wide else None
+    return () if last is None else (last,)
+
+
+def _fitting(
+    facts: KernelFacts, target: Target, tile: Tile, sizes: Sizes, together: int, percent: int
+) -> TritonProposal | None:
+    """Return the proposal if ``together`` programs share an SM, and stay within ``percent`` of its registers."""
+    predicted = estimate(facts, target, sizes, tile.warps, tile.stages)
+    room = predicted.fits and together * predicted.shared_bytes <= target.smem_per_sm_bytes
+    busy = share_sms(sum(_programs(facts, sizes)), together, target)
+    if not (room and busy and safety.within(predicted, percent)):
+        return None
+    proposal = _proposal(facts, target, tile, sizes, predicted)
+    return replace(proposal, loop_orders=_orders(facts, target), may_spill=percent > safety.ALL)
 
 
 def _orders(facts: KernelFacts, target: Target) -> dict[int, tuple[int, ...]]:
@@ -115,18 +135,18 @@ def _sums(facts: KernelFacts, region: int) -> int:
     return sum(each.accumulator_loop == region for each in facts.matmuls)
 
 
-def _sizes_of(facts: KernelFacts, tile: Tile, tall: int = 1) -> Sizes:
-    """Return block sizes for ``tile``, for loops with one accumulator with ``tall`` times the rows and as many times
-    fewer streamed.
+def _sizes_of(facts: KernelFacts, tile: Tile, lone: tuple[tuple[int, int], tuple[int, int]] | None = None) -> Sizes:
+    """Return block sizes for ``tile``, or the stationary and streamed rows ``lone`` for loops with one accumulator and
+    with several.
 
     Loops with two accumulators multiply the streamed rows, of which the asynchronous unit needs at least as many as its
     own rows.
     """
     sizes = start_sizes(facts)
     for fact in facts.attention_gradients:
-        times = tall if _sums(facts, fact.region) == 1 else 1
-        sizes[fact.stationary_axis] = clamp(tile.held * times, facts.axes[fact.stationary_axis])
-        sizes[fact.streamed_axis] = clamp(tile.walked // times, facts.axes[fact.streamed_axis])
+        held, walked = lone[_sums(facts, fact.region) != 1] if lone else (tile.held, tile.walked)
+        sizes[fact.stationary_axis] = clamp(held, facts.axes[fact.stationary_axis])
+        sizes[fact.streamed_axis] = clamp(walked, facts.axes[fact.streamed_axis])
     return sizes
 
 
