@@ -27,6 +27,7 @@ from benchmarks import (  # noqa: E402
     distributed_report,
     first_call_report,
     goals,
+    gpus_report,
     ops_report,
     product_goals,
     row_report,
@@ -451,6 +452,7 @@ def render(
     operators: Mapping[str, ops_report.Operators] | None = None,
     products: Mapping[str, Sequence[str]] | None = None,
     unfitted: Mapping[str, Mapping[str, unfitted_report.Row]] | None = None,
+    pairs: Sequence[gpus_report.Pair] = (),
 ) -> str:
     """The page; ``folder`` is where its plots are, relative to it."""
     lines = [
@@ -484,7 +486,7 @@ def render(
         ]
         for suite in SUITES:
             lines += suite_section(suite, suites.get(suite), copy)
-    lines += [*unfitted_report.sections(unfitted or {}), *sweep_section(scores)]
+    lines += [*gpus_report.sections(pairs), *unfitted_report.sections(unfitted or {}), *sweep_section(scores)]
     for suites in by_device(results).values():
         lines += slow_cells.section([row for each in suites.values() for row in each.rows], RESULTS)
         if suites:
@@ -534,6 +536,7 @@ def main() -> int:
         operators,
         products,
         unfitted_report.read(options.results),
+        gpus_report.read(options.results, [row for each in results for row in each.rows]),
     )
     options.out.write_text(page)
     if options.out == PAGE:
