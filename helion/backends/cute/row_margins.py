@@ -63,7 +63,7 @@ def rows_on_request(program: Program, target: Target, request: str) -> str:
     backend's: short rows, and matrices whose rows repeat, of which every row is loaded, unless these are masks.
     ``request`` says how to ask."""
     if unit_of(target) != "wgmma":
-        return f"row kernels on {target.name} run on request, {request}"
+        return f"row kernels without wgmma run on request, {request}"
     problem = known_rows(program).problem
     demand = demand_of(problem)
     if demand.repeated and demand.lanes == demand.copied_lanes:

@@ -79,7 +79,7 @@ def test_predictions_of_gradients_are_near_the_times_of_an_h200(m: int, n: int) 
 def test_auto_leaves_what_has_not_run_to_triton() -> None:
     bound = _for_auto(4096, 131072, target="b200")
     assert bound.backend == "triton"
-    assert "not cute: row kernels on sm_100 run on request, with backend='cute'" in bound.explain()
+    assert "not cute: row kernels without wgmma run on request, with backend='cute'" in bound.explain()
 
 
 def test_auto_leaves_short_rows_to_triton() -> None:

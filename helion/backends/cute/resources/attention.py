@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from .... import hardware
 from ...._compiler.decisions import Decisions
 from ...._compiler.facts.access import MemoryOpFact
 from ...._compiler.facts.records import AttentionFact, AxisFact, KernelFacts, MatmulFact
@@ -39,8 +38,10 @@ ROUNDING_OPS = 2.5
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionRates:
-    """Rates of one SM of an H100 at its usual clock. Other GPUs are scaled by their matrix rate per SM."""
+    """Rates of one SM at its usual clock. Those of other SMs are scaled by their matrix rate (``relative_rate``)."""
 
+    matrix_tflops: float = 7.492424
+    """Matrix rate of the SM that they belong to, for 16-bit operands."""
     softmax_ns: float = 0.059
     """Time of the softmax of a score without a formula."""
     column_ns: float = 0.000315
@@ -94,7 +95,6 @@ class AttentionRates:
 
 
 RATES = AttentionRates()
-MEASURED = "h100"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,7 +330,7 @@ def predicted_us(
         blocks = min(blocks, (blocks + -(-rows // choice.keys)) / 2 + 0.5)  # type: ignore[assignment]
     if shape.window:
         blocks = min(blocks, -(-rows // choice.keys) - (1 - shape.window) // choice.keys)
-    per_sm = rate_per_sm(target) / rate_per_sm(hardware.target(MEASURED))
+    per_sm = relative_rate(target)
     softmax = rates.softmax_ns + rates.operation_ns * shape.operations + rates.special_ns * shape.special
     softmax += rates.gather_ns * shape.gathers + rates.pair_ns * shape.pairs
     softmax += rates.bias_ns if choice.bias_stages else rates.load_ns * shape.loads
@@ -365,8 +365,9 @@ def predicted_us(
     return rates.launch_us + max(rounds * (tile_us + overhead), least_us + overhead, memory_us)
 
 
-def rate_per_sm(target: Target) -> float:
-    return target.matrix_tflops_for("bfloat16") / target.num_sms
+def relative_rate(target: Target) -> float:
+    """Return the matrix rate of an SM relative to that of the SM whose rates are known."""
+    return target.matrix_tflops_for("bfloat16") / target.num_sms / RATES.matrix_tflops
 
 
 def predict_attention(facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:

@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .... import hardware
 from ...._compiler.decisions import Decisions
 from ...._compiler.facts.records import KernelFacts, MatmulFact
 from ....autotuner.proposal import Predicted
@@ -19,7 +18,7 @@ from ..plan.attention.backward import EXCHANGE_STAGES, BackwardChoice
 from ..plan.attention.build import REGISTERS
 from ..plan.attention.gradients import PRODUCTS, estimated_registers, in_passes
 from ..plan.records import SUM_BYTES, WGMMA_ROWS
-from .attention import MEASURED, RATES, predicted, rate_per_sm, rows_of
+from .attention import RATES, predicted, relative_rate, rows_of
 
 BLOCK_NS = {1: 3.1, 2: 4.4, 3: 5.3}
 """Time of a row of a tile, for each block, in which no MMAs run: by the gradients of the kernel."""
@@ -210,7 +209,7 @@ def predicted_us(shape: BackwardShape, choice: BackwardChoice, target: Target) -
     rows = WGMMA_ROWS * choice.groups
     tiles = -(-shape.rows // rows) * shape.heads
     rate = target.matrix_tflops_for("bfloat16") * 1e3 / target.num_sms
-    per_sm = rate_per_sm(target) / rate_per_sm(hardware.target(MEASURED))
+    per_sm = relative_rate(target)
     blocks: float = -(-shape.streamed // choice.keys)
     if shape.hidden:  # half of the blocks on the diagonal is computed, and not seen
         most = math.inf if shape.bounded else blocks

@@ -10,7 +10,6 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from .... import hardware
 from ....hardware import Target
 from ..plan.counts import (
     Counts,
@@ -183,13 +182,12 @@ PREPARE_LAUNCH_US, PREPARE_MEMORY, PREPARE_LEAST_US = 1.0, 0.7, 3.0
 """The time of a kernel before the matmul that the matmul's set-up does not hide, and its fraction of the memory bandwidth
 (measurement ``operands_before``). The least time of a small one is not fitted."""
 ACTIVE_CLUSTERS = {3: 39, 4: 30, 6: 17, 8: 15, 16: 7}
-"""Co-resident clusters of this many CTAs on the SMs of ``MEASURED``, whose GPCs differ in size
+"""Co-resident clusters of this many CTAs on the SMs of all GPCs (``Target.gpc_sms``), which differ in size
 (``cudaOccupancyMaxActiveClusters``, benchmarks/results/cute/nvidia-h200.json)."""
 SECTOR_BYTES = 32
-MEASURED = "h200"
 WALKED = 128 * 256
 LARGE_CLUSTER, IN_WHOLE_GROUPS = 4, 10 / 11
-"""Other GPUs have GPCs as well: clusters of this many CTAs and more reach this fraction of the SMs, as on that H200."""
+"""Other GPUs have GPCs as well: clusters of this many CTAs and more reach this fraction of the SMs, as on those SMs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -418,7 +416,7 @@ def resident_clusters(ctas: int, target: Target) -> int:
     if known is None:
         sms = int(target.num_sms * IN_WHOLE_GROUPS) if ctas >= LARGE_CLUSTER else target.num_sms
         return max(1, sms // ctas)
-    return max(1, known * target.num_sms // hardware.target(MEASURED).num_sms)
+    return max(1, known * target.num_sms // sum(target.gpc_sms))
 
 
 def crosses_lines(problem: GemmProblem, side: str = "a") -> bool:
