@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -44,6 +44,10 @@ def scaled_sum(x: torch.Tensor, y: torch.Tensor, scale: float = 2.0) -> torch.Te
     return out
 
 
+def layouts(values: Iterable[Any]) -> list[tuple[str, str]]:
+    return [(str(v.shape), str(v.stride())) for v in values if isinstance(v, torch.Tensor)]
+
+
 def compiled(function: Callable[..., Any], **options: Any) -> tuple[Callable[..., Any], list[tuple[int, list[str]]]]:
     """Compile with the pass and Inductor's decompositions; also return the fused calls and ops of each graph."""
     seen: list[tuple[int, list[str]]] = []
@@ -52,6 +56,10 @@ def compiled(function: Callable[..., Any], **options: Any) -> tuple[Callable[...
         count = fusion.fuse(graph.graph)
         graph.graph.lint()
         graph.recompile()
+        for node in graph.graph.nodes:
+            if str(node.target).startswith("helion."):  # Inductor keeps the layouts of these
+                given = [a.meta["val"] for a in node.args if isinstance(a, torch.fx.Node)]
+                assert layouts(node.meta["eager_input_vals"][0]) == layouts(given)
         seen.append((count, [str(n.target) for n in graph.graph.nodes if n.op == "call_function"]))
         return graph
 
@@ -246,3 +254,19 @@ def test_inductor_runs_fused_kernels() -> None:
     function, args = PATTERNS["both sides"]
     with torch.no_grad():
         torch.testing.assert_close(torch.compile(function, fullgraph=True)(*args), function(*args))
+
+
+@helion.kernel(torch_compile_fusion=True)
+def with_a_taken_name(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        fused_0 = x[tile, :]
+        out[tile, :] = fused_0 * 2
+    return out
+
+
+def test_new_parameters_have_names_of_their_own() -> None:
+    run, seen = compiled(lambda x, y: with_a_taken_name(x) + y)
+    with torch.no_grad():
+        torch.testing.assert_close(run(X, Y), X * 2 + Y)
+    assert seen[0][0] == 1

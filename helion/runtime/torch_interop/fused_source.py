@@ -48,6 +48,11 @@ class Rewritten:
         positional = not (arguments.kwonlyargs or arguments.vararg or arguments.kwarg)
         self.is_plain = positional and not fn.__code__.co_freevars and fn.__globals__.get("torch") is torch
 
+    def names(self) -> set[str]:
+        """Return the names of the parameters, and all names that the function reads or binds."""
+        names = {node.id for node in ast.walk(self.function) if isinstance(node, ast.Name)}
+        return names | {node.arg for node in ast.walk(self.function) if isinstance(node, ast.arg)}
+
     def store(self, operands: Sequence[Access], dims: int, dtype: torch.dtype, made: torch.dtype, text: Text) -> bool:
         """Compute ``text`` where the kernel stores its only result of ``dims`` dimensions and ``dtype``.
 

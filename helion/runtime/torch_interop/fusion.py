@@ -117,7 +117,7 @@ class _Call:
         self.given: list[Any] = list(node.args)
         self.extras: dict[Node, str] = {}
         self.replaced = {node}
-        self.taken = set(operator.kernel.signature.parameters)
+        self.taken = self.source.names()
 
     # --- what follows -----------------------------------------------------------------------------------------------------
 
@@ -212,7 +212,8 @@ class _Call:
         operator = operator_for(kernel, given, outcome.effects)
         with self.graph.inserting_before(self.last):
             call = self.graph.call_function(operator.overload, (*self.given, *extras))
-        call.meta |= {**self.last.meta, "val": wanted}
+        shown = tuple(map(_value, call.args))  # Inductor keeps the layouts of these arguments
+        call.meta |= {**self.last.meta, "val": wanted, "eager_input_vals": (shown, {})}
         self.last.replace_all_uses_with(call)
         for node in reversed(list(self.graph.nodes)):
             if node in self.replaced and not node.users:
