@@ -312,6 +312,18 @@ def launch(name: str, launches: int, seed: int, until: float, say: Callable[...,
     say(kind="launches", name=name, launches=done, same=same, worst=round(worst, 5), differing=int(differing), written=int(written), ok=ok, slowest_s=round(slowest, 2), seed=seed)  # fmt: skip
 
 
+def writer(path: Path) -> Callable[..., None]:
+    """Return a function that prints a line of JSON and adds it to a file."""
+
+    def say(**line: Any) -> None:
+        text = json.dumps(line)
+        print(text, flush=True)
+        with path.open("a") as file:
+            file.write(text + "\n")
+
+    return say
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kinds", nargs="+", metavar="KIND:LAUNCHES:SEED")
@@ -319,14 +331,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=math.inf)
     parser.add_argument("--same", action="store_true")
     options = parser.parse_args(arguments)
-    until = time.monotonic() + options.seconds
-
-    def say(**line: Any) -> None:
-        text = json.dumps(line)
-        print(text, flush=True)
-        with options.out.open("a") as file:
-            file.write(text + "\n")
-
+    until, say = time.monotonic() + options.seconds, writer(options.out)
     for each in options.kinds:
         name, launches, seed = each.split(":")
         launch(name, int(launches), int(seed), until, say, options.same)

@@ -192,38 +192,29 @@ def test_declines_where_lanes_need_more_than_their_number() -> None:
             out[i] = total
         return out
 
-    def rows_of_sums(x: torch.Tensor) -> torch.Tensor:
+    def summed(x: torch.Tensor, term: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         out = torch.zeros([x.size(0)])
         for i in hl.grid(x.size(0)):
             total = hl.zeros([], dtype=torch.float32)
             for a, b in hl.tile(x.size()[1:]):
-                total = total + x[i, a, b].sum(-1).amax()
+                total = total + term(x[i, a, b])
             out[i] = total
         return out
 
-    def rows_kept(x: torch.Tensor) -> torch.Tensor:
-        out = torch.zeros([x.size(0)])
-        for i in hl.grid(x.size(0)):
-            total = hl.zeros([], dtype=torch.float32)
-            for a, b in hl.tile(x.size()[1:]):
-                total = total + x[i, a, b].sum(-1).square().sum()
-            out[i] = total
-        return out
+    def row_sum_maximum(value: torch.Tensor) -> torch.Tensor:
+        return value.sum(-1).amax()
 
-    def counted(x: torch.Tensor) -> torch.Tensor:
-        out = torch.zeros([x.size(0)])
-        for i in hl.grid(x.size(0)):
-            total = hl.zeros([], dtype=torch.float32)
-            for a, b in hl.tile(x.size()[1:]):
-                total = total + x[i, a, b].sum() + hl.full([a], 1.0, dtype=torch.float32).sum()
-            out[i] = total
-        return out
+    def squared_row_sums(value: torch.Tensor) -> torch.Tensor:
+        return value.sum(-1).square().sum()
+
+    def sum_and_rows(value: torch.Tensor) -> torch.Tensor:
+        return value.sum() + hl.full([value.size(0)], 1.0, dtype=torch.float32).sum()
 
     x = images(3, 5, 7)
     assert loops(stretched, x) == [None, None]
     assert loops(stretched, x.mT.contiguous().mT) == ["a tensor has the elements in another order"] * 2
     assert loops(stretched, images(3, 5, 8)[:, :, :7]) == ["a tensor has the elements in another order"] * 2
     assert loops(weighted, x, images(7)) == ["a tensor has the elements in another order"]
-    assert loops(rows_of_sums, x) == ["a mask between two reductions adds to them"]
-    assert loops(rows_kept, x) == ["a reduction keeps a dimension"]
-    assert loops(counted, x) == ["a reduction does not span all of the dimensions"]
+    assert loops(summed, x, row_sum_maximum) == ["a mask between two reductions adds to them"]
+    assert loops(summed, x, squared_row_sums) == ["a reduction keeps a dimension"]
+    assert loops(summed, x, sum_and_rows) == ["a reduction does not span all of the dimensions"]

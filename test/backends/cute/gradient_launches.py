@@ -8,7 +8,6 @@ A kind is one of ``KINDS``. One config serves all sizes. Half of them are multip
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 import time
@@ -20,8 +19,9 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT), str(ROOT / "test")]
+sys.path[:0] = [str(ROOT), str(ROOT / "test"), str(ROOT / "benchmarks")]
 
+from attention_launches import writer  # noqa: E402
 from backends.cute import backward_kernels as kernels  # noqa: E402
 
 import helion  # noqa: E402
@@ -158,14 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--launches", type=int, default=10_000)
     parser.add_argument("--most", type=int, default=700, help="the most rows")
     options = parser.parse_args(arguments)
-    until = time.monotonic() + options.seconds
-
-    def say(**line: Any) -> None:
-        text = json.dumps(line)
-        print(text, flush=True)
-        with options.out.open("a") as file:
-            file.write(text + "\n")
-
+    until, say = time.monotonic() + options.seconds, writer(options.out)
     for name in options.names:
         if time.monotonic() < until:
             launch(name, options.most, options.launches, until, options.each, say)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -301,6 +301,18 @@ class Epilogue:
     def instruction(self, value: int) -> Instruction:
         """Return the instruction that computes `value`, which is no operand."""
         return self.instructions[value - 1 - len(self.operands)]
+
+    def elements_for(self, values: Iterable[int], kept: int = 0) -> list[int]:
+        """Return the per-element values that `values` depend on, down to operands and to `kept`, in order."""
+        found: set[int] = set()
+        left = list(values)
+        while left:
+            value = left.pop()
+            if value not in found and not self.per_row[value]:
+                found.add(value)
+                made = self.made(value) if value != kept else None
+                left += [x for x in made.arguments if not isinstance(x, Constant)] if made else []
+        return sorted(found)
 
     @property
     def reduces_rows(self) -> bool:

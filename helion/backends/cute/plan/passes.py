@@ -65,7 +65,7 @@ def walks(
         targets.append(tuple(output.value for output in exact))
     found = []
     for number, wanted in enumerate(targets):
-        values = _walk(epilogue, wanted, held)
+        values = epilogue.elements_for(wanted, held)
         later = [value for target in targets[number + 1 :] for value in target]
         kept = values if own is None or number != 1 else [x for x in values if not epilogue.levels[x] or x in own]
         keeps = _kept(epilogue, kept, held, later) if registers else held
@@ -148,7 +148,9 @@ def check_places(epilogue: Epilogue, taken: Iterable[Pass], who: str) -> None:
             made = epilogue.instruction(value)
             for x in _terms(epilogue, (value,)) if made.op == "row_first" else ():
                 if any(
-                    _joins(epilogue, computed) for computed in _walk(epilogue, (x,), each.held) if computed != each.held
+                    _joins(epilogue, computed)
+                    for computed in epilogue.elements_for((x,), each.held)
+                    if computed != each.held
                 ):
                     raise Refusal(f"row_first of a value with a multiply and an add, which {who} recomputes here")
 
@@ -172,24 +174,11 @@ def _terms(epilogue: Epilogue, reductions: Iterable[int]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _walk(epilogue: Epilogue, values: Iterable[int], held: int) -> list[int]:
-    """Return the per-element values that `values` depend on, down to `held` and to operands, in order."""
-    found: set[int] = set()
-    left = list(values)
-    while left:
-        value = left.pop()
-        if value not in found and not epilogue.per_row[value]:
-            found.add(value)
-            made = epilogue.made(value) if value != held else None
-            left += [x for x in made.arguments if not isinstance(x, Constant)] if made else []
-    return sorted(found)
-
-
 def _kept(epilogue: Epilogue, values: list[int], held: int, later: list[int]) -> int:
     """Return the last of `values` from which everything `later` can be computed without `held`."""
     for value in reversed(values):
         if value <= len(epilogue.operands) or value == held:
             continue
-        if held not in _walk(epilogue, later, value) and value in _walk(epilogue, later, value):
+        if held not in epilogue.elements_for(later, value) and value in epilogue.elements_for(later, value):
             return value
     return held

@@ -24,7 +24,7 @@ from ...plan.rowwise.demand import GRANULE_BYTES
 from ...plan.rowwise.extremes import IDENTITIES, packed_dtype, packed_extremes, rounded_pair
 from ...plan.rowwise.logs import short_logs, summed_logs
 from ...plan.rowwise.operands import Repeat
-from ...plan.rowwise.passes import RowPass, Schedule, elements, kept_bytes, schedule_of
+from ...plan.rowwise.passes import RowPass, Schedule, kept_bytes, schedule_of
 from ...plan.rowwise.powers import fused_powers, fused_quotients, scaled_element
 from ...plan.rowwise.records import SIZE_N, RowLayout, RowPlan, RowProblem, pitch_name
 from ...plan.rowwise.shorts import short_quotients, short_values
@@ -453,7 +453,7 @@ def print_centres(out: Writer, plan: RowPlan, schedule: Schedule, each: RowPass)
                     if operand.kind == "group":
                         continue
                     out.line(f"{value_name(problem, read)} = {operand.label}_values[i]")
-                for made in (made for made in elements(problem.epilogue, [x]) if made in each.computes):
+                for made in (made for made in problem.epilogue.elements_for([x]) if made in each.computes):
                     out.line(f"{value_name(problem, made)} = {_value(plan, schedule, each, made)}")
                 out.line(f"candidates.append({value_name(problem, x)})")
             place = f"row.shift // {plan.layout.lanes}"

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import functools
 
-from .passes import elements
 from .powers import HALF
 from .records import RowProblem
 
@@ -30,7 +29,7 @@ def short_logs(problem: RowProblem) -> frozenset[int]:
     for value in range(len(epilogue.operands) + 1, epilogue.last + 1):
         if epilogue.instruction(value).op not in ("log", "log1p") or epilogue.per_row[value]:
             continue
-        read = {each for each in elements(epilogue, [value]) if 0 < each <= len(epilogue.operands)}
+        read = {each for each in epilogue.elements_for([value]) if 0 < each <= len(epilogue.operands)}
         rows = [epilogue.operands[each - 1] for each in read]
         if all(each.dtype in HALF for each in rows if each.kind == "exact"):
             found.add(value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..dtypes import itemsize
@@ -111,7 +110,7 @@ def schedule_of(problem: RowProblem) -> Schedule:
     for value in problem.wide:
         targets[last].append(_term(epilogue, value))
     later = [value for target in targets[1 + once :] for value in target]
-    held = tuple(value for value in elements(epilogue, later) if _is_input(epilogue, value))
+    held = tuple(value for value in epilogue.elements_for(later) if _is_input(epilogue, value))
     kept = _kept(epilogue, targets, later, held)
     passes = []
     if once:
@@ -119,7 +118,7 @@ def schedule_of(problem: RowProblem) -> Schedule:
     for number, wanted in enumerate(targets):
         if once and number == 1:
             continue
-        values = elements(epilogue, wanted, kept if number else 0)
+        values = epilogue.elements_for(wanted, kept if number else 0)
         passes.append(
             RowPass(
                 number=number,
@@ -199,7 +198,7 @@ def _reduced_by(reductions: tuple[tuple[int, ...], ...], number: int, once: bool
 def _has_centres(problem: RowProblem, joint: tuple[OwnPart, ...]) -> bool:
     """Return whether the terms of ``joint`` are differences from a mean, of elements of their own column alone."""
     epilogue = problem.epilogue
-    terms = elements(epilogue, [part.term for part in joint])
+    terms = epilogue.elements_for([part.term for part in joint])
     alone = all(made.op not in (*GROUP_REDUCTIONS, PARTNER) for value in terms if (made := epilogue.made(value)))
     return bool(joint) and all(part.counts for part in joint) and alone
 
@@ -218,19 +217,6 @@ def held_bytes(dtype: str) -> int:
 def kept_bytes(epilogue: Epilogue, value: int) -> int:
     """Return the bytes of a computed value in registers: 16-bit ones stay packed."""
     return ROUNDED_BYTES.get(epilogue.instruction(value).op, 4)
-
-
-def elements(epilogue: Epilogue, values: Iterable[int], kept: int = 0) -> list[int]:
-    """Return the per-element values that `values` depend on, down to operands and to `kept`, in order."""
-    found: set[int] = set()
-    left = list(values)
-    while left:
-        value = left.pop()
-        if value not in found and not epilogue.per_row[value]:
-            found.add(value)
-            made = epilogue.made(value) if value != kept else None
-            left += [x for x in made.arguments if not isinstance(x, Constant)] if made else []
-    return sorted(found)
 
 
 def numbers_at(problem: RowProblem, level: int) -> tuple[int, ...]:
@@ -307,10 +293,10 @@ def _kept(epilogue: Epilogue, targets: list[list[int]], later: list[int], held: 
     """Return the value of the first pass that later passes can read in place of several inputs, with fewer bytes; or
     0."""
     bytes_held = sum(itemsize(epilogue.operands[value - 1].dtype) for value in held)
-    for value in reversed(elements(epilogue, targets[0])) if len(held) > 1 else ():
+    for value in reversed(epilogue.elements_for(targets[0])) if len(held) > 1 else ():
         if value <= len(epilogue.operands) or kept_bytes(epilogue, value) >= bytes_held:
             continue
-        after = elements(epilogue, later, value)
+        after = epilogue.elements_for(later, value)
         if value in after and not any(_is_input(epilogue, x) for x in after):
             return value
     return 0
