@@ -17,12 +17,13 @@ from ...roles.attention.umma import UmmaProgram
 from ...roles.attention.umma_backward import UmmaBackwardProgram
 from ..state import Fault
 from ..structure import MAX_BOX_BYTES, MAX_NAMED_BARRIERS, check_register_pool
-from . import backward, umma_backward
+from . import backward, split_keys, umma_backward
 from .machine import Machine
 from .rules import RULES, execute
 from .umma import check_tensor_memory, simulate
 
 RULES.update(backward.RULES)
+RULES.update(split_keys.RULES)
 
 SCHEDULES = ((0, 0), (3, 2))
 """Simulated (tiles, seed). They expose each of the faults that tests plant (test_attention_verify.py)."""
