@@ -28,7 +28,7 @@ class Tile:
         begin: the first index, a scalar.
         end: one past the last index in range, a scalar; at most the loop's end.
         block_size: the number of lanes, a size that the config decides unless the loop fixes it.
-        id: which tile of the loop this is, from 0, a scalar.
+        id: ``begin // block_size``, a scalar: which tile this is, from 0 in a loop that begins at 0.
         count: how many tiles the loop has, a scalar.
 
     Example::
@@ -145,7 +145,7 @@ def tile_block_size(tile: Tile) -> int:
 
 @declare("device")
 def tile_id(tile: Tile) -> Any:
-    """Return the number of a tile within its loop, from 0, as ``tile.id``: a scalar.
+    """Return ``tile.begin // tile.block_size``, as ``tile.id``: a scalar, from 0 in a loop that begins at 0.
 
     Raises:
         exc.TypeInferenceError: ``tile`` is not a tile.

@@ -563,3 +563,23 @@ def test_integers_and_floats_meet_without_loss_or_are_refused() -> None:
     ]
     result = bound.compile_config(bound.conservative_config())(x, kinds)
     torch.testing.assert_close(result, torch.stack(rows, 1))
+
+
+# --- loops that do not begin at 0 ---------------------------------------------------------------------------------------
+
+
+@helion.kernel(static_shapes=False)
+def numbers_of_tiles(x: torch.Tensor, begin: int, factor: int) -> torch.Tensor:
+    out = torch.empty([x.size(0)], dtype=torch.int64)
+    for tile in hl.tile(begin, begin + x.size(0), block_size=4):
+        out[tile.index - begin] = hl.zeros([tile], dtype=torch.int64) + tile.id * factor
+    return out
+
+
+def test_the_number_of_a_tile_is_its_begin_in_blocks() -> None:
+    def reference(x: torch.Tensor, begin: int, factor: int) -> torch.Tensor:
+        return (begin + torch.arange(10) // 4 * 4) // 4 * factor
+
+    for begin, factor in ((6, 1), (-7, 1), (2**30 + 2, 64)):
+        for kernel in (numbers_of_tiles, helion.kernel(numbers_of_tiles.fn)):
+            check(f"{begin}", kernel, reference, (torch.empty(10), begin, factor))

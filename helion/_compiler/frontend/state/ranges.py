@@ -103,7 +103,11 @@ def of_field(tile: Tile, field: TileField) -> Range | None:
     if tile.range is None:
         return None
     begin, end = tile.range[0], positive_part(tile.range[1])
-    counts = {"end": (begin, end), "id": (0, end - begin), "count": (0, end - begin)}
+    counts = {
+        "end": (begin, end),
+        "id": (_least(begin, 0), end),
+        "count": (0, end - begin),
+    }  # a tile has one lane or more
     return counts.get(field, (begin, end - 1))
 
 

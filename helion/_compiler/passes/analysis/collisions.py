@@ -207,7 +207,7 @@ class _Lanes:
         if name == "end":
             return places[-1] + 1
         if name == "id":
-            return (places[0] - _seen(axis.begin)) // self.of.sizes[block]
+            return places[0] // self.of.sizes[block]
         return torch.tensor(self.of.sizes[block]) if name == "block_size" else None
 
     def _pointwise(self, op: Op, name: str) -> torch.Tensor | None:

@@ -112,11 +112,11 @@ class Emission:
             return repr(self.plan.tunables[number.args[0]])
         text = number.combine(self.number)
         if number.op in ("floordiv", "mod") and not number.leaves_are("block", "tunable"):
-            return self._rounded_down(number.op, text, *map(self.number, number.args))
+            return self.rounded_down(number.op, text, *map(self.number, number.args))
         return f"({text})"
 
     @staticmethod
-    def _rounded_down(op: str, text: str, dividend: str, divisor: str) -> str:
+    def rounded_down(op: str, text: str, dividend: str, divisor: str) -> str:
         """Correct ``text``, which Triton rounds toward zero, as Python has quotients and remainders."""
         rest = f"{dividend} % {divisor}"
         inexact = f"({rest} != 0) & (({dividend} < 0) != ({divisor} < 0))"

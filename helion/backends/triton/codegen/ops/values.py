@@ -49,7 +49,10 @@ def _tile_field(e: Emission, attrs: TileAttrs) -> str:
     size = e.symbol(attrs.block) or "1"
     if attrs.field == "end":
         return f"tl.minimum({loop.offset} + {size}, {loop.end})" if loop.mask else f"{loop.offset} + {size}"
-    return f"{loop.offset} // {size}" if attrs.field == "id" else f"tl.cdiv({loop.end} - {loop.begin}, {size})"
+    if attrs.field == "count":
+        return f"tl.cdiv({loop.end} - {loop.begin}, {size})"
+    number = f"{loop.offset} // {size}"
+    return number if loop.begin.isdecimal() else e.rounded_down("floordiv", number, loop.offset, size)
 
 
 def iota(e: Emission, op: Op) -> None:
