@@ -132,6 +132,9 @@ def transposed_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: in
             # it has the layout of the tile whose reductions it is computed from
             most = max(most, *(tile_bytes((axes, max(_FLOAT_BYTES, op.itemsize)), sizes) for op in ops))
         numel = math.prod([sizes[axis] for axis in axes])
+        if group.paired and 2 * numel == threads:
+            # each thread loads half a pair; with fewer elements than threads, it loads both
+            most = max(most, *(2 * numel * op.itemsize for op in ops))
         if group.shared and group.stored and numel < threads:
             # with fewer elements than threads it is computed in the layout of another tile
             most = max(most, *(numel * max(_FLOAT_BYTES, op.itemsize) for op in ops))
