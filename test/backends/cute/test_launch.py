@@ -171,7 +171,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[st
     tmp_path.chmod(0o700)
     monkeypatch.setattr(library.shared_object, "build_shared_object", build)
     monkeypatch.setattr(library, "installed_version", lambda: "1.0")
-    monkeypatch.setattr(library, "_FOUND", set())
+    monkeypatch.setattr(library, "_FOUND", {})
     yield made
 
 
@@ -181,7 +181,7 @@ def test_a_binary_is_kept_for_later_processes(counted: list[str], monkeypatch: p
     assert (place / library.SHARED_OBJECT).read_bytes() == b"shared object"
     for version in ("1.0", ""):  # where nothing is installed, any version does
         monkeypatch.setattr(library, "installed_version", lambda version=version: version)
-        monkeypatch.setattr(library, "_FOUND", set())
+        monkeypatch.setattr(library, "_FOUND", {})
         assert library.folder(kernel) == place
     assert len(counted) == 1
 
@@ -200,6 +200,20 @@ def test_another_cache_folder_has_binaries_of_its_own(
     assert library.folder(kernel) == second and len(counted) == 2
 
 
+def test_a_binary_is_kept_elsewhere_where_the_cache_cannot_be_written(
+    counted: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gemm").write_text("no folder")
+    own = tmp_path / "own"
+    own.mkdir(mode=0o700)
+    monkeypatch.setattr(library.files, "private_folder", lambda: own)
+    kernel = kernel_of(matmul.bind(ARGUMENTS))
+    place = library.folder(kernel)
+    assert place.is_relative_to(own) and (place / library.SHARED_OBJECT).read_bytes() == b"shared object"
+    assert library.folder(kernel) == place and library.is_compiled(kernel) and len(counted) == 1
+    assert f"{tmp_path / 'gemm'} cannot be written" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("spoil", ["version", "content", "notes", "writable"])
 def test_a_binary_that_is_not_what_was_put_there_is_made_again(
     counted: list[str], monkeypatch: pytest.MonkeyPatch, spoil: str
@@ -214,7 +228,7 @@ def test_a_binary_that_is_not_what_was_put_there_is_made_again(
         (place / library.NOTES).write_text("{")
     else:
         (place / library.SHARED_OBJECT).chmod(0o777)
-    monkeypatch.setattr(library, "_FOUND", set())
+    monkeypatch.setattr(library, "_FOUND", {})
     library.folder(kernel)
     assert len(counted) == 2
     assert json.loads((place / library.NOTES).read_text())["dsl"] == ("2.0" if spoil == "version" else "1.0")
@@ -231,7 +245,7 @@ def test_text_unit_and_operands_tell_kernels_apart() -> None:
 def test_without_the_dsl_a_kernel_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "cutlass", None)
     monkeypatch.setenv("HELION_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(library, "_FOUND", set())
+    monkeypatch.setattr(library, "_FOUND", {})
     bound = helion.kernel(matmul.fn, backend="cute").bind(ARGUMENTS)
     for ask in (bound.resources, lambda: bound.export_shared_object(tmp_path / "kernel.so")):
         with pytest.raises(

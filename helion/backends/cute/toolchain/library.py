@@ -24,8 +24,8 @@ else:
 
 _LOG = logs.logger(__name__)
 _LOCK = new_lock()
-#: The folders of compiled kernels. They are below the cache folder, which may change.
-_FOUND: set[Path] = set()
+#: The folders of compiled kernels, by the places in the cache folder, which may change.
+_FOUND: dict[Path, Path] = {}
 
 SHARED_OBJECT, CUBIN, NOTES = f"{NAME}.so", f"{NAME}.cubin", "notes.json"
 
@@ -34,15 +34,15 @@ def folder(kernel: GemmKernel) -> Path:
     """Return the folder of the shared object of ``kernel``, its binary and notes; compile the kernel if it is not
     cached.
 
-    Results of another version of the DSL than the installed one are compiled again. Raises ``errors.ToolMissing`` if
-    it has to be compiled and cannot be, and ``errors.CompilationFailed``.
+    Results of another version of the DSL than the installed one are compiled again. The folder is one of this user's
+    where the cache cannot be written. Raises ``errors.ToolMissing`` if the kernel has to be compiled and cannot be, and
+    ``errors.CompilationFailed``.
     """
     place = _place(kernel)
     with _LOCK:
         if place not in _FOUND:
-            _keep_or_make(kernel, place)
-            _FOUND.add(place)
-        return place
+            _FOUND[place] = place if _is_good(place) else _made(kernel, place)
+        return _FOUND[place]
 
 
 def is_compiled(kernel: GemmKernel) -> bool:
@@ -52,18 +52,31 @@ def is_compiled(kernel: GemmKernel) -> bool:
 
 
 def _place(kernel: GemmKernel) -> Path:
-    return files.code_folder() / "gemm" / kernel.key
+    return _place_in(files.code_folder(), kernel)
 
 
-def _keep_or_make(kernel: GemmKernel, place: Path) -> None:
-    if _is_good(place):
-        return
+def _place_in(base: Path, kernel: GemmKernel) -> Path:
+    return base / "gemm" / kernel.key
+
+
+def _made(kernel: GemmKernel, place: Path) -> Path:
+    """Compile the kernel and write it to ``place``, or to a folder of this user if that fails; return the folder."""
     start = time.perf_counter()
     content, cubin = shared_object.build_shared_object(kernel)
+    try:
+        _write(kernel, place, content, cubin)
+    except OSError as error:
+        wanted, place = place, _place_in(files.private_folder(), kernel)
+        logs.say_once(f"helion: {wanted.parent} cannot be written ({error.strerror}); using {place.parent}")
+        _write(kernel, place, content, cubin)
+    _LOG.info("compiled %s in %.2f s: %s", kernel.name, time.perf_counter() - start, place)
+    return place
+
+
+def _write(kernel: GemmKernel, place: Path, content: bytes, cubin: bytes) -> None:
     files.keep_code(place / CUBIN, cubin)
     files.keep_code(place / SHARED_OBJECT, content)
     files.write_whole(place / NOTES, json.dumps({"dsl": installed_version(), "kernel": kernel.name}))
-    _LOG.info("compiled %s in %.2f s: %s", kernel.name, time.perf_counter() - start, place)
 
 
 def _is_good(place: Path) -> bool:
