@@ -11,7 +11,8 @@ from torch._dynamo.exc import Unsupported
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builder import SourcelessBuilder, VariableBuilder
-from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+from torch._dynamo.variables.misc import GetAttrVariable
+from torch._dynamo.variables.torch import BaseTorchVariable, TorchInGraphFunctionVariable
 
 from ..._support import logs as _logging
 from ..._support.nested import map_nested
@@ -19,8 +20,11 @@ from .outcome import tensors_of
 from .trees import Leaf, unflatten
 
 
-class KernelVariable(TorchInGraphFunctionVariable):
-    """A kernel in traced code. Arguments that a graph cannot contain, such as functions, are fixed in the node."""
+class KernelVariable(BaseTorchVariable):
+    """A kernel in traced code. Arguments that a graph cannot contain, such as functions, are fixed in the node.
+
+    It is no function of torch: torch 2.11 evaluates attributes of these, and cannot wrap a bound method.
+    """
 
     def call_function(self, tx: Any, args: Any, kwargs: Any) -> VariableTracker:
         fixed = {at: value for at, arg in enumerate(args) for value in _constant(arg)}
@@ -31,6 +35,9 @@ class KernelVariable(TorchInGraphFunctionVariable):
         results = TorchInGraphFunctionVariable(node).call_function(tx, passed, others)
         leaves = results.unpack_var_sequence(tx)
         return SourcelessBuilder.create(tx, unflatten(node.tree, leaves))
+
+    def var_getattr(self, tx: Any, name: str) -> VariableTracker:
+        return GetAttrVariable(self, name) if name == "differentiable" else super().var_getattr(tx, name)
 
     def call_method(self, tx: Any, name: str, args: Any, kwargs: Any) -> VariableTracker:
         if name == "differentiable" and not args and not kwargs:
