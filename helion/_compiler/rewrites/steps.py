@@ -59,6 +59,8 @@ class StepInputs:
     """True if the body of some loop is repeated by an unroll factor."""
     float_counts: bool = False
     """True if sums of conditions are computed in fp32."""
+    first_lanes: bool = False
+    """True if lanes lie along the first dimension of accesses to unknown neighbors, and not along the last."""
     early_operands: bool = False
     """True if operands of matmuls are loaded before earlier matmuls whose swizzle differs."""
     filling_programs: int = 0

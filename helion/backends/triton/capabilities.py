@@ -143,14 +143,27 @@ def _multiply_in(side: int) -> str:
     return f"multiply it into the operand and pass None as mat{side}_scale"
 
 
-@functools.cache
 def _decodes_any_on_hip() -> bool:
     """Return whether the installed Triton decodes both operands where the matrix unit has no scales: from 3.8 on."""
+    return _installed() >= (3, 8)
+
+
+def prefers_first_lanes() -> bool:
+    """Return whether lanes lie along the first dimension where no addresses are known to be neighbors: up to 3.6.
+
+    From 3.7 on they lie along the last one.
+    """
+    return _installed() < (3, 7)
+
+
+@functools.cache
+def _installed() -> tuple[int, int]:
+    """Return the version of the installed Triton without importing it; a later one if there is none."""
     for name in ("triton", "pytorch-triton-rocm", "pytorch-triton"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             major, minor = importlib.metadata.version(name).split(".")[:2]
-            return (int(major), int(minor)) >= (3, 8)
-    return True
+            return int(major), int(minor)
+    return 4, 0
 
 
 def _undecoded(scaled: Scaled) -> Iterator[tuple[str, str]]:

@@ -25,6 +25,7 @@ from ...._compiler.rewrites.steps import (
 )
 from ...._support.lazy import lazy
 from ..divisions import divide_naturals
+from ..lane_order import order_lanes
 from .align import align_rows
 from .backwards import turn_loops
 from .carries import share_variables
@@ -132,6 +133,7 @@ STEPS: tuple[Step, ...] = (
     Step("triton.wide_counters", count_widely),
     Step("triton.early_operands", load_early),
     Step("triton.early_loads", load_first),
+    Step("triton.lane_order", order_lanes),
     Step("triton.float_reads", read_as_floats),
     Step("triton.summed_logs", shorten_logs),
     Step("triton.round_products", round_products),

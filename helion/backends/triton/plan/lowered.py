@@ -15,7 +15,7 @@ from ...._compiler.rewrites.copy_operands import multiplies
 from ...._compiler.rewrites.steps import Step, StepInputs, run_steps
 from ....hardware import Target
 from ....settings import Settings
-from ..capabilities import mechanisms
+from ..capabilities import mechanisms, prefers_first_lanes
 from .indexing import Box, plan_boxes
 
 
@@ -108,6 +108,7 @@ def _inputs(program: Program, decisions: Decisions, settings: Settings, target: 
         unrolled=any(decisions.entries.get("static_ranges", {}).values()),
         repeated=any(factor > 1 for factor in decisions.entries.get("range_unroll_factors", {}).values()),
         float_counts=target.kind == "cuda",
+        first_lanes=prefers_first_lanes(),
         early_operands=target.has("wgmma"),
         filling_programs=target.num_sms,
         float_reads=target.has("wgmma"),

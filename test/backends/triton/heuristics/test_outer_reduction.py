@@ -84,6 +84,28 @@ def test_tiles_are_smaller_where_there_are_few_elements() -> None:
 
 
 @helion.kernel()
+def longest_paths(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    (m, k), n = a.size(), b.size(1)
+    out = torch.empty([m, n], dtype=a.dtype, device=a.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        best = hl.full([tile_m, tile_n], float("-inf"), dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            best = torch.maximum(best, (a[tile_m, tile_k][:, :, None] + b[tile_k, tile_n][None, :, :]).amax(1))
+        out[tile_m, tile_n] = best
+    return out
+
+
+def test_results_along_two_axes_need_a_thread_each() -> None:
+    """An H200 holds more threads than there are results, but programs of 128 threads keep every SM busy."""
+    first = bound(longest_paths, tuple(torch.empty(n, n, device="meta") for n in (512, 512))).seeds[0]
+    assert first.heuristic == RULE and first.config["block_sizes"] == [2, 128, 1]
+    few = bound(longest_paths, tuple(torch.empty(n, n, device="meta") for n in (128, 128)))
+    assert "fewer than threads" in dict(few.declined)[RULE]
+    a, b = torch.randn(33, 17), torch.randn(17, 40)
+    torch.testing.assert_close(longest_paths(a, b), (a[:, :, None] + b[None]).amax(1))
+
+
+@helion.kernel()
 def gaussian_sums(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     out = torch.empty([x.size(0)], dtype=torch.float32, device=x.device)
     for tile in hl.tile(x.size(0)):

@@ -70,7 +70,9 @@ class TritonOuterReductionHeuristic(Heuristic):
         reuse = _reuse(along, facts, primary)
         if reuse < _TUNED.least_reuse:
             return Declined(f"loads along axis {primary.axis} serve only {reuse} elements each")
-        if elements < target.num_sms * target.max_warps_per_sm * target.warp_size:
+        _, *more = kept
+        threads = _TUNED.threads if more else target.max_warps_per_sm * target.warp_size
+        if elements < target.num_sms * threads:
             return _shared(kept, facts, target, primary)
         sizes = _tiles(kept, facts, target)
         step = {primary.axis: axis.min_size or 1}
