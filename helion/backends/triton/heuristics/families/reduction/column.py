@@ -21,7 +21,7 @@ from typing import ClassVar
 from ......_compiler.facts.records import AxisFact, KernelFacts, ReductionFact
 from ......_shapes import cdiv, next_power_of_2, previous_power_of_2
 from ......autotuner.proposal import Declined, Heuristic
-from ......hardware import Target
+from ......hardware import VECTOR_BYTES, Target
 from ....proposal import TritonProposal
 from ...choose import trust, unless_faster
 from ...predicted_time import proposal_us
@@ -59,7 +59,6 @@ class _Numbers(Tuned):
 _TUNED = tuned(_Numbers)
 
 
-_VECTOR_BYTES = 16
 #: Bytes of a line of the cache, which a program reads whole.
 _LINE_BYTES = 128
 
@@ -166,7 +165,7 @@ def _part_threads(itemsize: int, columns: int) -> int:
     """
 
     def lanes(threads: int) -> int:
-        width = threads * _VECTOR_BYTES // itemsize
+        width = threads * VECTOR_BYTES // itemsize
         return cdiv(columns, width) * width
 
     half = _TUNED.part_threads // 2
@@ -180,7 +179,7 @@ def _in_parts(
     walked = facts.axes[primary.axis]
     threads = _part_threads(itemsize, extent_of(columns))
     smaller = _TUNED.part_threads // threads
-    width = threads * _VECTOR_BYTES // itemsize
+    width = threads * VECTOR_BYTES // itemsize
     width = clamp(min(width, columns.padded or width), columns)
     side_by_side = cdiv(extent_of(columns), width)
     programs = min(_TUNED.programs, side_by_side)
