@@ -52,6 +52,18 @@ def added(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return y
 
 
+SEEN: list[int] = []
+
+
+def noted(x: torch.Tensor) -> torch.Tensor:
+    """A kernel whose host code changes a global list."""
+    SEEN.append(x.size(0))
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile, :] = x[tile, :] - torch.amax(x[tile, :], dim=-1, keepdim=True)
+    return out
+
+
 def check(found: torch.Tensor, x: torch.Tensor) -> None:
     torch.testing.assert_close(found, x - x.amax(-1, keepdim=True))
 
@@ -148,6 +160,14 @@ def test_arguments_that_a_kernel_changes_are_changed_once(searches: list[int], m
     torch.testing.assert_close(one(x, y), expected)
     torch.testing.assert_close(y, expected)
     assert one.bind((x, y)).config == config and searches == [2]
+
+
+def test_host_code_with_effects_runs_once(searches: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    one = kernel(noted)
+    contending(monkeypatch, one, (ROWS,))
+    SEEN.clear()
+    check(one(ROWS), ROWS)
+    assert SEEN == [3] and searches == []
 
 
 def test_explanations_show_the_times_of_the_first_call(doubted: helion.Config, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,8 @@ class Traced:
     launch with random numbers draws from torch's generator, in order.
 
     ``recorded``: the program as recorded, including functions that have their own derivatives. ``misplaced``: the error
-    of a call with CPU tensors, because device code uses a tensor that host code makes on a GPU.
+    of a call with CPU tensors, because device code uses a tensor that host code makes on a GPU. ``acts``: another run
+    on copies of the arguments may be seen outside.
     """
 
     program: Program
@@ -105,6 +106,7 @@ class Traced:
     origins: Mapping[str, Any] = field(default_factory=dict)
     recorded: Program | None = field(default_factory=lambda: None)  # a default of the class would hide a pickled one
     misplaced: exc.Base | None = None
+    acts: bool = False
 
     def with_guards(self, guards: tuple[Guard, ...]) -> Traced:
         """Return the result with other guards; programs that were pickled stay so."""

@@ -202,6 +202,13 @@ def runs_at_run_time(function: Any) -> bool:
     return kind_of_result(function) is not None and not is_pure(function)
 
 
+def acts(function: Any) -> bool:
+    """Return whether a call has effects other than on tensors."""
+    return not isinstance(function, str) and not is_pure(function) and _root(function) not in _SILENT
+
+
+#: Modules whose functions change nothing but tensors, and torch's random numbers.
+_SILENT = frozenset(("torch", "time", "math", "contextlib", "_contextvars"))
 _TRUSTED_OPERATORS = frozenset(("enum", "torch", "numpy", "types", "fractions", "decimal", "collections", "dataclasses", *KERNEL_LIBRARIES))  # fmt: skip
 
 

@@ -12,7 +12,9 @@ import torch
 
 from ... import exc
 from ..._shapes import WIDE, hint_of
+from ..._support.nested import tensors_in
 from ..context import CompileContext
+from ..host.analysis import written
 from ..ir.grammar import ForAttrs, OperandRef, Program
 from ..ir.host_module import HostModule
 from ..source import FunctionSource, parse_kernel
@@ -111,7 +113,17 @@ def trace(
         tuple(count for _, count in t.tensors.seeds.values()),
         {s.name: s.origin for s in t.numbers.symbols.values() if s.name not in t.numbers.specialized},
         misplaced=t.world.misplaced,
+        acts=t.world.acts or _changes_others(t, arguments, program),
     )
+
+
+def _changes_others(t: Tracer, arguments: Mapping[str, Any], program: Program) -> bool:
+    """Return whether the kernel may change a tensor that is not among the arguments, such as a global one."""
+    given = {id(tensor) for tensor in tensors_in(arguments.values())}
+    others = {value.storage for (at, _), value in t.tensors.lifted.items() if at not in given}
+    names = written(program) if others else frozenset()
+    stored = {each.storage for each in program.tensors if names is None or each.source in names}
+    return not others.isdisjoint(stored | t.tensors.changed)
 
 
 def _seeds(t: Tracer) -> dict[str, str]:

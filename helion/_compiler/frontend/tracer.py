@@ -81,6 +81,7 @@ class Tracer(TraceState):
 
     def update(self, value: HostTensorValue, name: str, other: Any) -> Any:
         """Evaluate ``value += other`` and the like in host code."""
+        self.tensors.changed.add(value.storage)
         return host_tensors.update(self, value, name, other)
 
     def load_or_view(self, tensor: HostTensorValue, index: Any) -> Any:
@@ -89,6 +90,8 @@ class Tracer(TraceState):
     def store_or_assign(self, tensor: HostTensorValue, index: Any, value: Any) -> None:
         if self.on_device:
             memory.store(self, tensor, index, value)
+        else:
+            self.tensors.changed.add(tensor.storage)
 
 
 def _refused(error: TypeError) -> str:

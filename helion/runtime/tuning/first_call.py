@@ -141,6 +141,7 @@ def _is_measured(of: Specialized, args: Sequence[Any]) -> bool:
         bool(of.settings.first_call_seconds)
         and not is_decided(of)
         and not is_left_alone(args)
+        and not of.analysis.traced.acts
         and of.analysis.refusal() is None
     )
 
@@ -193,7 +194,9 @@ def measured(compiled: Compiled, args: Sequence[Any], config: Config, along: Alo
     """
     of = compiled.specialized
     seconds = of.settings.first_call_seconds
-    if not seconds or is_decided(of) or (along is None and (is_left_alone(args) or not _begun())):
+    if not seconds or is_decided(of) or of.analysis.traced.acts:
+        return config
+    if along is None and (is_left_alone(args) or not _begun()):
         return config
     try:
         if along is not None and along.default == config:  # the check of its binary may have replaced it

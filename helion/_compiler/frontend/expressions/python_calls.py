@@ -12,7 +12,7 @@ from .... import exc
 from ...._shapes import NeedsValue
 from ..host_uses import used_directly
 from ..methods import assume_called, method_of
-from ..purity import WIDE, is_library, is_pure, kind_of_result, runs_at_run_time
+from ..purity import WIDE, acts, is_library, is_pure, kind_of_result, runs_at_run_time
 from ..runtime_values import MUTABLE, opaques, settle
 from ..tracer import Tracer
 from ..values import DeviceValue, HostTensorValue, describe
@@ -89,6 +89,7 @@ def call_on_host(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[st
     waits = next(opaques((args, kwargs)), None)
     if runs_at_run_time(function) or (waits is not None and kind_of_result(function) is not None):
         s.t.world.effects += 1
+        s.t.world.acts |= acts(function)
         kind = kind_of_result(function)
         assert kind is not None
         return runtime_number(s, kind, wide=function in WIDE)
@@ -103,6 +104,7 @@ def call_on_host(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[st
         return call_pure(s, function, args, kwargs)
     if is_traced_through(function):
         return call_helper(s, function, args, kwargs)
+    s.t.world.acts |= acts(function)
     chosen = (
         merged_value(s, list(args[0])) if function == random.choice and isinstance(args[0], (list, tuple)) else None
     )

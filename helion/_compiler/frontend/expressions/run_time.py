@@ -7,6 +7,7 @@ from typing import Any
 from .... import exc
 from ...._shapes import Expr
 from ..host import tensors as host_tensors
+from ..purity import acts
 from ..runtime_values import SAMPLES, Opaque, containers_in, is_runtime, numbers_in, settle
 from ..walk.scope import Scope
 
@@ -33,6 +34,7 @@ def unknown(s: Scope, function: Any, values: Any, because: Exception | None = No
     if s.t.on_device:
         raise exc.KnownAtRunTime(what=f"`{s.source_text()}`", because="")
     s.t.world.effects += 1
+    s.t.world.acts |= acts(function)
     if isinstance(because, exc.TorchOpTracingError):
         error: exc.Base = because
     else:

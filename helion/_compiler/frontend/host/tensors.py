@@ -232,6 +232,7 @@ def update(t: TraceState, value: HostTensorValue, name: str, other: Any) -> Host
 def _change(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Evaluate an in-place call, whose result is its first argument."""
     value = args[0]
+    t.tensors.changed.add(value.storage)
     for other in t.tensors.lifted.values():
         if name in _RESHAPING and other is not value and other.storage == value.storage:
             other.checked = True  # it may be the very same tensor

@@ -31,6 +31,8 @@ class HostTensors(Part):
         self.made: list[HostTensorValue] = []
         #: Tensors from outside of the kernel, by identity and the host expression for them.
         self.lifted: dict[tuple[int, str], HostTensorValue] = {}
+        #: The memories that host code changes.
+        self.changed: set[int] = set()
         #: Tensors whose sizes, strides or dtype the host code has read, and that may differ from the model.
         self.relied: list[HostTensorValue] = []
         #: True if one of them has no name to compare it by, so that everything after it may differ too.

@@ -33,6 +33,8 @@ class World(Part):
         self.function_sources: dict[int, str] = {}
         #: Number of calls and statements with effects so far, which run when the host code runs.
         self.effects = 0
+        #: True if another run of the host code would be seen outside: it prints, say, or changes an object.
+        self.acts = False
         #: The error of a call with CPU tensors alone: device code uses a tensor that host code makes on a GPU.
         self.misplaced: exc.Base | None = None
 

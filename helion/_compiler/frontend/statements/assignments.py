@@ -195,6 +195,7 @@ def assign_attribute(s: Scope, target: ast.Attribute, value: Any) -> None:
     if s.t.on_device or isinstance(owner, (HostTensorValue, Expr, Opaque)):
         raise exc.InvalidAssignment(target=f"`{ast.unparse(target)}`")
     s.t.world.effects += 1
+    s.t.world.acts = True
     if isinstance(inspect.getattr_static(type(owner), "__setattr__"), types.FunctionType) or isinstance(
         vars(type(owner)).get(target.attr), property
     ):

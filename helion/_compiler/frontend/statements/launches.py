@@ -15,6 +15,7 @@ from ..expressions.run_time import runtime_number
 from ..frames import assigned_names
 from ..values import HostTensorValue
 from ..walk.kinds import type_of
+from ..walk.lookup import peek
 from ..walk.scope import Return, Scope, evaluate, execute, try_evaluate
 from ..walk.unfollowed import execute_host
 from .grid_loops import has_grid_loop, holds_grid_loop, is_grid_loop
@@ -62,7 +63,7 @@ def _is_barrier(s: Scope, statement: ast.stmt) -> bool:
     call = statement.value if isinstance(statement, ast.Expr) else None
     if not isinstance(call, ast.Call) or any(isinstance(part, ast.Call) for part in ast.walk(call.func)):
         return False  # a nested call may have effects and must run once
-    if try_evaluate(s, call.func) is not hl.barrier:
+    if peek(s, call.func) is not hl.barrier or try_evaluate(s, call.func) is not hl.barrier:
         return False
     s.at(statement)
     if not any(isinstance(node, Launch) for known in s.walk.body for node in ast.walk(known)):

@@ -9,8 +9,8 @@ import torch
 
 from .... import exc
 from ..frames import assigned_names
-from ..purity import may_swallow
-from ..runtime_values import opaque
+from ..purity import acts, may_swallow
+from ..runtime_values import Opaque, opaque
 from ..values import Missing
 from ..walk.lookup import peek
 from ..walk.scope import Raised, Return, Scope, assign, evaluate
@@ -50,6 +50,7 @@ def _enter(s: Scope, node: ast.With) -> None:
                 statement=f"`with {text}:`", where="host", remedy="; it may suppress errors"
             )
         s.t.world.effects += 1
+        s.t.world.acts |= not isinstance(manager, Opaque) and acts(type(manager))
         if item.optional_vars is not None:
             assign(s, item.optional_vars, opaque(f"`{text}`"))
 

@@ -122,6 +122,7 @@ def _may_stay(s: Scope, statement: ast.stmt) -> bool:
 def forget(s: Scope, statement: ast.stmt, error: Exception) -> None:
     """Make everything that a statement may change opaque."""
     s.t.world.effects += 1
+    s.t.world.acts = True
     unknown = Opaque(error)
     names = s.frame.names
     for name, part in _mentions(statement):
@@ -162,6 +163,7 @@ def forget_sources(s: Scope, name: str) -> None:
 def forget_outside(s: Scope, container: Any, unknown: Opaque) -> None:
     """Make the contents of a container from outside of the kernel opaque."""
     s.t.world.effects += 1
+    s.t.world.acts = True
     s.t.world.poisoned[id(container)] = (container, unknown)
     s.walk.changed_outside[id(container)] = container
 
