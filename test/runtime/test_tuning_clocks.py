@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import sys
 import types
 from collections.abc import Callable, Iterator
 from random import Random
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from helion.autotuner.measure.runs import in_turns, samples
+from helion.autotuner.measure.runs import COOL_SECONDS, in_turns, samples
 from helion.runtime.tuning import clocks
 
 
@@ -28,6 +30,14 @@ class FakeCuda:
         self.mode = 0
         self.streams: list[Any] = ["the user's"]
         self.generator = "the user's"
+        self.pools = itertools.count()
+        self.broken: set[int] = set()
+        #: Runs that find no memory before the cache is emptied.
+        self.without_memory = 0
+
+    def emptied(self) -> None:
+        self.calls.append("emptied")
+        self.without_memory = 0
 
     def work(self, name: str, seconds: float) -> Callable[[], None]:
         def function() -> None:
@@ -35,6 +45,8 @@ class FakeCuda:
                 raise RuntimeError("called a synchronizing CUDA operation")
             if self.recording is not None and name in self.waits | self.waits_unseen:
                 raise RuntimeError("operation not permitted when stream is capturing")
+            if self.recording is not None and self.without_memory:
+                raise torch.OutOfMemoryError("out of memory")
             self.do(lambda: self._worked(name, seconds))
 
         return function
@@ -65,34 +77,44 @@ class FakeCuda:
         class Graph:
             steps: list[Callable[[], None]]
 
+            def capture_begin(self, *, pool: Any) -> None:
+                """A pool takes no other graph after a failure, and the generator is unusable."""
+                assert fake.streams[-1] != "the user's" and pool not in fake.broken
+                self.of, fake.recording, fake.generator = pool, [], "capturing"
+                self.steps = fake.recording
+
+            def capture_end(self) -> None:
+                fake.recording = None
+                if isinstance(sys.exc_info()[1], RuntimeError) and not isinstance(sys.exc_info()[1], torch.OutOfMemoryError):
+                    fake.broken.add(self.of)
+                    raise RuntimeError("operation failed due to a previous error during capture")
+                fake.generator = "the user's"
+
+            def pool(self) -> Any:
+                return self.of
+
             def replay(self) -> None:
                 for step in self.steps:
                     step()
 
         @contextlib.contextmanager
-        def capturing(graph: Graph, *, stream: Any, **_: Any) -> Iterator[None]:
-            """Like torch's, it undoes nothing where capturing fails."""
-            before, fake.streams, fake.generator = fake.streams, [stream], "capturing"
-            fake.recording = graph.steps = []
+        def on(stream: Any) -> Iterator[None]:
+            fake.streams.append(stream)
             try:
                 yield
             finally:
-                fake.recording = None
-            fake.streams, fake.generator = before, "the user's"
+                fake.streams.pop()
 
         def set_mode(mode: Any) -> None:
             fake.mode = mode
-
-        def set_stream(stream: Any) -> None:
-            fake.streams = [stream]
 
         generator = types.SimpleNamespace(
             clone_state=lambda: fake.generator, graphsafe_set_state=lambda state: setattr(fake, "generator", state)
         )
         return types.SimpleNamespace(
-            Event=Event, CUDAGraph=Graph, graph=capturing, current_stream=lambda: fake.streams[-1],
-            Stream=lambda device: types.SimpleNamespace(wait_stream=lambda other: None), set_stream=set_stream,
-            synchronize=lambda: None, graph_pool_handle=lambda: (0, 0), default_generators=[generator],
+            Event=Event, CUDAGraph=Graph, stream=on, current_stream=lambda: fake.streams[-1],
+            Stream=lambda device: types.SimpleNamespace(wait_stream=lambda other: None), synchronize=lambda: None,
+            graph_pool_handle=lambda: next(fake.pools), default_generators=[generator], empty_cache=fake.emptied,
             get_sync_debug_mode=lambda: fake.mode, set_sync_debug_mode=set_mode,
         )  # fmt: skip
 
@@ -125,6 +147,24 @@ def test_where_one_cannot_be_captured_none_is_replayed(cuda: FakeCuda, unseen: b
     assert [[round(time) for time in row] for row in rows] == [[100, 200]] * 5
     assert len(clock.time(cuda.work("b", 2e-4), 1.0, 1e9)) == 20
     assert (cuda.streams, cuda.generator, cuda.mode) == (["the user's"], "the user's", 0)
+
+
+def test_a_capture_without_memory_is_repeated_with_an_empty_cache(cuda: FakeCuda) -> None:
+    clock = clocks.DeviceClock(torch.device("cpu"), 3)
+    cuda.without_memory = 1
+    rows = clock.rounds([(cuda.work("a", 1e-4), 1.0), (cuda.work("b", 2e-4), 1.0)], 5)
+    assert [[round(time) for time in row] for row in rows] == [[100, 200]] * 5
+    assert cuda.calls.count("emptied") == 1 and next(cuda.pools) == 1  # one pool for all
+
+
+def test_a_warm_device_is_not_warmed_up_again(cuda: FakeCuda) -> None:
+    clock = clocks.DeviceClock(torch.device("cpu"), 3)
+    functions = [(cuda.work(name, 1e-4), 1.0) for name in "ab"]
+    for idle, runs in ((0.0, 200), (COOL_SECONDS / 2, 0), (2 * COOL_SECONDS, 200)):
+        cuda.now += idle
+        before = len(cuda.calls)
+        clock.rounds(functions, 5)
+        assert len(cuda.calls) - before == pytest.approx(2 + runs + 10, abs=2)
 
 
 def test_what_takes_long_runs_less_often(cuda: FakeCuda) -> None:

@@ -13,18 +13,20 @@ Now = Callable[[], float]
 #: Seconds of work before anything is timed. An idle H200 takes 11 % longer for kernels bound by memory until it has
 #: worked for 8 ms (benchmarks/results: the first runs of every candidate against the later ones).
 WARM_SECONDS = 0.02
+#: Seconds after its last run for which a warm device stays so (measurement ``device_cools``).
+COOL_SECONDS = 0.01
 #: Runs of one candidate, their maximum of seconds, and the slowdown against the best that ends them early.
 _RUNS, _FEWEST, _SECONDS, _FAR = 20, 3, 0.05, 2.0
 #: The number of rounds for functions that take long.
 FEWEST_ROUNDS = 5
 
 
-def warmed(runs: Sequence[Run], now: Now) -> None:
-    """Run all functions for ``WARM_SECONDS``."""
+def warmed(runs: Sequence[Run], now: Now, seconds: float = WARM_SECONDS) -> None:
+    """Run all functions for ``seconds``."""
     began = now()
     while True:
         for run in runs:
-            if now() - began >= WARM_SECONDS:
+            if now() - began >= seconds:
                 return
             run()
 
@@ -45,12 +47,15 @@ def samples(run: Run, best: float, now: Now) -> list[float]:
     return times
 
 
-def in_turns(runs: Sequence[Run], count: int, rng: Random, now: Now) -> list[list[float]]:
+def in_turns(
+    runs: Sequence[Run], count: int, rng: Random, now: Now, warming: float = WARM_SECONDS
+) -> list[list[float]]:
     """Return microseconds of ``count`` rounds, each with one run of every function in a random order.
 
     So drift and the effects of one function on the next average out. Functions that take long run in fewer rounds.
+    All run for ``warming`` seconds before.
     """
-    warmed(runs, now)
+    warmed(runs, now, warming)
     order = list(range(len(runs)))
     rows: list[list[float]] = []
     began = now()

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ...autotuner.measure.runs import FEWEST_ROUNDS, Run, in_turns, samples
+from ...autotuner.measure.runs import COOL_SECONDS, FEWEST_ROUNDS, WARM_SECONDS, Run, in_turns, samples
 
 #: Bytes written before every timed run: more than any L2 has.
 _FLUSH_BYTES = 256 << 20
@@ -53,13 +53,20 @@ class DeviceClock:
         self._flush = torch.empty(_FLUSH_BYTES, dtype=torch.int8, device=device)
         self._stream = torch.cuda.Stream(device)
         self._rng = Random(seed)
+        #: A graph that keeps the pool of all others.
+        self._anchor: Any = None
+        self._warm_until = -math.inf
 
     def time(self, function: Function, expected: float, best: float) -> list[float]:
         (run,) = self._runs([function])
         return samples(run, best, time.perf_counter)
 
     def rounds(self, functions: Sequence[tuple[Function, float]], count: int) -> list[list[float]]:
-        return in_turns(self._runs([function for function, _ in functions]), count, self._rng, time.perf_counter)
+        runs = self._runs([function for function, _ in functions])
+        warming = 0.0 if time.perf_counter() < self._warm_until else WARM_SECONDS
+        rows = in_turns(runs, count, self._rng, time.perf_counter, warming)
+        self._warm_until = time.perf_counter() + COOL_SECONDS
+        return rows
 
     def wait(self) -> None:
         torch.cuda.synchronize()
@@ -68,33 +75,23 @@ class DeviceClock:
         """Return replayed runs of all functions, or of none: times with and without launch overhead are not comparable."""
         waiting = [_waits(function) for function in functions]
         self.wait()
-        # one pool: all results share the same memory
-        pool = torch.cuda.graph_pool_handle()
-        captured = [] if any(waiting) else [self._captured(function, pool) for function in functions]
+        captured = [] if any(waiting) else [self._captured(function) for function in functions]
         runs = [run for run in captured if run is not None]
         if len(runs) == len(functions):
             return runs
         return [functools.partial(self._between, function) for function in functions]
 
-    def _captured(self, function: Function, pool: Any) -> Run | None:
+    def _captured(self, function: Function) -> Run | None:
         start, end = (torch.cuda.Event(enable_timing=True, external=True) for _ in range(2))
-        graph = torch.cuda.CUDAGraph()
-        before = torch.cuda.current_stream()
-        generator = torch.cuda.default_generators[self._device.index or 0]
-        state = generator.clone_state()
-        self._stream.wait_stream(before)
-        try:
-            with torch.cuda.graph(graph, pool=pool, stream=self._stream):
-                self._flush.zero_()
-                start.record()
-                function()
-                end.record()
-        except RuntimeError:
-            # After a failed capture, torch 2.11 leaves its stream as the current one. Its generator stays unusable
-            # outside of the capture.
-            torch.cuda.set_stream(before)
-            generator.graphsafe_set_state(state)
-            self.wait()
+
+        def whole() -> None:
+            self._flush.zero_()
+            start.record()
+            function()
+            end.record()
+
+        graph = self._recorded(whole)
+        if graph is None:
             return None
 
         def run() -> float:
@@ -103,6 +100,41 @@ class DeviceClock:
             return 1e3 * start.elapsed_time(end)
 
         return run
+
+    def _recorded(self, function: Function) -> Any:
+        """Return the graph of a function; None if it cannot be captured.
+
+        ``torch.cuda.graph`` would first free the memory that torch caches, and the next launches would allocate it again.
+        Here it is freed only if memory does not suffice. All graphs share a pool, and so do all results their memory.
+        """
+        generator = torch.cuda.default_generators[self._device.index or 0]
+        state = generator.clone_state()
+        for _ in range(2):
+            try:
+                if self._anchor is None:
+                    self._anchor = self._record(self._flush[:1].zero_, torch.cuda.graph_pool_handle())
+                return self._record(function, self._anchor.pool())
+            except torch.OutOfMemoryError:
+                torch.cuda.empty_cache()
+            except RuntimeError:
+                break
+        # after a failed capture, torch 2.11 leaves its generator unusable outside of one, and its pool in use
+        self._anchor = None
+        generator.graphsafe_set_state(state)
+        self.wait()
+        return None
+
+    def _record(self, function: Function, pool: Any) -> Any:
+        """Return the graph of a function, whose memory is of ``pool``. Raises ``RuntimeError`` if it cannot be captured."""
+        graph = torch.cuda.CUDAGraph()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=pool)
+            try:
+                function()
+            finally:
+                graph.capture_end()
+        return graph
 
     def _between(self, function: Function) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

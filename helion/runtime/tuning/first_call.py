@@ -169,11 +169,24 @@ def _submit(of: Specialized, pool: ThreadPool, first: Config, others: Sequence[C
     for config in others:
         longer = max(1.0, _code_length(of, config) / shortest)
         ends = times.end if config in worth else -math.inf
-        pool.submit(config, job_of(of, config), ends=ends, waits=longer > _LONGER, longer=longer)
+        pool.submit(config, _Launched(of, job_of(of, config)), ends=ends, waits=longer > _LONGER, longer=longer)
 
 
 def _code_length(of: Specialized, config: Config) -> float:
     return leaders.code_length(of.analysis.space, config, of.analysis.code(config).text)
+
+
+@dataclass(frozen=True)
+class _Launched:
+    """The compilation of a config that is launched next, with what a launch needs besides its binary."""
+
+    of: Specialized
+    job: OfflineJob
+
+    def run_within(self, seconds: float) -> Resources:
+        job, executor = self.job, self.of.executor
+        executor.expect_launch(vars(codecache.load(job.text, job.name, executor.prepare)), job.plan, job.target)
+        return job.run_within(seconds)
 
 
 @dataclass(frozen=True)

@@ -34,18 +34,26 @@ def are_needed() -> bool:
 
 def begin(argument_types: Sequence[str]) -> None:
     """Build the launcher for arguments of these types of Triton's in a thread, unless this process has."""
-    key = (str(triton.knobs.cache.dir), *argument_types)
+    key = _key(argument_types)
     with _LOCK:
         if key not in _BUILDS:
             _BUILDS[key] = threading.Thread(target=_build, args=(tuple(argument_types),), name="helion-launcher")
             _BUILDS[key].start()
 
 
-def wait() -> None:
-    """Wait until the launchers that were begun are built: a launch would build its own meanwhile."""
-    for thread in tuple(_BUILDS.values()):
+def wait(argument_types: Sequence[str] | None = None) -> None:
+    """Wait until the launcher for these types is built, if it was begun: a launch would build its own meanwhile.
+
+    None waits for all.
+    """
+    wanted = tuple(_BUILDS) if argument_types is None else (_key(argument_types),)
+    for thread in filter(None, map(_BUILDS.get, wanted)):
         if thread.is_alive():
             thread.join()
+
+
+def _key(argument_types: Sequence[str]) -> tuple[str, ...]:
+    return (str(triton.knobs.cache.dir), *argument_types)
 
 
 def _build(argument_types: tuple[str, ...]) -> None:

@@ -206,13 +206,15 @@ class FastLauncher:
         key = (device, *_modes(kernel), *options.items(), *arguments)
         entry = site.entries.get(key)
         if entry is None:
+            types = None
             if c_launchers.are_needed():
-                c_launchers.begin(offline.argument_types(kernel, _signature(site, args), self.target))
+                types = offline.argument_types(kernel, _signature(site, args), self.target)
+                c_launchers.begin(types)
             digest.wait()
             with TRITON_LOCK, offline.said_when_slow(kernel, options):
                 if self.target.has("wgmma"):  # checked before it is launched
                     offline.check(_compiled(kernel.run(*args, grid=grid, warmup=True, **options)), self.target)
-                c_launchers.wait()
+                c_launchers.wait(types)
                 compiled = kernel.run(*args, grid=grid, warmup=False, **options)
             found = _entry(kernel, compiled, device)
             if found is None:

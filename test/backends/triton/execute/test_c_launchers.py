@@ -107,6 +107,16 @@ def test_a_launch_waits_for_its_launcher(older: Driver) -> None:
     assert seen == [True]
 
 
+def test_a_launch_waits_for_no_other_launcher(older: Driver) -> None:
+    older.go.clear()
+    c_launchers.begin(("*fp32",))
+    c_launchers.wait(("*bf16",))
+    assert older.built == []
+    older.go.set()
+    c_launchers.wait(("*fp32",))
+    assert older.built == [("*fp32",)]
+
+
 def test_a_failure_is_left_to_the_launch(older: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Driver, "launcher_cls", None)
     c_launchers.begin(("*fp32",))
