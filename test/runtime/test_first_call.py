@@ -19,6 +19,7 @@ from helion._support.nested import copy_tensors
 from helion.autotuner import tuner
 from helion.autotuner.cache.store import default_store
 from helion.autotuner.measure.comparison import Verdict
+from helion.autotuner.options import Options
 from helion.autotuner.outcome import Status
 from helion.autotuner.pool.threads import ThreadPool
 from helion.backends.stub import stub_driver
@@ -26,6 +27,8 @@ from helion.backends.triton.toolchain.chain import TritonToolchain
 from helion.runtime.specialization import binary_check
 from helion.runtime.specialization.binary_check import BinaryResources
 from helion.runtime.tuning import autotune, chosen_before, evaluator, first_call, session
+from helion.runtime.tuning.candidates import start_configs
+from helion.runtime.tuning.keys import key_of
 from helion.runtime.tuning.session import Candidate, OfflineJob
 from helion.runtime.variants import policies
 from helion.settings import Settings
@@ -492,6 +495,34 @@ def test_what_compiled_late_is_forgotten_if_it_is_not_predicted_to_be_faster(
 
 
 UNTIMED = {"none contends": {}, "one compilation takes all the time": {"compiling": 2 * LONG}}
+
+
+def test_a_contender_that_does_not_compile_costs_itself(
+    searches: list[int], doubted: helion.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    default = kernel().bind((ROWS,)).default_config()
+    pool = ThreadPool(lambda function, _: function(), 1, float("inf"), compiled=(default,))
+    monkeypatch.setattr(first_call, "_threads", pooled(pool))
+    monkeypatch.setattr(OfflineJob, "run_within", broken)
+    check(kernel()(ROWS), ROWS)
+    assert searches == [2]
+    remembered(monkeypatch, default, searches)
+    store = default_store()
+    assert store is not None
+    failed = {each.config: each.detail for each in store.sweep(store.all()[0].key) if each.status is Status.FAILED}
+    assert failed == {doubted: "an error of the kernel"}
+
+
+def test_searches_begin_with_what_the_first_call_chose_and_its_candidates(
+    searches: list[int], doubted: helion.Config
+) -> None:
+    first = kernel()
+    check(first(ROWS), ROWS)
+    of = first.bind((ROWS,)).variant.specialized
+    store, key = default_store(), key_of(of, (ROWS,))
+    quick, full = (start_configs(of, Options.of(of.settings, name, {}), store, key) for name in ("quick", "full"))
+    seeds = [seed.config for seed in of.analysis.seeds.seeds]
+    assert quick == full and quick[0] == of.analysis.default_config and {doubted, *seeds} <= set(quick)
 
 
 @pytest.mark.parametrize("case", UNTIMED.values(), ids=list(UNTIMED))

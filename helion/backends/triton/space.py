@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ..._compiler.ir.grammar import Block, LoopAxis, OperandRef, Program
@@ -59,11 +59,18 @@ _NEUTRAL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _missing(program: Program, settings: Settings) -> dict[str, Missing]:
+def _missing(program: Program, settings: Settings) -> Mapping[str, Missing]:
     """Return the keys that a kernel has with other arguments. A checked kernel has no rewrites."""
-    differing = {key for each in REWRITES if each.varies(program) for key in each.keys}
+    asked = dict.fromkeys(each.varies for each in REWRITES)
+    return _missing_of(frozenset(varies for varies in asked if varies(program)), settings.checked)
+
+
+@functools.lru_cache(maxsize=16)
+def _missing_of(varying: frozenset[Callable[[Program], bool]], checked: bool) -> Mapping[str, Missing]:
+    """Return the same for the rewrites whose ``varies`` is among these."""
+    differing = {key for each in REWRITES if each.varies in varying for key in each.keys}
     known = {
-        key: dataclasses.replace(each, structural=each.structural and key not in differing and not settings.checked)
+        key: dataclasses.replace(each, structural=each.structural and key not in differing and not checked)
         for key, each in _MISSING.items()
     }
     neutral = {key: Missing(fragment=None, initial=value) for key, value in _NEUTRAL.items()}
