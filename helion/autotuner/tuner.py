@@ -196,7 +196,16 @@ def _chosen(
     measuring: Measuring,
     clock: Callable[[], float],
 ) -> _Choice | None:
-    """Return the baseline, unless the fastest of the leaders certainly beats it; None if nothing can be measured."""
+    """Return the baseline, unless the fastest of the leaders certainly beats it; None if nothing can be measured.
+
+    Two leaders need no ranking.
+    """
+    seconds, rounds = measuring.comparing_seconds, measuring.comparing_rounds
+    if len(leaders) == 2 and baseline in leaders:
+        (other,) = (config for config in leaders if config != baseline)
+        verdict = compared(other, baseline, evaluator.rounds, clock, seconds, rounds)
+        if len(verdict.times) == 2:
+            return _Choice(other if verdict.replaces else baseline, verdict.times)
     times = ranked(leaders, evaluator.rounds, clock, measuring.ranking_seconds)
     if not times:  # one of them spoils it for all
         working = [config for config in leaders if evaluator.rounds([config], 1)]
@@ -206,7 +215,6 @@ def _chosen(
         return None
     if best == baseline or baseline not in leaders:
         return _Choice(best, times)
-    seconds, rounds = measuring.comparing_seconds, measuring.comparing_rounds
     verdict = compared(best, baseline, evaluator.rounds, clock, seconds, rounds)
     if baseline not in verdict.times and best in verdict.times:  # it does not work any more
         return _Choice(best, verdict.times)

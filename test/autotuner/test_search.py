@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
 import pytest
@@ -14,10 +14,12 @@ from sample_kernels import matmul, softmax
 
 import helion
 from helion import exc
+from helion.autotuner.measure.comparison import COMPARING_ROUNDS
 from helion.autotuner.measure.simulated import SimulatedDevice
 from helion.autotuner.options import Options
 from helion.autotuner.outcome import Outcome, Status
 from helion.autotuner.search.domain import ListedDomain, SpaceDomain
+from helion.autotuner.search.finite import FiniteSearch
 from helion.autotuner.search.protocol import Search
 from helion.autotuner.search.strategy import search_of
 from helion.autotuner.search.surrogate import Pruned
@@ -209,6 +211,22 @@ def test_noise_does_not_make_it_worse_than_the_baseline(bound: helion.runtime.bo
         device = SimulatedDevice(lambda c: 9.95 if c["num_warps"] == 8 else 10.0, noise=0.01, seed=seed)
         result = tune(search_of(Options(), domain_of(bound)), device, Budget(seconds=1e9, configs=20), baseline)
         assert result.config == baseline
+
+
+@pytest.mark.parametrize("faster", [0.9, 1.1])
+def test_two_leaders_are_compared_without_a_ranking(faster: float, bound: helion.runtime.bound.BoundKernel) -> None:
+    baseline = bound.default_config()
+    other = bound.config_spec.normalize({**baseline, "num_warps": 8})
+    counts: list[int] = []
+
+    class Counting(SimulatedDevice):
+        def rounds(self, configs: Sequence[Config], count: int) -> Sequence[Mapping[Config, float]]:
+            counts.append(count)
+            return super().rounds(configs, count)
+
+    device = Counting(lambda c: 10.0 * faster if c == other else 10.0, seed=1)
+    result = tune(FiniteSearch([baseline, other]), device, Budget(seconds=1e9, configs=9), baseline)
+    assert result.config == (other if faster < 1 else baseline) and set(counts) == {COMPARING_ROUNDS}
 
 
 def test_overrides_stay_as_they_are(bound: helion.runtime.bound.BoundKernel) -> None:

@@ -106,7 +106,7 @@ def _miscounted(mine: torch.Tensor, right: torch.Tensor, tolerance: Tolerance, s
 def _off(mine: torch.Tensor, right: torch.Tensor, tolerance: Tolerance, bound: float) -> str:
     ours, exact = mine.detach().double(), right.detach().double()
     finite = torch.isfinite(exact)
-    if not torch.equal(torch.isfinite(ours), finite) or not bool(_same_special(ours, exact)[~finite].all()):
+    if not torch.equal(torch.isfinite(ours), finite) or not bool((finite | _same_special(ours, exact)).all()):
         return "has NaN or infinity where the reference has not, or the other way round"
     gap = torch.where(finite, (ours - exact).abs(), 0.0)
     size = torch.where(finite, exact.abs(), 0.0)
