@@ -85,7 +85,9 @@ class FakeCuda:
 
             def capture_end(self) -> None:
                 fake.recording = None
-                if isinstance(sys.exc_info()[1], RuntimeError) and not isinstance(sys.exc_info()[1], torch.OutOfMemoryError):
+                if isinstance(sys.exc_info()[1], RuntimeError) and not isinstance(
+                    sys.exc_info()[1], torch.OutOfMemoryError
+                ):
                     fake.broken.add(self.of)
                     raise RuntimeError("operation failed due to a previous error during capture")
                 fake.generator = "the user's"

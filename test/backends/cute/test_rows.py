@@ -226,9 +226,9 @@ def test_an_exchange_has_two_slots(name: str, size: int) -> None:
 
 def test_ctas_that_share_an_sm_ask_for_all_of_its_memory() -> None:
     alone = kernel(gemms.whole_rows("rms_norm", 64, 64, 64))
-    assert "SetAttribute" not in source("entry", alone)
+    assert "SetAttribute" not in source(alone)
     assert "cudaKernelSetAttributeForDevice(kernel, 9, 100, device)" in source(
-        "entry", dataclasses.replace(alone, ctas_per_sm=2)
+        dataclasses.replace(alone, ctas_per_sm=2)
     )
     plan = gemms.hopper("rows_rms_norm_two_per_sm")
     assert plan.shared_limit_bytes == 233472 // 2 - 1024

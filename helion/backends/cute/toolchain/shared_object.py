@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..plan.dtypes import NUMBER, PITCH, SEED, SIZE
@@ -26,7 +27,7 @@ _SOURCE = """\
 
 extern void module_init(void **, int32_t) __asm__("_mlir_{name}_cuda_init");
 extern void module_load(void **, int32_t) __asm__("_mlir_{name}_cuda_load_to_device");
-extern void entry(void **, int32_t) __asm__("{symbol}");
+extern void entry(void **, int32_t) __asm__("{entry}");
 
 typedef struct {{ int32_t id; char padding[4]; uint32_t value[16]; }} Attribute;
 typedef struct {{
@@ -80,8 +81,10 @@ int32_t helion_launch({parameters}int32_t clusters, void *stream) {{
 }}
 """
 
+#: The symbol of the DSL's export in the C functions, which are compiled before its name is known.
+_ENTRY = "entry_of_kernel"
 ONLY_KERNEL = "cudaLibraryEnumerateKernels(&kernel, 1, library)"
-_ENTRY = re.compile(r"\.entry (kernel_cutlass_(\w+?)_\w+)\(")
+_KERNELS = re.compile(r"\.entry (kernel_cutlass_(\w+?)_\w+)\(")
 _DECLARED = "extern int cudaKernelSetAttributeForDevice(void *, int, int, int);\n"
 _RESIDENTS = """\
   /* All of an SM's memory is shared memory (attribute 9, percent): CTAs that share an SM fit no other way. */
@@ -98,21 +101,24 @@ def build_shared_object(kernel: GemmKernel) -> tuple[bytes, bytes]:
     """
     compiler = _compiler()
     _load_runtime()
-    compiled = _compiled(kernel)
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(1) as beside:
         folder = Path(name)
+        functions = beside.submit(_compile, compiler, folder, source(kernel))
+        compiled = _compiled(kernel)
         compiled.kernel.export_to_c(str(folder), NAME, NAME)
         header = (folder / f"{NAME}.h").read_text()
         found = re.search(rf"void (_mlir_{NAME}__mlir_ciface_\w+)\(void \*\*args", header)
         if found is None:
             raise CompilationFailed("the DSL exported no function that launches the kernel")
-        text = source(found[1], kernel, product_of_two(compiled.ptx))
-        return _link(compiler, folder, text), compiled.cubin
+        functions.result()
+        if product := product_of_two(compiled.ptx):
+            _compile(compiler, folder, source(kernel, product))
+        return _link(compiler, folder, found[1]), compiled.cubin
 
 
 def product_of_two(ptx: str) -> str:
     """Return the name of the matmul kernel if a second kernel follows it; else ""."""
-    entries = _ENTRY.findall(ptx)
+    entries = _KERNELS.findall(ptx)
     return next(name for name, short in entries if short == "kernel") if len(entries) > 1 else ""
 
 
@@ -125,14 +131,14 @@ def _compiled(kernel: GemmKernel) -> Compiled:
         raise CompilationFailed(f"the DSL failed: {type(error).__name__}: {error}") from error
 
 
-def source(symbol: str, kernel: GemmKernel, product: str = "") -> str:
-    """Return the C functions around the DSL's export ``symbol``; ``product`` names the first of two kernels."""
+def source(kernel: GemmKernel, product: str = "") -> str:
+    """Return the C functions around the DSL's export, linked as ``_ENTRY``; ``product`` names the first of two kernels."""
     found = f'cudaLibraryGetKernel(&kernel, library, "{product}")' if product else ONLY_KERNEL
     kinds = {NUMBER: "float ", SIZE: "int32_t ", PITCH: "int64_t ", SEED: "int64_t "}
     names = {f"p{at}": kinds.get(dtype, "void *") for at, dtype in enumerate(kernel.pointers)}
     return _SOURCE.format(
         name=NAME,
-        symbol=symbol,
+        entry=_ENTRY,
         ctas=kernel.ctas,
         threads=kernel.threads,
         shared=kernel.shared_bytes,
@@ -147,17 +153,28 @@ def source(symbol: str, kernel: GemmKernel, product: str = "") -> str:
     )
 
 
-def _link(compiler: str, folder: Path, text: str) -> bytes:
+def _compile(compiler: str, folder: Path, text: str) -> None:
+    """Compile the C functions."""
     (folder / "launch.c").write_text(text)
+    _run([compiler, "-c", "-fPIC", "-O1", "-o", str(folder / "launch.o"), str(folder / "launch.c")])
+
+
+def _link(compiler: str, folder: Path, symbol: str) -> bytes:
+    """Return the shared object of the C functions and the DSL's export ``symbol``."""
     (folder / "exports").write_text("{ global: helion_*; local: *; };")
     made = folder / f"{NAME}.so"
-    command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(made), str(folder / "launch.c")]
+    command = [compiler, "-shared", "-o", str(made), str(folder / "launch.o"), f"-Wl,--defsym={_ENTRY}={symbol}"]
     command += ["-Wl,--whole-archive", str(folder / f"{NAME}.o"), "-Wl,--no-whole-archive"]
     command += [*map(str, _static_libraries()), f"-Wl,--version-script={folder / 'exports'}"]
+    _run(command)
+    return made.read_bytes()
+
+
+def _run(command: list[str]) -> None:
+    """Run a C compiler. Raises ``CompilationFailed``."""
     result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     if result.returncode:
-        raise CompilationFailed(f"{compiler} failed ({result.returncode}): {result.stderr.strip()}")
-    return made.read_bytes()
+        raise CompilationFailed(f"{command[0]} failed ({result.returncode}): {result.stderr.strip()}")
 
 
 def _compiler() -> str:
