@@ -55,6 +55,7 @@ INNER = {
     "_support": (
         "locks",
         "collecting",
+        "later",
         "syntax",
         "lazy",
         "distribution",

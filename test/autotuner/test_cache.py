@@ -12,6 +12,9 @@ import pathlib
 import resource
 import signal
 import sqlite3
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,10 +23,13 @@ import pytest
 from conftest import PROVE
 
 from helion._support import files as _files
+from helion._support import later
 from helion.autotuner.cache.rows import Entry, Key, Row, exported, imported, merged
 from helion.autotuner.cache.store import Store, default_store
 from helion.autotuner.outcome import Outcome, Status
 from helion.config import Config
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def key(**changes: Any) -> Key:
@@ -74,6 +80,25 @@ def test_a_sweep_grows(tmp_path: pathlib.Path) -> None:
     assert store.get(key()) is None and len(store.sweep(key())) == 2
     store.put(entry(5))
     assert len(store.sweep(key())) == 4
+
+
+def test_what_is_written_later_is_there_for_whoever_reads(tmp_path: pathlib.Path) -> None:
+    store, go = Store(tmp_path / "t.sqlite"), threading.Event()
+    later.do_later(go.wait)
+    store.put_later(entry(3))
+    store.add_later(key(), [Outcome(config=entry(3).row.config, status=Status.UNTIMED, detail="again")])
+    assert not store.path.exists()
+    threading.Timer(0.01, go.set).start()
+    assert store.has_any and store.get(key()) == entry(3).row
+    assert [each.status for each in store.sweep(key())].count(Status.UNTIMED) == 1  # in the order given
+
+
+def test_the_process_ends_after_what_is_written_later(tmp_path: pathlib.Path) -> None:
+    done = tmp_path / "done"
+    text = f"import pathlib, time\nfrom helion._support import later\nlater.do_later(lambda: (time.sleep(0.05), pathlib.Path({str(done)!r}).touch()))"
+    spec = "import sys, types; sys.modules['helion'] = types.ModuleType('helion'); sys.modules['helion'].__path__ = "
+    subprocess.run([sys.executable, "-c", f"{spec}[{str(ROOT / 'helion')!r}]\n{text}"], check=True)
+    assert done.exists()
 
 
 def test_the_nearest_shapes_come_first(tmp_path: pathlib.Path) -> None:

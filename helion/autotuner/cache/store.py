@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from ... import knobs
 from ..._support import files as _files
-from ..._support import logs
+from ..._support import later, logs
 from ..outcome import Outcome
 from .database import Database, opened
 from .rows import Entry, Key, Row
@@ -30,7 +30,8 @@ class Store:
     ``path`` is the file of this machine, ``url`` a store shared with others, or None; ``given`` is a read-only file, or
     None.
 
-    The file is created only when there is something to write.
+    The file is created only when there is something to write. ``put_later`` and ``add_later`` return before the disk has
+    it, which may take longer than a first call; whoever reads waits for them.
     """
 
     def __init__(self, path: pathlib.Path, url: str | None = None, given: pathlib.Path | None = None) -> None:
@@ -41,6 +42,7 @@ class Store:
     @property
     def has_any(self) -> bool:
         """Return whether there may be rows."""
+        later.wait()
         return self.url is not None or any(path.is_file() for path in self._paths)
 
     def get(self, key: Key) -> Row | None:
@@ -79,8 +81,17 @@ class Store:
         """Write outcomes before there is an answer."""
         return self._write(lambda database: database.add(key, sweep))
 
+    def put_later(self, entry: Entry) -> None:
+        """Begin to write an entry."""
+        later.do_later(lambda: self.put(entry))
+
+    def add_later(self, key: Key, sweep: Sequence[Outcome]) -> None:
+        """Begin to write outcomes."""
+        later.do_later(lambda: self.add(key, sweep))
+
     def delete(self, kernel: str | None = None) -> int:
         """Delete rows from the file of this machine; return the number."""
+        later.wait()
         deleted: list[int] = []
         if self.path.is_file():
             self._write(lambda database: deleted.append(database.delete(kernel)))
@@ -88,6 +99,7 @@ class Store:
 
     def _read(self, ask: Callable[[Database], list[T]]) -> list[T]:
         """Return the rows of all files, those of this machine first."""
+        later.wait()
         return [each for path in self._paths if path.is_file() for each in self._read_of(path, ask)]
 
     def _read_of(self, path: pathlib.Path, ask: Callable[[Database], list[T]]) -> list[T]:

@@ -156,8 +156,9 @@ def kept_entry(of: Specialized, args: Sequence[Any]) -> Entry | None:
 
 
 def keep(store: Store, key: Key, result: Result, options: Options) -> None:
+    """Write a result. A call goes on before the disk has it."""
     if result.microseconds is None:
-        store.add(key, result.outcomes)
+        store.add_later(key, result.outcomes)
         return
     row = Row(
         key=key,
@@ -168,7 +169,7 @@ def keep(store: Store, key: Key, result: Result, options: Options) -> None:
         tried=len(result.outcomes),
         when=time.time(),
     )
-    store.put(Entry(row=row, sweep=result.outcomes))
+    store.put_later(Entry(row=row, sweep=result.outcomes))
 
 
 @contextlib.contextmanager

@@ -49,7 +49,7 @@ def keep_untimed(of: Specialized, args: Sequence[Any], config: Config, why: str)
     """Decide on a config without a time, so that later processes do not try to measure it either."""
     store, key = default_store(), tagged(of, args)
     if store is not None and key is not None:
-        store.add(key, [Outcome(config=config, status=Status.UNTIMED, detail=why)])
+        store.add_later(key, [Outcome(config=config, status=Status.UNTIMED, detail=why)])
 
 
 def tagged(of: Specialized, args: Sequence[Any], *, measured: bool | None = None) -> Key | None:
