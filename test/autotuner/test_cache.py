@@ -82,7 +82,7 @@ def test_a_sweep_grows(tmp_path: pathlib.Path) -> None:
     assert len(store.sweep(key())) == 4
 
 
-def test_what_is_written_later_is_there_for_whoever_reads(tmp_path: pathlib.Path) -> None:
+def test_what_is_written_later_is_there_for_reads(tmp_path: pathlib.Path) -> None:
     store, go = Store(tmp_path / "t.sqlite"), threading.Event()
     later.do_later(go.wait)
     store.put_later(entry(3))

@@ -31,7 +31,7 @@ class Store:
     None.
 
     The file is created only when there is something to write. ``put_later`` and ``add_later`` return before the disk has
-    it, which may take longer than a first call; whoever reads waits for them.
+    it, which may take longer than the call; reads wait for them.
     """
 
     def __init__(self, path: pathlib.Path, url: str | None = None, given: pathlib.Path | None = None) -> None:
