@@ -56,6 +56,7 @@ INNER = {
         "locks",
         "collecting",
         "later",
+        "switching",
         "syntax",
         "lazy",
         "distribution",

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     # `import helion` loads no compiler
     from .._compiler.host.program import HostProgram
 
-#: Calls a function, whose compilations end early where the second argument says that they are late.
-Together = Callable[[Callable[[], Any], Callable[[Callable[[], float]], bool] | None], Any]
+#: Calls a function, whose compilations end early where the second argument says that they are late. A third one, which may
+#: be left out, is called when a kernel has been parsed.
+Together = Callable[..., Any]
 #: Called as ``(kernel, grid, *arguments, **options)``.
 Launcher = Callable[..., Any]
 
@@ -244,7 +245,9 @@ class Toolchain(Protocol):
         """Enter a context whose value calls a function in any thread; compilations inside run at the same time.
 
         The value's second argument is asked between the stages of the compilations inside, with a function that returns
-        the seconds that are left. It returns whether that is too long, and may wait. None ends none. The thread that enters the context waits for the others. None if compilations run one at a time.
+        the seconds that are left. It returns whether that is too long, and may wait. None ends none. Once the third one is called,
+        a compilation runs outside of Python for the most part. The thread that enters the context waits for the others.
+        None if compilations run one at a time.
         """
         ...
 

@@ -65,6 +65,25 @@ def test_every_job_runs_in_the_given_function() -> None:
     assert inside == [built.answer] != [threading.get_ident()]
 
 
+@pytest.mark.parametrize("parses", [True, False])
+def test_a_job_tells_when_it_has_been_parsed_at_the_latest_at_its_end(parses: bool) -> None:
+    told, go = threading.Event(), threading.Event()
+
+    def run(function: Callable[[], Any], is_late: object, parsed: Callable[[], None]) -> Any:
+        if parses:
+            parsed()
+        go.wait()
+        return function()
+
+    pool = ThreadPool(run, 1, time.monotonic() + 1e4)
+    pool.submit("a", Job(lambda: 1), parsed=told)
+    if parses:
+        assert told.wait() and not pool.poll(0.0)
+    go.set()
+    assert told.wait() and [built.answer for built in polled(pool)] == [1]
+    pool.close()
+
+
 def test_what_is_not_done_at_the_deadline_is_late_and_what_waits_never_begins() -> None:
     begun, go = [], threading.Event()
 

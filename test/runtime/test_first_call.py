@@ -7,10 +7,12 @@ import dataclasses
 import json
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from triton.backends.nvidia.compiler import CUDABackend
 
 import helion
 import helion.language as hl
@@ -346,18 +348,23 @@ def launching(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_contenders_are_compiled_along_with_the_default(
-    searches: list[int], doubted: helion.Config, monkeypatch: pytest.MonkeyPatch
+    searches: list[int], doubted: helion.Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Both compilations wait for the other to have begun; neither is done twice."""
+    """Both compilations wait for the other at a late stage; neither is done twice."""
     meeting, texts = threading.Barrier(2, timeout=600.0), []
-    original = OfflineJob.run_within
+    original, stage = OfflineJob.run_within, CUDABackend.make_ptx
 
-    def met(self: OfflineJob, seconds: float | None) -> Any:
+    def begun(self: OfflineJob, seconds: float | None) -> Any:
         texts.append(self.text)
-        meeting.wait()
         return original(self, seconds)
 
-    monkeypatch.setattr(OfflineJob, "run_within", met)
+    def met(*args: Any) -> Any:
+        meeting.wait()
+        return stage(*args)
+
+    monkeypatch.setattr(OfflineJob, "run_within", begun)
+    monkeypatch.setattr(CUDABackend, "make_ptx", met)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(first_call, "_threads", None)
     launching(monkeypatch)
     one = kernel()

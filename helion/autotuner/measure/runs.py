@@ -14,7 +14,7 @@ Now = Callable[[], float]
 #: worked for 8 ms (benchmarks/results: the first runs of every candidate against the later ones).
 WARM_SECONDS = 0.02
 #: Seconds after its last run for which a warm device stays so (measurement ``device_cools``).
-COOL_SECONDS = 0.01
+COOL_SECONDS = 0.1
 #: Runs of one candidate, their maximum of seconds, and the slowdown against the best that ends them early.
 _RUNS, _FEWEST, _SECONDS, _FAR = 20, 3, 0.05, 2.0
 #: The number of rounds for functions that take long.

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 from .compiling import Built
 
-#: Calls a compilation in whichever thread, with a function that returns whether the seconds left are too long for it.
-Run = Callable[[Callable[[], Any], Callable[[Callable[[], float]], bool]], Any]
+#: Calls a compilation in whichever thread, with a function that returns whether the seconds left are too long for it. A
+#: third argument, if there is one, is called when the compilation has been parsed.
+Run = Callable[..., Any]
 
 
 class LimitedJob(Protocol):
@@ -63,8 +64,9 @@ class ThreadPool:
         ends: float = -math.inf,
         waits: bool = False,
         longer: float = 1.0,
+        parsed: threading.Event | None = None,
     ) -> None:
-        """Compile ``job``, unless one with this key was submitted and not polled.
+        """Compile ``job``, unless one with this key was submitted and not polled. Set ``parsed`` when it has been parsed.
 
         It gives up if it can be done neither before the time ``ends`` nor while results are taken. It takes ``longer``
         than the others by this ratio. If it ``waits``, the stage that takes most time begins after ``take_at``.
@@ -83,7 +85,10 @@ class ThreadPool:
             self._given_up |= {key} if late else set()
             return late
 
-        self._jobs[key] = self._threads.submit(self._run, lambda: self._built(key, job), is_late)
+        told = () if parsed is None else (parsed.set,)
+        self._jobs[key] = self._threads.submit(self._run, lambda: self._built(key, job), is_late, *told)
+        if parsed is not None:
+            self._jobs[key].add_done_callback(lambda _: parsed.set())
 
     def wait_for(self, key: Hashable) -> None:
         """Wait until a job that was submitted has ended."""

@@ -105,7 +105,8 @@ class DeviceClock:
         """Return the graph of a function; None if it cannot be captured.
 
         ``torch.cuda.graph`` would first free the memory that torch caches, and the next launches would allocate it again.
-        Here it is freed only if memory does not suffice. All graphs share a pool, and so do all results their memory.
+        Here it is freed only if memory does not suffice (measurement ``first_call_captures``). All graphs share a pool, and
+        so do all results their memory.
         """
         generator = torch.cuda.default_generators[self._device.index or 0]
         state = generator.clone_state()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 
 from ... import exc, knobs
+from ..._support import switching
 from ..._support.locks import is_held_here, new_lock
 from ..._support.nested import tensors_in
 from ...autotuner import leaders
@@ -123,12 +125,13 @@ def compiling_along(compiled: Compiled, args: Sequence[Any]) -> Iterator[Along |
         yield None
         return
     try:
-        with compiled.lock, together as run:  # in the order in which other threads take them
+        # in the order in which other threads take the locks
+        with compiled.lock, together as run, switching.often():
             began, seconds = time.monotonic(), of.settings.first_call_seconds
             ends = began + _ASSEMBLING_ALONG * seconds
             pool = ThreadPool(run, 1 + _THREADS, math.inf, ends=ends)
             try:
-                yield _begun_along(compiled, pool, replace(Times.of(seconds, 0.0), end=ends))
+                yield _begun_along(compiled, pool, ends)
             finally:
                 pool.close()
     finally:
@@ -146,16 +149,21 @@ def _is_measured(of: Specialized, args: Sequence[Any]) -> bool:
     )
 
 
-def _begun_along(compiled: Compiled, pool: ThreadPool, times: Times) -> Along:
-    """Begin to compile the default config and the first contenders, and wait for the default's end."""
-    of = compiled.specialized
-    default = of.analysis.default_config
+def _begun_along(compiled: Compiled, pool: ThreadPool, ends: float) -> Along:
+    """Begin to compile the default config and the first contenders, and wait for the default's end.
+
+    Contenders are predicted once the default has been parsed: both take Python's lock, and all wait for the default.
+    """
+    of, parsed = compiled.specialized, threading.Event()
+    default, seconds = of.analysis.default_config, of.settings.first_call_seconds
     compiled.expect_launch(default)
-    pool.submit(default, _Unhurried(job_of(of, default)), ends=math.inf)
+    pool.submit(default, _Unhurried(job_of(of, default)), ends=math.inf, parsed=parsed)
+    parsed.wait(_PREDICTING * seconds)
+    times = replace(Times.of(seconds, 0.0), end=ends)
     others = contenders(of, default, times)
     _submit(of, pool, default, others[:_THREADS], times)  # the others begin where they can still be timed
     pool.wait_for(default)
-    pool.take_at(time.monotonic() + _COMPILING_ALONG * of.settings.first_call_seconds)
+    pool.take_at(time.monotonic() + _COMPILING_ALONG * seconds)
     return Along(default=default, contenders=others, pool=pool)
 
 

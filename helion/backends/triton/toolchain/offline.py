@@ -142,31 +142,39 @@ def argument_types(fn: triton.JITFunction, signature: Signature, target: Target)
 
 
 #: ``inside``: True in a thread whose compilations are under the lock that another thread holds for it. ``is_late``: the
-#: rule by which they end early.
+#: rule by which they end early. ``parsed``: called when one has been parsed.
 _TOGETHER = threading.local()
 
 
 @contextlib.contextmanager
-def together() -> Iterator[Callable[[Callable[[], T], stages.IsLate | None], T]]:
+def together() -> Iterator[Callable[..., Any]]:
     """Yield a function that calls another one, whose compilations run at the same time as those of other threads.
 
-    Its second argument says when they are late (``stages.ending_late``), or is None.
+    Its second argument says when they are late (``stages.ending_late``), or is None. A third one is called when a kernel
+    has been parsed: from then on a compilation runs outside of Python for the most part.
 
     This thread holds Triton's lock for all of them, and must wait for their end. Triton compiles in threads by itself
     (``triton.AsyncCompileMode``): a compilation has its own context of MLIR, and most of it runs outside of Python.
     """
 
-    def run(function: Callable[[], T], is_late: stages.IsLate | None = None) -> T:
-        _TOGETHER.inside, _TOGETHER.is_late = True, is_late
+    def run(
+        function: Callable[[], T],
+        is_late: stages.IsLate | None = None,
+        parsed: Callable[[], object] = lambda: None,
+    ) -> T:
+        _TOGETHER.inside, _TOGETHER.is_late, _TOGETHER.parsed = True, is_late, parsed
         try:
             return function()
         finally:
-            _TOGETHER.inside, _TOGETHER.is_late = False, None
+            _TOGETHER.inside, _TOGETHER.is_late, _TOGETHER.parsed = False, None, None
 
     def rule() -> stages.IsLate | None:
         return getattr(_TOGETHER, "is_late", None)
 
-    with TRITON_LOCK, _without_ptx_dump(), _one_parse_at_a_time(), stages.ending_late(rule):
+    def parsed() -> None:
+        (getattr(_TOGETHER, "parsed", None) or (lambda: None))()
+
+    with TRITON_LOCK, _without_ptx_dump(), _one_parse_at_a_time(), stages.ending_late(rule, parsed):
         yield run
 
 

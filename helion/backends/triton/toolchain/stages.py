@@ -25,10 +25,11 @@ class OutOfTime(Exception):
 
 
 @contextlib.contextmanager
-def ending_late(is_late: Callable[[], IsLate | None]) -> Iterator[None]:
+def ending_late(is_late: Callable[[], IsLate | None], parsed: Callable[[], object]) -> Iterator[None]:
     """End compilations inside before a stage after which they would be late.
 
-    ``is_late`` gives the rule of the compilation in the calling thread; None ends none.
+    ``is_late`` gives the rule of the compilation in the calling thread; None ends none. ``parsed`` is called there when
+    the first stage begins.
     """
     from triton.backends import backends
 
@@ -36,11 +37,16 @@ def ending_late(is_late: Callable[[], IsLate | None]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for compiler in {backend.compiler for backend in backends.values()}:
             stack.callback(setattr, compiler, "add_stages", compiler.add_stages)
-            compiler.add_stages = _ending(compiler.add_stages, least, is_late)
+            compiler.add_stages = _ending(compiler.add_stages, least, is_late, parsed)
         yield
 
 
-def _ending(add_stages: Callable[..., None], least: dict[str, float], is_late: Callable[[], IsLate | None]) -> Any:
+def _ending(
+    add_stages: Callable[..., None],
+    least: dict[str, float],
+    is_late: Callable[[], IsLate | None],
+    parsed: Callable[[], object],
+) -> Any:
     """Return ``add_stages`` of a compiler with stages that check the time. ``least`` has that from each stage on."""
 
     @functools.wraps(add_stages)
@@ -51,6 +57,8 @@ def _ending(add_stages: Callable[..., None], least: dict[str, float], is_late: C
             stages[name] = functools.partial(run, name, stage, name == list(stages)[-1], begun)
 
     def run(name: str, stage: Stage, is_last: bool, begun: dict[str, float], source: Any, metadata: Any) -> Any:
+        if not begun:
+            parsed()
         rule = is_late() if name == _LONGEST or name in least else None
         if rule is not None and rule(lambda: least.get(name, 0.0)):
             raise OutOfTime(f"there is no time for the stage {name}")

@@ -219,8 +219,12 @@ def test_a_compilation_ends_before_a_stage_that_it_has_no_time_for(
     def compiled(width: int) -> Any:
         return compile_matmul("sm_90", "fp16", 64, width, 32)
 
+    parsed: list[str] = []
+    parse = ASTSource.make_ir
+    monkeypatch.setattr(ASTSource, "make_ir", lambda *args: (parsed.append("begins"), parse(*args))[1])
     with together() as run:
-        run(functools.partial(compiled, 16), lambda left: left() > 0.0)  # none is known
+        run(functools.partial(compiled, 16), lambda left: left() > 0.0, lambda: parsed.append("ends"))  # none is known
+        assert parsed == ["begins", "ends"]
         with pytest.raises(OfflineCompileError, match="there is no time for the stage llir"):
             run(functools.partial(compiled, 32), is_late)
         assert asked == sorted(asked, reverse=True)  # less from each stage on
