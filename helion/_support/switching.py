@@ -16,7 +16,7 @@ _OFTEN = 2e-4
 
 @contextlib.contextmanager
 def often() -> Iterator[None]:
-    """Switch threads more often in the body, unless somebody sets another interval there. Bodies must not overlap."""
+    """Switch threads more often in the body, unless another interval is set there. Bodies must not overlap."""
     before = sys.getswitchinterval()
     ours = min(before, _OFTEN)
     sys.setswitchinterval(ours)
