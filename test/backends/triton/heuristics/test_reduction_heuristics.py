@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
 from harness import facts_of, tensor
 from heuristic_kernels import (
     B200,
@@ -23,6 +24,8 @@ from heuristic_kernels import (
 from sample_kernels import add, matmul_to_bf16, row_sum, softmax
 from unseen_kernels import second_largest
 
+import helion
+import helion.language as hl
 from helion._compiler.facts.records import KernelFacts, LiveTile
 from helion._testing import EXAMPLES_DIR, import_path
 from helion.autotuner.proposal import Proposal
@@ -189,3 +192,19 @@ def test_one_reduction_heuristic_applies_to_each_kernel(name: str) -> None:
         facts = facts_of(kernel, *args)
         both = (TritonReductionHeuristic(), TritonUserTiledReductionHeuristic())
         assert sum(bool(reason(heuristic, facts, target(name))) for heuristic in both) == 1
+
+
+def column_means(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(1)], dtype=torch.float32, device=x.device)
+    for tile in hl.tile(x.size(1)):
+        out[tile] = x[:, tile].float().square().mean(0)
+    return out
+
+
+@pytest.mark.parametrize(("columns", "chunks"), [(4099, 512), (4096, 2048)])
+def test_rows_that_begin_anywhere_have_short_chunks(columns: int, chunks: int) -> None:
+    """Each element has a load of its own there, and loads need registers next to the sums."""
+    x = torch.empty(8192, columns, dtype=torch.bfloat16, device="meta")
+    seed = helion.kernel(column_means).bind((x,), target="h200").seeds[0]
+    assert seed.heuristic == "TritonColumnReductionHeuristic"
+    assert seed.config["reduction_loops"] == [chunks]

@@ -44,6 +44,8 @@ class _Numbers(Tuned):
     thread_elements: int
     least_threads: int
     most_threads: int
+    #: Loads of a thread for a chunk: rows that begin anywhere have one for each element.
+    thread_loads: int
     #: Where programs share rows: threads, and the bytes that each loads of a row. Next: most programs per SM, bytes of
     #: a chunk of all loads, product of stages and programs of an SM, and least chunks of a program.
     part_threads: int
@@ -81,6 +83,7 @@ class TritonColumnReductionHeuristic(Heuristic):
         _set_chunk(found, facts)
         threads = _threads(found, facts)
         _fit_chunk(found, facts, target, threads)
+        _fit_loads(found, facts, column, threads)
         chosen = launch(found, facts, target, threads=threads)
         made = _proposal(found, chosen.sizes, chosen.chunks, chosen.num_warps)
         others = (*_lighter(found, column, facts, chosen, target), *_held(found, column, facts, chosen, target))
@@ -239,6 +242,24 @@ def _fit_chunk(found: Allocation, facts: KernelFacts, target: Target, threads: i
             break
         sizes[axis.block_id] = half
         found.sizes.update((block, min(half, found.sizes[block])) for block in _walked(found, facts))
+
+
+def _fit_loads(found: Allocation, facts: KernelFacts, column: int, threads: int) -> None:
+    """Halve the chunk of rows that begin anywhere while a thread has more loads for it than registers next to its sums.
+
+    The assembler then makes some of them wait for others (measurement ``loads_of_columns``).
+    """
+    axis = facts.axes[found.primary.axis]
+    chunk = found.chunks.get(axis.block_id) or axis.padded
+    wide = found.sizes.get(column)
+    if axis.block_id not in found.chunks or wide is None:
+        return
+    loads = [op for op in facts.memory_ops if op.kind == "load" and {axis.block_id, column} <= set(op.tile_axes)]
+    vectors = (math.gcd(VECTOR_BYTES, *(each * op.itemsize for each in op.strides if each > 1)) for op in loads)
+    each = min((size // op.itemsize for size, op in zip(vectors, loads, strict=True)), default=VECTOR_BYTES)
+    while each == 1 and chunk * wide > _TUNED.thread_loads * threads and chunk // 2 >= _TUNED.least_chunk:
+        chunk //= 2
+        found.chunks[axis.block_id] = chunk
 
 
 def _threads(found: Allocation, facts: KernelFacts) -> int:
