@@ -147,11 +147,11 @@ def _turned_bytes(
     """Return the bytes for accesses of ``group`` that have several layouts; ``pairs`` are widened before."""
     most, orders = 0, {by_nearness(op, sizes) for op in group.ops}
     for op in group.ops:
-        # for a gathered atomic, the addresses are converted
+        # for a gathered atomic, the addresses are converted, by Triton 3.6 in one round
         scattered = op.kind == "atomic" and op.gathered and target.kind == "cuda"
         itemsize = _POINTER_BYTES if scattered else max(_FLOAT_BYTES if pairs or group.halves else 1, op.itemsize)
         size = tile_bytes((op.tile_axes, itemsize), sizes)
-        if pairs or group.repeats:
+        if pairs or group.repeats or scattered:
             pass
         elif group.in_rows:
             size //= width_rounds(op, widths, itemsize, sizes, threads, target)
