@@ -147,11 +147,12 @@ def _turned_bytes(
     """Return the bytes for accesses of ``group`` that have several layouts; ``pairs`` are widened before."""
     most, orders = 0, {by_nearness(op, sizes) for op in group.ops}
     for op in group.ops:
-        # for a gathered atomic, the addresses are converted, by Triton 3.6 in one round
+        # for a gathered atomic, the addresses are converted; Triton 3.6 needs one round for those of several rows
         scattered = op.kind == "atomic" and op.gathered and target.kind == "cuda"
         itemsize = _POINTER_BYTES if scattered else max(_FLOAT_BYTES if pairs or group.halves else 1, op.itemsize)
         size = tile_bytes((op.tile_axes, itemsize), sizes)
-        if pairs or group.repeats or scattered:
+        in_rows = sum(sizes[axis] > 1 for axis in op.tile_axes) > 1
+        if pairs or group.repeats or (scattered and in_rows):
             pass
         elif group.in_rows:
             size //= width_rounds(op, widths, itemsize, sizes, threads, target)
