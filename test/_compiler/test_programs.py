@@ -290,6 +290,28 @@ def test_arguments_that_overlap_are_one_memory(capsys: pytest.CaptureFixture[str
     assert "LoadOfOtherPrograms" not in capsys.readouterr().err
 
 
+def transposed_in_place(x):
+    y = x.t()
+    for a, b in hl.tile(x.size()):
+        x[a, b] = y[a, b]
+    return x
+
+
+def transposed_apart(x):
+    """Exchange two blocks of rows and columns, which share no elements."""
+    n = x.size(0) // 2
+    y, z = x[:n, n:], x[n:, :n].t()
+    for a, b in hl.tile(y.size()):
+        y[a, b] = z[a, b]
+    return x
+
+
+def test_programs_that_differ_along_two_axes_are_compared() -> None:
+    found = ["LoadOfOtherPrograms"]
+    assert warnings(transposed_in_place, x(16, 16), block_sizes=[4, 4]) == found
+    assert warnings(transposed_apart, x(16, 16), block_sizes=[4, 4]) == []
+
+
 def own_pairs(x, n):
     for t in hl.tile(n // 2):
         x[t.index * 2] = x[t.index * 2 + 1] + x[t.index * 2]

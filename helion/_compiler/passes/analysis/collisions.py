@@ -2,13 +2,13 @@
 
 Positions alone determine the addresses of most accesses, as in ``x[n - 1 - i]`` or ``x[t.index // 2]``, and of views
 that begin at other elements. They are computed here, for some programs of one axis of the grid, with the numbers seen when
-binding. Subscripts from data, and tiles whose bounds depend on the program, have no addresses before the launch.
+binding. A few programs that differ along two axes are looked at too, as for a transposition in place. Subscripts from data, and tiles whose bounds depend on the program, have no addresses before the launch.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,8 +75,8 @@ class Addresses:
                 loops[axis.block] = None if axis.block in loops else axis
         return cls(program, makers, several, sizes, loops)
 
-    def meet(self, load: Op, store: Op, block: int) -> bool:
-        """Return whether a program loads elements that one at another index of the axis ``block`` stores."""
+    def meet(self, load: Op, store: Op, *blocks: int) -> bool:
+        """Return whether a program loads elements that one at other indices of the axes ``blocks`` stores."""
         one, other = (self.program.tensors[op.attributes(MemoryAttrs).tensor] for op in (load, store))
         if one is not other and None in (one.begin, other.begin):
             return False
@@ -84,14 +84,16 @@ class Addresses:
             return False
         # the caller's default device, and its modes such as that of fake tensors, are not for these numbers
         with torch.device("cpu"), _disable_current_modes():
-            return self._meet(load, store, block)
+            return self._meet(load, store, blocks)
 
-    def _meet(self, load: Op, store: Op, block: int) -> bool:
-        programs = list(_sample(self._count(self.axes[block])))
-        loaded = [self._of(load, block, at) for at in programs]
+    def _meet(self, load: Op, store: Op, blocks: Sequence[int]) -> bool:
+        counts = [self._count(self.axes[block]) for block in blocks]
+        each = [_sample(count) if len(blocks) == 1 else range(min(count, _EACH)) for count in counts]
+        programs = [dict(zip(blocks, at, strict=True)) for at in itertools.product(*each)]
+        loaded = [self._of(load, at) for at in programs]
         if any(each is None for each in loaded):
             return False
-        stored = [self._of(store, block, at) for at in programs]
+        stored = [self._of(store, at) for at in programs]
         if any(each is None for each in stored):
             return False
         return any(_share(loaded[a], stored[b]) for a, b in itertools.permutations(range(len(programs)), 2))
@@ -100,11 +102,11 @@ class Addresses:
         step = axis.step if axis.scalar else self.sizes[axis.block]
         return int(cdiv(_seen(axis.end) - _seen(axis.begin), max(int(hint_of(step)), 1)))
 
-    def _of(self, op: Op, block: int, at: int) -> torch.Tensor | None:
-        """Return the addresses that an op accesses in program ``at`` of an axis, and in the first one of all others."""
+    def _of(self, op: Op, at: Mapping[int, int]) -> torch.Tensor | None:
+        """Return the addresses that an op accesses in program ``at`` of some axes, and in the first one of all others."""
         attrs = op.attributes(MemoryAttrs)
         tensor = self.program.tensors[attrs.tensor]
-        found = _Lanes(self, {other: self._positions(other, at if other == block else 0) for other in self.axes})
+        found = _Lanes(self, {block: self._positions(block, at.get(block, 0)) for block in self.axes})
         total, valid = torch.zeros((), dtype=torch.int64), torch.ones((), dtype=torch.bool)
         for index, size, stride in zip(attrs.indices, tensor.shape, tensor.strides, strict=True):
             places = found.index(op, index)

@@ -8,6 +8,7 @@ that depends on the program, and accesses after an acquire. An acquire may take 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -291,6 +292,7 @@ class Programs:
         same = load.attrs.tensor == store.attrs.tensor
         if same and load.differs(store):
             return None
+        apart: list[int] = []
         masked = self.guards[load.op.number] | self.guard(store.op)
         for block in sorted(set(self.axes) - self.around[load.op.number] - self.around[store.op.number]):
             pairs = list(zip(load.at, store.at, strict=True)) if same else []
@@ -300,7 +302,9 @@ class Programs:
                 return block
             if self.addresses.meet(load.op, store.op, block):
                 return block
-        return None
+            apart.append(block)
+        pairs_of = itertools.combinations(apart, 2)
+        return next((a for a, b in pairs_of if self.addresses.meet(load.op, store.op, a, b)), None)
 
     def _reaches(self, pairs: list[tuple[Coordinate, Coordinate]], block: int) -> bool:
         """Return whether a load certainly covers elements that programs at other indices of the axis ``block``
