@@ -90,8 +90,7 @@ TileField = Literal["begin", "end", "id", "count", "block_size", "index"]
 
 @dataclass(frozen=True, slots=True)
 class TileAttrs:
-    """One property of a loop's tile: ``field`` of the active loop over ``block``. ``index`` is the scalar index of an
-    ``hl.grid`` loop."""
+    """One property of a loop's tile: ``field`` of the active loop over ``block``, or the ``index`` of ``hl.grid``."""
 
     block: int
     field: TileField
@@ -99,8 +98,7 @@ class TileAttrs:
 
 @dataclass(frozen=True, slots=True)
 class IotaAttrs:
-    """Indices of a block. If ``relative``, they count from ``start`` instead of from the position of the block's
-    loop."""
+    """Indices of a block. If ``relative``, they count from ``start``, not from the position of the block's loop."""
 
     block: int
     relative: bool
@@ -136,6 +134,7 @@ class MemoryAttrs:
     - ``atomic`` is the operation of an atomic, ``sem`` its memory order, ``scope`` the programs that see it: those of
       this GPU (``gpu``) or of all GPUs (``sys``). The result of an ``unread`` atomic has no use.
     - ``padded``: memory of whole tiles, with zeros out of range. ``aligned``: lanes begin at its multiples; 0 if unknown.
+    - ``run``: the number of last dimensions whose lanes are one run in memory with those of the dimension before them.
     - ``mark``: operand with the mark of the words. A load waits for it; two more are its note, and nanoseconds until then.
     """
 
@@ -152,6 +151,7 @@ class MemoryAttrs:
     unread: bool = False
     padded: bool = False
     aligned: int = 0
+    run: int = 0
     mark: int | None = None
 
 

@@ -2,21 +2,53 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+from dataclasses import dataclass
+
 import torch
 
 from ...._compiler.ir.grammar import Index, MemoryAttrs, Op, Value
 from ...._compiler.ir.operands import unaddressed
-from ...._shapes import Dims, Expr
+from ...._shapes import ONE, Dims, Expr
 from .emission import Emission
 
 
-def pointer(e: Emission, op: Op, attrs: MemoryAttrs, dims: Dims) -> str:
-    """Return the pointers of an access whose value has the dimensions ``dims``."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """The last dimensions of an access as one. ``dims`` are those of the access with it, ``lanes`` its places in memory
+    and ``mask`` those of them in range, which is empty if all are."""
+
+    dims: Dims
+    lanes: str
+    mask: str
+
+
+def run_of(e: Emission, attrs: MemoryAttrs, dims: Dims) -> Run | None:
+    """Define the lanes of the run that ``attrs`` asks for, in elements from the begin of its dimensions."""
+    if not attrs.run:
+        return None
+    *outer, first = dims[: -attrs.run]
+    inner = functools.reduce(operator.mul, dims[-attrs.run :])
+    assert first.block is not None
+    loop, elements = e.active(first.block), e.size(inner)
+    text = f"tl.arange(0, {e.size_text(first * inner)})" + (".to(tl.int64)" if e.wide else "")
+    lanes = e.names.fresh("run")
+    e.lines.add(f"{lanes} = {text}" if loop.offset == "0" else f"{lanes} = {loop.offset} * {elements} + {text}")
+    masks = [e.mask_of((*outer, ONE), range(len(outer)))]
+    if loop.mask:
+        masks.append(e.spread(f"({lanes} < {loop.end} * {elements})", (len(outer),), len(outer) + 1))
+    return Run(dims=(*outer, first * inner), lanes=lanes, mask=" & ".join(filter(None, masks)))
+
+
+def pointer(e: Emission, op: Op, attrs: MemoryAttrs, dims: Dims, run: Run | None = None) -> str:
+    """Return the pointers of an access whose value has the dimensions ``dims``, or those of ``run``."""
     tensor = e.kernel.tensors[attrs.tensor]
     parts = []
     far = not e.wide and tensor.made and any(isinstance(extent, Expr) for extent in tensor.shape)
-    for at, (index, stride) in enumerate(zip(attrs.indices, tensor.strides, strict=True)):
-        text = index_text(e, op, index, attrs.rank)
+    rank, indices = attrs.rank - attrs.run, attrs.indices[: -attrs.run - 1] if run else attrs.indices
+    for at, (index, stride) in enumerate(zip(indices, tensor.strides, strict=False)):
+        text = index_text(e, op, index, rank)
         if far and at < tensor.ndim - 1:
             # no argument has the number of its elements
             text = f"{text}.to(tl.int64)"
@@ -27,6 +59,8 @@ def pointer(e: Emission, op: Op, attrs: MemoryAttrs, dims: Dims) -> str:
         elif not (isinstance(stride, int) and stride == 1):
             text = f"{text} * {e.number(stride)}"
         parts.append(text)
+    if run is not None:
+        parts.append(e.spread(run.lanes, (rank - 1,), rank))
     name = e.tensor_names[attrs.tensor]
     bare = attrs.rank and not any(index.positions for index in attrs.indices)
     if bare or unaddressed(attrs.indices, op.operands, dims):

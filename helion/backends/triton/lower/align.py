@@ -58,7 +58,7 @@ def align_rows(program: Program, inputs: StepInputs) -> Program:
         return program
     if not any(isinstance(op.attrs, ForAttrs) for op in program.walk()):
         return program
-    if _is_ordered(program):
+    if is_ordered(program):
         return program
     aligner = _Aligner(program, inputs.sizes_in(program))
     return expand_ops(program, aligner.change)
@@ -69,7 +69,7 @@ def is_long(extent: int, size: int) -> bool:
     return size >= _LEAST_TILE and extent >= _LEAST_TILES * size
 
 
-def _is_ordered(program: Program) -> bool:
+def is_ordered(program: Program) -> bool:
     """Return whether the assignment of lanes to threads matters: several places access memory that is written."""
     accesses = [op for op in program.walk() if OPS[op.kind].reads or OPS[op.kind].writes]
     if not all(isinstance(op.attrs, MemoryAttrs) for op in accesses):

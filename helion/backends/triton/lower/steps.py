@@ -36,6 +36,8 @@ from .early_operands import load_early
 from .float_reads import read_as_floats
 from .pairs import pair_accesses
 from .pin_reductions import pin_reductions
+from .repeated_loads import load_once
+from .runs import join_runs
 from .summed_logs import shorten_logs
 from .whole_tiles import part_whole_tiles
 from .wide_counters import count_widely
@@ -119,6 +121,7 @@ STEPS: tuple[Step, ...] = (
     SUBTILE,
     *rewrites.schedule("peel_masks", "swap_ab"),
     Step("triton.pairs", pair_accesses),
+    Step("triton.repeated_loads", load_once),
     ORDER_MEMORY,
     INSERT_CHECKS,
     Step("triton.aligned_rows", align_rows),
@@ -129,6 +132,7 @@ STEPS: tuple[Step, ...] = (
     Step("triton.gathers", widen_gathers),
     Step("triton.unbatch_dot", unbatch_dots),
     Step("triton.atomics", unread_atomics),
+    Step("triton.runs", join_runs),
     *rewrites.schedule("swap_ab", None),
     Step("triton.wide_counters", count_widely),
     Step("triton.early_operands", load_early),

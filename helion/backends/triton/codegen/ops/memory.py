@@ -7,14 +7,16 @@ import torch
 from ....._compiler.ir.grammar import AddressAttrs, MemoryAttrs, Op, Value
 from ....._shapes import Dims
 from .. import boxes
-from ..addresses import pointer
+from ..addresses import Run, pointer, run_of
 from ..emission import Emission
 from . import marked
 from .bins import count
 from .literals import TRITON_DTYPES
 
 
-def _mask(e: Emission, op: Op, attrs: MemoryAttrs, dims: Dims) -> str:
+def _mask(e: Emission, op: Op, attrs: MemoryAttrs, dims: Dims, run: Run | None = None) -> str:
+    if run is not None:
+        return run.mask
     mask = "" if attrs.padded else e.mask_of(dims, range(len(dims)))
     if attrs.mask is not None:
         extra = e.operand(op.operands[attrs.mask])
@@ -32,8 +34,9 @@ def load(e: Emission, op: Op) -> None:
     if box is not None:
         e.assign(op, "load", boxes.load(e, op, attrs, box, options))
         return
-    arguments = [pointer(e, op, attrs, op.result.dims)]
-    mask = _mask(e, op, attrs, op.result.dims)
+    run = run_of(e, attrs, op.result.dims)
+    arguments = [pointer(e, op, attrs, op.result.dims, run)]
+    mask = _mask(e, op, attrs, op.result.dims, run)
     if attrs.mark is not None:
         e.assign(op, "received", marked.load(e, op, attrs, arguments[0], mask))
         return
@@ -44,7 +47,7 @@ def load(e: Emission, op: Op) -> None:
     if op.result.dtype == torch.bool:
         # memory has bytes; any nonzero byte is true
         text = f"({text} != 0)"
-    e.assign(op, "load", text)
+    e.assign(op, "load", text if run is None else f"tl.reshape({text}, {e.shape(op.result.dims)})")
 
 
 def store(e: Emission, op: Op) -> None:
@@ -54,8 +57,11 @@ def store(e: Emission, op: Op) -> None:
     if box is not None:
         e.lines.add(boxes.store(e, op, attrs, box, _cache_modifier(e, attrs)))
         return
-    arguments = [pointer(e, op, attrs, dims), e.operand(op.operands[0])]
-    mask = _mask(e, op, attrs, dims)
+    run, value = run_of(e, attrs, dims), e.operand(op.operands[0])
+    if run is not None:
+        value = f"tl.reshape({value}, {e.shape(run.dims)})"
+    arguments = [pointer(e, op, attrs, dims, run), value]
+    mask = _mask(e, op, attrs, dims, run)
     if mask:
         arguments.append(f"mask={mask}")
     e.lines.add(f"tl.store({', '.join((*arguments, *_cache_modifier(e, attrs)))})")

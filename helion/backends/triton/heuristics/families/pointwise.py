@@ -442,14 +442,32 @@ def _lane_bytes(op: MemoryOpFact, axis: int) -> int:
 
 def _order(sizes: dict[int, int], fact: PointwiseFact, facts: KernelFacts) -> dict[int, tuple[int, ...]]:
     """Return ``loop_orders`` with neighbouring programs along the contiguous axis, then along the last of the others, so
-    that resident programs share memory pages (measurement ``grid_in_memory_order``).
+    that resident programs share memory pages (measurement ``grid_in_memory_order``). Where whole dimensions are
+    contiguous, neighbours are those of the stores.
     """
+    if not fact.contiguous_axes:
+        return _as_stored(facts)
     if len(fact.contiguous_axes) != 1:
         return {}
     (first,) = fact.contiguous_axes
     extent = facts.axes[first].extent
     covered = extent is not None and sizes.get(first, 1) >= extent
     return {} if covered and len(facts.grid_axes) <= 2 else _innermost_first(first, facts)
+
+
+def _as_stored(facts: KernelFacts) -> dict[int, tuple[int, ...]]:
+    """Return ``loop_orders`` in which neighbouring programs store next to each other."""
+    axes = facts.grid_axes
+    stores = [op for op in facts.memory_ops if op.kind == "store" and set(axes) <= {*op.subscript_axes, *op.tile_axes}]
+    if facts.num_roots != 1 or len(axes) < 2 or not stores:
+        return {}
+    largest = max(stores, key=lambda op: op.accessed_numel * op.itemsize)
+    steps = {
+        axis: stride * scale
+        for axis, stride, scale in zip(largest.subscript_axes, largest.strides, largest.scales, strict=True)
+    }
+    order = tuple(sorted(range(len(axes)), key=lambda at: steps.get(axes[at], 0)))
+    return {} if order == tuple(range(len(axes))) or not steps.keys() >= set(axes) else {0: order}
 
 
 def _innermost_first(first: int, facts: KernelFacts) -> dict[int, tuple[int, ...]]:
