@@ -10,7 +10,7 @@ from ..expressions import Expression, call, helper, in_parentheses, infix, metho
 from ..expressions import number as number_text
 from .literals import ROUND_TO_BF16, TRITON_DTYPES
 
-#: ``tl.max`` drops nan and ``tl.argmax`` ignores it; torch propagates it and finds the first.
+#: ``tl.max`` drops nan; torch propagates it.
 HELPERS: Mapping[str, str] = {
     "_max_nan": """\
 @triton.jit
@@ -26,22 +26,6 @@ def _min_nan(a, b):
 @triton.jit
 def _prod(a, b):
     return a * b
-""",
-    "_argmax": """\
-@triton.jit
-def _argmax(value, index, other, other_index):
-    better = (value > other) | ((value != value) & (other == other))
-    same = (value == other) | ((value != value) & (other != other))
-    keep = better | (same & (index < other_index))
-    return tl.where(keep, value, other), tl.where(keep, index, other_index)
-""",
-    "_argmin": """\
-@triton.jit
-def _argmin(value, index, other, other_index):
-    better = (value < other) | ((value != value) & (other == other))
-    same = (value == other) | ((value != value) & (other != other))
-    keep = better | (same & (index < other_index))
-    return tl.where(keep, value, other), tl.where(keep, index, other_index)
 """,
 }
 
@@ -63,10 +47,16 @@ def render_rounded(name: str, reduced: Expression, *, kept: bool) -> Expression:
     return infix(rounded, "+", number_text(0.0)) if kept else rounded
 
 
-def render_arg(name: str, operand: str, index: str, axis: int) -> Expression:
-    """Return the index of an extremum over one axis; ``index`` is an integer expression of the operand's shape."""
-    reduced = _by_helper(f"_{name}", Expression(f"({operand}, {index})"), axis)
-    return Expression(f"{reduced.text}[1]", needs=reduced.needs)
+def render_arg(value: str, extremum: str, index: str, axis: int, lanes: int, dtype: torch.dtype) -> Expression:
+    """Return the first index of an extremum over one axis, or of the first nan.
+
+    ``extremum`` has the axis with one lane, and ``index`` is an integer expression of the value's shape. Pairs of value and
+    index would take twice the instructions (measurement ``first_indices``).
+    """
+    found = f"({value} == {extremum})"
+    if dtype.is_floating_point:
+        found = f"({found} | ({value} != {value}))"
+    return Expression(f"tl.min(tl.where({found}, {index}, {lanes}), {axis})")
 
 
 def _by_helper(name: str, operand: Expression, axis: int) -> Expression:

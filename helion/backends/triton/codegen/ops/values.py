@@ -142,13 +142,22 @@ def reduce(e: Emission, op: Op) -> None:
 
 
 def _arg_reduce(e: Emission, op: Op, value: Value, axis: int) -> None:
-    attrs = op.attrs
+    attrs = op.attributes(ReduceAttrs)
     rank = len(value.dims)
     subscript = ", ".join(":" if i == axis else "None" for i in range(rank))
     lanes = f"tl.arange(0, {e.size_text(value.dims[axis])})"
     # positions within the value, not in the tensor, as for argmax of a tile
     index = f"tl.broadcast_to({lanes}[{subscript}], {e.shape(value.dims)})" if rank > 1 else lanes
-    found = ops_reduction.render_arg(attrs.name, e.names.of(value), index, axis)
+    text = e.names.of(value)
+    if value.dtype in (torch.float16, torch.bfloat16):
+        text = f"{text}.to(tl.float32)"
+    extremum = ops_reduction.render(attrs.name.removeprefix("arg"), Expression(text), axis, value.dtype)
+    e.needs |= extremum.needs
+    name = e.names.fresh("extremum")
+    e.lines.add(f"{name} = {extremum.text}")
+    kept = [i for i in range(rank) if i != axis]
+    lane = e.spread(name, kept, rank) if kept else name
+    found = ops_reduction.render_arg(text, lane, index, axis, e.size(value.dims[axis]), value.dtype)
     e.assign(op, attrs.name, ops_reduction.cast(found, op.result.dtype))
 
 
