@@ -16,6 +16,7 @@ which Triton does not pipeline through a reshape.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -44,9 +45,17 @@ def join_runs(program: Program, inputs: StepInputs) -> Program:
         if attrs.slot in inputs.block_accesses:
             return op
         run = _inner(program, op, attrs, sizes, walked)
+        if run and _is_spread(op, run, sizes, inputs.threads):
+            return op
         return replace(op, attrs=replace(attrs, run=run)) if run else op
 
     return map_ops(program, mark)
+
+
+def _is_spread(op: Op, run: int, sizes: Mapping[int, int], threads: int) -> bool:
+    """Return whether a thread has no two neighbours along the dimension before the last ``run`` ones."""
+    dims = [dim.lanes(sizes) for dim in op.results[0].dims]
+    return math.prod(dims) < 2 * math.prod(dims[-run:]) * threads
 
 
 def axes_of(program: Program) -> list[LoopAxis]:

@@ -14,7 +14,7 @@ from ..lower.align import is_long
 from . import known
 from .known import Alike
 from .layouts import moved_at_once, rounds, rows_held
-from .tiles import VECTOR_BYTES, by_nearness, halved_widths, tile_bytes, vector_elements, widths_of
+from .tiles import VECTOR_BYTES, by_nearness, halved_widths, is_loaded_once, tile_bytes, vector_elements, widths_of
 
 #: Bytes of an address.
 _POINTER_BYTES = 8
@@ -48,12 +48,16 @@ def narrow_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, t
         spread = rows > 1 and _warps_along(sizes[inner], widest, num_warps, target) < num_warps
         whole = across and math.prod([sizes[axis] for axis in own]) >= threads
         widths = widths_of(wider, sizes, threads)
+        once = [op for op in parts if is_loaded_once(op, facts, sizes)]
         for op in parts:
+            if op in once:
+                continue
             moved = wider and (spread or widths != {vector_elements(op, sizes, threads)})
             if not whole and not moved:
                 continue
-            # elements may be widened first
+            # elements may be widened first, but not beside those that come in the layout of the result
             widened = op.cast_itemsize if op.dtype == torch.bool else max(_FLOAT_BYTES, op.itemsize)
+            widened = op.itemsize if once else widened
             for itemsize in {op.itemsize, widened}:
                 size = tile_bytes((op.tile_axes, itemsize), sizes)
                 # no number of rounds makes a smaller tile larger
@@ -120,17 +124,21 @@ def transposed_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: in
     threads = num_warps * target.warp_size
     most = 0
     for group in known.alike(facts):
+        halves, once = group.halves, [op for op in group.ops if is_loaded_once(op, facts, sizes)]
+        if once:
+            # the others are converted as they are loaded
+            group = group._replace(ops=tuple(op for op in group.ops if op not in once), halves=False)
         axes, ops = group.axes, group.ops
         # halves of a pair are separated within a thread
         pairs = any([sizes[op.tile_axes[-1]] == 2 and vector_elements(op, sizes, threads) < 2 for op in ops])
         widths = widths_of(ops, sizes, threads) | _aligned_widths(ops, facts, sizes, threads)
-        if group.paired or group.halves:
-            widths |= halved_widths(group.ops, group.paired, sizes, threads)
-        if group.turned or pairs or len(widths) > 1 or _are_permuted(ops, sizes, max(widths), threads):
+        if ops and (group.paired or halves):
+            widths |= halved_widths(ops, group.paired, sizes, threads)
+        if ops and (group.turned or pairs or len(widths) > 1 or _are_permuted(ops, sizes, max(widths), threads)):
             most = max(most, _turned_bytes(group, pairs, widths, sizes, threads, target))
         if group.summary:
             # it has the layout of the tile whose reductions it is computed from
-            most = max(most, *(tile_bytes((axes, max(_FLOAT_BYTES, op.itemsize)), sizes) for op in ops))
+            most = max(most, *(tile_bytes((axes, max(_FLOAT_BYTES, op.itemsize)), sizes) for op in ops), 0)
         numel = math.prod([sizes[axis] for axis in axes])
         if group.paired and 2 * numel == threads:
             # each thread loads half a pair; with fewer elements than threads, it loads both

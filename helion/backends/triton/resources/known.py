@@ -46,7 +46,8 @@ def of_a_run(facts: KernelFacts, sizes: Mapping[int, int]) -> tuple[KernelFacts,
 def _in_a_run(same: Same) -> KernelFacts:
     facts = same.facts
     extents = {axis: facts.axes[axis].extent for axis in facts.grid_axes}
-    ops = (replace(op, run=op.is_one_run(extents)) for op in facts.memory_ops)
+    # lanes of a run are no neighbours along one axis that share an element
+    ops = (replace(op, run=op.is_one_run(extents), quotients=()) for op in facts.memory_ops)
     return replace(facts, memory_ops=tuple(ops))
 
 

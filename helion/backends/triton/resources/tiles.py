@@ -29,6 +29,17 @@ def vector_elements(op: MemoryOpFact, sizes: Mapping[int, int], threads: int) ->
     return math.gcd(width, op.aligned) if width > 1 else 1
 
 
+def is_loaded_once(op: MemoryOpFact, facts: KernelFacts, sizes: Mapping[int, int]) -> bool:
+    """Return whether lanes that share an element have it from one load (``lower/repeated_loads.py``)."""
+    if op.kind != "load" or not op.quotients or facts.matmuls:
+        return False
+    for axis, divisor in op.quotients:
+        extent = facts.axes[axis].extent
+        if extent is None or not facts.axes[axis].static or extent % sizes[axis] or divisor & (divisor - 1):
+            return False
+    return all(sizes[axis] > 1 for axis, _ in op.quotients)
+
+
 def widths_of(ops: Collection[MemoryOpFact], sizes: Mapping[int, int], threads: int) -> set[int]:
     """Return the elements per thread of accesses of one tile: loads take the widest of all, stores their own."""
     own = [vector_elements(op, sizes, threads) for op in ops]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 import helion
 import helion.language as hl
 from helion.backends.triton.execute.interpreter.races import detect_races
+from helion.backends.triton.toolchain.offline import compile_offline
+from helion.backends.triton.toolchain.signature import offline_signature
 
 
 def interleaved(x, y):
@@ -70,31 +73,39 @@ def made(*shape: int) -> torch.Tensor:
     return torch.randn(shape)
 
 
-Case = tuple[Callable[..., Any], Callable[..., torch.Tensor], tuple[torch.Tensor, ...], int]
+Case = tuple[Callable[..., Any], Callable[..., torch.Tensor], tuple[torch.Tensor, ...], list[int], int]
 
-#: Kernel, reference, arguments, and accesses in one run.
+#: Kernel, reference, arguments, tiles of one warp, and accesses in one run.
 RUNS: dict[str, Case] = {
-    "a join": (interleaved, lambda x, y: torch.stack([x, y], -1), (made(7, 37), made(7, 37)), 1),
-    "a join of whole tiles": (interleaved, lambda x, y: torch.stack([x, y], -1), (made(8, 64), made(8, 64)), 1),
+    "a join": (interleaved, lambda x, y: torch.stack([x, y], -1), (made(7, 37), made(7, 37)), [4, 32], 1),
+    "a join of whole tiles": (
+        interleaved,
+        lambda x, y: torch.stack([x, y], -1),
+        (made(8, 64), made(8, 64)),
+        [1, 64],
+        1,
+    ),
+    "a lane a thread": (interleaved, lambda x, y: torch.stack([x, y], -1), (made(8, 64), made(8, 64)), [1, 32], 0),
     "patches": (
         patches,
         lambda x: x.view(3, 5, 2, 37, 2).permute(0, 3, 1, 2, 4).contiguous(),
         (made(3, 10, 74),),
+        [64],
         2,
     ),
-    "halves": (interleaved, lambda x, y: torch.stack([x, y], -1), (made(3, 33).half(), made(3, 33).half()), 1),
-    "a vector of its own": (row_sums, lambda x: x.sum(1), (made(5, 37, 4),), 0),
-    "half a vector": (row_sums, lambda x: x.sum(1), (made(5, 37, 4).half(),), 1),
-    "in place": (turned_in_place, lambda x: x.flip(1), (made(37, 2),), 0),
-    "other rows": (moved, lambda x: torch.cat([x[1:], x[:-1, :1]], 1), (made(38, 2),), 0),
+    "halves": (interleaved, lambda x, y: torch.stack([x, y], -1), (made(3, 33).half(), made(3, 33).half()), [2, 64], 1),
+    "a vector of its own": (row_sums, lambda x: x.sum(1), (made(5, 37, 4),), [1, 64], 0),
+    "half a vector": (row_sums, lambda x: x.sum(1), (made(5, 37, 4).half(),), [1, 64], 1),
+    "in place": (turned_in_place, lambda x: x.flip(1), (made(37, 2),), [64], 0),
+    "other rows": (moved, lambda x: torch.cat([x[1:], x[:-1, :1]], 1), (made(38, 2),), [64], 0),
 }
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", RUNS)
 def test_runs(name: str, dynamic: bool) -> None:
-    fn, reference, args, runs = RUNS[name]
-    kernel = helion.kernel(fn, static_shapes=not dynamic)
+    fn, reference, args, sizes, runs = RUNS[name]
+    kernel = helion.kernel(fn, static_shapes=not dynamic, config={"block_sizes": sizes, "num_warps": 1})
     expected = reference(*args)
     text = kernel.bind(args).to_triton_code()
     if not dynamic:
@@ -147,3 +158,29 @@ def test_an_offset_of_groups(columns: int) -> None:
     # a last tile with lanes out of range loads one element for each lane
     assert ("tl.broadcast_to(" in kernel.bind((x,)).to_triton_code()) == (columns == 9)
     torch.testing.assert_close(kernel(x), x[:, 1:].repeat_interleave(4, 1), rtol=0, atol=0)
+
+
+def unpacked(packed, scales):
+    """Two numbers of each byte, with a scale for each 64 bytes."""
+    m, n = packed.size()
+    out = torch.empty([m, n, 2], dtype=scales.dtype, device=packed.device)
+    for rows, columns in hl.tile([m, n]):
+        both = packed[rows, columns].to(torch.int32)
+        scale = scales[rows, columns.index // 64].to(torch.float32)
+        low, high = (both & 15).to(torch.float32) * scale, (both >> 4).to(torch.float32) * scale
+        out[rows, columns, :] = hl.join(low, high).to(scales.dtype)
+    return out
+
+
+def test_a_store_of_pairs_has_whole_vectors() -> None:
+    packed, scales = torch.zeros(64, 2048, dtype=torch.uint8), torch.zeros(64, 32, dtype=torch.bfloat16)
+    bound = helion.kernel(unpacked, static_shapes=True).bind((packed, scales), target="h200")
+    config = bound.config_spec.normalize({"block_sizes": [1, 1024], "num_warps": 4, "num_stages": 1})
+    analysis = bound._analysis
+    plan = analysis.code(config).plan
+    function = inspect.unwrap(bound.compile_config(config)).__globals__[plan.kernel_names[0]]
+    compiled = compile_offline(function, **offline_signature(plan, bound.target))
+    text = compiled.asm["ptx"]
+    assert (text.count("st.global.v4.b32"), text.count("st.global")) == (2, 2)
+    assert text.count("ld.global.b16") <= 2, "scales of the eight lanes of a thread"
+    assert compiled.metadata.shared == analysis.predict(config).shared_bytes
