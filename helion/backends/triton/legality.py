@@ -24,7 +24,7 @@ from ...hardware import Target
 from ...settings import Settings
 from .chains import chained_products, may_unroll, most_warps
 from .column_warps import asynchronous_products, with_wide_columns
-from .lower.pairs import may_pair
+from .lower.accesses.pairs import may_pair
 from .lower.steps import STEPS
 from .plan.lowered import Lowered, lower, waiting_loops
 from .together import TOGETHER

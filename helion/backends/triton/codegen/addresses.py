@@ -16,8 +16,10 @@ from .emission import Emission
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """The last dimensions of an access as one. ``dims`` are those of the access with it, ``lanes`` its places in memory
-    and ``mask`` those of them in range, which is empty if all are."""
+    """The last dimensions of an access as one.
+
+    ``dims`` are those of the access with it, and ``lanes`` its places in memory. ``mask`` is empty where all are in range.
+    """
 
     dims: Dims
     lanes: str

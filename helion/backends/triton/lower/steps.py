@@ -26,6 +26,9 @@ from ...._compiler.rewrites.steps import (
 from ...._support.lazy import lazy
 from ..divisions import divide_naturals
 from ..lane_order import order_lanes
+from .accesses.pairs import pair_accesses
+from .accesses.repeated_loads import load_once
+from .accesses.runs import join_runs
 from .align import align_rows
 from .backwards import turn_loops
 from .carries import share_variables
@@ -34,10 +37,7 @@ from .differences import round_products
 from .early_loads import load_first
 from .early_operands import load_early
 from .float_reads import read_as_floats
-from .pairs import pair_accesses
 from .pin_reductions import pin_reductions
-from .repeated_loads import load_once
-from .runs import join_runs
 from .summed_logs import shorten_logs
 from .whole_tiles import part_whole_tiles
 from .wide_counters import count_widely

@@ -55,7 +55,7 @@ def narrow_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, t
             moved = wider and (spread or widths != {vector_elements(op, sizes, threads)})
             if not whole and not moved:
                 continue
-            # elements may be widened first, but not beside those that come in the layout of the result
+            # elements may be widened first, but not where others come in the layout of the result
             widened = op.cast_itemsize if op.dtype == torch.bool else max(_FLOAT_BYTES, op.itemsize)
             widened = op.itemsize if once else widened
             for itemsize in {op.itemsize, widened}:

@@ -71,7 +71,7 @@ class Alike(NamedTuple):
     ``turned``: their contiguous axes differ. ``in_rows``: all have one order of axes and are contiguous along the last.
     ``repeats``: several dimensions are one axis. ``summary``: a stored tile that is not loaded, is reduced itself, and
     shares axes with another reduced tile. ``shared``: another tile has some of the axes. ``stored``: one is a store.
-    ``paired``: one access takes two neighbours that the kernel takes one by one (``lower/pairs.py``). ``halves``: a
+    ``paired``: one access takes two neighbours that the kernel takes one by one (``lower/accesses/pairs.py``). ``halves``: a
     computed tile of pairs has the axes, and its elements are separated or joined.
     """
 

@@ -30,7 +30,7 @@ def vector_elements(op: MemoryOpFact, sizes: Mapping[int, int], threads: int) ->
 
 
 def is_loaded_once(op: MemoryOpFact, facts: KernelFacts, sizes: Mapping[int, int]) -> bool:
-    """Return whether lanes that share an element have it from one load (``lower/repeated_loads.py``)."""
+    """Return whether lanes that share an element have it from one load (``lower/accesses/repeated_loads.py``)."""
     if op.kind != "load" or not op.quotients or facts.matmuls:
         return False
     for axis, divisor in op.quotients:

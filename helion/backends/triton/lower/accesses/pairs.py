@@ -22,12 +22,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ...._compiler.ir.build import Builder, Numbers
-from ...._compiler.ir.effects import effects_of
-from ...._compiler.ir.grammar import Block, Index, MemoryAttrs, Op, Program, Region, Value
-from ...._compiler.ir.rewrite import map_regions
-from ...._compiler.rewrites.steps import StepInputs
-from ...._shapes import Dim, fixed_at
+from ....._compiler.ir.build import Builder, Numbers
+from ....._compiler.ir.effects import effects_of
+from ....._compiler.ir.grammar import Block, Index, MemoryAttrs, Op, Program, Region, Value
+from ....._compiler.ir.rewrite import map_regions
+from ....._compiler.rewrites.steps import StepInputs
+from ....._shapes import Dim, fixed_at
 
 _PAIR = 2
 

@@ -1,7 +1,7 @@
 """Loads of elements that neighbours along a tile share, once for all of them.
 
-A scale of each 64 columns is loaded at ``tile.index // 64``. Triton sees indices that it cannot order, so that each
-lane loads its own copy, one element at a time, in a layout of its own. Before, with tiles of ``b1`` of 1024 lanes::
+A scale of each 64 columns is loaded at ``tile.index // 64``. Triton sees indices that it cannot order. Each lane loads
+its own copy, one element at a time, in a layout of its own. Before, with tiles of ``b1`` of 1024 lanes::
 
     %1: [b1] = iota b1; %2: [b1] = floordiv %1, 64; %3: [b0, b1] = load scales[b0, %2]
 
@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from ...._compiler.ir.build import Builder, Numbers
-from ...._compiler.ir.grammar import (
+from ....._compiler.ir.build import Builder, Numbers
+from ....._compiler.ir.grammar import (
     Block,
     Index,
     IotaAttrs,
@@ -33,11 +33,11 @@ from ...._compiler.ir.grammar import (
     TileAttrs,
     ViewAttrs,
 )
-from ...._compiler.ir.rewrite import Makers, expand_ops
-from ...._compiler.passes.always.simplify import drop_dead
-from ...._compiler.rewrites.steps import StepInputs
-from ...._shapes import ONE, Dim, Number, fixed_at
-from .align import is_ordered
+from ....._compiler.ir.rewrite import Makers, expand_ops
+from ....._compiler.passes.always.simplify import drop_dead
+from ....._compiler.rewrites.steps import StepInputs
+from ....._shapes import ONE, Dim, Number, fixed_at
+from ..align import is_ordered
 from .runs import axes_of
 
 

@@ -20,13 +20,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ...._compiler.ir.grammar import ForAttrs, LoopAxis, MemoryAttrs, Op, Program, Value
-from ...._compiler.ir.operands import is_block, unaddressed
-from ...._compiler.ir.rewrite import map_ops
-from ...._compiler.rewrites.steps import StepInputs
-from ...._shapes import fixed_at
-from ....hardware import VECTOR_BYTES
-from .align import is_ordered
+from ....._compiler.ir.grammar import ForAttrs, LoopAxis, MemoryAttrs, Op, Program, Value
+from ....._compiler.ir.operands import is_block, unaddressed
+from ....._compiler.ir.rewrite import map_ops
+from ....._compiler.rewrites.steps import StepInputs
+from ....._shapes import fixed_at
+from .....hardware import VECTOR_BYTES
+from ..align import is_ordered
 
 
 def join_runs(program: Program, inputs: StepInputs) -> Program:

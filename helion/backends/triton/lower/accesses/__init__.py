@@ -1,0 +1,1 @@
+"""Rewrites of loads and stores that join those of neighbouring elements."""
