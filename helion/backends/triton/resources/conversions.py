@@ -14,7 +14,16 @@ from ..lower.align import is_long
 from . import known
 from .known import Alike
 from .layouts import moved_at_once, rounds, rows_held
-from .tiles import VECTOR_BYTES, by_nearness, halved_widths, is_loaded_once, tile_bytes, vector_elements, widths_of
+from .tiles import (
+    VECTOR_BYTES,
+    by_nearness,
+    halved_widths,
+    is_joined,
+    is_loaded_once,
+    tile_bytes,
+    vector_elements,
+    widths_of,
+)
 
 #: Bytes of an address.
 _POINTER_BYTES = 8
@@ -40,7 +49,7 @@ def narrow_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, t
     if facts.matmuls:
         return 0
     threads = num_warps * target.warp_size
-    most = 0
+    most, joined = 0, {op.tile_axes[:-1] for op in facts.memory_ops if is_joined(op, facts)}
     for own, parts, wider, lacking, across in known.narrow(facts):
         inner = own[-1]
         rows = max([math.prod([sizes[axis] for axis in axes]) for axes in lacking], default=1)
@@ -55,9 +64,9 @@ def narrow_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, t
             moved = wider and (spread or widths != {vector_elements(op, sizes, threads)})
             if not whole and not moved:
                 continue
-            # elements may be widened first, but not where others come in the layout of the result
+            # elements may be widened first, but not where others come in the layout of the result or are stored in a run
             widened = op.cast_itemsize if op.dtype == torch.bool else max(_FLOAT_BYTES, op.itemsize)
-            widened = op.itemsize if once else widened
+            widened = op.itemsize if once or own in joined else widened
             for itemsize in {op.itemsize, widened}:
                 size = tile_bytes((op.tile_axes, itemsize), sizes)
                 # no number of rounds makes a smaller tile larger

@@ -40,6 +40,15 @@ def is_loaded_once(op: MemoryOpFact, facts: KernelFacts, sizes: Mapping[int, int
     return all(sizes[axis] > 1 for axis, _ in op.quotients)
 
 
+def is_joined(op: MemoryOpFact, facts: KernelFacts) -> bool:
+    """Return whether a store's short last dimension is one run with the one before (``lower/accesses/runs.py``)."""
+    if op.kind != "store" or len(op.tile_axes) < 2 or facts.matmuls or op.subscript_axes[-2:] != op.tile_axes[-2:]:
+        return False
+    last, extent = facts.axes[op.tile_axes[-1]], op.extents[-1]
+    whole = last.kind == "full" and last.static and last.padded == extent > 1
+    return whole and op.strides[-2:] == (extent, 1) and extent * op.itemsize < VECTOR_BYTES
+
+
 def widths_of(ops: Collection[MemoryOpFact], sizes: Mapping[int, int], threads: int) -> set[int]:
     """Return the elements per thread of accesses of one tile: loads take the widest of all, stores their own."""
     own = [vector_elements(op, sizes, threads) for op in ops]

@@ -443,7 +443,7 @@ def _lane_bytes(op: MemoryOpFact, axis: int) -> int:
 def _order(sizes: dict[int, int], fact: PointwiseFact, facts: KernelFacts) -> dict[int, tuple[int, ...]]:
     """Return ``loop_orders`` with neighbouring programs along the contiguous axis, then along the last of the others, so
     that resident programs share memory pages (measurement ``grid_in_memory_order``). Where whole dimensions are
-    contiguous, neighbours are those of the stores.
+    contiguous, neighbours are those of the stores (measurement ``stored_in_order``).
     """
     if not fact.contiguous_axes:
         return _as_stored(facts)

@@ -1,7 +1,7 @@
 """Loads of elements that neighbours along a tile share, once for all of them.
 
 A scale of each 64 columns is loaded at ``tile.index // 64``. Triton sees indices that it cannot order. Each lane loads
-its own copy, one element at a time, in a layout of its own. Before, with tiles of ``b1`` of 1024 lanes::
+its own copy, one element at a time, in a layout of its own (measurement ``repeated_loads``). Before, with tiles of ``b1`` of 1024 lanes::
 
     %1: [b1] = iota b1; %2: [b1] = floordiv %1, 64; %3: [b0, b1] = load scales[b0, %2]
 

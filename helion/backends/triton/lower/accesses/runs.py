@@ -1,7 +1,8 @@
 """Accesses of short whole dimensions as one run in memory, together with the dimension before them.
 
 Triton chooses the elements of a thread's access along the last dimension alone. In a tile ``[b0, b1, 2]`` of 16-bit
-elements an access has 4 bytes, although the elements of 4 neighbours along ``b1`` are one vector. Before, where ``b2``
+elements an access has 4 bytes, although the elements of 4 neighbours along ``b1`` are one vector (measurement
+``joined_runs``). Before, where ``b2``
 has all elements of its dimension::
 
     store out[b0, b1, b2] <- %1
