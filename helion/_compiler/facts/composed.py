@@ -194,7 +194,7 @@ def pointwise_fact(
 
 
 def _window_axes(walk: Walk, memory_ops: Iterable[MemoryOpFact], tiled: Collection[int]) -> tuple[int, ...]:
-    """Return the axes along which loads of one tensor are at three or more positions, and windows of neighbours overlap."""
+    """Return the axes along which loads of one tensor are at three or more positions, half of which neighbours share."""
     loads = {op.slot: op for op in memory_ops if op.kind == "load" and not op.gathered}
     positions: dict[tuple[int, int, int], set[Any]] = {}
     for op in walk.loads:
@@ -206,7 +206,7 @@ def _window_axes(walk: Walk, memory_ops: Iterable[MemoryOpFact], tiled: Collecti
                 operand = None if index.operand is None else op.operands[index.operand]
                 at = operand.number if isinstance(operand, Value) else number_key(operand)
                 positions.setdefault((attrs.tensor, axis, scale), set()).add((at, number_key(index.shift)))
-    return tuple(sorted({axis for (_, axis, scale), at in positions.items() if len(at) >= max(_WINDOW, scale + 1)}))
+    return tuple(sorted({axis for (_, axis, scale), at in positions.items() if len(at) >= max(_WINDOW, 2 * scale)}))
 
 
 #: Minimal ratio of a run's elements to those of a row for the caches to keep the row.

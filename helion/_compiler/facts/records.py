@@ -244,7 +244,7 @@ class PointwiseFact:
     - ``run_order``: the order of the grid axes, by position, in which ``rows_beside_run`` would hold, the slowest first;
       empty if it holds as the kernel is, or in no order.
     - ``window_axes``: tiled axes along which loads of one tensor are at three or more positions, and windows of neighbours
-      overlap.
+      share at least half of them.
     """
 
     total_numel: int

@@ -202,6 +202,18 @@ def averaged(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def summed(x: torch.Tensor, width: hl.constexpr) -> torch.Tensor:
+    p, h, w = x.size()
+    out = torch.empty([p, h, w // 2], dtype=x.dtype, device=x.device)
+    for a, b, c in hl.tile([p, h, w // 2]):
+        total = hl.zeros([a, b, c], dtype=torch.float32)
+        for k in hl.static_range(width):
+            at = c.index * 2 + k
+            total += hl.load(x, [a, b, at], extra_mask=(at < w)[None, None, :])
+        out[a, b, c] = total.to(x.dtype)
+    return out
+
+
 def turned_parts(x: torch.Tensor) -> torch.Tensor:
     m, n, _ = x.size()
     out = torch.empty_like(x)
@@ -235,6 +247,9 @@ def test_threads_have_few_elements_of_strided_windows() -> None:
     assert (first["block_sizes"], first["flatten_loops"], first["num_warps"]) == ([1, 8, 64], [True], 8)
     wide = helion.kernel(averaged).bind((meta(2048, 256, 1024, dtype=FP32),), target="h200").seeds[0].config
     assert (math.prod(wide["block_sizes"]), wide["flatten_loops"], wide["num_warps"]) == (256, [False], 8)
+    for width, elements in ((3, 2), (4, 16)):  # neighbors share a third of three positions, and half of four
+        config = helion.kernel(summed).bind((meta(4096, 112, 112), width), target="h200").seeds[0].config
+        assert math.prod(config["block_sizes"]) == elements * 32 * config["num_warps"]
 
 
 def looked_up(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:

@@ -349,7 +349,7 @@ def _strided_elements(fact: PointwiseFact, facts: KernelFacts, target: Target) -
     """Return the elements of a thread where several loads share rows of strided elements; None elsewhere.
 
     A thread stores a vector, so the lanes of a warp read elements at strides of a vector. Each line of memory takes a
-    cycle (measurement ``strided_windows``). Threads with neighbours whose windows overlap load what these share once.
+    cycle (measurement ``strided_windows``). Threads with neighbours whose windows share half or more load that once.
     """
     if not set(fact.window_axes).isdisjoint(fact.contiguous_axes):
         return None
