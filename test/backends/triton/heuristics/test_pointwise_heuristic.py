@@ -247,6 +247,8 @@ def test_threads_have_few_elements_of_strided_windows() -> None:
     assert (first["block_sizes"], first["flatten_loops"], first["num_warps"]) == ([1, 8, 64], [True], 8)
     wide = helion.kernel(averaged).bind((meta(2048, 256, 1024, dtype=FP32),), target="h200").seeds[0].config
     assert (math.prod(wide["block_sizes"]), wide["flatten_loops"], wide["num_warps"]) == (256, [False], 8)
+    pixels = helion.kernel(averaged).bind((meta(2048, 256, 1024, dtype=torch.uint8),), target="h200").seeds[0].config
+    assert math.prod(pixels["block_sizes"]) == 4 * 32 * pixels["num_warps"]
     for width, elements in ((3, 2), (4, 16)):  # neighbors share a third of three positions, and half of four
         config = helion.kernel(summed).bind((meta(4096, 112, 112), width), target="h200").seeds[0].config
         assert math.prod(config["block_sizes"]) == elements * 32 * config["num_warps"]

@@ -353,11 +353,13 @@ def _strided_elements(fact: PointwiseFact, facts: KernelFacts, target: Target) -
     """
     if not set(fact.window_axes).isdisjoint(fact.contiguous_axes):
         return None
-    apart = Counter(op.name for op in facts.memory_ops if op.kind == "load" and not op.gathered and op.step > 1)
+    strided = [op for op in facts.memory_ops if op.kind == "load" and not op.gathered and op.step > 1]
+    shared = max(Counter(op.name for op in strided).values(), default=0)
     stores = any(op.kind == "store" and op.step == 1 for op in facts.memory_ops)
-    if fact.gather_stride == 1 or not stores or max(apart.values(), default=0) < 2 or has_wide_memory(target):
+    if fact.gather_stride == 1 or not stores or shared < 2 or has_wide_memory(target):
         return None
-    return max(1, tuned(_Numbers, target).strided_bytes // (fact.gather_stride * fact.storage_itemsize))
+    itemsize = max(op.itemsize for op in strided)
+    return max(1, tuned(_Numbers, target).strided_bytes // (fact.gather_stride * itemsize))
 
 
 def _has_idle_lanes(tiles: TritonProposal, facts: KernelFacts) -> bool:
