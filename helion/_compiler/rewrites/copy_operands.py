@@ -428,9 +428,13 @@ def _sides(each: CopiedOperand, sizes: Mapping[int, int]) -> tuple[int, ...]:
     if len(tiles) > 2:
         side = _TRANSPOSED_BYTES // each.tensor.dtype.itemsize
         along = min(side, next_power_of_2(int(each.tensor.shape[each.along])))
-        return tuple(
-            along if at == each.along else min(side, tile) if at == each.to else 1 for at, tile in enumerate(tiles)
-        )
+        sides = [min(side, tile) if at == each.to else 1 for at, tile in enumerate(tiles)]
+        sides[each.along] = along
+        # a short run is part of a line: the next dimension has the rest
+        others = [at for at in range(len(tiles)) if at not in (each.along, each.to)]
+        near = min(others, key=lambda at: abs(int(each.tensor.strides[at])))
+        sides[near] = min(max(1, side // along), tiles[near])
+        return tuple(sides)
     if each.to != each.along:
         side = _TRANSPOSED_BYTES // each.tensor.dtype.itemsize
         most = side, side

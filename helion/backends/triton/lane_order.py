@@ -4,7 +4,8 @@ Triton gives the lanes of a warp to the dimension along which addresses are know
 in every third element of a row or in gathered columns, Triton 3.6 takes the first dimension of the tile. Lanes then lie
 across rows, and each has a line of memory of its own. The access is made with the dimension of the shortest step first,
 and the value permuted, which moves no register. Triton 3.7 takes the last dimension, where that of the shortest step
-mostly is. Before, with 3 elements between the columns::
+mostly is. A known run shorter than a line leaves the same choice among the other dimensions. Before, with 3 elements
+between the columns::
 
     %1: [b0, b1] = load x[b0, b1, 0]
 
@@ -36,7 +37,7 @@ from ..._compiler.ir.grammar import (
 from ..._compiler.ir.ops import OPS
 from ..._compiler.ir.rewrite import Makers, expand_ops
 from ..._compiler.rewrites.steps import StepInputs
-from ..._shapes import Dim, hint_of
+from ..._shapes import Dim, Number, fixed_at, hint_of
 
 #: Pointwise ops through which Triton still knows that lanes are neighbors, and their operands that matter.
 _KEEPING = {"add": 2, "sub": 1, "cast": 1, "mod": 1, "fmod": 1, "where": 3, "bitwise_or": 2, "bitwise_and": 1}
@@ -96,18 +97,20 @@ class _Order:
         moved = storage in self.written if op.kind == "load" else storage in self.read or len(self.stored[storage]) > 1
         if len(wide) < 2 or len(dims) != attrs.rank or special or moved:
             return None
-        if any(self.has_neighbors(op, attrs, at) for at in wide):
+        itemsize = self.program.tensors[attrs.tensor].dtype.itemsize
+        runs = [at for at in wide if self.has_neighbors(op, attrs, at)]
+        if any(dims[at].lanes(self.sizes) * itemsize >= _LINE_BYTES or not self.is_run(attrs, at) for at in runs):
             return None
-        steps = {at: self.step(op, attrs, at) for at in wide}
+        steps = {at: self.step(op, attrs, at) for at in wide if at not in runs}
         # a later dimension is the more likely one to be a row
-        near = min(wide, key=lambda at: (steps[at], -at))
-        apart = steps[near] * self.program.tensors[attrs.tensor].dtype.itemsize >= _LINE_BYTES
-        if apart or near == wide[0 if self.inputs.first_lanes else -1]:
+        near, *more = sorted(steps, key=lambda at: (steps[at], -at)) or [0]
+        place = min(steps) if self.inputs.first_lanes and steps else max(steps, default=0)
+        if not more or near == place or steps[near] * itemsize >= _LINE_BYTES:
             return None
-        others = [at for at in range(len(dims)) if at != near]
-        return (near, *reversed(others)) if self.inputs.first_lanes else (*others, near)
+        rest = [at for at in range(len(dims)) if at not in steps]
+        return (near, *more, *rest) if self.inputs.first_lanes else (*rest, *reversed(more), near)
 
-    def indices(self, attrs: MemoryAttrs, at: int) -> Iterable[tuple[Index, object]]:
+    def indices(self, attrs: MemoryAttrs, at: int) -> Iterable[tuple[Index, Number]]:
         """Yield the indices along a dimension of the value, with the strides of theirs."""
         tensor = self.program.tensors[attrs.tensor]
         for index, stride in zip(attrs.indices, tensor.strides, strict=True):
@@ -123,6 +126,10 @@ class _Order:
             if near and (index.kind == "block" or self.counts(operand, dim)):
                 return True
         return False
+
+    def is_run(self, attrs: MemoryAttrs, at: int) -> bool:
+        """Return whether Triton knows that lanes along a dimension are neighbors: those of a tile, with a stride of 1."""
+        return any(index.kind == "block" and fixed_at(stride, 1) for index, stride in self.indices(attrs, at))
 
     def counts(self, operand: Operand | None, dim: Dim) -> bool:
         """Return whether Triton may know that a number grows by one from lane to lane."""
@@ -144,7 +151,7 @@ class _Order:
         dim, total = op.results[0].dims[at], 0.0
         for index, stride in self.indices(attrs, at):
             operand = None if index.operand is None or index.kind == "block" else op.operands[index.operand]
-            total += abs(float(hint_of(stride))) * (1.0 if operand is None else abs(self.slope(operand, dim)))  # type: ignore[arg-type]
+            total += abs(float(hint_of(stride))) * (1.0 if operand is None else abs(self.slope(operand, dim)))
         return total
 
     def slope(self, operand: Operand, dim: Dim) -> float:

@@ -70,8 +70,16 @@ def rows(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def windows(x: torch.Tensor) -> torch.Tensor:
+    b, h, w, _ = x.shape
+    out = torch.empty([b, w, h], dtype=x.dtype, device=x.device)
+    for tile_b, tile_w, tile_h in hl.tile([b, w, h]):
+        out[tile_b, tile_w, tile_h] = x[tile_b, tile_h, tile_w, :].sum(-1).permute(0, 2, 1)
+    return out
+
+
 def code(function: object, args: tuple[object, ...]) -> str:
-    sizes = [8] * (3 if function is gathered else 2)
+    sizes = [8] * (3 if function in (gathered, windows) else 2)
     bound = helion.kernel(function).bind(args, target="sm_90")  # type: ignore[call-overload]
     return str(bound.to_triton_code(helion.Config(block_sizes=sizes)))
 
@@ -82,6 +90,10 @@ def test_lanes_lie_along_the_shortest_step(first: bool) -> None:
     assert ("indices_1[:, None] * 3" in text) == first
     assert code(gathered, (torch.empty(3, 33, 40), 50)).count("tl.permute(load") == int(first)
     assert code(flat, (torch.empty(33, 60),)).count("tl.permute(load") == int(first)
+    # a run of 4 elements is no line: the columns have the other lanes
+    text = code(windows, (torch.empty(16, 33, 40, 4),))
+    assert ("tl.permute(load, [2, 1, 0, 3])" in text) == first
+    assert "tl.permute(load" not in code(windows, (torch.empty(16, 33, 40, 32),))
 
 
 def test_an_order_that_is_right_stays(first: bool) -> None:
@@ -111,6 +123,8 @@ def test_values_are_the_same(first: bool, static: bool) -> None:
     keep = (columns > 2)[None, :] & (at > 0)[:, None]
     expected = torch.where(keep, x[:, at][:, :, columns], 0.0)
     torch.testing.assert_close(run(gathered, x, 50), expected)
+    z = torch.randn(5, 9, 11, 4)
+    torch.testing.assert_close(run(windows, z), z.sum(-1).permute(0, 2, 1))
     y = torch.randn(7, 63)
     torch.testing.assert_close(run(flat, y), y[:, ::3])
     torch.testing.assert_close(run(in_place, x.clone())[..., 0], x[..., 1] + 1)
