@@ -44,6 +44,8 @@ class Trust(Tuned):
     wide_programs: float
     #: Column reductions with half the warps, for a tile by the rule.
     lighter_columns: float
+    #: Rows held whole with a half or a quarter of the warps, for those by the rule.
+    lighter_rows: float
     #: A split reduction of fewer chunks than a rule asks for, for the same without a split.
     few_chunks: float
     #: Another order of programs, for row-major.

@@ -144,7 +144,7 @@ class TritonStreamingReductionHeuristic(Heuristic):
         first = _whole_rows(_proposal(found, facts, target), primary, facts, target)
         programs = programs_of(facts, all_sizes(facts, first.block_sizes), primary.root)
         if programs > target.num_sms:
-            return (_in_pairs(first, programs, facts, target),)
+            return (_lighter(_in_pairs(first, programs, facts, target), facts, target),)
         threads = _threads_of_few(facts, primary)
         if (
             first.num_warps is not None
@@ -155,6 +155,20 @@ class TritonStreamingReductionHeuristic(Heuristic):
         timed = [(each, proposal_us(facts, each, target)) for each in (first, *_alone(facts, target))]
         best = unless_faster(timed[0], timed[1:], trust(target).wide_programs)
         return (first,) if best is first else (best, first)
+
+
+def _lighter(proposal: TritonProposal, facts: KernelFacts, target: Target) -> TritonProposal:
+    """Return the same with a half or a quarter of many warps, if that is predicted to be faster, for rows held whole.
+
+    The warps of a row meet in each of its reductions.
+    """
+    warps = proposal.num_warps or 1
+    if warps * target.warp_size < _TUNED.scalar_threads or None not in proposal.reduction_loops.values():
+        return proposal
+    every = [replace(proposal, num_warps=warps // share) for share in (1, 2, 4)]
+    timed = [(each, proposal_us(facts, each, target)) for each in every]
+    best = unless_faster(timed[0], timed[1:], trust(target).lighter_rows)
+    return replace(best, reason=proposal.reason.replace(f"{warps} warps", f"{best.num_warps} warps"))
 
 
 def _whole_rows(proposal: TritonProposal, primary: ReductionFact, facts: KernelFacts, target: Target) -> TritonProposal:
