@@ -342,10 +342,14 @@ def reason(option: Option, group: int, target: Target) -> str:
     split = plan.grid_splits > 1 and not plan.whole_tiles
     k_tiles = -(-plan.k_tiles // plan.grid_splits) if split else plan.k_tiles
     return (
-        f"{time.tiles} tiles of {tile} in {time.waves} rounds on {target.num_sms} SMs, {k_tiles} K tiles of"
+        f"{time.tiles} tiles of {tile} in {_rounds(time.waves)} on {target.num_sms} SMs, {k_tiles} K tiles of"
         f" {time.k_tile_us:.2f} us and an epilogue of {time.epilogue_us:.1f} us each: {time.total_us:.0f} us;"
         f" {plan.ab_stages} stages fit{shared}; {_scheduler(plan, group)}{_producers(plan, time)}"
     )
+
+
+def _rounds(waves: int) -> str:
+    return f"{waves} round{'s' if waves != 1 else ''}"
 
 
 def _scheduler(plan: GemmPlan, group: int) -> str:
@@ -371,7 +375,7 @@ def _reason_of_rows(option: Option, shared: str, target: Target) -> str:
     plan, time = option.plan, option.time
     return (
         f"rows of {plan.problem.n} columns in {plan.cluster[1]} CTAs of {plan.tile[0]}x{plan.tile[1]}x{plan.tile[2]}:"
-        f" {plan.work[0]} clusters, {resident_clusters(plan.ctas, target) * plan.ctas_per_sm} at once, in {time.waves} rounds on {target.num_sms} SMs,"
+        f" {plan.work[0]} clusters, {resident_clusters(plan.ctas, target) * plan.ctas_per_sm} at once, in {_rounds(time.waves)} on {target.num_sms} SMs,"
         f" {plan.k_tiles} K tiles of {time.k_tile_us:.2f} us and an epilogue of {time.epilogue_us:.1f} us each:"
         f" {time.total_us:.0f} us; {plan.ab_stages} stages fit with {plan.store_stages} sub-tiles{shared}"
     )
@@ -381,7 +385,7 @@ def _reason_of_memory(option: Option, shared: str, target: Target) -> str:
     plan, time = option.plan, option.time
     joins = "joins the parts of" if isinstance(plan.finish, TileFinish) else "reads"
     return (
-        f"rows of {plan.whole.n} columns in memory: {time.tiles} tiles of {'x'.join(map(str, plan.tile))} in {time.waves} rounds on"
+        f"rows of {plan.whole.n} columns in memory: {time.tiles} tiles of {'x'.join(map(str, plan.tile))} in {_rounds(time.waves)} on"
         f" {target.num_sms} SMs, {-(-plan.k_tiles // plan.parts)} K tiles of {time.k_tile_us:.2f} us and an epilogue of"
         f" {time.epilogue_us:.1f} us each, then {time.finish_us:.0f} us of a kernel that {joins} rows: {time.total_us:.0f} us;"
         f" {plan.ab_stages} stages fit{shared}{_producers(plan, time)}"

@@ -5,7 +5,7 @@ applies what the first one reduces. It grows as long as the predicted time becom
 and no host code in between, loops may have one cooperative launch of persistent programs. It is proposed if it is predicted to
 be faster.
 
-A whole dimension of a loop without a matmul may leave no registers for the tiles of another loop. An example are parts
+A whole dimension of a loop without a matmul may leave no registers for the tiles of another loop. Examples are parts
 of keys that a last loop puts together. It is then reduced in chunks (measurement ``parts_beside_products``).
 """
 
