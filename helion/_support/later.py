@@ -7,36 +7,41 @@ leaves it to its parent.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from .locks import new_lock
 
 _LOCK = new_lock()
-#: The thread of the last work given, if it may still run.
-_LAST: list[threading.Thread] = []
+#: What the work is about, and its thread, in order; without most of what is done.
+_GIVEN: list[tuple[Hashable, threading.Thread]] = []
 
 
-def do_later(work: Callable[[], object]) -> None:
+def do_later(work: Callable[[], object], about: Hashable = None) -> None:
     """Begin ``work`` in a thread, after what was given before. Its errors are printed, as those of any thread."""
 
     def run() -> None:
-        for each in before:
+        for _, each in before:
             each.join()
         work()
 
     with _LOCK:
-        before = tuple(_LAST)
+        before = [given for given in _GIVEN if given[1].is_alive()]
         thread = threading.Thread(target=run, name="helion-later")
         try:
             thread.start()
         except RuntimeError:  # the interpreter ends, and starts no threads any more
             run()
         else:
-            _LAST[:] = [thread]
+            _GIVEN[:] = [*before, (about, thread)]
 
 
-def wait() -> None:
-    """Wait until all work that was given is done, unless this is part of it."""
-    for thread in tuple(_LAST):
-        if thread is not threading.current_thread():
+def wait(about: Hashable = None) -> None:
+    """Wait until what was given is done: all of it, or the work ``about`` one subject. Work does not wait for itself."""
+    for subject, thread in tuple(_GIVEN):
+        if about in (None, subject) and thread is not threading.current_thread():
             thread.join()
+
+
+def is_idle() -> bool:
+    """Return whether all work that was given is done."""
+    return not any(thread.is_alive() for _, thread in tuple(_GIVEN))

@@ -87,7 +87,8 @@ def test_what_is_written_later_is_there_for_reads(tmp_path: pathlib.Path) -> Non
     later.do_later(go.wait)
     store.put_later(entry(3))
     store.add_later(key(), [Outcome(config=entry(3).row.config, status=Status.UNTIMED, detail="again")])
-    assert not store.path.exists()
+    assert not store.path.exists() and store.has_any
+    assert store.get(key(kernel="another")) is None  # and waits for none
     threading.Timer(0.01, go.set).start()
     assert store.has_any and store.get(key()) == entry(3).row
     assert [each.status for each in store.sweep(key())].count(Status.UNTIMED) == 1  # in the order given

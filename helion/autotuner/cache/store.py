@@ -31,7 +31,7 @@ class Store:
     None.
 
     The file is created only when there is something to write. ``put_later`` and ``add_later`` return before the disk has
-    it, which may take longer than the call; reads wait for them.
+    it, which may take longer than the call. Reads wait for what they ask for.
     """
 
     def __init__(self, path: pathlib.Path, url: str | None = None, given: pathlib.Path | None = None) -> None:
@@ -42,12 +42,11 @@ class Store:
     @property
     def has_any(self) -> bool:
         """Return whether there may be rows."""
-        later.wait()
-        return self.url is not None or any(path.is_file() for path in self._paths)
+        return self.url is not None or not later.is_idle() or any(path.is_file() for path in self._paths)
 
     def get(self, key: Key) -> Row | None:
         """Return the row of exactly this key, from here or from the shared store."""
-        row = next(iter(self._read(lambda database: [found] if (found := database.get(key)) else [])), None)
+        row = next(iter(self._read(lambda database: [found] if (found := database.get(key)) else [], key)), None)
         if row is None and self.url is not None:
             entry = self._share(lambda shared: shared.get(key))
             if entry is not None:
@@ -67,7 +66,7 @@ class Store:
 
     def sweep(self, key: Key) -> tuple[Outcome, ...]:
         """Return all outcomes for a key."""
-        outcomes = self._read(lambda database: list(database.sweep(key)))
+        outcomes = self._read(lambda database: list(database.sweep(key)), key)
         return tuple({outcome.config: outcome for outcome in reversed(outcomes)}.values())[::-1]
 
     def put(self, entry: Entry) -> bool:
@@ -83,11 +82,11 @@ class Store:
 
     def put_later(self, entry: Entry) -> None:
         """Begin to write an entry."""
-        later.do_later(lambda: self.put(entry))
+        later.do_later(lambda: self.put(entry), entry.row.key)
 
     def add_later(self, key: Key, sweep: Sequence[Outcome]) -> None:
         """Begin to write outcomes."""
-        later.do_later(lambda: self.add(key, sweep))
+        later.do_later(lambda: self.add(key, sweep), key)
 
     def delete(self, kernel: str | None = None) -> int:
         """Delete rows from the file of this machine; return the number."""
@@ -97,9 +96,9 @@ class Store:
             self._write(lambda database: deleted.append(database.delete(kernel)))
         return sum(deleted)
 
-    def _read(self, ask: Callable[[Database], list[T]]) -> list[T]:
-        """Return the rows of all files, those of this machine first."""
-        later.wait()
+    def _read(self, ask: Callable[[Database], list[T]], key: Key | None = None) -> list[T]:
+        """Return the rows of all files, those of this machine first. Wait for what is written, of ``key`` if it is given."""
+        later.wait(key)
         return [each for path in self._paths if path.is_file() for each in self._read_of(path, ask)]
 
     def _read_of(self, path: pathlib.Path, ask: Callable[[Database], list[T]]) -> list[T]:
