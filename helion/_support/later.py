@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable
 from .locks import new_lock
 
 _LOCK = new_lock()
-#: What the work is about, and its thread, in order; without most of what is done.
+#: Subjects of work and the threads that do it, in order, those that are done left out in time.
 _GIVEN: list[tuple[Hashable, threading.Thread]] = []
 
 
