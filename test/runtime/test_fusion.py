@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -68,9 +69,10 @@ def compiled(function: Callable[..., Any], **options: Any) -> tuple[Callable[...
     return torch.compile(function, backend=backend, fullgraph=True, **options), seen
 
 
-X, Y, BIAS = torch.randn(37, 50) + 0.2, torch.randn(37, 50), torch.randn(50)
-A, B = torch.randn(33, 70) * 0.3, torch.randn(70, 45) * 0.3
-C = torch.randn(33, 45)
+_drawn = functools.partial(torch.randn, generator=torch.Generator().manual_seed(0))
+X, Y, BIAS = _drawn(37, 50) + 0.2, _drawn(37, 50), _drawn(50)
+A, B = _drawn(33, 70) * 0.3, _drawn(70, 45) * 0.3
+C = _drawn(33, 45)
 
 PATTERNS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "relu": (lambda x: row_norm(x).relu(), (X,)),
