@@ -184,8 +184,8 @@ def _aligned_widths(
 ) -> set[int]:
     """Return the elements per thread of loads of one tile in loops that ``lower/align.py`` begins at a vector.
 
-    Those are chunks of a long row that begins anywhere. A loop that loads them again and stores is not aligned: it runs
-    backwards. Its loads are as wide as the others, its stores are not.
+    Those are chunks of a long row that begins anywhere. A loop that loads them again and stores may not be aligned, as
+    where it numbers columns or reads weights of them. Its loads are as wide as the others, its stores are not.
     """
     found = set()
     stored = any(op.kind == "store" for op in ops)
