@@ -14,7 +14,7 @@ from backends.cute.printed_registers import unwritten_registers
 
 import helion
 import helion.language as hl
-from benchmarks.unseen.attention import flash_forward
+from benchmarks.unseen.attention import flash_forward, softcapped_window
 from examples.flex_attention import unchanged
 from helion import exc
 from helion.backends.cute.codegen.attention import bounds, softmax
@@ -281,6 +281,23 @@ def test_predicted_times_count_the_keys_of_windows_of_a_launch(static: bool) -> 
         assert bound.facts.attention is not None and bound.facts.attention.window == width
         times[width] = bound.seeds[0].predicted.time_us
     assert times[100] < times[2000] / 4
+
+
+@pytest.mark.parametrize(("heads", "dims", "shared"), [(32, 64, True), (32, 128, False), (1, 64, False)])
+def test_two_tiles_of_one_group_share_an_sm(heads: int, dims: int, shared: bool) -> None:
+    """Windows visit fewer keys in short blocks; wide heads have no registers for two tiles, and one head has too few."""
+    tensors = tuple(torch.empty(heads, 4097, dims, dtype=torch.float16, device="meta") for _ in range(3))
+    bound = helion.kernel(softcapped_window.fn, backend="cute").bind((*tensors, 512), target="h200")
+    assert (bound.seeds[0].config["block_sizes"] == [64, 64]) == shared
+
+
+@pytest.mark.parametrize(
+    ("m", "dims", "scheduler"), [(1024, 64, "dynamic"), (192, 64, "static"), (1024, 128, "static")]
+)
+def test_narrow_heads_take_tiles_from_a_counter(m: int, dims: int, scheduler: str) -> None:
+    q = torch.empty(8, 16, m, dims, dtype=torch.bfloat16, device="meta")
+    first = helion.kernel(flash_forward.fn, backend="cute").bind((q, q, q), target="h200").seeds[0].config
+    assert first["wgmma_tile_scheduler"] == scheduler
 
 
 def test_a_binary_that_spills_is_replaced() -> None:

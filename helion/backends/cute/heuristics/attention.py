@@ -1,7 +1,7 @@
 """Attention on Hopper: the tile and the variant with the least predicted time.
 
 A tile has two consumer groups of 64 queries, or one where there are few queries. Heads of up to 64 dimensions have three,
-unless scores have a formula, which no measurement supports. So have heads of 128 whose scores are rounded. Blocks of keys are as long as registers allow. Tiles of different lengths, as with causal masks, are handed out by a counter, longest first. Measured
+unless scores have a formula, which no measurement supports. So have heads of 128 whose scores are rounded. Blocks of keys are as long as registers allow. Tiles of different lengths, as with causal masks, are handed out by a counter, longest first, and so are many tiles of narrow heads. Measured
 rates are in benchmarks/results/cute/nvidia-h100-attention.jsonl.
 """
 
@@ -18,11 +18,9 @@ from ..plan.attention.build import KEY_STEP, LEAST_STAGES, MOST_KEYS, bias_regis
 from ..plan.attention.records import LATENT_GROUPS, AttentionChoice
 from ..plan.records import WGMMA_ROWS
 from ..proposal import CuteProposal
-from ..resources.attention import NARROW, AttentionShape, describes, predicted_us, shape_of
+from ..resources.attention import MASKED_REGISTERS, NARROW, AttentionShape, describes, predicted_us, shape_of
 from ..score_rules import KEY_SPLITS
 
-MASKED_REGISTERS = 18
-"""Registers that masks of the diagonal add."""
 GATHERED_REGISTERS = 96
 """Those that indices of tables add (measurement ``attention_registers``)."""
 LAUNCHED_REGISTERS = 8
@@ -36,6 +34,8 @@ FEW_OPERATIONS, WIDE = 1, 128
 """Operations of formulas that three groups were faster with: a bias, and scores that are rounded to 16 bits (``sweep`` in
 benchmarks/results/cute/nvidia-h200-attention.jsonl), which are the only ones in heads of 128 (measurement
 ``scores_in_groups``)."""
+MANY_BLOCKS = 16
+"""Blocks of a tile from which a third stage for those of the next tile is no gain (measurement ``attention_handed_out``)."""
 SHORTEST_KEYS = 32
 """The shortest blocks of tiles of several groups, which have room for longer ones with fewer queries."""
 WIDE_KEYS, FORMULA_KEYS = 176, 128
@@ -103,10 +103,10 @@ def choices(shape: AttentionShape, target: Target) -> Iterator[AttentionChoice]:
             choice = AttentionChoice(
                 groups=groups,
                 keys=length,
-                stages=_stages(shape, groups, length),
+                stages=_stages(shape, groups, length, target),
                 pingpong=groups == GROUPS[0] or _takes_turns(shape),
                 lazy=shape.v_columns > 64 and shape.softmax and shape.operand_bytes > 1,
-                scheduler="dynamic" if _varies(shape, groups) else "static",
+                scheduler="dynamic" if _varies(shape, groups) or _overlaps(shape, groups, target) else "static",
                 bias_stages=bias_stages,
             )
             yield choice
@@ -123,13 +123,24 @@ def _even_keys(shape: AttentionShape, keys: int) -> Iterator[int]:
         yield -(-shape.keys // (blocks * step)) * step
 
 
-def _stages(shape: AttentionShape, groups: int, keys: int) -> int | None:
+def _overlaps(shape: AttentionShape, groups: int, target: Target) -> bool:
+    """Return whether a counter hands out equal tiles of narrow heads as well, so that a CTA loads the next one early
+    (measurement ``attention_handed_out``)."""
+    tiles = -(-shape.queries // (WGMMA_ROWS * groups)) * shape.heads
+    plain = shape.softmax and shape.splittable and shape.operations <= FEW_OPERATIONS
+    plain = plain and not (shape.bounded or shape.loaded or shape.bias)
+    many = shape.keys >= FEW_KEYS and shape.queries > WGMMA_ROWS * groups and tiles > target.num_sms
+    return plain and many and groups > 1 and shape.v_columns <= NARROW and shape.operand_bytes == 2
+
+
+def _stages(shape: AttentionShape, groups: int, keys: int, target: Target) -> int | None:
     """Return the stages of K and V, None for all that fit: few queries wait for memory, and so do short tiles."""
     few = shape.queries <= WGMMA_ROWS
     if (groups > 1 and _is_short(shape) and keys == 64) or (groups == GROUPS[0] and shape.v_columns == WIDE):
         return LEAST_STAGES + 1
     if shape.v_columns <= NARROW:
-        return LEAST_STAGES if not few and not shape.bounded else None
+        third = groups == 1 or (_overlaps(shape, groups, target) and shape.keys <= MANY_BLOCKS * keys)
+        return LEAST_STAGES + third if not few and not shape.bounded else None
     short = shape.ranged or (shape.bounded and (shape.window is not None or shape.keys <= SHORT_KEYS))
     return LEAST_STAGES if shape.v_columns == 128 and keys == FORMULA_KEYS and short and groups > 1 else None
 

@@ -17,7 +17,7 @@ from ...._compiler.facts.access import MemoryOpFact
 from ...._compiler.facts.records import AttentionFact, AxisFact, KernelFacts, MatmulFact
 from ....autotuner.proposal import Predicted
 from ....hardware import Target
-from ..plan.attention.build import MOST_COLUMNS, REGISTERS, consumer_registers, registers_of
+from ..plan.attention.build import MOST_COLUMNS, MOST_STAGES, REGISTERS, consumer_registers, registers_of
 from ..plan.attention.operands import PAIR
 from ..plan.attention.records import LATENT_GROUPS, AttentionChoice
 from ..plan.records import TMA_ALIGNMENT_BYTES, WGMMA_ROWS
@@ -28,6 +28,10 @@ MASKED_KEYS = 256
 """Keys of a tile in blocks that both ends of a window mask, of 128 keys."""
 NARROW, LONG_KEYS = 64, 128
 """The most dimensions of narrow heads, and the keys of blocks that are not short."""
+SHARING, THREADS = 2, 128
+"""CTAs that share an SM, and threads of a group of consumers or of the loading one."""
+MASKED_REGISTERS = 18
+"""Registers that masks of the diagonal add."""
 MASK_OPS = {"bounds": 2, "window": 5, "loaded": 4}
 """Those of a mask that most blocks do not have, by its kind. One by positions compares and selects. A window subtracts, compares
 twice, joins and selects, and so do loaded bounds, which need no difference."""
@@ -72,6 +76,9 @@ class AttentionRates:
     """The part of it that remains where the tiles of a persistent CTA overlap."""
     single: float = 1.45
     """Factor of one consumer group, whose softmax overlaps with its own MMAs alone."""
+    shared: float = 0.8
+    """The same where two CTAs share an SM, of which one computes exponentials while the other multiplies. It is fitted to four
+    kernels with heads of 64 on an H200 (measurement ``attention_shared``)."""
     triple: float = 0.89
     """Factor of three groups, of which two compute exponentials while one multiplies."""
     wide: float = 0.15
@@ -340,7 +347,7 @@ def predicted_us(
     computed = LATENT_GROUPS if shape.latent else 1  # times that scores are computed, by groups that overlap
     matmuls = rates.column_ns * (computed * shape.qk_columns + shape.v_columns) * shape.operand_bytes / 2
     element = (softmax**rates.overlap + matmuls**rates.overlap) ** (1 / rates.overlap)
-    variants = {1: rates.single, 3: rates.triple}
+    variants = {1: rates.shared if shares_sm(shape, choice, target) else rates.single, 3: rates.triple}
     variant = 1.0 if shape.latent else variants.get(choice.groups, 1.0)
     element *= (1 + rates.wide * WGMMA_ROWS / choice.keys) * variant
     element += rates.draw_ns * shape.draws
@@ -363,6 +370,21 @@ def predicted_us(
     read_gb_per_s = min(rates.memory * target.bandwidth_gb_per_s, rates.sm_gb_per_s * tiles)
     memory_us = shape.bytes_moved / (read_gb_per_s * 1e3)
     return rates.launch_us + max(rounds * (tile_us + overhead), least_us + overhead, memory_us)
+
+
+def shares_sm(shape: AttentionShape, choice: AttentionChoice, target: Target) -> bool:
+    """Return whether two CTAs of one consumer group share an SM, which formulas that read elements have no registers for."""
+    reads = shape.gathers or shape.pairs or shape.loads or shape.draws or shape.latent
+    tiles = -(-shape.queries // WGMMA_ROWS) * shape.heads
+    many = shape.queries > WGMMA_ROWS and tiles >= SHARING * target.num_sms
+    if choice.groups != 1 or reads or choice.splits > 1 or not many:
+        return False
+    needed = registers_of(shape.v_columns, choice.keys, shape.operand_bytes, shape.rounded)
+    needed += MASKED_REGISTERS if shape.bounded or shape.loaded else 0
+    columns = (choice.stages or MOST_STAGES) * choice.keys * shape.columns_in_memory
+    shared = shape.operand_bytes * (WGMMA_ROWS * (shape.qk_columns + shape.v_columns) + columns)
+    threads = SHARING * THREADS * (1 + choice.groups)
+    return threads * needed <= target.registers_per_sm and SHARING * shared <= target.smem_per_sm_bytes
 
 
 def relative_rate(target: Target) -> float:

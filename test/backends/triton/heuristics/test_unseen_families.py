@@ -133,6 +133,14 @@ def test_programs_of_four_warps_share_an_sm_where_there_are_two(
 
 
 @pytest.mark.parametrize(
+    ("name", "shape", "peeled"),
+    [("causal_backward", 0, False), ("causal_backward", 1, True), ("fused_backward", 1, False)],
+)
+def test_narrow_gradients_have_loops_without_masks(name: str, shape: int, peeled: bool) -> None:
+    assert bound(name, "h200", shape).default_config()["peel_masks"] == peeled
+
+
+@pytest.mark.parametrize(
     ("name", "shape", "orders"),
     [
         ("causal_backward", 0, [[1, 0], [1, 0]]),

@@ -51,6 +51,8 @@ _PAIRED, _TALL = (Tile(64, 64, 3, 4), Tile(64, 64, 2, 4), Tile(64, 64, 1, 4)), T
 _LONE = (((128, 32), (64, 64)), ((128, 64), (64, 128)))
 #: The same as _TALL where a loop has matmuls that are not its own accumulators, such as gradients added to memory.
 _WIDE = Tile(64, 32, 1, 8)
+#: The widest heads whose masked tiles have loops of their own.
+_NARROW_HEAD = 64
 #: Percent of the registers that these may plan with (measurement ``attention_gradient_registers``). Heads of 256 spill,
 #: which costs less than steps of 32 rows, too few for the asynchronous unit.
 _MEASURED_PERCENT = 96
@@ -104,7 +106,8 @@ def _fitting(
     if not (room and busy and safety.within(predicted, percent)):
         return None
     proposal = _proposal(facts, target, tile, sizes, predicted)
-    return replace(proposal, loop_orders=_orders(facts, target), may_spill=percent > safety.ALL)
+    peeled = {"peel_masks": True} if _is_narrow(facts) and any(f.hidden for f in facts.attention_gradients) else {}
+    return replace(proposal, loop_orders=_orders(facts, target), may_spill=percent > safety.ALL, launch=peeled)
 
 
 def _orders(facts: KernelFacts, target: Target) -> dict[int, tuple[int, ...]]:
@@ -120,6 +123,16 @@ def _orders(facts: KernelFacts, target: Target) -> dict[int, tuple[int, ...]]:
         if sum(op.accessed_numel * op.itemsize for op in ops) > target.l2_bytes:
             found |= neighbours_along(facts, facts.regions[fact.region].root, fact.stationary_axis)
     return found
+
+
+def _is_narrow(facts: KernelFacts) -> bool:
+    """Return whether registers hold loops without masks next to those with them: of heads of at most 64 elements.
+
+    There masks take a third of the instructions (measurement ``attention_gradients_peeled``).
+    """
+    loops = {fact.region for fact in facts.attention_gradients}
+    sums = [each.static_n for each in facts.matmuls if each.region in loops and each.accumulator_loop == each.region]
+    return bool(sums) and all(n is not None and n <= _NARROW_HEAD for n in sums)
 
 
 def _has_other_products(facts: KernelFacts) -> bool:

@@ -236,7 +236,25 @@ def _feasible(
         predicted = _two_of_few_rows(facts, query, sizes, target) if few else fits(facts, target, sizes, tile, percent)
         if predicted is not None:
             programs = programs_of(facts, sizes, facts.attention_root)
-            yield _proposal(facts, sizes, tile, predicted, programs, target)
+            proposal = _proposal(facts, sizes, tile, predicted, programs, target)
+            yield _of_blocks(proposal, facts, fact) if wide and tile == tall else proposal
+
+
+def _of_blocks(proposal: TritonProposal, facts: KernelFacts, fact: AttentionFact) -> TritonProposal:
+    """Return the proposal with block pointers for keys and values of 32 bits.
+
+    Values change their layout on the way to the matrix unit. Through pointers each thread copies single elements of them, and
+    through block pointers 16 bytes. Narrower heads are slower so (measurement ``attention_tf32_blocks``).
+    """
+    widths = [
+        each.static_n or 0 for each in facts.matmuls if each.region == fact.region and each.k_axis == fact.key_axis
+    ]
+    if min(widths, default=0) < _NARROW_HEAD or not _are_boxes(facts, fact):
+        return proposal
+    loaded = [op.region == fact.region for op in sorted(facts.memory_ops, key=lambda op: op.slot)]
+    return replace(
+        proposal, launch={**proposal.launch, "indexing": ["block_ptr" if it else "pointer" for it in loaded]}
+    )
 
 
 def _two_of_few_rows(facts: KernelFacts, query: int, sizes: Sizes, target: Target) -> Predicted | None:
