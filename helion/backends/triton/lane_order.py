@@ -2,10 +2,10 @@
 
 Triton gives the lanes of a warp to the dimension along which addresses are known to be neighbors. Where it knows none, as
 in every third element of a row or in gathered columns, Triton 3.6 takes the first dimension of the tile. Lanes then lie
-across rows, and each has a line of memory of its own. The access is made with the dimension of the shortest step first,
-and the value permuted, which moves no register. Triton 3.7 takes the last dimension, where that of the shortest step
-mostly is. A known run shorter than a line leaves the same choice among the other dimensions. Before, with 3 elements
-between the columns::
+across rows, and each has a line of memory of its own (measurement ``lanes_along_steps``). The access is made with the
+dimension of the shortest step first, and the value permuted, which moves no register. Triton 3.7 takes the last
+dimension, where that of the shortest step mostly is. A known run shorter than a line leaves the same choice among the
+other dimensions. Before, with 3 elements between the columns::
 
     %1: [b0, b1] = load x[b0, b1, 0]
 
