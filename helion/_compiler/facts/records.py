@@ -168,6 +168,7 @@ class ReductionFact:
     ``per_feature_accumulator``: the reduction feeds a loop-carried accumulator that spans only other, whole axes
     (``grad_weight[N]``). ``stages`` names the reductions by their depth in the chain of dependent reductions. The
     reductions of one stage can run together. ``exponential_stages`` are the numbers of those with a sum of exponentials.
+    ``gone`` are the later axes that each of the reductions reduces too, and first.
     """
 
     axis: int
@@ -189,6 +190,7 @@ class ReductionFact:
     per_feature_accumulator: bool
     stages: tuple[tuple[str, ...], ...] = ()
     exponential_stages: tuple[int, ...] = ()
+    gone: frozenset[int] = frozenset()
 
     @property
     def sized(self) -> bool:

@@ -53,9 +53,18 @@ def reduction_facts(
                 per_feature_accumulator=any(_feeds_features(op, walk, axes) for op, _ in found),
                 stages=_stages(found, flow),
                 exponential_stages=_exponential_stages(found, flow, walk),
+                gone=frozenset.intersection(*(_gone(op, axis) for op, _ in found)),
             )
         )
     return tuple(facts)
+
+
+def _gone(op: Op, axis: int) -> frozenset[int]:
+    """Return the axes after ``axis`` that a reduction reduces too."""
+    (value,) = op.values()
+    blocks = [value.dims[dim].blocks for dim in op.attributes(ReduceAttrs).dims]
+    at = next(place for place, axes in enumerate(blocks) if axis in axes)
+    return frozenset(later for axes in blocks[at + 1 :] for later in axes)
 
 
 def _levels(found: list[tuple[Op, int]], flow: Flow) -> list[int]:

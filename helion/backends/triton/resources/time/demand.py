@@ -79,6 +79,9 @@ class Demand(NamedTuple):
     asked_bytes: float
     """Bytes through the L2 cache."""
     sector_bytes: float
+    lines: float
+    """Lines that warps ask the cache for, in whole or in part, in loops without matmuls (measurement
+    ``matmul_counts``)."""
     written_bytes: float
     """Bytes of sectors that programs store partially, minus the stored bytes."""
     line_atomics: float
@@ -90,6 +93,8 @@ class Demand(NamedTuple):
     """Part of ``sector_bytes`` that the previous program on the same SM has read too."""
     straight_bytes: float
     looped_bytes: float
+    prefetched_bytes: float
+    """Those of loads that a loop prefetches, for which no warp waits."""
     straight_issue: float
     looped_issue: float
     special: float
@@ -103,8 +108,8 @@ class Demand(NamedTuple):
     stored_rounds: float
     """The same in loops that store in each step."""
     pipelined_rounds: float
+    """The same for loads ahead of their use, over the steps between."""
     fills: float
-    stages: float
     iterations: float
     largest_times: float
     """Runs of the region with the largest tile, where registers run out first."""
@@ -127,6 +132,8 @@ class Demand(NamedTuple):
     """Bytes of results that are operands of other dots and go to other warps."""
     exchanges: float
     """Reductions across warps."""
+    exchanged_bytes: float
+    """Bytes of those through shared memory, once for each access to the same bank."""
     shuffles: float
     barriers: float
     stores: float
@@ -177,7 +184,7 @@ class _Count:
         #: The same by region, of tiles that are not chunked: reading them again there follows at once.
         self.just_read: set[tuple[int, tuple[int, ...], int]] = set()
         self.stored: set[tuple[int, tuple[int, ...]]] = set()
-        self.waits: dict[tuple[int, tuple[int, ...], bool], float] = {}
+        self.waits: dict[tuple[int, tuple[int, ...], int], float] = {}
 
     def demand(self) -> Demand:
         sums, nest, predicted = self.sums, self.nest, self.predicted
@@ -188,7 +195,6 @@ class _Count:
             registers=predicted.registers_per_thread,
             needed=max(predicted.registers_per_thread, predicted.least_registers),
             limit=predicted.register_limit,
-            stages=self.launch.stages if self.mine.matmuls else self.launch.own_stages,
             persistent=self.launch.persistent,
             longest=1.0 if self.launch.persistent else self.mine.longest,
             skewed=self.mine.uneven and self.launch.blocked,
@@ -224,8 +230,12 @@ class _Count:
         near, step = (run, itemsize) if access.strided is None else (nest.used[access.strided[0]], access.strided[1])
         sector_bytes = asked / itemsize / max(near, 1.0) * -(-near * step // SECTOR_BYTES) * SECTOR_BYTES
         sums["asked_bytes"] += asked
+        if kind != "atomic" and not self.mine.matmuls:
+            sums["lines"] += asked / itemsize / max(near, 1.0) * -(-near * step // _LINE)
         sums["sector_bytes"] += sector_bytes
-        sums["looped_bytes" if times > 1 else "straight_bytes"] += asked
+        distance = self._distance(access) if kind == "load" else 0
+        waits = "prefetched" if distance and not self.mine.matmuls else "looped"
+        sums[f"{waits}_bytes" if times > 1 else "straight_bytes"] += asked
         eviction = launch.evictions.get(access.slot)
         if eviction and times > 1:
             sums[f"{eviction}_bytes"] += asked
@@ -260,7 +270,7 @@ class _Count:
             if access.once_bytes <= _NEAR_BYTES and self._of_all_programs(access):
                 sums["near_bytes"] += sector_bytes
             walked = tuple([axis for axis in access.axes if axis in nest.walked]) if nest.walked else ()
-            key = access.region, walked, self._is_prefetched(access)
+            key = access.region, walked, distance
             self.waits[key] = max(self.waits.get(key, 0.0), times)
 
     def _count(self, access: Access, times: float, per_thread: float) -> None:
@@ -276,16 +286,24 @@ class _Count:
         """Return the elements of a tile that one element in memory is read for."""
         return math.prod(min(divisor, self.nest.used[axis]) for axis, divisor in access.quotients)
 
-    def _is_prefetched(self, access: Access) -> bool:
-        """Return whether a load is prefetched: no pointer load in a loop fused with the tile loop, and none narrower
-        than a copy.
+    def _distance(self, access: Access) -> int:
+        """Return the steps between a load and its use.
+
+        Loops fused with the tile loop copy no pointer load ahead. Neither does a thread that has less than a copy of it
+        (measurement ``narrow_copies``).
         """
         launch = self.launch
         if access.slot in launch.boxed:
-            return access.feeds_dots and launch.stages > 1
-        if self.root in launch.fused or access.copied_bytes < _COPY_BYTES:
-            return False
-        return launch.stages > 1 if access.feeds_dots else launch.own_stages > 1 and access.in_loop
+            return self._stages - 1 if access.feeds_dots else 0
+        held = max(1, self.nest.elements[access.tile] // self.threads) * access.itemsize
+        copied = self.root not in launch.fused and min(held, access.copied_bytes) >= _COPY_BYTES
+        if copied and (access.feeds_dots or (access.in_loop and launch.own_stages > 1)):
+            return self._stages - 1
+        return launch.ahead if access.carried else 0
+
+    @property
+    def _stages(self) -> int:
+        return self.launch.stages if self.mine.matmuls else self.launch.own_stages
 
     def _of_all_programs(self, access: Access) -> bool:
         trips = self.nest.trips
@@ -368,9 +386,9 @@ class _Count:
 
     def _wait(self) -> None:
         sums = self.sums
-        for (region, _, pipelined), times in self.waits.items():
-            if pipelined:
-                sums["pipelined_rounds"] += times
+        for (region, _, distance), times in self.waits.items():
+            if distance:
+                sums["pipelined_rounds"] += times / distance
                 sums["fills"] += 1
             elif times > 1:
                 sums["stored_rounds" if region in self.mine.storing else "looped_rounds"] += times
@@ -393,17 +411,30 @@ class _Count:
         sums, nest, fact = self.sums, self.nest, reduction.fact
         times = nest.times(fact.region) * reduction.values
         numel = nest.elements[reduction.tile]
-        along, of_warp = self._threads_along(reduction, numel)
-        results = max(1.0, numel / self.launch.sizes[fact.axis] * along / self.threads)
+        along, of_warp, width = self._threads_along(reduction)
+        outputs = numel / self.launch.sizes[fact.axis]
+        results = max(1.0, outputs * along / self.threads)
         steps = math.log2(of_warp)
         sums["shuffles"] += times * steps * results
         if along > of_warp:
             sums["exchanges"] += times * results
             sums["barriers"] += times
+            if reduction.product is None:
+                sums["exchanged_bytes"] += times * results * self._exchanged_bytes(along // of_warp, of_warp, width)
         chunks = nest.chunks((fact.axis,))
         issued = times * chunks * max(1.0, numel / self.threads) * self.launch.warps
         sums["looped_issue" if times * chunks > 1 else "straight_issue"] += issued
         sums["accesses"] += times * results * self.launch.warps * steps * _SHUFFLE_ACCESSES
+
+    def _exchanged_bytes(self, warps_along: int, of_warp: int, width: int) -> float:
+        """Return the bytes of one result of each thread that goes through shared memory twice, once for each access to
+        the same bank.
+
+        The parts of a result are next to each other. So lanes with other results, of which each has ``width`` in a row,
+        meet in few banks (measurement ``exchanged_results``).
+        """
+        meeting = _WARP // of_warp * min(_WARP, width * warps_along) / _WARP
+        return 2 * self.launch.warps * max(1.0, meeting) * _LINE
 
     def _scan(self, scan: Scan) -> None:
         """Add the work of a scan, whose steps each exchange all elements of a thread, within a warp or through shared
@@ -418,21 +449,24 @@ class _Count:
         sums["accesses"] += times * each * warps * steps * _SHUFFLE_ACCESSES
         sums["barriers"] += times
 
-    def _threads_along(self, reduction: Reduction, numel: int) -> tuple[int, int]:
-        """Return the threads of a program, and of one warp, that share a reduced row: neighbours in memory go to
-        neighbours.
+    def _threads_along(self, reduction: Reduction) -> tuple[int, int, int]:
+        """Return the threads of a program, and of one warp, that share a reduced row, and the results in a row of each
+        thread.
+
+        Neighbours in memory go to neighbours, then those along the axes ``ahead``.
         """
+        fact, sizes = reduction.fact, self.launch.sizes
         if reduction.product is not None:
-            return self._accumulator_threads(reduction.fact, reduction.product)
-        sizes, reduced = self.launch.sizes, self.launch.sizes[reduction.fact.axis]
+            return *self._accumulator_threads(fact, reduction.product), 1
+        numel = math.prod([sizes[axis] for axis in fact.tile])
         width = max(1, min(reduction.widest, numel // self.threads))
-        inside = math.prod([sizes[axis] for axis in reduction.behind])
-        if inside == 1:
-            along = min(self.threads, max(1, reduced // width))
-            return along, min(_WARP, along)
-        lanes = min(self.threads, max(1, inside // width))
-        along = min(reduced, max(1, self.threads // lanes))
-        return along, min(along, max(1, _WARP // lanes))
+        if not reduction.ahead:
+            along = min(self.threads, max(1, sizes[fact.axis] // width))
+            return along, min(_WARP, along), 1
+        first, *others = reduction.ahead
+        lanes = max(1, sizes[first] // width) * math.prod([sizes[axis] for axis in others])
+        along = min(sizes[fact.axis], max(1, self.threads // lanes))
+        return along, min(along, max(1, _WARP // lanes)), 0 if first in fact.gone else width
 
     def _accumulator_threads(self, fact: ReductionFact, product: MatmulFact) -> tuple[int, int]:
         """Return the same for a matmul result: warps take rows by 16 first, then columns; a warp has 8 rows and 4

@@ -1,7 +1,9 @@
 """The time of a launch: units that work in parallel, and the dependent chain of one program.
 
-Configs of nearly equal time are ranked badly, others well (measurement ``ranked_spreads``). More terms than these rank no
-better on kernels and GPUs that the parameters were not fitted to (measurement ``tried_terms``).
+Configs of nearly equal time are ranked badly, others well (measurement ``ranked_spreads``). Some terms rank no better
+on kernels and GPUs that the parameters were not fitted to (measurement ``tried_terms``). With lines and prefetches
+counted for matmuls, defaults that depend on margins between kinds of launches get worse (measurement
+``matmul_counts``).
 """
 
 from __future__ import annotations
@@ -102,6 +104,7 @@ class _Formula:
         self.resident = self._resident()
         self.at_once = self.m.minimum(self.resident, self.m.maximum(1.0, self.m.ceil(self.per_sm)))
         self.issued, self.matrix_us, self.begun = self._issued(), self._matrix_us(), self._begun()
+        self.asked = d.lines * p.line_cycles / self.clock
 
     def parts(self) -> Parts:
         d, p = self.d, self.p
@@ -111,13 +114,13 @@ class _Formula:
         cache = cache / self.m.minimum(1.0, self.per_sm)  # an SM reads it over a port of its own
         instructions = self.issued / self.issue * self.per_sm
         matrix = self.matrix_us * self.per_sm
-        moved = d.operand_bytes * p.operand_share + d.conflicting_bytes
+        moved = d.operand_bytes * p.operand_share + d.conflicting_bytes + d.exchanged_bytes
         shared = moved / (_SHARED_BYTES_PER_CYCLE * self.clock) * self.per_sm
         atomics = (d.line_atomics * p.line_atomic_us + d.lane_atomics * p.lane_atomic_us) * d.programs
         programs = (p.program_us + p.warp_us * d.warps) * self.per_sm * self.begun
         chain = self._chain() + spilled * p.spill_us
         rounds = self.per_sm / self.at_once
-        units = self._norm((instructions, matrix, shared), _UNITS)
+        units = self._norm((instructions, matrix, shared, self.asked * self.per_sm), _UNITS)
         waits = self.m.maximum(0.0, chain * self.per_sm - units) / self.at_once
         programs_overlap = self.m.minimum(_ABRUPT, 1 + p.chained * (self.at_once - 1))
         on_sm = self._norm((units, waits), programs_overlap)
@@ -181,7 +184,7 @@ class _Formula:
     def _crowding(self) -> Value:
         """Return the slowdown by DRAM page conflicts, which grows with the streams that memory serves at once."""
         d, p = self.d, self.p
-        each = d.straight_bytes + d.looped_bytes / self.m.maximum(1.0, d.iterations)
+        each = d.straight_bytes + (d.looped_bytes + d.prefetched_bytes) / self.m.maximum(1.0, d.iterations)
         in_flight = each * self.m.minimum(d.programs, self.target.num_sms * self.resident)
         return 1 + p.crowded * self.m.log2(self.m.maximum(1.0, in_flight / (p.crowd_share * self.target.l2_bytes)))
 
@@ -195,7 +198,7 @@ class _Formula:
         d = self.d
         wasted = self.m.maximum(0.0, d.sector_bytes - d.asked_bytes)
         wasted = self.p.sector_share * wasted + self.p.written_share * d.written_bytes
-        return d.asked_bytes + wasted - self.p.near_share * d.near_bytes + spilled
+        return self.m.maximum(0.0, d.asked_bytes + wasted - self.p.near_share * d.near_bytes) + spilled
 
     def _issued(self) -> Value:
         d, p = self.d, self.p
@@ -214,14 +217,16 @@ class _Formula:
         """Return the dependent chain of a program; in a loop, warps that have drifted overlap its parts."""
         d, p = self.d, self.p
         own = self.issued / d.warps * p.dependency / self.clock
-        instructions = self.m.maximum(own, self.issued / self.issue)
+        instructions = self.m.maximum(self.m.maximum(own, self.issued / self.issue), self.asked)
         alone = self.m.maximum(1.0, _WARPS_FOR_ALL_UNITS / d.warps)
         matrix = self.matrix_us * alone + p.product_us * d.products
         waits = (d.straight_rounds + d.stored_rounds + d.looped_rounds * p.looped_wait) * p.wait_us
-        pipelined = d.pipelined_rounds * p.wait_us * p.pipelined_wait / self.m.maximum(1.0, d.stages - 1)
+        pipelined = d.pipelined_rounds * p.wait_us * p.pipelined_wait
         looped_bytes, straight_bytes = d.looped_bytes / d.warps * p.byte_us, d.straight_bytes / d.warps * p.byte_us
         exchanged = d.exchanges * p.exchange_us + d.barriers * p.barrier_us + d.shuffles * p.shuffle_us
-        exchanged = exchanged + d.turned_bytes * p.turned_us
+        exchanged = (
+            exchanged + d.turned_bytes * p.turned_us + d.exchanged_bytes / (_SHARED_BYTES_PER_CYCLE * self.clock)
+        )
         fixed = (
             p.start_us * self.begun
             + exchanged
@@ -230,7 +235,12 @@ class _Formula:
             + d.descriptors * p.descriptor_us
         )
         repeats = d.looped_rounds + d.stored_rounds + d.pipelined_rounds > 0
-        loop = self._norm((waits + own * _DRIFTED, instructions, looped_bytes, matrix + pipelined), p.together)
+        # a matmul waits for its operands; other loads that a loop prefetches are in flight meanwhile
+        matrix = matrix + self.m.where(d.products > 0, pipelined, 0.0)
+        waits_for_loads = d.looped_rounds + d.stored_rounds + d.products > 0
+        waits_and_own = waits + self.m.where(waits_for_loads, own * _DRIFTED, 0.0)
+        loop = self._norm((waits_and_own, instructions, looped_bytes, matrix), p.together)
+        loop = self._norm((loop, self.m.where(d.products > 0, 0.0, pipelined)), _UNITS)
         fixed = (fixed + d.fills * p.wait_us) * (1 - d.fused * p.hidden)
         return fixed + self.m.where(repeats, loop, waits + instructions + matrix)
 

@@ -1,6 +1,6 @@
 """The predicted time of a launch, and its breakdown by unit.
 
-It misses reuse of columns that data select, and independent rows of a recurrence (measurement ``first_pick_misses``).
+It misses lines that taps of one tile find in L1 (measurement ``first_pick_misses``).
 """
 
 from __future__ import annotations

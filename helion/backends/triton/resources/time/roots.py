@@ -73,6 +73,8 @@ class Access(NamedTuple):
     """Contiguous bytes that begin at multiples of as many."""
     feeds_dots: bool
     in_loop: bool
+    carried: bool
+    """Set for a load that a loop over single indices can carry in registers until a later step."""
     turned: tuple[int, ...] | None
     placed: tuple[int, ...] | None
     bins: int
@@ -93,14 +95,15 @@ class Reduction(NamedTuple):
     """A reduction of tile number ``tile``: ``values`` are reduced, and ``product`` is the matmul that computes them, if
     one does.
 
-    ``widest`` are the elements of the widest load of a thread, and ``behind`` the axes after the reduced one.
+    ``tile`` lacks the axes that are reduced before. ``widest`` are the elements of the widest load of a thread.
+    ``ahead`` are the axes that threads are spread over before the reduced one.
     """
 
     fact: ReductionFact
     tile: int
     values: int
     widest: int
-    behind: tuple[int, ...]
+    ahead: tuple[int, ...]
     product: MatmulFact | None
 
 
@@ -255,6 +258,7 @@ class _Preparation:
             copied_bytes=op.itemsize * (min(VECTOR_BYTES // op.itemsize, aligned) if inner is not None else 1),
             feeds_dots=any(op.region == fact.region for fact in self.matmuls),
             in_loop=self.facts.regions[op.region].kind == "loop",
+            carried=op.kind == "load" and op.slot in self.facts.prefetchable_slots,
             turned=beside_turned(op, self.facts),
             placed=tuple(a for a in self.order if a in op.subscript_axes) if op.gathered else None,
             bins=width_of(op.bins),
@@ -262,12 +266,17 @@ class _Preparation:
 
     def reduction(self, fact: ReductionFact) -> Reduction:
         products = (p for p in self.matmuls if p.region == fact.region and {p.m_axis, p.n_axis} <= set(fact.tile))
+        *before, last = fact.tile
+        at = fact.tile.index(fact.axis)
+        # a tile that no access has is computed element by element: neighbours along the last axis in other threads
+        loaded = any(set(fact.tile) <= set(op.tile_axes) for op in self.facts.memory_ops) or bool(self.matmuls)
+        ahead = (last, *before[:at]) if loaded else fact.tile[:at:-1]
         return Reduction(
             fact=fact,
-            tile=self.tile(fact.tile),
+            tile=self.tile(tuple(axis for axis in fact.tile if axis not in fact.gone)),
             values=sum(_VALUES.get(name, 1) for name in fact.names),
-            widest=VECTOR_BYTES // max(1, fact.input_load_itemsize or fact.itemsize),
-            behind=fact.tile[fact.tile.index(fact.axis) + 1 :],
+            widest=VECTOR_BYTES // max(1, fact.input_load_itemsize or fact.itemsize) if loaded else 1,
+            ahead=ahead if fact.axis != last else (),
             product=next(products, None),
         )
 
