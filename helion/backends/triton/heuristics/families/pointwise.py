@@ -102,6 +102,8 @@ class TritonPointwiseHeuristic(Heuristic):
         if (apart := _strided_elements(fact, facts, target)) is not None:
             threads = max(threads, min(tile // apart, tuned(_Numbers, target).max_threads))
         sizes = _whole_vectors(sizes, threads, fact, facts)
+        if _has_half_vectors(sizes, threads, fact, facts) and not has_wide_memory(target):
+            threads = max(target.warp_size, threads // 2)
         tiles = _at_once(_tiles(sizes, warps_for_threads(threads, target), fact, facts), fact, facts, target)
         sizes, reason = dict(tiles.block_sizes), tiles.reason
         turned = _turned(tiles, fact, facts, target)
@@ -332,6 +334,21 @@ def _whole_vectors(sizes: dict[int, int], threads: int, fact: PointwiseFact, fac
     if 2 * elements == threads * vector and 2 * sizes[axis.block_id] <= highest:
         return {**sizes, axis.block_id: 2 * sizes[axis.block_id]}
     return sizes
+
+
+def _has_half_vectors(sizes: dict[int, int], threads: int, fact: PointwiseFact, facts: KernelFacts) -> bool:
+    """Return whether each thread has half a vector of bytes, where some access has whole dimensions.
+
+    Half as many threads then have whole vectors, and load more at once (measurement ``whole_vectors``).
+    """
+    own = {axis.block_id for axis in facts.tunable_axes}
+    ops = [op for op in facts.memory_ops if own <= set(op.tile_axes) and not op.gathered]
+    if fact.max_op_slab == 1 or not any(op.itemsize == 1 for op in ops):
+        return False
+    elements = math.prod(sizes.values())
+    whole = [math.prod(facts.axes[a].padded for a in op.tile_axes if facts.axes[a].kind == "full") for op in ops]
+    narrowest = min(elements * lanes * op.itemsize for op, lanes in zip(ops, whole, strict=True))
+    return 2 * narrowest == threads * _VECTOR_BYTES
 
 
 def _is_accessed_singly(fact: PointwiseFact, facts: KernelFacts) -> bool:
