@@ -93,7 +93,8 @@ class _Order:
         """Return the dimensions by increasing step; None for an access that stays as it is."""
         dims, storage = op.results[0].dims, self.program.tensors[attrs.tensor].storage
         wide = [at for at, dim in enumerate(dims) if dim.lanes(self.sizes) > 1]
-        special = attrs.padded or attrs.aligned or attrs.mark is not None or attrs.slot in self.inputs.block_accesses
+        special = attrs.padded or attrs.aligned or attrs.run or attrs.mark is not None
+        special = special or attrs.slot in self.inputs.block_accesses
         moved = storage in self.written if op.kind == "load" else storage in self.read or len(self.stored[storage]) > 1
         if len(wide) < 2 or len(dims) != attrs.rank or special or moved:
             return None
