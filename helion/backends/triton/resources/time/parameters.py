@@ -27,7 +27,7 @@ class Parameters:
     written_share: float
     """The same for a sector that a store writes partially."""
     line_cycles: float
-    """Cycles of an SM for each line of the cache that a warp asks for, in whole or in part."""
+    """Cycles of an SM for each line of the cache that a warp asks for, in whole or in part (measurement ``line_cycles``)."""
     near_share: float
     """Fraction of bytes read by the previous program on the same SM that are still in L1."""
     crowded: float
