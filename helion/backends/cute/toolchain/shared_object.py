@@ -95,7 +95,9 @@ _RESIDENTS = """\
 
 
 def build_shared_object(kernel: GemmKernel) -> tuple[bytes, bytes]:
-    """Compile and link a kernel, in 0.5 to 3 s; return the shared object and the binary for the GPU.
+    """Compile and link a kernel; return the shared object and the binary for the GPU.
+
+    Most of the time is the DSL's, to trace and to compile (measurement ``first_call_worst``).
 
     Raises ``ToolMissing`` without the DSL or without a C compiler, ``CompilationFailed`` if one of them fails.
     """
