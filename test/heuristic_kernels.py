@@ -15,8 +15,15 @@ from helion.autotuner.proposal import Declined, Heuristic, Proposal
 from helion.hardware import Target, target
 
 BF16, FP32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
-#: An H100 without rows of its own: what is published for it.
-H100, B200 = dataclasses.replace(target("h100"), name="sm_9x"), target("b200")
+B200 = target("b200")
+#: An H100 with another matrix unit, to which rows for its own do not apply: what is published for it.
+H100 = dataclasses.replace(
+    target("h100"),
+    name="sm_9x",
+    features=B200.features,
+    tensor_memory_columns=B200.tensor_memory_columns,
+    tensor_memory_bytes_per_sm=B200.tensor_memory_bytes_per_sm,
+)
 
 
 def proposed(heuristic: Heuristic, facts: KernelFacts, gpu: Target) -> tuple[Proposal, ...]:

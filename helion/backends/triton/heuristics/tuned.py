@@ -1,8 +1,8 @@
-"""Numbers of the rules: rows of ``tuned.tsv``, each with the targets where it applies and the measurement it is from.
+"""Numbers of the rules: rows of ``tuned.tsv``, each with what a GPU needs for it and the measurement it is from.
 
 A rule declares its numbers as a frozen dataclass derived from ``Tuned``. Its fields are the keys of the rows, and their
-comments give meaning and unit. A row applies to the architectures of its ``targets``, or to all (``*``). A row for an
-architecture takes precedence over one for all.
+comments give meaning and unit. A row applies to GPUs with the feature that it ``needs``, or to all (``*``). A row for a
+feature takes precedence over one for all. No row names a GPU: the device of a row is the one that was measured.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from ....hardware import Target
 
 TABLE = Path(__file__).with_name("tuned.tsv")
-COLUMNS = ("rule", "key", "value", "targets", "device", "date", "script", "cells", "gain")
-#: Targets of a row that applies everywhere.
+COLUMNS = ("rule", "key", "value", "needs", "device", "date", "script", "cells", "gain")
+#: The need of a row that applies everywhere.
 EVERYWHERE = "*"
 #: Text of a column that equals the one of the line above.
 _DITTO = '"'
@@ -36,7 +36,7 @@ class Row:
     rule: str
     key: str
     value: Any
-    targets: tuple[str, ...]
+    needs: str
     device: str
     date: str
     script: str
@@ -65,8 +65,7 @@ def _parsed(text: str) -> Iterator[Row]:
     for line in text.splitlines()[1:]:
         above = [was if now == _DITTO else now for now, was in zip(line.split("\t"), above, strict=True)]
         texts: dict[str, Any] = dict(zip(COLUMNS, above, strict=True))
-        parsed = {"value": ast.literal_eval(texts["value"]), "targets": tuple(texts["targets"].split(","))}
-        yield Row(**texts | parsed)
+        yield Row(**texts | {"value": ast.literal_eval(texts["value"])})
 
 
 def tuned(record: type[_T], target: Target | None = None) -> _T:
@@ -77,12 +76,7 @@ def tuned(record: type[_T], target: Target | None = None) -> _T:
         ValueError: A number has several rows, so that it depends on the target.
     """
     key: Any = record  # mypy: a class is hashable
-    return _only(key) if target is None else _for(key, target.name)
-
-
-def has_rows(record: type[Tuned], target: Target) -> bool:
-    """Return whether the table has all numbers of ``record`` for ``target``."""
-    return _keys_for(record.rule, target.name) >= {field.name for field in fields(record)}
+    return _only(key) if target is None else _for(key, target.features)
 
 
 @functools.cache
@@ -94,13 +88,7 @@ def _only(record: type[_T]) -> _T:
 
 
 @functools.cache
-def _for(record: type[_T], architecture: str) -> _T:
+def _for(record: type[_T], features: frozenset[str]) -> _T:
     own = [row for row in rows() if row.rule == record.rule]
-    general = {row.key: row.value for row in own if EVERYWHERE in row.targets}
-    return record(**general | {row.key: row.value for row in own if architecture in row.targets})
-
-
-@functools.cache
-def _keys_for(rule: str, architecture: str) -> frozenset[str]:
-    places = {EVERYWHERE, architecture}
-    return frozenset(row.key for row in rows() if row.rule == rule and not places.isdisjoint(row.targets))
+    general = {row.key: row.value for row in own if row.needs == EVERYWHERE}
+    return record(**general | {row.key: row.value for row in own if row.needs in features})

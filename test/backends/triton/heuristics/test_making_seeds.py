@@ -56,7 +56,7 @@ def legal(facts: KernelFacts, gpu: Target, seen: list[TritonProposal] | None = N
     ("kernel", "args", "first"),
     [
         (matmul_to_bf16, (tensor(1024, 1024), tensor(1024, 1024)), "TritonMatmulHeuristic"),
-        (softmax, (tensor(4096, 8192),), "TritonReductionHeuristic"),
+        (softmax, (tensor(4096, 8192),), "TritonStreamingReductionHeuristic"),
         (welford, (tensor(4096, 8192),), "TritonUserTiledReductionHeuristic"),
         (add, (tensor(4096, 8192),) * 2, "TritonPointwiseHeuristic"),
         (matmul_layer_norm, (tensor(4096, 512), tensor(512, 512), tensor(512), tensor(512)), "TritonMatmulReductionEpilogueHeuristic"),
@@ -90,8 +90,10 @@ def test_equal_configs_are_one_seed_of_the_first_heuristic() -> None:
     facts = facts_of(softmax, tensor(64, 64))
     one = (Config(num_warps=4), estimate(facts, H100, {}, 4, 1))
     report = make_seeds(facts, H100, HEURISTICS, lambda proposal: one)
-    assert [seed.heuristic for seed in report.seeds] == ["TritonReductionHeuristic"]
-    assert dict(report.declined)["TritonFallbackHeuristic"] == "same config as a seed of TritonReductionHeuristic"
+    assert [seed.heuristic for seed in report.seeds] == ["TritonStreamingReductionHeuristic"]
+    assert (
+        dict(report.declined)["TritonFallbackHeuristic"] == "same config as a seed of TritonStreamingReductionHeuristic"
+    )
 
 
 def test_unknown_backend_has_no_seeds() -> None:

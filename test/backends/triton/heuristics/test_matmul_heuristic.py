@@ -79,9 +79,9 @@ def test_matmul_of_fp8_is_sized_by_one_byte() -> None:
 @pytest.mark.parametrize(
     ("shape", "gpu", "expected"),
     [
-        ((10240, 64, 128, 256), H100, (64, 128, 64, 4, 2, 1)),
+        ((10240, 64, 128, 256), target("h100"), (64, 128, 64, 4, 2, 1)),
         ((10240, 64, 128, 256), B200, (32, 64, 64, 1, 2, 1)),
-        ((4096, 128, 128, 64), H100, (64, 128, 16, 4, 2, 1)),
+        ((4096, 128, 128, 64), target("h100"), (64, 128, 64, 4, 2, 1)),
         ((4096, 128, 128, 64), B200, (32, 64, 16, 1, 2, 1)),
     ],
 )
@@ -101,6 +101,7 @@ def test_matmul_alternates_are_transposed_and_shorter() -> None:
         ({0: 256, 1: 128, 2: 64}, 4, None),
         ({0: 256, 1: 128, 2: 64}, 3, None),
         ({0: 128, 1: 256, 2: 64}, 3, "persistent_interleaved"),
+        ({0: 128, 1: 128, 2: 64}, 3, "persistent_interleaved"),
     ]
 
 

@@ -35,7 +35,7 @@ def scaled_and_shifted(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor
         (add, (tensor(2**26, dtype=FP32),) * 2, ([512], 4), ([1024], 2)),
         (add, (tensor(1024, 1024),) * 2, ([1, 512], 4), ([1, 1024], 4)),
         (gelu, (tensor(8192, 8192),), ([1, 2048], 4), ([1, 4096], 8)),
-        (nine_sines, (tensor(2**26),), ([2048], 16), ([4096], 16)),
+        (nine_sines, (tensor(2**26),), ([2048], 4), ([4096], 8)),
         (add, (tensor(4096, 4096, dtype=FP32).T,) * 2, ([512, 1], 4), ([1024, 1], 2)),
         (transpose, (tensor(4096, 4096, dtype=FP32),), ([64, 64], 4), ([64, 64], 8)),
         (transpose, (tensor(4096, 4096),), ([128, 128], 4), ([128, 128], 16)),

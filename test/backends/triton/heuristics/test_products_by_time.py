@@ -95,5 +95,6 @@ def test_the_rule_stands_where_time_tells_little_apart() -> None:
 
 
 @pytest.mark.parametrize("name", ["mi300x", "a100"])
-def test_other_gpus_keep_the_rule(name: str) -> None:
-    assert all("least predicted time" not in each.reason for each in proposed(512, 4096, 512, target(name)))
+def test_other_gpus_have_the_least_predicted_time(name: str) -> None:
+    first, *_ = proposed(512, 4096, 512, target(name))
+    assert "least predicted time" in first.reason

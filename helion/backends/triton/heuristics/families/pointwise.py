@@ -41,9 +41,8 @@ class _Numbers(Tuned):
     wide_waves: int
     #: Least elements along the contiguous axis, as far as registers allow: below, transactions are not full.
     floor: int
-    #: Threads by default, and with many transcendental ops, which have a quarter of the throughput.
+    #: Threads by default, and the most.
     threads: int
-    sfu_threads: tuple[tuple[int, int], ...]
     max_threads: int
     #: Elements per thread where numbers are random: each thread computes the keys of the generator.
     random_elements: int
@@ -96,7 +95,7 @@ class TritonPointwiseHeuristic(Heuristic):
         goal, most = _tile_elements(fact, facts, target)
         sizes = _distribute(goal, most, fact, facts, target)
         tile = math.prod(sizes.values())
-        threads = _wide_threads(tile, fact, target) if has_wide_memory(target) else _threads(tile, fact, target)
+        threads = _wide_threads(tile, fact, target) if has_wide_memory(target) else tuned(_Numbers).threads
         if facts.random_tiles:
             threads = max(target.warp_size, min(threads, tile // tuned(_Numbers, target).random_elements))
         if (apart := _strided_elements(fact, facts, target)) is not None:
@@ -175,7 +174,7 @@ def _at_once(tiles: TritonProposal, fact: PointwiseFact, facts: KernelFacts, tar
         trust(target).at_once,
         (*fact.contiguous_axes, *(axis.block_id for axis in facts.tunable_axes[-1:]), -1),
     )
-    if not ratio or len(fact.contiguous_axes) > 1 or blocks[0] not in tiles.block_sizes:
+    if len(fact.contiguous_axes) > 1 or blocks[0] not in tiles.block_sizes:
         return tiles
     if not _in_a_wave(tiles, facts, target):
         return tiles
@@ -570,12 +569,6 @@ def _square_run(most: float, fact: PointwiseFact, target: Target) -> int:
     return run
 
 
-def _threads(tile: int, fact: PointwiseFact, target: Target) -> int:
-    numbers = tuned(_Numbers, target)
-    wanted = next((threads for ops, threads in numbers.sfu_threads if fact.sfu_ops >= ops), numbers.threads)
-    return max(numbers.threads, min(wanted, 32 * previous_power_of_2(tile // numbers.warp_elements)))
-
-
 def _wide_threads(tile: int, fact: PointwiseFact, target: Target) -> int:
     numbers = tuned(_Numbers, target)
     each = next(
@@ -584,6 +577,5 @@ def _wide_threads(tile: int, fact: PointwiseFact, target: Target) -> int:
     work = previous_power_of_2(tile // (32 * each))
     programs = max(1, fact.total_numel // tile)
     resident = previous_power_of_2(target.num_sms * target.max_warps_per_sm * 3 // 4 // programs)
-    floor = next((threads // 32 for ops, threads in numbers.sfu_threads if fact.sfu_ops >= ops), 1)
-    warps = min(max(work, resident, floor), previous_power_of_2(tile * fact.max_op_slab // numbers.warp_elements))
+    warps = min(max(work, resident), previous_power_of_2(tile * fact.max_op_slab // numbers.warp_elements))
     return 32 * max(1, min(warps, numbers.max_threads // 32))

@@ -38,14 +38,13 @@ def ordered(facts: KernelFacts, proposal: TritonProposal, target: Target) -> Tri
 
     Return it unchanged where no order is faster, where the time is not known, or where it proposes an order already.
     """
-    gain = trust(target).grid_order
-    if not gain or any(fact.k_block_id is None or facts.axes[fact.k_block_id].extent is None for fact in facts.matmuls):
+    if any(fact.k_block_id is None or facts.axes[fact.k_block_id].extent is None for fact in facts.matmuls):
         return proposal
     if proposal.l2_groupings or proposal.loop_orders or proposal.pid_type is not None or "split_k" in proposal.launch:
         return proposal
     options = (proposal, *_options(facts, proposal, target))
     first, *others = ((option, proposal_us(facts, option, target)) for option in options)
-    return unless_faster(first, others, gain)
+    return unless_faster(first, others, trust(target).grid_order)
 
 
 def _options(facts: KernelFacts, proposal: TritonProposal, target: Target) -> Iterator[TritonProposal]:

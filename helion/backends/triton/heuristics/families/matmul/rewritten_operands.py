@@ -3,7 +3,7 @@
 Matches the same kernels as the heuristic of plain matmuls. Unaligned rows are copied to aligned ones first. TF32
 matmuls either swap A and B or copy operands K-major, whichever is predicted to be faster. The swap needs tensor
 descriptors, without which it is slower than the synchronous unit (measurements ``rewritten_operands`` and
-``swapped_operands``). Nothing is proposed where the rows of rule ``trust`` say that times are not trusted.
+``swapped_operands``).
 """
 
 from __future__ import annotations
@@ -58,10 +58,6 @@ class TritonRewrittenMatmulHeuristic(Heuristic):
             return extents
         if extents.batch * extents.m * extents.n * extents.k < _TUNED.least:
             return Declined("the matmul is small")
-        if not trust(target).rewritten:
-            return Declined(
-                f"predicted times of rewritten operands were not compared with measured ones on {target.name}"
-            )
         before = sizer_as_written(facts, extents, target).fastest()[1]
         before *= _TUNED.unaligned if facts.unaligned_operands else 1
         found = [option for option in _options(facts, target) if option[1] <= _worth(option[0], target) * before]

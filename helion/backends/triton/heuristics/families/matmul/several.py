@@ -94,15 +94,14 @@ class TritonProductsHeuristic(Heuristic):
         assert best is not None
         deep = _deepened(facts, best, target)
         ruled: tuple[TritonProposal, ...] = (best,) if deep is None else (deep, best)
-        worth = trust(target).several_matmuls
-        if not worth:
-            return ruled
-        if (wide := _one_group(facts, target) or _reduced_by_one_group(facts, target)) is not None:
+        wide = _one_group(facts, target) or _reduced_by_one_group(facts, target) if target.has("wgmma") else None
+        if wide is not None:
             return (wide, *(ordered(facts, each, target) for each in ruled))
         ruled = tuple(ordered(facts, each, target) for each in ruled)
         timed = _fastest(facts, target)
         first = ruled[0], proposal_us(facts, ruled[0], target)
-        best = unless_faster(first, () if timed is None else ((timed, proposal_us(facts, timed, target)),), worth)
+        others = () if timed is None else ((timed, proposal_us(facts, timed, target)),)
+        best = unless_faster(first, others, trust(target).several_matmuls)
         if (fewer := _with_fewer_sums(facts, best, target)) is not None:
             return fewer, best, *ruled
         chosen = ruled if best is ruled[0] else (best, *ruled)

@@ -2,7 +2,7 @@
 
 Matches kernels without a dot in which a loop over rows carries an accumulator along the feature axis. Examples are
 grad_weight[N] and grad_bias[N] of a norm's backward pass. Many programs with few threads beat one wave of large ones,
-if each accumulates enough rows. Without rows of ``tuned.tsv`` for the target it declines.
+if each accumulates enough rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import Target
 from ....proposal import TritonProposal
 from ...sizing import extent_of
-from ...tuned import Tuned, has_rows, tuned
+from ...tuned import Tuned, tuned
 from .budget import allocate
 from .launch import launch
 
@@ -41,8 +41,6 @@ class TritonFeatureGradientHeuristic(Heuristic):
     promote_seed_to_default: ClassVar[bool] = True
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
-        if not has_rows(_Numbers, target):
-            return Declined(f"no row of tuned.tsv has its numbers for {target.name}")
         if facts.matmuls:
             return Declined("the kernel has a matmul")
         if facts.primary_reduction is None or not any(fact.per_feature_accumulator for fact in facts.reductions):

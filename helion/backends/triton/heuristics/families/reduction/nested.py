@@ -17,7 +17,7 @@ from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import Target
 from ....proposal import TritonProposal
 from ...sizing import clamp, estimate, grid_extent, is_contiguous, warps_for_threads
-from ...tuned import Tuned, has_rows, tuned
+from ...tuned import Tuned, tuned
 from .budget import reduction_alone
 
 
@@ -40,8 +40,6 @@ class TritonNestedReductionHeuristic(Heuristic):
     promote_seed_to_default: ClassVar[bool] = True
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
-        if not has_rows(_Numbers, target):
-            return Declined(f"no row of tuned.tsv has its numbers for {target.name}")
         primary = reduction_alone(facts)
         if isinstance(primary, Declined):
             return primary

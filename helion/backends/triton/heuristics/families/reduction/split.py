@@ -24,7 +24,7 @@ from ....proposal import TritonProposal
 from ...choose import fastest, trust
 from ...predicted_time import proposal_us
 from ...sizing import all_sizes, clamp, estimate, extent_of, warps_for_threads
-from ...tuned import Tuned, has_rows, tuned
+from ...tuned import Tuned, tuned
 from .budget import column_axis, reduction_alone
 
 #: Bytes of a tile's rows where columns are contiguous: a cache line.
@@ -56,8 +56,6 @@ class TritonSplitReductionHeuristic(Heuristic):
     promote_seed_to_default: ClassVar[bool] = True
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
-        if not has_rows(_Numbers, target):
-            return Declined(f"no row of tuned.tsv has its numbers for {target.name}")
         primary = reduction_alone(facts)
         if isinstance(primary, Declined):
             return primary

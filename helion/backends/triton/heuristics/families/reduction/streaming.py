@@ -1,7 +1,7 @@
 """Reductions over rows: small programs with few threads, many at once.
 
 Matches the kernels of the two other reduction heuristics, and comes before them. Programs that share an SM overlap: one
-loads its rows while another reduces. The numbers are rows of ``tuned.tsv``; without them it declines.
+loads its rows while another reduces.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ....resources.traffic import work
 from ...choose import trust, unless_faster
 from ...predicted_time import proposal_us
 from ...sizing import all_sizes, estimate, grid_extent, programs_of
-from ...tuned import Tuned, has_rows, tuned
+from ...tuned import Tuned, tuned
 from .budget import Allocation, allocate, reduction_alone
 from .launch import launch
 
@@ -128,8 +128,6 @@ class TritonStreamingReductionHeuristic(Heuristic):
     promote_seed_to_default: ClassVar[bool] = True
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
-        if not has_rows(_Numbers, target):
-            return Declined(f"no row of tuned.tsv has its numbers for {target.name}")
         primary = reduction_alone(facts)
         if isinstance(primary, Declined):
             return primary
