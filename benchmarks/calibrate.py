@@ -24,16 +24,20 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
+from benchmarks.time_model import rank_correlation  # noqa: E402
 from benchmarks.timing import GraphTimer, Timer  # noqa: E402
 from helion.autotuner.pretuned import Row, formatted  # noqa: E402
+from helion.autotuner.search.time_model import PredictedTime  # noqa: E402
 from helion.backends.triton.resources.time.model import issue_rate  # noqa: E402
 from helion.backends.triton.resources.time.parameters import fitted  # noqa: E402
-from helion.cli.calibrate import FORMAT  # noqa: E402
+from helion.cli.calibrate import FORMAT, cases  # noqa: E402
 from helion.hardware import Link, Target, from_device_properties, target  # noqa: E402
+from helion.hardware.rows import ROWS  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "calibration"
 #: Best configs of other GPUs, which `scripts/pretuned.py` reads.
@@ -248,8 +252,8 @@ def record(measured: Mapping[str, float], device: Target) -> dict[str, Any]:
 
 
 def received(path: Path, results: Path = RESULTS, contributed: Path = CONTRIBUTED) -> Path:
-    """Keep a file of `python -m helion calibrate --send`: its rates as a calibration, and its best configs. Returns the
-    calibration's path. Raises ValueError or KeyError for any other file."""
+    """Keep a file of `python -m helion calibrate --send`: its row, rates and sweep as a calibration, and its best configs.
+    Returns the calibration's path. Raises ValueError or KeyError for any other file."""
     sent = json.loads(path.read_text())
     if not isinstance(sent, dict) or sent.get("format") != FORMAT:
         raise ValueError(f"{path}: not made by `python -m helion calibrate --send`, or by another version of it")
@@ -262,6 +266,8 @@ def received(path: Path, results: Path = RESULTS, contributed: Path = CONTRIBUTE
         "versions": versions,
         "microseconds": measured,
         "parameters": parameters_of(measured, device),
+        "row": sent["row"],
+        "sweeps": [{key: each[key] for key in ("kernel", "arguments", "times")} for each in sent["sweeps"]],
     }
     name = re.sub(r"[^a-z0-9]+", "-", sent["device"].lower()).strip("-")
     rows = [Row.from_list(each["structure"], each["best"]) for each in sent["sweeps"]]
@@ -269,6 +275,27 @@ def received(path: Path, results: Path = RESULTS, contributed: Path = CONTRIBUTE
     (contributed / f"{name}.json").write_text(formatted(rows))
     (results / f"{name}.json").write_text(json.dumps(kept, indent=2) + "\n")
     return results / f"{name}.json"
+
+
+def judged(kept: Mapping[str, Any]) -> list[str]:
+    """How well predictions with the row of a kept file rank the configs of its sweep, and its line in the table of GPUs."""
+    device, kernels = target_of(kept["row"]), {case.kernel.name: case.kernel for case in cases("meta")}
+    lines = []
+    for each in kept["sweeps"]:
+        shapes = each["arguments"]
+        args = tuple(torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in shapes)
+        analysis = kernels[each["kernel"]].bind(args, target=device)._analysis
+        model = PredictedTime(analysis.predict)
+        configs = [analysis.space.normalize(timed["config"]) for timed in each["times"]]
+        us = np.array([timed["microseconds"] for timed in each["times"]])
+        predicted = np.array([model.log_time(config) for config in configs])
+        correlation, pick = rank_correlation(predicted, us), us[predicted.argmin()] / us.min()
+        lines.append(
+            f"{each['kernel']:22} {len(us)} configs, rank correlation {correlation:.2f}, first pick / best {pick:.2f}"
+        )
+    if device not in (row for _, row in ROWS):
+        lines.append(f"a row for helion/hardware/rows.py, if it has none: {device!r}")
+    return lines
 
 
 def target_of(row: Mapping[str, Any]) -> Target:
@@ -286,7 +313,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.received:
         try:
-            print(received(options.received))
+            path = received(options.received)
+            print(path, *judged(json.loads(path.read_text())), sep="\n")
         except (OSError, KeyError, TypeError, ValueError) as error:
             parser.error(f"{options.received} is no file of `python -m helion calibrate --send`: {error!r}")
         return 0

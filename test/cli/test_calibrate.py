@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import calibrate as calibration
-from benchmarks.calibrate import parameters_of, received, target_of
+from benchmarks.calibrate import judged, parameters_of, received, target_of
 from helion.__main__ import main
 from helion.autotuner.pretuned import parsed
 from helion.cli import calibrate, rates
@@ -57,6 +57,10 @@ def test_a_file_is_sent_and_received(
     kept = received(sent, tmp_path, tmp_path / "pretuned")
     assert kept.name == "other-gpu-9.json"
     assert json.loads(kept.read_text())["parameters"] == parameters_of(measured, H100)
+    (line,) = judged(json.loads(kept.read_text()))
+    assert line.startswith("normalized_rows") and f"{len(sweep['times'])} configs, rank correlation " in line
+    other = {**json.loads(kept.read_text()), "row": {**data["row"], "num_sms": 9, "device": "Other GPU 9"}}
+    assert "rows.py, if it has none: Target(name='sm_90', device='Other GPU 9'" in judged(other)[-1]
     (row,) = parsed((tmp_path / "pretuned" / "other-gpu-9.json").read_text())
     assert row.arch == "sm_90" and row.sms == 132 and "num_warps" in row.config
 
