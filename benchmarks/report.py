@@ -23,6 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import (  # noqa: E402
     attention_report,
+    axes_report,
     cute_report,
     distributed_report,
     first_call_report,
@@ -453,6 +454,7 @@ def render(
     products: Mapping[str, Sequence[str]] | None = None,
     unfitted: Mapping[str, Mapping[str, unfitted_report.Row]] | None = None,
     pairs: Sequence[gpus_report.Pair] = (),
+    axes: Mapping[str, Sequence[axes_report.Row]] | None = None,
 ) -> str:
     """The page; ``folder`` is where its plots are, relative to it."""
     lines = [
@@ -493,7 +495,8 @@ def render(
             lines += limits([row for each in suites.values() for row in each.rows])
     lines += [*cute_report.sections(cute or {}, products or {}), *attention_report.sections(attention or {})]
     lines += distributed_report.sections(distributed or {})
-    lines += [*first_call_report.sections(first_calls or {}), *ops_report.sections(operators or {})]
+    lines += [*first_call_report.sections(first_calls or {}), *axes_report.sections(axes or {})]
+    lines += [*ops_report.sections(operators or {})]
     lines += [*row_report.sections(rows or {}), *dispatch_sections(dispatches)]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -537,6 +540,7 @@ def main() -> int:
         products,
         unfitted_report.read(options.results),
         gpus_report.read(options.results, [row for each in results for row in each.rows]),
+        axes_report.read(options.results),
     )
     options.out.write_text(page)
     if options.out == PAGE:

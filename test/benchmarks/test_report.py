@@ -298,7 +298,8 @@ def test_the_page_is_what_the_results_say() -> None:
     sections = (cute, distributed, calls, rows, attention, operators, products)
     unfitted = report.unfitted_report.read(seeds.RESULTS)
     pairs = report.gpus_report.read(seeds.RESULTS, [row for each in results for row in each.rows])
-    made = report.render(results, dispatches, scores, "performance", *sections, unfitted, pairs)
+    axes = report.axes_report.read(seeds.RESULTS)
+    made = report.render(results, dispatches, scores, "performance", *sections, unfitted, pairs, axes)
     assert made == page, remedy
     drawn = {path.stem for path in report.PAGE.with_suffix("").glob("*.svg")}
     assert drawn == {each.slug for each in results if report.has_plot(each)}, remedy
