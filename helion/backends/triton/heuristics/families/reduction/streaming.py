@@ -311,6 +311,16 @@ def _is_compute_bound(facts: KernelFacts, primary: ReductionFact, target: Target
     return done.scalar_us > _TUNED.compute_bound * done.bytes_moved / (target.bandwidth_gb_per_s * 1e3)
 
 
+def _lanes(facts: KernelFacts, primary: ReductionFact, width: int) -> int:
+    """Return the threads among which Triton divides a row of ``width``: one for each element that one access moves.
+
+    More than a warp has share a row with another warp, and meet at barriers for each sum (measurement ``shared_rows``).
+    """
+    loads = [op for op in facts.memory_ops if op.kind == "load" and primary.axis in op.tile_axes]
+    moved = [math.gcd(_VECTOR_BYTES, *(s * op.itemsize for s in op.strides if s != 1)) // op.itemsize for op in loads]
+    return width // max(1, min(moved, default=1))
+
+
 def _is_aligned(facts: KernelFacts, primary: ReductionFact) -> bool:
     """Return whether every row of the loads begins at a vector boundary."""
     loads = (op for op in facts.memory_ops if op.kind == "load" and primary.axis in op.tile_axes)
@@ -451,6 +461,8 @@ def _threads(
         is_chained = len(primary.stages) >= _TUNED.chained_stages
         each = _TUNED.chained_thread_elements if is_chained else _TUNED.thread_elements
         if len(primary.stages) > 1 and width <= _TUNED.narrow:
+            if _lanes(facts, primary, width) > target.warp_size:
+                return least
             each = min(each, _TUNED.narrow_thread_bytes // _itemsize(primary))
         return _summed_threads(facts, primary, target) if looped else max(least, min(most, elements // each))
     if looped and not _is_aligned(facts, primary):
