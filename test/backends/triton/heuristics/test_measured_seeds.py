@@ -86,11 +86,20 @@ def test_the_warps_of_few_rows_hide_their_latency(m: int, length: int, warps: in
 
 
 def test_narrow_rows_with_several_reductions_have_more_warps() -> None:
-    # rows of 63 begin at single elements: lanes of two warps would share one
-    for length, warps in ((128, 4), (64, 2), (63, 1), (1000, 1)):
+    for length, warps in ((128, 4), (64, 2), (1000, 1)):
         labels = tensor(131072, dtype=torch.int64)
         config = first_of(bound("cross_entropy", tensor(131072, length), labels)).config
         assert config["num_warps"] == warps
+
+
+@pytest.mark.parametrize("name", ["softmax", "rms_norm"])
+def test_narrow_rows_that_begin_anywhere_stay_in_one_warp(name: str) -> None:
+    """Four warps would share each row: its lanes have one element each."""
+    for length, dtype, rows in ((33, BF16, 8), (127, BF16, 8), (127, FP32, 4), (255, BF16, 4)):
+        args = (tensor(131072, length, dtype=dtype), *[tensor(length, dtype=dtype)] * (name == "rms_norm"))
+        config = first_of(bound(name, *args)).config
+        assert (config["num_warps"], config["block_sizes"]) == (1, [rows])
+    assert first_of(bound("softmax", tensor(131072, 128))).config["num_warps"] == 4
 
 
 def test_rows_are_streamed_on_every_gpu() -> None:

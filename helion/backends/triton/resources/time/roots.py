@@ -95,8 +95,8 @@ class Reduction(NamedTuple):
     """A reduction of tile number ``tile``: ``values`` are reduced, and ``product`` is the matmul that computes them, if
     one does.
 
-    ``tile`` lacks the axes that are reduced before. ``widest`` are the elements of the widest load of a thread.
-    ``ahead`` are the axes that threads are spread over before the reduced one.
+    ``tile`` lacks the axes that are reduced before. ``widest`` are the elements of the widest load of a thread, one where
+    rows begin anywhere. ``ahead`` are the axes that threads are spread over before the reduced one.
     """
 
     fact: ReductionFact
@@ -183,6 +183,7 @@ class _Preparation:
         operations += [op for op in facts.atomics if op.region in regions]
         taken = {(number, fact.region) for fact in self.matmuls for number in fact.consumes}
         consumed = [fact for fact in self.matmuls if (fact.number, fact.region) in taken]
+        accesses = tuple(map(self.access, operations))
         return Root(
             root=self.number,
             order=self.order,
@@ -195,13 +196,13 @@ class _Preparation:
             uneven=any(self.is_uneven(axis) for region in regions for axis in self.around(region)),
             longest=max((self.longest(axis) for region in regions for axis in self.around(region)), default=1.0),
             regions=regions,
-            accesses=tuple(map(self.access, operations)),
+            accesses=accesses,
             work=tuple(
                 Work(w.region, self.tile(w.axes), w.axes, w.ops + RANDOM_OPS * w.randoms, w.sfu_ops)
                 for w in facts.work
                 if w.region in regions
             ),
-            reductions=tuple(self.reduction(fact) for fact in facts.reductions if fact.region in regions),
+            reductions=tuple(self.reduction(fact, accesses) for fact in facts.reductions if fact.region in regions),
             scans=tuple(self.scans()),
             matmuls=self.matmuls,
             held=tuple(dict.fromkeys(known)),
@@ -264,7 +265,9 @@ class _Preparation:
             bins=width_of(op.bins),
         )
 
-    def reduction(self, fact: ReductionFact) -> Reduction:
+    def reduction(self, fact: ReductionFact, accesses: tuple[Access, ...]) -> Reduction:
+        vector = VECTOR_BYTES // max(1, fact.input_load_itemsize or fact.itemsize)
+        moved = [access.widest for access in accesses if access.kind == "load" and access.axes == fact.tile]
         products = (p for p in self.matmuls if p.region == fact.region and {p.m_axis, p.n_axis} <= set(fact.tile))
         *before, last = fact.tile
         at = fact.tile.index(fact.axis)
@@ -275,7 +278,7 @@ class _Preparation:
             fact=fact,
             tile=self.tile(tuple(axis for axis in fact.tile if axis not in fact.gone)),
             values=sum(_VALUES.get(name, 1) for name in fact.names),
-            widest=VECTOR_BYTES // max(1, fact.input_load_itemsize or fact.itemsize) if loaded else 1,
+            widest=min(vector, max(moved, default=vector)) if loaded else 1,
             ahead=ahead if fact.axis != last else (),
             product=next(products, None),
         )

@@ -57,6 +57,10 @@ class _Numbers(Tuned):
     #: Rows up to this many elements, with several reductions and none stored, have so many bytes per thread.
     narrow: int
     narrow_thread_bytes: int
+    #: Whole rows up to this many elements that a program of one warp takes where more warps would share them, and the
+    #: fewest and the most of them. It has half of the bytes of other programs.
+    shared: int
+    shared_rows: tuple[int, int]
     #: With no more programs than SMs, elements per thread of rows that are loaded whole, up to ``few_threads``; and of
     #: those with one reduction, of which no row is stored. Nothing but the warps of a program hides latency there.
     few_thread_elements: int
@@ -311,14 +315,19 @@ def _is_compute_bound(facts: KernelFacts, primary: ReductionFact, target: Target
     return done.scalar_us > _TUNED.compute_bound * done.bytes_moved / (target.bandwidth_gb_per_s * 1e3)
 
 
-def _lanes(facts: KernelFacts, primary: ReductionFact, width: int) -> int:
-    """Return the threads among which Triton divides a row of ``width``: one for each element that one access moves.
+def _is_shared(facts: KernelFacts, primary: ReductionFact, width: int, target: Target) -> bool:
+    """Return whether Triton would divide a short row among more threads than a warp has.
 
-    More than a warp has share a row with another warp, and meet at barriers for each sum (measurement ``shared_rows``).
+    Each thread has as many elements of it as one access moves, which is one where rows begin anywhere. Two warps that
+    share a row shuffle for all of its sums each, and meet at barriers (measurement ``shared_rows``).
     """
+    if not (primary.full_extent and primary.extent <= width <= _TUNED.shared):
+        return False
+    grid = frozenset(facts.grid_axes)
     loads = [op for op in facts.memory_ops if op.kind == "load" and primary.axis in op.tile_axes]
-    moved = [math.gcd(_VECTOR_BYTES, *(s * op.itemsize for s in op.strides if s != 1)) // op.itemsize for op in loads]
-    return width // max(1, min(moved, default=1))
+    rows = [op for op in loads if grid.intersection(op.tile_axes)]
+    moved = [math.gcd(_VECTOR_BYTES, *(s * op.itemsize for s in op.strides if s != 1)) // op.itemsize for op in rows]
+    return width // max(1, max(moved, default=1)) > target.warp_size
 
 
 def _is_aligned(facts: KernelFacts, primary: ReductionFact) -> bool:
@@ -424,7 +433,12 @@ def _set_rows(found: Allocation, facts: KernelFacts, target: Target, compute_bou
     if _is_alone(facts, primary):
         waves = 1
     room = _TUNED.program_bytes // 2 if compute_bound or _is_heavy(primary) else _TUNED.program_bytes
-    goal = max(1, min(_TUNED.max_rows, room // row, waves))
+    rows = min(_TUNED.max_rows, room // row)
+    padded = facts.axes[primary.axis].padded or 0
+    if not _is_heavy(primary) and _inside(facts, primary) == 1 and _is_shared(facts, primary, padded, target):
+        least, most = _TUNED.shared_rows
+        rows = max(least, min(most, rows // 2))
+    goal = max(1, min(rows, waves))
     # other grid loops keep their sizes, and so do contiguous axes
     own = (facts.axes[a] for a in facts.grid_axes if a not in found.columns)
     axes = [axis for axis in own if axis.tunable and primary.root in axis.roots]
@@ -457,12 +471,12 @@ def _threads(
     looped = width < primary.extent and primary.full_extent
     if _is_heavy(primary):
         return _TUNED.heavy_threads if looped else max(least, elements // _TUNED.heavy_thread_elements)
+    if _is_shared(facts, primary, width, target):
+        return least
     if primary.full_extent and not _stores_rows(facts, primary):
         is_chained = len(primary.stages) >= _TUNED.chained_stages
         each = _TUNED.chained_thread_elements if is_chained else _TUNED.thread_elements
         if len(primary.stages) > 1 and width <= _TUNED.narrow:
-            if _lanes(facts, primary, width) > target.warp_size:
-                return least
             each = min(each, _TUNED.narrow_thread_bytes // _itemsize(primary))
         return _summed_threads(facts, primary, target) if looped else max(least, min(most, elements // each))
     if looped and not _is_aligned(facts, primary):
