@@ -57,8 +57,8 @@ class _Numbers(Tuned):
     #: Rows up to this many elements, with several reductions and none stored, have so many bytes per thread.
     narrow: int
     narrow_thread_bytes: int
-    #: Whole rows up to this many elements that a program of one warp takes where more warps would share them, and the
-    #: fewest and the most of them. It has half of the bytes of other programs.
+    #: Elements of whole rows that a program of one warp takes, where more warps would share them. Then the fewest and
+    #: the most of these rows. Such a program has half of the bytes of others.
     shared: int
     shared_rows: tuple[int, int]
     #: With no more programs than SMs, elements per thread of rows that are loaded whole, up to ``few_threads``; and of
