@@ -319,7 +319,8 @@ def _is_shared(facts: KernelFacts, primary: ReductionFact, width: int, target: T
     """Return whether Triton would divide a short row among more threads than a warp has.
 
     Each thread has as many elements of it as one access moves, which is one where rows begin anywhere. Two warps that
-    share a row shuffle for all of its sums each, and meet at barriers (measurement ``shared_rows``).
+    share a row shuffle for all of its sums each, and meet at barriers (measurement ``shared_rows``). Longer rows gain as
+    well (measurement ``shared_rows_longer``).
     """
     if not (primary.full_extent and primary.extent <= width <= _TUNED.shared):
         return False
