@@ -15,7 +15,7 @@ from typing import ClassVar
 from ......_compiler.facts.records import KernelFacts, ReductionFact
 from ......_shapes import cdiv, next_power_of_2, previous_power_of_2
 from ......autotuner.proposal import Declined, Heuristic
-from ......hardware import Target
+from ......hardware import REGISTER_BYTES, VECTOR_BYTES, Target
 from ....proposal import TritonProposal
 from ....resources.traffic import work
 from ...choose import trust, unless_faster
@@ -120,8 +120,6 @@ class _Numbers(Tuned):
 
 _TUNED = tuned(_Numbers)
 
-_VECTOR_BYTES = 16
-_REGISTER_BYTES = 4
 #: Stages of a loop over steps of rows.
 _STAGES = 3
 _ONE_PASS = frozenset(("max", "sum"))
@@ -188,7 +186,7 @@ def _whole_rows(proposal: TritonProposal, primary: ReductionFact, facts: KernelF
         if axis == op.inner_axis
         and axis != primary.axis
         and chunk is not None
-        and chunk * op.itemsize < 4 * _VECTOR_BYTES
+        and chunk * op.itemsize < 4 * VECTOR_BYTES
     ]
     if not pieces or primary.full_extent or not rows.tunable:
         return proposal
@@ -327,14 +325,14 @@ def _is_shared(facts: KernelFacts, primary: ReductionFact, width: int, target: T
     grid = frozenset(facts.grid_axes)
     loads = [op for op in facts.memory_ops if op.kind == "load" and primary.axis in op.tile_axes]
     rows = [op for op in loads if grid.intersection(op.tile_axes)]
-    moved = [math.gcd(_VECTOR_BYTES, *(s * op.itemsize for s in op.strides if s != 1)) // op.itemsize for op in rows]
+    moved = [math.gcd(VECTOR_BYTES, *(s * op.itemsize for s in op.strides if s != 1)) // op.itemsize for op in rows]
     return width // max(1, max(moved, default=1)) > target.warp_size
 
 
 def _is_aligned(facts: KernelFacts, primary: ReductionFact) -> bool:
     """Return whether every row of the loads begins at a vector boundary."""
     loads = (op for op in facts.memory_ops if op.kind == "load" and primary.axis in op.tile_axes)
-    return not any(stride != 1 and stride * op.itemsize % _VECTOR_BYTES for op in loads for stride in op.strides)
+    return not any(stride != 1 and stride * op.itemsize % VECTOR_BYTES for op in loads for stride in op.strides)
 
 
 def _inside(facts: KernelFacts, primary: ReductionFact) -> int:
@@ -358,7 +356,7 @@ def _width(facts: KernelFacts, primary: ReductionFact, target: Target, compute_b
     loads = max(1, _row_loads(facts, primary.axis))
     if not primary.full_extent and not primary.re_read:
         scale = sum(size for axes, size in primary.live_tiles if primary.axis in axes)
-        room = target.registers_per_sm * _REGISTER_BYTES // _TUNED.shared_by
+        room = target.registers_per_sm * REGISTER_BYTES // _TUNED.shared_by
         width = min(whole, previous_power_of_2(room // max(1, scale)))
         if loads == 1 and whole <= _TUNED.held:
             width = _TUNED.byte_tile if _wastes_bytes(primary, whole) else whole
