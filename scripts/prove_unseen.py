@@ -41,7 +41,7 @@ REGISTER_ERROR, AMD_REGISTER_ERROR = 0.15, 0.20
 SPILLED, SPILLING = 64, 0.005
 #: Predicted shared memory is at most this times the real bytes, plus this many.
 SHARED_FACTOR, SHARED_BYTES = 1.10, 2048
-#: The fraction that may be predicted above that: 24 of 2820 are.
+#: The fraction that may be predicted above that: 25 of 2820 are.
 ABOVE = 0.01
 
 

@@ -80,11 +80,11 @@ def test_matmuls_beside_the_attention_have_tiles_of_their_own(name: str) -> None
 
 def test_operands_of_32_bits_are_read_for_more_queries() -> None:
     q = tensor(2, 8, 2048, 64, dtype=torch.float32)
-    first = proposed(TritonAttentionHeuristic(), facts_of(flash_forward, q, q, q), H100)[0]
+    first = proposed(TritonAttentionHeuristic(), facts_of(flash_forward, q, q, q), target("h100"))[0]
     assert (list(first.block_sizes.values())[-2:], first.num_warps, first.num_stages) == ([256, 64], 8, 3)
     assert first.launch["indexing"] == ["pointer", "block_ptr", "block_ptr", "pointer"]
     narrow = tensor(1, 32, 1024, 32, dtype=torch.float32)
-    other = proposed(TritonAttentionHeuristic(), facts_of(flash_forward, narrow, narrow, narrow), H100)[0]
+    other = proposed(TritonAttentionHeuristic(), facts_of(flash_forward, narrow, narrow, narrow), target("h100"))[0]
     assert "indexing" not in other.launch
 
 
