@@ -535,9 +535,25 @@ def column_sums(x):
     return out
 
 
+def weight_gradients(dy, x, mean):
+    out = torch.empty([x.size(1)], dtype=torch.float32, device=x.device)
+    for tile in hl.tile(x.size(1)):
+        acc = hl.zeros([tile], dtype=torch.float32)
+        for rows in hl.tile(x.size(0)):
+            acc += (dy[rows, tile].float() * (x[rows, tile].float() - mean[rows][:, None])).sum(0)
+        out[tile] = acc
+    return out
+
+
+def test_numbers_of_rows_take_no_part_of_a_chunk() -> None:
+    args = (tensor(16384, 3072), tensor(16384, 3072), tensor(16384, dtype=torch.float32))
+    config = helion.kernel(weight_gradients).bind(args, target="h200").default_config()
+    assert (config["block_sizes"], config["split_k"], config["range_num_stages"]) == ([64, 128], 8, [0, 3])
+
+
 @pytest.mark.parametrize(
     ("fn", "shape", "tiles", "parts"),
-    [(column_sums, (65536, 1024), [64, 128], 16), (long_rows, (16, 1 << 20), [1, 8192, 8192, 8192], 16)],
+    [(column_sums, (65536, 1024), [64, 256], 16), (long_rows, (16, 1 << 20), [1, 8192, 8192, 8192], 16)],
 )
 def test_rows_of_few_tiles_are_prefetched(fn: Any, shape: tuple[int, ...], tiles: list[int], parts: int) -> None:
     config = helion.kernel(fn, static_shapes=True).bind((tensor(*shape),), target="h200").default_config()

@@ -208,3 +208,18 @@ def test_rows_that_begin_anywhere_have_short_chunks(columns: int, chunks: int) -
     seed = helion.kernel(column_means).bind((x,), target="h200").seeds[0]
     assert seed.heuristic == "TritonColumnReductionHeuristic"
     assert seed.config["reduction_loops"] == [chunks]
+
+
+def scaled_to_bytes(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
+    for rows in hl.tile(x.size(0)):
+        values = x[rows, :]
+        low, high = values.amin(-1, keepdim=True), values.amax(-1, keepdim=True)
+        out[rows, :] = ((values - low) / (high - low) * 255).to(torch.uint8)
+    return out
+
+
+def test_rows_have_fewer_warps_where_that_is_predicted_to_be_faster() -> None:
+    bound = helion.kernel(scaled_to_bytes).bind((tensor(16384, 3000, dtype=FP32),), target="h200")
+    first = bound.seeds[0]
+    assert first.config["num_warps"] == 4 and first.reason.endswith("4 warps")

@@ -35,8 +35,11 @@ _LINE_BYTES = 128
 class _Numbers(Tuned):
     rule: ClassVar[str] = "split_reduction"
 
-    #: Bytes of a chunk for each thread, in vectors of 16.
+    #: Bytes of a chunk for each thread, in vectors of 16; and those of programs that share a reduction of many chunks.
     thread_bytes: int
+    shared_bytes: int
+    #: Part of the programs that SMs should have at once, below which there are twice as many.
+    least_filled: float
     #: Threads, programs per SM, and stages of the loops, the fastest first.
     shared: tuple[tuple[int, int, int], ...]
     #: The same of programs that share no reduction.
@@ -89,13 +92,18 @@ def _proposal(
     per_sm: int,
     stages: int,
 ) -> TritonProposal | None:
-    parts = previous_power_of_2(max(1, per_sm * target.num_sms // programs))
+    slots = per_sm * target.num_sms
+    parts = previous_power_of_2(max(1, slots // programs))
+    if parts > 1 and parts * programs < _TUNED.least_filled * slots:
+        parts *= 2
     rows = extent_of(facts.axes[primary.axis])
-    chunk = _chunk(facts, primary, sizes, threads)
-    parts = min(parts, next_power_of_2(cdiv(rows, _TUNED.least_chunks * chunk)))
-    if parts == 1 or rows < chunk * (_TUNED.least_rows if facts.split_epilogue_loops else _TUNED.least_summed):
+    least = _TUNED.least_rows if facts.split_epilogue_loops else _TUNED.least_summed
+    every = (_chunk(facts, primary, sizes, threads * each) for each in (_TUNED.shared_bytes, _TUNED.thread_bytes))
+    chunk = next((each for each in every if rows >= each * least), None)
+    if chunk is None:
         return None
-    return _split(facts, primary, target, sizes, programs, parts, threads, stages)
+    parts = min(parts, next_power_of_2(cdiv(rows, _TUNED.least_chunks * chunk)))
+    return _split(facts, primary, target, sizes, programs, parts, threads, stages, chunk) if parts > 1 else None
 
 
 def _few_chunks(
@@ -106,13 +114,21 @@ def _few_chunks(
     With the launch that reduces the partials, it must be predicted to be faster than a wide program for each row.
     """
     most = target.max_threads_per_block
-    whole = [_split(facts, primary, target, sizes, programs, 1, threads, 1) for threads in (most, most // 2)]
+    chunks = {
+        threads: _chunk(facts, primary, sizes, threads * _TUNED.thread_bytes)
+        for threads in (most, most // 2, *(each[0] for each in _TUNED.shared))
+    }
+    whole = [
+        _split(facts, primary, target, sizes, programs, 1, threads, 1, chunks[threads])
+        for threads in (most, most // 2)
+    ]
     shared = []
     for threads, per_sm, stages in _TUNED.shared:
-        rows = extent_of(facts.axes[primary.axis]) // _chunk(facts, primary, sizes, threads)
+        rows = extent_of(facts.axes[primary.axis]) // chunks[threads]
         parts = min(previous_power_of_2(per_sm * target.num_sms // programs), previous_power_of_2(max(1, rows)))
         if parts > 1:
-            shared.append(_split(facts, primary, target, sizes, programs, parts, threads, stages))
+            split = _split(facts, primary, target, sizes, programs, parts, threads, stages, chunks[threads])
+            shared.append(split)
     timed = [[(each, proposal_us(facts, each, target)) for each in group] for group in (whole, shared)]
     alone, best = map(fastest, timed)
     if alone is None or best is None or best[1] > trust(target).few_chunks * alone[1]:
@@ -129,8 +145,9 @@ def _split(
     parts: int,
     threads: int,
     stages: int,
+    chunk: int,
 ) -> TritonProposal:
-    rows, chunk = extent_of(facts.axes[primary.axis]), _chunk(facts, primary, sizes, threads)
+    rows = extent_of(facts.axes[primary.axis])
     sizes, warps = _fitting(facts, primary, target, sizes, chunk, threads)
     axes = _walked(facts, primary)
     return TritonProposal(
@@ -147,7 +164,8 @@ def _alone(
     facts: KernelFacts, primary: ReductionFact, target: Target, sizes: dict[int, int], programs: int
 ) -> TritonProposal:
     threads = _TUNED.alone[0]
-    sizes, warps = _fitting(facts, primary, target, sizes, _chunk(facts, primary, sizes, threads), threads)
+    chunk = _chunk(facts, primary, sizes, threads * _TUNED.thread_bytes)
+    sizes, warps = _fitting(facts, primary, target, sizes, chunk, threads)
     return TritonProposal(
         reason=f"{programs} programs at once, in chunks of {sizes[primary.axis]}, {warps} warps",
         block_sizes=sizes,
@@ -184,12 +202,12 @@ def _grid_sizes(facts: KernelFacts, primary: ReductionFact) -> dict[int, int]:
     return sizes
 
 
-def _chunk(facts: KernelFacts, primary: ReductionFact, sizes: dict[int, int], threads: int) -> int:
-    """Return the rows that are loaded at once, over all tensors."""
-    loads = sum(op.kind == "load" and primary.axis in op.tile_axes for op in facts.memory_ops)
+def _chunk(facts: KernelFacts, primary: ReductionFact, sizes: dict[int, int], bytes_at_once: int) -> int:
+    """Return the rows that are loaded at once, over all tensors. Loads of a number for each row do not count."""
+    loads = sum(op.kind == "load" and set(primary.tile) <= set(op.tile_axes) for op in facts.memory_ops)
     lanes = math.prod(all_sizes(facts, sizes)[a] for a in primary.tile if a != primary.axis)
     each = lanes * max(1, primary.input_load_itemsize) * max(1, loads)
-    return previous_power_of_2(max(1, threads * _TUNED.thread_bytes // each))
+    return previous_power_of_2(max(1, bytes_at_once // each))
 
 
 def _walked(facts: KernelFacts, primary: ReductionFact) -> list[int]:
