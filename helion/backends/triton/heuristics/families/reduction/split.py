@@ -119,8 +119,7 @@ def _few_chunks(
         for threads in (most, most // 2, *(each[0] for each in _TUNED.shared))
     }
     whole = [
-        _split(facts, primary, target, sizes, programs, 1, threads, 1, chunks[threads])
-        for threads in (most, most // 2)
+        _split(facts, primary, target, sizes, programs, 1, threads, 1, chunks[threads]) for threads in (most, most // 2)
     ]
     shared = []
     for threads, per_sm, stages in _TUNED.shared:
