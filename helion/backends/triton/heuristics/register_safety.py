@@ -29,6 +29,9 @@ FEW_ROWS = 103
 GRADIENT, GRADIENT_FRAGMENTS = 75, 65
 #: The same with accumulators in tensor memory: for sm_100 a plan of 226 spills 544 bytes, 180 none.
 GRADIENT_TENSOR_MEMORY = 85
+#: The same of tiles that were measured (measurement ``attention_gradient_registers``). Heads of 256 spill, which costs less
+#: than steps of 32 rows, too few for the asynchronous unit. Of tiles that no warp repeats, a plan of 268 spills 532 bytes.
+GRADIENT_MEASURED, GRADIENT_UNREPEATED = 96, 106
 #: A state that matmuls accumulate from chunk to chunk: a plan of 182 spills 648 bytes for sm_90, 198 spills 308 for
 #: sm_100. Through fragments, for sm_80, 122 spills 80.
 STATE = 70

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ......_compiler.facts.records import KernelFacts
@@ -24,6 +24,7 @@ from ... import register_safety as safety
 from ...amd_options import with_amd_options
 from ...predicted_time import proposal_us
 from ...sizing import Sizes, clamp, estimate, programs_of
+from ...tuned import Tuned, tuned
 from .tiles import Tile, cost_of, fits, neighbours_along, share_sms, start_sizes
 
 _CANDIDATES = (
@@ -51,13 +52,14 @@ _PAIRED, _TALL = (Tile(64, 64, 3, 4), Tile(64, 64, 2, 4), Tile(64, 64, 1, 4)), T
 _LONE = (((128, 32), (64, 64)), ((128, 64), (64, 128)))
 #: The same as _TALL where a loop has matmuls that are not its own accumulators, such as gradients added to memory.
 _WIDE = Tile(64, 32, 1, 8)
-#: The widest heads whose masked tiles have loops of their own.
-_NARROW_HEAD = 64
-#: Percent of the registers that these may plan with (measurement ``attention_gradient_registers``). Heads of 256 spill,
-#: which costs less than steps of 32 rows, too few for the asynchronous unit.
-_MEASURED_PERCENT = 96
-#: The same for tiles that no warp repeats: a plan of 268 spills 532 bytes (measurement ``attention_gradient_registers``).
-_UNREPEATED_PERCENT = 106
+
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "attention_gradient"
+
+    #: The widest heads whose masked tiles have loops of their own.
+    peeled_head: int
 
 
 class TritonAttentionGradientHeuristic(Heuristic):
@@ -83,16 +85,18 @@ def _measured(facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...]:
     if not target.has("wgmma") or any(each.lhs_dtype.itemsize != 2 for each in facts.matmuls):
         return ()
     for tile in _PAIRED:
-        if (found := _fitting(facts, target, tile, _sizes_of(facts, tile), 2, _MEASURED_PERCENT)) is not None:
+        if (found := _fitting(facts, target, tile, _sizes_of(facts, tile), 2, safety.GRADIENT_MEASURED)) is not None:
             return (found,)
     if any(_sums(facts, fact.region) == 1 for fact in facts.attention_gradients):
-        lone = [_fitting(facts, target, _TALL, _sizes_of(facts, _TALL, _LONE[0]), 1, _MEASURED_PERCENT)]
+        lone = [_fitting(facts, target, _TALL, _sizes_of(facts, _TALL, _LONE[0]), 1, safety.GRADIENT_MEASURED)]
         if lone[0] is not None:
-            lone.append(_fitting(facts, target, _TALL, _sizes_of(facts, _TALL, _LONE[1]), 1, _UNREPEATED_PERCENT))
+            lone.append(
+                _fitting(facts, target, _TALL, _sizes_of(facts, _TALL, _LONE[1]), 1, safety.GRADIENT_UNREPEATED)
+            )
         timed = [(each, proposal_us(facts, each, target)) for each in lone if each is not None]
         return tuple(proposal for proposal, _ in sorted(timed, key=lambda pair: pair[1]))
     wide = _has_other_products(facts)
-    last = _fitting(facts, target, _WIDE, _sizes_of(facts, _WIDE), 1, _MEASURED_PERCENT) if wide else None
+    last = _fitting(facts, target, _WIDE, _sizes_of(facts, _WIDE), 1, safety.GRADIENT_MEASURED) if wide else None
     return () if last is None else (last,)
 
 
@@ -106,7 +110,9 @@ def _fitting(
     if not (room and busy and safety.within(predicted, percent)):
         return None
     proposal = _proposal(facts, target, tile, sizes, predicted)
-    peeled = {"peel_masks": True} if _is_narrow(facts) and any(f.hidden for f in facts.attention_gradients) else {}
+    peeled = (
+        {"peel_masks": True} if _is_narrow(facts, target) and any(f.hidden for f in facts.attention_gradients) else {}
+    )
     return replace(proposal, loop_orders=_orders(facts, target), may_spill=percent > safety.ALL, launch=peeled)
 
 
@@ -125,14 +131,15 @@ def _orders(facts: KernelFacts, target: Target) -> dict[int, tuple[int, ...]]:
     return found
 
 
-def _is_narrow(facts: KernelFacts) -> bool:
-    """Return whether registers hold loops without masks next to those with them: of heads of at most 64 elements.
+def _is_narrow(facts: KernelFacts, target: Target) -> bool:
+    """Return whether registers hold loops without masks next to those with them: of heads of few elements.
 
     There masks take a third of the instructions (measurement ``attention_gradients_peeled``).
     """
     loops = {fact.region for fact in facts.attention_gradients}
     sums = [each.static_n for each in facts.matmuls if each.region in loops and each.accumulator_loop == each.region]
-    return bool(sums) and all(n is not None and n <= _NARROW_HEAD for n in sums)
+    widest = tuned(_Numbers, target).peeled_head
+    return bool(sums) and all(n is not None and n <= widest for n in sums)
 
 
 def _has_other_products(facts: KernelFacts) -> bool:
