@@ -13,6 +13,7 @@ from ....._compiler.facts.records import AxisFact, KernelFacts
 from .....autotuner.proposal import Heuristic, Predicted
 from .....hardware import Target
 from ...proposal import TritonProposal
+from .. import register_safety as safety
 from ..candidates import moderate_sizes
 from ..sizing import Chunks, Sizes, all_sizes, estimate, halve, most_warps
 from ..tuned import Tuned, tuned
@@ -47,9 +48,10 @@ class TritonFallbackHeuristic(Heuristic):
         }
         warps, stages = _TUNED.warps, _TUNED.stages if facts.matmuls else 1
         most = max(1, _TUNED.most_threads // target.warp_size)
+        percent = safety.gradient(target) if facts.attention_gradients else safety.ALL
         while True:
             predicted = estimate(facts, target, sizes, warps, stages, chunks)
-            if predicted.fits and not predicted.spill_risk:
+            if predicted.fits and not predicted.spill_risk and safety.within(predicted, percent):
                 break
             if (
                 predicted.fits

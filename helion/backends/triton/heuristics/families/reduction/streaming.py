@@ -320,7 +320,7 @@ def _is_shared(facts: KernelFacts, primary: ReductionFact, width: int, target: T
     share a row shuffle for all of its sums each, and meet at barriers (measurement ``shared_rows``). Longer rows gain as
     well (measurement ``shared_rows_longer``).
     """
-    if not (primary.full_extent and primary.extent <= width <= _TUNED.shared):
+    if not (primary.full_extent and primary.extent <= width <= _TUNED.shared) or _inside(facts, primary) > 1:
         return False
     grid = frozenset(facts.grid_axes)
     loads = [op for op in facts.memory_ops if op.kind == "load" and primary.axis in op.tile_axes]
@@ -434,7 +434,7 @@ def _set_rows(found: Allocation, facts: KernelFacts, target: Target, compute_bou
     room = _TUNED.program_bytes // 2 if compute_bound or _is_heavy(primary) else _TUNED.program_bytes
     rows = min(_TUNED.max_rows, room // row)
     padded = facts.axes[primary.axis].padded or 0
-    if not _is_heavy(primary) and _inside(facts, primary) == 1 and _is_shared(facts, primary, padded, target):
+    if not _is_heavy(primary) and _is_shared(facts, primary, padded, target):
         least, most = _TUNED.shared_rows
         rows = max(least, min(most, rows // 2))
     goal = max(1, min(rows, waves))
