@@ -325,6 +325,10 @@ def test_rounded_integers_may_be_one_off() -> None:
     floating = [torch.ones(3)]
     assert difference(few, expected, Tolerance(), floating) == ""
     assert "differs in 10 of 10000 elements, by up to 1" in difference(few, expected, Tolerance(), [expected])
+    weights = torch.ones(10)
+    before, after, reference = [expected - 7, weights], [few, weights], [expected, weights]
+    assert difference(after, reference, Tolerance(), sources=before) == ""
+    assert "differs in 10 of" in difference(after, reference, Tolerance(), sources=reference), "it is not written"
     assert "autotune_baseline_accuracy_check_fn" in difference(many, expected, Tolerance(), floating)
     assert "by up to 2" in difference(far, expected, Tolerance(), floating)
     assert difference(far, expected, Tolerance(atol=2.0), [expected]) == ""

@@ -45,21 +45,35 @@ def leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def difference(actual: Any, expected: Any, tolerance: Tolerance, inputs: Sequence[Any] = ()) -> str:
+def difference(
+    actual: Any, expected: Any, tolerance: Tolerance, inputs: Sequence[Any] = (), sources: Sequence[Any] = ()
+) -> str:
     """Describe what is wrong with ``actual``; "" if it is right.
 
     The least precise dtype among ``inputs`` bounds the precision, too: an fp32 sum of bf16 products is as exact as
-    these.
+    these. ``sources`` are the arguments before the call where ``actual`` are those after it. Integers may be rounded from
+    them, or from ``inputs``, but those that the reference leaves as they were are compared exactly.
     """
     ours, theirs = list(leaves(actual)), list(leaves(expected))
     if len(ours) != len(theirs):
         return f"{len(ours)} results, the reference has {len(theirs)}"
-    least = max((_bound(t.dtype) for t in leaves(inputs) if _is_floating(t)), default=0.0)
+    least, share, before = _least_precise(inputs), _least_precise(sources or inputs), list(leaves(sources))
     for at, (mine, right) in enumerate(zip(ours, theirs, strict=True)):
-        wrong = _wrong(mine, right, tolerance, least)
+        kept = at < len(before) and _is_kept(before[at], right)
+        wrong = _wrong(mine, right, tolerance, least, 0.0 if kept else share)
         if wrong:
             return f"result {at} {wrong}"
     return ""
+
+
+def _least_precise(values: Sequence[Any]) -> float:
+    return max((_bound(t.dtype) for t in leaves(values) if _is_floating(t)), default=0.0)
+
+
+def _is_kept(before: Any, after: Any) -> bool:
+    """Return whether a call leaves a tensor of integers as it was."""
+    both = isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor) and before.dtype == after.dtype
+    return both and not after.dtype.is_floating_point and torch.equal(before.to(after.device), after)
 
 
 def _is_floating(value: Any) -> bool:
@@ -70,7 +84,7 @@ def _bound(dtype: torch.dtype) -> float:
     return _NORM.get(dtype, _NORM_8_BIT)
 
 
-def _wrong(mine: Any, right: Any, tolerance: Tolerance, least: float) -> str:
+def _wrong(mine: Any, right: Any, tolerance: Tolerance, least: float, share: float) -> str:
     if not isinstance(right, torch.Tensor) or not isinstance(mine, torch.Tensor):
         same = type(mine) is type(right) and (mine == right or mine is right or mine != mine)
         return "" if same else f"is {mine!r}, not {right!r}"
@@ -79,7 +93,7 @@ def _wrong(mine: Any, right: Any, tolerance: Tolerance, least: float) -> str:
     if mine.numel() == 0:
         return ""
     if not right.is_floating_point() and not right.is_complex():
-        return _miscounted(mine.to(right.device), right, tolerance, least)
+        return _miscounted(mine.to(right.device), right, tolerance, share)
     return _off(mine, right.to(mine.device), tolerance, max(least, _bound(right.dtype)))
 
 

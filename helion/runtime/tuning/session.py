@@ -146,7 +146,7 @@ class Session:
         if task.check is not None:
             return _refused(task.check, result, task.expected)
         return difference(result, task.expected, task.tolerance, task.args) or _prefixed(
-            "argument: ", difference(self._inputs.args, task.changed, task.tolerance)
+            "argument: ", difference(self._inputs.args, task.changed, task.tolerance, sources=task.args)
         )
 
     def _loaded(self, text: str) -> Callable[..., Any]:
