@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT), str(ROOT / "test"), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 
-from attention_launches import writer  # noqa: E402
 from backends.cute import backward_kernels as kernels  # noqa: E402
 
 import helion  # noqa: E402
+from benchmarks.attention_launches import writer  # noqa: E402
 
 LIMIT = 4e-3
 """The largest error of an output, relative to the norm of what its differences round relative to."""
