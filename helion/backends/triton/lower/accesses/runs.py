@@ -2,8 +2,7 @@
 
 Triton chooses the elements of a thread's access along the last dimension alone. In a tile ``[b0, b1, 2]`` of 16-bit
 elements an access has 4 bytes, although the elements of 4 neighbours along ``b1`` are one vector (measurement
-``joined_runs``). Before, where ``b2``
-has all elements of its dimension::
+``joined_runs``). Before, where ``b2`` has all elements of its dimension::
 
     store out[b0, b1, b2] <- %1
 
@@ -75,8 +74,10 @@ def _walked(program: Program, axes: list[LoopAxis]) -> frozenset[int]:
 
 
 def _inner(program: Program, op: Op, attrs: MemoryAttrs, sizes: Mapping[int, int], walked: frozenset[int]) -> int:
-    """Return the number of last dimensions of a tile that are one run in memory with the one before; 0 if a thread has
-    whole vectors without."""
+    """Return the number of last dimensions of a tile that are one run in memory with the one before.
+
+    It is 0 if a thread has whole vectors without.
+    """
     tensor, dims = program.tensors[attrs.tensor], op.results[0].dims
     value = op.results[0] if op.kind == "load" else op.operands[0]
     plain = attrs.mask is None and attrs.mark is None and not attrs.padded and not attrs.aligned
