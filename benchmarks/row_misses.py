@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,9 @@ import helion  # noqa: E402
 from benchmarks import row_report, row_suites  # noqa: E402
 from benchmarks.row_binaries import tensors  # noqa: E402
 from benchmarks.row_workloads import WORKLOADS  # noqa: E402
-from helion.backends.binaries import tool  # noqa: E402
+from helion.backends.assembly import disassembled  # noqa: E402
 from helion.backends.cute.codegen.rowwise.module import pointer_dtypes, render  # noqa: E402
 from helion.backends.cute.plan.rowwise.time import resident  # noqa: E402
-from helion.backends.cute.toolchain.audit import audit, loops  # noqa: E402
 from helion.backends.cute.toolchain.offline import compile_source  # noqa: E402
 from helion.backends.triton.toolchain import compile_offline  # noqa: E402
 from helion.backends.triton.toolchain.signature import offline_signature  # noqa: E402
@@ -89,11 +88,8 @@ def _of_loop(plan: Any) -> Mapping[str, int]:
     """Return the count of each opcode in the loop over rows of a kernel of the cute backend, or over their chunks: in the
     smallest loop with most of the arithmetic. Rows that overlap have a loop before it, which reduces the first ones."""
     compiled = compile_source(render(plan.roles), plan.rows.unit, pointer_dtypes(plan.rows.problem))
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.cubin)
-        file.flush()
-        listing = subprocess.run([tool("nvdisasm"), "-c", file.name], capture_output=True, text=True, check=True).stdout
-    found = loops(listing)
+    code = disassembled(compiled.cubin)
+    found = [Counter(each.opcode for each in code.inside(loop)) for loop in code.loops]
     most = max(map(_arithmetic, found))
     least = 0.5 if plan.rows.layout.choice.overlap or plan.rows.layout.rolled else 0.75
     return min((each for each in found if _arithmetic(each) >= least * most), key=lambda each: sum(each.values()))
@@ -112,8 +108,7 @@ def _of_triton(bound: Any, config: helion.Config) -> Mapping[str, int]:
     plan = bound.plan(config)
     ((name, phase),) = plan.launched
     compiled = compile_offline(names[name], **offline_signature(plan, bound.target, phase))
-    tools = {each: tool(each) for each in ("nvdisasm", "cuobjdump")}
-    return audit(compiled.asm["cubin"], **tools).opcodes
+    return disassembled(compiled.asm["cubin"]).opcodes
 
 
 def _step(config: helion.Config, n: int) -> tuple[int, int, int]:

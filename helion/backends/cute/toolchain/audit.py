@@ -5,21 +5,15 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ...assembly import UNITS, Code, read
 from ..plan.counts import PipelineCounts, counts
 from ..plan.records import GemmPlan
 from ..plan.shared import WORD_BYTES, Allocation, shared_memory
 
-# An instruction's address as a comment, an optional predicate, the opcode.
-_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P[0-9T]+\s+)?([A-Z][A-Z0-9_]*)", re.MULTILINE)
-_LABEL = re.compile(r"^(\.L_x_\d+):")
-_BRANCH = re.compile(r"\bBRA\b.*`\((\.L_x_\d+)\)")
-MATRIX_OPCODES = ("HGMMA", "QGMMA", "UTCHMMA", "UTCQMMA")
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
-SPILLS = ("LDL", "STL")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +32,7 @@ class Audit:
     @property
     def spills(self) -> int:
         """Loads and stores of local memory."""
-        return sum(self.opcodes.get(opcode, 0) for opcode in SPILLS)
+        return sum(self.opcodes.get(opcode, 0) for opcode in UNITS["local"])
 
 
 def audit(cubin: bytes, *, nvdisasm: str, cuobjdump: str, always_disassembled: bool = True) -> Audit:
@@ -53,35 +47,19 @@ def audit(cubin: bytes, *, nvdisasm: str, cuobjdump: str, always_disassembled: b
         usage = _USAGE.findall(_run(cuobjdump, "--dump-resource-usage", file.name))
         stack_bytes = max(int(stack) for _, stack in usage)
         listing = _run(nvdisasm, "-c", file.name) if always_disassembled or stack_bytes else ""
+    code = read(listing)
     return Audit(
         registers=max(int(registers) for registers, _ in usage),
         stack_bytes=stack_bytes,
-        opcodes=Counter(_INSTRUCTION.findall(listing)),
-        mainloop=mainloop_instructions(listing),
+        opcodes=code.opcodes,
+        mainloop=mainloop_instructions(code),
     )
 
 
-def mainloop_instructions(listing: str) -> int:
-    """Return the mainloop instructions of a disassembly: 0 if no loop contains MMAs."""
-    found = (each for each in loops(listing) if any(each[opcode] for opcode in MATRIX_OPCODES))
-    return min((each.total() for each in found), default=0)
-
-
-def loops(listing: str) -> list[Counter[str]]:
-    """Return the count of each opcode in each loop of a disassembly, with those of the loops inside of it."""
-    labels: dict[str, int] = {}
-    opcodes: list[str] = []
-    found: list[Counter[str]] = []
-    for line in listing.splitlines():
-        if label := _LABEL.match(line):
-            labels[label[1]] = len(opcodes)
-        elif instruction := _INSTRUCTION.match(line):
-            opcodes.append(instruction[1])
-            branch = _BRANCH.search(line)
-            start = labels.get(branch[1]) if branch else None
-            if start is not None:
-                found.append(Counter(opcodes[start:]))
-    return found
+def mainloop_instructions(code: Code) -> int:
+    """Return the instructions of the smallest loop with MMAs; 0 if there is none."""
+    loops = map(code.inside, code.loops)
+    return min((len(each) for each in loops if any(one.unit == "matrix" for one in each)), default=0)
 
 
 def _run(*command: str) -> str:
