@@ -6,6 +6,7 @@ import pytest
 import torch
 from backends.cute.test_row_kernels import close, numbers, run
 
+import helion
 import helion.language as hl
 from helion.backends.cute.plan.rowwise.choice import RowChoice
 
@@ -60,3 +61,38 @@ def test_rows_to_unsigned_bytes_and_back(choice: RowChoice, n: int) -> None:
     run(from_bytes, (low, back, total), choice)
     assert torch.equal(back, low.float() * 0.5 - 3.0)
     assert torch.equal(total, low.float().sum(-1))
+
+
+def rounded_and_stored(x, low, again):
+    for tile in hl.tile(x.size(0)):
+        rounded = x[tile, :].to(torch.float8_e4m3fn)
+        low[tile, :] = rounded
+        again[tile, :] = rounded.to(torch.float32) - torch.amax(x[tile, :] * 0.0, -1)[:, None]
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_numbers_too_large_for_e4m3_become_the_largest(choice: RowChoice) -> None:
+    edges = torch.tensor([447.0, 449.0, 464.0, 464.1, 465.0, 480.0, -500.0, 61440.0, -1e30, 0.3])
+    x = edges.repeat(3, 100)
+    low, again = torch.zeros(3, 1000, dtype=torch.float8_e4m3fn), torch.full((3, 1000), 7.0)
+    run(rounded_and_stored, (x, low, again), choice)
+    expected = x.clamp(-448, 448).to(torch.float8_e4m3fn).float()
+    torch.testing.assert_close(low.float(), expected, rtol=0, atol=0)
+    torch.testing.assert_close(again, expected, rtol=0, atol=0)
+
+
+def test_infinities_and_nan_as_e4m3_on_both_backends() -> None:
+    edges = torch.tensor([float("inf"), float("-inf"), float("nan"), 464.1, 1e9, -2.0, 0.0, 448.0]).repeat(2, 16)
+    for backend in ("cute", "triton"):
+        kernel = helion.kernel(converted, backend=backend)
+        low = kernel(edges, torch.ones(2, 128)).float()
+        torch.testing.assert_close(
+            low, edges.clamp(-448, 448).to(torch.float8_e4m3fn).float(), rtol=0, atol=0, equal_nan=True
+        )
+
+
+def converted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    low = torch.empty(x.size(), dtype=torch.float8_e4m3fn, device=x.device)
+    for tile in hl.tile(x.size(0)):
+        low[tile, :] = (x[tile, :] * torch.amax(y[tile, :], -1)[:, None]).to(torch.float8_e4m3fn)
+    return low

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..plan.dtypes import LARGEST_E4M3, itemsize
+from ..plan.dtypes import itemsize
 from ..plan.epilogue import (
     COLUMN_NUMBER,
     INTEGER_SUM,
@@ -446,16 +446,6 @@ def _stored(plan: GemmPlan, output: EpilogueOutput) -> str:
     """Return what is stored of element ``i``. Both columns of a pair have the value of the first, which is computed once."""
     name = value_name(plan, output.value)
     return f"({name}, {_of_partner(name)})[i % 2]" if output.pairs else name
-
-
-def in_range(dtype: str, values: str) -> list[str]:
-    """Return code that makes numbers too large for e4m3 NaN, as in torch."""
-    if dtype != "float8_e4m3fn":
-        return []
-    nan = 'cutlass.Float32(float("nan"))'
-    return [
-        f"{values}[i] = cutlass.Float32(cutlass.select_(cute.math.abs({values}[i]) > {LARGEST_E4M3}, {nan}, {values}[i]))"
-    ]
 
 
 def strided_place(plan: GemmPlan, label: str, *, clamped: bool, pairs: int = 0) -> str:

@@ -28,7 +28,7 @@ from ..plan.reductions import reductions_of
 from ..plan.workspace import rows_offset
 from ..roles import finish as g
 from ..roles.finish import finish_steps
-from .epilogue import expression, in_range
+from .epilogue import expression
 from .rows import REDUCTIONS, Reduction, found_at
 from .setups import dsl
 from .writer import Writer
@@ -309,7 +309,6 @@ def _(step: g.StoreColumns, out: Writer, finish: RowFinish) -> None:
             out.lines(_elements(finish, walk))
             for output in walk.outputs:
                 out.line(f"{output.label}_values[i] = {_name(finish.problem, output.value)}")
-                out.lines(in_range(output.dtype, f"{output.label}_values"))
         for output in walk.outputs:
             out.lines(_store(finish, output))
 

@@ -26,7 +26,6 @@ from .epilogue import (
     first_column,
     first_row,
     fragment,
-    in_range,
     kept_integers,
     kept_values,
     numbers_columns,
@@ -490,7 +489,7 @@ def _(step: g.Evaluate, out: Writer, names: Names) -> None:
     if not plan.problem.strided and not plan.by_rows and plan.problem.epilogue.numbers(ROW_NUMBER):
         out.line(first_row(plan, rows_of(plan)))
     outputs = [output for output in plan.problem.matrices if staged_as(plan.problem, output) == output]
-    body = [*evaluate(plan), *(line for each in outputs for line in in_range(each.dtype, values_of(plan, each)))]
+    body = evaluate(plan)
     if body:
         out.lines(kept_values(plan))
         with out.block(f"for i in cutlass.range_constexpr({places.values}):"):

@@ -65,7 +65,7 @@ OPERATIONS: Mapping[str, Callable[..., torch.Tensor]] = {
     "round": torch.round,
     "round_float16": lambda x: x.half().float(),
     "round_bfloat16": lambda x: x.bfloat16().float(),
-    "round_float8_e4m3fn": lambda x: x.to(torch.float8_e4m3fn).float(),
+    "round_float8_e4m3fn": lambda x: x.clamp(-448.0, 448.0).to(torch.float8_e4m3fn).float(),
 }
 REDUCTIONS: Mapping[str, Callable[..., torch.Tensor]] = {
     "row_sum": lambda x: x.sum(1, keepdim=True),

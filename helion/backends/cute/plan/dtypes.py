@@ -48,7 +48,8 @@ EPILOGUE_DTYPES = (*FLOAT_DTYPES, "int8", "bool")
 COLUMN_DTYPES = (*EPILOGUE_DTYPES, "int32", "int64")
 """Types of epilogue inputs of one number per row: integers are rounded to fp32."""
 OUTPUT_DTYPES = (*FLOAT_DTYPES, "float8_e4m3fn", "int8", "bool")
-"""Types of output matrices; a bool is a byte of 0 or 1. The conversion to e5m2 saturates where torch's gives infinity."""
+"""Types of output matrices; a bool is a byte of 0 or 1. The conversion to e4m3 saturates, as torch's; to e5m2 it does too,
+where torch's gives infinity."""
 ADDED_DTYPES = FLOAT_DTYPES
 """Types of output matrices that TMA adds to."""
 COLUMN_OUTPUT_DTYPES = (*FLOAT_DTYPES, "int32", "int64")
@@ -59,8 +60,6 @@ ROW_DTYPES = (*EPILOGUE_DTYPES, "float8_e4m3fn", "uint8")
 """Types of the matrices that row kernels read."""
 ROW_OUTPUT_DTYPES = (*FLOAT_DTYPES, "float8_e4m3fn", "int8", "uint8")
 """Types of the matrices that row kernels write."""
-LARGEST_E4M3 = 464.0
-"""Rounds to 448, the largest finite e4m3. Torch gives NaN for larger values, where the conversion would saturate."""
 
 
 def per_byte(name: str) -> int:

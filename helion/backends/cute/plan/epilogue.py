@@ -91,7 +91,7 @@ PARTNER, JOINED = "partner", "joined"
 """The operation (x) whose result is, in each column, the x of the other column of its pair: of 2j + 1 in 2j. That of
 (x, y) is x in the first column of each pair, and y in the second one."""
 ROUND_E4M3 = "round_float8_e4m3fn"
-"""The operation (x) of row kernels that rounds to e4m3 and widens again. Numbers too large for it are NaN."""
+"""The operation (x) of row kernels that rounds to e4m3 and widens again. Numbers too large for it become the largest."""
 MAX_PRODUCTS = 4
 """Matmuls of one A, whose columns one MMA instruction has side by side."""
 MAX_CHAIN = 6

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...plan.attention.build import LARGEST, QUAD
+from ...plan.attention.build import QUAD
 from ...plan.attention.numbers import is_known, text_of
 from ...plan.attention.operands import Table
 from ...plan.attention.records import KEY_INDEX, LAZY, PRODUCT, AttentionPlan, AttentionProblem, Formula, ScorePlan
 from ...plan.epilogue import COLUMN_NUMBER, Constant
-from ..epilogue import in_range
 from ..scales import add_rounded, rounded_pair
 from . import numbers, spans, vectors
 from .formula import arguments_of, computed, definitions, head_axes, read, score_lines
@@ -438,31 +437,17 @@ def _round(plan: AttentionPlan) -> list[str]:
 def _round_quads(plan: AttentionPlan) -> list[str]:
     """Return the same for weights of 8 bits, of which a register holds four consecutive keys of a row.
 
-    The first two are in the first half of the columns, the others in the second half. The conversion saturates; numbers that
-    may be too large become NaN before it, as in torch.
+    The first two are in the first half of the columns, the others in the second half. The conversion saturates.
     """
-    blocks, problem = plan.keys // 16, plan.problem
-    lines = [
+    blocks = plan.keys // 16
+    return [
         "def round_weights(scores, rounded):",
         "    packed = cute.recast_tensor(rounded, cutlass.Int32)",
-    ]
-    if may_overflow(problem):
-        lines += [
-            f"    for i in range({plan.keys // 2}):",
-            *(f"        {line}" for line in in_range(problem.q.dtype, "scores")),
-        ]
-    return [
-        *lines,
         f"    for block in range({blocks}):",
         "        for row in range(2):",
         f"            low, high = 4 * block + 2 * row, 4 * (block + {blocks}) + 2 * row",
         f"            packed[2 * block + row] = {packed_quad(['scores[low]', 'scores[low + 1]', 'scores[high]', 'scores[high + 1]'])}",
     ]
-
-
-def may_overflow(problem: AttentionProblem) -> bool:
-    """Return whether weights may exceed the largest number of their type of 8 bits."""
-    return not problem.softmax or problem.dropped is not None or 2.0**problem.lift > LARGEST[problem.q.dtype]
 
 
 def packed_quad(values: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TypeGuard
 
-from ...plan.dtypes import LARGEST_E4M3, itemsize
+from ...plan.dtypes import itemsize
 from ...plan.epilogue import (
     COLUMN_NUMBER,
     GROUP_REDUCTIONS,
@@ -124,7 +124,7 @@ def _has_inverse(number: int | Constant) -> TypeGuard[Constant]:
 def stored_word(dtype: str, value: str) -> str:
     """Return the word that stores one number of a type."""
     return {
-        "float8_e4m3fn": f"pack_float8_e4m3fn([rounded_float8({value})] * 4)[0]",
+        "float8_e4m3fn": f"pack_float8_e4m3fn([{value}] * 4)[0]",
         "uint8": f"{value}.to(Int32)",
         "int8": f"{value}.to(Int32)",
         "float32": f"{value}.bitcast(Int32)",
@@ -295,7 +295,7 @@ def _ends(plan: RowPlan, schedule: Schedule, each: RowPass) -> list[str]:
         place = f"row.terms[{first_term(schedule, value)} + {number} % {chains(schedule)}]"
         lines.append(f"{place} = {reduction.join(place, term)}")
     for output in each.outputs:
-        lines.append(f"{output.label}_values.append({_in_range(output, value_name(problem, output.value))})")
+        lines.append(f"{output.label}_values.append({value_name(problem, output.value)})")
     for value in each.wide:
         term = value_name(problem, _reduced(problem.epilogue.instruction(value)))
         lines.append(f"wide_{value}_values.append({term})")
@@ -511,14 +511,6 @@ def _first_place(problem: RowProblem, schedule: Schedule, value: int) -> list[st
     place = f"row.terms[{first_term(schedule, value)} + granule % {chains(schedule)}]"
     first = f"cutlass.Float32(first_column) + first_match(candidates_{value}, {sought}, inside)"
     return [f"{place} = {REDUCTIONS['row_first'].join(place, first)}"]
-
-
-def _in_range(output: EpilogueOutput, value: str) -> str:
-    """Return a value of which numbers too large for e4m3 are NaN, as in torch."""
-    if output.dtype != "float8_e4m3fn":
-        return value
-    nan = 'Float32(float("nan"))'
-    return f"Float32(cutlass.select_(cute.math.abs({value}) > {LARGEST_E4M3}, {nan}, {value}))"
 
 
 # Granules ----------------------------------------------------------------------------------------------------------------

@@ -188,9 +188,7 @@ def pack_float8_e4m3fn(values):
 """
 _ROUNDED_FLOAT8 = """
 def rounded_float8(value):
-    nan = Float32(float("nan"))
-    found = unpack_float8_e4m3fn(pack_float8_e4m3fn([value] * 4))[0]
-    return Float32(cutlass.select_(cute.math.abs(value) > 464.0, nan, found))
+    return unpack_float8_e4m3fn(pack_float8_e4m3fn([value] * 4))[0]
 """
 _PACK_INT8 = """
 def pack_int8(values):

@@ -14,12 +14,12 @@ from ...plan.rowwise.buckets import bucket_of
 from ...plan.rowwise.demand import GRANULE_BYTES, WORD_BYTES, RowDemand, is_wide
 from ...plan.rowwise.passes import POSITION_REGISTERS, held_bytes
 
-SFU_WORK, POLYNOMIAL_WORK, FP8_WORK = 2, 20, 8
+SFU_WORK, POLYNOMIAL_WORK, FP8_WORK = 2, 20, 6
 EXACT_WORK = 8
 """The same as ``SFU_WORK`` for elements of 32 bits, by ptxas for sm_90: 7 of an exponential, 10 of a division, 24 of a
 logarithm. Those of 16 bits have short forms, of one instruction each but for the logarithm's polynomial."""
-"""Instructions of an operation on the special function unit, of one that is a polynomial, and of a conversion to e4m3 with
-its test for NaN, approximately."""
+"""Instructions of an operation on the special function unit, of one that is a polynomial, and of a conversion to e4m3,
+approximately."""
 
 
 SUMS = frozenset({"sum", "mean"})

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from ....plan.attention.operands import Table
 from ....plan.attention.records import LAZY, AttentionProblem, Formula
 from ....plan.attention.umma import EXPONENTIALS, UmmaPlan
-from ...epilogue import in_range
 from .. import numbers, spans
 from ..formula import arguments_of, head_axes, read, score_lines
 from ..softmax import (
@@ -16,7 +15,6 @@ from ..softmax import (
     floored,
     has_formula,
     has_masks,
-    may_overflow,
     packed_quad,
     seen_lines,
 )
@@ -251,12 +249,8 @@ def _rounded(plan: UmmaPlan) -> list[str]:
 
 def _rounded_quads(problem: AttentionProblem) -> list[str]:
     """Return the same for weights of 8 bits, of which a word has four consecutive keys. The conversion saturates."""
-    lines = ["def round_weights(scores, packed, first, end):"]
-    if may_overflow(problem):
-        lines += ["    for i in range(2 * first, 2 * end):"]
-        lines += [f"        {line}" for line in in_range(problem.q.dtype, "scores")]
     return [
-        *lines,
+        "def round_weights(scores, packed, first, end):",
         "    for quad in range(first // 2, end // 2):",
         f"        packed[quad] = {packed_quad([f'scores[4 * quad + {at}]' for at in range(4)])}",
     ]
