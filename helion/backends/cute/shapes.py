@@ -47,7 +47,7 @@ from .lower.attention.loops import has_attention
 from .lower.epilogue.column_pairs import with_column_pairs
 from .lower.groups import without_groups_of_k
 from .lower.host import gemm_pieces
-from .lower.kernel import build_plan, known_product
+from .lower.kernel import build_plan, known_product, of_all_columns
 from .lower.peers.messages import plain
 from .lower.rewrites.dimensions import with_joined_dimensions
 from .lower.rewrites.ends import without_ends
@@ -187,6 +187,14 @@ def _over_all_of_k(program: Program) -> Program:
     return without_groups_of_k(without_ends(whole.program).program).program
 
 
+def _described(program: Program) -> Program:
+    """Return the program whose facts describe a matmul: with all columns of K, of pairs and of unpacked weights."""
+    whole = of_all_columns(program)
+    return with_column_pairs(
+        with_nibbles(with_pairs(_over_all_of_k(program)).program).program if whole is None else whole
+    )
+
+
 MATMUL = Shape(
     name="matmul",
     claims=lambda program: True,
@@ -195,7 +203,7 @@ MATMUL = Shape(
     multiples=multiples,
     ranges=ranges,
     keys=own_keys,
-    described=lambda program: with_column_pairs(with_nibbles(with_pairs(_over_all_of_k(program)).program).program),
+    described=_described,
     predict=predict,
     plan=build_plan,
     plan_type=CutePlan,

@@ -211,6 +211,17 @@ CONVERSIONS = {
 FUNCTIONS = ("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "abs", "exp2")
 
 
+class Elements:
+    """A matrix whose elements threads read one by one."""
+
+    def __init__(self, matrix: torch.Tensor) -> None:
+        self.matrix = matrix
+
+    def __getitem__(self, place: tuple[Any, Any]) -> Lanes:
+        row, column = torch.broadcast_tensors(*map(_plain, place))
+        return Lanes(self.matrix[row, column])
+
+
 class Cluster:
     """One cluster and its first tile of rows. ``sums`` are (M tile, columns of the cluster) of each product, operands by name.
 
@@ -333,7 +344,7 @@ class Cluster:
         values = fragment(plan).values
         names: dict[str, Any] = {"values": Registers(self, values)}
         names |= self._sums()
-        for operand in problem.epilogue.operands:
+        for operand in (each for each in problem.epilogue.operands if each.kind != "product"):
             label, tensor = operand.label, self.operands[operand.name]
             if operand.kind == "row":
                 names[f"{label}_view"] = View(lambda *at, held=tensor: self._row_operand(held, at[-1]))
@@ -342,6 +353,8 @@ class Cluster:
                 names[f"{label}_rows"] = [Lanes(tensor.float()[self.row_of(i)]) for i in range(fragment(plan).rows)]
             elif operand.kind == "number":
                 names[label] = float(tensor)
+            elif operand.kind == "strided":
+                names[label] = Elements(tensor)
             elif operand.kind == "exact":
                 names[f"{label}_values"] = names[f"{label}_registers"] = Registers(self, values)
                 names[f"{label}_part"] = View(lambda *at, held=tensor: self._of_subtile(held, self.names["subtile"]))

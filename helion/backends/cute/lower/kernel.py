@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 
@@ -33,6 +34,7 @@ from .product import Product, product_of
 from .rewrites.dimensions import with_joined_dimensions
 from .rewrites.ends import with_ends, without_ends
 from .rewrites.micro import with_micro_scales, without_micro_scales
+from .rewrites.neighbors import with_neighbors
 from .rewrites.panels import with_panels
 from .rewrites.partials import with_whole_k
 from .rewrites.picks import Pick, with_picks
@@ -40,7 +42,7 @@ from .rewrites.signs import with_added_dots
 from .terms import TermProgram, blocks_of_loops, of_two_majors, programs_of_terms, sum_of
 from .weights.nibbles import with_nibbles
 from .weights.pairs import with_pairs
-from .windows import Start, with_windows
+from .windows import Start, Windowed, with_windows
 
 KEPT = 64
 _PRODUCTS: dict[int, tuple[Program, Product]] = {}
@@ -67,9 +69,8 @@ def _product(program: Program) -> Product:
     grouped = without_groups_of_k(ended.program)
     micro = without_micro_scales(ended.program if grouped.offsets is None else drop_dead(grouped.program))
     windowed = with_windows(_at_multiples(micro.program))
-    whole_k = grouped.offsets is None
-    product = _of_groups_of_k(_of_windows(windowed.program, paired.packed, whole_k), grouped)
-    product = with_micro_scales(_begun(product, windowed.starts), micro)
+    product = _of_groups_of_k(_with_all_columns(windowed, paired.packed, grouped.offsets is None), grouped)
+    product = with_micro_scales(product, micro)
     product = with_ends(_renamed(product, paired.tensors), ended)
     product = dataclasses.replace(product, batch_blocks=(*product.batch_blocks, *whole.blocks, *joined.blocks))
     if unpacked.block is not None:
@@ -77,10 +78,28 @@ def _product(program: Program) -> Product:
     return with_messages(product, apart, program)
 
 
+def of_all_columns(program: Program) -> Program | None:
+    """Return the program whose products with even and with odd columns are one; None without such products."""
+    try:
+        return known_product(program).all_columns
+    except Refusal:
+        return None
+
+
 def _at_multiples(program: Program) -> Program:
     """Return the program with tensors that begin at multiples of 16 bytes: each launch copies those that do not."""
     tensors = tuple(dataclasses.replace(tensor, aligned=True) for tensor in program.tensors)
     return dataclasses.replace(program, tensors=tensors)
+
+
+def _with_all_columns(windowed: Windowed, pairs: Mapping[int, bool], whole_k: bool) -> Product:
+    """Return the product of a program with windows. Products with even and with odd columns are one, unless that is refused."""
+    whole = with_neighbors(windowed)
+    if whole is not windowed:
+        with contextlib.suppress(Refusal):
+            product = _begun(_of_windows(whole.program, pairs, whole_k), whole.starts)
+            return dataclasses.replace(product, all_columns=whole.program)
+    return _begun(_of_windows(windowed.program, pairs, whole_k), windowed.starts)
 
 
 def _of_windows(program: Program, pairs: Mapping[int, bool], whole_k: bool) -> Product:

@@ -40,7 +40,7 @@ from .operands import Multiplied, common_dtype, multiplied, sum_along_k
 from .rewrites.picks import Pick
 from .rewrites.sums import with_sums
 from .scales import Nest, Scaled, ScaleReader, nest_of
-from .stored import stores_after_loop
+from .stored import check_memory, stores_after_loop
 from .tiled import TiledRows, loops_over_columns
 
 
@@ -83,6 +83,8 @@ class Product:
     """K of a tile, if the program has all of K at once."""
     words: tuple[int, ...] = ()
     """Ids of the tensors of words that count messages, in the order of the epilogue."""
+    all_columns: Program | None = None
+    """The program whose products with even and with odd columns are one."""
     exact: tuple[tuple[str, range], ...] = ()
     """Numbers of the launch that integers are compared with, and their values that fp32 holds."""
 
@@ -579,18 +581,6 @@ def _product(
             if isinstance(block.size, int) and not (frame.by_tiles and block.id in frame.column_blocks)
         },
     )
-
-
-def check_memory(frame: Frame, read: Sequence[int], written: Sequence[int], updated: frozenset[int]) -> None:
-    """Check that inputs and outputs share no memory: tiles are written while others are still read, in any order.
-
-    Outputs that are ``updated`` may be read, because each program reads only the elements that it writes.
-    """
-    tensors = frame.program.tensors
-    for at, output in enumerate(written):
-        for other in (*(each for each in read if each != output or each not in updated), *written[:at]):
-            if tensors[other].storage == tensors[output].storage:
-                raise Refusal(f"{tensors[other].name} shares memory with the output {tensors[output].name}")
 
 
 def _second_pitch(first: Multiplied, second: Multiplied) -> Number:

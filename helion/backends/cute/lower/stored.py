@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -56,3 +56,15 @@ def stores_after_loop(body: Region, frame: Frame, chain: Chain) -> list[Op]:
         elif op.kind == "load" and op.attrs.tensor in stored.stores:
             stored.read_back(op)
     return list(stored.stores.values())
+
+
+def check_memory(frame: Frame, read: Sequence[int], written: Sequence[int], updated: frozenset[int]) -> None:
+    """Check that inputs and outputs share no memory: tiles are written while others are still read, in any order.
+
+    Outputs that are ``updated`` may be read, because each program reads only the elements that it writes.
+    """
+    tensors = frame.program.tensors
+    for at, output in enumerate(written):
+        for other in (*(each for each in read if each != output or each not in updated), *written[:at]):
+            if tensors[other].storage == tensors[output].storage:
+                raise Refusal(f"{tensors[other].name} shares memory with the output {tensors[output].name}")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from ...._compiler.facts.records import AxisFact, KernelFacts, MemoryOpFact
-from ..lower.epilogue.column_pairs import PAIRS
+from ..lower.epilogue.column_pairs import name_of_pairs
 from ..plan.epilogue import LineNumbers
 
 LINES = LineNumbers(name="lines", dtype="int32", pitch=1)
@@ -83,7 +83,7 @@ def with_column_pairs(facts: KernelFacts) -> KernelFacts:
 
 
 def _is_of_pairs(pairs: AxisFact, columns: AxisFact) -> bool:
-    """Return whether an axis counts the pairs of all columns, or of those of a tile of a fixed size."""
+    """Return whether an axis counts pairs of columns: all, as many as repeat, or those of a tile of a fixed size."""
     if pairs.kind == "full":
         return columns.size is not None and columns.size == 2 * (pairs.extent or 0)
-    return pairs.name == PAIRS and columns.extent is not None and columns.extent == 2 * (pairs.extent or 0)
+    return pairs.name == name_of_pairs(columns.block_id)

@@ -37,15 +37,20 @@ from ..frame import Frame, Place
 from ..names import name_of
 from ..numbers import equal, known
 
-PAIR, PAIRS = 2, "column pairs"
-"""Columns of a pair, and the name of the dimension of all pairs, which no dimension of a program has."""
+PAIR = 2
+"""Columns of a pair."""
+
+
+def name_of_pairs(columns: int) -> str:
+    """Return the name of a dimension of the pairs of block ``columns``, which no dimension of a program has."""
+    return f"column pairs of {columns}"
 
 
 def with_column_pairs(program: Program) -> Program:
     """Return the program with a dimension of all pairs of columns in place of those of each tile, in loads and stores."""
     makers = {result.number: op for op in program.walk() for result in op.results}
     pairs = {block: columns for columns in _tiles(program) for block in blocks_of_pairs(program, columns)[0]}
-    wide: dict[int, Block] = {}
+    wide: dict[tuple[int, int], Block] = {}
 
     def changed(op: Op) -> Op:
         if op.regions:
@@ -57,13 +62,16 @@ def with_column_pairs(program: Program) -> Program:
         last = op.attrs.indices[-1]
         index = op.operands[last.operand] if last.kind == "tensor" and last.operand is not None else None
         block = index.dims[0].block if isinstance(index, Value) and len(index.dims) == 1 else None
-        if index is None or block not in pairs or not _is_of_tile(program, makers, index, block, pairs[block]):
+        extent = program.blocks[pairs[block]].extent if block in pairs else None
+        if index is None or block not in pairs or not isinstance(extent, int) or extent % PAIR:
             return op
-        extent = program.blocks[pairs[block]].extent
-        if not isinstance(extent, int) or extent % PAIR:
+        index, repeated = _repeated(makers, index, extent // PAIR)
+        if not _is_of_tile(program, makers, index, block, pairs[block]):
             return op
         number = len(program.blocks) + len(wide)
-        made = wide.setdefault(pairs[block], Block(id=number, kind="tile", extent=extent // PAIR, name=PAIRS))
+        columns = pairs[block]
+        every = Block(id=number, kind="tile", extent=repeated, name=name_of_pairs(columns))
+        made = wide.setdefault((columns, repeated), every)
         operands, mask = [*op.operands], op.attrs.mask
         operands[last.operand or 0] = 0
         if mask is not None and _leaves_out_none(makers, op.operands[mask], index, extent // PAIR):
@@ -85,9 +93,21 @@ def _tiles(program: Program) -> list[int]:
     return [axis.block for root in program.roots for axis in root.axes]
 
 
-def _is_of_tile(program: Program, makers: Mapping[int, Op], index: Operand, pairs: int, columns: int) -> bool:
-    """Return whether an index is the first pair of a tile of columns, plus the number of each pair of the tile."""
+def _repeated(makers: Mapping[int, Op], index: Operand, pairs: int) -> tuple[Operand, int]:
+    """Return an index of fewer than ``pairs`` elements that pairs have again and again, as ``index % 64``: that of all pairs,
+    and the number of elements."""
     made = _made(makers, index)
+    every = made.operands[1] if made is not None and made.attrs == PointwiseAttrs("remainder") else None
+    if made is None or not isinstance(every, int) or isinstance(every, bool) or not 0 < every < pairs:
+        return index, pairs
+    return made.operands[0], every
+
+
+def _is_of_tile(program: Program, makers: Mapping[int, Op], index: Operand, pairs: int, columns: int) -> bool:
+    """Return whether an index is that of all pairs: also the first pair of a tile of columns, plus the numbers of its pairs."""
+    made = _made(makers, index)
+    if made is not None and made.attrs == IotaAttrs(block=pairs, relative=False):
+        return True
     terms = made.operands if made is not None and made.attrs == PointwiseAttrs("add") else ()
     found = [_made(makers, term) for term in terms]
     numbers = [op for op in found if op is not None and op.attrs == IotaAttrs(block=pairs, relative=True)]
@@ -163,7 +183,7 @@ def same_columns(program: Program, blocks: tuple[int, int, int]) -> dict[int, in
         extent = program.blocks[columns].extent
         if not isinstance(extent, int) or extent % PAIR:
             raise Refusal(f"pairs of {extent} columns are implemented for an even number that is known")
-        wide = {block.id for block in program.blocks if block.name == PAIRS and equal(block.extent, extent // PAIR)}
+        wide = {block.id for block in program.blocks if block.name == name_of_pairs(columns)}
         found = {*pairs, *whole, *wide} - {columns}
         if found & {*blocks}:
             raise Refusal("pairs of columns next to another dimension of as many elements are not implemented")
@@ -182,7 +202,7 @@ def pairs_of(frame: Frame, op: Op) -> int:
         return 0
     size, each = program.blocks[columns].size, program.blocks[block]
     of_tile = each.kind == "full" and isinstance(size, int) and equal(each.extent, size // PAIR)
-    return each.extent if isinstance(each.extent, int) and (of_tile or each.name == PAIRS) else 0
+    return each.extent if isinstance(each.extent, int) and (of_tile or each.name == name_of_pairs(columns)) else 0
 
 
 class PairedChain(Chain):
@@ -271,10 +291,12 @@ class PairedChain(Chain):
         attrs, tensor, frame = op.attributes(MemoryAttrs), self.frame.tensor(op), self.frame
         rows = [at for at, index in enumerate(attrs.indices[:-1]) if index.kind == "block"]
         plain = all(fixed_at(index.shift, 0) and index.operand is None for index in attrs.indices)
-        if attrs.mask is not None or not plain or [attrs.indices[at].block for at in rows] != [frame.m]:
+        of_rows = [attrs.indices[at].block for at in rows] == [frame.m] or (op.kind == "load" and not rows)
+        if attrs.mask is not None or not plain or not of_rows:
             raise Refusal(f"{tensor.name} has pairs of columns, and is implemented as rows of the tile without masks")
-        if not equal(tensor.shape[rows[0]], frame.extent(frame.m)) or not equal(tensor.shape[-1], pairs):
+        if any(not equal(tensor.shape[at], frame.extent(frame.m)) for at in rows) or not equal(tensor.shape[-1], pairs):
             raise Refusal(f"{tensor.name} is {tuple(tensor.shape)}, of which tiles cover {pairs} pairs of columns")
         if any(tensor.id in each for each in (frame.picks, frame.batch_strides)):
             raise Refusal(f"{tensor.name} has pairs of columns, which are implemented without a batch and picked lines")
-        return Place(tensor=tensor, blocks=(frame.m, frame.n), strides=(tensor.strides[rows[0]], tensor.strides[-1]))
+        pitch = tensor.strides[rows[0]] if rows else 0
+        return Place(tensor=tensor, blocks=(frame.m, frame.n), strides=(pitch, tensor.strides[-1]))

@@ -48,8 +48,8 @@ from ..chain import COMPARISONS, EXACT_INTEGERS, Chain, Reference, Written, is_i
 from ..frame import Frame, Place, blocks_of, one_per_tile, place_of
 from ..names import name_of
 from ..numbers import Number, equal, exact_in_fp32, example, size
-from ..product import check_axis, check_memory
-from ..stored import stores_after_loop
+from ..product import check_axis
+from ..stored import check_memory, stores_after_loop
 from ..tiled import TiledRows
 from .channels import numbers_of_groups, with_flat_columns
 from .checks import check_problem
