@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import os
@@ -24,7 +25,13 @@ def write_whole(path: pathlib.Path, data: str | bytes, *, shared: bool = False) 
 
     The data is written under an unpredictable name, and then renamed; a link at ``path`` is replaced, not followed. The
     mode follows the umask; with ``shared``, all users with read access to the folder get it for the file.
+
+    Raises:
+        OSError: the file cannot be written. A missing folder is named, not the temporary file.
     """
+    if not path.parent.is_dir():
+        reason = errno.ENOTDIR if path.parent.exists() else errno.ENOENT
+        raise OSError(reason, os.strerror(reason), str(path.parent))
     content = data.encode() if isinstance(data, str) else data
     temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.tmp")
     file = os.open(temporary, _NEW, 0o666)

@@ -126,6 +126,15 @@ def test_a_config_replaces_a_link_and_leaves_what_it_led_to(tmp_path: Path) -> N
     assert {file.name for file in tmp_path.iterdir()} == {"victim", "config.json", "config.json.tmp"}
 
 
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        helion.Config(block_sizes=[8]).save(tmp_path / "absent" / "config.json")
+    assert caught.value.filename == str(tmp_path / "absent")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError):
+        helion.Config(block_sizes=[8]).save(tmp_path / "file" / "config.json")
+
+
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     _files.write_whole(path, "old")
