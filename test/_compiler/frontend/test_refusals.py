@@ -1006,6 +1006,31 @@ def test_assigning_a_host_number() -> None:
     refusal(kernel, (vec(),), exc.CannotModifyHostVariableOnDevice, "'count'", "here")
 
 
+def test_assigning_a_host_variable_that_nothing_reads() -> None:
+    @helion.kernel
+    def kernel(x):
+        _, n = x.size()
+        out = torch.empty_like(x)
+        for tile in hl.tile(x.size(0)):
+            out[tile, :], _ = x[tile, :] * n, x[tile, :].sum(-1)
+        return out
+
+    x = torch.randn(5, 7)
+    torch.testing.assert_close(kernel(x), x * 7)
+
+
+def test_adding_to_a_host_variable_reads_it() -> None:
+    @helion.kernel
+    def kernel(x):
+        _ = 0
+        for tile in hl.tile(x.size(0)):
+            _ += 1  # here
+            x[tile] = 1.0
+        return x
+
+    refusal(kernel, (vec(),), exc.CannotModifyHostVariableOnDevice, "'_'", "here")
+
+
 def test_loop_variable_that_is_a_host_variable() -> None:
     @helion.kernel
     def kernel(x):

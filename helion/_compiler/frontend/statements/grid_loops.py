@@ -41,7 +41,8 @@ def grid_loop(s: Scope, node: ast.For, spec: LoopSpec) -> None:
         raise exc.NestedGridLoop(name=spec.name, parent="another statement")
     frame = s.frame
     outer = dict(frame.names)
-    frame.host_names = frozenset(n for n, v in outer.items() if not isinstance(v, Missing))
+    read = _read_names(frame.source.node)
+    frame.host_names = frozenset(n for n, v in outer.items() if n in read and not isinstance(v, Missing))
     operands: list[Operand] = []
     axes = axes_of(s, spec, node.target, operands)
     with s.t.builder.region() as ops:
@@ -56,6 +57,15 @@ def grid_loop(s: Scope, node: ast.For, spec: LoopSpec) -> None:
     left = {n: _device_value_on_host(n) for n in frame.names if n not in outer}
     frame.host_names = frozenset()
     frame.names = {**outer, **left}
+
+
+def _read_names(function: ast.AST) -> set[str]:
+    """Return the variables that some code of a function reads. The others, such as ``_``, hold values of no use."""
+    nodes = [*ast.walk(function)]
+    names = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store)}
+    return names | {
+        node.target.id for node in nodes if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
+    }
 
 
 def _device_value_on_host(name: str) -> Missing:
