@@ -297,3 +297,34 @@ def test_a_size_of_the_host_is_fixed_by_a_view() -> None:
         match=r"known at run time only: make that tensor by a view to this number, as in x.view\(-1, 2\)",
     ):
         pairs(torch.ones(10))
+
+
+def neighbors(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    before, after, inner = x[:, :-1], x[:, 1:], x[:, 1:-1]
+    left, right = x[:, :-2], x[:, 2:]
+    steps, bends = torch.empty_like(after), torch.empty_like(inner)
+    for tile in hl.tile(x.size(0)):
+        steps[tile, :] = after[tile, :] - before[tile, :]
+        bends[tile, :] = left[tile, :] - 2 * inner[tile, :] + right[tile, :]
+    return steps, bends
+
+
+def test_slices_without_ends_have_sizes_that_follow_from_the_argument() -> None:
+    kernel = helion.kernel(neighbors, static_shapes=False)
+    for size in (40, 63, 100, 4, 3, 2, 40):
+        x = torch.randn(9, size)
+        torch.testing.assert_close(kernel(x), (x.diff(), x[:, :-2] - 2 * x[:, 1:-1] + x[:, 2:]))
+
+
+def halves(x: torch.Tensor) -> torch.Tensor:
+    even, odd = x[:, ::2], x[:, 1::2]
+    out = torch.empty_like(even)
+    for tile in hl.tile(x.size(0)):
+        out[tile, :] = even[tile, :] * odd[tile, :]
+    return out
+
+
+def test_parts_that_may_differ_have_a_remedy() -> None:
+    with pytest.raises(exc.ShapeMismatch, match=r"make the parts with one number, as in x\.narrow"):
+        helion.kernel(halves, static_shapes=False)(torch.randn(4, 40))
+    assert helion.kernel(halves)(torch.randn(4, 40)).shape == (4, 20)

@@ -278,7 +278,7 @@ def _getitem(t: TraceState, value: HostTensorValue, index: Any) -> HostTensorVal
             continue
         if isinstance(item, slice):
             step = 1 if item.step is None else item.step
-            shape.append(_slice_size(value.shape[dim], item))
+            shape.append(_slice_size(t, value.shape[dim], item))
             strides.append(value.strides[dim] * step)
         elif isinstance(item, bool) or not isinstance(item, (int, Expr)):
             raise Unruled
@@ -363,14 +363,30 @@ def _stack(t: TraceState, tensors: Any, dim: int = 0) -> HostTensorValue:
     return result
 
 
-def _slice_size(size: Number, item: slice) -> Number | None:
+def _slice_size(t: TraceState, size: Number, item: slice) -> Number | None:
     """Return the number of elements that a slice takes of a dimension; None if that is known at run time only."""
     parts = (item.start, item.stop, item.step)
     if all(part is None for part in parts):
         return size
-    if not isinstance(size, int) or any(isinstance(part, Expr) for part in parts):
+    if any(isinstance(part, Expr) for part in parts):
         return None
-    return len(range(*item.indices(size)))
+    if isinstance(size, int):
+        return len(range(*item.indices(size)))
+    return _without_ends(t, size, item.start or 0, item.stop) if item.step in (None, 1) else None
+
+
+def _without_ends(t: TraceState, size: Number, start: int, stop: int | None) -> Number | None:
+    """Return the number of elements without some at both ends of a dimension of an argument; None for other slices.
+
+    The code relies on a size that has all of these, which may be two, as classes of sizes are no finer.
+    """
+    if not isinstance(size, Expr) or size.op != "host" or size.args[0] not in t.numbers.sizes:
+        return None
+    left_out = start - (stop or 0)
+    if start < 0 or (stop is not None and stop >= 0) or not left_out <= min(2, size.hint):
+        return None
+    t.numbers.rely_on(size, left_out)
+    return size - left_out
 
 
 _DTYPES = {

@@ -143,9 +143,17 @@ class Blocks(Part):
             symbols = [size for size in sizes if isinstance(size, Expr)]
             if len(sizes) > 1 and symbols:
                 if len(symbols) > 1:
-                    return "; in this call " + " and ".join(f"{size!r} is {hint_of(size)}" for size in symbols)
+                    found = "; in this call " + " and ".join(f"{size!r} is {hint_of(size)}" for size in symbols)
+                    return found + self._one_size(symbols)
                 return self.size_text(symbols[0])
         return ""
+
+    @staticmethod
+    def _one_size(sizes: Sequence[Expr]) -> str:
+        """Return the remedy for numbers that are equal in this call, and may be in all."""
+        if len({hint_of(size) for size in sizes}) > 1:
+            return ""
+        return ": if they are equal in all calls, make the parts with one number, as in x.narrow(1, start, n)"
 
     @staticmethod
     def size_text(size: Number | None) -> str:
