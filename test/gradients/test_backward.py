@@ -166,3 +166,33 @@ def logs_of_rows(x: torch.Tensor) -> torch.Tensor:
     for tile in hl.tile(x.size(0)):
         out[tile, :] = torch.log_softmax(x[tile, :], 1)
     return out
+
+
+@helion.kernel
+def leaky_peak(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    m, n = x.size()
+    out = torch.empty([m], dtype=x.dtype, device=x.device)
+    place = torch.zeros([m], dtype=torch.int64, device=x.device)
+    for tile in hl.tile(m):
+        top = hl.full([tile], float("-inf"), dtype=x.dtype)
+        best = hl.zeros([tile], dtype=torch.int64)
+        total = hl.zeros([tile], dtype=x.dtype)
+        for at in hl.grid(n):
+            value = x[tile, at]
+            best = torch.where(value > top, at, best)
+            top = torch.maximum(top, value)
+            total = total * 0.5 + value * value
+            place[tile] = best
+        out[tile] = top * total
+    return out, place
+
+
+def test_integers_that_every_iteration_stores_need_no_gradient() -> None:
+    x = torch.randn(6, 20, dtype=torch.float64, requires_grad=True)
+    out, place = leaky_peak.differentiable()(x)
+    out.sum().backward()
+    weights = 0.5 ** torch.arange(19, -1, -1, dtype=torch.float64)
+    leaf = x.detach().requires_grad_()
+    ((leaf * leaf * weights).sum(1) * leaf.amax(1)).sum().backward()
+    torch.testing.assert_close(x.grad, leaf.grad)
+    assert torch.equal(place, x.argmax(1))

@@ -142,20 +142,28 @@ def check_memory(program: Program) -> None:
     _collect(program, root.body.ops, (), accesses)
     for found in accesses.values():
         writes = [(op, path) for op, path in found if op.kind != "load"]
+        plain = _holds_results_without_gradient(program, found)
         for op, path in writes:
             if op.kind == "store":
-                _check_owned(places, op, path)
+                if not plain:
+                    _check_owned(places, op, path)
             elif any(uses[result.number] for result in op.results):
                 raise not_supported(
                     "the value that an atomic operation returns", "use the operation for its effect only", op
                 )
-        for at, (op, path) in enumerate(writes):
+        for at, (op, path) in enumerate(() if plain else writes):
             for other, other_path in writes[:at]:
                 _check_apart(places, op, path, other, other_path)
         if writes:
             for op, path in found:
                 if op.kind == "load":
                     _check_before(op, path, writes, found)
+
+
+def _holds_results_without_gradient(program: Program, found: Sequence[tuple[Op, tuple[int, ...]]]) -> bool:
+    """Return whether a tensor has integers that the kernel stores and does not read, such as places of maxima."""
+    dtypes = {program.tensors[op.attributes(MemoryAttrs).tensor].dtype for op, _ in found}
+    return all(op.kind != "load" for op, _ in found) and not any(d.is_floating_point for d in dtypes)
 
 
 def _collect(
