@@ -35,7 +35,8 @@ class MemoryOpFact:
     - ``after``: the number of dots that precede the access.
     - ``quotients``: axes with the constants that subscripts divide their indices by, such as 64 for ``tile.index // 64``.
       So many neighbours along the axis access one element.
-    - ``bins``: the elements among which an atomic counts, adding one number to each that a tile of indices selects; else 0.
+    - ``bins``: the elements among which an atomic adds a number to each that a tile of indices selects; else 0.
+    - ``summed``: true if each lane adds a value of its own to its bin; otherwise all add the same number.
     """
 
     slot: int
@@ -63,6 +64,7 @@ class MemoryOpFact:
     after: int = 0
     quotients: tuple[tuple[int, int], ...] = ()
     bins: int = 0
+    summed: bool = False
 
     @functools.cached_property
     def itemsize(self) -> int:

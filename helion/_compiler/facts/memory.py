@@ -37,7 +37,7 @@ def memory_facts(
 def atomic_facts(walk: Walk, flow: Flow, axes: tuple[AxisFact, ...]) -> tuple[MemoryOpFact, ...]:
     read = {value.number for op in walk.program.walk() for value in op.reads()} if walk.atomics else set()
     facts = ((op, _fact(op, walk, flow, axes, {}, {}, {}, MergedTiles(walk))) for op in walk.atomics)
-    return tuple(fact if op.result.number in read else replace(fact, bins=_bins(op, walk)) for op, fact in facts)
+    return tuple(fact if op.result.number in read else _with_bins(fact, op, walk) for op, fact in facts)
 
 
 def _casts(walk: Walk) -> dict[int, list[Op]]:
@@ -116,9 +116,9 @@ def _is_row_major(tensor: HostTensor) -> bool:
     return True
 
 
-def _bins(op: Op, walk: Walk) -> int:
+def _with_bins(fact: MemoryOpFact, op: Op, walk: Walk) -> MemoryOpFact:
     found = bins_of(op, walk.makers, walk.program)
-    return 0 if found is None else count(found.size)
+    return fact if found is None else replace(fact, bins=count(found.size), summed=found.amount is None)
 
 
 def _accessed(

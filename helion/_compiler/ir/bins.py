@@ -1,4 +1,4 @@
-"""Recognition of atomics that count: each lane adds the same number to the element that a tile of indices selects."""
+"""Recognition of atomics into bins: each lane adds a number to the element that a tile of indices selects."""
 
 from __future__ import annotations
 
@@ -16,25 +16,32 @@ _LARGEST = 127
 
 @dataclass(frozen=True, slots=True)
 class Bins:
-    """The elements that an atomic counts in: subscript ``at`` selects one of ``size``, and each lane adds ``amount``."""
+    """The elements that an atomic adds to: subscript ``at`` selects one of ``size``, and each lane adds ``amount``.
+
+    ``amount`` is None where each lane has a value of its own.
+    """
 
     at: int
     size: Number
-    amount: int
+    amount: int | None
 
 
 def bins_of(op: Op, makers: Makers, program: Program) -> Bins | None:
-    """Return the bins of an atomic whose result nothing reads; None for one that orders memory, or adds other values."""
+    """Return the bins of an atomic whose result nothing reads; None for one that orders memory, or adds one value of no
+    lane's own.
+    """
     attrs = op.attributes(MemoryAttrs)
     if attrs.atomic != "add" or (attrs.sem, attrs.scope) != ("relaxed", "gpu"):
         return None
     if attrs.mark is not None or attrs.padded:
         return None
     at = _selecting(attrs.indices, attrs.rank)
-    amount = _amount(op.operands[0], makers)
-    if at is None or amount is None:
+    added, tensor = op.operands[0], program.tensors[attrs.tensor]
+    amount = _amount(added, makers)
+    own = isinstance(added, Value) and added.dims == op.result.dims and added.dtype == tensor.dtype
+    if at is None or (amount is None and not own):
         return None
-    return Bins(at, program.tensors[attrs.tensor].shape[at], amount)
+    return Bins(at, tensor.shape[at], amount)
 
 
 def _selecting(indices: tuple[Index, ...], rank: int) -> int | None:

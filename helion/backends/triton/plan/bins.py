@@ -1,4 +1,4 @@
-"""Atomics whose programs count in registers first, and add one number for each bin."""
+"""Atomics whose programs count, or sum up values, in registers first, and add one number for each bin."""
 
 from __future__ import annotations
 
@@ -15,20 +15,25 @@ from ...._shapes import hint_of
 from ....hardware import Target
 from ..histograms import counts, width_of
 
-#: Dtypes that hold the counts of all elements of a tile.
+#: Dtypes that hold the counts, or sums, of all elements of a tile.
 _DTYPES = (torch.int32, torch.int64, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The bins of an atomic, and the power of two that a histogram of them has."""
+    """The bins of an atomic, and the power of two that a histogram or sums of them have."""
 
     bins: Bins
     width: int
 
+    @property
+    def summed(self) -> bool:
+        """True where each lane has a value of its own."""
+        return self.bins.amount is None
+
 
 def counted(program: Program, sizes: Mapping[int, int], warps: int, target: Target) -> dict[int, Counted]:
-    """Return the atomics that count in histograms, by op."""
+    """Return the atomics that count in histograms, or sum up by bins, by op."""
     atomics = [op for op in program.walk() if op.kind == "atomic" and op.attributes(MemoryAttrs).unread]
     makers = Makers.among(program.walk() if atomics else ())
     found = {}
@@ -36,10 +41,11 @@ def counted(program: Program, sizes: Mapping[int, int], warps: int, target: Targ
         bins = bins_of(op, makers, program)
         if bins is None or program.tensors[op.attributes(MemoryAttrs).tensor].dtype not in _DTYPES:
             continue
-        width = width_of(int(hint_of(bins.size)))
+        summed = bins.amount is None
+        width = width_of(int(hint_of(bins.size)), summed)
         blocks = [block for dim in op.result.dims for block in dim.blocks]
         elements = math.prod(sizes[block] for block in blocks) * math.prod(dim.const for dim in op.result.dims)
-        if counts(elements, width, warps, target):
+        if counts(elements, width, warps, target, summed):
             found[op.number] = Counted(bins, width)
     return found
 

@@ -11,7 +11,7 @@ import torch
 from ...._compiler.facts.records import KernelFacts, MemoryOpFact, ReductionFact
 from ...._shapes import cdiv
 from ....hardware import DESCRIPTOR_RANKS, GROUP_WARPS, Target
-from ..histograms import BIN_BYTES, counts, width_of
+from ..histograms import counts, exchanged_bytes, width_of
 from .buffers import Exchange
 from .conversions import expanded_bytes, narrow_bytes, transposed_bytes, width_rounds
 from .layouts import fragment_held, moved_at_once, rounds, rows_held, spread
@@ -295,10 +295,14 @@ def _scan_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, ta
 
 def _atomic_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
     """Return the bytes of the largest histogram, or of the number that an atomic on one element returns to all threads."""
-    tiles = ((width_of(op.bins), math.prod(sizes[axis] for axis in op.tile_axes)) for op in facts.atomics)
-    counted = (width for width, elements in tiles if counts(elements, width, num_warps, target))
+    counted = [
+        exchanged_bytes(width, op.summed)
+        for op in facts.atomics
+        for width in (width_of(op.bins, op.summed),)
+        if counts(math.prod(sizes[axis] for axis in op.tile_axes), width, num_warps, target, op.summed)
+    ]
     returned = (op.itemsize for op in facts.atomics if not op.tile_axes)
-    return max((*(width * BIN_BYTES for width in counted), *returned), default=0)
+    return max((*counted, *returned), default=0)
 
 
 def _passed_on(

@@ -23,7 +23,7 @@ from ....._compiler.facts.records import AxisFact, KernelFacts
 from ....._shapes import cdiv, next_power_of_2, previous_power_of_2
 from .....autotuner.proposal import Declined, Heuristic
 from .....hardware import Target
-from ...histograms import counts, issued_per_warp, width_of
+from ...histograms import counts, issued_per_warp, most_summed, width_of
 from ...proposal import TritonProposal
 from ..choose import trust, unless_faster
 from ..predicted_time import proposal_us
@@ -125,13 +125,13 @@ def _longer(
 
 
 def _counting(sizes: Mapping[int, int], facts: KernelFacts, target: Target) -> Iterator[tuple[dict[int, int], int]]:
-    """Yield larger tiles of atomics that count, whose programs add one number for each bin.
+    """Yield larger tiles of atomics that count or sum up, whose programs add one number for each bin.
 
     A tile leaves each SM a program. A warp has elements enough to hide the latency of its votes, as far as its code stays
-    short.
+    short. Sums have as many as registers hold.
     """
     for op in facts.atomics:
-        width, warps = width_of(op.bins), 2 * _TUNED.warps
+        width, warps = width_of(op.bins, op.summed), 2 * _TUNED.warps
         axes = [axis for axis in facts.tunable_axes if axis.block_id in op.tile_axes and axis.on_grid]
         if not width or not axes:
             continue
@@ -139,10 +139,12 @@ def _counting(sizes: Mapping[int, int], facts: KernelFacts, target: Target) -> I
         whole = all_sizes(facts, sizes)
         others = math.prod(whole[each] for each in op.tile_axes if each != axis.block_id)
         most = int(_COUNTING / issued_per_warp(width)) * warps * target.warp_size
+        if op.summed:
+            most = most_summed(width, warps, target)
         share = max(1, extent_of(axis) * others // target.num_sms)
         elements = min(_COUNTED, previous_power_of_2(most), previous_power_of_2(share))
         larger = {**sizes, axis.block_id: clamp(max(1, elements // others), axis)}
-        if counts(larger[axis.block_id] * others, width, warps, target):
+        if counts(larger[axis.block_id] * others, width, warps, target, op.summed):
             yield larger, warps
 
 

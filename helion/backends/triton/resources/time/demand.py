@@ -240,7 +240,7 @@ class _Count:
         if eviction and times > 1:
             sums[f"{eviction}_bytes"] += asked
         per_thread = max(1.0, numel / self.threads)
-        if kind == "atomic" and counts(numel, access.bins, launch.warps, self.target):
+        if kind == "atomic" and counts(numel, access.bins, launch.warps, self.target, access.summed):
             self._count(access, times, per_thread)
         elif kind == "atomic":
             sums["accesses"] += times * per_thread * launch.warps
@@ -274,9 +274,9 @@ class _Count:
             self.waits[key] = max(self.waits.get(key, 0.0), times)
 
     def _count(self, access: Access, times: float, per_thread: float) -> None:
-        """Add a histogram, and the atomics of its bins, which are neighbours."""
+        """Add a histogram or sums, and the atomics of its bins, which are neighbours."""
         sums, warps = self.sums, self.launch.warps
-        issued = times * per_thread * warps * issued_per_warp(access.bins)
+        issued = times * per_thread * warps * issued_per_warp(access.bins, access.summed)
         sums["looped_issue" if times > 1 else "straight_issue"] += issued
         sums["accesses"] += times * max(1.0, access.bins / self.threads) * warps
         lines = max(1.0, access.once_bytes / _LINE)

@@ -78,7 +78,9 @@ class Access(NamedTuple):
     turned: tuple[int, ...] | None
     placed: tuple[int, ...] | None
     bins: int
-    """The power of two of a histogram that may take the place of an atomic's elements; else 0."""
+    """The power of two of a histogram, or of sums, that may take the place of an atomic's elements; else 0."""
+    summed: bool
+    """Set where each element of such an atomic is a value of its own."""
 
 
 class Work(NamedTuple):
@@ -262,7 +264,8 @@ class _Preparation:
             carried=op.kind == "load" and op.slot in self.facts.prefetchable_slots,
             turned=beside_turned(op, self.facts),
             placed=tuple(a for a in self.order if a in op.subscript_axes) if op.gathered else None,
-            bins=width_of(op.bins),
+            bins=width_of(op.bins, op.summed),
+            summed=op.summed,
         )
 
     def reduction(self, fact: ReductionFact, accesses: tuple[Access, ...]) -> Reduction:
