@@ -10,7 +10,7 @@ import re
 import struct
 import subprocess
 import tempfile
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -76,6 +76,11 @@ class Instruction:
         return _UNIT_OF.get(self.opcode, OTHER_UNIT)
 
     @property
+    def conditional(self) -> bool:
+        """True if the next instruction may follow a branch or an end."""
+        return self.predicated or "," in self.operands
+
+    @property
     def access_bytes(self) -> int:
         """Bytes of a thread in an access to memory; 0 for other instructions."""
         if self.unit not in _MEMORY:
@@ -86,16 +91,15 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A loop: the places of its first and its last instruction, and 1 more than the loops around it."""
+    """A loop: the place of its first instruction, and those of all, with the loops inside of it, in order."""
 
-    first: int
-    last: int
-    depth: int
+    head: int
+    places: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """The instructions of one kernel in the order of their addresses, and its loops, each before those inside of it."""
+    """The instructions of one kernel in the order of their addresses, and its loops by their heads."""
 
     instructions: tuple[Instruction, ...]
     loops: tuple[Loop, ...]
@@ -105,15 +109,22 @@ class Code:
         """Number of instructions by opcode."""
         return Counter(each.opcode for each in self.instructions)
 
+    @property
+    def depths(self) -> list[int]:
+        """Number of loops around each instruction."""
+        depths = [0] * len(self.instructions)
+        for loop in self.loops:
+            for place in loop.places:
+                depths[place] += 1
+        return depths
+
     def inside(self, loop: Loop) -> tuple[Instruction, ...]:
         """Return the instructions of a loop, with those of the loops inside of it."""
-        return self.instructions[loop.first : loop.last + 1]
+        return tuple(self.instructions[place] for place in loop.places)
 
     def by_depth(self) -> list[tuple[Instruction, ...]]:
         """Return the instructions outside of loops, then those in one loop, in two and so on, without padding."""
-        depths = [0] * len(self.instructions)
-        for loop in self.loops:
-            depths[loop.first : loop.last + 1] = [loop.depth] * (loop.last + 1 - loop.first)
+        depths = self.depths
         found: list[list[Instruction]] = [[] for _ in range(1 + max(depths, default=0))]
         for depth, each in zip(depths, self.instructions, strict=True):
             if each.opcode not in _PADDING:
@@ -159,26 +170,84 @@ def _instruction(start: int, address: int, row: re.Match[str], labels: Mapping[s
 
 
 def _loops(instructions: Sequence[Instruction]) -> tuple[Loop, ...]:
-    """Return the loops: instructions from the target of a branch backwards to the last such branch.
+    """Return the loops: of a branch to code that every way to it has passed, all code between.
 
-    A branch to itself, which ends a kernel, is none.
+    A wait that fails repeats at the end of a kernel and comes back. That is no loop around the code in between, and a
+    loop of waits alone is none either. Nor is a branch to itself, which ends a kernel.
     """
-    places = {each.address: at for at, each in enumerate(instructions)}
-    lasts: dict[int, int] = {}
-    for at, each in enumerate(instructions):
-        first = places.get(each.target, at) if each.target is not None else at
-        if first < at:
-            lasts[first] = at
-    return tuple(_nested(sorted(lasts.items(), key=lambda pair: (pair[0], -pair[1]))))
+    blocks = _blocks(instructions) if instructions else []
+    dominators = _dominators([block.following for block in blocks])
+    bodies: dict[int, set[int]] = {}
+    preceding: list[list[int]] = [[] for _ in blocks]
+    for at, block in enumerate(blocks):
+        for each in block.following:
+            preceding[each].append(at)
+    for at, block in enumerate(blocks):
+        for head in block.following:
+            if head in dominators.get(at, ()):
+                body = bodies.setdefault(head, {head})
+                waiting = [at]
+                while waiting:
+                    if (one := waiting.pop()) not in body:
+                        body.add(one)
+                        waiting += [each for each in preceding[one] if each in dominators]
+    found = []
+    for head, body in sorted(bodies.items()):
+        places = tuple(place for at in sorted(body) for place in blocks[at].places)
+        if not {instructions[place].unit for place in places} <= _WAITING:
+            found.append(Loop(blocks[head].places[0], places))
+    return tuple(found)
 
 
-def _nested(ranges: Iterable[tuple[int, int]]) -> Iterator[Loop]:
-    around: list[int] = []
-    for first, last in ranges:
-        while around and around[-1] < first:
-            around.pop()
-        around.append(last)
-        yield Loop(first, last, len(around))
+#: Units of the instructions of a loop that only waits, or ends a kernel.
+_WAITING = frozenset({"barrier", "branch", OTHER_UNIT})
+#: Opcodes after which a kernel does not go on, unless a predicate guards them.
+_ENDS = frozenset({"EXIT", "RET", "BRX", "JMP"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Instructions that run one after the other, and the blocks that may follow."""
+
+    places: range
+    following: tuple[int, ...]
+
+
+def _blocks(instructions: Sequence[Instruction]) -> list[_Block]:
+    """Divide a kernel at branches and their targets."""
+    count = len(instructions)
+    place_of = {each.address: at for at, each in enumerate(instructions)}
+    branches = {at: place_of.get(each.target) for at, each in enumerate(instructions) if each.target is not None}
+    ends = {at for at, each in enumerate(instructions) if each.opcode in _ENDS}
+    starts = sorted({0, *(to for to in branches.values() if to is not None), *(at + 1 for at in {*branches, *ends})})
+    starts = [start for start in starts if start < count]
+    number = {start: at for at, start in enumerate(starts)}
+    found = []
+    for start, end in zip(starts, [*starts[1:], count], strict=True):
+        last = instructions[end - 1]
+        to = branches.get(end - 1)
+        following = [] if to is None else [number[to]]
+        if end < count and (last.conditional or (last.target is None and last.opcode not in _ENDS)):
+            following.append(number[end])
+        found.append(_Block(range(start, end), tuple(dict.fromkeys(following))))
+    return found
+
+
+def _dominators(following: Sequence[Sequence[int]]) -> dict[int, frozenset[int]]:
+    """Return the blocks on every way to each block from a function's first one, itself included."""
+    reached = {each for after in following for each in after} - {0}
+    found = {at: frozenset({at}) for at in range(len(following)) if at not in reached}
+    waiting = deque(found)
+    while waiting:
+        at = waiting.popleft()
+        for each in following[at]:
+            former = found.get(each)
+            now = found[at] if former is None else found[at] & former
+            now |= {each}
+            if now != former:
+                found[each] = now
+                waiting.append(each)
+    return found
 
 
 def disassembled(cubin: bytes) -> Code:

@@ -17,6 +17,7 @@ from ..hardware import Target
 if TYPE_CHECKING:
     # `import helion` loads no compiler
     from .._compiler.host.program import HostProgram
+    from .assembly import Code
 
 #: Calls a function, whose compilations end early where the second argument says that they are late. A third one, which may
 #: be left out, is called when a kernel has been parsed.
@@ -216,6 +217,13 @@ class Toolchain(Protocol):
         They are those of a launch with 16-byte aligned tensors, and of the most demanding of several kernels.
         ``sass_counts`` may be empty without ``count_opcodes``, which is faster. An assembler that runs as its own process
         is ended after ``seconds``. Raises ``CompileError``.
+        """
+        ...
+
+    def code(self, names: Mapping[str, Any], plan: Any, target: Target) -> Mapping[str, Code]:
+        """Return the assembled code of each kernel of ``plan``, whose module has these globals, by name.
+
+        Raises ``CompileError``, and ``exc.InvalidAPIUsage`` for a GPU whose code is not read.
         """
         ...
 

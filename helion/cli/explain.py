@@ -30,6 +30,9 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--code", action="store_true", help="also print the generated module")
     forms = parser.add_mutually_exclusive_group()
     forms.add_argument("--facts", action="store_true", help="print every record that was read off the kernel")
+    forms.add_argument(
+        "--assembly", action="store_true", help="print the instructions of the default config's loops by unit"
+    )
     forms.add_argument("--json", action="store_true", help="print JSON")
     forms.add_argument(
         "--html", metavar="FILE", help="write a self-contained page: IR, a picture of each access, roofline, code"
@@ -52,8 +55,8 @@ def _show(bound: BoundKernel, options: argparse.Namespace) -> None:
     if options.html:
         pathlib.Path(options.html).write_text(bound.explain("html"), encoding="utf-8")
         print(f"written to {options.html}")
-    elif options.json or options.facts:
-        print(bound.explain("json" if options.json else "facts"))
+    elif form := next((each for each in ("json", "facts", "assembly") if getattr(options, each)), None):
+        print(bound.explain(form))
     elif sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
         table.print_table(json.loads(bound.explain("json")))
     else:

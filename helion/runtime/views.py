@@ -227,15 +227,16 @@ class Views:
         Predicted and measured resources are shown together.
 
         Args:
-            format: ``"text"``; ``"facts"``, which has every record of the analysis; ``"json"``, all of both; or
-                ``"html"``, a self-contained page. The page has the device IR, a picture of each access, the roofline,
-                and the kernel next to the generated code.
+            format: ``"text"``; ``"facts"``, which has every record of the analysis; ``"json"``, all of both;
+                ``"html"``, a self-contained page; or ``"assembly"``, counts of the default config's assembled code. The
+                page has the device IR, a picture of each access, the roofline, and the kernel next to the generated
+                code. Assembled code is compiled for ``target``, one of NVIDIA's GPUs; no GPU is needed.
 
         Returns:
             The text.
 
         Raises:
-            exc.InvalidAPIUsage: another format.
+            exc.InvalidAPIUsage: another format, or assembled code of another vendor's GPU.
         """
         return explain.explain(self.variant.compiled, format)
 

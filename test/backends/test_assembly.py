@@ -41,9 +41,9 @@ LISTING = """
 def test_loops_of_a_listing() -> None:
     code = read(LISTING)
     outer, inner = code.loops
-    assert (outer.depth, inner.depth) == (1, 2)
     assert [each.opcode for each in code.inside(inner)] == ["FADD", "BRA"]
     assert [each.opcode for each in code.inside(outer)] == ["LDS", "FADD", "BRA", "HGMMA", "BRA"]
+    assert code.depths == [0, 1, 2, 2, 1, 1, 0, 0, 0, 0]
     assert [[each.opcode for each in part] for part in code.by_depth()] == [
         ["MOV", "BRA", "EXIT", "BRA"],
         ["LDS", "HGMMA", "BRA"],
@@ -51,6 +51,40 @@ def test_loops_of_a_listing() -> None:
     ]
     assert [at for at, each in enumerate(code.instructions) if each.predicated] == [3, 5, 6]
     assert read("") == Code(instructions=(), loops=())
+
+
+#: A loop with a wait that repeats after the end of the kernel, a loop of two ways, and one that the kernel jumps into.
+WAITING = """
+        /*0000*/                   MOV R1, c[0x0][0x28] ;
+.L_x_0:
+        /*0010*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R2 ;
+        /*0020*/              @!P0 BRA `(.L_x_8) ;
+.L_x_1:
+        /*0030*/                   FADD R2, R3, R4 ;
+        /*0040*/                   BRA.U UP0, `(.L_x_2) ;
+        /*0050*/                   LDS R4, [R1] ;
+.L_x_2:
+        /*0060*/              @!P1 BRA `(.L_x_0) ;
+        /*0070*/              @!P2 BRA `(.L_x_4) ;
+.L_x_3:
+        /*0080*/                   FMUL R2, R3, R4 ;
+.L_x_4:
+        /*0090*/                   FFMA R2, R3, R4, R4 ;
+        /*00a0*/              @!P1 BRA `(.L_x_3) ;
+        /*00b0*/                   EXIT ;
+.L_x_8:
+        /*00c0*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R2 ;
+        /*00d0*/              @!P0 BRA `(.L_x_8) ;
+        /*00e0*/                   BRA `(.L_x_1) ;
+"""
+
+
+def test_waits_are_no_loops() -> None:
+    (loop,) = read(WAITING).loops
+    assert [each.opcode for each in read(WAITING).inside(loop)] == [
+        *("SYNCS", "BRA", "FADD", "BRA", "LDS", "BRA"),
+        *("SYNCS", "BRA", "BRA"),  # repeated after the end
+    ]
 
 
 def test_branches_to_addresses() -> None:
@@ -67,10 +101,10 @@ def test_a_second_function_has_loops_of_its_own() -> None:
     once = read(LISTING)
     count = len(once.instructions)
     assert len(twice.instructions) == 2 * count
-    assert [(each.first % count, each.last % count, each.depth) for each in twice.loops] == [
-        (each.first, each.last, each.depth) for each in once.loops * 2
+    assert twice.loops[:2] == once.loops
+    assert [[place - count for place in each.places] for each in twice.loops[2:]] == [
+        list(each.places) for each in once.loops
     ]
-    assert twice.loops[2].first == once.loops[0].first + count
 
 
 @pytest.mark.parametrize(

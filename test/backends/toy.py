@@ -116,6 +116,9 @@ class ToyToolchain:
     ) -> Resources:
         raise CompileError("a toy takes nothing of a GPU")
 
+    def code(self, names: Mapping[str, Any], plan: ToyPlan, target: Target) -> Mapping[str, Any]:
+        raise exc.InvalidAPIUsage("a toy is not assembled")
+
     def shared_object(self, names: Mapping[str, Any], plan: ToyPlan) -> bytes:
         raise exc.InvalidAPIUsage("a toy stays where it is")
 

@@ -13,14 +13,16 @@ from .collect import collect
 from .text import render_facts, render_text
 
 if TYPE_CHECKING:
-    from . import page
+    from . import assembled, page
 else:
+    assembled = lazy("helion.runtime.explanation.assembled")
     page = lazy("helion.runtime.explanation.page")
 
 _FORMS: dict[str, Callable[[Compiled], str]] = {
     "text": lambda compiled: render_text(collect(compiled)),
     "facts": lambda compiled: render_facts(collect(compiled)),
     "json": lambda compiled: json.dumps(collect(compiled), indent=2),
+    "assembly": lambda compiled: assembled.render_assembled(compiled),
     "html": lambda compiled: page.page(compiled, collect(compiled)),
 }
 

@@ -14,7 +14,7 @@ def render_text(data: Data) -> str:
     lines += [f"  {name:<10} {value}" for name, value in overview(data)]
     lines += ["", "seeds (predicted / measured; * runs when nothing was tuned):" if data["seeds"] else "seeds: none"]
     if data["seeds"]:
-        lines += _columns([HEADINGS, *(row(data, seed, at) for at, seed in enumerate(data["seeds"], 1))])
+        lines += columns([HEADINGS, *(row(data, seed, at) for at, seed in enumerate(data["seeds"], 1))])
     for at, seed in enumerate(data["seeds"], 1):
         lines.append(f"  {at}. {seed['heuristic']}: {seed['reason']}")
         lines.append(f"     {seed['decorator']}")
@@ -164,7 +164,7 @@ def line(record: Data) -> str:
     return ", ".join(f"{key}={_short(value)}" for key, value in record.items() if value not in (None, [], {}, ""))
 
 
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(each[at]) for each in rows) for at in range(len(rows[0]))]
     return [
         "  " + "  ".join(f"{text:<{width}}" for text, width in zip(each, widths, strict=True)).rstrip() for each in rows

@@ -22,6 +22,7 @@ from .failures import Reporting
 from .specialized import Specialized
 
 if TYPE_CHECKING:
+    from ...backends.assembly import Code
     from ...backends.execution import Resources
     from . import repro, respecialize
     from .binary_check import Verdict
@@ -152,6 +153,14 @@ class Compiled:
         found = toolchain.resources(module.__globals__, plan, of.target, count_opcodes=count_opcodes, seconds=seconds)
         self.compile_seconds.setdefault(config, time.perf_counter() - began)
         return found
+
+    def assembled(self, config: Config) -> Mapping[str, Code]:
+        """Return the assembled code of a full config on its target; see ``Toolchain.code``."""
+        of = self.specialized
+        module = self.function(config, allow_print=False)
+        toolchain = of.analysis.backend.toolchain
+        toolchain.prepare(of.target)
+        return toolchain.code(module.__globals__, of.analysis.code(config).plan, of.target)
 
     def export(self, config: Config, path: pathlib.Path) -> pathlib.Path:
         """Write the kernel of a full config as a shared object."""

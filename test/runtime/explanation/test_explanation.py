@@ -184,7 +184,7 @@ def test_the_page_stands_alone(name: str) -> None:
 
 
 def test_unknown_forms_are_refused() -> None:
-    with pytest.raises(exc.InvalidAPIUsage, match="'text', 'facts', 'json', 'html'; got 'yaml'"):
+    with pytest.raises(exc.InvalidAPIUsage, match="'text', 'facts', 'json', 'assembly', 'html'; got 'yaml'"):
         BOUND["small"]().explain("yaml")
 
 
@@ -239,3 +239,20 @@ def test_the_page_in_a_browser(name: str, tmp_path: Path) -> None:
     assert found["width"] <= found["window"], "the page is wider than its window"
     assert found["accesses"] == len(bound.facts.memory_ops)
     assert found["lit"] == 2  # the line of the kernel, and those made of it
+
+
+def test_assembled_code_by_unit_and_width() -> None:
+    bound = matmul.bind((meta(512, 4096), meta(4096, 512)), target="sm_90")
+    heading, table = bound.explain("assembly").split("outside of loops  in a loop\n")
+    rows = re.findall(r"^  (\S.*?) +(\d+) +(\d+)$", table, re.MULTILINE)
+    counts = {unit: (int(outside), int(inside)) for unit, outside, inside in rows}
+    whole = counts.pop("all")
+    assert whole == tuple(map(sum, zip(*counts.values(), strict=True)))
+    assert f"_helion_matmul: {sum(whole)} instructions, loops: 1" in heading
+    assert counts["matrix"][1] > 0, "it multiplies in the loop"
+    assert re.search("accesses outside of loops: .*stores? of 16", table)
+
+
+def test_assembled_code_of_another_vendor_is_refused() -> None:
+    with pytest.raises(exc.InvalidAPIUsage, match="NVIDIA's GPUs, and gfx942"):
+        matmul.bind((meta(512, 512), meta(512, 512)), target="gfx942").explain("assembly")

@@ -13,9 +13,12 @@ from .installed import installed_version
 from .library import CUBIN, SHARED_OBJECT, folder
 
 if TYPE_CHECKING:
+    from ... import assembly
+    from ...assembly import Code
     from ..plan.launch import LaunchPlan
     from . import audit
 else:
+    assembly = lazy("helion.backends.assembly")
     audit = lazy("helion.backends.cute.toolchain.audit")
 
 
@@ -50,6 +53,14 @@ class CuteToolchain:
             source="ptxas",
             sass_counts=dict(sorted(found.opcodes.items())),
         )
+
+    def code(self, names: Mapping[str, Any], plan: LaunchPlan, target: Target) -> Mapping[str, Code]:
+        """Return the code of the only kernel.
+
+        Raises ``errors.ToolMissing`` if the kernel is not compiled and cannot be.
+        """
+        name = plan.kernel_names[0]
+        return {name: assembly.disassembled((folder(names[name]) / CUBIN).read_bytes())}
 
     def shared_object(self, names: Mapping[str, Any], plan: LaunchPlan) -> bytes:
         """Return the shared object. Raises ``errors.ToolMissing`` if the kernel is not compiled and cannot be."""

@@ -17,9 +17,12 @@ from .offline import compile_offline, compiler_of, prepare, ptxas_version, toget
 from .report import checked_residents, measure
 
 if TYPE_CHECKING:
+    from ... import assembly
+    from ...assembly import Code
     from ..plan.records import Plan
     from . import signature
 else:
+    assembly = lazy("helion.backends.assembly")
     # versions need no plan
     signature = lazy("helion.backends.triton.toolchain.signature")
 
@@ -42,6 +45,15 @@ class TritonToolchain:
             resident = plan.launch.persistent if plan.are_together(plan.launch_of(phase)) else 0
             measured.append(found if not resident else checked_residents(found, resident, target))
         return max(measured, key=lambda r: (not r.fits, r.spill_bytes, r.shared_bytes, r.registers))
+
+    def code(self, names: Mapping[str, Any], plan: Plan, target: Target) -> Mapping[str, Code]:
+        if target.kind != "cuda":
+            raise exc.InvalidAPIUsage(f"Assembled code is read for NVIDIA's GPUs, and {target} is another one.")
+        found = {}
+        for kernel, phase in plan.launched:
+            given = signature.offline_signature(plan, target, phase)
+            found[kernel] = assembly.disassembled(compile_offline(names[kernel], **given).kernel)
+        return found
 
     def shared_object(self, names: Mapping[str, Any], plan: Plan) -> bytes:
         raise exc.InvalidAPIUsage(
