@@ -85,6 +85,16 @@ def log_probabilities(x: torch.Tensor) -> torch.Tensor:
 
 
 @helion.kernel()
+def numbered_probabilities(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    m, n = x.size()
+    for tile in hl.tile(m):
+        part = torch.softmax(x[tile, :].to(torch.float32), -1)
+        out[tile, :] = (part * hl.arange(n)[None, :]).to(x.dtype)
+    return out
+
+
+@helion.kernel()
 def smoothed_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     m, n = logits.size()
     flat = logits.view(-1)
@@ -190,6 +200,9 @@ CASES: dict[helion.Kernel, Case] = {
     variance_of_columns: Case(reference=lambda x: x.var(0, correction=0), small=(129, 33), large=(32001, 1000)),
     softmax_of_columns: Case(reference=lambda x: torch.softmax(x, 0), small=(129, 33), large=(50257, 256)),
     log_probabilities: Case(reference=lambda x: torch.log_softmax(x, -1), small=(3, 1003), large=(4096, 50257)),
+    numbered_probabilities: Case(
+        reference=lambda x: torch.softmax(x, -1) * torch.arange(x.size(-1)), small=(3, 1003), large=(4096, 50257)
+    ),
     smoothed_loss: Case(
         reference=_smoothed,
         small=(3, 701),

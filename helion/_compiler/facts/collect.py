@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +36,9 @@ from .records import (
 )
 from .reductions import accumulator_facts, reduction_facts
 from .walk import TileBound, Walk, walk_program
+
+#: Kinds of ops whose results do not depend on the places of elements.
+_UNNUMBERED = frozenset(("number", "full", "view", "mask", "pointwise"))
 
 
 def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
@@ -74,6 +77,7 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
         scans=tuple(_scan(op, walk) for op in walk.scans),
         random_tiles=tuple(walk.tile(op.results[0]) for op in walk.other if op.kind in RANDOM),
         transposed_squares=tuple(walk.tile(op.results[0]) for op in walk.other if _exchanges(op)),
+        numbered_axes=frozenset(block for op in walk.other if op.kind not in _UNNUMBERED for block in _blocks(op)),
         atomics=atomic_facts(walk, flow, axes),
         messages=sum(map(is_message, program.walk())),
         meetings=len({(r.launch, r.phase) for r in program.roots}) - len({r.launch for r in program.roots}),
@@ -175,6 +179,13 @@ def _attention_gradients(
         )
         for fact in found
     )
+
+
+def _blocks(op: Op) -> Iterator[int]:
+    """Yield the blocks of the results of ``op``."""
+    for result in op.results:
+        for dim in result.dims:
+            yield from dim.blocks
 
 
 def _exchanges(op: Op) -> bool:

@@ -446,6 +446,7 @@ class KernelFacts:
     - ``random_tiles``: tiles of random numbers.
     - ``transposed_squares``: tiles in which a permutation exchanges two dimensions of one axis, which memory accesses
       do not show.
+    - ``numbered_axes``: axes of tiles that ops compute from the places of their elements.
     - ``messages``: the number of signals to other GPUs and of waits for them in the code.
     - ``meetings``: the barriers between grid loops with no host code in between.
     - ``rewrites``: facts about rewrites, by config key (``Rewrite.fact``).
@@ -469,6 +470,7 @@ class KernelFacts:
     scans: tuple[ScanFact, ...] = ()
     random_tiles: LiveTiles = ()
     transposed_squares: LiveTiles = ()
+    numbered_axes: frozenset[int] = frozenset()
     atomics: tuple[MemoryOpFact, ...] = ()
     messages: int = 0
     meetings: int = 0

@@ -193,6 +193,8 @@ def _aligned_widths(
         *others, axis = op.tile_axes
         extent = facts.axes[axis].extent if facts.axes[axis].static else None
         again = stored and op.kind == "load" and op.feeds_store and dict(op.looped).get(axis, 0) > 1
+        if again and known.is_of_rows_alike(facts, axis):
+            continue
         if not again or not op.static or op.gathered or op.inner_axis != axis or any(sizes[o] > 1 for o in others):
             continue
         width = min(VECTOR_BYTES // op.itemsize, sizes[axis] // threads)

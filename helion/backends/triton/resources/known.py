@@ -123,6 +123,14 @@ def again(facts: KernelFacts) -> tuple[Again, ...]:
     return _again(Same(facts))
 
 
+def is_of_rows_alike(facts: KernelFacts, axis: int) -> bool:
+    """Return whether every loop over ``axis`` has rows at the same places and of the same width, and numbers none of their
+    elements.
+    """
+    rows = {(op.subscript_axes, op.strides, op.scales, op.itemsize) for op in facts.memory_ops if axis in op.tile_axes}
+    return len(rows) == 1 and axis not in facts.numbered_axes
+
+
 def repeats(axes: Axes) -> bool:
     """Return whether several dimensions of a tile are one axis, as those of one constant length are."""
     return len(set(axes)) < len(axes)

@@ -297,6 +297,27 @@ def test_squares_that_are_not_transposed_stay_in_their_layout() -> None:
     assert transposed_squares.bind((x,), target="sm_90").facts.transposed_squares == (((0, 1, 1), 4),)
 
 
+@helion.kernel()
+def scaled_rows(x: torch.Tensor, numbered: hl.constexpr) -> torch.Tensor:
+    m, n = x.size()
+    out = torch.empty_like(x)
+    for tile in hl.tile(m):
+        part = torch.log_softmax(x[tile, :].to(torch.float32), -1)
+        if numbered:
+            part = part * hl.arange(n)[None, :]
+        out[tile, :] = part.to(x.dtype)
+    return out
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_loops_that_number_elements_store_in_another_width(numbered: bool) -> None:
+    """The first loop over unaligned rows loads vectors; a loop that numbers their elements does not."""
+    x = torch.empty(4096, 50257, dtype=torch.float16, device="meta")
+    bound = scaled_rows.bind((x, numbered), target="sm_90")
+    assert bound.facts.numbered_axes == ({1} if numbered else set())
+    assert_is_close(bound, {"reduction_loops": [2048], "num_warps": 8, "num_stages": 1})
+
+
 @pytest.mark.parametrize("gpu", ["sm_90", *(pytest.param(gpu, marks=pytest.mark.prove) for gpu in ("sm_86", "gfx942"))])
 def test_a_scan_is_not_laid_out_as_squares_made_of_it(gpu: str) -> None:
     """What is spread over a square has a dimension more than what is combined along a row."""
