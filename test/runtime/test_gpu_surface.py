@@ -112,7 +112,7 @@ def test_groups_by_wide_loads() -> None:
     assert torch.equal(b[5:], torch.where(offsets[5:, None] == 3, 0, y.view(-1, 16)[offsets[5:]].half()))
 
 
-@helion.kernel(static_shapes=False, size_hints=())
+@helion.kernel(static_shapes=False, size_hints=(), backend="triton")
 def rows(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     out = torch.empty(x.size(), dtype=x.dtype, device=x.device)
     for tile in hl.tile(x.size(0)):
@@ -133,6 +133,18 @@ def test_one_bound_kernel_for_sizes_and_strides() -> None:
             assert rows.bind((x, w)) is bound
             for call in (run, bound, rows, rows):
                 torch.testing.assert_close(call(x, w), torch.softmax(x * w, -1))
+
+
+def test_auto_has_bound_kernels_by_what_cute_needs_of_sizes() -> None:
+    """Another backend may be faster where rows have whole vectors: both kinds of rows have a bound kernel."""
+    either = helion.kernel(rows.fn, static_shapes=False, size_hints=(), backend="auto")
+    bound = set()
+    for n, m in ((63, 100), (63, 64), (1000, 100), (1000, 3), (128, 102), (63, 3)):
+        x, w = torch.randn(n, m, device="cuda"), torch.randn(m, device="cuda")
+        bound.add(either.bind((x, w)))
+        for _ in range(2):
+            torch.testing.assert_close(either(x, w), torch.softmax(x * w, -1))
+    assert len(bound) <= 2
 
 
 INTERPRETED = """
