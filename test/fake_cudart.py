@@ -21,9 +21,11 @@ typedef struct {
 typedef int (*Receiver)(const uint64_t *, void **);
 static Receiver receiver;
 static int clusters, loads;
+static char found_name[1024];
 
 void fake_set(Receiver given, int resident) { receiver = given; clusters = resident; }
 int fake_loads(void) { return loads; }
+const char *fake_found(void) { return found_name; }
 
 static void flatten(const Configuration *c, uint64_t *flat) {
   uint64_t numbers[] = {c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1], c->block[2], c->shared,
@@ -38,11 +40,15 @@ int cudaLaunchKernelExC(const Configuration *c, const void *f, void **arguments)
   return receiver(flat, arguments);
 }
 int cudaOccupancyMaxActiveClusters(int *found, void *kernel, const Configuration *c) { *found = clusters; return 0; }
-int cudaLibraryEnumerateKernels(void **kernel, unsigned n, void *library) { *kernel = (void *)1; return 0; }
+int cudaLibraryEnumerateKernels(void **kernel, unsigned n, void *library) {
+  *kernel = (void *)1; strcpy(found_name, "the only one"); return 0;
+}
 int cudaLibraryLoadData(void **library, const void *code, void *a, void *b, unsigned c, void *d, void *e, unsigned f) {
   *library = (void *)2; ++loads; return 0;
 }
-int cudaLibraryGetKernel(void **kernel, void *library, const char *name) { *kernel = (void *)1; return 0; }
+int cudaLibraryGetKernel(void **kernel, void *library, const char *name) {
+  *kernel = (void *)1; strncpy(found_name, name, sizeof found_name - 1); return 0;
+}
 int cudaGetDevice(int *device) { *device = 0; return 0; }
 int cudaGetDeviceCount(int *count) { *count = 1; return 0; }
 int cudaDriverGetVersion(int *version) { *version = 13000; return 0; }
@@ -94,7 +100,13 @@ class FakeRuntime:
             ctypes.c_int, ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_void_p)
         )(self._receive)
         self._library = ctypes.CDLL(str(self.path), mode=ctypes.RTLD_GLOBAL)
+        self._library.fake_found.restype = ctypes.c_char_p
         self._library.fake_set(self._receiver, clusters)
+
+    @property
+    def found(self) -> str:
+        """The name of the kernel that was found last, or that it is the only one."""
+        return self._library.fake_found().decode()
 
     @property
     def loads(self) -> int:

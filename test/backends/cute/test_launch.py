@@ -297,8 +297,23 @@ def test_shared_objects_launch_what_was_planned(tmp_path: Path) -> None:
         assert kernel.clusters() == 3 and runtime.loads == number
         check_launch(runtime, kernel, bound.plan(config))
     assert runtime is not None
+    assert runtime.found == "the only one"
     check_sizes(runtime, tmp_path)
     check_numbers(runtime, tmp_path / "scaled_norm.so")
+    check_names(runtime, tmp_path / "odd.so")
+
+
+def check_names(runtime: FakeRuntime, path: Path) -> None:
+    """Of several kernels in a binary, the matmul is found by its name."""
+    bound = matmul.bind(
+        [torch.empty(shape, dtype=BF16, device="meta") for shape in ((64, 63), (63, 64))], target="sm_90"
+    )
+    config = {"wgmma_copies_in": "memory"}
+    assert "def prepare_a(" in bound.to_code(config)
+    kinds = inspect.unwrap(bound.compile_config(config)).__globals__["_helion_matmul"].pointers
+    kernel = library.Library(bound.export_shared_object(path, config), kinds)
+    assert kernel.load(0) == 0 and kernel.clusters() == 3
+    assert runtime.found.startswith("kernel_cutlass_kernel_")
 
 
 def check_numbers(runtime: FakeRuntime, path: Path) -> None:

@@ -186,8 +186,9 @@ def _(step: g.KGroups, out: Writer, names: Names) -> None:
 
 @_print.register
 def _(step: g.SubtileLoop, out: Writer, names: Names) -> None:
-    unrolled, rolled = f"range_constexpr({names.plan.subtiles})", f"range({names.plan.subtiles}, unroll=1)"
-    with out.block(f"for subtile in cutlass.{rolled if step.rolled else unrolled}:"):
+    # the body is traced once, and the DSL unrolls it afterwards (measurement ``first_call_subtiles``)
+    how = "unroll=1" if step.rolled else "unroll_full=True"
+    with out.block(f"for subtile in cutlass.range({names.plan.subtiles}, {how}):"):
         _body(step.body, out, names)
 
 

@@ -29,7 +29,7 @@ MISSING = (
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """A compiled module; ``kernel`` is the DSL's object, which can be launched on a GPU."""
+    """A compiled module; ``kernel`` is the DSL's object, whose host code can be exported."""
 
     kernel: Any
     cubin: bytes
@@ -59,7 +59,10 @@ def compile_source(text: str, unit: str, pointers: Sequence[str], entry: str = E
             for dtype in pointers
         ]
         options = f"--gpu-arch {ARCHITECTURES[unit]} --keep-ptx --keep-cubin --dump-dir {folder}"
-        kernel = dsl.cute.compile(getattr(module, entry), *arguments, dsl.Int32(1), make_fake_stream(), options=options)
+        # the host code is exported, so no engine of LLVM compiles it as well
+        kernel = dsl.cute.compile(
+            getattr(module, entry), *arguments, dsl.Int32(1), make_fake_stream(), options=options, no_jit_engine=True
+        )
         return Compiled(kernel=kernel, cubin=bytes(kernel.__cubin__), ptx=str(kernel.__ptx__))
 
 

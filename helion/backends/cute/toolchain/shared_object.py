@@ -39,6 +39,15 @@ extern int cudaOccupancyMaxActiveClusters(int *, void *, const Configuration *);
 
 {declared}static void *library;
 
+/* The name of the matmul if the library has other kernels. */
+extern const char product_of_kernel[] __attribute__((weak, visibility("hidden")));
+
+/* Finds the matmul, or the only kernel. */
+static int find(void **kernel) {{
+  if (product_of_kernel) return cudaLibraryGetKernel(kernel, library, product_of_kernel);
+  return cudaLibraryEnumerateKernels(kernel, 1, library);
+}}
+
 /* Loads the kernel on a device. Calls must not overlap. */
 int32_t helion_load(int32_t device) {{
   int32_t status = 0;
@@ -57,7 +66,7 @@ int32_t helion_load(int32_t device) {{
 int32_t helion_clusters(void) {{
   void *kernel = 0;
   int found = 0;
-  if ({found}) return 0;
+  if (find(&kernel)) return 0;
   Attribute attribute = {{.id = 4, .value = {{{ctas}, 1, 1}}}};
   Configuration configuration = {{
     {{{ctas}, 64, 1}}, {{{threads}, 1, 1}}, {shared}, 0, &attribute, 1,
@@ -83,13 +92,20 @@ int32_t helion_launch({parameters}int32_t clusters, void *stream) {{
 
 #: The symbol of the DSL's export in the C functions, which are compiled before its name is known.
 _ENTRY = "entry_of_kernel"
-ONLY_KERNEL = "cudaLibraryEnumerateKernels(&kernel, 1, library)"
+#: A name of a kernel, which is assembled when the binary has several.
+_PRODUCT = """\
+.section .rodata
+.globl product_of_kernel
+.hidden product_of_kernel
+product_of_kernel: .asciz "{name}"
+.section .note.GNU-stack,"",%progbits
+"""
 _KERNELS = re.compile(r"\.entry (kernel_cutlass_(\w+?)_\w+)\(")
 _DECLARED = "extern int cudaKernelSetAttributeForDevice(void *, int, int, int);\n"
 _RESIDENTS = """\
   /* All of an SM's memory is shared memory (attribute 9, percent): CTAs that share an SM fit no other way. */
   void *kernel = 0;
-  if (!status) status = {found};
+  if (!status) status = find(&kernel);
   if (!status) status = cudaKernelSetAttributeForDevice(kernel, 9, 100, device);
 """
 
@@ -113,9 +129,7 @@ def build_shared_object(kernel: GemmKernel) -> tuple[bytes, bytes]:
         if found is None:
             raise CompilationFailed("the DSL exported no function that launches the kernel")
         functions.result()
-        if product := product_of_two(compiled.ptx):
-            _compile(compiler, folder, source(kernel, product))
-        return _link(compiler, folder, found[1]), compiled.cubin
+        return _link(compiler, folder, found[1], product_of_two(compiled.ptx)), compiled.cubin
 
 
 def product_of_two(ptx: str) -> str:
@@ -133,9 +147,8 @@ def _compiled(kernel: GemmKernel) -> Compiled:
         raise CompilationFailed(f"the DSL failed: {type(error).__name__}: {error}") from error
 
 
-def source(kernel: GemmKernel, product: str = "") -> str:
-    """Return the C functions around the DSL's export, linked as ``_ENTRY``; ``product`` names the first of two kernels."""
-    found = f'cudaLibraryGetKernel(&kernel, library, "{product}")' if product else ONLY_KERNEL
+def source(kernel: GemmKernel) -> str:
+    """Return the C functions around the DSL's export, linked as ``_ENTRY``."""
     kinds = {NUMBER: "float ", SIZE: "int32_t ", PITCH: "int64_t ", SEED: "int64_t "}
     names = {f"p{at}": kinds.get(dtype, "void *") for at, dtype in enumerate(kernel.pointers)}
     return _SOURCE.format(
@@ -150,8 +163,7 @@ def source(kernel: GemmKernel, product: str = "") -> str:
         addresses="".join(f"&{name}, " for name in names),
         count=len(names) + 3,
         declared=_DECLARED if kernel.ctas_per_sm > 1 else "",
-        found=found,
-        residents=_RESIDENTS.format(found=found) if kernel.ctas_per_sm > 1 else "",
+        residents=_RESIDENTS if kernel.ctas_per_sm > 1 else "",
     )
 
 
@@ -161,12 +173,17 @@ def _compile(compiler: str, folder: Path, text: str) -> None:
     _run([compiler, "-c", "-fPIC", "-O1", "-o", str(folder / "launch.o"), str(folder / "launch.c")])
 
 
-def _link(compiler: str, folder: Path, symbol: str) -> bytes:
-    """Return the shared object of the C functions and the DSL's export ``symbol``."""
+def _link(compiler: str, folder: Path, symbol: str, product: str) -> bytes:
+    """Return the shared object of the C functions and the DSL's export ``symbol``; ``product`` names the first of two
+    kernels."""
     (folder / "exports").write_text("{ global: helion_*; local: *; };")
     made = folder / f"{NAME}.so"
     command = [compiler, "-shared", "-o", str(made), str(folder / "launch.o"), f"-Wl,--defsym={_ENTRY}={symbol}"]
     command += ["-Wl,--whole-archive", str(folder / f"{NAME}.o"), "-Wl,--no-whole-archive"]
+    if product:
+        named = folder / "product.s"
+        named.write_text(_PRODUCT.format(name=product))
+        command.append(str(named))
     command += [*map(str, _static_libraries()), f"-Wl,--version-script={folder / 'exports'}"]
     _run(command)
     return made.read_bytes()
