@@ -125,7 +125,8 @@ def test_everything_that_is_exported_has_a_plan() -> None:
 def test_kernels_stay_small(name: str, stages: int, instructions: int, registers: int) -> None:
     row = KEPT["plans"][name]
     assert PLANS[name].ab_stages == stages
-    assert sum(row["opcodes"].values()) <= instructions
+    executed = sum(count for opcode, count in row["opcodes"].items() if opcode != "NOP")  # these fill the last line
+    assert executed <= instructions
     assert row["registers"] <= registers
     assert row["opcodes"]["UTMALDG"] == 2
 
