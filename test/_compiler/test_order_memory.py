@@ -31,6 +31,55 @@ def x(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.zeros(shape, dtype=dtype)
 
 
+def halves(v: torch.Tensor) -> torch.Tensor:
+    """Two views of the same rows have other columns."""
+    out = torch.empty_like(v)
+    low, high = out[:, :40], out[:, 40:]
+    for tile in hl.tile(v.size(0)):
+        low[tile, :] = v[tile, 30:]
+        high[tile, :] = v[tile, :30]
+    return out
+
+
+def meeting_columns(v: torch.Tensor) -> torch.Tensor:
+    """The last columns of one view are the first ones of the other."""
+    out = torch.empty_like(v)
+    low, high = out[:, :40], out[:, 39:]
+    for tile in hl.tile(v.size(0)):
+        low[tile, :] = v[tile, 30:]
+        high[tile, :] = v[tile, :31]
+    return out
+
+
+def other_columns(v: torch.Tensor) -> torch.Tensor:
+    """Even and odd columns, by three views of other shapes."""
+    out = torch.empty_like(v)
+    even, odd, last = out[:, : 2 * 20 : 2], out[:, 1 : 2 * 20 : 2], out[:, 2 * 20 :]
+    for tile in hl.tile(v.size(0)):
+        even[tile, :] = v[tile, 20:40]
+        last[tile, :] = v[tile, :30]
+        odd[tile, :] = v[tile, :20]
+    return out
+
+
+def columns_of_rows(v: torch.Tensor) -> torch.Tensor:
+    """A view that goes on in the next row."""
+    out = torch.empty_like(v)
+    flat, high = out.view(-1)[:60], out[:, 40:]
+    for tile in hl.tile(v.size(0)):
+        high[tile, :] = v[tile, :30]
+        flat[tile] = v[tile, 0]
+    return out
+
+
+@pytest.mark.parametrize(
+    ("kernel", "barriers"), [(halves, 0), (meeting_columns, 1), (other_columns, 0), (columns_of_rows, 1)]
+)
+def test_views_of_other_columns_need_no_barrier(kernel: Callable[..., Any], barriers: int) -> None:
+    found = _plan(kernel, (x(37, 70),)).program
+    assert sum(op.kind == "barrier" for op in found.walk()) == barriers
+
+
 # --- where they stand ---------------------------------------------------------------------------------------------------
 
 PLACES = {

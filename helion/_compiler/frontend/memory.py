@@ -55,6 +55,7 @@ def tensor_id(t: TraceState, tensor: HostTensorValue) -> int:
             aligned=tensor.aligned,
             place=tensor.place,
             begin=tensor.begin,
+            part=t.tensors.part_of(tensor),
             member=tensor.member,
         )
     )

@@ -150,6 +150,10 @@ class HostTensorValue(_Operators):
     place: int = 0
     #: Bytes from the begin of its memory, seen when binding; None if they are not known.
     begin: int | None = 0
+    #: The tensor that it is a part of, and the bytes between their begins, where they are certain.
+    part: tuple[HostTensorValue, int] | None = None
+    #: A call in place may have changed its sizes and its begin.
+    moved: bool = False
     #: A host expression for it that is independent of its variables, if it was made by an expression of the host code.
     made: str = ""
     #: The class of the tensor.

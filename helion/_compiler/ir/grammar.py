@@ -558,6 +558,7 @@ class HostTensor:
     aligned: bool = True  # If all arguments begin at multiples of 16 bytes, so does it.
     place: int = 0  # Bytes after a multiple of 16 at which it begins, seen when binding aligned arguments.
     begin: int | None = 0  # Bytes from the begin of its memory, seen when binding. None if not known.
+    part: tuple[int, int] | None = None  # Number of the tensor that it is a part of, and the certain bytes before it.
     #: True if it is allocated, uninitialized, right before the launch; ``source`` is then the variable that holds it.
     made: bool = False
     member: Member | None = None
@@ -589,8 +590,7 @@ class Program(Structural):
     roots: tuple[Root, ...]
     host: HostModule
     index_dtype: torch.dtype
-    #: The kernel's own config keys, with their values.
-    tunables: tuple[tuple[str, Fragment], ...] = ()
+    tunables: tuple[tuple[str, Fragment], ...] = ()  # The kernel's own config keys, with their values.
 
     def walk(self) -> Iterator[Op]:
         return preorder(op for root in self.roots for op in root.body.ops)

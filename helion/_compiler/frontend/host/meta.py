@@ -81,6 +81,7 @@ class Question:
         for (value, meta), storage in zip(self.tensors, self._storages, strict=True):
             if _storage(meta) != storage:  # of another tensor, or new
                 value.storage = before[_storage(meta)] if _storage(meta) in before else self.t.tensors.new_storage()
+            value.moved = value.moved or _storage(meta) != storage or meta.storage_offset() != 0
             shape, strides = ([hint_of(n) for n in numbers] for numbers in (value.shape, value.strides))
             if [*meta.shape] == shape and [*meta.stride()] == strides:
                 continue
@@ -89,6 +90,7 @@ class Question:
                     f"{self.name} changes the sizes or strides of {describe(value)} in place, which are known at run time only; use the function that returns a new tensor."
                 )
             value.become(meta)
+            value.moved = True
 
 
 def _storage(tensor: torch.Tensor) -> int:

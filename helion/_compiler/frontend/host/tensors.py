@@ -398,11 +398,6 @@ def _first_byte(meta: torch.Tensor) -> int:
     return int(meta.storage_offset()) * meta.dtype.itemsize
 
 
-def _place(like: HostTensorValue, meta: torch.Tensor) -> tuple[int, int | None]:
-    moved = _first_byte(meta) - _first_byte(like.meta)
-    return (like.place + moved) % views.LINE_BYTES, views.moved_begin(like, moved)
-
-
 def _asked(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Evaluate a call whose arguments are all known by torch itself."""
     inputs = tensors_in((args, kwargs))
@@ -437,7 +432,8 @@ def _asked(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs: d
             made = HostTensorValue(t, tuple(value.shape), tuple(value.stride()), value.dtype, where, like.storage)
             moved = _first_byte(value) - _first_byte(like.meta)
             made.aligned = like.aligned and name not in _PLACING and moved % views.LINE_BYTES == 0
-            made.place, made.begin = (0, None) if name in _PLACING else _place(like, value)
+            made.place, made.begin = (0, None) if name in _PLACING else views.moved_place(like, moved)
+            made.part = views.moved_part(like, moved) if name in _VIEWS and name not in _PLACING else None
         if value.is_meta:
             made.become(value)
         return _noted(t, made, inputs, exact, bool(kwargs.get("dtype")), placed=device is not None)
@@ -543,7 +539,9 @@ def _deferred_results(t: TraceState, func: Any, name: str, args: tuple[Any, ...]
         like = inputs[0] if origin is None and inputs else None if origin is None else origin[0]
         made = deferred_tensor(t, like, value, storage=None if origin is None else origin[0].storage, shape=shape)
         made.device = torch.device(device) if device is not None else _device_of(t, inputs, free=not inputs)
-        made.place, made.begin = (0, None) if origin is None or name in _PLACING else _place(origin[0], value)
+        made.place, made.begin = (0, None)
+        if origin is not None and name not in _PLACING:
+            made.place, made.begin = views.moved_place(origin[0], _first_byte(value) - _first_byte(origin[0].meta))
         return _noted(t, made, inputs, False, bool(kwargs.get("dtype")))
 
     return _lifted(_numbers(t, result), lift)

@@ -56,6 +56,17 @@ def make(
     return result
 
 
+def moved_place(value: HostTensorValue, moved: int) -> tuple[int, int | None]:
+    """Return the place and the begin of a view that begins ``moved`` bytes after a tensor does."""
+    return (value.place + moved) % LINE_BYTES, moved_begin(value, moved)
+
+
+def moved_part(value: HostTensorValue, moved: int) -> tuple[HostTensorValue, int] | None:
+    """Return the whole tensor of a view that certainly begins ``moved`` bytes after one, and the bytes before it."""
+    whole, before = value.part or (value, 0)
+    return None if whole.moved or value.moved else (whole, before + moved)
+
+
 def moved_begin(value: HostTensorValue, moved: int) -> int | None:
     return None if value.begin is None else value.begin + moved
 
@@ -287,8 +298,21 @@ def _getitem(t: TraceState, value: HostTensorValue, index: Any) -> HostTensorVal
     result = HostTensorValue(t, (), tuple(strides), value.dtype, value.device, value.storage, aligned=aligned)
     hints, moved = _hints(value, items)
     result.place, result.begin = (value.place + moved) % LINE_BYTES, moved_begin(value, moved)
+    result.part = _part(value, items)
     result.shape = tuple(deferred(t, result, "size", i, hints[i]) if s is None else s for i, s in enumerate(shape))
     return result
+
+
+def _part(value: HostTensorValue, items: Sequence[Any]) -> tuple[HostTensorValue, int] | None:
+    """Return the whole tensor of a subscript's result, and the bytes before it; None if they may differ."""
+    moved = 0
+    dims = (item for item in items if item is not None)
+    for item, stride in zip(dims, value.strides, strict=False):
+        begin = (item.start or 0) if isinstance(item, slice) else item
+        if not isinstance(begin, int) or begin < 0 or (begin and not isinstance(stride, int)):
+            return None
+        moved += begin * int(hint_of(stride)) * value.dtype.itemsize if begin else 0
+    return moved_part(value, moved)
 
 
 def _moves_by_lines(value: HostTensorValue, items: Sequence[Any]) -> bool:

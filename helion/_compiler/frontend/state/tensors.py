@@ -46,6 +46,8 @@ class HostTensors(Part):
         #: The number of each memory of the arguments.
         self.storage_numbers: dict[int, int] = {}
         self._storages = 0
+        #: Tensors of which others are certain parts.
+        self.wholes: list[HostTensorValue] = []
         #: Seeds of launches that draw random numbers, by the first tensor of the launch: a tensor of the program, and
         #: its number of seeds so far.
         self.seeds: dict[int, tuple[int, int]] = {}
@@ -53,6 +55,15 @@ class HostTensors(Part):
     def new_storage(self) -> int:
         self._storages += 1
         return self._storages
+
+    def part_of(self, tensor: HostTensorValue) -> tuple[int, int] | None:
+        """Return the number of the tensor that one is a part of, and the bytes between their begins."""
+        if tensor.part is None:
+            return None
+        whole, moved = tensor.part
+        at = next((i for i, each in enumerate(self.wholes) if each is whole), len(self.wholes))
+        self.wholes += [whole] if at == len(self.wholes) else []
+        return at, moved
 
     def storage_of(self, tensor: torch.Tensor) -> int:
         """Return one number per memory: arguments that are views of one tensor share it, as do those united by

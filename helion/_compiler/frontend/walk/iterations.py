@@ -38,7 +38,7 @@ def merged_items(s: Scope, items: list[Any], name: str) -> Any:
         for tensor in items:
             unite(s.walk, storage, tensor.storage)
         aligned = all(tensor.aligned for tensor in items)
-        return replace(first, storage=storage, source="", made="", aligned=aligned, member=None)
+        return replace(first, storage=storage, source="", made="", aligned=aligned, member=None, part=None)
     return first
 
 

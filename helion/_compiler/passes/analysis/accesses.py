@@ -289,8 +289,11 @@ class Accesses:
 
     def apart(self, first: Access, second: Access, since: Since) -> bool:
         """Return whether the two never touch one element, with control flow ``since`` from the first to the second."""
-        if first.attrs is None or second.attrs is None or first.attrs.tensor != second.attrs.tensor:
+        if first.attrs is None or second.attrs is None:
             return False
+        if first.attrs.tensor != second.attrs.tensor:
+            one, other = (self.program.tensors[each.attrs.tensor] for each in (first, second) if each.attrs is not None)
+            return not (self._has_merged(first) or self._has_merged(second)) and are_apart(one, other)
         if first.differs(second):
             return True
         tensor = self.program.tensors[first.attrs.tensor]
@@ -536,6 +539,34 @@ def _behind(one: Coordinate, other: Coordinate) -> bool:
         return False
     first, end = one.span[0], other.span[1]
     return first == end or (isinstance(first, int) and isinstance(end, int) and first >= end)
+
+
+def are_apart(one: HostTensor, other: HostTensor) -> bool:
+    """Return whether two views of one tensor certainly have no element in common: other columns of the same rows.
+
+    Their dimensions of steps that a row divides choose a row; all others together stay within a part of it.
+    """
+    if one.part is None or other.part is None or one.part[0] != other.part[0] or one.dtype != other.dtype:
+        return False
+    numbers = (*one.shape, *one.strides, *other.shape, *other.strides)
+    if not all(isinstance(number, int) for number in numbers):
+        return False
+    rows = sorted({int(stride) for stride in (*one.strides, *other.strides) if int(stride) > 1})
+    for row in rows:
+        (begin, end), (first, last) = (_columns(each, row) for each in (one, other))
+        if max(end, last) <= row * one.dtype.itemsize and (end <= first or last <= begin):
+            return True
+    return False
+
+
+def _columns(tensor: HostTensor, row: int) -> tuple[int, int]:
+    """Return the first byte of a view in a row of so many elements, and the one after the last."""
+    assert tensor.part is not None
+    itemsize, within = tensor.dtype.itemsize, 1
+    for size, stride in zip(tensor.shape, tensor.strides, strict=True):
+        within += (max(int(size), 1) - 1) * abs(int(stride)) if int(stride) % row else 0
+    begin = tensor.part[1] % (row * itemsize)
+    return begin, begin + within * itemsize
 
 
 def _is_injective(tensor: HostTensor) -> bool:
