@@ -416,3 +416,30 @@ def test_gathers_by_sizes_of_the_call_have_half_of_the_rows() -> None:
     first, tiles = proposed(TritonPointwiseHeuristic(), facts, H100)
     assert "half of the rows" in first.reason
     assert 2 * math.prod(first.block_sizes.values()) == math.prod(tiles.block_sizes.values())
+
+
+@helion.kernel()
+def rotated_views(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Even and odd elements of heads are turned; host code selects them."""
+    out = torch.empty_like(x)
+    even, odd, out_even, out_odd = x[..., ::2], x[..., 1::2], out[..., ::2], out[..., 1::2]
+    for tile_t, tile_h in hl.tile([x.size(0), x.size(1)]):
+        c, s = cos[tile_t, :][:, None, :], sin[tile_t, :][:, None, :]
+        a, b = even[tile_t, tile_h, :].to(torch.float32), odd[tile_t, tile_h, :].to(torch.float32)
+        out_even[tile_t, tile_h, :] = (a * c - b * s).to(x.dtype)
+        out_odd[tile_t, tile_h, :] = (a * s + b * c).to(x.dtype)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("rows", "heads", "size", "dtype", "tile"),
+    [(8192, 32, 128, BF16, 16), (8192, 32, 64, torch.float16, 32), (4096, 16, 256, FP32, 4), (300, 4, 128, BF16, 4)],
+)
+def test_angles_of_fp32_leave_threads_whole_vectors(
+    rows: int, heads: int, size: int, dtype: torch.dtype, tile: int
+) -> None:
+    """Measurement ``rotated_views``: the bytes of angles would leave two elements for a thread."""
+    angles = tensor(rows, size // 2, dtype=FP32)
+    args = (tensor(rows, heads, size, dtype=dtype), angles, tensor(rows, size // 2, dtype=FP32))
+    found, *_ = proposed(TritonPointwiseHeuristic(), facts_of(rotated_views, *args), H100)
+    assert (list(found.block_sizes.values()), found.num_warps) == ([1, tile], 4)

@@ -100,7 +100,7 @@ class TritonPointwiseHeuristic(Heuristic):
             threads = max(target.warp_size, min(threads, tile // tuned(_Numbers, target).random_elements))
         if (apart := _strided_elements(fact, facts, target)) is not None:
             threads = max(threads, min(tile // apart, tuned(_Numbers, target).max_threads))
-        sizes = _whole_vectors(sizes, threads, fact, facts)
+        sizes = _whole_vectors(sizes, threads, fact, facts, target)
         if _has_half_vectors(sizes, threads, fact, facts) and not has_wide_memory(target):
             threads = max(target.warp_size, threads // 2)
         tiles = _at_once(_tiles(sizes, warps_for_threads(threads, target), fact, facts), fact, facts, target)
@@ -318,21 +318,37 @@ def _common_and_own(axis: int, first: int, facts: KernelFacts) -> tuple[int, int
     return common, own
 
 
-def _whole_vectors(sizes: dict[int, int], threads: int, fact: PointwiseFact, facts: KernelFacts) -> dict[int, int]:
-    """Return ``sizes``, or twice as many rows of whole dimensions where each thread has half a vector of the narrowest.
+def _whole_vectors(
+    sizes: dict[int, int], threads: int, fact: PointwiseFact, facts: KernelFacts, target: Target
+) -> dict[int, int]:
+    """Return ``sizes``, or more rows of whole dimensions where a thread has less than a vector of the narrowest type.
 
-    Wider elements, such as angles of a rotation, limit the tile, but not the width of the other accesses.
+    Wider elements, such as angles of a rotation, limit the tile, but not the width of the other accesses. Threads with
+    a single element of a shorter whole dimension get a second one (measurement ``rotated_views``).
     """
     whole = [op for op in facts.memory_ops if any(a is not None and facts.axes[a].kind == "full" for a in op.tile_axes)]
     if fact.max_op_slab == 1 or not whole:
         return sizes
     vector = _VECTOR_BYTES // min(op.itemsize for op in whole)
     axis = facts.tunable_axes[-1]
-    elements = math.prod(sizes.values()) * fact.max_op_slab
+    elements = math.prod(sizes.values())
     highest = min(axis.padded or 2**30, axis.max_size or 2**30)
-    if 2 * elements == threads * vector and 2 * sizes[axis.block_id] <= highest:
-        return {**sizes, axis.block_id: 2 * sizes[axis.block_id]}
-    return sizes
+    enough = fact.total_numel / (elements * target.num_sms * tuned(_Numbers, target).waves)
+    shortest = min(_whole_lanes(op, facts) for op in whole if axis.block_id in op.tile_axes)
+
+    def lacks(more: int) -> bool:
+        """Return whether threads with so many times the rows have less than a vector, or one element of the shortest."""
+        rows = elements * more
+        return 2 * rows * fact.max_op_slab <= threads * vector or rows * shortest == threads
+
+    more = 1
+    while lacks(more) and 2 * more * sizes[axis.block_id] <= highest and (more == 1 or 2 * more <= enough):
+        more *= 2
+    return {**sizes, axis.block_id: more * sizes[axis.block_id]}
+
+
+def _whole_lanes(op: MemoryOpFact, facts: KernelFacts) -> int:
+    return math.prod(facts.axes[a].padded for a in op.tile_axes if a is not None and facts.axes[a].kind == "full")
 
 
 def _has_half_vectors(sizes: dict[int, int], threads: int, fact: PointwiseFact, facts: KernelFacts) -> bool:
@@ -345,8 +361,7 @@ def _has_half_vectors(sizes: dict[int, int], threads: int, fact: PointwiseFact, 
     if fact.max_op_slab == 1 or not any(op.itemsize == 1 for op in ops):
         return False
     elements = math.prod(sizes.values())
-    whole = [math.prod(facts.axes[a].padded for a in op.tile_axes if facts.axes[a].kind == "full") for op in ops]
-    narrowest = min(elements * lanes * op.itemsize for op, lanes in zip(ops, whole, strict=True))
+    narrowest = min(elements * _whole_lanes(op, facts) * op.itemsize for op in ops)
     return 2 * narrowest == threads * _VECTOR_BYTES
 
 
