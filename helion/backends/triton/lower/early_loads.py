@@ -1,8 +1,8 @@
-"""Loads before the first reduction of a program, in a launch whose programs do not fill the GPU.
+"""Loads before the first reduction of a program, and before the first loop that reduces.
 
-Such a launch takes as long as one program: the latency of its loads, reductions and stores, one after the other. A
-reduction between warps has barriers, and no compiler moves a load before one. With a cold cache a load after a reduction
-adds the latency of memory once more. Before::
+A launch whose programs do not fill the GPU takes as long as one program: the latency of its loads, reductions and
+stores, one after the other. A reduction between warps has barriers, and no compiler moves a load before one. With a cold
+cache a load after a reduction adds the latency of memory once more. Before::
 
     %1 = load x[b0, b1]
     %2 = reduce %1
@@ -16,8 +16,10 @@ After::
     %2 = reduce %1
     store out[b0, b1] <- %1 * %2 * %3
 
-Larger launches hide that latency with other programs of an SM. Their loads stay where they need no registers, and so do
-those of programs with a matmul, whose accumulators need them.
+In larger launches other programs of an SM hide some of that latency, but fewer of them have loads in flight. There loads
+of at most one element for each result of the reduction move, such as labels (measurement ``early_labels``). Programs of
+one warp have no barriers and need none of that. Longer loads stay where they need no registers. So do all of programs
+with a matmul, whose accumulators need them.
 """
 
 from __future__ import annotations
@@ -25,14 +27,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from ...._compiler.ir.grammar import OperandRef, Program, Region, Root
+from ...._compiler.ir.grammar import Op, OperandRef, Program, Region, Root
 from ...._compiler.rewrites.steps import StepInputs
 from ...._shapes import cdiv, hint_of
-from ....hardware import REGISTER_BYTES
+from ....hardware import REGISTER_BYTES, WARP_THREADS
 from .moving import moved
 
 #: Ops that combine elements of several threads.
 _COMBINING = ("reduce", "fold", "scan", "sort")
+_REDUCING = _COMBINING[:2]
 #: Registers of a thread that loaded elements may take.
 _MOST_REGISTERS = 16
 
@@ -55,13 +58,14 @@ class _Loader:
     inputs: StepInputs
 
     def root(self, root: Root) -> Root:
-        """Return a root with its loads moved, if its programs do not fill the GPU and have no matmul."""
+        """Return a root with its loads moved, if its programs have no matmul."""
         if any(op.kind == "dot" for op in root.body.walk()):
             return root
         programs = self._programs(root)
-        if programs is None or programs > self.inputs.filling_programs:
+        few = programs is not None and programs <= self.inputs.filling_programs
+        if programs is None or not (few or self.inputs.threads > WARP_THREADS):
             return root
-        body = self._region(root.body)
+        body = self._region(root.body, few=few)
         return root if body is root.body else replace(root, body=body)
 
     def _programs(self, root: Root) -> int | None:
@@ -74,16 +78,27 @@ class _Loader:
             found *= int(cdiv(hint_of(axis.end) - hint_of(axis.begin), max(1, int(step))))
         return found
 
-    def _region(self, region: Region) -> Region:
+    def _region(self, region: Region, *, few: bool) -> Region:
         """Return a region with loads before its first reduction, up to the registers that they may take."""
-        first = next((op for op in region.ops if op.kind in _COMBINING), None)
+        first = next((op for op in region.ops if any(inner.kind in _COMBINING for inner in op.walk())), None)
         if first is None:
             return region
-        ops, sizes = [*region.ops], self.inputs.sizes_in(self.program)
+        ops, results = [*region.ops], self._results(first)
         room = _MOST_REGISTERS * REGISTER_BYTES * self.inputs.threads
         for load in [op for op in ops[ops.index(first) :] if op.kind == "load"]:
-            size = math.prod(dim.lanes(sizes) for dim in load.result.dims) * load.result.dtype.itemsize
-            found = moved(self.program, ops, load.result, first) if size <= room else ops
+            lanes = self._lanes(load)
+            size = lanes * load.result.dtype.itemsize
+            able = size <= room and (lanes <= results or (few and not first.regions))
+            found = moved(self.program, ops, load.result, first) if able else ops
             if found != ops:
                 ops, room = found, room - size
         return region if ops == [*region.ops] else replace(region, ops=tuple(ops))
+
+    def _results(self, op: Op) -> int:
+        """Return the elements that the first reduction in an op gives, 0 if that is a scan or a sort."""
+        first = next(inner for inner in op.walk() if inner.kind in _COMBINING)
+        return self._lanes(first) if first.kind in _REDUCING else 0
+
+    def _lanes(self, op: Op) -> int:
+        sizes = self.inputs.sizes_in(self.program)
+        return math.prod(dim.lanes(sizes) for dim in op.results[0].dims)
