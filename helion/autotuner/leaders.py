@@ -1,4 +1,8 @@
-"""Configs that a few measurements choose from: those that may be the fastest, within the error of predicted times."""
+"""Configs that a few measurements choose from: those that may be the fastest, within the error of predicted times.
+
+Their assembled code orders them better than predictions do, but where nothing is timed the default is better still
+(measurement ``assembled_order``).
+"""
 
 from __future__ import annotations
 

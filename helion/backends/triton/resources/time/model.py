@@ -1,7 +1,8 @@
 """The time of a launch: units that work in parallel, and the dependent chain of one program.
 
 Configs of nearly equal time are ranked badly, others well (measurement ``ranked_spreads``). Some terms rank no better
-on kernels and GPUs that the parameters were not fitted to (measurement ``tried_terms``). With lines and prefetches
+on kernels and GPUs that the parameters were not fitted to (measurement ``tried_terms``). Counts of the binary explain few
+of the errors within a kernel's configs (measurement ``assembled_terms``). With lines and prefetches
 counted for matmuls, defaults that depend on margins between kinds of launches get worse (measurement
 ``matmul_counts``).
 """
