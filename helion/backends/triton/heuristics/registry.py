@@ -6,6 +6,7 @@ from ....autotuner.proposal import Heuristic
 from .families.attention.backward import TritonAttentionGradientHeuristic
 from .families.attention.decode import TritonAttentionDecodeHeuristic
 from .families.attention.forward import TritonAttentionHeuristic
+from .families.column_scan import TritonColumnScanHeuristic
 from .families.epilogue.published import TritonMatmulReductionEpilogueHeuristic
 from .families.epilogue.rows import TritonRowEpilogueHeuristic
 from .families.epilogue.tiled import TritonMatmulTiledReductionEpilogueHeuristic
@@ -52,7 +53,7 @@ FAMILIES: dict[str, tuple[Heuristic, ...]] = {
         TritonSkinnyGemmHeuristic(),
         TritonProductsHeuristic(),
     ),
-    "scan": (TritonLongScanHeuristic(), TritonStateRecurrenceHeuristic()),
+    "scan": (TritonLongScanHeuristic(), TritonColumnScanHeuristic(), TritonStateRecurrenceHeuristic()),
     "exchange": (TritonExchangeHeuristic(),),
     "reduction": (
         TritonSplitReductionHeuristic(),

@@ -1,0 +1,81 @@
+"""Scans along a dimension whose steps are far apart in memory: running sums over the steps of sequences, or of columns.
+
+Matches kernels without a dot, a reduction or a loop of their own. A tile has a whole sector of the axis along which
+memory is contiguous: with fewer elements several programs read each sector. More of them leave a scan across more warps
+(measurement ``column_scans``). Long dimensions are scanned in chunks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ....._compiler.facts.records import AxisFact, KernelFacts
+from .....autotuner.proposal import Declined, Heuristic
+from .....hardware import Target
+from ...proposal import TritonProposal
+from ..sizing import clamp, estimate, warps_for_threads
+from ..tuned import Tuned, tuned
+
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "column_scan"
+
+    #: Bytes of the contiguous axis, most steps that are held at once, and elements of a thread.
+    bytes: int
+    held: int
+    thread_elements: int
+
+
+_TUNED = tuned(_Numbers)
+
+
+class TritonColumnScanHeuristic(Heuristic):
+    name: ClassVar[str] = "TritonColumnScanHeuristic"
+    promote_seed_to_default: ClassVar[bool] = True
+
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
+        if facts.matmuls or facts.reductions or not facts.scans:
+            return Declined("the kernel has a matmul or a reduction, or no scan")
+        if any(not axis.on_grid for axis in facts.tunable_axes):
+            return Declined("the kernel has loops of its own")
+        along = {fact.axis for fact in facts.scans}
+        steps = [facts.axes[axis] for axis in along if axis is not None]
+        if len(along) > 1 or not steps or not steps[0].padded:
+            return Declined("several dimensions are scanned, or one of unknown length")
+        moved = [op for op in facts.memory_ops if steps[0].block_id in op.tile_axes]
+        beside = {op.inner_axis for op in moved}
+        columns = [axis for axis in facts.tunable_axes if axis.block_id in beside]
+        if len(beside) != 1 or len(columns) != 1:
+            return Declined("memory is contiguous along the scanned dimension, or along no tile")
+        return _proposed(steps[0], columns[0], max(op.itemsize for op in moved), facts, target)
+
+
+def _proposed(
+    steps: AxisFact, columns: AxisFact, itemsize: int, facts: KernelFacts, target: Target
+) -> tuple[TritonProposal, ...] | Declined:
+    width = clamp(max(1, _TUNED.bytes // itemsize), columns)
+    sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes} | {columns.block_id: width}
+    chunk = min(steps.padded, _TUNED.held) if steps.rollable else steps.padded
+    most = target.max_threads_per_block // target.warp_size
+    while True:
+        chunks = {axis.block_id: None if axis.padded <= chunk else chunk for axis in facts.rolled_axes}
+        warps = warps_for_threads(max(target.warp_size, chunk * width // _TUNED.thread_elements), target)
+        while estimate(facts, target, sizes, warps, 1, chunks).spill_risk and 2 * warps <= most:
+            warps *= 2
+        if not estimate(facts, target, sizes, warps, 1, chunks).spill_risk:
+            break
+        if not steps.rollable or chunk <= target.warp_size:
+            return Declined("its steps exceed the registers")
+        chunk //= 2
+    way = "at once" if chunk >= steps.padded else f"in chunks of {chunk}"
+    return (
+        TritonProposal(
+            reason=f"{width} scans of {steps.extent} steps, {way}, {warps} warps",
+            block_sizes=sizes,
+            reduction_loops=chunks,
+            num_warps=warps,
+            num_stages=1,
+        ),
+    )
