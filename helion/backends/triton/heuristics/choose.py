@@ -46,6 +46,8 @@ class Trust(Tuned):
     lighter_columns: float
     #: Rows held whole with a half or a quarter of the warps, for those by the rule.
     lighter_rows: float
+    #: Programs of more short rows, for those by the rule.
+    fuller_programs: float
     #: A split reduction of fewer chunks than a rule asks for, for the same without a split.
     few_chunks: float
     #: Another order of programs, for row-major.

@@ -84,3 +84,21 @@ def test_steps_over_rows_of_few_programs_are_pipelined(batch: int, stages: int) 
 def test_one_warp_takes_a_row_that_leaves_another_idle(columns: int, dtype: torch.dtype, rows: int, warps: int) -> None:
     first = normalized.bind((_meta(32768, columns, dtype=dtype),), target="h200").seeds[0].config
     assert (first["block_sizes"], first["num_warps"]) == ([rows], warps)
+
+
+@helion.kernel(backend="triton")
+def largest_of_groups(x: torch.Tensor) -> torch.Tensor:
+    m, groups, _ = x.size()
+    out = torch.empty([m, groups], dtype=torch.float32, device=x.device)
+    for tile_m, tile_g in hl.tile([m, groups]):
+        out[tile_m, tile_g] = torch.amax(torch.abs(x[tile_m, tile_g, :].float()), -1)
+    return out
+
+
+@pytest.mark.parametrize(("columns", "more"), [(16, True), (32, True), (512, False)])
+def test_programs_of_short_rows_have_more_of_them(columns: int, more: bool) -> None:
+    x = torch.empty(4096, 344, columns, dtype=torch.bfloat16, device="meta")
+    seed = largest_of_groups.bind((x,), target="h200").seeds[0]
+    assert seed.heuristic == "TritonStreamingReductionHeuristic"
+    rows = seed.config.block_sizes[0] * seed.config.block_sizes[1]
+    assert (rows > 16) == more, seed.config

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ......_compiler.facts.records import KernelFacts, ReductionFact
+from ......_compiler.facts.records import AxisFact, KernelFacts, ReductionFact
 from ......_shapes import cdiv, next_power_of_2, previous_power_of_2
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import REGISTER_BYTES, VECTOR_BYTES, Target
@@ -144,7 +144,7 @@ class TritonStreamingReductionHeuristic(Heuristic):
         first = _whole_rows(_proposal(found, facts, target), primary, facts, target)
         programs = programs_of(facts, all_sizes(facts, first.block_sizes), primary.root)
         if programs > target.num_sms:
-            return (_lighter(_in_pairs(first, programs, facts, target), facts, target),)
+            return (_lighter(_fuller(_in_pairs(first, programs, facts, target), facts, target), facts, target),)
         threads = _threads_of_few(facts, primary)
         if (
             first.num_warps is not None
@@ -169,6 +169,38 @@ def _lighter(proposal: TritonProposal, facts: KernelFacts, target: Target) -> Tr
     timed = [(each, proposal_us(facts, each, target)) for each in every]
     best = unless_faster(timed[0], timed[1:], trust(target).lighter_rows)
     return replace(best, reason=proposal.reason.replace(f"{warps} warps", f"{best.num_warps} warps"))
+
+
+def _fuller(proposal: TritonProposal, facts: KernelFacts, target: Target) -> TritonProposal:
+    """Return the same with more rows and warps, if that is predicted to be faster, for short rows held whole.
+
+    Programs of a few of them take longer to begin than to run (measurement ``rows_of_a_program``).
+    """
+    found = allocate(facts, target)
+    axis = facts.axes[found.primary.axis]
+    row = (axis.padded or found.primary.extent) * _inside(facts, found.primary) * _itemsize(found.primary)
+    if row * _TUNED.max_rows >= _TUNED.program_bytes or not found.primary.full_extent:
+        return proposal
+    warps, able = proposal.num_warps or 1, _row_axes(found, facts)
+    every = [proposal]
+    sizes = dict(proposal.block_sizes)
+    for times in (2, 4, 8):
+        longer = [a for a in able if sizes[a.block_id] * 2 <= min(a.padded or 1, a.max_size or a.padded or 1)]
+        if not longer:
+            break
+        sizes = {**sizes, longer[-1].block_id: 2 * sizes[longer[-1].block_id]}
+        rows = math.prod(sizes[a.block_id] for a in able)
+        every += [
+            replace(
+                proposal,
+                reason=f"{rows} rows of {found.primary.extent} per program, at once, {each} warps",
+                block_sizes=sizes,
+                num_warps=each,
+            )
+            for each in (warps, warps * times // 2, warps * times)[1 if times == 2 else 0 :]
+        ]
+    timed = [(each, proposal_us(facts, each, target)) for each in every]
+    return unless_faster(timed[0], timed[1:], trust(target).fuller_programs)
 
 
 def _whole_rows(proposal: TritonProposal, primary: ReductionFact, facts: KernelFacts, target: Target) -> TritonProposal:
@@ -438,9 +470,7 @@ def _set_rows(found: Allocation, facts: KernelFacts, target: Target, compute_bou
         least, most = _TUNED.shared_rows
         rows = max(least, min(most, rows // 2))
     goal = max(1, min(rows, waves))
-    # other grid loops keep their sizes, and so do contiguous axes
-    own = (facts.axes[a] for a in facts.grid_axes if a not in found.columns)
-    axes = [axis for axis in own if axis.tunable and primary.root in axis.roots]
+    axes = _row_axes(found, facts)
     sizes = {axis.block_id: axis.min_size for axis in axes}
     while math.prod(sizes.values()) < goal:
         able = [a for a in axes if sizes[a.block_id] * 2 <= min(a.padded or 1, a.max_size or goal)]
@@ -449,6 +479,12 @@ def _set_rows(found: Allocation, facts: KernelFacts, target: Target, compute_bou
         sizes[able[-1].block_id] *= 2
     found.sizes.update(sizes)
     return math.prod(sizes.values())
+
+
+def _row_axes(found: Allocation, facts: KernelFacts) -> list[AxisFact]:
+    """Return the axes of the grid that rows are distributed over: other loops keep their sizes, as contiguous axes do."""
+    own = (facts.axes[a] for a in facts.grid_axes if a not in found.columns)
+    return [axis for axis in own if axis.tunable and found.primary.root in axis.roots]
 
 
 def _summed_threads(facts: KernelFacts, primary: ReductionFact, target: Target) -> int:
