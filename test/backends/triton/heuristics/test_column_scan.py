@@ -1,4 +1,4 @@
-"""Scans along a dimension whose steps are far apart in memory take a sector of the contiguous one."""
+"""Scans along a strided dimension take a sector of the contiguous one."""
 
 from __future__ import annotations
 

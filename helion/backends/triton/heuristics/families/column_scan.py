@@ -1,4 +1,4 @@
-"""Scans along a dimension whose steps are far apart in memory: running sums over the steps of sequences, or of columns.
+"""Scans along a strided dimension: running sums over the steps of sequences, or of columns.
 
 Matches kernels without a dot, a reduction or a loop of their own. A tile has a whole sector of the axis along which
 memory is contiguous: with fewer elements several programs read each sector. More of them leave a scan across more warps
