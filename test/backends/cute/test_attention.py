@@ -292,10 +292,12 @@ def test_two_tiles_of_one_group_share_an_sm(heads: int, dims: int, shared: bool)
 
 
 @pytest.mark.parametrize(
-    ("m", "dims", "scheduler"), [(1024, 64, "dynamic"), (192, 64, "static"), (1024, 128, "static")]
+    ("heads", "m", "dims", "scheduler"),
+    [(128, 1024, 64, "dynamic"), (128, 192, 64, "static"), (128, 1024, 128, "static"), (32, 1024, 64, "static")],
 )
-def test_narrow_heads_take_tiles_from_a_counter(m: int, dims: int, scheduler: str) -> None:
-    q = torch.empty(8, 16, m, dims, dtype=torch.bfloat16, device="meta")
+def test_narrow_heads_take_tiles_from_a_counter(heads: int, m: int, dims: int, scheduler: str) -> None:
+    """The tiles of 32 heads of 1024 queries are not two rounds."""
+    q = torch.empty(heads // 16, 16, m, dims, dtype=torch.bfloat16, device="meta")
     first = helion.kernel(flash_forward.fn, backend="cute").bind((q, q, q), target="h200").seeds[0].config
     assert first["wgmma_tile_scheduler"] == scheduler
 

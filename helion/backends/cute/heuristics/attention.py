@@ -34,6 +34,8 @@ FEW_OPERATIONS, WIDE = 1, 128
 """Operations of formulas that three groups were faster with: a bias, and scores that are rounded to 16 bits (``sweep`` in
 benchmarks/results/cute/nvidia-h200-attention.jsonl), which are the only ones in heads of 128 (measurement
 ``scores_in_groups``)."""
+MANY_ROUNDS = 2
+"""Rounds of tiles up to which a counter is no gain (measurement ``attention_rounds``)."""
 MANY_BLOCKS = 16
 """Blocks of a tile from which a third stage for those of the next tile is no gain (measurement ``attention_handed_out``)."""
 SHORTEST_KEYS = 32
@@ -129,7 +131,7 @@ def _overlaps(shape: AttentionShape, groups: int, target: Target) -> bool:
     tiles = -(-shape.queries // (WGMMA_ROWS * groups)) * shape.heads
     plain = shape.softmax and shape.splittable and shape.operations <= FEW_OPERATIONS
     plain = plain and not (shape.bounded or shape.loaded or shape.bias)
-    many = shape.keys >= FEW_KEYS and shape.queries > WGMMA_ROWS * groups and tiles > target.num_sms
+    many = shape.keys >= FEW_KEYS and shape.queries > WGMMA_ROWS * groups and tiles > MANY_ROUNDS * target.num_sms
     return plain and many and groups > 1 and shape.v_columns <= NARROW and shape.operand_bytes == 2
 
 
