@@ -240,3 +240,23 @@ def test_turned_tf32_operands_are_loaded_with_descriptors(n: int, boxed: bool) -
     bound = gradient_of_weights.bind(args, target="h200")
     first = next(seed.config for seed in bound.seeds if "Matmul" in seed.heuristic)
     assert first["indexing"] == ["tensor_descriptor" if boxed else "pointer", "pointer", "pointer"]
+
+
+def masked_product(x: torch.Tensor, mask: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0), w.size(1)], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile(out.size()):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(x.size(1)):
+            kept = torch.where(mask[tile_m, tile_k], x[tile_m, tile_k], 0.0).to(x.dtype)
+            acc = hl.dot(kept, w[tile_k, tile_n], acc=acc)
+        out[tile_m, tile_n] = acc.to(x.dtype)
+    return out
+
+
+@pytest.mark.parametrize("sizes", [(2048, 512, 768), (8192, 1024, 256)])
+def test_a_mask_in_shared_memory_takes_a_stage_and_not_half_of_the_tile(sizes: tuple[int, int, int]) -> None:
+    """Measurement ``masked_operands``: six stages have no room for it."""
+    m, k, n = sizes
+    facts = facts_of(masked_product, tensor(m, k), tensor(m, k, dtype=torch.bool), tensor(k, n))
+    first = proposed(TritonMatmulHeuristic(), facts, target("h200"))[0]
+    assert (list(first.block_sizes.values()), first.num_warps, first.num_stages) == ([128, 128, 64], 8, 5)

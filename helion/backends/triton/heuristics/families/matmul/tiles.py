@@ -191,7 +191,7 @@ class ProductSizer:
         warps = self.warps(m, n)
         while True:
             k, stages = self.pipeline(m, n)
-            tile = self.unspilled(ProductTile(m=m, n=n, k=k, warps=warps, stages=stages))
+            tile = self.in_shared_memory(self.unspilled(ProductTile(m=m, n=n, k=k, warps=warps, stages=stages)))
             predicted = self.predict(tile)
             wide = k >= min(
                 self.tuned.least_line // self.itemsize, previous_power_of_2(self.depth(m, n) // self.tuned.pipeline)
@@ -206,6 +206,15 @@ class ProductSizer:
         if m == n and self.share_rows and 2 * m <= self.caps[0]:
             return 2 * m, n // 2
         return (m, n // 2) if n >= m else (m // 2, n)
+
+    def in_shared_memory(self, tile: ProductTile) -> ProductTile:
+        """Return the tile with fewer stages where other loads of the loop, such as a mask, leave no room for its own.
+
+        A smaller tile would read the operands more often (measurement ``masked_operands``).
+        """
+        least = min(tile.stages, self.tuned.pipeline)
+        fewer = (replace(tile, stages=stages) for stages in range(tile.stages, least - 1, -1))
+        return next((each for each in fewer if self.predict(each).fits), tile)
 
     def unspilled(self, tile: ProductTile) -> ProductTile:
         """Return the tile with the usual warps where its own are fewer, may spill, and are no faster.
