@@ -95,11 +95,27 @@ def test_narrow_rows_with_several_reductions_have_more_warps() -> None:
 @pytest.mark.parametrize("name", ["softmax", "rms_norm"])
 def test_narrow_rows_that_begin_anywhere_stay_in_one_warp(name: str) -> None:
     """Four warps would share each row: its lanes have one element each."""
-    for length, dtype, rows in ((33, BF16, 8), (127, BF16, 8), (127, FP32, 4), (255, BF16, 4)):
+    each = ((33, BF16, 8), (127, BF16, 8), (127, FP32, 4), (255, BF16, 4), (257, BF16, 2), (511, FP32, 2))
+    for length, dtype, rows in each:
         args = (tensor(131072, length, dtype=dtype), *[tensor(length, dtype=dtype)] * (name == "rms_norm"))
         config = first_of(bound(name, *args)).config
         assert (config["num_warps"], config["block_sizes"]) == (1, [rows])
-    assert first_of(bound("softmax", tensor(131072, 128))).config["num_warps"] == 4
+    for length in (128, 384, 512):
+        assert first_of(bound("softmax", tensor(131072, length))).config["num_warps"] == 4
+
+
+def edge_dots(x: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([sources.size(0)], dtype=torch.float32, device=x.device)
+    for tile in hl.tile(sources.size(0)):
+        out[tile] = (x[sources[tile], :].to(torch.float32) * x[targets[tile], :].to(torch.float32)).sum(-1)
+    return out
+
+
+def test_rows_that_data_selects_stay_in_the_cache() -> None:
+    """Measurement ``evicted_first``: other programs select the same rows."""
+    args = (tensor(20000, 128, dtype=BF16), tensor(262144, dtype=torch.int64), tensor(262144, dtype=torch.int64))
+    assert "first" not in first_of(helion.kernel(edge_dots).bind(args, target="h200")).config["load_eviction_policies"]
+    assert "first" in first_of(bound("sum", tensor(4096, 1024), name="row_sum")).config["load_eviction_policies"]
 
 
 def test_rows_are_streamed_on_every_gpu() -> None:

@@ -61,6 +61,9 @@ class _Numbers(Tuned):
     #: the most of these rows. Such a program has half of the bytes of others.
     shared: int
     shared_rows: tuple[int, int]
+    #: The same for rows of single elements, and their rows from twice as many on.
+    shared_singly: int
+    shared_singly_rows: int
     #: With no more programs than SMs, elements per thread of rows that are loaded whole, up to ``few_threads``; and of
     #: those with one reduction, of which no row is stored. Nothing but the warps of a program hides latency there.
     few_thread_elements: int
@@ -316,7 +319,8 @@ def _eviction(facts: KernelFacts, primary: ReductionFact, width: int) -> dict[in
     """Return the eviction policies of the row loads.
 
     Long rows that are read again for a store stay in the cache until then. Rows that are read once, where no row is
-    stored, leave it first. Outputs of other kernels then stay in the cache instead of being written to memory.
+    stored, leave it first. Outputs of other kernels then stay in the cache instead of being written to memory. Rows
+    that data selects stay: other programs may select them too (measurement ``evicted_first``).
     """
     along, grid = _along(facts, primary), frozenset(facts.grid_axes)
     rows = {
@@ -328,7 +332,8 @@ def _eviction(facts: KernelFacts, primary: ReductionFact, width: int) -> dict[in
     # a whole dimension of which no row is stored is read once, chunked or not
     again = primary.re_read and width < primary.extent and (stores or not primary.full_extent)
     if not again and not stores:
-        return dict.fromkeys(rows, "first")
+        selected = {op.load_slot for op in facts.memory_ops if op.gathered}
+        return dict.fromkeys((slot for slot in rows if slot not in selected), "first")
     if not again or not stores or primary.extent <= 2 * _TUNED.held:
         return {}
     return {slot: "last" if first else "first" for slot, first in rows.items()}
@@ -350,15 +355,18 @@ def _is_shared(facts: KernelFacts, primary: ReductionFact, width: int, target: T
 
     Each thread has as many elements of it as one access moves, which is one where rows begin anywhere. Two warps that
     share a row shuffle for all of its sums each, and meet at barriers (measurement ``shared_rows``). Longer rows gain as
-    well (measurement ``shared_rows_longer``).
+    well, of single elements up to 512 (measurement ``shared_rows_longer``,
+    measurement ``shared_rows_singly``).
     """
-    if not (primary.full_extent and primary.extent <= width <= _TUNED.shared) or _inside(facts, primary) > 1:
+    if not (primary.full_extent and primary.extent <= width) or _inside(facts, primary) > 1:
         return False
     grid = frozenset(facts.grid_axes)
     loads = [op for op in facts.memory_ops if op.kind == "load" and primary.axis in op.tile_axes]
     rows = [op for op in loads if grid.intersection(op.tile_axes)]
-    moved = [math.gcd(VECTOR_BYTES, *(s * op.itemsize for s in op.strides if s != 1)) // op.itemsize for op in rows]
-    return width // max(1, max(moved, default=1)) > target.warp_size
+    each = (math.gcd(VECTOR_BYTES, *(s * op.itemsize for s in op.strides if s != 1)) // op.itemsize for op in rows)
+    moved = max([1, *each])
+    singly = moved == 1 and _stores_rows(facts, primary)
+    return width <= (_TUNED.shared_singly if singly else _TUNED.shared) and width // moved > target.warp_size
 
 
 def _is_aligned(facts: KernelFacts, primary: ReductionFact) -> bool:
@@ -468,7 +476,7 @@ def _set_rows(found: Allocation, facts: KernelFacts, target: Target, compute_bou
     padded = facts.axes[primary.axis].padded or 0
     if not _is_heavy(primary) and _is_shared(facts, primary, padded, target):
         least, most = _TUNED.shared_rows
-        rows = max(least, min(most, rows // 2))
+        rows = max(least, min(most, rows // 2)) if padded <= _TUNED.shared else _TUNED.shared_singly_rows
     goal = max(1, min(rows, waves))
     axes = _row_axes(found, facts)
     sizes = {axis.block_id: axis.min_size for axis in axes}
