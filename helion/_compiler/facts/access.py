@@ -35,6 +35,8 @@ class MemoryOpFact:
     - ``after``: the number of dots that precede the access.
     - ``quotients``: axes with the constants that subscripts divide their indices by, such as 64 for ``tile.index // 64``.
       So many neighbours along the axis access one element.
+    - ``steps``: for computed subscripts, the mean distance in memory of neighbours along each axis, in elements; empty for
+      those that data selects, and for accesses that are not gathered.
     - ``bins``: the elements among which an atomic adds a number to each that a tile of indices selects; else 0.
     - ``summed``: true if each lane adds a value of its own to its bin; otherwise all add the same number.
     """
@@ -65,6 +67,7 @@ class MemoryOpFact:
     quotients: tuple[tuple[int, int], ...] = ()
     bins: int = 0
     summed: bool = False
+    steps: tuple[tuple[int, float], ...] = ()
 
     @functools.cached_property
     def itemsize(self) -> int:
@@ -121,3 +124,27 @@ class MemoryOpFact:
                 return False
             following *= extent
         return following == parts * self.accessed_numel
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowWindow:
+    """Loads of tiles with ``axis`` in a grid loop, in groups that differ by whole rows.
+
+    ``rows`` are the different rows of each group relative to a tile's own, and ``slots`` its loads.
+    """
+
+    root: int
+    axis: int
+    rows: tuple[tuple[int, ...], ...]
+    slots: tuple[tuple[int, ...], ...]
+
+    def loads(self, rows: int) -> tuple[int, int]:
+        """Return the loads of single rows by a tile of ``rows``: one for each row and tap, and each row once."""
+        asked = rows * sum(map(len, self.slots))
+        return asked, sum(len({first + row for first in group for row in range(rows)}) for group in self.rows)
+
+    @property
+    def shares(self) -> bool:
+        """True if rows share loads."""
+        asked, made = self.loads(2)
+        return made < asked

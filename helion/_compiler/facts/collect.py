@@ -35,6 +35,7 @@ from .records import (
     ScanFact,
 )
 from .reductions import accumulator_facts, reduction_facts
+from .row_windows import row_windows
 from .walk import TileBound, Walk, walk_program
 
 #: Kinds of ops whose results do not depend on the places of elements.
@@ -81,6 +82,7 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
         atomics=atomic_facts(walk, flow, axes),
         messages=sum(map(is_message, program.walk())),
         meetings=len({(r.launch, r.phase) for r in program.roots}) - len({r.launch for r in program.roots}),
+        row_windows=row_windows(walk),
         pointwise=pointwise_fact(walk, flow, axes, memory_ops, accumulators, reductions),
         matmul_with_reduction_epilogue=epilogue_fact(matmuls, reductions, axes, products),
         matmul_with_tiled_reduction_epilogue=tiled_epilogue_fact(matmuls, reductions, axes, products),

@@ -13,6 +13,7 @@ from .axes import count
 from .flow import Flow
 from .lookups import quotient
 from .merged import MergedTiles
+from .nearby import steps_of
 from .records import AxisFact, MemoryOpFact
 from .walk import MAX_HOPS, Walk
 
@@ -74,6 +75,16 @@ def _fact(
                 fed[axis] = fed.get(axis, 0) + 1
     converted = casts.get(op.results[0].number, ()) if op.kind == "load" else ()
     widened = max((use.results[0].dtype.itemsize for use in converted), default=0)
+    gathered = any(
+        index.kind == "tensor" and axis is None for index, (axis, _, _) in zip(attrs.indices, found, strict=True)
+    )
+    quotients = tuple(
+        divided
+        for index in attrs.indices
+        if index.operand is not None and (divided := quotient(walk, op.operands[index.operand])) is not None
+    )
+    # neighbours along the last axis that share elements by groups have no step
+    grouped = any(axis == tile_axes[-1] for axis, _ in quotients if tile_axes)
     return MemoryOpFact(
         slot=attrs.slot,
         load_slot=attrs.load_slot,
@@ -87,9 +98,8 @@ def _fact(
         strides=strides,
         extents=extents,
         scales=tuple(scale for _, scale, _ in found),
-        gathered=any(
-            index.kind == "tensor" and axis is None for index, (axis, _, _) in zip(attrs.indices, found, strict=True)
-        ),
+        gathered=gathered,
+        steps=steps_of(op, walk, axes) if gathered and not grouped else (),
         accessed_numel=_accessed(attrs, found, strides, extents, axes),
         matmul_operand=operands.get(attrs.slot) if op.kind == "load" else None,
         reductions_fed=tuple(sorted(fed.items())),
@@ -98,11 +108,7 @@ def _fact(
         cast_itemsize=max(tensor.dtype.itemsize, widened),
         static=not any(isinstance(number, Expr) for number in (*tensor.shape, *tensor.strides)),
         row_major=_is_row_major(tensor),
-        quotients=tuple(
-            divided
-            for index in attrs.indices
-            if index.operand is not None and (divided := quotient(walk, op.operands[index.operand])) is not None
-        ),
+        quotients=quotients,
         after=sum(walk.order[dot.number] < walk.order[op.number] for dot in walk.dots),
     )
 

@@ -17,7 +17,7 @@ import torch
 
 from ..rewrites.precompute_operands import PrecomputableFact as PrecomputableFact
 from ..rewrites.unfuse_matmul import UnfusedMatmulFact as UnfusedMatmulFact
-from .access import MemoryOpFact as MemoryOpFact
+from .access import MemoryOpFact, RowWindow
 
 #: One tile in registers: the axes it spans and the bytes of one element. A dimension of constant size multiplies the
 #: bytes, so ``itemsize * product of the sizes of the axes`` is the tile's exact size.
@@ -449,6 +449,7 @@ class KernelFacts:
     - ``numbered_axes``: axes of tiles that ops compute from the places of their elements.
     - ``messages``: the number of signals to other GPUs and of waits for them in the code.
     - ``meetings``: the barriers between grid loops with no host code in between.
+    - ``row_windows``: loads that rows of a tile share, of the grid loops that only map elements.
     - ``rewrites``: facts about rewrites, by config key (``Rewrite.fact``).
     - ``rewritten``: facts of the kernel after a rewrite, by config key (``Rewrite.model``).
     """
@@ -474,6 +475,7 @@ class KernelFacts:
     atomics: tuple[MemoryOpFact, ...] = ()
     messages: int = 0
     meetings: int = 0
+    row_windows: tuple[RowWindow, ...] = ()
     pointwise: PointwiseFact | None = None
     matmul_with_reduction_epilogue: MatmulWithReductionEpilogueFact | None = None
     matmul_with_tiled_reduction_epilogue: MatmulWithTiledReductionEpilogueFact | None = None
