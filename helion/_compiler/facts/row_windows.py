@@ -70,7 +70,7 @@ def _window(walk: Walk, root: int, ops: Sequence[Op], block: int) -> RowWindow |
 
 @dataclass
 class _Places:
-    """Expressions of indices as trees. The numbers of rows in them, in order, are apart: ``scale * row + shift``."""
+    """Expressions of indices as trees. ``numbers`` has the rows in them, in order: ``scale * row + shift``."""
 
     walk: Walk
     block: int

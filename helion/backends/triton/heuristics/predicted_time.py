@@ -26,6 +26,7 @@ def proposal_us(facts: KernelFacts, proposal: TritonProposal, target: Target) ->
         boxed=frozenset(slot for slot, way in proposal.indexing.items() if way == "tensor_descriptor"),
         orders=proposal.loop_orders,
         groupings=proposal.l2_groupings,
+        flattened=frozenset(root for root, flat in proposal.flatten_loops.items() if flat),
         persistent=persistent,
         per_sm=proposal.launch.get("num_sm_multiplier", 1) if persistent else None,
         together=proposal.launch.get(TOGETHER, False),

@@ -39,6 +39,7 @@ from .early_operands import load_early
 from .float_reads import read_as_floats
 from .pin_reductions import pin_reductions
 from .summed_logs import shorten_logs
+from .unroll_rows import unroll_rows
 from .whole_tiles import part_whole_tiles
 from .wide_counters import count_widely
 
@@ -120,6 +121,7 @@ STEPS: tuple[Step, ...] = (
     *rewrites.schedule("split_k", "peel_masks"),
     SUBTILE,
     *rewrites.schedule("peel_masks", "swap_ab"),
+    Step("triton.unroll_rows", unroll_rows),
     Step("triton.pairs", pair_accesses),
     Step("triton.repeated_loads", load_once),
     ORDER_MEMORY,

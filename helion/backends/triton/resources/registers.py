@@ -112,12 +112,13 @@ _AMD_DOTS: Mapping[str, float] = MappingProxyType(
 )
 #: Elementwise ops of a thread that fit into the temporaries of others.
 _FREE_OPS = 100
+#: Most ops of a thread that take registers in a filter: 49 taps of 16 and 32 elements take 80 and 128 on sm_90.
+_TAPS_OPS = 500
 #: Elements of a tile whose temporaries are live together: resident ones, all on AMD, those of special functions there.
 _FEW, _MOST_ELEMENTS, _MOST_SPECIAL = 8, 64, 16
 #: Registers of loads that AMD keeps in flight during dots.
 _MOST_LOADS = 64
-#: Registers of a dot besides its accumulator.
-_PRODUCT_BASE = 20
+_PRODUCT_BASE = 20  #: Registers of a dot besides its accumulator.
 #: Elements of a thread whose polynomials take no registers of their own.
 _FEW_POLYNOMIALS = 64
 #: A kernel of more memory accesses than this keeps addresses of several tensors.
@@ -200,7 +201,7 @@ def _features(
     Further ones are values that a scan combines, and random numbers. Loads in flight grow with ``resident``.
     """
     loads, accesses = _accesses(facts, sizes, threads)
-    ops = _operations(facts, sizes, threads)
+    ops = min(_operations(facts, sizes, threads), _TAPS_OPS if facts.row_windows else math.inf)
     elements = _elements(facts, sizes, threads)
     has_special = any(item.sfu_ops for item in facts.work)
     return {

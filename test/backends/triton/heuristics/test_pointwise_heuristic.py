@@ -115,17 +115,14 @@ def meta(*sizes: int, dtype: torch.dtype = BF16) -> torch.Tensor:
 @pytest.mark.parametrize("target", ["h100", "b200", "gfx942"])
 @pytest.mark.parametrize("dtype", [BF16, FP32])
 def test_operands_that_rows_share_are_loaded_for_several_rows(dtype: torch.dtype, target: str) -> None:
-    """A program with one row is predicted to take 1.7 to 8 times as long, because it loads all taps for it alone.
-
-    From twice the time on, the default has several rows.
-    """
+    """A program with one row is predicted to take 1.7 to 8 times as long, because it loads all taps for it alone."""
     bound = taps_of_channels.bind((meta(8, 4096, 4096, dtype=dtype), meta(4096, 4, dtype=dtype)), target=target)
-    (second, first, *_) = bound.seeds
+    (first, second, *_) = bound.seeds
     rows, columns = first.config["block_sizes"][1:]
-    assert rows >= 16 and columns * dtype.itemsize >= 128
+    assert rows >= 8 and columns * dtype.itemsize >= 128
     assert second.config["block_sizes"][:2] == [1, 1]
     assert 1.5 * first.predicted.time_us < second.predicted.time_us
-    assert target == "b200" or bound.default_config() == first.config
+    assert bound.default_config() == first.config
 
 
 def test_a_bias_is_no_reason_for_more_rows() -> None:

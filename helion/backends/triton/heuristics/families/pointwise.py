@@ -28,6 +28,7 @@ from ..choose import trust, unless_faster
 from ..predicted_time import proposal_us
 from ..sizing import estimate, extent_of, has_wide_memory, warps_for_threads
 from ..tuned import Tuned, tuned
+from ..window_rows import fastest_rows
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,10 @@ class TritonPointwiseHeuristic(Heuristic):
             return turned, tiles
         if fact.run_order and _begin_anywhere(fact, facts):
             return _in_order_of_memory(tiles, fact, facts, target), tiles
+        run = replace(tiles, reason=f"{reason}, of one run in memory", loop_orders={}, flatten_loops={0: True})
+        around = _around(tiles, fact, facts, target)
+        if around is None and (window := fastest_rows(tiles, fact, facts, target)) is not None:
+            return window, tiles
         rows = _shared_rows(sizes, fact, facts)
         if rows is not None:
             shared = replace(
@@ -119,13 +124,11 @@ class TritonPointwiseHeuristic(Heuristic):
                 loop_orders=_order(rows, fact, facts),
             )
             return tiles, shared
-        around = _around(tiles, fact, facts, target)
         if around is not None:
             return around, tiles
         reused = _reused(tiles, fact, facts, target)
         if reused is not None:
             return reused, tiles
-        run = replace(tiles, reason=f"{reason}, of one run in memory", loop_orders={}, flatten_loops={0: True})
         if fact.numbered_run:
             fewer = _fewer_per_thread(tiles, facts, tuned(_Numbers, target))
             first = _is_gathered(facts) or (_begin_anywhere(fact, facts) and not fewer) or _has_idle_lanes(tiles, facts)

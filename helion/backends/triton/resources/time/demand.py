@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ....._compiler.facts.records import KernelFacts, MatmulFact, ReductionFact
 from .....autotuner.proposal import Predicted
 from .....hardware import WARP_ROWS, Target
 from ...histograms import counts, issued_per_warp
+from ...row_windows import kept_loads
 from ..layouts import fragment_warps
 from ..matrix import rate_name, tile_shape, unit_of
 from .launch import Launch
@@ -154,7 +156,11 @@ _NOTHING: dict[str, float] = dict.fromkeys(Demand._fields, 0.0)
 
 def demands(facts: KernelFacts, launch: Launch, predicted: Predicted, target: Target) -> list[Demand]:
     """Return one demand for each grid loop."""
-    return [_Count(launch, predicted, target, root).demand() for root in roots_of(facts)]
+    threads = launch.warps * target.warp_size
+    return [
+        _Count(launch, predicted, target, root, kept_loads(facts, launch.sizes, threads, root.root)).demand()
+        for root in roots_of(facts)
+    ]
 
 
 def rereads_depend_on_groups(facts: KernelFacts, target: Target) -> bool:
@@ -170,8 +176,11 @@ def _stays_cached(access: Access, target: Target) -> bool:
 class _Count:
     """Sums over the facts of one root."""
 
-    def __init__(self, launch: Launch, predicted: Predicted, target: Target, mine: Root) -> None:
+    def __init__(
+        self, launch: Launch, predicted: Predicted, target: Target, mine: Root, kept: Mapping[int, float]
+    ) -> None:
         self.launch, self.predicted, self.target, self.mine, self.root = launch, predicted, target, mine, mine.root
+        self.kept = {} if mine.root in launch.flattened else kept
         self.nest = Nest(mine, launch.sizes, launch.parts)
         self.fastest = self.nest.ordered(launch)
         self.threads = launch.warps * target.warp_size
@@ -226,7 +235,8 @@ class _Count:
         useful = nest.useful[access.tile]
         itemsize = access.itemsize
         run, width = self._run(access, numel)
-        asked = times * useful * itemsize / self._sharing(access)
+        kept = self.kept.get(access.slot, 1.0) if kind == "load" else 1.0
+        asked = times * useful * itemsize / self._sharing(access) * kept
         near, step = (run, itemsize) if access.strided is None else (nest.used[access.strided[0]], access.strided[1])
         sector_bytes = asked / itemsize / max(near, 1.0) * -(-near * step // SECTOR_BYTES) * SECTOR_BYTES
         sums["asked_bytes"] += asked
@@ -258,7 +268,7 @@ class _Count:
         elif access.slot in launch.boxed:
             sums["descriptors"] += not launch.persistent
         else:
-            sums["accesses"] += times * max(1.0, per_thread / width) * launch.warps
+            sums["accesses"] += times * max(1.0, per_thread / width) * kept * launch.warps
         self._traffic(access, asked, passes)
         if kind == "store":
             sums["written_bytes"] += max(0.0, sector_bytes - asked)
@@ -397,6 +407,11 @@ class _Count:
 
     def _elementwise(self) -> None:
         sums, nest = self.sums, self.nest
+        merged = self.mine.order if self.mine.numbering and self.root in self.launch.flattened else ()
+        if merged:
+            elements = math.prod(self.launch.sizes[axis] for axis in merged)
+            issued = max(1.0, elements / self.threads) * self.launch.warps
+            sums["straight_issue"] += issued * self.mine.numbering
         for region, tile, axes, ops, sfu_ops in self.mine.work:
             times = nest.times(region) * nest.chunks(axes)
             issued = times * max(1.0, nest.elements[tile] / self.threads) * self.launch.warps

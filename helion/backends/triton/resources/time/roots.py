@@ -20,6 +20,8 @@ _VALUES = {"argmax": 3, "argmin": 3}
 #: Elementwise ops that a random number takes the time of: ten rounds of Philox with four multiplications each, half of
 #: which are issued at half the rate. It is fitted to six kernels on an H200 (rows ``dropout_times`` of attention).
 RANDOM_OPS = 34
+#: Instructions of a quotient and a remainder: of a power of two, and of other constants.
+_MASKED, _DIVIDED = 0, 8
 
 
 class Extent(NamedTuple):
@@ -57,7 +59,7 @@ class Access(NamedTuple):
     once_bytes: int
     """Bytes of all elements in reach."""
     inner: int | None
-    strided: tuple[int, int] | None
+    strided: tuple[int, float] | None
     quotients: tuple[tuple[int, int], ...]
     nested: tuple[tuple[int, int], ...]
     aligned: int
@@ -145,6 +147,8 @@ class Root(NamedTuple):
     scans: tuple[Scan, ...]
     matmuls: tuple[MatmulFact, ...]
     held: tuple[tuple[int, int], ...]
+    numbering: int
+    """Instructions by which an element of a flattened grid finds its indices, where computed subscripts need them."""
     consumed: tuple[tuple[MatmulFact, frozenset[int]], ...]
     """Matmuls whose results others of the same loop consume, with the tiles of their rows and columns."""
 
@@ -209,11 +213,18 @@ class _Preparation:
             matmuls=self.matmuls,
             held=tuple(dict.fromkeys(known)),
             tiles=tuple(self.tiles),
+            numbering=self.numbering() if any(op.steps for op in operations) else 0,
             consumed=tuple(
                 (fact, frozenset(n for axes, n in self.tiles.items() if axes[-2:] == (fact.m_axis, fact.n_axis)))
                 for fact in consumed
             ),
         )
+
+    def numbering(self) -> int:
+        """Return the instructions of the quotients and remainders of an element's number, by the sizes of all axes but
+        the slowest one."""
+        sizes = [self.facts.axes[axis].extent or 0 for axis in self.order[1:]]
+        return sum(_MASKED if size and not size & (size - 1) else _DIVIDED for size in sizes)
 
     def around(self, region: int) -> tuple[int, ...]:
         fact = self.facts.regions[region]
@@ -235,7 +246,7 @@ class _Preparation:
         together = [a for a, stride, extent, scale in dimensions if a is not None and stride == scale == 1 < extent]
         inner = together[-1] if together else None
         apart = [stride for axis, stride, extent, _ in dimensions if axis != inner and stride > 1 and extent > 1]
-        reached = {*op.tile_axes, *op.subscript_axes}
+        reached = {*op.tile_axes, *op.subscript_axes, *(axis for axis, _ in op.steps)}
         aligned, vector = math.gcd(_ALIGNED, *apart), VECTOR_BYTES // op.itemsize
         return Access(
             kind=op.kind,
@@ -247,13 +258,13 @@ class _Preparation:
             itemsize=op.itemsize,
             once_bytes=op.accessed_numel * op.itemsize,
             inner=inner,
-            strided=None if together or op.gathered else _strided(op),
+            strided=None if together else _near(op) if op.gathered else _strided(op),
             quotients=op.quotients if inner is None else (),
             nested=_nested(op),
             aligned=aligned,
             widest=min(vector, aligned),
             widest_of_run=vector if op.is_one_run(self.grid) else min(vector, aligned),
-            unit_stride=frozenset(a for a, stride in zip(op.subscript_axes, op.strides, strict=True) if stride == 1),
+            unit_stride=_unit_stride(op),
             inside=tuple(axis for axis in self.order if axis in reached),
             apart=tuple(axis for axis in self.order if axis not in reached),
             looped=op.looped if op.kind == "load" else (),
@@ -263,7 +274,7 @@ class _Preparation:
             in_loop=self.facts.regions[op.region].kind == "loop",
             carried=op.kind == "load" and op.slot in self.facts.prefetchable_slots,
             turned=beside_turned(op, self.facts),
-            placed=tuple(a for a in self.order if a in op.subscript_axes) if op.gathered else None,
+            placed=tuple(a for a in self.order if a in op.subscript_axes) if op.gathered and not op.steps else None,
             bins=width_of(op.bins, op.summed),
             summed=op.summed,
         )
@@ -308,6 +319,21 @@ def _strided(op: MemoryOpFact) -> tuple[int, int] | None:
     ]
     step, axis = min(((step, axis) for step, axis in steps if step > 0), default=(SECTOR_BYTES, None))
     return None if axis is None or step >= SECTOR_BYTES else (axis, step)
+
+
+def _near(op: MemoryOpFact) -> tuple[int, float] | None:
+    """Return the last axis of a tile and the mean bytes of a step, if that is less than a sector.
+
+    Lanes of computed subscripts lie along the last axis.
+    """
+    step = dict(op.steps).get(op.tile_axes[-1], 0.0) * op.itemsize if op.tile_axes else 0.0
+    return (op.tile_axes[-1], step) if 0 < step < SECTOR_BYTES else None
+
+
+def _unit_stride(op: MemoryOpFact) -> frozenset[int | None]:
+    """Return the axes along which neighbours are neighbours in memory, or nearly so."""
+    found = {a for a, stride in zip(op.subscript_axes, op.strides, strict=True) if stride == 1}
+    return frozenset(found | {axis for axis, step in op.steps if 0 < step * op.itemsize < SECTOR_BYTES})
 
 
 def _nested(op: MemoryOpFact) -> tuple[tuple[int, int], ...]:

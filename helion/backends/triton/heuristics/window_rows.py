@@ -1,0 +1,95 @@
+"""Tiles of filters whose rows share loads: a few rows in each thread, along an axis that is not contiguous.
+
+Each row of a window is then loaded and converted once for all outputs that need it (``lower/unroll_rows.py``). More rows
+share more, and take more registers and more time to compile, so predicted time chooses (measurement ``unrolled_rows``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from ...._compiler.facts.records import AxisFact, KernelFacts, PointwiseFact
+from ....hardware import Target
+from ..proposal import TritonProposal
+from ..row_windows import saves_loads
+from .choose import trust
+from .predicted_time import proposal_us
+from .sizing import estimate
+from .tuned import Tuned, tuned
+
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "window_rows"
+
+    #: Rows of a thread along one axis, or along each of two.
+    rows: tuple[int, ...]
+    two_rows: tuple[tuple[int, int], ...]
+    #: Elements along the contiguous axis for each thread, and the bytes of the shortest line of a tile.
+    runs: tuple[int, ...]
+    line_bytes: int
+    warps: tuple[int, ...]
+    #: Most elements of a thread.
+    most: int
+    #: Ratio of predicted times that tells nothing.
+    alike: float
+
+
+def fastest_rows(
+    tiles: TritonProposal, fact: PointwiseFact, facts: KernelFacts, target: Target
+) -> TritonProposal | None:
+    """Return the tile of rows that share loads, if it is predicted to be faster than ``tiles``."""
+    if len(fact.contiguous_axes) != 1 or facts.num_roots != 1 or fact.contiguous_axes[0] not in tiles.block_sizes:
+        return None
+    (first,) = fact.contiguous_axes
+    tried = _candidates(tiles, facts.axes[first], fact.storage_itemsize, facts, target)
+    found = [each for each in tried if not _spills(each, facts, target)]
+    timed = [(each, proposal_us(facts, each, target)) for each in (tiles, *found)]
+    first_us, least = timed[0][1], min(us for _, us in timed)
+    if least > trust(target).reused * first_us:
+        return None
+    # of tiles that are nearly as fast, the one with the fewest warps and the longest rows has the fewest addresses
+    alike = [each for each, us in timed[1:] if us <= tuned(_Numbers).alike * least]
+    return min(alike, key=lambda each: (each.num_warps or 1, -each.block_sizes[first]))
+
+
+def _spills(tiles: TritonProposal, facts: KernelFacts, target: Target) -> bool:
+    return bool(estimate(facts, target, tiles.block_sizes, tiles.num_warps or 1, 1).spill_risk)
+
+
+def _candidates(
+    tiles: TritonProposal, first: AxisFact, itemsize: int, facts: KernelFacts, target: Target
+) -> Iterator[TritonProposal]:
+    numbers = tuned(_Numbers)
+    shortest = max(first.min_size, min(_highest(first), numbers.line_bytes // itemsize))
+    least = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
+    for rows in _rows(first, facts):
+        for run, warps in itertools.product(numbers.runs, numbers.warps):
+            lanes = run * warps * target.warp_size
+            if not shortest <= lanes <= _highest(first) or run * math.prod(rows.values()) > numbers.most:
+                continue
+            sizes = {**least, **rows, first.block_id: lanes}
+            shape = " x ".join(map(str, sizes.values()))
+            reason = f"{tiles.reason}, of {shape}: rows of a window share loads"
+            yield replace(tiles, reason=reason, block_sizes=sizes, num_warps=warps)
+
+
+def _rows(first: AxisFact, facts: KernelFacts) -> Iterator[dict[int, int]]:
+    """Yield the rows along the axis of one window, or of two."""
+    windows = [each for each in facts.row_windows if each.axis != first.block_id and facts.axes[each.axis].tunable]
+    for window in windows:
+        for rows in tuned(_Numbers).rows:
+            if saves_loads(*window.loads(rows)) and rows <= _highest(facts.axes[window.axis]):
+                yield {window.axis: rows}
+    for one, other in itertools.combinations(windows, 2):
+        for rows, more in tuned(_Numbers).two_rows:
+            if more <= _highest(facts.axes[other.axis]) and rows <= _highest(facts.axes[one.axis]):
+                yield {one.axis: rows, other.axis: more}
+
+
+def _highest(axis: AxisFact) -> int:
+    return min(axis.padded or 2**30, axis.max_size or 2**30)
