@@ -111,11 +111,13 @@ def edge_dots(x: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> 
     return out
 
 
-def test_rows_that_data_selects_stay_in_the_cache() -> None:
-    """Measurement ``evicted_first``: other programs select the same rows."""
+def test_rows_that_data_selects_and_many_single_elements_stay_in_the_cache() -> None:
+    """Measurement ``evicted_first``: other programs select the same rows, and the next access has the same line."""
     args = (tensor(20000, 128, dtype=BF16), tensor(262144, dtype=torch.int64), tensor(262144, dtype=torch.int64))
     assert "first" not in first_of(helion.kernel(edge_dots).bind(args, target="h200")).config["load_eviction_policies"]
-    assert "first" in first_of(bound("sum", tensor(4096, 1024), name="row_sum")).config["load_eviction_policies"]
+    for rows, length, first in ((4096, 1024, True), (4096, 50257, True), (8192, 50257, False), (8192, 50256, True)):
+        config = first_of(bound("long_sum", tensor(rows, length))).config
+        assert ("first" in config["load_eviction_policies"]) == first
 
 
 def test_rows_are_streamed_on_every_gpu() -> None:

@@ -258,6 +258,7 @@ def test_chunks_that_are_multiplied_by_themselves_are_short() -> None:
     kernel = bound("decayed_linear_attention", "sm_90")
     (chunk,) = (axis.block_id for axis in kernel.facts.axes if axis.name == "chunk")
     assert kernel.config_spec.sizes(kernel.default_config())[chunk] == 64 and kernel.default_config()["num_stages"] >= 3
+    assert kernel.default_config()["indexing"] == ["pointer", "block_ptr", "pointer", "pointer", "pointer"]
 
 
 @pytest.mark.parametrize("name", ["blockwise_fp8", "sum_of_two"])

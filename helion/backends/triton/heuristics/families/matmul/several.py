@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -89,11 +90,12 @@ class TritonProductsHeuristic(Heuristic):
             return Declined("no tile of the matmuls fits without spilling")
         sure = tuple(proposal for proposal, certain in found if certain) or tuple(proposal for proposal, _ in found)
         if _chunks(facts):  # programs that share a chunk each multiply it by itself: more of them are no gain as such
-            return (min(sure, key=lambda p: _time(facts, p, target)),)
-        best = full_first(sure, lambda p: _programs(facts, p), target)
-        assert best is not None
-        deep = _deepened(facts, best, target)
-        ruled: tuple[TritonProposal, ...] = (best,) if deep is None else (deep, best)
+            best = min(sure, key=lambda p: _time(facts, p, target))
+            return (_with_block_pointers(best, facts) if target.has("wgmma") else best,)
+        full = full_first(sure, lambda p: _programs(facts, p), target)
+        assert full is not None
+        deep = _deepened(facts, full, target)
+        ruled: tuple[TritonProposal, ...] = (full,) if deep is None else (deep, full)
         wide = _one_group(facts, target) or _reduced_by_one_group(facts, target) if target.has("wgmma") else None
         if wide is not None:
             return (wide, *(ordered(facts, each, target) for each in ruled))
@@ -138,6 +140,18 @@ def _with_fewer_sums(facts: KernelFacts, tile: TritonProposal, target: Target) -
 def _with_descriptors(proposal: TritonProposal, slots: frozenset[int]) -> TritonProposal:
     reason = f"{proposal.reason}, descriptors for K-major operands"
     return replace(proposal, indexing=dict.fromkeys(slots, "tensor_descriptor"), reason=reason)
+
+
+def _with_block_pointers(proposal: TritonProposal, facts: KernelFacts) -> TritonProposal:
+    """Return the proposal with block pointers for left operands of several matmuls (measurement ``left_blocks``).
+
+    Triton copies their tiles without addresses for each element.
+    """
+    uses = Counter(fact.lhs_slot for fact in facts.matmuls if not fact.lhs_prologue)
+    plain = {op.slot for op in facts.memory_ops if op.kind == "load" and op.static and not op.gathered}
+    slots = [slot for slot, count in uses.items() if count > 1 and slot in plain]
+    reason = f"{proposal.reason}, block pointers for operands of several matmuls" if slots else proposal.reason
+    return replace(proposal, indexing=dict.fromkeys(slots, "block_ptr"), reason=reason)
 
 
 def _one_group(facts: KernelFacts, target: Target) -> TritonProposal | None:

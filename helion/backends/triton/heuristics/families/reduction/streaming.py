@@ -69,6 +69,8 @@ class _Numbers(Tuned):
     few_thread_elements: int
     few_summed_elements: int
     few_threads: int
+    #: Bytes of rows of single elements for each of the cache from which they do not leave it first.
+    streamed: int
     #: Rows up to this many elements are loaded whole. Up to twice as many are, if a second read would miss L1 (64 KiB
     #: for each resident row). The same holds if a loop would rescale its sum for each new maximum.
     held: int
@@ -289,7 +291,7 @@ def _proposal(
         reduction_loops=chosen.chunks,
         num_warps=chosen.num_warps,
         num_stages=1,
-        eviction=_eviction(facts, primary, width),
+        eviction=_eviction(facts, primary, width, target),
     )
 
 
@@ -315,12 +317,13 @@ def _row_stores(facts: KernelFacts, primary: ReductionFact) -> int:
     return sum(op.kind == "store" and bool(along.intersection(op.tile_axes)) for op in facts.memory_ops)
 
 
-def _eviction(facts: KernelFacts, primary: ReductionFact, width: int) -> dict[int, str]:
+def _eviction(facts: KernelFacts, primary: ReductionFact, width: int, target: Target) -> dict[int, str]:
     """Return the eviction policies of the row loads.
 
     Long rows that are read again for a store stay in the cache until then. Rows that are read once, where no row is
-    stored, leave it first. Outputs of other kernels then stay in the cache instead of being written to memory. Rows
-    that data selects stay: other programs may select them too (measurement ``evicted_first``).
+    stored, leave it first. Outputs of other kernels then stay in the cache instead of being written to memory, which is
+    no gain with many times its bytes. Single elements would leave it before the next access to their line. So would
+    rows that data selects before other programs select them too (measurement ``evicted_first``).
     """
     along, grid = _along(facts, primary), frozenset(facts.grid_axes)
     rows = {
@@ -332,8 +335,10 @@ def _eviction(facts: KernelFacts, primary: ReductionFact, width: int) -> dict[in
     # a whole dimension of which no row is stored is read once, chunked or not
     again = primary.re_read and width < primary.extent and (stores or not primary.full_extent)
     if not again and not stores:
-        selected = {op.load_slot for op in facts.memory_ops if op.gathered}
-        return dict.fromkeys((slot for slot in rows if slot not in selected), "first")
+        own = [op for op in facts.memory_ops if op.load_slot in rows and not op.gathered]
+        many = sum(math.prod(op.extents) * op.itemsize for op in own) > _TUNED.streamed * target.l2_bytes
+        singly = many and not _is_aligned(facts, primary)
+        return {} if singly else {op.load_slot: "first" for op in own if op.load_slot is not None}
     if not again or not stores or primary.extent <= 2 * _TUNED.held:
         return {}
     return {slot: "last" if first else "first" for slot, first in rows.items()}
