@@ -145,6 +145,31 @@ def test_arguments_keep_their_order() -> None:
     )
 
 
+@helion.kernel(backend="cute")
+def shared_out(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor, share: float) -> torch.Tensor:
+    m, k = x.size()
+    n = w.size(1)
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], w[tile_k, tile_n])
+        out[tile_m, tile_n] = ((acc + bias[tile_n]) / share).to(x.dtype)
+    return out
+
+
+def test_quotients_by_operands_have_no_branches() -> None:
+    """An exact one branches for each element, and the elements of a thread wait for each other."""
+    x, w, bias = torch.randn(64, 64), torch.randn(64, 128), torch.randn(128)
+    for dtype, near in ((torch.bfloat16, True), (torch.float16, True), (torch.float32, False)):
+        given = x.to(dtype), w.to(dtype), bias
+        bound = shared_out.bind((*(t.to("meta") for t in given), 0.9), target="h200")
+        assert ("div.full.f32" in bound.to_cute_code()) == near, dtype
+        wanted = (given[0].double() @ given[1].double() + bias.double()) / 0.9
+        close = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-4}[dtype]
+        torch.testing.assert_close(shared_out(*given, 0.9).double(), wanted, rtol=close, atol=close)
+
+
 def test_roots_are_one_instruction() -> None:
     """An exact one has a branch for numbers that it scales, and takes 15."""
 

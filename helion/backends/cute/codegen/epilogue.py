@@ -18,6 +18,7 @@ from ..plan.epilogue import (
     Constant,
     EpilogueOperand,
     EpilogueOutput,
+    Instruction,
 )
 from ..plan.joint import OwnPart, joint, moved
 from ..plan.passes import Pass, divisor_of, passes
@@ -229,6 +230,14 @@ def _exp(x: str) -> str:
     return f"cute.math.exp2({x} * 1.4426950408889634, fastmath=True)"
 
 
+def _near_quotient(x: str, y: str) -> str:
+    """Return a quotient within 2 units of fp32 (PTX ISA, ``div.full``), as Triton's. The exact one branches for each
+    element, so that those of a thread come one after the other."""
+    numbers = f"cutlass.Float32({x}), cutlass.Float32({y})"
+    text = '"div.full.f32 {$w0}, {$r0}, {$r1};"'
+    return f"cute.arch.inline_ptx({text}, write_only_types=[cutlass.Float32], read_only_args=[{numbers}])"
+
+
 SHORT: Mapping[str, Callable[..., str]] = {"tanh": _tanh, "exp": _exp}
 """Shorter sequences for outputs of 16 bits, whose rounding error is 1000 times larger."""
 
@@ -271,7 +280,16 @@ def expression(problem: Evaluated, value: int, names: Callable[[int], str], posi
     ]
     short = all(itemsize(output.dtype) <= 2 for output in problem.outputs)
     expressions = {**EXPRESSIONS, **SHORT} if short else EXPRESSIONS
+    if made.op == "div" and _divides_by_operand(problem, made):
+        return _near_quotient(*arguments)
     return expressions[made.op](*arguments)
+
+
+def _divides_by_operand(problem: Evaluated, made: Instruction) -> bool:
+    """Return whether a quotient by a number that is loaded or passed goes to outputs of 16 bits, and to no integers."""
+    divisor = made.arguments[1]
+    operand = not isinstance(divisor, Constant) and 0 < divisor <= len(problem.epilogue.operands)
+    return operand and all(output.dtype in ("float16", "bfloat16") for output in problem.outputs)
 
 
 def literal(constant: Constant) -> str:

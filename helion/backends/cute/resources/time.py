@@ -143,8 +143,8 @@ class Rates:
     narrow_us: float = 0.0014
     """The same of a line of a sub-tile whose lines are half of a sector of memory (``uneven`` of
     benchmarks/results/cute/nvidia-h200-few-tiles.jsonl)."""
-    drawn_us: float = 0.0003
-    """Time of a random number: about 70 instructions of a thread; not fitted."""
+    drawn_us: float = 0.0009
+    """Time of a random number, whose 70 instructions wait for each other (measurement ``drawn_numbers``)."""
     workspace_us: float = 1.5
     """Two fences and a counter in global memory, which are a few times the latency of memory."""
     part_us: float = 0.3
