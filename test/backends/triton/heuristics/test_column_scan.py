@@ -41,9 +41,12 @@ def shares(x: torch.Tensor) -> torch.Tensor:
     ("shape", "dtype", "width", "chunk"),
     [
         ((32, 1000, 768), torch.bfloat16, 16, None),
-        ((32, 1000, 777), torch.float32, 8, None),
-        ((4, 8000, 768), torch.bfloat16, 16, 2048),
-        ((64, 100, 5), torch.bfloat16, 8, None),
+        ((32, 1000, 768), torch.float32, 16, None),
+        ((32, 1000, 777), torch.bfloat16, 8, None),
+        ((64, 256, 1024), torch.float32, 32, None),
+        ((16, 2048, 768), torch.bfloat16, 16, None),
+        ((4, 8000, 768), torch.bfloat16, 32, 512),
+        ((64, 100, 8), torch.bfloat16, 8, None),
     ],
 )
 def test_a_sector_of_columns(shape: tuple[int, ...], dtype: torch.dtype, width: int, chunk: int | None) -> None:

@@ -1,8 +1,8 @@
 """Scans along a strided dimension: running sums over the steps of sequences, or of columns.
 
-Matches kernels without a dot, a reduction or a loop of their own. A tile has a whole sector of the axis along which
-memory is contiguous: with fewer elements several programs read each sector. More of them leave a scan across more warps
-(measurement ``column_scans``). Long dimensions are scanned in chunks.
+Matches kernels without a dot, a reduction or a loop of their own. A tile has a sector or two of the axis along which memory
+is contiguous: with fewer elements several programs read each sector. A tile of few elements has more columns, and one
+whose rows are not aligned fewer (measurement ``column_scans``). Long dimensions are scanned in chunks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from ....._compiler.facts.records import AxisFact, KernelFacts
 from .....autotuner.proposal import Declined, Heuristic
-from .....hardware import Target
+from .....hardware import VECTOR_BYTES, Target
 from ...proposal import TritonProposal
 from ..sizing import clamp, estimate, warps_for_threads
 from ..tuned import Tuned, tuned
@@ -22,10 +22,15 @@ from ..tuned import Tuned, tuned
 class _Numbers(Tuned):
     rule: ClassVar[str] = "column_scan"
 
-    #: Bytes of the contiguous axis, most steps that are held at once, and elements of a thread.
-    bytes: int
+    #: Columns, those of rows that are not aligned, and elements of a tile up to which it has twice as many.
+    columns: int
+    unaligned: int
+    few: int
+    #: Most steps that are held at once, steps of the chunks of more, elements of a thread, and least warps.
     held: int
+    chunk: int
     thread_elements: int
+    warps: int
 
 
 _TUNED = tuned(_Numbers)
@@ -49,19 +54,24 @@ class TritonColumnScanHeuristic(Heuristic):
         columns = [axis for axis in facts.tunable_axes if axis.block_id in beside]
         if len(beside) != 1 or len(columns) != 1:
             return Declined("memory is contiguous along the scanned dimension, or along no tile")
-        return _proposed(steps[0], columns[0], max(op.itemsize for op in moved), facts, target)
+        aligned = not any(s != 1 and s * op.itemsize % VECTOR_BYTES for op in moved for s in op.strides)
+        return _proposed(steps[0], columns[0], aligned, facts, target)
 
 
 def _proposed(
-    steps: AxisFact, columns: AxisFact, itemsize: int, facts: KernelFacts, target: Target
+    steps: AxisFact, columns: AxisFact, aligned: bool, facts: KernelFacts, target: Target
 ) -> tuple[TritonProposal, ...] | Declined:
-    width = clamp(max(1, _TUNED.bytes // itemsize), columns)
+    chunk = _TUNED.chunk if steps.rollable and steps.padded > _TUNED.held else steps.padded
+    width = _TUNED.columns if aligned else _TUNED.unaligned
+    if (aligned and 2 * width * chunk <= _TUNED.few) or chunk < steps.padded:
+        width *= 2
+    width = clamp(width, columns)
     sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes} | {columns.block_id: width}
-    chunk = min(steps.padded, _TUNED.held) if steps.rollable else steps.padded
     most = target.max_threads_per_block // target.warp_size
     while True:
         chunks = {axis.block_id: None if axis.padded <= chunk else chunk for axis in facts.rolled_axes}
-        warps = warps_for_threads(max(target.warp_size, chunk * width // _TUNED.thread_elements), target)
+        threads = max(_TUNED.warps * target.warp_size, chunk * width // _TUNED.thread_elements)
+        warps = warps_for_threads(2 * threads if chunk < steps.padded else threads, target)
         while estimate(facts, target, sizes, warps, 1, chunks).spill_risk and 2 * warps <= most:
             warps *= 2
         if not estimate(facts, target, sizes, warps, 1, chunks).spill_risk:

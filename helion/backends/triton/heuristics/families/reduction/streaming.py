@@ -96,6 +96,11 @@ class _Numbers(Tuned):
     #: them too where rows are not aligned to vectors.
     scalar_chunk: int
     scalar_threads: int
+    #: From so many loads of a row on, chunks of rows that exceed ``held`` together, and threads for them: a thread would
+    #: have the elements of all in registers before it adds them up.
+    several: int
+    several_chunk: int
+    several_threads: int
     #: Threads for such a row if its loop rescales its sum for each new maximum, and least waves of such programs.
     rescaled_threads: int
     rescaled_waves: float
@@ -409,6 +414,9 @@ def _width(facts: KernelFacts, primary: ReductionFact, target: Target, compute_b
     if _is_heavy(primary):
         return whole if whole <= _TUNED.heavy_held else _TUNED.heavy_chunk
     if primary.full_extent and not _stores_rows(facts, primary):
+        rows = _row_loads(facts, primary.axis, 2)
+        if rows >= _TUNED.several and whole <= _TUNED.held < rows * whole:
+            return _TUNED.several_chunk
         return whole if whole <= _TUNED.held else _TUNED.scalar_chunk
     if compute_bound:
         return min(whole, _TUNED.compute_bound_tile)
@@ -526,6 +534,8 @@ def _threads(
         each = _TUNED.chained_thread_elements if is_chained else _TUNED.thread_elements
         if len(primary.stages) > 1 and width <= _TUNED.narrow:
             each = min(each, _TUNED.narrow_thread_bytes // _itemsize(primary))
+        if looped and width == _TUNED.several_chunk:
+            return _TUNED.several_threads
         return _summed_threads(facts, primary, target) if looped else max(least, min(most, elements // each))
     if looped and not _is_aligned(facts, primary):
         return _TUNED.unaligned_threads

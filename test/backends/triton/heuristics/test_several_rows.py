@@ -1,0 +1,38 @@
+"""Sums of several long rows at once take chunks of them, which registers hold."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import helion
+import helion.language as hl
+
+
+@helion.kernel(backend="triton")
+def products(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([a.size(0)], dtype=torch.float32, device=a.device)
+    for tile in hl.tile(a.size(0)):
+        out[tile] = (a[tile, :].float() * b[tile, :].float() * c[tile, :].float()).sum(-1)
+    return out
+
+
+@helion.kernel(backend="triton")
+def squares(a: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([a.size(0)], dtype=torch.float32, device=a.device)
+    for tile in hl.tile(a.size(0)):
+        out[tile] = (a[tile, :].float() * a[tile, :].float()).sum(-1)
+    return out
+
+
+@pytest.mark.parametrize(("columns", "chunk"), [(8191, 1024), (8192, 1024), (4096, None)])
+def test_chunks_of_several_rows(columns: int, chunk: int | None) -> None:
+    x = torch.empty(4096, columns, device="meta")
+    seed = products.bind((x, x.clone(), x.clone()), target="h200").seeds[0]
+    assert seed.config.reduction_loops == [chunk], seed.reason
+    assert seed.config.num_warps == 8 or chunk is None
+
+
+def test_one_row_is_held() -> None:
+    seed = squares.bind((torch.empty(4096, 8191, device="meta"),), target="h200").seeds[0]
+    assert seed.config.reduction_loops == [None]
