@@ -231,8 +231,8 @@ def _exp(x: str) -> str:
 
 
 def _near_quotient(x: str, y: str) -> str:
-    """Return a quotient within 2 units of fp32 (PTX ISA, ``div.full``), as Triton's. The exact one branches for each
-    element, so that those of a thread come one after the other."""
+    """Return a quotient within 2 units of fp32 (PTX ISA, ``div.full``). The exact one branches for each element, so that
+    those of a thread come one after the other."""
     numbers = f"cutlass.Float32({x}), cutlass.Float32({y})"
     text = '"div.full.f32 {$w0}, {$r0}, {$r1};"'
     return f"cute.arch.inline_ptx({text}, write_only_types=[cutlass.Float32], read_only_args=[{numbers}])"
