@@ -12,6 +12,8 @@ from .walk import Walk
 _KINDS = frozenset(("number", "tile", "iota", "full", "load", "store", "pointwise", "view"))
 #: Least loads of one tensor that rows may share.
 _LEAST_LOADS = 3
+#: A condition that all rows but those at an edge of the tensor fulfil: a comparison of their number with a constant.
+_EDGE, _COMPARED = "edge", frozenset(("ge", "gt", "le", "lt"))
 
 
 def row_windows(walk: Walk) -> tuple[RowWindow, ...]:
@@ -53,7 +55,7 @@ def _window(walk: Walk, root: int, ops: Sequence[Op], block: int) -> RowWindow |
         attrs = op.attributes(MemoryAttrs)
         places = _Places(walk, block)
         parts: tuple[Hashable, ...] = tuple(places.index(op, index) for index in attrs.indices)
-        mask = places.of(op.operands[attrs.mask]) if attrs.mask is not None else None
+        mask = places.of(op.operands[attrs.mask]) if attrs.mask is not None else _EDGE
         row, shifts = places.normal()
         key = (attrs.tensor, attrs.eviction, parts, mask, shifts)
         groups.setdefault(key, set()).add(row)
@@ -104,7 +106,16 @@ class _Places:
         op = self.walk.makers.of(operand)
         if op is None or op.kind not in ("pointwise", "view"):
             return operand.number
-        return op.kind, op.attrs, operand.dims, tuple(map(self.of, op.operands))
+        name = op.attrs.name
+        if name in _COMPARED and type(op.operands[1]) is int and self.linear(op.operands[0]) is not None:
+            return _EDGE
+        parts = tuple(map(self.of, op.operands))
+        if op.kind == "view":
+            return _EDGE if parts == (_EDGE,) else ("view", op.attrs, operand.dims, parts)
+        if name in ("logical_and", "bitwise_and"):
+            parts = tuple(part for part in parts if part != _EDGE)
+            return parts[0] if len(parts) == 1 else parts or _EDGE
+        return name, operand.dims, parts
 
     def linear(self, operand: Operand) -> tuple[int, int] | None:
         """Return the scale and the shift of a multiple of a row's number; None for anything else."""

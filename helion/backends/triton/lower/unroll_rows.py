@@ -18,7 +18,8 @@ out of range are computed, but not stored. They load elements that a row in rang
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -45,6 +46,16 @@ from ...._compiler.passes.always.simplify import drop_dead, merge_common
 from ...._compiler.rewrites.steps import StepInputs
 from ...._shapes import ONE, Dim, Dims, broadcast_dims
 from ..row_windows import MOST_ROWS, is_unrolled, saves_loads
+
+#: Rows that are nearer to 0 have sums without overflow.
+_FARTHEST = 2**30
+#: Comparisons that hold between two numbers if they hold for both.
+_COMPARED: Mapping[str, Callable[[int, int], bool]] = {
+    "ge": operator.ge,
+    "gt": operator.gt,
+    "le": operator.le,
+    "lt": operator.lt,
+}
 
 
 def unroll_rows(program: Program, inputs: StepInputs) -> Program:
@@ -103,6 +114,12 @@ def _key(operand: Operand) -> object:
     return operand.number if isinstance(operand, Value) else (type(operand), repr(operand))
 
 
+def _after_removal(index: Index, removed: int) -> Index:
+    """Return an index after the removal of an operand."""
+    later = index.operand is not None and index.operand > removed
+    return replace(index, operand=index.operand - 1) if later else index  # type: ignore[operator]
+
+
 @dataclass
 class _Unroller:
     """Replaces each op of a grid that has the dimension ``block`` by one for each row."""
@@ -123,6 +140,11 @@ class _Unroller:
         (self.axis,) = [axis for axis in self.root.axes if axis.block == self.block]
         whole = isinstance(self.axis.begin, int) and isinstance(self.axis.end, int)
         self.whole = self.axis.whole or (whole and (self.axis.end - self.axis.begin) % self.rows == 0)  # type: ignore[operator]
+        #: The least and the greatest first row of a tile, if they are known.
+        self.bounds: tuple[int, int] | None = None
+        if isinstance(self.axis.begin, int) and isinstance(self.axis.end, int) and self.axis.end > self.axis.begin:
+            tiles = -(-(self.axis.end - self.axis.begin) // self.rows)
+            self.bounds = self.axis.begin, self.axis.begin + (tiles - 1) * self.rows
         self.out = Builder(self.numbers, self.root.location, self.ops)
         self.begin = self.out.emit("tile", (), self.program.index_dtype, (), TileAttrs(self.block, "begin"), "begin")
         self.insides = {} if self.whole else {row: self.inside(row) for row in range(1, self.rows)}
@@ -260,6 +282,30 @@ class _Unroller:
             return self.number(self.derived(name, base, other), constant // other)
         return None
 
+    def condition(self, name: str, operands: tuple[Operand, ...]) -> Operand | None:
+        """Return a comparison of a row's number that is the same in all tiles, or a conjunction without such; else None."""
+        if name in _COMPARED and len(operands) == 2:
+            first, other = operands
+            if isinstance(first, Value) and type(other) is int and first.number in self.sums:
+                base, constant = self.sums[first.number]
+                if base in self.begins.values() and self.bounds is not None:
+                    compare, ends = _COMPARED[name], [bound + constant for bound in self.bounds]
+                    found = {compare(end, other) for end in ends}
+                    return found.pop() if len(found) == 1 and max(map(abs, ends)) < _FARTHEST else None
+        if name in ("logical_and", "bitwise_and") and any(isinstance(each, bool) for each in operands):
+            rest = [each for each in operands if each is not True]
+            return False if False in [each for each in rest if isinstance(each, bool)] else rest[0] if rest else True
+        return None
+
+    def materialized(self, operand: Operand, given: Operand) -> Operand:
+        """Return a known condition that takes the place of a value as a value."""
+        if not isinstance(operand, bool) or not isinstance(given, Value):
+            return operand
+        key = ("full", _key(operand))
+        if key not in self.known:
+            self.known[key] = self.out.emit("full", (operand,), torch.bool, ())
+        return self.known[key]
+
     def begins_at_multiples(self, number: int) -> bool:
         """Return whether each tile begins at a multiple of a number."""
         return isinstance(self.axis.begin, int) and self.axis.begin % number == 0 == self.rows % number
@@ -279,6 +325,9 @@ class _Unroller:
         attrs = op.attributes(PointwiseAttrs)
         if len(operands) == 2 and (made := self.linear(op, *operands)) is not None:
             return made
+        if (known := self.condition(attrs.name, operands)) is not None:
+            return known
+        operands = tuple(self.materialized(each, given) for each, given in zip(operands, op.operands, strict=True))
         dims = broadcast_dims([each.dims for each in operands if isinstance(each, Value)])
         assert dims is not None
         key = ("pointwise", attrs.name, tuple(map(_key, operands)), op.result.dtype)
@@ -366,12 +415,17 @@ class _Unroller:
                 indices.append(self.tensor_index(index, operands, positions, dims, row, len(selected.dims) - at))
             else:
                 indices.append(replace(index, positions=positions))
-        if attrs.mask is not None:
-            mask = self.of_row(operands[attrs.mask], row, len(selected.dims) - at)
-            key = ("mask", _key(mask), dims)
-            if key not in self.known:
-                self.known[key] = self.whole_tile(mask, dims, torch.bool)
-            operands[attrs.mask] = self.known[key]
+        if (masked := attrs.mask) is not None:
+            mask = self.of_row(operands[masked], row, len(selected.dims) - at)
+            if mask is True:
+                del operands[masked]
+                indices = [_after_removal(index, masked) for index in indices]
+                attrs = replace(attrs, mask=None)
+            else:
+                key = ("mask", _key(mask), dims)
+                if key not in self.known:
+                    self.known[key] = self.whole_tile(mask, dims, torch.bool)
+                operands[masked] = self.known[key]
         made = replace(attrs, indices=tuple(indices), rank=attrs.rank - 1)
         return tuple(operands), made, dims
 

@@ -114,7 +114,7 @@ class TritonPointwiseHeuristic(Heuristic):
         run = replace(tiles, reason=f"{reason}, of one run in memory", loop_orders={}, flatten_loops={0: True})
         around = _around(tiles, fact, facts, target)
         if around is None and (window := fastest_rows(tiles, fact, facts, target)) is not None:
-            return window, tiles
+            return window, *((run,) if fact.numbered_run else ()), tiles
         rows = _shared_rows(sizes, fact, facts)
         if rows is not None:
             shared = replace(
