@@ -36,7 +36,7 @@ def warnings(source: FunctionSource, names: Mapping[str, Any], stored: frozenset
     for node in nodes:
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as made):
-                if name in written & stored and name not in seen and _is_new(made, names):
+                if name in written & stored and name not in seen and is_new(made, names):
                     yield exc.ResultNotReturned(kernel=source.name, name=name, location=source.location(node))
 
 
@@ -58,7 +58,7 @@ def _unseeing(node: ast.AST) -> Iterator[ast.Name]:
             yield name
 
 
-def _is_new(made: ast.Call, names: Mapping[str, Any]) -> bool:
+def is_new(made: ast.Call, names: Mapping[str, Any]) -> bool:
     """Return True where a call surely makes a tensor with memory of its own."""
     match made.func:
         case ast.Attribute(value=ast.Name(id=module), attr=function) if names.get(module) is torch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import types
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ from . import lost_results
 from .arguments import Arguments
 from .frames import Frame, assigned_names, names_in
 from .guards import Traced
+from .host import turned_results
 from .statements.kernel import walk_kernel
 from .syntax import SYNTAX
 from .torch.functions import RULES
@@ -80,8 +82,27 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 def trace(
     fn: Callable[..., Any], arguments: Mapping[str, Any], context: CompileContext, constants: frozenset[str]
 ) -> Traced:
-    """Walk ``fn`` on its arguments. ``constants`` are the parameters annotated as compile-time constants."""
+    """Walk ``fn`` on its arguments. ``constants`` are the parameters annotated as compile-time constants.
+
+    Where the host copies a result in another order, the kernel stores it in that order, if the walk shows that it may.
+    """
     source = parse_kernel(fn)
+    for each in turned_results.turned(source, fn.__globals__):
+        with contextlib.suppress(Exception):  # what the kernel itself raises is raised below
+            names, traced = _trace(fn, each.source, arguments, context, constants)
+            if each.holds(names):
+                return traced
+    return _trace(fn, source, arguments, context, constants)[1]
+
+
+def _trace(
+    fn: Callable[..., Any],
+    source: FunctionSource,
+    arguments: Mapping[str, Any],
+    context: CompileContext,
+    constants: frozenset[str],
+) -> tuple[Mapping[str, Any], Traced]:
+    """Walk a source of ``fn``, and return the values of its variables at the end next to what was traced."""
     t = Tracer(context, RULES)
     t.numbers.taken = names_in(source.node) | frozenset(arguments)
     frame = Frame(source, fn.__globals__, {}, is_kernel=True)
@@ -105,7 +126,7 @@ def trace(
     check_bounds(program)
     for warning in lost_results.warnings(source, fn.__globals__, frozenset(n.name for n in program.tensors)):
         t.world.warn(warning)
-    return Traced(
+    traced = Traced(
         program,
         dict(t.numbers.specialized),
         tuple(t.world.warnings),
@@ -115,6 +136,7 @@ def trace(
         misplaced=t.world.misplaced,
         acts=t.world.acts or _changes_others(t, arguments, program),
     )
+    return frame.names, traced
 
 
 def _changes_others(t: Tracer, arguments: Mapping[str, Any], program: Program) -> bool:
