@@ -133,6 +133,7 @@ def _not_run_on_blackwell(problem: GemmProblem) -> Iterator[tuple[object, str]]:
     yield in_both_majors(problem), f"whose operand {_first(problem.copied)} of 8 bits is not contiguous along K"
     yield problem.copied, f"whose operand {_first(problem.copied)} is copied by warps"
     yield strided, f"whose matrix {''.join(strided[:1])} has strides that TMA cannot take"
+    yield any(each.divided for each in problem.outputs), "whose output has rows or columns in parts"
     yield any(each.turned for each in problem.outputs), "of few rows, whose output TMA stores transposed,"
     yield problem.epilogue.of_kind("uniform"), "with random numbers in the epilogue"
     yield problem.epilogue.of_kind("integers"), "with integers that are added in int32"

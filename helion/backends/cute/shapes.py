@@ -47,7 +47,7 @@ from .lower.attention.loops import has_attention
 from .lower.epilogue.column_pairs import with_column_pairs
 from .lower.groups import without_groups_of_k
 from .lower.host import gemm_pieces
-from .lower.kernel import build_plan, known_product, of_all_columns
+from .lower.kernel import build_plan, known_product, of_all_columns, with_parts
 from .lower.peers.messages import plain
 from .lower.rewrites.dimensions import with_joined_dimensions
 from .lower.rewrites.ends import without_ends
@@ -183,7 +183,7 @@ def _matmul_lead(program: Program, facts: KernelFacts) -> Lead:
 
 def _over_all_of_k(program: Program) -> Program:
     """Return a program without messages, parts of K and ends of K by tiles or groups."""
-    whole = with_joined_dimensions(with_whole_k(plain(program)).program)
+    whole = with_joined_dimensions(with_whole_k(with_parts(plain(program)).program).program)
     return without_groups_of_k(without_ends(whole.program).program).program
 
 

@@ -114,6 +114,6 @@ def test_the_text_reads_both_columns_of_a_pair(name: str, narrow: bool) -> None:
     torch.testing.assert_close(got, wanted[:rows], rtol=1e-5, atol=1e-5)
 
 
-def test_numbers_of_pairs_are_refused() -> None:
-    with pytest.raises(exc.CuteUnsupported, match="indices of pairs of columns are implemented where they select"):
+def test_numbers_of_the_pairs_of_a_tile_are_refused() -> None:
+    with pytest.raises(exc.CuteUnsupported, match="indices of pairs of a tile are implemented where they select"):
         numbered.bind(operands(), target="h200")

@@ -208,12 +208,9 @@ def test_two_products_of_even_and_odd_columns_are_two_products(rows: int) -> Non
     check_all_columns(gemm(of_two_products, (x, w, v, cos, sin)), products=2)
 
 
-# What is no product with all columns ----------------------------------------------------------------------------------------
-
-
-@helion.kernel(static_shapes=True)
+@helion.kernel(backend="cute", static_shapes=True)
 def numbered(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """Pairs plus their numbers, which no thread has."""
+    """Pairs plus their numbers."""
     (m, k), n = x.size(), w.size(1)
     out = torch.empty([m, n], dtype=torch.float32, device=x.device)
     for tile_m, pair in hl.tile([m, n // 2]):
@@ -225,6 +222,48 @@ def numbered(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         out[tile_m, pair.index * 2] = even + pair.index[None, :]
         out[tile_m, pair.index * 2 + 1] = odd - pair.index[None, :]
     return out
+
+
+@helion.kernel(backend="cute", static_shapes=True)
+def some_heads(
+    x: torch.Tensor, w: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, gain: torch.Tensor, heads: hl.constexpr
+) -> torch.Tensor:
+    """The first heads, turned by tables with a number for each column of a head."""
+    (m, k), n, width = x.size(), w.size(1), cos.size(1)
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], w[tile_k, tile_n])
+        acc = acc * gain[tile_n.index % width][None, :]
+        low, high = hl.split(acc.reshape(acc.size(0), acc.size(1) // 2, 2))
+        other = hl.join(-high, low).reshape(acc.size(0), acc.size(1))
+        turned = acc * cos[tile_m, tile_n.index % width] + other * sin[tile_m, tile_n.index % width]
+        out[tile_m, tile_n] = torch.where((tile_n.index < heads * width)[None, :], turned, acc).to(x.dtype)
+    return out
+
+
+def test_pairs_have_numbers() -> None:
+    x, w, *_ = operands()
+    low, high = product(x, w).view(M, -1, 2).unbind(-1)
+    numbers = torch.arange(N // 2).double()
+    check(numbered(x, w), torch.stack((low + numbers, high - numbers), -1).view(M, N))
+    check_all_columns(gemm(numbered, (x, w)))
+
+
+def test_columns_of_heads_have_the_same_tables() -> None:
+    x, w, *_ = operands()
+    cos, sin, gain = (made(*shape, seed=10 + at) for at, shape in enumerate([(M, 64), (M, 64), (64,)]))
+    plain = product(x, w) * gain.double().repeat(3)
+    other = torch.stack((-plain[:, 1::2], plain[:, 0::2]), -1).view(M, N)
+    wanted = plain * cos.double().repeat(1, 3) + other * sin.double().repeat(1, 3)
+    wanted[:, 128:] = plain[:, 128:]
+    check(some_heads(x, w, cos, sin, gain, 2), wanted)
+    check_all_columns(plan := gemm(some_heads, (x, w, cos, sin, gain, 2)))
+    assert [each.repeated for each in plan.problem.epilogue.operands] == [64, 64, 64]
+
+
+# What is no product with all columns ----------------------------------------------------------------------------------------
 
 
 @helion.kernel(static_shapes=True)
@@ -291,11 +330,9 @@ def read_and_stored(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> torc
     return out
 
 
-def test_numbers_of_pairs_and_crossed_columns_are_no_product_of_all_columns() -> None:
+def test_crossed_and_distant_columns_are_no_product_of_all_columns() -> None:
     x, w, *_ = operands()
-    y, numbers = made(M, K, seed=8), torch.arange(N // 2).double()
-    low, high = product(x, w).view(M, -1, 2).unbind(-1)
-    check(numbered(x, w), torch.stack((low + numbers, low * 0 + high - numbers), -1).view(M, N))
+    y = made(M, K, seed=8)
     left, right = w.view(K, -1, 2).unbind(-1)
     real = product(x, left) - product(y, right)
     check(crossed(x, y, w), torch.stack((real, product(x, right) + product(y, left)), -1))

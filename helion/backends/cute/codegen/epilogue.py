@@ -466,7 +466,7 @@ def _stored(plan: GemmPlan, output: EpilogueOutput) -> str:
     return f"({name}, {_of_partner(name)})[i % 2]" if output.pairs else name
 
 
-def strided_place(plan: GemmPlan, label: str, *, clamped: bool, pairs: int = 0) -> str:
+def strided_place(plan: GemmPlan, label: str, *, clamped: bool, pairs: int = 0, repeated: int = 0) -> str:
     """Return the coordinate of value ``i`` in a strided matrix, after ``first_row`` and ``first_column``. One of ``pairs``
     columns has one number for each pair."""
     row, column = row_number(plan, fragment(plan).row_of), column_number(plan)
@@ -474,6 +474,8 @@ def strided_place(plan: GemmPlan, label: str, *, clamped: bool, pairs: int = 0) 
         row, column = f"cutlass.min({row}, {last(plan, 'm')})", f"cutlass.min({column}, {last(plan, 'n')})"
     if pairs:
         column = f"({column}) // 2" + (f" % {pairs}" if 2 * pairs < plan.problem.n else "")
+    if repeated:
+        column = f"({column}) % {repeated}"
     return f"{row}, {column}{batched(plan, label)}"
 
 
@@ -517,7 +519,8 @@ def _operand_value(plan: GemmPlan, operand: EpilogueOperand) -> str:
     if operand.kind == "exact":
         return f"{operand.label}_values[i].to(cutlass.Float32)"
     if operand.kind == "strided":
-        place = strided_place(plan, operand.label, clamped=True, pairs=operand.pairs)
+        of_table = {"pairs": operand.pairs, "repeated": operand.repeated}
+        place = strided_place(plan, operand.label, clamped=True, **of_table)
         return f"{operand.label}[{place}].to(cutlass.Float32)"
     if operand.kind == "product":
         return f"{operand.label}_values[i]"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ..plan.copied import Copied
 from ..plan.counts import counts, raw_operands
 from ..plan.dtypes import per_byte
+from ..plan.epilogue import Parts
 from ..plan.operands import gathered
 from ..plan.records import GemmPlan, Multiplicand
 from . import copied, groups, raw
@@ -189,17 +190,29 @@ def _umma(plan: GemmPlan) -> HostObjects:
 
 
 def _row_tiles(
-    plan: GemmPlan, name: str, dtype: str, pitch: int, box: tuple[int, int], stages: int, copy: str, turned: int = 0
+    plan: GemmPlan,
+    name: str,
+    dtype: str,
+    pitch: int,
+    box: tuple[int, int],
+    stages: int,
+    copy: str,
+    turned: int = 0,
+    parts: tuple[Parts | None, Parts | None] = (None, None),
 ) -> list[str]:
     """Return the TMA objects of a matrix of D's shape, moved in tiles of shape ``box`` by an operation.
 
-    If it is contiguous along M, a column begins ``turned`` elements after the one before.
+    If it is contiguous along M, a column begins ``turned`` elements after the one before. Its rows and columns may be in
+    ``parts``.
     """
     library = "hopper" if plan.unit == "wgmma" else "blackwell"
     lines, first = number(plan, f"pitch_{name}", pitch), name
     order = "COL_MAJOR" if turned else "ROW_MAJOR"
     if copy != LOAD and plan.problem.groups is not None:
         first, shape, stride = groups.matrix(plan, name, lines, _extent(plan, "n"))
+    elif any(parts):
+        sides = ((plan.problem.m, pitch, parts[0]), (plan.problem.n, 1, parts[1]))
+        shape, stride = (f"({', '.join(each)})" for each in zip(*(_in_parts(*side) for side in sides), strict=True))
     else:
         extents = f"({_extent(plan, 'm')}, {_extent(plan, 'n')}"
         shape, stride = _with_batch(plan, name, extents, f"(1, {turned}" if turned else f"({lines}, 1")
@@ -212,6 +225,14 @@ def _row_tiles(
     ]
 
 
+def _in_parts(extent: int, step: int, parts: Parts | None) -> tuple[str, str]:
+    """Return the shape and the strides of a dimension of so many elements, ``step`` from one to the next in a part."""
+    if parts is None:
+        return _bounded(str(extent), LARGEST_SIDE), str(step)
+    count = extent // parts.size
+    return f"({parts.size}, {_bounded(str(count), LARGEST_SIDE // parts.size)})", f"({step}, {parts.step})"
+
+
 def _output(plan: GemmPlan) -> HostObjects:
     stages = plan.teams * plan.store_stages * plan.storing_warps
     lines: list[str] = []
@@ -220,7 +241,8 @@ def _output(plan: GemmPlan) -> HostObjects:
         names.append(plan.problem.label_of(output))
         copy = ADD if output.adds else STORE
         turned = output.column_pitch if output.turned else 0
-        lines += _row_tiles(plan, names[-1], output.dtype, output.pitch, plan.store_box, stages, copy, turned)
+        parts = output.rows, output.columns
+        lines += _row_tiles(plan, names[-1], output.dtype, output.pitch, plan.store_box, stages, copy, turned, parts)
     return HostObjects(lines=tuple(lines), parameters=_parameters(*names))
 
 

@@ -128,7 +128,8 @@ def _strided(plan: GemmPlan) -> dict[str, str]:
             vector = f"cute.make_layout({rows}, stride={each.lines.pitch})"
             found[numbers_name(each)] = f"cute.make_tensor({numbers_name(each)}, {vector})"
             rows = str(each.picked)
-        shape = f"({rows}, {each.pairs or numbers.extent(plan, 'n')}"
+        repeated = each.repeated if isinstance(each, EpilogueOperand) else 0
+        shape = f"({rows}, {each.pairs or repeated or numbers.extent(plan, 'n')}"
         stride = f"({numbers.number(plan, f'pitch_{each.label}', each.pitch)}, {each.column_pitch}"
         for size, step, _ in numbers.batch_modes(plan, each.label):
             shape += f", {size}"

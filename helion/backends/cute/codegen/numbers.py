@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..plan.counts import slices, takes_turns, turns
+from ..plan.counts import shares_rows, slices, takes_turns, turns
 from ..plan.records import GemmPlan, Multiplicand
 from ..plan.runtime import is_size
 from ..plan.scales import LONGEST
@@ -68,13 +68,33 @@ def batched(plan: GemmPlan, label: str) -> str:
     return "".join(f", {index}" for _, _, index in batch_modes(plan, label))
 
 
-def batch_of(plan: GemmPlan, work: str) -> list[str]:
-    """Return the code that finds the matmul of a tile, and the number of the tile within it."""
-    lines = [f"batch = {work} // {product_tiles(plan)}", f"batch_tile = {work} % {product_tiles(plan)}"]
+def batch_of(plan: GemmPlan, work: str, each: str, within: str) -> list[str]:
+    """Return the code that finds the matmul of a tile, or of a column of tiles, and its number ``within`` ``each`` matmul."""
+    lines = [f"batch = {work} // {each}", f"{within} = {work} % {each}"]
     names, levels = batch_names(plan), plan.problem.batch.levels if plan.problem.batch is not None else ()
     for name, outer, level in zip(names, names[1:], levels, strict=False):
         lines += [f"{outer} = {name} // {level.size}", f"{name} = {name} % {level.size}"]
     return lines
+
+
+def tile_at(plan: GemmPlan, work: str) -> list[str]:
+    """Return the code that finds the tile of a work item, in bands of tiles along M, and its matmul in a batch."""
+    lines, along, column, of_column = list[str](), columns(plan), "within // band_rows", list[str]()
+    if shares_rows(plan.problem):
+        of_column = [f"column = {column}", *batch_of(plan, "column", along, "batch_column")]
+        along, column = all_columns(plan), "batch_column"
+    elif plan.problem.batch:
+        lines, work = batch_of(plan, work, product_tiles(plan), "batch_tile"), "batch_tile"
+    band = times(plan.group, along)
+    return [
+        *lines,
+        f"band = {work} // {band} * {plan.group}",
+        f"band_rows = cutlass.min({rows(plan)} - band, {plan.group})",
+        f"within = {work} % {band}",
+        f"tile_m = (band + within % band_rows) * {plan.cluster_tiles[0]} + place[1]",
+        *of_column,
+        f"tile_n = {column} * {plan.cluster_tiles[1]} + place[2]",
+    ]
 
 
 def in_group(plan: GemmPlan, row: str) -> str:
@@ -183,6 +203,13 @@ def is_of_term(plan: GemmPlan, term: int) -> str:
 def columns(plan: GemmPlan) -> str:
     """Return the cluster tiles along N."""
     return "work_n" if "size_n" in plan.problem.runtime else str(plan.work[1])
+
+
+def all_columns(plan: GemmPlan) -> str:
+    """Return the cluster tiles along N of all matmuls of a batch."""
+    batches = number(plan, "batches", plan.problem.batches)
+    known = columns(plan).isdigit() and batches.isdigit()
+    return str(int(columns(plan)) * int(batches)) if known else f"({columns(plan)} * {batches})"
 
 
 def rows(plan: GemmPlan) -> str:

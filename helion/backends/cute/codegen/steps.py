@@ -103,7 +103,6 @@ def _print(step: g.Step, out: Writer, names: Names) -> None:
 @_print.register
 def _(step: g.TileLoop, out: Writer, names: Names) -> None:
     plan = names.plan
-    columns = numbers.columns(plan)
     every = "work_step" if step.every == 1 else f"work_step * {step.every}"
     out.line("work = first_work" if step.every == 1 else f"work = first_work + work_step * {step.first}")
     number = "work"
@@ -114,15 +113,7 @@ def _(step: g.TileLoop, out: Writer, names: Names) -> None:
         if plan.grid_splits > 1:
             number = "tile"
             out.lines(workspace.parts_of(plan))
-        if plan.problem.batch:
-            out.lines(numbers.batch_of(plan, number))
-            number = "batch_tile"
-        band = numbers.times(plan.group, columns)
-        out.line(f"band = {number} // {band} * {plan.group}")
-        out.line(f"band_rows = cutlass.min({numbers.rows(plan)} - band, {plan.group})")
-        out.line(f"within = {number} % {band}")
-        out.line(f"tile_m = (band + within % band_rows) * {plan.cluster_tiles[0]} + place[1]")
-        out.lines([f"tile_n = within // band_rows * {plan.cluster_tiles[1]} + place[2]", *numbers.end_of_k(plan)])
+        out.lines([*numbers.tile_at(plan, number), *numbers.end_of_k(plan)])
         _body(step.body, out, names)
         out.line(f"work += {every}")
 

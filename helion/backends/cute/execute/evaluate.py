@@ -411,7 +411,12 @@ def _made(op: str, given: Sequence[torch.Tensor], rows: int, columns: int) -> to
 
 
 def _store(output: EpilogueOutput, out: torch.Tensor, value: torch.Tensor, problem: GemmProblem) -> None:
-    if output in problem.matrices:
+    if output.divided:
+        sides = ((problem.m, output.pitch, output.rows), (problem.n, 1, output.columns))
+        sizes = [n for extent, _, parts in sides for n in ((extent // parts.size, parts.size) if parts else (extent,))]
+        steps = [n for _, step, parts in sides for n in ((parts.step, step) if parts else (step,))]
+        torch.as_strided(out, sizes, steps).copy_(value.expand(problem.m, problem.n).reshape(sizes))
+    elif output in problem.matrices:
         stored = torch.as_strided(out, (problem.m, output.pairs or problem.n), (output.pitch, output.column_pitch))
         value = value.expand(problem.m, problem.n)[:, :: 2 if output.pairs else 1]
         stored.copy_(stored + value.to(stored.dtype) if output.adds else value)
@@ -445,6 +450,10 @@ def _operand(described: EpilogueOperand, tensor: torch.Tensor, problem: GemmProb
         rows, columns = torch.arange(problem.m)[:, None], torch.arange(problem.n)
         offsets = rows * described.pitch + columns * described.column_pitch
         return uniform(philox(tensor, offsets if described.dtype == "int64" else offsets & WORD)[0])
+    if described.repeated:
+        strides = (described.pitch, described.column_pitch)
+        again = torch.as_strided(tensor, (problem.m, described.repeated), strides)
+        return again[:, torch.arange(problem.n) % described.repeated]
     if described.pairs:
         strides = (described.pitch, described.column_pitch)
         pairs = torch.as_strided(tensor, (problem.m, described.pairs), strides)

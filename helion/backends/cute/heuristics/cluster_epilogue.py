@@ -78,6 +78,7 @@ def _choices(shape: ProductShape, target: Target) -> Iterator[Choice]:
             few = -(-shape.problem.m // rows) * ctas <= FEW_ROUNDS * target.num_sms
             sharing = _sharing(plain, shape, target)
             yield from (*sharing, plain) if few else (plain, *_sharing_b(plain, shape, target), *sharing)
+            yield from _in_turn(plain, shape, target)
 
 
 def _sharing_b(plain: Choice, shape: ProductShape, target: Target) -> Iterator[Choice]:
@@ -86,6 +87,14 @@ def _sharing_b(plain: Choice, shape: ProductShape, target: Target) -> Iterator[C
     tall = target.has("wgmma") and plain.tile[0] == ROWS["wgmma"][0] and shape.problem.k >= LONG_K
     if tall and 2 * rows * ctas <= MOST_CTAS and shape.problem.epilogue.reduces_rows:
         yield replace(plain, cluster=(2 * rows, ctas))
+
+
+def _in_turn(plain: Choice, shape: ProductShape, target: Target) -> Iterator[Choice]:
+    """Yield choices for rows that are not reduced: ping-pong, and two tiles of rows that share B."""
+    rows, ctas = plain.cluster
+    if target.has("wgmma") and not shape.problem.epilogue.reduces_rows:
+        paired = replace(plain, cluster=(2 * rows, ctas))
+        yield from (replace(paired, pingpong=True), replace(plain, pingpong=True), paired)
 
 
 def _ranked_us(option: Option) -> float:

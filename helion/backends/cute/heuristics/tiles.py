@@ -14,6 +14,7 @@ from ....autotuner.proposal import Declined
 from ....hardware import Target
 from ..bounds import column_step, ctas_per_mma, tile_bounds
 from ..legality import key
+from ..plan.counts import shares_rows
 from ..plan.dtypes import itemsize
 from ..plan.operands import can_convert, gathered
 from ..plan.records import WGMMA_ROWS, Choice, CopiesIn, GemmPlan, RowsIn, TileFinish
@@ -321,7 +322,7 @@ def _proposal(
     return CuteProposal(
         reason=reason(option, group, target) + _other_place(option, fastest) + _other_columns(option, even),
         block_sizes={**blocks, **dict.fromkeys(shape.batch_blocks, 1)},
-        l2_groupings={} if shape.root is None or shape.whole_rows else {shape.root: group},
+        l2_groupings={} if shape.root is None else {shape.root: group},
         unit={key(name, target): value for name, value in values.items() if value is not None},
     )
 
@@ -411,14 +412,18 @@ def _other_columns(option: Option, even: Option | None) -> str:
 
 
 def grouping(shape: ProductShape, plan: GemmPlan, target: Target) -> int:
-    """Return the tiles along M per group of the tile order: a power of two, the smallest of equals.
+    """Return the tiles along M per group of the tile order: a power of two, the smallest of equals, or the largest where matmuls
+    of a batch share A (measurement ``batch_of_heads``).
 
     It minimizes the lines of A and B that co-resident clusters read, so that these stay in the L2 cache. A group may have
     all tiles along M: those that are left over would read B again.
     """
     rows, columns = plan.work
-    running = min(rows * columns, max(1, target.num_sms // plan.ctas))  # of one matmul of a batch
+    shared = shares_rows(plan.problem)
+    columns *= plan.problem.batches if shared else 1
+    running = min(rows * columns, max(1, target.num_sms // plan.ctas))  # of one matmul of a batch, unless all share A
     height, width = (plan.tile[at] * plan.cluster_tiles[at] for at in (0, 1))
+    width *= plan.products if shared else 1
 
     def lines(group: int) -> int:
         group = min(group, rows)
@@ -427,4 +432,4 @@ def grouping(shape: ProductShape, plan: GemmPlan, target: Target) -> int:
         return below * height + beside * width
 
     groups = [1 << bit for bit in range(MOST_GROUPED.bit_length()) if 1 << bit < 2 * rows]
-    return min(groups, key=lines)
+    return min(groups[::-1] if shared else groups, key=lines)

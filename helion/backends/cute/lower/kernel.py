@@ -32,9 +32,11 @@ from .parts import without_parts
 from .peers.messages import with_messages, without_messages
 from .product import Product, product_of
 from .rewrites.dimensions import with_joined_dimensions
+from .rewrites.divisions import Divided, with_divisions
 from .rewrites.ends import with_ends, without_ends
 from .rewrites.micro import with_micro_scales, without_micro_scales
 from .rewrites.neighbors import with_neighbors
+from .rewrites.outer import with_outer_products
 from .rewrites.panels import with_panels
 from .rewrites.partials import with_whole_k
 from .rewrites.picks import Pick, with_picks
@@ -61,7 +63,8 @@ def known_product(program: Program) -> Product:
 
 def _product(program: Program) -> Product:
     apart = without_messages(program)
-    whole = with_whole_k(with_added_dots(apart.program))
+    divided = with_parts(apart.program)
+    whole = with_whole_k(with_added_dots(divided.program))
     joined = with_joined_dimensions(whole.program)
     paired = with_pairs(joined.program)
     unpacked = with_nibbles(paired.program)
@@ -75,7 +78,7 @@ def _product(program: Program) -> Product:
     product = dataclasses.replace(product, batch_blocks=(*product.batch_blocks, *whole.blocks, *joined.blocks))
     if unpacked.block is not None:
         product = _renamed(dataclasses.replace(product, depth=NIBBLE_GROUP), unpacked.tensors)
-    return with_messages(product, apart, program)
+    return with_messages(_divided(product, divided), apart, program)
 
 
 def of_all_columns(program: Program) -> Program | None:
@@ -90,6 +93,27 @@ def _at_multiples(program: Program) -> Program:
     """Return the program with tensors that begin at multiples of 16 bytes: each launch copies those that do not."""
     tensors = tuple(dataclasses.replace(tensor, aligned=True) for tensor in program.tensors)
     return dataclasses.replace(program, tensors=tensors)
+
+
+def with_parts(program: Program) -> Divided:
+    """Return the program with matrices in place of outputs whose rows and columns are in parts."""
+    divided = with_divisions(program)
+    return divided if divided.divisions else with_outer_products(program)
+
+
+def _divided(product: Product, divided: Divided) -> Product:
+    """Return the product with the parts of the rows and columns of its outputs."""
+    divisions = divided.divisions
+    if not divisions:
+        return product
+    outputs = list(product.problem.outputs)
+    for at, tensor in enumerate(product.outputs):
+        if tensor in divisions:
+            rows, columns = (divisions[tensor].parts.get(block) for block in product.blocks[:2])
+            outputs[at] = dataclasses.replace(outputs[at], rows=rows, columns=columns)
+    epilogue = dataclasses.replace(product.problem.epilogue, outputs=tuple(outputs))
+    product = dataclasses.replace(product, problem=dataclasses.replace(product.problem, epilogue=epilogue))
+    return _renamed(product, divided.tensors)
 
 
 def _with_all_columns(windowed: Windowed, pairs: Mapping[int, bool], whole_k: bool) -> Product:

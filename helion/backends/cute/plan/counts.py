@@ -18,7 +18,7 @@ from .copied import (
     CopySource,
 )
 from .dtypes import itemsize, per_byte
-from .records import LOADING_WARPS, SUM_BYTES, SWIZZLE_BYTES, WARP_THREADS, WGMMA_ROWS, GemmPlan
+from .records import LOADING_WARPS, SUM_BYTES, SWIZZLE_BYTES, WARP_THREADS, WGMMA_ROWS, GemmPlan, GemmProblem
 from .reductions import exchanges
 from .refusal import Refusal
 from .scales import ATOM_BLOCKS, ATOM_BYTES, ATOM_COLUMNS, ATOM_LINES
@@ -136,6 +136,11 @@ def counts(plan: GemmPlan) -> Counts:
         tensor_memory_threads=(plan.consumer_warps + 1) * WARP_THREADS if tcgen05 else 0,
         tensor_memory_columns=_columns(scale_columns(plan) + plan.ab_stages * micro_columns(plan)) if tcgen05 else 0,
     )
+
+
+def shares_rows(problem: GemmProblem) -> bool:
+    """Return whether all matmuls of a batch have one A, so that tiles of the same rows follow each other."""
+    return problem.batch is not None and problem.groups is None and not any(problem.batch_pitches("a"))
 
 
 def least_stages(plan: GemmPlan) -> int:

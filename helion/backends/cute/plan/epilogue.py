@@ -111,7 +111,8 @@ class EpilogueOperand:
 
     ``pitch`` counts elements from one row to the next of an exact operand, or from one line to the next of a second B.
     For a vector it counts those from one element to the next: 0 for a column with one number for all rows. A ``strided`` one
-    of ``pairs`` columns has one number for each pair of columns, of as many pairs, again and again.
+    of ``pairs`` columns has one number for each pair of columns, of as many pairs, again and again. One of ``repeated`` columns has
+    these again and again.
     """
 
     name: str
@@ -120,6 +121,7 @@ class EpilogueOperand:
     pitch: int = 1
     column_pitch: int = 1
     pairs: int = 0
+    repeated: int = 0
     group: int = 0
 
     def __repr__(self) -> str:
@@ -144,6 +146,7 @@ class EpilogueOperand:
 def _shown(tensor: EpilogueOperand | EpilogueOutput) -> str:
     """Return the text of a tensor, without what most have: contiguous columns, stores, and lines in order."""
     hidden = {"column_pitch": 1, "adds": False, "lines": None, "picked": 0, "pairs": 0, "group": 0, "block": 0}
+    hidden |= {"rows": None, "columns": None, "repeated": 0}
     shown = [
         each.name
         for each in dataclasses.fields(tensor)
@@ -181,6 +184,14 @@ class LineNumbers:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Parts of a dimension of a matrix: ``size`` elements each, ``step`` elements of memory from one part to the next."""
+
+    size: int
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class EpilogueOutput:
     """A tensor that value number ``value`` is stored to, rounded once.
 
@@ -192,7 +203,8 @@ class EpilogueOutput:
     ``column``. The values of ``column`` and ``tile`` have to be one per row. With ``adds`` TMA, or threads, add the value
     to what is in memory, element by element. With ``lines`` row ``i`` is stored to the line whose number these have at
     ``i``, of the ``picked`` lines of the tensor; other numbers store nothing. A ``strided`` one of ``pairs`` columns has the
-    value of the first column of each pair. A ``column`` has one number for each ``block`` of so many rows.
+    value of the first column of each pair. A ``column`` has one number for each ``block`` of so many rows. An ``exact`` one
+    may have ``rows`` and ``columns`` in parts: then ``pitch`` is that of the rows of a part.
     """
 
     name: str
@@ -206,9 +218,16 @@ class EpilogueOutput:
     picked: int = 0
     pairs: int = 0
     block: int = 0
+    rows: Parts | None = None
+    columns: Parts | None = None
 
     def __repr__(self) -> str:
         return _shown(self)
+
+    @property
+    def divided(self) -> bool:
+        """True if rows or columns are in parts."""
+        return self.rows is not None or self.columns is not None
 
     @property
     def label(self) -> str:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
+from ...._shapes import is_power_of_2
 from .copied import check_lines
 from .dtypes import ADDED_DTYPES, COLUMN_OUTPUT_DTYPES, FLOAT_DTYPES, OUTPUT_DTYPES, itemsize, per_byte
 from .epilogue import ROW_NUMBER, EpilogueOperand, EpilogueOutput
 from .finish import ROWS
-from .records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, Batch, Choice, GemmPlan, GemmProblem, Groups
+from .records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, WGMMA_ROWS, Batch, Choice, GemmPlan, GemmProblem, Groups
 from .refusal import Refusal
 from .scales import (
     ATOM_BLOCKS,
@@ -216,7 +217,8 @@ def check_strided(
 ) -> None:
     """Check the strides of a matrix that threads access: offsets have 32 bits, and outputs, of ``stored`` lines, no
     element twice."""
-    height, width = stored or problem.m, matrix.pairs or problem.n
+    repeated = matrix.repeated if isinstance(matrix, EpilogueOperand) else 0
+    height, width = stored or problem.m, matrix.pairs or repeated or problem.n
     pitch, column_pitch = matrix.pitch, matrix.column_pitch
     span = (height - 1) * pitch + (width - 1) * column_pitch
     if min(pitch, column_pitch) < 0 or span > MAX_EXTENT:
@@ -427,6 +429,8 @@ def check_outputs(problem: GemmProblem) -> None:
         if output.kind == "strided":
             rows = output.picked or problem.m
             check_strided(problem, shown_output(problem, output), output, stored=rows)
+        elif output.divided:
+            _check_divided(problem, output)
         elif output.turned:
             _check_turned(problem, output)
         elif output.kind == "exact":
@@ -435,6 +439,29 @@ def check_outputs(problem: GemmProblem) -> None:
                 check_row_ends(problem, output)
         elif output.pitch < 1:
             raise Refusal(f"output {output.name} has a stride of {output.pitch}; 1 and more are implemented")
+
+
+def _check_divided(problem: GemmProblem, output: EpilogueOutput) -> None:
+    """Check an output whose rows or columns are in parts, which TMA stores together."""
+    name = shown_output(problem, output)
+    others = problem.batch or problem.groups or problem.runtime or problem.epilogue.reduces_rows or output.turned
+    if others or output.kind != "exact" or output.adds:
+        raise Refusal(
+            f"{name} has dimensions in parts, which are implemented for matrices that TMA stores, without batches, groups and"
+            " row reductions, of sizes that are known when the kernel is compiled"
+        )
+    rows, columns = output.rows, output.columns
+    if rows is not None and (not is_power_of_2(rows.size) or rows.size > WGMMA_ROWS):
+        raise Refusal(f"{name} has rows in parts of {rows.size}; powers of two up to {WGMMA_ROWS} are implemented")
+    if columns is not None and (
+        not is_power_of_2(columns.size) or columns.size * itemsize(output.dtype) < TMA_ALIGNMENT_BYTES
+    ):
+        raise Refusal(
+            f"{name} has columns in parts of {columns.size}; powers of two of {TMA_ALIGNMENT_BYTES} bytes and more are"
+            " implemented"
+        )
+    for each in (output.pitch, *(parts.step for parts in (rows, columns) if parts is not None)):
+        check_pitch(problem, name, output.dtype, each, 1)
 
 
 def _check_turned(problem: GemmProblem, output: EpilogueOutput) -> None:

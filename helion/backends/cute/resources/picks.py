@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from ...._compiler.facts.records import AxisFact, KernelFacts, MemoryOpFact
-from ..lower.epilogue.column_pairs import name_of_pairs
+from ..lower.epilogue.column_pairs import name_of_pairs, name_of_repeated
 from ..plan.epilogue import LineNumbers
 
 LINES = LineNumbers(name="lines", dtype="int32", pitch=1)
@@ -86,4 +86,4 @@ def _is_of_pairs(pairs: AxisFact, columns: AxisFact) -> bool:
     """Return whether an axis counts pairs of columns: all, as many as repeat, or those of a tile of a fixed size."""
     if pairs.kind == "full":
         return columns.size is not None and columns.size == 2 * (pairs.extent or 0)
-    return pairs.name == name_of_pairs(columns.block_id)
+    return pairs.name in (name_of_pairs(columns.block_id), name_of_repeated(columns.block_id))

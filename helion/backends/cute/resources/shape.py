@@ -13,6 +13,7 @@ from ...._compiler.facts.records import AxisFact, KernelFacts, MatmulFact, Memor
 from ...._shapes import dtype_name
 from ..plan.chained.choice import MIDDLE_SLOT
 from ..plan.copied import NIBBLE_GROUP, raw_major
+from ..plan.counts import shares_rows
 from ..plan.dtypes import itemsize, per_byte
 from ..plan.epilogue import (
     MAX_PRODUCTS,
@@ -159,11 +160,11 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
         axes = axes[::-1]
         problem = _stored_by_threads(_problem(facts, sides, axes, stores))
     problem = _with_batch(facts, sides, axes, problem, batch)
-    blocks = (*axes, sides.inner)
+    blocks, grouped = (*axes, sides.inner), sides.whole is None or shares_rows(problem)
     return ProductShape(
         problem=problem,
         blocks=blocks,
-        root=number if dimensions > 1 and sides.whole is None and not _by_columns(sides.fact) else None,
+        root=number if dimensions > 1 and grouped and not _by_columns(sides.fact) else None,
         whole_rows=sides.whole is not None,
         batch_blocks=tuple(axis.block_id for axis in batch if axis.kind == "tile")
         + _tiles(facts, sides.parts, *(each.k_axis for each in sides.terms if each.k_axis != sides.fact.k_axis)),

@@ -30,7 +30,7 @@ from ....._compiler.ir.grammar import (
 )
 from ....._compiler.passes.always.simplify import drop_dead
 from ....._shapes import dtype_name, fixed_at
-from ...plan.epilogue import JOINED, PARTNER, EpilogueOperand
+from ...plan.epilogue import COLUMN_NUMBER, JOINED, PARTNER, EpilogueOperand, constant
 from ...plan.refusal import Refusal
 from ..chain import Chain, Reference, Written
 from ..frame import Frame, Place
@@ -46,11 +46,20 @@ def name_of_pairs(columns: int) -> str:
     return f"column pairs of {columns}"
 
 
+def name_of_repeated(columns: int) -> str:
+    """Return the name of a dimension of columns that block ``columns`` has again and again."""
+    return f"repeated columns of {columns}"
+
+
 def with_column_pairs(program: Program) -> Program:
-    """Return the program with a dimension of all pairs of columns in place of those of each tile, in loads and stores."""
+    """Return the program with a dimension of all pairs of columns in place of those of each tile, in loads and stores.
+
+    Loads of columns that a tile has again and again, as `bias[tile_n.index % 64]`, have a dimension of their own.
+    """
     makers = {result.number: op for op in program.walk() for result in op.results}
     pairs = {block: columns for columns in _tiles(program) for block in blocks_of_pairs(program, columns)[0]}
-    wide: dict[tuple[int, int], Block] = {}
+    tiles = {block: program.blocks[block].extent for block in _tiles(program)}
+    wide: dict[tuple[str, int], Block] = {}
 
     def changed(op: Op) -> Op:
         if op.regions:
@@ -62,30 +71,37 @@ def with_column_pairs(program: Program) -> Program:
         last = op.attrs.indices[-1]
         index = op.operands[last.operand] if last.kind == "tensor" and last.operand is not None else None
         block = index.dims[0].block if isinstance(index, Value) and len(index.dims) == 1 else None
-        extent = program.blocks[pairs[block]].extent if block in pairs else None
-        if index is None or block not in pairs or not isinstance(extent, int) or extent % PAIR:
+        columns = pairs.get(block, block) if block is not None else None
+        extent = tiles.get(columns) if columns is not None else None
+        if index is None or block is None or columns is None or not isinstance(extent, int):
             return op
-        index, repeated = _repeated(makers, index, extent // PAIR)
-        if not _is_of_tile(program, makers, index, block, pairs[block]):
-            return op
-        number = len(program.blocks) + len(wide)
-        columns = pairs[block]
-        every = Block(id=number, kind="tile", extent=repeated, name=name_of_pairs(columns))
-        made = wide.setdefault((columns, repeated), every)
+        if columns != block:
+            index, repeated = _repeated(makers, index, extent // PAIR)
+            name = name_of_pairs(columns)
+            if extent % PAIR or not _is_of_tile(program, makers, index, block, columns):
+                return op
+        else:
+            index, repeated = _repeated(makers, index, extent)
+            name, made = name_of_repeated(columns), _made(makers, index)
+            whole = made is None or made.attrs != IotaAttrs(block=columns, relative=False) or repeated == extent
+            if op.kind != "load" or whole:
+                return op
+        made_block = Block(id=len(program.blocks) + len(wide), kind="tile", extent=repeated, name=name)
+        every = wide.setdefault((name, repeated), made_block)
         operands, mask = [*op.operands], op.attrs.mask
         operands[last.operand or 0] = 0
         if mask is not None and _leaves_out_none(makers, op.operands[mask], index, extent // PAIR):
             operands[mask], mask = 0, None
-        indices = (*op.attrs.indices[:-1], Index("block", made.id, last.positions))
+        indices = (*op.attrs.indices[:-1], Index("block", every.id, last.positions))
         attrs = dataclasses.replace(op.attrs, indices=indices, mask=mask)
         return dataclasses.replace(op, operands=tuple(operands), attrs=attrs)
 
-    if not pairs:
-        return program
     roots = tuple(
         dataclasses.replace(root, body=dataclasses.replace(root.body, ops=tuple(map(changed, root.body.ops))))
         for root in program.roots
     )
+    if not wide:
+        return program
     return drop_dead(dataclasses.replace(program, roots=roots, blocks=(*program.blocks, *wide.values())))
 
 
@@ -174,35 +190,56 @@ def _is_reshape(op: Op) -> bool:
 
 
 def same_columns(program: Program, blocks: tuple[int, int, int]) -> dict[int, int]:
-    """Return the blocks of pairs of columns, and of columns that were pairs, with that of the columns. ``blocks`` are those
-    of M, N and K. Raises ``Refusal``."""
+    """Return the blocks of pairs of columns, of columns that were pairs, and of columns that are repeated, with that of the
+    columns. ``blocks`` are those of M, N and K. Raises ``Refusal``."""
+    same: dict[int, int] = {}
     for columns in blocks[:2]:
+        names = name_of_pairs(columns), name_of_repeated(columns)
+        same |= {block.id: columns for block in program.blocks if block.name in names}
         pairs, whole = blocks_of_pairs(program, columns)
         if not pairs:
             continue
         extent = program.blocks[columns].extent
         if not isinstance(extent, int) or extent % PAIR:
             raise Refusal(f"pairs of {extent} columns are implemented for an even number that is known")
-        wide = {block.id for block in program.blocks if block.name == name_of_pairs(columns)}
-        found = {*pairs, *whole, *wide} - {columns}
+        found = {*pairs, *whole} - {columns}
         if found & {*blocks}:
             raise Refusal("pairs of columns next to another dimension of as many elements are not implemented")
-        if any(isinstance(op.attrs, IotaAttrs) and op.attrs.block in found for op in program.walk()):
-            raise Refusal("indices of pairs of columns are implemented where they select elements of a matrix")
-        return dict.fromkeys(found, columns)
-    return {}
+        numbered = (op.attrs for op in program.walk() if isinstance(op.attrs, IotaAttrs))
+        if any(each.block in found and (each.relative or each.block not in same) for each in numbered):
+            raise Refusal("indices of pairs of a tile are implemented where they select elements of a matrix")
+        return same | dict.fromkeys(found, columns)
+    return same
 
 
-def pairs_of(frame: Frame, op: Op) -> int:
-    """Return the columns of a tensor that has one element for each pair of columns; 0 for others."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Table:
+    """A number for each of ``pairs`` pairs of columns, or for ``repeated`` columns, which tensors have again and again."""
+
+    pairs: int = 0
+    repeated: int = 0
+
+
+def table_of(frame: Frame, op: Op) -> Table | None:
+    """Return what a tensor has for its columns; None for one that has all columns."""
     indices, program = op.attributes(MemoryAttrs).indices, frame.program
     block = indices[-1].block if indices else None
     columns = block if block is None else frame.named(block)
     if block is None or columns == block or columns not in (frame.m, frame.n):
-        return 0
+        return None
     size, each = program.blocks[columns].size, program.blocks[block]
     of_tile = each.kind == "full" and isinstance(size, int) and equal(each.extent, size // PAIR)
-    return each.extent if isinstance(each.extent, int) and (of_tile or each.name == name_of_pairs(columns)) else 0
+    if not isinstance(each.extent, int) or not (
+        of_tile or each.name in (name_of_pairs(columns), name_of_repeated(columns))
+    ):
+        return None
+    return Table(repeated=each.extent) if each.name == name_of_repeated(columns) else Table(pairs=each.extent)
+
+
+def pairs_of(frame: Frame, op: Op) -> int:
+    """Return the columns of a tensor that has one element for each pair of columns; 0 for others."""
+    table = table_of(frame, op)
+    return 0 if table is None else table.pairs
 
 
 class PairedChain(Chain):
@@ -227,6 +264,13 @@ class PairedChain(Chain):
         """Return whether a value has one element for each pair of columns."""
         block = value.dims[-1].block if value.dims else None
         return block is not None and block != self.frame.n and self.frame.named(block) == self.frame.n
+
+    def _position(self, op: Op) -> Reference:
+        """Read the index of a row, of a column, or of a pair of columns, which is half of that of its first column."""
+        block = op.attributes(IotaAttrs).block
+        if self.frame.program.blocks[block].name != name_of_pairs(self.frame.n):
+            return super()._position(op)
+        return self.step("mul", (self.step(COLUMN_NUMBER, ()), constant(1 / PAIR)))
 
     def _half(self, split: Op, at: int) -> Reference:
         """Return the first or the second element of each pair of columns, in the first column of the pair."""
@@ -261,14 +305,20 @@ class PairedChain(Chain):
     # Memory ---------------------------------------------------------------------------------------------------------------
 
     def _load(self, op: Op) -> Reference:
-        pairs = pairs_of(self.frame, op)
-        if not pairs:
+        table = table_of(self.frame, op)
+        if table is None:
             return super()._load(op)
-        place, name = self._place_of_pairs(op, pairs), f"{name_of(self.frame.tensor(op))}_pairs"
+        place = self._place_of_table(op, table.pairs or table.repeated)
+        name = f"{name_of(self.frame.tensor(op))}_{'pairs' if table.pairs else 'repeated'}"
         self.read_from.append((op, place))
         columns = known(place.strides[1], f"a stride of {place.tensor.name}")
         operand = EpilogueOperand(
-            name=name, kind="strided", dtype=dtype_name(place.tensor.dtype), column_pitch=columns, pairs=pairs
+            name=name,
+            kind="strided",
+            dtype=dtype_name(place.tensor.dtype),
+            column_pitch=columns,
+            pairs=table.pairs,
+            repeated=table.repeated,
         )
         return self._loaded(operand, place.tensor.id, known(place.strides[0], f"a stride of {place.tensor.name}"))
 
@@ -278,7 +328,7 @@ class PairedChain(Chain):
         if not pairs:
             super().store(op)
             return
-        place = self._place_of_pairs(op, pairs)
+        place = self._place_of_table(op, pairs)
         if op.kind != "store" or not equal(pairs, self.frame.columns // PAIR):
             raise Refusal(f"{place.tensor.name} has one element for each pair of columns, and is not stored once")
         value = self._stored(op)
@@ -287,16 +337,16 @@ class PairedChain(Chain):
             Written(op=op, place=place, value=value, kind="strided", pitch=pitch, column_pitch=columns, pairs=pairs)
         )
 
-    def _place_of_pairs(self, op: Op, pairs: int) -> Place:
+    def _place_of_table(self, op: Op, count: int) -> Place:
         attrs, tensor, frame = op.attributes(MemoryAttrs), self.frame.tensor(op), self.frame
         rows = [at for at, index in enumerate(attrs.indices[:-1]) if index.kind == "block"]
         plain = all(fixed_at(index.shift, 0) and index.operand is None for index in attrs.indices)
         of_rows = [attrs.indices[at].block for at in rows] == [frame.m] or (op.kind == "load" and not rows)
         if attrs.mask is not None or not plain or not of_rows:
-            raise Refusal(f"{tensor.name} has pairs of columns, and is implemented as rows of the tile without masks")
-        if any(not equal(tensor.shape[at], frame.extent(frame.m)) for at in rows) or not equal(tensor.shape[-1], pairs):
-            raise Refusal(f"{tensor.name} is {tuple(tensor.shape)}, of which tiles cover {pairs} pairs of columns")
+            raise Refusal(f"{tensor.name} is a table of columns, and is implemented as rows of the tile without masks")
+        if any(not equal(tensor.shape[at], frame.extent(frame.m)) for at in rows) or not equal(tensor.shape[-1], count):
+            raise Refusal(f"{tensor.name} is {tuple(tensor.shape)}, of which tiles cover {count} columns")
         if any(tensor.id in each for each in (frame.picks, frame.batch_strides)):
-            raise Refusal(f"{tensor.name} has pairs of columns, which are implemented without a batch and picked lines")
+            raise Refusal(f"{tensor.name} is a table of columns, which is implemented without a batch and picked lines")
         pitch = tensor.strides[rows[0]] if rows else 0
         return Place(tensor=tensor, blocks=(frame.m, frame.n), strides=(pitch, tensor.strides[-1]))
