@@ -28,7 +28,7 @@ class Asked(Protocol):
     """A GEMM before any decision; ``blocks`` are those of M, N and K.
 
     With ``whole_rows`` the config has no tile of columns: the CTAs of a cluster share the columns. With a ``depth``, the K
-    of a tile, it has no tile of K.
+    of a tile, it has no tile of K. ``fixed`` are tile sizes that the program sets, of columns where its own are of pairs.
     """
 
     @property
@@ -39,6 +39,8 @@ class Asked(Protocol):
     def whole_rows(self) -> bool: ...
     @property
     def depth(self) -> int | None: ...
+    @property
+    def fixed(self) -> Mapping[int, int]: ...
 
 
 def key(name: str, target: Target) -> str:
@@ -81,7 +83,8 @@ def width_of(decisions: Decisions, asked: Asked, target: Target) -> int:
         return decisions.values[key("tile_columns", target)]
     if asked.whole_rows:
         return columns_of(asked.problem, decisions.values[key("cluster_n", target)], target)
-    return decisions.sizes[asked.blocks[1]]
+    columns = asked.blocks[1]
+    return asked.fixed.get(columns, decisions.sizes[columns])
 
 
 @dataclass(frozen=True)

@@ -306,7 +306,7 @@ class Cluster:
             "cutlass": types.SimpleNamespace(
                 **CONVERSIONS,
                 range_constexpr=range,
-                range=lambda *bounds, unroll: range(*bounds),
+                range=lambda *bounds, unroll=1, unroll_full=False: range(*bounds),
                 select_=lifted(_select),
                 min=_least,
                 max=_most,

@@ -95,6 +95,22 @@ def gated(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     return out, inputs
 
 
+@helion.kernel(backend="cute", static_shapes=True)
+def of_fixed_tiles(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Tiles of 32 pairs."""
+    (m, k), n = x.size(), w.size(1)
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m, pair in hl.tile([m, n // 2], block_size=[64, 32]):
+        even = hl.zeros([tile_m, pair], dtype=torch.float32)
+        odd = hl.zeros([tile_m, pair], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            even = torch.addmm(even, x[tile_m, tile_k], w[tile_k, pair.index * 2])
+            odd = torch.addmm(odd, x[tile_m, tile_k], w[tile_k, pair.index * 2 + 1])
+        out[tile_m, pair.index * 2] = (even * odd).to(x.dtype)
+        out[tile_m, pair.index * 2 + 1] = (even + odd).to(x.dtype)
+    return out
+
+
 @helion.kernel(backend="cute", static_shapes=False)
 def of_two_products(
     x: torch.Tensor, w: torch.Tensor, v: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
@@ -198,6 +214,15 @@ def test_gates_next_to_their_inputs_are_one_product() -> None:
     plan = gemm(gated, (x, w))
     check_all_columns(plan)
     assert [each.pairs for each in plan.problem.outputs] == [N // 2, N // 2]
+
+
+def test_tiles_of_a_fixed_number_of_pairs_have_twice_as_many_columns() -> None:
+    x, w, *_ = operands()
+    low, high = product(x, w).view(M, -1, 2).unbind(-1)
+    check(of_fixed_tiles(x, w), torch.stack((low * high, low + high), -1).view(M, N))
+    plan = gemm(of_fixed_tiles, (x, w))
+    check_all_columns(plan)
+    assert plan.tile[:2] == (64, 64)
 
 
 @pytest.mark.parametrize("rows", [M, 1000])

@@ -101,7 +101,8 @@ class _Pairs:
         self._epilogue([*late, *self.root.body.ops[self.root.body.ops.index(self.loop) + 1 :]])
         block = self.program.blocks[self.axis.block]
         extent = self._extent()
-        columns = dataclasses.replace(block, extent=PAIR * extent)
+        size = PAIR * block.size if isinstance(block.size, int) else None
+        columns = dataclasses.replace(block, extent=PAIR * extent, size=size)
         blocks = tuple(columns if each is block else each for each in self.program.blocks)
         axis = dataclasses.replace(self.axis, end=PAIR * extent)
         root = dataclasses.replace(
@@ -129,7 +130,13 @@ class _Pairs:
         if len(found) != 1 or not is_plain(found[0]):
             raise Declined("accumulators of no one axis of columns")
         block, axis = self.program.blocks[found[0].block], found[0]
-        if block.kind != "tile" or not isinstance(block.extent, int) or not equal(axis.end, block.extent):
+        of_size = block.size is None or isinstance(block.size, int)
+        if (
+            block.kind != "tile"
+            or not of_size
+            or not isinstance(block.extent, int)
+            or not equal(axis.end, block.extent)
+        ):
             raise Declined("columns whose number is not known")
         return axis
 
