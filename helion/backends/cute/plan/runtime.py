@@ -441,6 +441,10 @@ def check_outputs(problem: GemmProblem) -> None:
             raise Refusal(f"output {output.name} has a stride of {output.pitch}; 1 and more are implemented")
 
 
+LEAST_PART_BYTES = 64
+"""Bytes of a part of columns: the copy engine has stored no shorter ones."""
+
+
 def _check_divided(problem: GemmProblem, output: EpilogueOutput) -> None:
     """Check an output whose rows or columns are in parts, which TMA stores together."""
     name = shown_output(problem, output)
@@ -454,11 +458,10 @@ def _check_divided(problem: GemmProblem, output: EpilogueOutput) -> None:
     if rows is not None and (not is_power_of_2(rows.size) or rows.size > WGMMA_ROWS):
         raise Refusal(f"{name} has rows in parts of {rows.size}; powers of two up to {WGMMA_ROWS} are implemented")
     if columns is not None and (
-        not is_power_of_2(columns.size) or columns.size * itemsize(output.dtype) < TMA_ALIGNMENT_BYTES
+        not is_power_of_2(columns.size) or columns.size * itemsize(output.dtype) < LEAST_PART_BYTES
     ):
         raise Refusal(
-            f"{name} has columns in parts of {columns.size}; powers of two of {TMA_ALIGNMENT_BYTES} bytes and more are"
-            " implemented"
+            f"{name} has columns in parts of {columns.size}; powers of two of {LEAST_PART_BYTES} bytes and more are implemented"
         )
     for each in (output.pitch, *(parts.step for parts in (rows, columns) if parts is not None)):
         check_pitch(problem, name, output.dtype, each, 1)
