@@ -119,6 +119,21 @@ def integers(x, y):
     return out
 
 
+def interleaved(x, y):
+    """Two dots and a sum follow each other in each step."""
+    m, k = x.size()
+    pairs, rows = x.view(m, k // 2, 2), y.view(k // 2, 2, y.size(1))
+    out = torch.empty([m, y.size(1)], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, y.size(1)]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k // 2):
+            acc = hl.dot(pairs[tile_m, tile_k, 0], rows[tile_k, 0, tile_n], acc=acc)
+            acc = hl.dot(pairs[tile_m, tile_k, 1], rows[tile_k, 1, tile_n], acc=acc)
+            acc = acc + pairs[tile_m, tile_k, 0].float().sum(-1)[:, None]
+        out[tile_m, tile_n] = acc
+    return out
+
+
 def operands(dtype: torch.dtype, *shapes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
     torch.manual_seed(0)
     return tuple((torch.randn(shape) + 0.25).to(dtype) for shape in shapes)
@@ -135,6 +150,10 @@ def _biased(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor, rest: torch.Te
 
 def _normed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return product(x, y) * torch.rsqrt((x.double() ** 2).mean(-1, keepdim=True) + 1e-6)
+
+
+def _interleaved(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return product(x, y) + x[:, ::2].double().sum(1, keepdim=True)
 
 
 def _softmax(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -154,6 +173,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., torch.Tensor], tuple[to
     "each matrix": (each_matrix, product, operands(torch.float32, (3, 33, 200), (3, 200, 40)), [16, 32, 32]),
     "whole rows": (whole_rows, _softmax, operands(torch.float32, (33, 200), (200, 48)), [16, 32]),
     "normed": (normed, _normed, operands(torch.float32, (33, 200), (200, 48)), [16, 32]),
+    "interleaved": (interleaved, _interleaved, operands(torch.float32, (33, 200), (200, 48)), [16, 32, 16]),
 }
 
 
@@ -310,6 +330,32 @@ def running(x, y):
     return out
 
 
+def read_between(x, y):
+    """The sum between two terms is read."""
+    m, k = x.size()
+    out = torch.empty([m, y.size(1)], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, y.size(1)]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            first = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+            acc = torch.addmm(first, x[tile_m, tile_k], y[tile_k, tile_n]) + torch.relu(first)
+        out[tile_m, tile_n] = acc
+    return out
+
+
+def mixed(x, y):
+    """Sums and maxima of one value do not combine by either."""
+    m, k = x.size()
+    out = torch.empty([m, y.size(1)], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, y.size(1)]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+            acc = torch.maximum(acc, x[tile_m, tile_k].float().sum(-1)[:, None])
+        out[tile_m, tile_n] = acc
+    return out
+
+
 def stored_inside(x, y):
     m, k = x.size()
     out = torch.empty([m, y.size(1)], dtype=torch.float32, device=x.device)
@@ -361,6 +407,8 @@ def added(x, y):
         (user_splits, "bounds depend on data"),
         (doubled, "other values than sums"),
         (running, "other values than sums"),
+        (read_between, "other values than sums"),
+        (mixed, "other values than sums"),
         (stored_inside, "more than accumulate"),
         (two_loops, "after that of a matmul"),
         (of_tiles, "has tile outside of the loop"),

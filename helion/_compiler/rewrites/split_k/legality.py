@@ -87,23 +87,47 @@ def _check_loop(loop: Op) -> None:
 
 
 def combination(body: Region, param: Value, result: Operand) -> str:
-    """Return the combination of a carried value with independent terms. Raises ``Declined`` if there is none."""
-    (maker,) = [op for op in body.ops if any(r is result for r in op.results)] or (None,)
-    uses = sum(v is param for op in body.walk() for v in op.reads()) + sum(v is param for v in body.results)
-    others = sum(v is result for op in body.walk() for v in op.reads())
-    name = None if maker is None or uses != 1 or others else _combines(maker, param)
-    if name is None:
+    """Return the combination of a carried value with independent terms. Raises ``Declined`` if there is none.
+
+    Terms may follow each other, as two dots do that accumulate into one value.
+    """
+    names: set[str] = set()
+    at = result
+    while at is not param:
+        (maker,) = [op for op in body.ops if any(r is at for r in op.results)] or (None,)
+        found = None if maker is None or _uses(body, at) != 1 else _combined(maker, param, body)
+        if found is None:
+            raise Declined("the loop carries other values than sums and extrema")
+        name, at = found
+        names.add(name)
+    if _uses(body, param) != 1 or len(names) != 1:
         raise Declined("the loop carries other values than sums and extrema")
-    return name
+    return names.pop()
 
 
-def _combines(op: Op, param: Value) -> str | None:
-    """Return the combination of ``param`` with another value, None for other ops."""
+def _uses(body: Region, value: Operand) -> int:
+    """Return how often the ops of a loop read a value or hand it to the next iteration."""
+    return sum(v is value for op in body.walk() for v in op.reads()) + sum(v is value for v in body.results)
+
+
+def _combined(op: Op, param: Value, body: Region) -> tuple[str, Operand] | None:
+    """Return the combination of an op, and the operand that depends on ``param``; None for other ops."""
     if isinstance(op.attrs, DotAttrs):
-        return "add" if accumulator_of(op) is param else None
+        inner = accumulator_of(op)
+        return None if inner is None else ("add", inner)
     if not isinstance(op.attrs, PointwiseAttrs) or op.attrs.name not in _COMBINED or len(op.operands) != 2:
         return None
-    return op.attrs.name if any(v is param for v in op.operands) else None
+    carried = [v for v in op.operands if isinstance(v, Value) and _depends(v, param, body)]
+    return (op.attrs.name, carried[0]) if len(carried) == 1 else None
+
+
+def _depends(value: Value, param: Value, body: Region) -> bool:
+    """Return whether a value of a loop's body is computed from ``param``."""
+    found = {param.number}
+    for op in body.ops:
+        if any(v.number in found for v in op.reads()):
+            found.update(result.number for result in op.results)
+    return value.number in found
 
 
 def _check_around(before: tuple[Op, ...], behind: tuple[Op, ...]) -> None:

@@ -19,7 +19,7 @@ from ......hardware import Target
 from ....proposal import TritonProposal
 from ...candidates import moderate_sizes
 from ...choose import full_first
-from ...sizing import clamp, estimate, programs_of
+from ...sizing import all_sizes, clamp, estimate, programs_of
 from ...tuned import Tuned, tuned
 from .precomputed import hoisting, unhoisted
 
@@ -113,10 +113,15 @@ def _few_rows(facts: KernelFacts, target: Target) -> TritonProposal | None:
     predicted = estimate(facts, target, sizes, _TUNED.few_warps, _TUNED.few_stages)
     if not predicted.fits or predicted.spill_risk:
         return None
+    tiles = all_sizes(facts, sizes)
+    tiled = ("tile", "fixed")
     loops = {
-        axis for each in facts.precomputable for axis in each.axes if not facts.axes[axis].on_grid and axis in sizes
+        axis
+        for each in facts.precomputable
+        for axis in each.axes
+        if not facts.axes[axis].on_grid and facts.axes[axis].kind in tiled
     }
-    steps = min((cdiv(facts.axes[axis].extent or 1, sizes[axis]) for axis in loops), default=1)
+    steps = min((cdiv(facts.axes[axis].extent or 1, tiles[axis]) for axis in loops), default=1)
     most = min(
         _TUNED.filled * target.num_sms // max(1, programs_of(facts, sizes)),
         steps // _TUNED.least_steps,
