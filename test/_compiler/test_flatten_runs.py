@@ -138,7 +138,8 @@ def test_tiles_of_planes(shape: tuple[int, ...]) -> None:
     want = torch.nn.functional.instance_norm(x.double()[None], weight=scale.double()).squeeze(0) + 0.5
     torch.testing.assert_close(got.double(), want, atol=1e-4, rtol=1e-4)
     code = helion.kernel(normalized).bind((x, scale)).to_triton_code(config)
-    assert "tl.sum(value" in code.replace("value_1", "value")
+    summed = "value" if shape[1:] == (1, 33) else "sum_tile"
+    assert f"tl.sum({summed}" in code.replace("value_1", "value")
     assert "indices_1_2[None, :]" in code
 
 

@@ -20,6 +20,7 @@ from ..rewrites.reduction_loops.roll import loads_in_chunks
 from .axes import axis_facts, count, with_means
 from .composed import RANDOM, epilogue_fact, pointwise_fact, reduced_products, tiled_epilogue_fact, work_facts
 from .flow import trace_flow
+from .late import late_reductions
 from .liveness import maximal, sweep
 from .matmuls import attention_fact, attention_gradient_facts, matmul_facts, operand_roles, weighted_fact
 from .memory import atomic_facts, memory_facts
@@ -56,7 +57,8 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
     memory_ops = memory_facts(walk, flow, axes, operand_roles(staged), looped)
     axes = with_means(axes, walk, memory_ops)
     accumulators = accumulator_facts(walk, _dot_results(walk, matmuls))
-    reductions = reduction_facts(walk, flow, liveness, axes, memory_ops, accumulators)
+    late = late_reductions(walk)
+    reductions = reduction_facts(walk, flow, liveness, axes, memory_ops, accumulators, late)
     products = reduced_products(walk, flow)
     regions = tuple(walk.regions)
     roots = range(len(program.roots))
@@ -68,6 +70,7 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
         memory_ops=memory_ops,
         matmuls=matmuls,
         reductions=reductions,
+        late_reductions=tuple({id(fact): fact for fact in late.values()}.values()),
         accumulators=accumulators,
         staged=staged,
         work=work_facts(walk),

@@ -15,6 +15,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import torch
 
+from ..rewrites.late_reductions.threads import LateReductionFact as LateReductionFact
 from ..rewrites.precompute_operands import PrecomputableFact as PrecomputableFact
 from ..rewrites.unfuse_matmul import UnfusedMatmulFact as UnfusedMatmulFact
 from .access import MemoryOpFact, RowWindow
@@ -168,7 +169,8 @@ class ReductionFact:
     ``per_feature_accumulator``: the reduction feeds a loop-carried accumulator that spans only other, whole axes
     (``grad_weight[N]``). ``stages`` names the reductions by their depth in the chain of dependent reductions. The
     reductions of one stage can run together. ``exponential_stages`` are the numbers of those with a sum of exponentials.
-    ``gone`` are the later axes that each of the reductions reduces too, and first.
+    ``gone`` are the later axes that each of the reductions reduces too, and first. ``after`` is the region after whose
+    loops all of them may run (``late_reductions``), None if they stay in the region.
     """
 
     axis: int
@@ -191,6 +193,7 @@ class ReductionFact:
     stages: tuple[tuple[str, ...], ...] = ()
     exponential_stages: tuple[int, ...] = ()
     gone: frozenset[int] = frozenset()
+    after: int | None = None
 
     @property
     def sized(self) -> bool:
@@ -468,6 +471,7 @@ class KernelFacts:
     resident_tiles: tuple[tuple[LiveTiles, ...], ...]
     needed_tiles: tuple[tuple[LiveTiles, ...], ...]
     held_tiles: tuple[tuple[LiveTiles, ...], ...]
+    late_reductions: tuple[LateReductionFact, ...] = ()
     scans: tuple[ScanFact, ...] = ()
     random_tiles: LiveTiles = ()
     transposed_squares: LiveTiles = ()

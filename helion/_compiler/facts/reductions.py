@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from ..ir.grammar import Op, Operand, PointwiseAttrs, ReduceAttrs, Value
 from ..ir.ops import OPS
 from .flow import Flow
 from .liveness import Liveness
-from .records import AccumulatorFact, AxisFact, Category, MemoryOpFact, ReductionFact
+from .records import AccumulatorFact, AxisFact, Category, LateReductionFact, MemoryOpFact, ReductionFact
 from .walk import Walk
 
 
@@ -17,6 +19,7 @@ def reduction_facts(
     axes: tuple[AxisFact, ...],
     memory_ops: tuple[MemoryOpFact, ...],
     accumulators: tuple[AccumulatorFact, ...],
+    late: Mapping[int, LateReductionFact],
 ) -> tuple[ReductionFact, ...]:
     groups: dict[tuple[int, int], list[tuple[Op, int]]] = {}
     for op, axis, bit in flow.reduce_bits:
@@ -54,9 +57,16 @@ def reduction_facts(
                 stages=_stages(found, flow),
                 exponential_stages=_exponential_stages(found, flow, walk),
                 gone=frozenset.intersection(*(_gone(op, axis) for op, _ in found)),
+                after=_after([late.get(op.number) for op, _ in found]),
             )
         )
     return tuple(facts)
+
+
+def _after(found: Sequence[LateReductionFact | None]) -> int | None:
+    """Return the innermost region in which late reductions may run, None if one of them stays in its loop."""
+    places = [fact.after for fact in found if fact is not None]
+    return max(places) if len(places) == len(found) else None
 
 
 def _gone(op: Op, axis: int) -> frozenset[int]:

@@ -71,6 +71,8 @@ class StepInputs:
     """True if logarithms of 16-bit elements that are summed take one instruction."""
     rounded_products: bool = False
     """True if products are rounded before what their maxima give is subtracted."""
+    accumulator_registers: int = 0
+    """Registers of a thread that tiles of which loops accumulate reductions may take. 0 reduces in each step."""
     tunables: Mapping[str, Any] = field(default_factory=dict)
     """Values of the kernel's own keys."""
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ...._compiler import rewrites
 from ...._compiler.ir.grammar import DotAttrs, GatherAttrs, Op, Program
 from ...._compiler.ir.rewrite import map_ops
+from ...._compiler.rewrites.late_reductions import reduce_after_loops
 from ...._compiler.rewrites.steps import (
     CHOOSE_BRANCHES,
     FLATTEN,
@@ -129,6 +130,7 @@ STEPS: tuple[Step, ...] = (
     Step("triton.aligned_rows", align_rows),
     Step("triton.backwards", turn_loops),
     Step("triton.whole_tiles", part_whole_tiles),
+    Step("triton.late_reductions", reduce_after_loops),
     Step("triton.pin_reductions", pin_reductions),
     Step("triton.fold_merged_iota", _count_lanes),
     Step("triton.gathers", widen_gathers),

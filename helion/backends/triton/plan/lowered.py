@@ -16,6 +16,8 @@ from ...._compiler.rewrites.steps import Step, StepInputs, run_steps
 from ....hardware import Target
 from ....settings import Settings
 from ..capabilities import mechanisms, prefers_first_lanes
+from ..resources.late import accumulator_room
+from ..resources.registers import register_limit
 from .indexing import Box, plan_boxes
 
 
@@ -114,6 +116,7 @@ def _inputs(program: Program, decisions: Decisions, settings: Settings, target: 
         float_reads=target.has("wgmma"),
         summed_logs=target.kind == "cuda",
         rounded_products=target.kind == "cuda",
+        accumulator_registers=accumulator_room(register_limit(decisions.values["num_warps"], target)),
         tunables={name: decisions.values[name] for name, _ in program.tunables},
     )
 

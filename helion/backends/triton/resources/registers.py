@@ -19,6 +19,7 @@ from ...._shapes import cdiv
 from ....hardware import REGISTER_BYTES, WARP_ROWS, Target
 from .fragments import beside_registers, fragment_registers, indexed_elements, narrow_stores
 from .known import again
+from .late import late_registers
 from .layouts import fragment_warps
 from .matrix import is_promoted, tile_shape, unit_of
 from .tiles import VECTOR_BYTES, tile_bytes, vector_elements
@@ -150,8 +151,9 @@ def pressure(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, targe
 
     The risk is between 0 (none) and 1 (certain).
     """
-    resident, needed, held = _tile_registers(facts, sizes, num_warps, target)
-    wanted = round(_wanted(resident, held, facts, sizes, num_warps, target))
+    late, spread = late_registers(facts, sizes, num_warps, register_limit(num_warps, target), target)
+    resident, needed, held = (each + late for each in _tile_registers(facts, sizes, spread, target))
+    wanted = round(_wanted(resident, held, facts, sizes, spread, target))
     scanned = _combined_registers(facts, sizes, num_warps, target)
     slack = 1.0 if facts.matmuls else _slack(facts, sizes, target)
     tiles = needed / _SLACK
@@ -324,7 +326,6 @@ def _tile_registers(
     """Return the registers of the largest snapshot of resident, of needed and of held tiles."""
     threads = num_warps * target.warp_size
     products = frozenset(fact.axes for fact in facts.accumulators if fact.of_dot)
-
     # a chunked row is reduced into an accumulator of the chunk's shape, live during the loop over chunks
     walked = [fact for fact in facts.reductions if facts.axes[fact.axis].rollable]
     extra: dict[int, float] = {}
@@ -334,7 +335,6 @@ def _tile_registers(
             own = _snapshot(((fact.tile, fact.itemsize),), sizes, threads, products, 1)
             extra[fact.axis] = max(extra.get(fact.axis, 0.0), own)
             together = max(together, own * _tiles_together(fact))
-
     singles = [fact for fact in facts.reductions if sizes[fact.axis] == 1 < facts.axes[fact.axis].padded]
 
     def most(snapshots: tuple[tuple[LiveTiles, ...], ...], least_rows: int) -> float:

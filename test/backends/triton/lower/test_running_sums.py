@@ -7,6 +7,7 @@ import torch
 
 import helion
 import helion.language as hl
+from helion.backends.triton.plan import lowered
 from helion.backends.triton.toolchain import compile_offline
 from helion.backends.triton.toolchain.signature import offline_signature
 
@@ -81,8 +82,14 @@ def test_sums_that_something_else_reads_stay_in_the_loop(kernel: helion.Kernel, 
     assert MOVED not in ttgir(kernel, target)
 
 
-def test_other_sums_are_left_to_triton() -> None:
+def test_other_sums_are_left_to_triton_without_registers_for_their_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With registers, the compiler itself moves them (``rewrites/late_reductions``)."""
+    read_once.reset()
+    assert MOVED not in ttgir(read_once, "sm_90")
+    monkeypatch.setattr(lowered, "accumulator_room", lambda limit: 0)
+    read_once.reset()
     assert MOVED in ttgir(read_once, "sm_90")
+    read_once.reset()
 
 
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])

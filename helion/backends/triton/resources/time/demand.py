@@ -11,8 +11,10 @@ from .....autotuner.proposal import Predicted
 from .....hardware import WARP_ROWS, Target
 from ...histograms import counts, issued_per_warp
 from ...row_windows import kept_loads
+from ..late import late_regions
 from ..layouts import fragment_warps
 from ..matrix import rate_name, tile_shape, unit_of
+from ..registers import register_limit
 from .launch import Launch
 from .nest import Nest
 from .roots import SECTOR_BYTES, Access, Reduction, Root, Scan, roots_of
@@ -48,6 +50,8 @@ _FRAGMENT_COLUMNS = 8
 _SHUFFLE_ACCESSES = 0.5
 #: Bytes of the narrowest asynchronous copy.
 _COPY_BYTES = 4
+#: Vectors of a thread in flight in a step of a loop that combines each as it arrives.
+_IN_FLIGHT = 2
 #: Bytes of contiguous runs, or of reads by adjacent programs: each halving below this costs the memory as much.
 _RUN_BYTES = 16384.0
 
@@ -184,6 +188,8 @@ class _Count:
         self.nest = Nest(mine, launch.sizes, launch.parts)
         self.fastest = self.nest.ordered(launch)
         self.threads = launch.warps * target.warp_size
+        #: The regions whose reductions run after their loops.
+        self.late = late_regions(mine.late, launch.sizes, self.threads, register_limit(launch.warps, target))
         self.sums = _NOTHING.copy()
         #: Warps that repeat the rows of a matmul's result, by its number and by the tile.
         self.repeats = {fact.number: self._repeats(fact) for fact, _ in mine.consumed}
@@ -280,6 +286,8 @@ class _Count:
             if access.once_bytes <= _NEAR_BYTES and self._of_all_programs(access):
                 sums["near_bytes"] += sector_bytes
             walked = tuple([axis for axis in access.axes if axis in nest.walked]) if nest.walked else ()
+            if access.region in self.late:
+                times *= max(1.0, per_thread / width / _IN_FLIGHT)
             key = access.region, walked, distance
             self.waits[key] = max(self.waits.get(key, 0.0), times)
 
@@ -424,7 +432,9 @@ class _Count:
 
     def _reduction(self, reduction: Reduction) -> None:
         sums, nest, fact = self.sums, self.nest, reduction.fact
-        times = nest.times(fact.region) * reduction.values
+        times = each = nest.times(fact.region) * reduction.values
+        if fact.after is not None and fact.region in self.late:
+            times = nest.times(fact.after) * reduction.values
         numel = nest.elements[reduction.tile]
         along, of_warp, width = self._threads_along(reduction)
         outputs = numel / self.launch.sizes[fact.axis]
@@ -437,8 +447,8 @@ class _Count:
             if reduction.product is None:
                 sums["exchanged_bytes"] += times * results * self._exchanged_bytes(along // of_warp, of_warp, width)
         chunks = nest.chunks((fact.axis,))
-        issued = times * chunks * max(1.0, numel / self.threads) * self.launch.warps
-        sums["looped_issue" if times * chunks > 1 else "straight_issue"] += issued
+        issued = each * chunks * max(1.0, numel / self.threads) * self.launch.warps
+        sums["looped_issue" if each * chunks > 1 else "straight_issue"] += issued
         sums["accesses"] += times * results * self.launch.warps * steps * _SHUFFLE_ACCESSES
 
     def _exchanged_bytes(self, warps_along: int, of_warp: int, width: int) -> float:

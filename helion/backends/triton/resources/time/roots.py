@@ -6,7 +6,14 @@ import functools
 import math
 from typing import NamedTuple
 
-from ....._compiler.facts.records import AxisFact, KernelFacts, MatmulFact, MemoryOpFact, ReductionFact
+from ....._compiler.facts.records import (
+    AxisFact,
+    KernelFacts,
+    LateReductionFact,
+    MatmulFact,
+    MemoryOpFact,
+    ReductionFact,
+)
 from ...histograms import width_of
 from ..known import Same
 from ..tiles import VECTOR_BYTES, beside_turned
@@ -144,6 +151,7 @@ class Root(NamedTuple):
     accesses: tuple[Access, ...]
     work: tuple[Work, ...]
     reductions: tuple[Reduction, ...]
+    late: tuple[LateReductionFact, ...]
     scans: tuple[Scan, ...]
     matmuls: tuple[MatmulFact, ...]
     held: tuple[tuple[int, int], ...]
@@ -209,6 +217,7 @@ class _Preparation:
                 if w.region in regions
             ),
             reductions=tuple(self.reduction(fact, accesses) for fact in facts.reductions if fact.region in regions),
+            late=tuple(fact for fact in facts.late_reductions if fact.region in regions),
             scans=tuple(self.scans()),
             matmuls=self.matmuls,
             held=tuple(dict.fromkeys(known)),

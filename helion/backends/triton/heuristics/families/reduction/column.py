@@ -9,16 +9,19 @@ Sizes come from a sweep over column sums (measurement ``column_sums``).
 Several programs may share the rows, by a loop from ``tile.begin`` to ``tile.end`` of a tile of rows. Each then takes as
 many columns as its threads load at once, so that each thread accumulates its own columns. It takes as few rows as leave
 every SM a program or two, and its loop prefetches chunks (measurement ``column_sums``).
+
+Where the rows are reduced after the loop, no step of it waits for other warps. Few warps then have smaller chunks, which
+the loop prefetches: the assembler alone keeps few loads of a step in flight (measurement ``late_columns``).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ......_compiler.facts.records import AxisFact, KernelFacts, ReductionFact
+from ......_compiler.facts.records import AxisFact, KernelFacts, MemoryOpFact, ReductionFact
 from ......_shapes import cdiv, next_power_of_2, previous_power_of_2
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import VECTOR_BYTES, Target
@@ -53,6 +56,10 @@ class _Numbers(Tuned):
     chunk_bytes: int
     stages: int
     least_chunks: int
+    #: Where reductions run after the loop: bytes of a chunk, and of it for each thread, and stages of the loop.
+    late_bytes: int
+    late_thread_bytes: int
+    late_stages: int
     #: Rows that one warp holds whole, and warps of an SM that hide what they wait for.
     held_rows: int
     held_warps: int
@@ -61,6 +68,8 @@ class _Numbers(Tuned):
 _TUNED = tuned(_Numbers)
 
 
+#: Bytes of the narrowest asynchronous copy.
+_COPY_BYTES = 4
 #: Bytes of a line of the cache, which a program reads whole.
 _LINE_BYTES = 128
 
@@ -90,7 +99,8 @@ class TritonColumnReductionHeuristic(Heuristic):
         lighter = [(each, proposal_us(facts, each, target)) for each in others]
         if lighter:
             made = unless_faster((made, proposal_us(facts, made, target)), lighter, trust(target).lighter_columns)
-        return (made,)
+        late = _late(found, column, facts, target)
+        return (made,) if late is None else (late, made)
 
 
 def _proposal(found: Allocation, sizes: Sizes, chunks: Chunks, warps: int) -> TritonProposal:
@@ -125,6 +135,36 @@ def _lighter(
     for each in options:
         if not estimate(facts, target, each, warps, 1, chosen.chunks).spill_risk:
             yield _proposal(found, each, chosen.chunks, warps)
+
+
+def _late(found: Allocation, column: int, facts: KernelFacts, target: Target) -> TritonProposal | None:
+    """Return a program of few warps for a line of columns, whose loop prefetches chunks of rows, if it reduces them after
+    the loop.
+    """
+    primary = found.primary
+    axis = facts.axes[primary.axis]
+    loads = [op for op in facts.memory_ops if op.kind == "load" and set(primary.tile) <= set(op.tile_axes)]
+    if primary.after is None or primary.re_read or not axis.tunable or not loads or not target.has("cp_async"):
+        return None
+    itemsize = max(op.itemsize for op in loads)
+    sizes = dict(found.sizes)
+    if column in sizes:
+        sizes[column] = clamp(min(sizes[column], _LINE_BYTES // itemsize), facts.axes[column])
+    columns = math.prod(sizes.get(a) or facts.axes[a].padded or 1 for a in primary.tile if a != primary.axis)
+    rows = clamp(previous_power_of_2(max(1, _TUNED.late_bytes // (columns * itemsize))), axis)
+    if extent_of(axis) < rows * (_TUNED.late_stages + 1) or any(_run_bytes(op) < _COPY_BYTES for op in loads):
+        return None
+    sizes.update((block, min(rows, sizes[block])) for block in _walked(found, facts))
+    sizes[axis.block_id] = rows
+    warps = warps_for_threads(max(_TUNED.least_threads, columns * rows * itemsize // _TUNED.late_thread_bytes), target)
+    made = _proposal(found, sizes, found.chunks, warps)
+    stages = {axis.block_id: _TUNED.late_stages}
+    return replace(made, reason=f"{made.reason}, prefetched", ranges={"range_num_stages": stages})
+
+
+def _run_bytes(op: MemoryOpFact) -> int:
+    """Return the bytes at whose multiples the rows of an access begin."""
+    return math.gcd(VECTOR_BYTES, *(each * op.itemsize for each in op.strides if each > 1))
 
 
 def _held(
@@ -255,8 +295,7 @@ def _fit_loads(found: Allocation, facts: KernelFacts, column: int, threads: int)
     if axis.block_id not in found.chunks or wide is None:
         return
     loads = [op for op in facts.memory_ops if op.kind == "load" and {axis.block_id, column} <= set(op.tile_axes)]
-    vectors = (math.gcd(VECTOR_BYTES, *(each * op.itemsize for each in op.strides if each > 1)) for op in loads)
-    each = min((size // op.itemsize for size, op in zip(vectors, loads, strict=True)), default=VECTOR_BYTES)
+    each = min((_run_bytes(op) // op.itemsize for op in loads), default=VECTOR_BYTES)
     while each == 1 and chunk * wide > _TUNED.thread_loads * threads and chunk // 2 >= _TUNED.least_chunk:
         chunk //= 2
         found.chunks[axis.block_id] = chunk

@@ -3,7 +3,8 @@ batch.
 
 Matches kernels without a dot whose loop over several tiles reduces all of them, reads nothing again and stores nothing.
 The grid must have at most two results per SM. A program then has an SM of its own: its tile is what 512 threads keep in
-flight, along contiguous memory first. Where that dimension takes several tiles, the nest is flattened into one loop
+flight, along contiguous memory first. A loop that reduces after its last step takes what they load at once (measurement
+``late_nested``). Where that dimension takes several tiles, the nest is flattened into one loop
 (measurement ``nested_reduction``).
 """
 
@@ -30,6 +31,8 @@ class _Numbers(Tuned):
     tile: int
     run: int
     threads: int
+    #: Elements of a tile that the loop reduces after its last step.
+    late_tile: int
 
 
 _TUNED = tuned(_Numbers)
@@ -49,7 +52,7 @@ class TritonNestedReductionHeuristic(Heuristic):
         if grid_extent(facts) > _TUNED.programs * target.num_sms:
             return Declined(f"more than {_TUNED.programs} programs per SM")
         sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
-        room = _TUNED.tile
+        room = _TUNED.tile if primary.after is None else _TUNED.late_tile
         for axis in sorted(walked, key=lambda axis: not is_contiguous(axis, facts)):
             sizes[axis.block_id] = clamp(min(room, _TUNED.run, axis.padded or _TUNED.run), axis)
             room = max(1, room // sizes[axis.block_id])
