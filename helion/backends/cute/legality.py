@@ -145,7 +145,9 @@ class Legalizer:
 
     def _sub_tiles(self, decisions: Decisions, repair: bool) -> Decisions:
         width = width_of(decisions, self.product, self.target)
-        columns = subtile_of(width, decisions.values[self._key("epilogue_columns")], divided=False)
+        parts = (each.columns.size for each in self.product.problem.outputs if each.columns is not None)
+        wanted = min((decisions.values[self._key("epilogue_columns")], *parts))
+        columns = subtile_of(width, wanted, divided=False)
         stages = buffers_of(width // columns, decisions.values[self._key("c_stages")])
         return decisions.with_values(**{self._key("epilogue_columns"): columns, self._key("c_stages"): stages})
 

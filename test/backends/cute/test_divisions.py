@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+from backends.cute import gemms
 
 import helion
 import helion.language as hl
 from helion import exc
 from helion.backends.cute.codegen.module import build
+from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.epilogue import Parts
 from helion.backends.cute.plan.kernel import CutePlan
-from helion.backends.cute.plan.records import GemmPlan
+from helion.backends.cute.plan.records import Choice, GemmPlan
+from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.toolchain.offline import compile_text
 
 
@@ -141,6 +144,15 @@ def test_the_copy_engine_has_a_dimension_for_each_part() -> None:
     plan = gemm(outer_products, made(64, 3, 32, seed=4), made(64, 9, 32, seed=5))
     ptx = compile_text(build(plan), plan).ptx
     assert "cp.async.bulk.tensor.4d.global.shared" in ptx and ".local" not in ptx
+
+
+def test_sub_tiles_are_no_wider_than_parts() -> None:
+    bound = outer_products.bind((made(64, 50, 32, seed=12), made(64, 70, 32, seed=13)), target="h200")
+    wide = {**bound.seeds[0].config.config, "block_sizes": [64, 256, 64], "wgmma_epilogue_columns": 64}
+    plan = bound.plan(helion.Config(**wide))
+    assert isinstance(plan, CutePlan) and plan.gemm.store_box[1] == 32
+    with pytest.raises(Refusal, match="sub-tiles of 64 columns with parts of 32"):
+        plan_gemm(plan.gemm.problem, Choice(tile=(64, 256, 64), epilogue_n=64), gemms.HOPPER)
 
 
 def test_parts_that_no_box_covers_are_refused() -> None:

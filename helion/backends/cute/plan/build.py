@@ -342,6 +342,9 @@ def _check_tile(plan: GemmPlan) -> None:
             raise Refusal(f"sub-tiles of {plan.epilogue_n} columns of {dtype} are no multiple of 16 bytes")
     if not 2 <= plan.store_stages <= max(2, plan.subtiles):
         raise Refusal(f"{plan.store_stages} buffers for {plan.subtiles} sub-tiles; 2 to as many are implemented")
+    parts = [each.columns.size for each in plan.problem.outputs if each.columns is not None]
+    if parts and plan.store_box[1] > min(parts):
+        raise Refusal(f"sub-tiles of {plan.store_box[1]} columns with parts of {min(parts)}")
     if plan.group < 1:
         raise Refusal(f"groups of {plan.group} tiles")
     most = 1 if problem.rounded else MAX_PROMOTE_K_TILES
