@@ -1,6 +1,8 @@
 """The predicted time of a launch, and its breakdown by unit.
 
-It misses lines that taps of one tile find in L1 (measurement ``first_pick_misses``).
+It misses lines that taps of one tile find in L1 (measurement ``first_pick_misses``). A loop waits for each load through
+a descriptor (measurement ``boxed_loops``). Sectors that programs share are read again where they leave the cache first
+(measurement ``evicted_sectors``). Several rows of threads hold the same row of weights (measurement ``held_rows``).
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class _Numbers(Tuned):
     scalar_chunk: int
     scalar_threads: int
     #: From so many loads of a row on, chunks of rows that exceed ``held`` together, and threads for them: a thread would
-    #: have the elements of all in registers before it adds them up.
+    #: have the elements of all in registers before it adds them up (measurement ``several_rows``).
     several: int
     several_chunk: int
     several_threads: int
