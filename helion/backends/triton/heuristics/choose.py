@@ -48,6 +48,8 @@ class Trust(Tuned):
     lighter_rows: float
     #: Programs of more short rows, for those by the rule.
     fuller_programs: float
+    #: Half the rows of a program that accumulates gradients, for as many as give each SM one.
+    fewer_summed_rows: float
     #: A split reduction of fewer chunks than a rule asks for, for the same without a split.
     few_chunks: float
     #: Another order of programs, for row-major.

@@ -33,7 +33,7 @@ def all_sizes(
     """
     sizes: dict[int, int] = {}
     for axis in facts.axes:
-        if axis.tunable:
+        if axis.kind == "tile":
             sizes[axis.block_id] = block_sizes.get(axis.block_id, axis.min_size)
         elif axis.kind == "full":
             chunk = (chunks or {}).get(axis.block_id)

@@ -465,11 +465,12 @@ class ProductSizer:
     def with_descriptors(self, tile: ProductTile) -> ProductTile | None:
         """Return the tile with as many stages as fit with descriptors for all accesses, or None."""
         most = min(tile.stages, self.tuned.persistent_stages)
-        slots = frozenset(op.slot for op in self.facts.memory_ops)
+        whole, slots = frozenset({self.facts.regions[self.fact.region].root}), {op.slot for op in self.facts.memory_ops}
+        taken = functools.partial(predict, descriptor_slots=frozenset(slots), fused=whole, persistent=True)
         for stages in range(most, min(most, self.tuned.persistent_least_stages) - 1, -1):
             found = replace(tile, stages=stages)
             sizes = all_sizes(self.facts, self.sizes(found))
-            if predict(self.facts, sizes, found.warps, stages, self.target, descriptor_slots=slots).fits:
+            if taken(self.facts, sizes, found.warps, stages, self.target).fits:
                 return found
         return None
 

@@ -2,20 +2,24 @@
 
 Matches kernels without a dot in which a loop over rows carries an accumulator along the feature axis. Examples are
 grad_weight[N] and grad_bias[N] of a norm's backward pass. Many programs with few threads beat one wave of large ones,
-if each accumulates enough rows.
+if each accumulates enough rows. Programs have half the rows where the last wave is predicted to leave SMs idle.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from ......_compiler.facts.records import AxisFact, KernelFacts
-from ......_shapes import previous_power_of_2
+from ......_shapes import cdiv, previous_power_of_2
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import Target
 from ....proposal import TritonProposal
-from ...sizing import extent_of
+from ...choose import trust, unless_faster
+from ...predicted_time import proposal_us
+from ...sizing import extent_of, wave_efficiency
 from ...tuned import Tuned, tuned
 from .budget import allocate
 from .launch import launch
@@ -48,25 +52,39 @@ class TritonFeatureGradientHeuristic(Heuristic):
         summed = _summed_axes(facts)
         if not summed:
             return Declined("the rows of a program are not a tile")
-        found = allocate(facts, target)
-        primary = found.primary
-        width = facts.axes[primary.axis].padded or primary.extent
-        for grid, inner in summed:
-            shares = previous_power_of_2(max(1, extent_of(grid) // target.num_sms))
-            found.sizes[grid.block_id] = max(grid.min_size, min(_TUNED.rows, shares))
-            found.sizes[inner.block_id] = max(inner.min_size, min(_TUNED.tile_rows, found.sizes[grid.block_id]))
-        threads = max(target.warp_size, min(_TUNED.threads, _TUNED.tile_rows * width // _TUNED.thread_elements))
-        chosen = launch(found, facts, target, threads=threads)
-        rows = ", ".join(str(chosen.sizes[grid.block_id]) for grid, _ in summed)
-        return (
-            TritonProposal(
-                reason=f"{rows} rows of {primary.extent} features per program, {chosen.num_warps} warps",
-                block_sizes=chosen.sizes,
-                reduction_loops=chosen.chunks,
-                num_warps=chosen.num_warps,
-                num_stages=1,
-            ),
-        )
+        most = {
+            grid.block_id: min(_TUNED.rows, previous_power_of_2(max(1, extent_of(grid) // target.num_sms)))
+            for grid, _ in summed
+        }
+        made = _proposal(facts, target, summed, most)
+        programs = math.prod(cdiv(extent_of(grid), made.block_sizes[grid.block_id]) for grid, _ in summed)
+        if wave_efficiency(programs, target) >= trust(target).full_waves:
+            return (made,)
+        half = _proposal(facts, target, summed, {block: max(1, rows // 2) for block, rows in most.items()})
+        timed = [(each, proposal_us(facts, each, target)) for each in (made, half)]
+        return (unless_faster(timed[0], timed[1:], trust(target).fewer_summed_rows),)
+
+
+def _proposal(
+    facts: KernelFacts, target: Target, summed: Sequence[tuple[AxisFact, AxisFact]], most: Mapping[int, int]
+) -> TritonProposal:
+    """Return the proposal with at most so many rows of a program, by the axis of the grid."""
+    found = allocate(facts, target)
+    primary = found.primary
+    width = facts.axes[primary.axis].padded or primary.extent
+    for grid, inner in summed:
+        found.sizes[grid.block_id] = max(grid.min_size, most[grid.block_id])
+        found.sizes[inner.block_id] = max(inner.min_size, min(_TUNED.tile_rows, found.sizes[grid.block_id]))
+    threads = max(target.warp_size, min(_TUNED.threads, _TUNED.tile_rows * width // _TUNED.thread_elements))
+    chosen = launch(found, facts, target, threads=threads)
+    rows = ", ".join(str(chosen.sizes[grid.block_id]) for grid, _ in summed)
+    return TritonProposal(
+        reason=f"{rows} rows of {primary.extent} features per program, {chosen.num_warps} warps",
+        block_sizes=chosen.sizes,
+        reduction_loops=chosen.chunks,
+        num_warps=chosen.num_warps,
+        num_stages=1,
+    )
 
 
 def _summed_axes(facts: KernelFacts) -> list[tuple[AxisFact, AxisFact]]:
