@@ -557,7 +557,7 @@ class KernelFacts:
     @property
     def tunable_axes(self) -> tuple[AxisFact, ...]:
         """The axes with a slot in ``block_sizes``, in order."""
-        return tuple(axis for axis in self.axes if axis.tunable)
+        return tuple([axis for axis in self.axes if axis.kind == "tile"])
 
     @property
     def rolled_axes(self) -> tuple[AxisFact, ...]:
@@ -566,7 +566,7 @@ class KernelFacts:
 
     @property
     def sized_reductions(self) -> tuple[ReductionFact, ...]:
-        return tuple(fact for fact in self.reductions if fact.sized)
+        return tuple([fact for fact in self.reductions if fact.sized])
 
     @property
     def primary_reduction(self) -> ReductionFact | None:

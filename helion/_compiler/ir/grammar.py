@@ -60,7 +60,7 @@ from ..._shapes import Dim, Dims, Expr, Number
 from ...fields import Fragment
 from ..source import Location
 from .host_module import HostModule, Member
-from .preorder import preorder
+from .preorder import Ordered, preorder
 from .structure import Structural
 
 
@@ -455,7 +455,7 @@ class Op:
 
     def values(self) -> Iterator[Value]:
         """Return the operands that are values."""
-        return (operand for operand in self.operands if isinstance(operand, Value))
+        return iter([operand for operand in self.operands if isinstance(operand, Value)])
 
     def reads(self) -> Iterator[Value]:
         """Yield the values that the op itself reads: its operands, and the results of its regions."""
@@ -584,7 +584,7 @@ class Root:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Program(Structural):
+class Program(Structural, Ordered):
     tensors: tuple[HostTensor, ...]
     blocks: tuple[Block, ...]
     roots: tuple[Root, ...]
@@ -593,7 +593,7 @@ class Program(Structural):
     tunables: tuple[tuple[str, Fragment], ...] = ()  # The kernel's own config keys, with their values.
 
     def walk(self) -> Iterator[Op]:
-        return preorder(op for root in self.roots for op in root.body.ops)
+        return self.in_order(self.roots)
 
     def map_regions(self, change: Callable[[Region], Region]) -> Program:
         """Return a copy with every root body changed."""

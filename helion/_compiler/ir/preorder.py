@@ -28,3 +28,17 @@ def preorder(ops: Iterable[_N]) -> Iterator[_N]:
                 break
         else:
             levels.pop()
+
+
+class Ordered:
+    """Storage of all ops in program order, which analyses walk many times. It is no field: a copy has its own."""
+
+    __slots__ = ("_in_order",)
+
+    _in_order: tuple[Any, ...]
+
+    def in_order(self, roots: Iterable[Any]) -> Iterator[Any]:
+        """Return an iterator over the ops of the bodies of ``roots``, which never change."""
+        if not hasattr(self, "_in_order"):
+            object.__setattr__(self, "_in_order", tuple(preorder([op for root in roots for op in root.body.ops])))
+        return iter(self._in_order)

@@ -45,9 +45,12 @@ def keys() -> tuple[str, ...]:
     return tuple(key for rewrite in REWRITES for key in rewrite.keys)
 
 
+_BY_KEY = {rewrite.key: rewrite for rewrite in REWRITES}
+
+
 def rewrite_of(key: str) -> Rewrite:
     """Return the record of a key."""
-    return next(rewrite for rewrite in REWRITES if rewrite.key == key)
+    return _BY_KEY[key]
 
 
 def between(order: tuple[Rewrite, ...], first: str | None, until: str | None) -> tuple[Rewrite, ...]:

@@ -220,7 +220,7 @@ def _in_rows(block: Block, program: Program) -> bool:
     tiled = accessed = False
     for op in program.walk():
         for value in (*op.values(), *op.results):
-            if sum(not dim.is_one for dim in value.dims) > 1 and any(block.id in dim.blocks for dim in value.dims):
+            if any([block.id in dim.blocks for dim in value.dims]) and sum([not dim.is_one for dim in value.dims]) > 1:
                 tiled = True
                 accessed |= op.kind in _ACCESSES
     return accessed or not tiled

@@ -119,10 +119,10 @@ class ConfigSpace:
         for key, missing in self.missing.items():
             if key in given and not missing.asks_for_nothing(given[key]):
                 yield Dropped(what=key, asked=given[key], why=self.absent[key])
-        for each in self.fields:
+        for each in self._slotted:
             asked = given.get(each.key)
             asked = [asked] if isinstance(asked, str) and isinstance(each, PerAccess) and each.ignored else asked
-            if isinstance(each, PerSlot) and isinstance(asked, (list, tuple)) and len(asked) > len(each.slots):
+            if isinstance(asked, (list, tuple)) and len(asked) > len(each.slots):
                 spare = [entry for entry in asked[len(each.kept(asked)) :] if not _asks_for_nothing(entry)]
                 if isinstance(each, PerAccess) and each.ignored:
                     spare = [entry for entry in spare if entry != each.choice.default()]
@@ -184,15 +184,18 @@ class ConfigSpace:
 
         Raises KeyError when it names a block, a root or a load that has no such setting.
         """
-        wishes = ((field.key, field.encode(proposal)) for field in self.fields)
-        verbatim = {key: value for key, value in proposal.verbatim.items() if key not in self._renamed}
-        return {**{key: wish for key, wish in wishes if wish is not None}, **verbatim}
+        found = {field.key: wish for field in self.fields if (wish := field.encode(proposal)) is not None}
+        return {**found, **{key: value for key, value in proposal.verbatim.items() if key not in self._renamed}}
 
     # --- decisions --------------------------------------------------------------------------------------------------
 
     @functools.cached_property
+    def _slotted(self) -> tuple[PerSlot, ...]:
+        return tuple(field for field in self.fields if isinstance(field, PerSlot))
+
+    @functools.cached_property
     def _lists(self) -> tuple[PerSlot, ...]:
-        return tuple(field for field in self.fields if isinstance(field, PerSlot) and field.key not in _SIZES)
+        return tuple(field for field in self._slotted if field.key not in _SIZES)
 
     def decode(self, config: Mapping[str, Any]) -> Decisions:
         """Decode a full ``config`` to decisions about the kernel."""
@@ -224,15 +227,25 @@ class ConfigSpace:
         counts.
         """
         named = {**config, **{name: config[key] for key, name in self._renamed.items()}} if self._renamed else config
-        sizes = {block.id: _fixed_size(block, named) for block in self.shape.blocks if block.base is None}
+        constant, computed, following = self._sized
+        sizes = {**constant, **{block.id: _fixed_size(block, named) for block in computed}}
         sizes.update(zip(self.tunable, config["block_sizes"], strict=True))
         for block, chunk in zip(self.rollable, config["reduction_loops"], strict=True):
             if chunk is not None:
                 sizes[block] = chunk
-        for known in self.shape.blocks:  # a block follows the one that gives its size
-            if known.base is not None:
-                sizes[known.id] = dependent_size(known, sizes)
+        for known in following:
+            sizes[known.id] = dependent_size(known, sizes)
         return {block.id: sizes[block.id] for block in self.shape.blocks}
+
+    @functools.cached_property
+    def _sized(self) -> tuple[Mapping[int, int], tuple[Block, ...], tuple[Block, ...]]:
+        """The sizes that no config changes, the blocks whose size tunables give, and those that follow another block."""
+        own = [block for block in self.shape.blocks if block.base is None]
+        computed = [block for block in own if block.kind != "full" and isinstance(block.size, Expr)]
+        constant = {block.id: _fixed_size(block, {}) for block in own if block not in computed}
+        # a block follows the one that gives its size
+        following = tuple(block for block in self.shape.blocks if block.base is not None)
+        return constant, tuple(computed), following
 
     def rolled(self, config: Mapping[str, Any]) -> frozenset[int]:
         """Return the whole dimensions that are loops over chunks in a full ``config``."""

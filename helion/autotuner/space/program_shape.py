@@ -48,7 +48,10 @@ class Volume:
     location: Location | None
 
     def numel(self, sizes: Mapping[int, int]) -> int:
-        return self.constant * math.prod(sizes[block] for block in self.blocks)
+        numel = self.constant
+        for block in self.blocks:
+            numel *= sizes[block]
+        return numel
 
 
 @dataclass(frozen=True, kw_only=True)

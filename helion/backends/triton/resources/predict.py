@@ -195,7 +195,7 @@ def _why_not(
         return f"{threads} threads per block are needed, {target} has {target.max_threads_per_block}"
     for tiles in facts.live_tiles:
         for axes, _ in tiles:
-            numel = math.prod(sizes[axis] for axis in axes)
+            numel = math.prod([sizes[axis] for axis in axes])
             if numel > target.max_tensor_numel:
                 return f"a tile of {numel} elements exceeds the limit of {target.max_tensor_numel} elements"
     return ""

@@ -192,7 +192,7 @@ def _wanted(
         features |= _product_features(facts, sizes, num_warps, target)
         features["overflow"] = max(0.0, held + _PRODUCT_BASE - register_limit(num_warps, target))
     # exact, so that rounding is the same in every version of Python
-    return math.fsum(weight * features[name] for name, weight in weights.items())
+    return math.fsum([weight * features[name] for name, weight in weights.items()])
 
 
 def _features(
@@ -416,9 +416,9 @@ def _snapshot(
     """
     if not tiles:
         return 0.0
-    largest = max(tiles, key=lambda tile: _numel(tile, sizes))
-    axes, itemsize = largest
-    total = _numel(largest, sizes)
+    numels = [_product(sizes, axes) for axes, _ in tiles]
+    total = max(numels)
+    axes, itemsize = tiles[numels.index(total)]
     columns = sizes[axes[-1]] if axes else 1
     rows = total // columns
     if axes in products and rows < least_rows:
