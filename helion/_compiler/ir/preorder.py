@@ -31,7 +31,10 @@ def preorder(ops: Iterable[_N]) -> Iterator[_N]:
 
 
 class Ordered:
-    """Storage of all ops in program order, which analyses walk many times. It is no field: a copy has its own."""
+    """Storage of all ops in program order, which analyses walk many times (measurement ``seeding_calls``).
+
+    It is no field: a copy has its own.
+    """
 
     __slots__ = ("_in_order",)
 

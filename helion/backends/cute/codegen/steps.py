@@ -177,7 +177,8 @@ def _(step: g.KGroups, out: Writer, names: Names) -> None:
 
 @_print.register
 def _(step: g.SubtileLoop, out: Writer, names: Names) -> None:
-    # the body is traced once, and the DSL unrolls it afterwards (measurement ``first_call_subtiles``)
+    # the body is traced once, and the DSL unrolls it afterwards
+    # (measurements ``first_call_subtiles`` and ``first_call_subtiles_timed``)
     how = "unroll=1" if step.rolled else "unroll_full=True"
     with out.block(f"for subtile in cutlass.range({names.plan.subtiles}, {how}):"):
         _body(step.body, out, names)
