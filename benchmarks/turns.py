@@ -111,8 +111,17 @@ def _lines(child: _Child, now: float) -> Iterator[dict[str, Any]]:
         child.waits |= text == json.dumps(_WAITS).encode()
         if begins or child.since is not None:
             child.since = now
-        if text.startswith(b"{"):  # libraries print as well
-            yield json.loads(text)
+        if row := _row(text):
+            yield row
+
+
+def _row(text: bytes) -> dict[str, Any] | None:
+    """Return the row of a line. Libraries print as well, also lines that begin like a row: None."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _ended(child: _Child, why: str) -> str:

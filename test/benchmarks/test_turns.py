@@ -32,6 +32,11 @@ def test_lines_and_failures_are_those_of_each_job() -> None:
     assert "exit status 1" in bad["why"] and "no such shape" in bad["why"]
 
 
+def test_lines_of_libraries_end_no_run() -> None:
+    printed = job('print(\'{"at": 1, "cut\')', "print('[1]')", "print('{}')", "print('{\"at\": 2}')")
+    assert [*in_turn({"one": printed}, at_once=1, turn_seconds=600, seconds=600)] == [("one", {"at": 2})]
+
+
 def test_one_that_hangs_in_its_turn_is_ended() -> None:
     found = [*in_turn({"slow": job("with turn(): time.sleep(1000)")}, at_once=1, turn_seconds=0.1, seconds=600)]
     assert found == [("slow", {"why": "no line for 0.1 s of its turn"})]
