@@ -89,7 +89,7 @@ def _check_loop(loop: Op) -> None:
 def combination(body: Region, param: Value, result: Operand) -> str:
     """Return the combination of a carried value with independent terms. Raises ``Declined`` if there is none.
 
-    Terms may follow each other, as two dots do that accumulate into one value.
+    Terms may follow each other, as two dots do that accumulate into one value (measurement ``split_chains``).
     """
     names: set[str] = set()
     at = result
