@@ -223,3 +223,37 @@ def test_rows_have_fewer_warps_where_that_is_predicted_to_be_faster() -> None:
     bound = helion.kernel(scaled_to_bytes).bind((tensor(16384, 3000, dtype=FP32),), target="h200")
     first = bound.seeds[0]
     assert first.config["num_warps"] == 4 and first.reason.endswith("4 warps")
+
+
+def cached_bytes(q: torch.Tensor, k: torch.Tensor, scale: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Queries `q[B, R, D]` of keys and values in bytes, by sums of products."""
+    b, r, d = q.size()
+    r, d = hl.specialize(r), hl.specialize(d)
+    out = torch.empty([b, r, d], dtype=torch.float32, device=q.device)
+    for tile_b in hl.tile(b, block_size=1):
+        at = tile_b.begin
+        query = q[at, :, :].to(torch.float32)
+        top = hl.full([r], float("-inf"), dtype=torch.float32)
+        total = hl.zeros([r], dtype=torch.float32)
+        acc = hl.zeros([r, d], dtype=torch.float32)
+        for tile_n in hl.tile(k.size(1)):
+            keys = k[at, tile_n, :].to(torch.float32) * scale[at, tile_n][:, None]
+            scores = (query[:, None, :] * keys[None, :, :]).sum(-1)
+            new = torch.maximum(top, scores.amax(-1))
+            p = torch.exp2(scores - new[:, None])
+            shrink = torch.exp2(top - new)
+            total = total * shrink + p.sum(-1)
+            values = v[at, tile_n, :].to(torch.float32) * scale[at, tile_n][:, None]
+            acc = acc * shrink[:, None] + (p[:, :, None] * values[None, :, :]).sum(1)
+            top = new
+        out[at, :, :] = acc / total[:, None]
+    return out
+
+
+def test_warps_that_exchange_sums_in_each_step_are_fewer_by_prediction() -> None:
+    """Measurement ``rows_of_bytes``."""
+    rows, scale = tensor(1024, 4096, 128, dtype=torch.int8), tensor(1024, 4096, dtype=FP32)
+    facts = facts_of(cached_bytes, tensor(1024, 1, 128), rows, scale, tensor(1024, 4096, 128, dtype=torch.int8))
+    best, *rest = proposed(TritonUserTiledReductionHeuristic(), facts, target("h200"))
+    assert "predicted to be faster" in best.reason and rest
+    assert (best.num_warps or 0) < (rest[0].num_warps or 0)

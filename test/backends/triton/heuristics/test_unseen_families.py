@@ -254,6 +254,23 @@ def test_few_tiles_of_a_long_product_share_sums_or_are_smaller() -> None:
     assert (elsewhere[0], elsewhere[2]) == ([64, 64], [64, 32])
 
 
+@pytest.mark.parametrize(("batch", "keys", "warps"), [(16, 128, 4), (64, 64, 2)])
+def test_programs_that_have_an_sm_alone_read_longer_tiles_of_keys(batch: int, keys: int, warps: int) -> None:
+    """Measurement ``decode_alone``: nothing but the warps of a program hides its latency."""
+    one = BY_NAME["decode_one_token"]
+    args = one.arguments(Maker("meta"), torch.bfloat16, batch, 64, 8, 8192, 128)
+    config = one.kernel.bind(args, target="h200").default_config()
+    assert (config["block_sizes"][-1], config["num_warps"]) == (keys, warps)
+
+
+def test_descriptors_read_packed_weights_of_few_rows() -> None:
+    """Measurement ``packed_boxes``: a tile has 32 bytes of each row."""
+    found = {gpu: bound("grouped_int4_weights", gpu, 1).seeds[0] for gpu in ("h200", "sm_80")}
+    assert found["h200"].heuristic == "TritonHoistedOperandsHeuristic"
+    assert found["h200"].config["indexing"] == ["tensor_descriptor", "pointer", "pointer", "pointer"]
+    assert "tensor_descriptor" not in found["sm_80"].config["indexing"]
+
+
 def test_chunks_that_are_multiplied_by_themselves_are_short() -> None:
     kernel = bound("decayed_linear_attention", "sm_90")
     (chunk,) = (axis.block_id for axis in kernel.facts.axes if axis.name == "chunk")

@@ -8,6 +8,7 @@ of the fastest library, are in benchmarks/results/nvidia-h200-unseen.json.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,7 +18,18 @@ from ......autotuner.proposal import Declined, Heuristic, Predicted
 from ......hardware import Target
 from ....proposal import TritonProposal
 from ... import register_safety as safety
-from ...sizing import Sizes, clamp, extent_of, is_chosen, nearest_size, programs_of, tiles, tunables, wave_efficiency
+from ...sizing import (
+    Sizes,
+    all_sizes,
+    clamp,
+    extent_of,
+    is_chosen,
+    nearest_size,
+    programs_of,
+    tiles,
+    tunables,
+    wave_efficiency,
+)
 from ...tuned import Tuned, tuned
 from .tiles import Tile, fits, start_sizes
 
@@ -29,6 +41,8 @@ _CANDIDATES = (
     Tile(0, 32, 2, 4),
     Tile(0, 16, 2, 4),
 )
+#: The first tile where a program has an SM to itself, and only its own warps hide latency (measurement ``decode_alone``).
+_ALONE = (Tile(0, 128, 3, 4),)
 #: The published tiles for AMD. Offline, LLVM refuses 64 keys of 64 features where a program has one query (Triton 3.7).
 _HIP_CANDIDATES = (Tile(0, 32, 1, 4), Tile(0, 64, 1, 4), Tile(0, 16, 1, 4))
 
@@ -61,14 +75,25 @@ class TritonAttentionDecodeHeuristic(Heuristic):
             return Declined("queries are a tile")
         if not facts.axes[fact.key_axis].tunable:
             return Declined("keys are not a tile")
-        found = []
-        for tile in _CANDIDATES if target.kind == "cuda" else _HIP_CANDIDATES:
+        found = self.found(facts, target, _CANDIDATES if target.kind == "cuda" else _HIP_CANDIDATES)
+        if not found:
+            return Declined("no tile of keys fits without spilling")
+        programs = programs_of(facts, all_sizes(facts, found[0].block_sizes), facts.attention_root)
+        if programs > target.num_sms or target.kind != "cuda":
+            return tuple(found[:2])
+        return tuple([*self.found(facts, target, _ALONE), *found][:2])
+
+    def found(self, facts: KernelFacts, target: Target, candidates: Iterable[Tile]) -> list[TritonProposal]:
+        """Return the proposals of the tiles that fit without spilling."""
+        fact, found = facts.attention, []
+        assert fact is not None
+        for tile in candidates:
             sizes = start_sizes(facts)
             sizes[fact.key_axis] = clamp(tile.walked, facts.axes[fact.key_axis])
             predicted = fits(facts, target, sizes, tile, safety.attention(target))
             if predicted is not None:
                 found.append(_proposal(facts, target, tile, sizes, predicted))
-        return tuple(found[:2]) or Declined("no tile of keys fits without spilling")
+        return found
 
 
 def _proposal(facts: KernelFacts, target: Target, tile: Tile, sizes: Sizes, predicted: Predicted) -> TritonProposal:

@@ -15,7 +15,7 @@ from typing import ClassVar
 from ......_compiler.facts.records import KernelFacts, MatmulFact, PrecomputableFact
 from ......_shapes import cdiv, previous_power_of_2
 from ......autotuner.proposal import Declined, Heuristic
-from ......hardware import Target
+from ......hardware import VECTOR_BYTES, Target
 from ....proposal import TritonProposal
 from ...candidates import moderate_sizes
 from ...choose import full_first
@@ -128,10 +128,24 @@ def _few_rows(facts: KernelFacts, target: Target) -> TritonProposal | None:
         _TUNED.most_parts,
     )
     parts = previous_power_of_2(max(1, most))
+    boxed = _packed_loads(facts) if target.has("tensor_descriptor") else ()
     return TritonProposal(
         reason=f"{rows} rows, split-K by {parts}",
         block_sizes=sizes,
         num_warps=_TUNED.few_warps,
         num_stages=_TUNED.few_stages,
+        indexing=dict.fromkeys(boxed, "tensor_descriptor"),
         launch={"split_k": parts} if parts > 1 else {},
+    )
+
+
+def _packed_loads(facts: KernelFacts) -> tuple[int, ...]:
+    """Return the slots of packed operands: their tile has a few bytes of each row (measurement ``packed_boxes``)."""
+    axes = [{axis for axis in each.axes if facts.axes[axis].tunable} for each in facts.precomputable]
+    return tuple(
+        op.slot
+        for op in facts.memory_ops
+        if op.kind == "load" and op.static and not op.gathered and op.itemsize == 1
+        if any(own <= set(op.tile_axes) for own in axes)
+        if all(stride == 1 or stride * op.itemsize % VECTOR_BYTES == 0 for stride in op.strides)
     )
