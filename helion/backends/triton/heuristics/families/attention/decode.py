@@ -33,7 +33,9 @@ from ...sizing import (
 from ...tuned import Tuned, tuned
 from .tiles import Tile, fits, start_sizes
 
+#: The first is for programs that have an SM to themselves: only their warps hide latency (measurement ``decode_alone``).
 _CANDIDATES = (
+    Tile(0, 128, 3, 4),
     Tile(0, 64, 3, 2),
     Tile(0, 64, 3, 4),
     Tile(0, 32, 3, 2),
@@ -41,8 +43,6 @@ _CANDIDATES = (
     Tile(0, 32, 2, 4),
     Tile(0, 16, 2, 4),
 )
-#: The first tile where a program has an SM to itself, and only its own warps hide latency (measurement ``decode_alone``).
-_ALONE = (Tile(0, 128, 3, 4),)
 #: The published tiles for AMD. Offline, LLVM refuses 64 keys of 64 features where a program has one query (Triton 3.7).
 _HIP_CANDIDATES = (Tile(0, 32, 1, 4), Tile(0, 64, 1, 4), Tile(0, 16, 1, 4))
 
@@ -75,13 +75,14 @@ class TritonAttentionDecodeHeuristic(Heuristic):
             return Declined("queries are a tile")
         if not facts.axes[fact.key_axis].tunable:
             return Declined("keys are not a tile")
-        found = self.found(facts, target, _CANDIDATES if target.kind == "cuda" else _HIP_CANDIDATES)
+        alone, *others = _CANDIDATES
+        found = self.found(facts, target, others if target.kind == "cuda" else _HIP_CANDIDATES)
         if not found:
             return Declined("no tile of keys fits without spilling")
         programs = programs_of(facts, all_sizes(facts, found[0].block_sizes), facts.attention_root)
-        if programs > target.num_sms or target.kind != "cuda":
-            return tuple(found[:2])
-        return tuple([*self.found(facts, target, _ALONE), *found][:2])
+        if programs <= target.num_sms and target.kind == "cuda":
+            found = [*self.found(facts, target, (alone,)), *found]
+        return tuple(found[:2])
 
     def found(self, facts: KernelFacts, target: Target, candidates: Iterable[Tile]) -> list[TritonProposal]:
         """Return the proposals of the tiles that fit without spilling."""

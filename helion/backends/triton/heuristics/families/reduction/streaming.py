@@ -69,7 +69,7 @@ class _Numbers(Tuned):
     few_thread_elements: int
     few_summed_elements: int
     few_threads: int
-    #: Bytes of rows of single elements for each of the cache from which they do not leave it first.
+    #: Bytes of rows for each of the cache from which they do not leave it first.
     streamed: int
     #: Rows up to this many elements are loaded whole. Up to twice as many are, if a second read would miss L1 (64 KiB
     #: for each resident row). The same holds if a loop would rescale its sum for each new maximum.
@@ -327,7 +327,7 @@ def _eviction(facts: KernelFacts, primary: ReductionFact, width: int, target: Ta
 
     Long rows that are read again for a store stay in the cache until then. Rows that are read once, where no row is
     stored, leave it first. Outputs of other kernels then stay in the cache instead of being written to memory, which is
-    no gain with many times its bytes. Single elements would leave it before the next access to their line. So would
+    no gain with many times its bytes: single elements would leave it before the next access to their line. So would
     rows that data selects before other programs select them too (measurement ``evicted_first``).
     """
     along, grid = _along(facts, primary), frozenset(facts.grid_axes)
@@ -341,9 +341,9 @@ def _eviction(facts: KernelFacts, primary: ReductionFact, width: int, target: Ta
     again = primary.re_read and width < primary.extent and (stores or not primary.full_extent)
     if not again and not stores:
         own = [op for op in facts.memory_ops if op.load_slot in rows and not op.gathered]
-        many = sum(math.prod(op.extents) * op.itemsize for op in own) > _TUNED.streamed * target.l2_bytes
-        singly = many and not _is_aligned(facts, primary)
-        return {} if singly else {op.load_slot: "first" for op in own if op.load_slot is not None}
+        bytes_read = sum(math.prod(op.extents) * op.itemsize for op in own)
+        many = target.kind == "cuda" and bytes_read > _TUNED.streamed * target.l2_bytes
+        return {} if many else {op.load_slot: "first" for op in own if op.load_slot is not None}
     if not again or not stores or primary.extent <= 2 * _TUNED.held:
         return {}
     return {slot: "last" if first else "first" for slot, first in rows.items()}
