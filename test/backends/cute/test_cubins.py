@@ -107,25 +107,25 @@ def test_everything_that_is_exported_has_a_plan() -> None:
 @pytest.mark.parametrize(
     ("name", "stages", "instructions", "registers"),
     [
-        ("sm_100/fp8_pair", 8, 900, 96),
-        ("sm_100/fp8_pair_scales", 8, 1100, 96),
-        ("sm_100/bf16_pair", 6, 1000, 96),
-        ("sm_90/bf16", 4, 1000, 168),
+        ("sm_100/fp8_pair", 8, 870, 96),
+        ("sm_100/fp8_pair_scales", 8, 1070, 96),
+        ("sm_100/bf16_pair", 6, 970, 96),
+        ("sm_90/bf16", 4, 970, 168),
         # A kernel written by hand for each of these has 1120, 1128, 1136 and 792, and 96 registers of the last.
-        ("sm_90/rows_rms_norm", 4, 1100, 168),
-        ("sm_90/rows_rms_norm_2048", 4, 1100, 168),
-        ("sm_90/rows_rms_norm_4096", 4, 1100, 168),
-        ("sm_90/rows_rms_norm_two_per_sm", 3, 790, 96),
-        ("sm_90/rows_softmax", 4, 2900, 168),
-        ("sm_100/rows_rms_norm", 4, 800, 96),
-        ("sm_100/rows_rms_norm_4096", 4, 800, 96),
-        ("sm_100/rows_rms_norm_pair", 6, 900, 96),
+        ("sm_90/rows_rms_norm", 4, 1070, 168),
+        ("sm_90/rows_rms_norm_2048", 4, 1070, 168),
+        ("sm_90/rows_rms_norm_4096", 4, 1070, 168),
+        ("sm_90/rows_rms_norm_two_per_sm", 3, 760, 96),
+        ("sm_90/rows_softmax", 4, 2870, 168),
+        ("sm_100/rows_rms_norm", 4, 770, 96),
+        ("sm_100/rows_rms_norm_4096", 4, 770, 96),
+        ("sm_100/rows_rms_norm_pair", 6, 870, 96),
     ],
 )
 def test_kernels_stay_small(name: str, stages: int, instructions: int, registers: int) -> None:
     row = KEPT["plans"][name]
     assert PLANS[name].ab_stages == stages
-    executed = sum(count for opcode, count in row["opcodes"].items() if opcode != "NOP")  # these fill the last line
+    executed = sum(count for opcode, count in row["opcodes"].items() if opcode != "NOP")  # which is padding
     assert executed <= instructions
     assert row["registers"] <= registers
     assert row["opcodes"]["UTMALDG"] == 2
