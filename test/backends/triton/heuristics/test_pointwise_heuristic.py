@@ -292,8 +292,9 @@ def test_positions_in_tiles_of_one_number_elements() -> None:
     kernel = helion.kernel(resized)
     given = kernel.bind((meta(1024, 96, 96), 160, 200), target="h200").seeds[0].config
     assert given["flatten_loops"] == [False], "divisions by sizes of the launch take longer than single accesses"
-    enlarged = helion.kernel(doubled).bind((meta(1024, 96, 100),), target="h200").seeds[0].config
-    assert enlarged["flatten_loops"] == [True]
+    tiles, run = helion.kernel(doubled).bind((meta(1024, 96, 100),), target="h200").seeds[:2]
+    assert tiles.config["flatten_loops"] == [False] and run.config["flatten_loops"] == [True]
+    assert 2 * tiles.predicted.time_us < run.predicted.time_us, "divisions of each element by sizes of no power of two"
 
 
 @pytest.mark.parametrize(

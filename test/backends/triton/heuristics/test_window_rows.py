@@ -29,3 +29,22 @@ def test_rows_of_windows_share_threads(gpu: str) -> None:
     assert rows in (4, 8, 16) and columns >= 32 * seed.config["num_warps"]
     narrow = helion.kernel(columns_filtered).bind((tensor(4100, 8), weights), target=gpu).seeds[0]
     assert "share loads" not in narrow.reason, "no warp has an element of each row"
+
+
+def test_rows_that_begin_anywhere_stay_one_run() -> None:
+    """Measurement ``unrolled_rows``: a wave equation of 2049 x 3001 in fp32 takes 31 us as one run, 45 in eight rows."""
+
+    def stepped(x: torch.Tensor) -> torch.Tensor:
+        h, n = x.size()
+        out = torch.empty_like(x)
+        for rows, columns in hl.tile([h, n]):
+            y, at = rows.index, columns.index
+            up = hl.load(x, [y - 1, at], extra_mask=(y > 0)[:, None])
+            down = hl.load(x, [y + 1, at], extra_mask=(y < h - 1)[:, None])
+            left = hl.load(x, [y, at - 1], extra_mask=(at > 0)[None, :])
+            out[rows, columns] = up + down + left - x[rows, columns]
+        return out
+
+    for columns, flat in ((3001, [True]), (3072, [False])):
+        seed = helion.kernel(stepped).bind((tensor(2048, columns, dtype=torch.float32),), target="h200").seeds[0]
+        assert seed.config["flatten_loops"] == flat

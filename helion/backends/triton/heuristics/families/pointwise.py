@@ -25,6 +25,7 @@ from ...proposal import TritonProposal
 from ...resources.tiles import beside_turned
 from .. import register_safety as safety
 from ..choose import trust, unless_faster
+from ..near_gathers import fastest_tiles, is_near
 from ..predicted_time import proposal_us
 from ..sizing import estimate, extent_of, has_wide_memory, warps_for_threads
 from ..tuned import Tuned, tuned
@@ -50,8 +51,7 @@ class _Numbers(Tuned):
     #: Loads of one tensor around a position from which fewer rows per thread are an alternate, and their divisor.
     wide_window: int
     quarters: int
-    #: The shortest tile along the contiguous axis of a window. Of a tile with windows along three axes: its elements, the
-    #: most of them along the first axis, and elements of a thread.
+    #: The shortest contiguous run of a window. With windows along three axes: elements of a tile, planes, and of a thread.
     window_run: int
     window_tile: int
     window_planes: int
@@ -72,14 +72,12 @@ class _Numbers(Tuned):
 _TRANSACTION_BYTES, _SECTOR_BYTES = 128, 32
 #: Bytes that are different for each row of a program, for each byte that its rows share.
 _SHARED = 16
-#: Bytes of a vector, and of elements that are slow to access without vectors.
-_VECTOR_BYTES, _NARROW_BYTES = 16, 2
+_VECTOR_BYTES, _NARROW_BYTES = 16, 2  #: Bytes of a vector, and of elements that are slow to access without vectors.
 #: Bytes that rows share, for each byte of their own, from which fewer warps with more rows each are tried.
 _NEARLY = 0.75
-#: Factors of the run of a launch of less than a wave, and elements for each thread.
-#: Of tiles with one random number per thread, predicted times that are this near tell nothing; the larger begins fewer
-#: programs.
+#: Of tiles with one random number per thread, times that are this near tell nothing; the larger begins fewer programs.
 _ALIKE = 1.01
+#: Factors of the run of a launch of less than a wave, and elements for each thread.
 _RUNS, _EACH = ((1, 4), (1, 2), (1, 1), (2, 1), (4, 1)), (2, 4, 8)
 #: Halves of the rows of a tile, and by how much the warps are divided: tries of rows per thread.
 _ROWS_AND_WARPS = ((1, 2), (1, 4), (2, 2), (2, 4), (4, 1), (4, 2), (8, 1), (16, 1))
@@ -114,7 +112,10 @@ class TritonPointwiseHeuristic(Heuristic):
         run = replace(tiles, reason=f"{reason}, of one run in memory", loop_orders={}, flatten_loops={0: True})
         around = _around(tiles, fact, facts, target)
         if around is None and (window := fastest_rows(tiles, fact, facts, target)) is not None:
-            return window, *((run,) if fact.numbered_run else ()), tiles
+            flat = (run,) if fact.numbered_run else ()
+            return (*flat, window, tiles) if _begin_anywhere(fact, facts) else (window, *flat, tiles)
+        if is_near(facts) and not has_wide_memory(target):
+            return fastest_tiles((run if fact.numbered_run else _half_of_gathers(tiles, facts), tiles), facts, target)
         rows = _shared_rows(sizes, fact, facts)
         if rows is not None:
             shared = replace(

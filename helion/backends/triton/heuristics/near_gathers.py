@@ -1,0 +1,93 @@
+"""Tiles of kernels whose computed subscripts reach neighbours: resized images, padded windows, reordered pixels.
+
+Each element of a thread has an address of its own. Rows of a thread share the indices of their columns, and rows of a
+program the lines of memory that they interpolate between. No rule says how these add up, so predicted time chooses
+(measurement ``near_gathers``).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from ...._compiler.facts.records import AxisFact, KernelFacts
+from ....hardware import Target
+from ..proposal import TritonProposal
+from .predicted_time import proposal_us
+from .sizing import estimate
+from .tuned import Tuned, tuned
+
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "near_gathers"
+
+    #: Elements of a thread, warps, and elements along the last axis of the tiles tried.
+    each: tuple[int, ...]
+    warps: tuple[int, ...]
+    runs: tuple[int, ...]
+    #: Ratio of predicted times that tells nothing.
+    alike: float
+
+
+def is_near(facts: KernelFacts) -> bool:
+    """Return whether all computed subscripts of loads reach neighbours along the last axes of the tiles."""
+    loads = [op for op in facts.memory_ops if op.kind == "load" and op.gathered]
+    return bool(loads) and all(op.tile_axes and op.tile_axes[-1] in dict(op.steps) for op in loads)
+
+
+def fastest_tiles(usual: tuple[TritonProposal, ...], facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...]:
+    """Return the tiles with the one of least predicted time first; the last of the usual ones is not flattened.
+
+    Of tiles that are nearly as fast, the first usual one counts. Of others, it is the one with the fewest warps and the
+    longest rows, which has the fewest addresses.
+    """
+    alike, last = tuned(_Numbers).alike, facts.tunable_axes[-1].block_id
+    timed = [(each, proposal_us(facts, each, target)) for each in usual]
+    least = min(us for _, us in timed)
+    first = next(each for each, us in timed if us <= alike * least)
+    found = [each for each in _candidates(usual[-1], facts) if not _spills(each, facts, target)]
+    others = [(each, proposal_us(facts, each, target)) for each in found]
+    best = min((us for _, us in others), default=least)
+    if alike * best < least:
+        near = [each for each, us in others if us <= alike * best]
+        first = min(near, key=lambda each: (each.num_warps or 1, -each.block_sizes[last]))
+    return first, *(each for each in usual if each is not first)
+
+
+def _spills(tiles: TritonProposal, facts: KernelFacts, target: Target) -> bool:
+    return bool(estimate(facts, target, tiles.block_sizes, tiles.num_warps or 1, 1).spill_risk)
+
+
+def _candidates(tiles: TritonProposal, facts: KernelFacts) -> Iterator[TritonProposal]:
+    *others, last = facts.tunable_axes
+    numbers = tuned(_Numbers)
+    for run, warps, each in itertools.product(numbers.runs, numbers.warps, numbers.each):
+        rows = 32 * warps * each // run
+        if run > _highest(last) or rows < 1:
+            continue
+        for counts in _splits(rows, others):
+            sizes = {axis.block_id: count for axis, count in zip(others, counts, strict=True)} | {last.block_id: run}
+            shape = " x ".join(map(str, sizes.values()))
+            reason = f"{tiles.reason}, of {shape}: computed subscripts reach neighbours"
+            yield replace(tiles, reason=reason, block_sizes=sizes, num_warps=warps)
+
+
+def _splits(rows: int, axes: list[AxisFact]) -> Iterator[tuple[int, ...]]:
+    """Yield the numbers of rows along each axis: all along the last one, or as many along the one before."""
+    least = tuple(axis.min_size for axis in axes)
+    for at in range(1, min(2, len(axes)) + 1):
+        counts = list(least)
+        if at == 1:
+            counts[-1] = rows
+        else:
+            side = 1 << (rows.bit_length() - 1) // 2
+            counts[-1], counts[-2] = rows // side, side
+        if all(axis.min_size <= count <= _highest(axis) for axis, count in zip(axes, counts, strict=True)):
+            yield tuple(counts)
+
+
+def _highest(axis: AxisFact) -> int:
+    return min(axis.padded or 2**30, axis.max_size or 2**30)
