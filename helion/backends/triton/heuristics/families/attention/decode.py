@@ -80,7 +80,8 @@ class TritonAttentionDecodeHeuristic(Heuristic):
         if not found:
             return Declined("no tile of keys fits without spilling")
         programs = programs_of(facts, all_sizes(facts, found[0].block_sizes), facts.attention_root)
-        if programs <= target.num_sms and target.kind == "cuda":
+        phases_share_warps = facts.num_roots > 1
+        if programs <= target.num_sms and target.kind == "cuda" and not phases_share_warps:
             found = [*self.found(facts, target, (alone,)), *found]
         return tuple(found[:2])
 
