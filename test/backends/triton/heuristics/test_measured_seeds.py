@@ -13,6 +13,7 @@ from sample_kernels import product_of_bytes
 import helion
 import helion.language as hl
 from benchmarks import general as products
+from benchmarks.unseen import products as scaled_products
 from helion._testing import EXAMPLES_DIR, import_path
 from helion.autotuner.default import choose_default
 from helion.hardware import known_targets
@@ -157,6 +158,34 @@ def test_descriptors_store_what_fits_beside_the_operands() -> None:
     assert half["num_stages"] == 3
     assert single["pid_type"] == "flat" and single["num_stages"] == 4
     assert single["indexing"] == ["tensor_descriptor", "tensor_descriptor", "pointer"]
+
+
+def test_persistent_tiles_take_the_stages_that_fit() -> None:
+    @helion.kernel
+    def with_gelu(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = torch.empty([x.size(0), y.size(1)], dtype=x.dtype, device=x.device)
+        for tile_m, tile_n in hl.tile(out.size()):
+            acc = hl.zeros([tile_m, tile_n])
+            for tile_k in hl.tile(x.size(1)):
+                acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+            out[tile_m, tile_n] = torch.nn.functional.gelu(acc).to(x.dtype)
+        return out
+
+    args = tensor(4096, 4096), tensor(4096, 11008)
+    small, large = with_gelu.bind(args, target="h200"), bound("matmul", *args)
+    for kernel, sides, stages in ((small, [128, 128], 4), (large, [128, 256], 3)):
+        config = kernel.seeds[0].config
+        assert config["pid_type"] == "persistent_interleaved"
+        assert (config["block_sizes"][:2], config["num_stages"]) == (sides, stages)
+        assert kernel.seeds[0].predicted.fits
+
+
+def test_persistent_tiles_with_partial_sums_have_a_longer_k() -> None:
+    x = tensor(8192, 8192, dtype=torch.float8_e4m3fn)
+    scale = tensor(8192, dtype=FP32)
+    config = scaled_products.rowwise_fp8.bind((x, x, scale, scale), target="h200").seeds[0].config
+    assert config["pid_type"] == "persistent_interleaved"
+    assert (config["block_sizes"], config["num_stages"]) == ([128, 128, 256], 3)
 
 
 def test_integers_that_must_be_transposed_have_tall_tiles() -> None:

@@ -65,7 +65,7 @@ class TileNumbers(Tuned):
     unaligned_warps: int
     unaligned_tile: int
     #: A persistent grid pays from this many waves on. Descriptors stage the output as well, which leaves room for
-    #: three stages of the largest tiles.
+    #: three stages of the largest tiles. An epilogue or partial sums keep tiles smaller, and leave room for more.
     persistent_waves: int
     persistent_group: int
     persistent_stages: int

@@ -438,12 +438,14 @@ class ProductSizer:
             return None
         if self.blocks(tile.m, tile.n) < self.tuned.persistent_waves * self.target.num_sms:
             return None
-        shorter = self.with_descriptors(tile)
+        # partial sums are added once for each step: a longer one is worth more than stages
+        longer = self.with_descriptors(replace(tile, k=2 * tile.k)) if self.promoted else None
+        shorter = longer or self.with_descriptors(tile)
         if shorter is None:
             return None
         return replace(
             self.proposal(shorter, grouped=False),
-            reason=f"{tile.m} x {tile.n} x {tile.k} tiles, {shorter.stages} stages, a persistent grid with descriptors",
+            reason=f"{tile.m} x {tile.n} x {shorter.k} tiles, {shorter.stages} stages, a persistent grid with descriptors",
             l2_groupings={facts.regions[fact.region].root: self.tuned.persistent_group},
             ranges={"range_flattens": {fact.m_block_id: True}},  # type: ignore[dict-item]
             pid_type="persistent_interleaved",
