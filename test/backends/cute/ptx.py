@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+QUOTIENT = "div.full.f32"
 ROUNDED = {"cvt.rn.bf16x2.f32": torch.bfloat16, "cvt.rn.f16x2.f32": torch.float16}
 
 

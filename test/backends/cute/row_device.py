@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from backends.cute.ptx import rounded_to
+from backends.cute.ptx import QUOTIENT, rounded_to
 
 from helion.backends.cute.codegen.rowwise.module import parameters, render
 from helion.backends.cute.codegen.rowwise.totals import lines_of, parts_of, shared_parameters, total_columns, width_of
@@ -70,6 +70,11 @@ def select(condition: Any, x: Any, y: Any) -> Array:
 def rounding(dtype: torch.dtype) -> Any:
     """A conversion to a type of 16 bits, of values that are kept in fp32."""
     return lambda value: floats(torch.from_numpy(np.asarray(value, np.float32)).to(dtype).float().numpy())
+
+
+def of_ptx(text: str) -> Any:
+    """An instruction: a quotient of two operands, or a conversion."""
+    return wide(np.divide) if text.startswith(QUOTIENT) else rounding(rounded_to(text))
 
 
 def wide(function: Any) -> Any:
@@ -221,7 +226,7 @@ class Cluster:
                 self._each(x).reshape(-1, 32)[:, np.arange(32) ^ offset].reshape(-1).view(Array)
             ),
         )
-        arch.inline_ptx = lambda text, write_only_types, read_only_args: rounding(rounded_to(text))(*read_only_args)
+        arch.inline_ptx = lambda text, write_only_types, read_only_args: of_ptx(text)(*read_only_args)
         unary = {
             name: wide(getattr(np, name)) for name in ("exp", "exp2", "log", "log2", "sqrt", "tanh", "floor", "abs")
         }

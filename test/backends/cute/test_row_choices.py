@@ -113,8 +113,9 @@ def test_auto_takes_sums_of_long_rows() -> None:
     """Rows that are reduced once need no large lead."""
     for dtype, m, n, backend in (
         ("bfloat16", 2048, 131072, "cute"),
-        ("float32", 4096, 32768, "cute"),
         ("bfloat16", 4096, 32768, "triton"),
+        # Without "first", which such rows have no longer, Triton takes 129.9 us and cute 130.3 to 135.0 (an H200).
+        ("float32", 4096, 32768, "triton"),
         ("float32", 16384, 8192, "triton"),
     ):
         assert _of_workload("row_sum", dtype, m, n).backend == backend

@@ -402,10 +402,12 @@ def test_partial_products_that_are_rounded_leave_the_accumulator_as_it_is(
             out[tile_m, :] = (acc - acc.mean(-1, keepdim=True)).to(torch.float32)
         return out
 
-    x = (torch.randn(37, 65, generator=torch.Generator().manual_seed(0)) + 0.5).to(dtype)
-    y = (torch.randn(65, 100, generator=torch.Generator().manual_seed(1)) + 0.25).to(dtype)
+    # Multiples of 1/32, whose products fp32 adds up exactly in any order: the rounding is that of the dtype alone.
+    x = ((torch.randn(37, 65, generator=torch.Generator().manual_seed(0)) + 0.5).mul(32).round() / 32).to(dtype)
+    y = ((torch.randn(65, 100, generator=torch.Generator().manual_seed(1)) + 0.25).mul(32).round() / 32).to(dtype)
     rounded = [x[:, at : at + 16].float() @ y[at : at + 16].float() for at in range(0, 65, 16)]
     total = sum(each.to(dtype).double() for each in rounded)
+    assert not torch.equal(total, sum(each.double() for each in rounded))
     bound = kernel.bind((x, y, accumulator))
     config = {"block_sizes": [16, 16], "unfuse_matmul": [32, 32, 16]}
     assert accumulator == torch.float64 or "acc.to" not in bound.to_code(config)

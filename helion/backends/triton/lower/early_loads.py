@@ -83,7 +83,7 @@ class _Loader:
         first = next((op for op in region.ops if any(inner.kind in _COMBINING for inner in op.walk())), None)
         if first is None:
             return region
-        ops, results = [*region.ops], self._results(first)
+        ops, results, first = [*region.ops], self._results(first), _accumulation(region, first)
         room = _MOST_REGISTERS * REGISTER_BYTES * self.inputs.threads
         for load in [op for op in ops[ops.index(first) :] if op.kind == "load"]:
             lanes = self._lanes(load)
@@ -102,3 +102,10 @@ class _Loader:
     def _lanes(self, op: Op) -> int:
         sizes = self.inputs.sizes_in(self.program)
         return math.prod(dim.lanes(sizes) for dim in op.results[0].dims)
+
+
+def _accumulation(region: Region, op: Op) -> Op:
+    """Return the loop that accumulates the tile which an op reduces, or the op itself."""
+    if op.kind not in _REDUCING:
+        return op
+    return next((each for each in region.ops if each.regions and op.operands[0] in each.results), op)

@@ -338,7 +338,7 @@ def _whole_vectors(
     elements = math.prod(sizes.values())
     highest = min(axis.padded or 2**30, axis.max_size or 2**30)
     enough = fact.total_numel / (elements * target.num_sms * tuned(_Numbers, target).waves)
-    shortest = min(_whole_lanes(op, facts) for op in whole if axis.block_id in op.tile_axes)
+    shortest = min((_whole_lanes(op, facts) for op in whole if axis.block_id in op.tile_axes), default=0)
 
     def lacks(more: int) -> bool:
         """Return whether threads with so many times the rows have less than a vector, or one element of the shortest."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from typing import NamedTuple
@@ -222,7 +223,7 @@ class _Preparation:
             matmuls=self.matmuls,
             held=tuple(dict.fromkeys(known)),
             tiles=tuple(self.tiles),
-            numbering=self.numbering() if any(op.steps for op in operations) else 0,
+            numbering=self.numbering() if not self.matmuls and any(op.steps for op in operations) else 0,
             consumed=tuple(
                 (fact, frozenset(n for axes, n in self.tiles.items() if axes[-2:] == (fact.m_axis, fact.n_axis)))
                 for fact in consumed
@@ -251,6 +252,8 @@ class _Preparation:
         return fact.longest / fact.mean if fact.longest and fact.mean and fact.extent is None else 1.0
 
     def access(self, op: MemoryOpFact) -> Access:
+        if self.matmuls and op.steps:  # lanes have a matmul's layout (measurement ``looked_up_biases``)
+            op = dataclasses.replace(op, steps=())
         dimensions = tuple(zip(op.subscript_axes, op.strides, op.extents, op.scales, strict=True))
         together = [a for a, stride, extent, scale in dimensions if a is not None and stride == scale == 1 < extent]
         inner = together[-1] if together else None
