@@ -63,6 +63,7 @@ from .plan.chained.records import ChainedPlan
 from .plan.kernel import CutePlan
 from .plan.launch import LaunchPlan
 from .plan.operands import FEW_ROWS, can_convert
+from .plan.records import WGMMA_ROWS
 from .plan.rowwise.kernel import RowsPlan
 from .refusal import multiples, ranges, refusal, unproven
 from .resources.attention import describes, predict_attention
@@ -145,9 +146,12 @@ short. For few rows predictions of both backends are a tenth too high; for more 
 
 
 UNPACKED_LEADS = (Lead(ratio=0.6), Lead(corrected=1.5))
-"""The same for 4-bit numbers that a kernel before unpacks, for up to ``MANY_ROWS`` and for more. For few rows it moves four times
-the bytes of the weights. For many the general backend's predictions are a third too low, and those here a tenth too high
+"""The same for 4-bit numbers that a kernel before unpacks, for up to ``MANY_ROWS`` and for more. For many the general
+backend's predictions are a third too low, and those here a tenth too high
 (nibbles in benchmarks/results/cute/nvidia-h200-parts.jsonl)."""
+FEW_UNPACKED_LEAD = Lead(ratio=0.6, corrected=0.3)
+"""The same for rows of one tile. Such a kernel moves nine times the bytes of the weights, and the general backend's times
+are over-predicted by up to four times (nibbles_few_rows there, grouped_int4_weights in nvidia-h200-unseen.json)."""
 MANY_ROWS = 1024
 """Rows of a matmul next to which the time of unpacking its weights is small."""
 
@@ -177,7 +181,8 @@ def _matmul_lead(program: Program, facts: KernelFacts) -> Lead:
     if can_convert(shape.problem) and shape.problem.n <= FEW_ROWS:
         return CONVERTED_LEADS[2 * shape.problem.n > FEW_ROWS]
     if any(source.is_interleaved for each in known_product(program).problem.copied for source in each.sources):
-        return UNPACKED_LEADS[shape.problem.m >= MANY_ROWS]
+        few = shape.problem.m <= WGMMA_ROWS
+        return FEW_UNPACKED_LEAD if few else UNPACKED_LEADS[shape.problem.m >= MANY_ROWS]
     return STORED_LEAD if any(each.kind == "strided" for each in shape.problem.outputs) else COPIES_LEAD
 
 
