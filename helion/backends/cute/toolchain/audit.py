@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...assembly import UNITS, Code, read
+from ...assembly import UNITS, Code, Loop, read
 from ..plan.counts import PipelineCounts, counts
 from ..plan.records import GemmPlan
 from ..plan.shared import WORD_BYTES, Allocation, shared_memory
@@ -23,7 +23,7 @@ class Audit:
     opcodes: Mapping[str, int]
     """Static count of each opcode in the kernel."""
     mainloop: int
-    """Instructions of the smallest loop with MMAs: of one K tile, including waits."""
+    """Instructions of the smallest loop with MMAs: of one K tile, including waits that succeed at once."""
 
     @property
     def instructions(self) -> int:
@@ -57,9 +57,16 @@ def audit(cubin: bytes, *, nvdisasm: str, cuobjdump: str, always_disassembled: b
 
 
 def mainloop_instructions(code: Code) -> int:
-    """Return the instructions of the smallest loop with MMAs; 0 if there is none."""
-    loops = map(code.inside, code.loops)
-    return min((len(each) for each in loops if any(one.unit == "matrix" for one in each)), default=0)
+    """Return the instructions of the smallest loop with MMAs, without repeated waits; 0 if there is none."""
+    loops = (loop for loop in code.loops if any(each.unit == "matrix" for each in code.inside(loop)))
+    return min((_instructions_in_line(code, loop) for loop in loops), default=0)
+
+
+def _instructions_in_line(code: Code, loop: Loop) -> int:
+    """Return the instructions up to the branch back. A wait that fails repeats after it and takes no slots otherwise."""
+    start = code.instructions[loop.head].address
+    back = [place for place in loop.places if code.instructions[place].target == start]
+    return sum(place <= max(back, default=loop.places[-1]) for place in loop.places)
 
 
 def _run(*command: str) -> str:
