@@ -71,7 +71,7 @@ SAMPLED = frozenset(
         "test_public_names.py", "test_renewed_operands.py", "test_rewrite_pairs.py", "test_shared_block_sizes.py",
         "gradients/test_seeds.py", "test_additions.py", "cute/test_module.py", "test_granules.py", "ops/test_values.py", "test_lanes.py", "test_rolled_rows.py", "test_spread.py",
         "test_split_k.py", "test_unseen_families.py", "test_varied_seeds.py", "test_config_independence.py",
-        "test_subtile.py", "test_counts.py", "test_outer_reduction.py",
+        "test_subtile.py", "test_counts.py", "test_outer_reduction.py", "test_unfitted.py",
         "test_registry.py::test_without_a_heuristic_the_others_propose_what_they_did",
         "test_backward.py::test_autograd", "test_backward.py::test_backward", "test_backward.py::test_bfloat16",
         "test_dot_scaled.py::test_compiles_offline", "test_dot_scaled.py::test_values",

@@ -1,0 +1,84 @@
+"""Kernels that no rule was fitted to: their results, and the script that times them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import helion
+from benchmarks import unfitted_times
+from benchmarks.seeds import bound_of, relative_error
+from benchmarks.timing import RecordedTimer
+from benchmarks.unfitted import CELLS
+from helion._testing import map_tensors
+from helion.settings import Settings
+
+
+@pytest.mark.parametrize("static", [True, False], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", CELLS)
+def test_results_are_those_of_the_reference(name: str, static: bool) -> None:
+    cell = CELLS[name]
+    settings = Settings(**{**cell.kernel.settings.to_dict(), "static_shapes": static})
+    kernel = helion.kernel(cell.kernel.fn, settings=settings)
+    args = cell.arguments("cpu", True)
+    got, expected = kernel(*map_tensors(args, torch.clone)), cell.reference(*map_tensors(args, torch.clone))
+    assert relative_error(got, expected) <= bound_of(args)
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_arguments_have_the_same_kinds_in_both_sizes(name: str) -> None:
+    def kinds(small: bool) -> list[Any]:
+        args = CELLS[name].arguments("meta", small)
+        return [(each.dtype, each.dim()) if isinstance(each, torch.Tensor) else type(each) for each in args]
+
+    assert kinds(True) == kinds(False)
+
+
+RECORDED = {"default": 10.0, "tuned": 8.0, "first_call": 9.0, "compile": 12.0}
+
+
+def measured(name: str, **given: Any) -> dict[str, Any]:
+    timer = RecordedTimer({which: [value] * 11 for which, value in RECORDED.items()})
+    options = {"small": True, "tuned": 0.0, "timer": lambda: timer, "compiled": lambda function: function} | given
+    return unfitted_times.measured(name, "cpu", **options)
+
+
+def test_a_row_has_configs_errors_and_times_of_all_variants() -> None:
+    row = measured("winsorize")
+    assert row["microseconds"] == {"default": 10.0, "first_call": 9.0, "compile": 12.0}
+    assert row["configs"].keys() == {"default", "first_call"} and row["errors"].keys() == row["microseconds"].keys()
+    assert "failures" not in row
+
+
+def test_a_wrong_or_failing_baseline_has_no_time() -> None:
+    def fails(*_: Any) -> torch.Tensor:
+        raise ValueError("not for this device")
+
+    wrong = measured("winsorize", compiled=lambda function: lambda *args: function(*args) + 1)
+    failed = measured("winsorize", compiled=lambda _: fails)
+    for row, why in ((wrong, "wrong: the result is"), (failed, "ValueError: not for this device")):
+        assert row["microseconds"].keys() == {"default", "first_call"}
+        assert row["failures"]["compile"].startswith(why)
+
+
+def test_kernels_that_write_into_arguments_get_fresh_ones() -> None:
+    row = measured("adamw_half_states")
+    assert max(row["errors"].values()) < 1e-3
+
+
+def test_unknown_kernels_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        unfitted_times.main(["--kernels", "winsorize,nothing"])
+    assert "no kernels nothing; there are confidence" in capsys.readouterr().err
+
+
+def test_summary_cuts_large_ratios() -> None:
+    rows = [{"microseconds": RECORDED}, {"microseconds": {"default": 1.0, "compile": 9.0}}, {"why": "no time left"}]
+    assert unfitted_times.summary(rows) == (
+        f"compile / default {math.sqrt(1.2 * 3):.3f}, least 1.20 of 2; "
+        f"compile / first_call {12 / 9:.3f}, least 1.33 of 1; tuned / default 0.800, least 0.80 of 1"
+    )
+    assert unfitted_times.summary([]) == "nothing was timed"
