@@ -10,6 +10,8 @@ from typing import Literal
 
 import torch
 
+from ..passes.analysis.row_windows import SharedRows
+
 #: Of a stride passed at launch, compilers know only whether it is a multiple of this.
 _KNOWN_MULTIPLE = 16
 
@@ -127,24 +129,8 @@ class MemoryOpFact:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RowWindow:
-    """Loads of tiles with ``axis`` in a grid loop, in groups that differ by whole rows.
-
-    ``rows`` are the different rows of each group relative to a tile's own, and ``slots`` its loads.
-    """
+class RowWindow(SharedRows):
+    """Loads of tiles with ``axis`` in grid loop ``root``, in groups that differ by whole rows."""
 
     root: int
     axis: int
-    rows: tuple[tuple[int, ...], ...]
-    slots: tuple[tuple[int, ...], ...]
-
-    def loads(self, rows: int) -> tuple[int, int]:
-        """Return the loads of single rows by a tile of ``rows``: one for each row and tap, and each row once."""
-        asked = rows * sum(map(len, self.slots))
-        return asked, sum(len({first + row for first in group for row in range(rows)}) for group in self.rows)
-
-    @property
-    def shares(self) -> bool:
-        """True if rows share loads."""
-        asked, made = self.loads(2)
-        return made < asked

@@ -579,7 +579,7 @@ class Root:
     phase: int = 0
     #: Roots of one launch have one position in the host code, and their kernels take the same arguments.
     launch: int = 0
-    #: Number of the last axes that are loops inside the grid loop in the kernel's source.
+    #: Dimensions of loops in the source's grid loop that became its last axes here, or were unrolled.
     spread: int = 0
 
 

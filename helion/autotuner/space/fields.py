@@ -239,8 +239,8 @@ class PerSlot(Field):
 
     A list that is too short is filled with defaults. One that is too long is refused, unless the kernel has more
     entries with other arguments (``spare``): then the surplus entries are dropped. Entries that only ``elsewhere`` has
-    are brought into range. ``spread`` are the places of loops that became dimensions of their grid, in a
-    list for the loops as written: their entries are dropped.
+    are brought into range. ``spread`` are the places of loops that the program lacks, in a list for the loops as
+    written: those that became dimensions of their grid, and unrolled ones. Their entries are dropped.
     """
 
     slots: tuple[Slot, ...]

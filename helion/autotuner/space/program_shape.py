@@ -29,7 +29,8 @@ from ..._shapes import Dims
 class Loop:
     """A grid loop (``root`` is its number) or a sequential loop inside one (``root`` is None).
 
-    The last ``spread`` axes of a grid loop are loops inside it in the source. ``rewritten`` names a tensor whose memory the body both loads and stores, "" if there is none.
+    A grid loop has ``spread`` dimensions of loops inside it in the source that are none in the program. ``rewritten``
+    names a tensor whose memory the body both loads and stores, "" if there is none.
     """
 
     axes: tuple[LoopAxis, ...]

@@ -24,7 +24,6 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ...._compiler.facts.row_windows import has_plain_rows, is_simple
 from ...._compiler.ir.build import Builder, Numbers
 from ...._compiler.ir.effects import storages_of
 from ...._compiler.ir.grammar import (
@@ -43,6 +42,7 @@ from ...._compiler.ir.grammar import (
 )
 from ...._compiler.ir.rewrite import Declined
 from ...._compiler.passes.always.simplify import drop_dead, merge_common
+from ...._compiler.passes.analysis import row_windows as windows
 from ...._compiler.rewrites.steps import StepInputs
 from ...._shapes import ONE, Dim, Dims, broadcast_dims
 from ..row_windows import MOST_ROWS, is_unrolled, saves_loads
@@ -83,7 +83,7 @@ def _next(program: Program, root: Root, sizes: Mapping[int, int], inputs: StepIn
     """Return a block of a grid whose rows are in one thread each, and that no access has special means for."""
     ops = root.body.ops
     axes = [axis for axis in root.axes[::-1] if axis.block not in tried and 2 <= sizes[axis.block] <= MOST_ROWS]
-    if not axes or not has_plain_rows(ops) or not all(_is_plain(op, inputs) for op in ops):
+    if not axes or not all(windows.is_plain(op) and _is_plain(op, inputs) for op in ops):
         return None
     read, written = storages_of(program, root)
     if read & written:
@@ -91,7 +91,7 @@ def _next(program: Program, root: Root, sizes: Mapping[int, int], inputs: StepIn
     tiles = [value.dims for op in ops for value in op.results if value.dims]
     for axis in axes:
         rows, own = sizes[axis.block], Dim(1, (axis.block,))
-        if not is_simple(axis):
+        if not windows.is_simple(axis):
             continue
         over = [dims for dims in tiles if any(axis.block in dim.blocks for dim in dims)]
         if any(dims.count(own) != 1 or sum(axis.block in dim.blocks for dim in dims) != 1 for dims in over):
