@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -328,3 +329,34 @@ def test_parts_that_may_differ_have_a_remedy() -> None:
     with pytest.raises(exc.ShapeMismatch, match=r"make the parts with one number, as in x\.narrow"):
         helion.kernel(halves, static_shapes=False)(torch.randn(4, 40))
     assert helion.kernel(halves)(torch.randn(4, 40)).shape == (4, 20)
+
+
+def scaled_rows(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    n = x.size(1)
+    for tile in hl.tile(x.size(0)):
+        row = x[tile, :]
+        out[tile, :] = row / math.sqrt(n) + n.bit_length() + row.sum(-1)[:, None]
+    return out
+
+
+@pytest.mark.parametrize("size", [63, 100])
+def test_a_number_joins_the_key_after_a_tile_has_its_size(size: int) -> None:
+    kernel = helion.kernel(scaled_rows, static_shapes=False)
+    for rows in (5, 9):
+        x = torch.randn(rows, size)
+        expected = x / size**0.5 + size.bit_length() + x.sum(-1, keepdim=True)
+        torch.testing.assert_close(kernel(x), expected)
+    few, many = torch.randn(5, size), torch.randn(9, size)
+    assert kernel.bind((few,)) is kernel.bind((many,)) is not kernel.bind((torch.randn(5, size + 1),))
+
+
+def test_sizes_that_differ_are_still_refused_with_a_number_of_the_key() -> None:
+    def mixed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for tile in hl.tile(x.size(0)):
+            out[tile, :] = x[tile, :] * math.sqrt(x.size(1)) + y[tile, :]
+        return out
+
+    with pytest.raises(exc.ShapeMismatch, match="Shapes do not match"):
+        helion.kernel(mixed, static_shapes=False)(torch.randn(4, 40), torch.randn(4, 41))

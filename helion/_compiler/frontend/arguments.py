@@ -40,6 +40,12 @@ class Arguments:
             return value.value if isinstance(value, ConstExpr) else value
         return self.value(value, name, ("arg", at))
 
+    def settle(self, names: frozenset[str]) -> None:
+        """Make sizes and strides of arguments part of the specialization key, by the names of their symbols."""
+        for each in self.dynamic:
+            if each.args[0] in names:
+                self.t.numbers.specialize(each)
+
     def value(self, value: Any, source: str, origin: Origin) -> Any:
         if isinstance(value, ConstExpr):
             return value.value

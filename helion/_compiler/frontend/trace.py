@@ -101,8 +101,13 @@ def _trace(
     arguments: Mapping[str, Any],
     context: CompileContext,
     constants: frozenset[str],
+    settled: frozenset[str] = frozenset(),
 ) -> tuple[Mapping[str, Any], Traced]:
-    """Walk a source of ``fn``, and return the values of its variables at the end next to what was traced."""
+    """Walk a source of ``fn``, and return the values of its variables at the end next to what was traced.
+
+    A number may become part of the key after a tile has a dimension of that size, and the two do not match then. So a
+    walk that fails is done again with its ``settled`` numbers known from the beginning.
+    """
     t = Tracer(context, RULES)
     t.numbers.taken = names_in(source.node) | frozenset(arguments)
     frame = Frame(source, fn.__globals__, {}, is_kernel=True)
@@ -111,8 +116,17 @@ def _trace(
     t.tensors.meeting(_tensors(tuple(arguments.values())))
     for at, (name, value) in enumerate(arguments.items()):
         frame.names[name] = lift.lift(value, name, at, name in constants)
+    lift.settle(settled)
     walk = Walk(t, frame, SYNTAX)
-    walk_kernel(walk)
+    found = settled
+    try:
+        walk_kernel(walk)
+    except exc.Base:
+        found = settled.union(t.numbers.specialized).intersection(t.numbers.symbols)
+        if found == settled:
+            raise
+    if found != settled:
+        return _trace(fn, source, arguments, context, constants, found)
     if not walk.roots and not walk.skipped:
         raise exc.NoDeviceLoopsInKernel(kernel=fn.__name__)
     program = Program(
