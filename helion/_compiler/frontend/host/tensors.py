@@ -1,12 +1,9 @@
 """torch calls in host code, evaluated on sizes and strides only.
 
-Common elementwise functions and reductions have rules here; torch itself evaluates all others on meta tensors
-(``meta.py``). Calls that depend on run-time numbers have a rule (``views.py``, ``factories.py``), or their
+Common elementwise functions and reductions have rules (``elementwise.py``); torch itself evaluates all others on meta
+tensors (``meta.py``). Calls that depend on run-time numbers have a rule (``views.py``, ``factories.py``), or their
 numbers are read from the real result right before the launch. Results that are neither plain allocations nor views of
 exact tensors are ``checked``: launches compare them with the model.
-
-(The first elementwise call on a meta tensor takes a second, because torch imports its compiler. Kernels whose host code
-only allocates and views never pay that.)
 """
 
 from __future__ import annotations
@@ -16,16 +13,17 @@ from typing import Any
 import torch
 
 from .... import exc
-from ...._shapes import Expr, hint_of, number_key
-from ...ir.pointwise import POINTWISE, result_dtype
+from ...._shapes import Expr, number_key
 from ..state import TraceState
 from ..values import HostTensorValue, describe
 from . import data, factories, views
-from .data import deferred, deferred_tensor, number
-from .elementwise_layout import Layout, is_dense, result_layout
+from .data import deferred_tensor, number
+from .elementwise import elementwise, layout_of, plain_name, reduction
+from .elementwise_layout import is_dense
 from .factories import allocate, contiguous_strides
 from .meta import Question, has_symbols, is_symbolic, refusal, tensors_in
 from .peers import remote_tensors
+from .results import device_of, noted, outs_of
 
 #: Functions whose result usually shares memory with their first argument.
 _VIEWS = frozenset(
@@ -58,7 +56,6 @@ _QUIET = (
     "like", "new", "empty", "zeros", "full", "ones", "rand", "promote", "clone", "arange", "tensor", "is_", "finfo", "iinfo", "result_type",
     "cumsum", "manual_seed", "device", "cat", "get_",
 )  # fmt: skip
-_REDUCTIONS = ("sum", "mean", "prod", "amax", "amin")
 #: Functions whose number of results depends on their arguments.
 _COUNTED = frozenset(("chunk", "split", "unbind", "tensor_split", "hsplit", "vsplit", "dsplit"))
 #: Functions whose result has the shape of the first argument.
@@ -76,17 +73,8 @@ _METADATA = frozenset(
 )  # fmt: skip
 #: Metadata of a tensor that launches may rely on.
 READS = _METADATA | frozenset(("shape", "ndim", "dtype", "device", "itemsize", "nbytes", "is_cuda", "is_cpu", "layout"))
-#: Elementwise host calls with a rule here, by the op that determines the dtype.
-_ELEMENTWISE = {
-    **{name: name for name, op in POINTWISE.items() if op.eager is not None and name not in ("truncdiv", "log1p_unit", "hypot")},
-    "truediv": "div", "floordiv": "floordiv", "floor_divide": "floordiv", "mod": "remainder", "and": "bitwise_and", "or": "bitwise_or",
-    "xor": "bitwise_xor", "invert": "bitwise_not", "negative": "neg", "absolute": "abs", "multiply": "mul", "subtract": "sub", "divide": "div",
-    "radd": "add", "rsub": "sub", "rmul": "mul", "rtruediv": "div", "rdiv": "div", "rfloordiv": "floordiv", "rmod": "remainder", "rpow": "pow",
-}  # fmt: skip
 #: Functions whose results have the strides of their first argument, if that is dense.
 _KEEPING = frozenset(("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"))
-#: Keywords of elementwise functions, in the order of their operands.
-_OPERANDS = ("condition", "input", "self", "other", "exponent")
 
 
 def call(t: TraceState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -106,11 +94,11 @@ def call(t: TraceState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         return by_data
     if _is_in_place(name, args):
         return _change(t, func, name, args, kwargs)
-    made = _elementwise(t, name, args, kwargs)
+    made = elementwise(t, name, args, kwargs)
     if made is None:
-        made = _reduction(t, name, args, kwargs)
+        made = reduction(t, name, args, kwargs)
     if made is not None:
-        t.world.warn(exc.TensorOperationInWrapper(name=f"torch.{_plain(name)}"))
+        t.world.warn(exc.TensorOperationInWrapper(name=f"torch.{plain_name(name)}"))
         return made
     if name in ("to", "cpu", "cuda") and args and isinstance(args[0], HostTensorValue):
         return _converted(t, name, args, kwargs)
@@ -127,21 +115,16 @@ def _dense_like(t: TraceState, name: str, args: tuple[Any, ...], kwargs: dict[st
     if name not in _KEEPING or kwargs.keys() - {"dtype", "device", "fill_value"} or not args:
         return None
     value, dtype, device = args[0], kwargs.get("dtype"), kwargs.get("device")
-    if not isinstance(value, HostTensorValue) or not is_dense(*_layout(value)):
+    if not isinstance(value, HostTensorValue) or not is_dense(*layout_of(value)):
         return None
     where = value.device if device is None else torch.device(device)
     made = allocate(t, value.shape, dtype or value.dtype, where, tuple(value.strides))
-    return _noted(t, made, [value], exact=True, typed=dtype is not None, placed=device is not None)
+    return noted(t, made, [value], exact=True, typed=dtype is not None, placed=device is not None)
 
 
 def view(t: TraceState, tensor: HostTensorValue, index: Any) -> Any:
     """Evaluate ``tensor[index]`` in host code."""
     return call(t, torch.Tensor.__getitem__, (tensor, index), {})
-
-
-def _plain(name: str) -> str:
-    bare = name.strip("_")
-    return bare if bare in POINTWISE or bare not in _ELEMENTWISE else bare.removeprefix("r")
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
@@ -275,122 +258,6 @@ def _moved(t: TraceState, value: HostTensorValue, changed: HostTensorValue) -> b
     return True
 
 
-def _outs(kwargs: dict[str, Any]) -> Any:
-    """Return the tensors that a call writes to through ``out=``."""
-    out = kwargs.get("out")
-    for tensor in tensors_in(out):
-        tensor.checked = True  # torch resizes a tensor that does not fit
-    return out
-
-
-# --- elementwise functions and reductions -----------------------------------------------------------------------------
-
-
-def _operands(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
-    """Return the operands of an elementwise call in order; None if it has other arguments."""
-    if any(key not in (*_OPERANDS, "out", "alpha") for key in kwargs):
-        return None
-    named = {key: kwargs[key] for key in _OPERANDS if key in kwargs}
-    return [*(named.pop(key) for key in _OPERANDS[:3] if key in named and not args), *args, *named.values()]
-
-
-def _elementwise(t: TraceState, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> HostTensorValue | None:
-    """Evaluate an elementwise call on the host; None for other calls."""
-    op = _ELEMENTWISE.get(name.strip("_"))
-    operands = _operands(args, kwargs) if op is not None else None
-    if op is None or operands is None or not POINTWISE[op].arity[0] <= len(operands) <= POINTWISE[op].arity[1]:
-        return None
-    tensors = [o for o in operands if isinstance(o, HostTensorValue)]
-    if not tensors or any(not isinstance(o, (HostTensorValue, Expr, int, float)) for o in operands):
-        return None
-    kinds = [
-        (o.dtype, o.ndim) if isinstance(o, HostTensorValue) else o.kind if isinstance(o, Expr) else o for o in operands
-    ]
-    if kwargs.get("out") is not None:
-        return _outs(kwargs) if isinstance(kwargs["out"], HostTensorValue) and _fits(kwargs["out"], operands) else None
-    try:
-        dtype = result_dtype(op, kinds)
-    except TypeError as error:
-        raise refusal(f"torch.{_plain(name)}", error) from None
-    result = _laid_out(t, operands, dtype, _device_of(t, tensors))
-    return _noted(t, result, tensors, exact=False)
-
-
-def _fits(out: HostTensorValue, operands: list[Any]) -> bool:
-    if has_symbols([out, *operands]):
-        return True
-    found = result_layout([_layout(o) for o in operands])
-    return found is not None and found[0] == tuple(out.shape)
-
-
-def _laid_out(t: TraceState, operands: list[Any], dtype: torch.dtype, device: torch.device) -> HostTensorValue:
-    """Return a new tensor for an elementwise function of ``operands``."""
-    tensors = [o for o in operands if isinstance(o, HostTensorValue)]
-    if not any(map(is_symbolic, tensors)):
-        found = result_layout([_layout(o) for o in operands])
-        if found is None:
-            shapes = " and ".join(repr(list(o.shape)) for o in tensors)
-            raise exc.ShapeMismatch(lhs=shapes, rhs="a broadcast", detail=" in an elementwise call on the host")
-        return allocate(t, found[0], dtype, device, found[1])
-    result = HostTensorValue(t, (), (), dtype, device, t.tensors.new_storage())
-    sizes = views.broadcast(t, [o.shape for o in tensors])
-    hints = _hints([o.shape for o in tensors])
-    result.shape = tuple(deferred(t, result, "size", i, hints[i]) if n is None else n for i, n in enumerate(sizes))
-    plain = contiguous_strides(result.shape)
-    whole = [o for o in tensors if o.ndim]
-    alike = all(_keys(o.shape) == _keys(result.shape) and _keys(o.strides) == _keys(plain) for o in whole)
-    if None in sizes or not alike:
-        result.strides = tuple(deferred(t, result, "stride", i, hint_of(s)) for i, s in enumerate(plain))
-    else:
-        result.strides = plain
-    return result
-
-
-def _layout(operand: Any) -> Layout:
-    """Return sizes and strides of an operand; numbers have none."""
-    if not isinstance(operand, HostTensorValue):
-        return (), ()
-    return tuple(map(hint_of, operand.shape)), tuple(map(hint_of, operand.strides))
-
-
-def _keys(numbers: Any) -> list[Any]:
-    return [number_key(n) for n in numbers]
-
-
-def _hints(shapes: list[Any]) -> list[int]:
-    """Return the sizes of the broadcast at bind time."""
-    result = [1] * max(map(len, shapes))
-    for shape in shapes:
-        for at, size in enumerate(shape, len(result) - len(shape)):
-            result[at] = hint_of(size) if hint_of(size) != 1 else result[at]
-    return result
-
-
-def _reduction(t: TraceState, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> HostTensorValue | None:
-    """Evaluate ``x.sum(dim)`` and the like; None for other calls."""
-    if name not in _REDUCTIONS:
-        return None
-    given = {_RENAMED.get(key, key): value for key, value in kwargs.items()}
-    order = ("input", "dim", "keepdim")
-    if len(args) > 3 or given.keys() - {*order, "dtype"}:
-        return None
-    given.update(zip(order, args, strict=False))
-    value, dim, keepdim = given.get("input"), given.get("dim"), given.get("keepdim", False)
-    dims = dim if isinstance(dim, (tuple, list)) else () if dim is None else (dim,)
-    if not isinstance(value, HostTensorValue) or not isinstance(keepdim, bool):
-        return None
-    if any(type(d) is not int or not -max(value.ndim, 1) <= d < max(value.ndim, 1) for d in dims):
-        return None
-    reduced = {d % max(value.ndim, 1) for d in dims or range(value.ndim)}
-    shape = [1 if i in reduced else s for i, s in enumerate(value.shape) if keepdim or i not in reduced]
-    integer = name in ("sum", "prod") and not value.dtype.is_floating_point
-    dtype = given.get("dtype") or (torch.int64 if integer else value.dtype)
-    return _noted(t, allocate(t, shape, dtype, value.device), [value], exact=False)
-
-
-_RENAMED = {"axis": "dim", "keepdims": "keepdim", "self": "input"}
-
-
 # --- other calls ------------------------------------------------------------------------------------------------------
 
 
@@ -412,8 +279,8 @@ def _asked(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs: d
         t.tensors.rely(tensor)
     if _has_tensor(result) and name not in _VIEWS | _RESHAPING and not any(word in name for word in _QUIET):
         t.world.warn(exc.TensorOperationInWrapper(name=f"torch.{name}"))
-    where = torch.device(device) if device is not None else _device_of(t, inputs, free=name in factories.NAMES)
-    _outs(kwargs)
+    where = torch.device(device) if device is not None else device_of(t, inputs, free=name in factories.NAMES)
+    outs_of(kwargs)
     exact = name in _VIEWS or name in _ALLOCATORS or name in _RESHAPING
 
     def lift(value: Any) -> HostTensorValue:
@@ -436,7 +303,7 @@ def _asked(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs: d
             made.part = views.moved_part(like, moved) if name in _VIEWS and name not in _PLACING else None
         if value.is_meta:
             made.become(value)
-        return _noted(t, made, inputs, exact, bool(kwargs.get("dtype")), placed=device is not None)
+        return noted(t, made, inputs, exact, bool(kwargs.get("dtype")), placed=device is not None)
 
     return _lifted(result, lift)
 
@@ -453,37 +320,6 @@ def _lifted(result: Any, lift: Any) -> Any:
     return result
 
 
-def _noted(
-    t: TraceState,
-    made: HostTensorValue,
-    inputs: list[HostTensorValue],
-    exact: bool,
-    typed: bool = False,
-    placed: bool = False,
-) -> HostTensorValue:
-    """Record the certainty of a result, and its dependences on state other than the arguments. ``typed``, ``placed``:
-    the call names dtype or device.
-
-    Function modes, including the default device, determine properties that neither tensors nor arguments do.
-    """
-    modes = torch._C._len_torch_function_stack()
-    if not (exact and (inputs or placed)):
-        t.world.assume("state", torch._C._len_torch_function_stack, None, modes)
-    made.checked = made.checked or not exact or modes > 0 or t.tensors.unsure or any(i.checked for i in inputs)
-    if not typed and not any(i.dtype.is_floating_point for i in inputs) and made.dtype is torch.get_default_dtype():
-        t.world.default_dtype()
-    return made
-
-
-def _device_of(t: TraceState, inputs: list[HostTensorValue], free: bool = False) -> torch.device:
-    """Return the device of the result of a call on ``inputs``: tensors without dimensions follow the others. ``free``:
-    a call without tensors makes one on the default device.
-    """
-    if not inputs:
-        return torch.get_default_device() if free else t.device
-    return next((i.device for i in inputs if i.ndim and i.device.type != "cpu"), inputs[0].device)
-
-
 def _symbolic(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Evaluate a call that depends on numbers known at run time only."""
     inputs = tensors_in((args, kwargs))
@@ -492,16 +328,16 @@ def _symbolic(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs
     if made is None:
         made = factories.symbolic(t, func, name, args, kwargs)
         if made is not None and not inputs and kwargs.get("device") is None:
-            made.device = _device_of(t, [], free=True)
+            made.device = device_of(t, [], free=True)
     if made is not None:
         exact = name in _ALLOCATORS or name in views.EXACT
         for each in made if isinstance(made, tuple) else (made,):
             if all(each is not known for known in inputs):
                 placed = kwargs.get("device") is not None
-                _noted(t, each, inputs, exact, bool(kwargs.get("dtype")), placed=placed)
+                noted(t, each, inputs, exact, bool(kwargs.get("dtype")), placed=placed)
         return made
     if kwargs.get("out") is not None:
-        return _outs(kwargs)
+        return outs_of(kwargs)
     return _deferred_results(t, func, name, *_counted(t, name, args, kwargs))
 
 
@@ -538,11 +374,11 @@ def _deferred_results(t: TraceState, func: Any, name: str, args: tuple[Any, ...]
             return origin[0]
         like = inputs[0] if origin is None and inputs else None if origin is None else origin[0]
         made = deferred_tensor(t, like, value, storage=None if origin is None else origin[0].storage, shape=shape)
-        made.device = torch.device(device) if device is not None else _device_of(t, inputs, free=not inputs)
+        made.device = torch.device(device) if device is not None else device_of(t, inputs, free=not inputs)
         made.place, made.begin = (0, None)
         if origin is not None and name not in _PLACING:
             made.place, made.begin = views.moved_place(origin[0], _first_byte(value) - _first_byte(origin[0].meta))
-        return _noted(t, made, inputs, False, bool(kwargs.get("dtype")))
+        return noted(t, made, inputs, False, bool(kwargs.get("dtype")))
 
     return _lifted(_numbers(t, result), lift)
 
@@ -595,4 +431,4 @@ def _converted(t: TraceState, name: str, args: tuple[Any, ...], kwargs: dict[str
         if made is value:
             return value
     made.device = device
-    return _noted(t, made, [value], exact=not moved, typed=True)
+    return noted(t, made, [value], exact=not moved, typed=True)
