@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import pytest
@@ -291,7 +292,7 @@ def test_words_are_whole_on_gpus(dtype: torch.dtype) -> None:
     kernel = inspect.unwrap(bound.compile_config()).__globals__[plan.kernel_names[0]]
     ptx = compile_offline(kernel, **offline_signature(plan, bound.target)).asm["ptx"]
     bits = 16 * dtype.itemsize
-    stored = [line for line in ptx.splitlines() if "st.global" in line and f"b{bits} " in line]
-    polled = [line for line in ptx.splitlines() if "ld.volatile.global" in line]
-    assert stored and len(polled) == 1 and f"b{bits} " in polled[0]
+    polled = re.findall(r"ld\.volatile\.global\.(v\d\.b\d+) ", ptx)
+    assert polled and ptx.count("ld.volatile.global") == len(polled) and {f"b{bits}"} == {x[3:] for x in polled}
+    assert ptx.count(f"st.global.{polled[0]} ") == len(polled), "each vector of a message is read once"
     assert ptx.count("barrier.cta.red.or") == 2 and "membar" not in ptx and "fence" not in ptx
