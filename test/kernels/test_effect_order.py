@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from generated_source import load
+from sampling import seeds, shown
 
 import helion
 
@@ -251,7 +252,7 @@ def run(seed: int, directory: Path, static: bool = True) -> None:
             assert close, f"{program.source(True)}\nseed {seed}, {program.arguments}, {name} with {config}"
 
 
-@pytest.mark.parametrize("count", [30, pytest.param(2000, marks=pytest.mark.prove)])
-def test_effects_keep_their_order(count: int, tmp_path: Path) -> None:
-    for seed in range(count):
+@pytest.mark.parametrize("of", seeds(30, 2000), ids=shown)
+def test_effects_keep_their_order(of: range, tmp_path: Path) -> None:
+    for seed in of:
         run(seed, tmp_path, static=seed % 4 != 0)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from generated_source import load
 from rewrite_pairs import Poison
+from sampling import seeds, shown
 from trials import check_trials
 
 import helion
@@ -151,21 +152,21 @@ def control_flow(seed: int, directory: Path) -> None:
     compare(module.kernel, (x, n), module.eager(x.double(), n), rng, program.source(True))
 
 
-@pytest.mark.parametrize("count", [25, pytest.param(1000, marks=pytest.mark.prove)])
-def test_rows(count: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("of", seeds(25, 1000), ids=shown)
+def test_rows(of: range, tmp_path: Path) -> None:
     kernel = load(ROW_KERNEL, tmp_path, "kernel").kernel
-    for seed in range(count):
+    for seed in of:
         rows(seed, tmp_path, kernel)
 
 
-@pytest.mark.parametrize("count", [15, pytest.param(2000, marks=pytest.mark.prove)])
-def test_control_flow(count: int, tmp_path: Path) -> None:
-    for seed in range(count):
+@pytest.mark.parametrize("of", seeds(15, 2000), ids=shown)
+def test_control_flow(of: range, tmp_path: Path) -> None:
+    for seed in of:
         control_flow(seed, tmp_path)
 
 
-@pytest.mark.parametrize("count", [12, pytest.param(1000, marks=pytest.mark.prove)])
-def test_forgotten_trials(count: int, tmp_path: Path) -> None:
-    for seed in range(count):
+@pytest.mark.parametrize("of", seeds(12, 1000), ids=shown)
+def test_forgotten_trials(of: range, tmp_path: Path) -> None:
+    for seed in of:
         program = ControlFlow(random.Random(seed))
         check_trials(load(program.source(True), tmp_path, f"trial_{seed}").kernel, (torch.ones(5, 4), 3))
