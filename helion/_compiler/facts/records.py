@@ -436,9 +436,11 @@ class FlatFacts:
         return made
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class KernelFacts:
     """All facts of a kernel. ``axes[i].block_id == i``.
+
+    They are compared by identity: caches look them up often, and comparing all fields would take longer than a prediction.
 
     - ``live_tiles``: one snapshot per root, the peak by rank, as in ``ReductionFact``.
     - ``resident_tiles``: snapshots of the values that registers must hold between ops (per root, none contained in

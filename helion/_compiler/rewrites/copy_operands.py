@@ -53,7 +53,7 @@ from ..ir.grammar import (
     ViewAttrs,
 )
 from ..ir.loops import inside_loops
-from ..ir.rewrite import Declined, Makers, map_ops
+from ..ir.rewrite import Declined, Makers, map_ops, remembered
 from ..passes.always.phases import insert_before
 from ..sizes import representative_sizes
 from .record import FactContext, Rewrite, RuleContext, has_matmul
@@ -86,6 +86,7 @@ class CopiedOperand:
     to: int
 
 
+@remembered
 def unaligned_operands(program: Program) -> tuple[CopiedOperand, ...]:
     """Return the loads in loops of matmul operands with unaligned or scattered rows, of read-only tensors of known size."""
     operands = [value for dot in _dots(program) for value in list(dot.values())[:2]]
@@ -138,6 +139,7 @@ def scattered_results(program: Program) -> tuple[CopiedOperand, ...]:
     return tuple(found)
 
 
+@remembered
 def mn_major_operands(program: Program) -> tuple[CopiedOperand, ...]:
     """Return the MN-major loads of operands of TF32 and 8-bit matmuls."""
     depths = _depths(program)

@@ -171,7 +171,7 @@ class Triton:
             facts, decisions = flat.facts, replace(decisions, sizes=flat.sizes(decisions.sizes))
         changed = facts.after(*(rewrite.key for rewrite in rewrites.REWRITES if rewrite.is_on(decisions)))
         facts = changed.facts
-        taken_by = replace(launch.launch_of(decisions), copied_bytes=changed.copied_bytes)
+        taken_by = launch.launch_of(decisions, changed.copied_bytes)
         ways = decisions.accesses("indexing")
         descriptor_slots = frozenset(slot for slot, way in ways.items() if way == "tensor_descriptor")
         own_stages = max(0, *decisions.entries["range_num_stages"].values())

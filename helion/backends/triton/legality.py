@@ -397,7 +397,10 @@ def _access_options(context: LaunchContext, decisions: Decisions, repair: bool) 
 
 def _pairs(context: LaunchContext, decisions: Decisions, repair: bool) -> Decisions:
     """Drop the cache options of an access that another one covers."""
-    return without_gone_accesses(_lowered(context, decisions).program, decisions) if context.paired else decisions
+    keys = ("load_eviction_policies", "load_cache_modifiers", "store_cache_modifiers")
+    if not context.paired or not any(any(decisions.accesses(key).values()) for key in keys):
+        return decisions
+    return without_gone_accesses(_lowered(context, decisions).program, decisions)
 
 
 def _repeated(context: LaunchContext, decisions: Decisions, repair: bool) -> Decisions:

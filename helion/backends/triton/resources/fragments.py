@@ -8,7 +8,6 @@ from collections.abc import Mapping
 
 from ...._compiler.facts.records import KernelFacts, MatmulFact
 from ....hardware import REGISTER_BYTES, Target
-from .known import Same
 from .layouts import fragment_warps
 from .matrix import is_transposed, tile_shape, unit_of
 from .tiles import VECTOR_BYTES, vector_elements
@@ -75,16 +74,12 @@ def _pair_registers(shape: tuple[int, int], num_warps: int, shared: str) -> floa
     return (m + 2 * n if shared == "lhs" else 2 * m + n) / 4
 
 
+@functools.lru_cache(maxsize=64)
 def shared_operands(facts: KernelFacts) -> Mapping[int, str]:
     """Return the operand that two dots of one loop share, by the number of each; others are not in the result."""
-    return _shared_operands(Same(facts))
-
-
-@functools.lru_cache(maxsize=64)
-def _shared_operands(same: Same) -> Mapping[int, str]:
-    chains = {number for fact in same.facts.matmuls for number in (fact.number, *fact.consumes) if fact.consumes}
+    chains = {number for fact in facts.matmuls for number in (fact.number, *fact.consumes) if fact.consumes}
     by_region: dict[int, list[MatmulFact]] = {}
-    for fact in same.facts.matmuls:
+    for fact in facts.matmuls:
         by_region.setdefault(fact.region, []).append(fact)
     found: dict[int, str] = {}
     for region in by_region.values():

@@ -15,27 +15,12 @@ Axes = tuple[int, ...]
 Ops = tuple[MemoryOpFact, ...]
 
 
-class Same:
-    """Facts, compared by identity: comparing all fields would take longer than the prediction."""
-
-    __slots__ = ("facts",)
-
-    def __init__(self, facts: KernelFacts) -> None:
-        self.facts = facts
-
-    def __hash__(self) -> int:
-        return id(self.facts)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and other.facts is self.facts
-
-
 def of_a_run(facts: KernelFacts, sizes: Mapping[int, int]) -> tuple[KernelFacts, dict[int, int]]:
     """Return facts and sizes of a flattened grid: all elements of a tile lie along its last axis, and vectors of accesses
     of one run do not end with rows.
     """
     *_, last = axes = facts.grid_axes
-    return _in_a_run(Same(facts)), {
+    return _in_a_run(facts), {
         **sizes,
         **dict.fromkeys(axes, 1),
         last: math.prod(sizes[axis] for axis in axes),
@@ -43,8 +28,7 @@ def of_a_run(facts: KernelFacts, sizes: Mapping[int, int]) -> tuple[KernelFacts,
 
 
 @functools.lru_cache(maxsize=64)
-def _in_a_run(same: Same) -> KernelFacts:
-    facts = same.facts
+def _in_a_run(facts: KernelFacts) -> KernelFacts:
     extents = {axis: facts.axes[axis].extent for axis in facts.grid_axes}
     # lanes of a run are no neighbours along one axis that share an element
     ops = (replace(op, run=op.is_one_run(extents), quotients=()) for op in facts.memory_ops)
@@ -103,26 +87,6 @@ class Again(NamedTuple):
     once: Axes
 
 
-def narrow(facts: KernelFacts) -> tuple[Narrow, ...]:
-    """Return the accesses of tiles that are parts of larger ones."""
-    return _narrow(Same(facts))
-
-
-def alike(facts: KernelFacts) -> tuple[Alike, ...]:
-    """Return all accesses of tiles, atomics included, by the axes of the tile."""
-    return _alike(Same(facts))
-
-
-def expanded(facts: KernelFacts) -> tuple[Expanded, ...]:
-    """Return the tiles that no access has, and that some load has a part of."""
-    return _expanded(Same(facts))
-
-
-def again(facts: KernelFacts) -> tuple[Again, ...]:
-    """Return the loads that two loops over different tiles of the same dimensions have in common."""
-    return _again(Same(facts))
-
-
 def is_of_rows_alike(facts: KernelFacts, axis: int) -> bool:
     """Return whether every loop over ``axis`` has rows at the same places and of the same width, and numbers none of their
     elements.
@@ -137,9 +101,10 @@ def repeats(axes: Axes) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
-def _narrow(same: Same) -> tuple[Narrow, ...]:
+def narrow(facts: KernelFacts) -> tuple[Narrow, ...]:
+    """Return the accesses of tiles that are parts of larger ones."""
     tiles: dict[Axes, list[MemoryOpFact]] = {}
-    for op in same.facts.memory_ops:
+    for op in facts.memory_ops:
         tiles.setdefault(op.tile_axes, []).append(op)
     found = []
     for own, parts in tiles.items():
@@ -153,8 +118,8 @@ def _narrow(same: Same) -> tuple[Narrow, ...]:
 
 
 @functools.lru_cache(maxsize=64)
-def _alike(same: Same) -> tuple[Alike, ...]:
-    facts = same.facts
+def alike(facts: KernelFacts) -> tuple[Alike, ...]:
+    """Return all accesses of tiles, atomics included, by the axes of the tile."""
     groups: dict[Axes, list[MemoryOpFact]] = {}
     for op in (*facts.memory_ops, *facts.atomics):
         if op.tile_axes:
@@ -203,8 +168,8 @@ def _is_reduced_twice(axes: Axes, facts: KernelFacts) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
-def _expanded(same: Same) -> tuple[Expanded, ...]:
-    facts = same.facts
+def expanded(facts: KernelFacts) -> tuple[Expanded, ...]:
+    """Return the tiles that no access has, and that some load has a part of."""
     known = {tuple(sorted(op.tile_axes)) for op in facts.memory_ops}
     tiles = {fact.tile for fact in facts.reductions} | {axes for tiles in facts.live_tiles for axes, _ in tiles}
     loads = [op for op in facts.memory_ops if op.kind == "load" and op.tile_axes]
@@ -214,8 +179,9 @@ def _expanded(same: Same) -> tuple[Expanded, ...]:
 
 
 @functools.lru_cache(maxsize=64)
-def _again(same: Same) -> tuple[Again, ...]:
-    facts, found = same.facts, []
+def again(facts: KernelFacts) -> tuple[Again, ...]:
+    """Return the loads that two loops over different tiles of the same dimensions have in common."""
+    found = []
     roots = {region.region: region.root for region in facts.regions}
     loads = [op for op in facts.memory_ops if op.kind == "load" and op.tile_axes and not op.gathered]
     for at, op in enumerate(loads):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from ...._compiler.facts.records import KernelFacts
 from ....autotuner.proposal import Predicted
 from ....hardware import RESERVED_SHARED_BYTES, Target
-from .known import Same, of_a_run
+from .known import of_a_run
 from .matrix import tensor_memory_columns
 from .registers import ahead_registers, pressure, register_limit
 from .shared import combined_bytes, descriptor_bytes, prefetched_bytes, shared_bytes, stored_behind_loops
@@ -51,7 +51,7 @@ def predict(
     and the legalizer look at one launch several times.
     """
     return _predict(
-        Same(facts),
+        facts,
         tuple(sorted(sizes.items())),
         num_warps,
         num_stages,
@@ -79,7 +79,7 @@ class Unstaged:
 
 def unstaged(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> Unstaged:
     """Return the registers, risk of spills and time of ``predict`` for one stage, in half the time."""
-    registers, _, risk, done = _unstaged(Same(facts), tuple(sorted(sizes.items())), num_warps, target)
+    registers, _, risk, done = _unstaged(facts, tuple(sorted(sizes.items())), num_warps, target)
     return Unstaged(registers_per_thread=registers, spill_risk=risk, time_us=_slowed(done, risk, target))
 
 
@@ -90,7 +90,7 @@ def _slowed(done: Work, risk: float, target: Target) -> float:
 
 @functools.lru_cache(maxsize=256)
 def _predict(
-    same: Same,
+    facts: KernelFacts,
     sorted_sizes: tuple[tuple[int, int], ...],
     num_warps: int,
     num_stages: int,
@@ -105,8 +105,8 @@ def _predict(
     parts: int,
     flattened: bool,
 ) -> Predicted:
-    facts, sizes = same.facts, dict(sorted_sizes)
-    registers, least, risk, done = _unstaged(same, sorted_sizes, num_warps, target)
+    sizes = dict(sorted_sizes)
+    registers, least, risk, done = _unstaged(facts, sorted_sizes, num_warps, target)
     registers += ahead * ahead_registers(facts, sizes, num_warps, target) if ahead else 0
     last = stored_behind_loops(facts) & descriptor_slots if once else frozenset()
     ran = of_a_run(facts, sizes) if flattened else (facts, sizes)
@@ -159,11 +159,11 @@ def capped(predicted: Predicted, registers: int, num_warps: int, target: Target)
 
 @functools.lru_cache(maxsize=256)
 def _unstaged(
-    same: Same, sorted_sizes: tuple[tuple[int, int], ...], num_warps: int, target: Target
+    facts: KernelFacts, sorted_sizes: tuple[tuple[int, int], ...], num_warps: int, target: Target
 ) -> tuple[int, int, float, Work]:
     """Return registers, spill risk and work, which do not depend on the number of stages."""
     sizes = dict(sorted_sizes)
-    return *pressure(same.facts, sizes, num_warps, target), work(same.facts, sizes, num_warps, target)
+    return *pressure(facts, sizes, num_warps, target), work(facts, sizes, num_warps, target)
 
 
 def occupancy_of(registers: int, shared: int, columns: int, num_warps: int, target: Target) -> int:

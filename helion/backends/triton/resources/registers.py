@@ -11,7 +11,7 @@ matmuls, and 13 and 15 % with them. On AMD it is 18 and 11 %, 14 and 21 %.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
 from ...._compiler.facts.records import KernelFacts, LiveTile, LiveTiles, MemoryOpFact, ReductionFact
@@ -20,8 +20,13 @@ from ....hardware import REGISTER_BYTES, WARP_ROWS, Target
 from .fragments import beside_registers, fragment_registers, indexed_elements, narrow_stores
 from .known import again
 from .late import late_registers
-from .layouts import fragment_warps
-from .matrix import is_promoted, tile_shape, unit_of
+from .results import (
+    met_registers,
+    promoted_registers,
+    summed_elements,
+    transposed_left_registers,
+    transposed_registers,
+)
 from .tiles import VECTOR_BYTES, tile_bytes, vector_elements
 
 #: Registers per random number of a thread: Philox works on four words, and ptxas computes all numbers of a tile at
@@ -124,8 +129,6 @@ _PRODUCT_BASE = 20  #: Registers of a dot besides its accumulator.
 _FEW_POLYNOMIALS = 64
 #: A kernel of more memory accesses than this keeps addresses of several tensors.
 _SEVERAL = 4
-#: Bytes of an element that is stored without narrowing.
-_WIDE_BYTES = 4
 #: Ratio by which reordering can reduce resident registers, and wanted ones without matmuls. It is smaller for random
 #: numbers or indices, and for chunked rows; on AMD, 144 of 128 wanted spill 372 bytes, 278 of 256 spill 56.
 _SLACK, _TIGHT_SLACK, _AMD_WALKED_SLACK = 1.2, 1.05, 1.1
@@ -185,27 +188,34 @@ def _wanted(
     resident: float, held: float, facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target
 ) -> float:
     amd = target.kind == "hip"
-    features = _features(resident, held, facts, sizes, num_warps * target.warp_size)
+    threads = num_warps * target.warp_size
     weights = _AMD_PLAIN if amd else _PLAIN
+    features = _features(resident, held, facts, sizes, threads)
     if facts.matmuls:
         weights = _AMD_DOTS if amd else _DOTS
-        features |= _product_features(facts, sizes, num_warps, target)
         features["overflow"] = max(0.0, held + _PRODUCT_BASE - register_limit(num_warps, target))
+    terms = []
+    for name, weight in weights.items():
+        if name in features:
+            value = features[name]
+        elif name in _OF_THREADS:
+            value = _OF_THREADS[name](facts, sizes, threads)
+        else:
+            value = _OF_MATMULS[name](facts, sizes, num_warps, target)
+        terms.append(weight * value)
     # exact, so that rounding is the same in every version of Python
-    return math.fsum([weight * features[name] for name, weight in weights.items()])
+    return math.fsum(terms)
 
 
 def _features(
     resident: float, held: float, facts: KernelFacts, sizes: Mapping[int, int], threads: int
 ) -> dict[str, float]:
-    """Return the features of one thread: tiles, loads in flight, accesses, elementwise ops, special function elements.
+    """Return the features of one thread that all kernels have: tiles, loads in flight, accesses, elementwise ops.
 
-    Further ones are values that a scan combines, and random numbers. Loads in flight grow with ``resident``.
+    Loads in flight grow with ``resident``. ``_OF_THREADS`` and ``_OF_MATMULS`` have the others.
     """
     loads, accesses = _accesses(facts, sizes, threads)
     ops = min(_operations(facts, sizes, threads), _TAPS_OPS if facts.row_windows else math.inf)
-    elements = _elements(facts, sizes, threads)
-    has_special = any(item.sfu_ops for item in facts.work)
     return {
         "base": 1.0,
         "held": held,
@@ -215,35 +225,8 @@ def _features(
         "accesses": math.sqrt(accesses),
         "ops": math.sqrt(ops),
         "many_ops": max(0.0, ops - _FREE_OPS),
-        "special": 0.0 if not has_special else min(elements, _MOST_SPECIAL) if facts.matmuls else elements,
-        "scanned": _scan_registers(facts, sizes, threads),
-        "loops": sum(region.kind == "loop" for region in facts.regions),
-        "elements": min(elements, _MOST_ELEMENTS),
+        "loops": sum([region.kind == "loop" for region in facts.regions]),
         "loads": min(loads, _MOST_LOADS),
-        "random": max((_numel(tile, sizes) for tile in facts.random_tiles), default=0) / threads,
-        "places": _place_registers(facts, sizes, threads),
-        "curves": _curves(facts, sizes, threads),
-        "singles": _single_loads(facts, sizes, threads),
-    }
-
-
-def _product_features(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> dict[str, float]:
-    """Return the additional features of matmuls: addresses of operands, fragments, and copies of results."""
-    return {
-        "warps": num_warps,
-        "several": len(facts.memory_ops) + len(facts.atomics) > _SEVERAL,
-        "narrow_loads": _narrow_loads(facts, sizes, num_warps * target.warp_size),
-        "addresses": _addresses(facts, sizes, num_warps, target),
-        "fragments": fragment_registers(facts, sizes, num_warps, target),
-        "promoted": _promoted_registers(facts, sizes, num_warps, target),
-        "transposed": _transposed_registers(facts, sizes, num_warps, target),
-        "met": _met_registers(facts, sizes, num_warps, target),
-        "summed": _summed_elements(facts, sizes, num_warps * target.warp_size),
-        "transposed_left": _transposed_left_registers(facts, sizes, num_warps, target),
-        "beside": beside_registers(facts, sizes, num_warps, target),
-        "polynomials": _polynomial_elements(facts, sizes, num_warps * target.warp_size),
-        "indexed": indexed_elements(facts, sizes, num_warps, target),
-        "stored": narrow_stores(facts, sizes, num_warps, target),
     }
 
 
@@ -297,7 +280,14 @@ def _operations(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> f
 def _elements(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> float:
     """Return the elements of the largest resident tile per thread."""
     tiles = {axes for root in facts.resident_tiles for snapshot in root for axes, _ in snapshot}
-    return max(1.0, max((_product(sizes, axes) for axes in tiles), default=0) / threads)
+    return max(1.0, max([_product(sizes, axes) for axes in tiles], default=0) / threads)
+
+
+def _special_elements(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> float:
+    """Return the elements of a thread whose special functions are live together."""
+    if not any([item.sfu_ops for item in facts.work]):
+        return 0.0
+    return min(_elements(facts, sizes, threads), _MOST_SPECIAL if facts.matmuls else math.inf)
 
 
 def _is_walked(facts: KernelFacts, sizes: Mapping[int, int]) -> bool:
@@ -400,6 +390,10 @@ def _place_registers(facts: KernelFacts, sizes: Mapping[int, int], threads: int)
 
 def _numel(tile: LiveTile, sizes: Mapping[int, int]) -> int:
     return _product(sizes, tile[0])
+
+
+def _random_numbers(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> float:
+    return max([_numel(tile, sizes) for tile in facts.random_tiles], default=0) / threads
 
 
 def _snapshot(
@@ -529,72 +523,30 @@ def _combined_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps:
     return most
 
 
-def _transposed_left_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
-    """Return the registers of a warp's largest left operand that is transposed on its way to the unit, on CUDA.
-
-    A 4-byte operand is read from shared memory without a transposition.
-    """
-    most = 0.0
-    for fact in facts.matmuls if target.kind == "cuda" else ():
-        narrow = fact.lhs_dtype.itemsize < _WIDE_BYTES
-        if fact.lhs_layout == "mn_major" and narrow and unit_of(fact, sizes, num_warps, target) == "mma":
-            m, n, k = tile_shape(fact, sizes)
-            (of_warp, _), (down, _) = fragment_warps((m, n), num_warps, target)
-            rows = max(of_warp, m // down)
-            most = max(most, rows * k * fact.lhs_dtype.itemsize / (target.warp_size * REGISTER_BYTES))
-    return most
-
-
-def _met_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
-    """Return the registers of the largest tile of at least 4-byte elements that is loaded and combined with a matmul's
-    result.
-    """
-    products = [{fact.m_axis, fact.n_axis} for fact in facts.matmuls]
-    wide = [
-        op for op in facts.memory_ops if op.kind == "load" and op.itemsize >= _WIDE_BYTES and op.matmul_operand is None
-    ]
-    met = [op for op in wide if any(axes <= set(op.tile_axes) for axes in products)]
-    most = max((tile_bytes((op.tile_axes, op.itemsize), sizes) for op in met), default=0)
-    return most / REGISTER_BYTES / (num_warps * target.warp_size)
-
-
-def _summed_elements(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> float:
-    """Return the elements of a thread of the largest narrow tile that meets a matmul's result before both are reduced:
-    ptxas converts all of them before the first is added. Results that another matmul takes are left out.
-    """
-    taken = {number for fact in facts.matmuls for number in fact.consumes}
-    reduced = {(fact.region, frozenset(fact.tile)) for fact in facts.reductions}
-    results = {
-        (fact.region if fact.accumulator_loop is None else facts.regions[fact.accumulator_loop].parent, axes)
-        for fact in facts.matmuls
-        for axes in (frozenset((fact.m_axis, fact.n_axis)),)
-        if fact.number not in taken
-    }
-    most = 0
-    for region, axes in results & reduced:
-        for op in facts.memory_ops:
-            met = op.kind == "load" and op.region == region and frozenset(op.tile_axes) == axes
-            if met and op.itemsize < _WIDE_BYTES and op.matmul_operand is None:
-                most = max(most, _product(sizes, op.tile_axes))
-    return most / threads
-
-
-def _promoted_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
-    """Return the registers of fp8 partials next to the accumulator they are added to."""
-    most = 0.0
-    for fact in facts.matmuls:
-        m, n, depth = tile_shape(fact, sizes)
-        if is_promoted(fact, unit_of(fact, sizes, num_warps, target), depth, target):
-            most = max(most, m * n / (num_warps * target.warp_size))
-    return most
-
-
-def _transposed_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
-    """Return the registers of the largest result in tensor memory that is stored with 4 bytes an element or more."""
-    most = 0.0
-    wide = [set(op.tile_axes) for op in facts.memory_ops if op.kind == "store" and op.itemsize >= _WIDE_BYTES]
-    for fact in facts.matmuls:
-        if unit_of(fact, sizes, num_warps, target) == "tcgen05" and {fact.m_axis, fact.n_axis} in wide:
-            m, n, _ = tile_shape(fact, sizes)
-            most = max(most, m * n / (num_warps * target.warp_size))
-    return most
+#: Features of one thread that some weights need, from facts, sizes and threads.
+_OF_THREADS: Mapping[str, Callable[[KernelFacts, Mapping[int, int], int], float]] = {
+    "special": _special_elements,
+    "scanned": _scan_registers,
+    "elements": lambda *of: min(_elements(*of), _MOST_ELEMENTS),
+    "random": _random_numbers,
+    "places": _place_registers,
+    "curves": _curves,
+    "singles": _single_loads,
+    "narrow_loads": _narrow_loads,
+    "summed": summed_elements,
+    "polynomials": _polynomial_elements,
+}
+#: Those of matmuls: addresses of operands, fragments, and copies of results.
+_OF_MATMULS: Mapping[str, Callable[[KernelFacts, Mapping[int, int], int, Target], float]] = {
+    "warps": lambda facts, sizes, num_warps, target: num_warps,
+    "several": lambda facts, *_: len(facts.memory_ops) + len(facts.atomics) > _SEVERAL,
+    "addresses": _addresses,
+    "fragments": fragment_registers,
+    "promoted": promoted_registers,
+    "transposed": transposed_registers,
+    "met": met_registers,
+    "transposed_left": transposed_left_registers,
+    "beside": beside_registers,
+    "indexed": indexed_elements,
+    "stored": narrow_stores,
+}

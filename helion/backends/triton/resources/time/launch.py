@@ -42,7 +42,7 @@ class Launch:
     together: bool = False
 
 
-def launch_of(decisions: Decisions) -> Launch:
+def launch_of(decisions: Decisions, copied_bytes: int = 0) -> Launch:
     values, stages = decisions.values, decisions.entries["range_num_stages"]
     # an entry of a grid loop belongs to the loop, that of an inner loop to one of its dimensions
     roots = tuple(enumerate(sorted(place for place in stages if isinstance(place, int))))
@@ -64,6 +64,7 @@ def launch_of(decisions: Decisions) -> Launch:
         blocked=values["pid_type"] == "persistent_blocked",
         per_sm=values["num_sm_multiplier"] if persistent else None,
         parts=values.get("split_k", 1),
+        copied_bytes=copied_bytes,
         fused=frozenset(root for root, loop in roots if persistent and decisions.at("range_flattens", loop)),
         together=are_together(decisions),
     )

@@ -16,7 +16,6 @@ from ....._compiler.facts.records import (
     ReductionFact,
 )
 from ...histograms import width_of
-from ..known import Same
 from ..tiles import VECTOR_BYTES, beside_turned
 
 #: Bytes of a sector of memory.
@@ -162,14 +161,9 @@ class Root(NamedTuple):
     """Matmuls whose results others of the same loop consume, with the tiles of their rows and columns."""
 
 
+@functools.lru_cache(maxsize=64)
 def roots_of(facts: KernelFacts) -> tuple[Root, ...]:
     """Return one record per grid loop; a repeated call returns the same."""
-    return _roots_of(Same(facts))
-
-
-@functools.lru_cache(maxsize=64)
-def _roots_of(same: Same) -> tuple[Root, ...]:
-    facts = same.facts
     return tuple(
         _Preparation(facts, region.root, region.axes).root() for region in facts.regions if region.kind == "root"
     )

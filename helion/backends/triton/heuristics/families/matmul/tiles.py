@@ -15,7 +15,6 @@ from ......autotuner.proposal import Declined, Predicted
 from ......hardware import Target
 from ....proposal import TritonProposal
 from ....resources.fragments import shared_operands
-from ....resources.known import Same
 from ....resources.matrix import ASYNC_ROWS, is_k_major, is_transposed, partial_sum
 from ....resources.predict import predict
 from ....resources.time.launch import Launch
@@ -578,14 +577,10 @@ def _beside(facts: KernelFacts) -> tuple[int, ...]:
     )
 
 
+@functools.lru_cache(maxsize=16)
 def sizer_as_written(facts: KernelFacts, extents: Extents, target: Target) -> ProductSizer:
     """Return the sizer of the matmul without a rewrite; a repeated call returns the same, with the times that it knows."""
-    return _sizer(Same(facts), extents, target)
-
-
-@functools.lru_cache(maxsize=16)
-def _sizer(same: Same, extents: Extents, target: Target) -> ProductSizer:
-    return ProductSizer(same.facts, extents, target)
+    return ProductSizer(facts, extents, target)
 
 
 def _cap(extent: int) -> int:
