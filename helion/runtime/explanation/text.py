@@ -124,7 +124,11 @@ def _bucket(size: Data) -> str:
 
 def _named(data: Data, config: Data) -> str:
     found = next((at for at, seed in enumerate(data["seeds"], 1) if seed["config"] == config), None)
-    return f"seed {found}" if found else "the conservative config"
+    if found:
+        return f"seed {found}"
+    if config == data["conservative_config"]:
+        return "the conservative config"
+    return f"the default with tiles {config['block_sizes']}, stages {config['num_stages']}"
 
 
 def _units(bounds: Data) -> str:

@@ -3,17 +3,18 @@
 The first call on a GPU compiles a kernel anyway. If the binary spills more than ``ALLOWED_SPILL_BYTES``, or cannot be
 launched, the next seeds are compiled, and the best of them runs. One that can be launched is better than one that
 cannot, then fewer spilled bytes, then the order of the seeds. With matmuls, the predicted time with that of the spills
-takes the place of the bytes. The verdict is cached on disk, so that the next process compiles only that one.
+takes the place of the bytes. Where no seed fits, the default with fewer stages and smaller tiles is tried. The verdict is cached on disk, so that the next process compiles only that one.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import pathlib
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from ..._support import logs as _logging
 from ..._support.lazy import lazy
 from ...config import Config
 from .compiled import Compiled
+from .smaller import smaller
 from .specialized import Specialized
 
 if TYPE_CHECKING:
@@ -101,6 +103,9 @@ class BinaryResources:
     refusal: str = ""
     never_spills: bool = False
     """True if a spilled byte is enough to reject it."""
+    shared_bytes: int = 0
+    """Shared memory of a program, and its limit, for a config that needs too much."""
+    limit_bytes: int = 0
 
     @property
     def is_good(self) -> bool:
@@ -129,9 +134,12 @@ class BinaryResources:
 
 def candidates(of: Specialized) -> Iterator[Config]:
     """Yield the configs that may run if none was requested: the default, the seeds, the conservative one."""
+    yield from dict.fromkeys((*_proposed(of), of.analysis.space.conservative()))
+
+
+def _proposed(of: Specialized) -> tuple[Config, ...]:
     analysis = of.analysis
-    others = (*(seed.config for seed in analysis.seeds.seeds), analysis.space.conservative())
-    yield from dict.fromkeys((analysis.default_config, *others))
+    return tuple(dict.fromkeys((analysis.default_config, *(seed.config for seed in analysis.seeds.seeds))))
 
 
 def decide(
@@ -186,7 +194,7 @@ def verdict_of(compiled: Compiled) -> Verdict:
     with compiled.lock:
         if compiled.verdict is None:
             of = compiled.specialized
-            known = kept(of, frozenset(candidates(of)))
+            known = kept(of, itertools.chain(candidates(of), smaller(of)))
             compiled.verdict = known or _measured(compiled)
         return compiled.verdict
 
@@ -197,6 +205,7 @@ def _measured(compiled: Compiled) -> Verdict:
         return Verdict(config=of.analysis.default_config)
     last, limit = of.analysis.space.conservative(), knobs.COMPILE_LIMIT_SECONDS.read() or None
     slow: set[Config] = set()
+    proposed: dict[Config, BinaryResources | None] = {}
 
     def measure(config: Config) -> BinaryResources | None:
         if config != last and len(slow) == MAX_SLOW:
@@ -205,11 +214,20 @@ def _measured(compiled: Compiled) -> Verdict:
         taken = _resources_of(compiled, config, None if config == last else limit)
         if limit is not None and time.perf_counter() - began >= limit and (taken is None or taken.refusal):
             slow.add(config)
+        if config in ordered:
+            proposed[config] = taken
         return None if taken is None else replace(taken, never_spills=of.analysis.predict(config).never_spills)
 
-    options = ((config, of.analysis.predict(config)) for config in candidates(of))
+    ordered = _proposed(of)
+
+    def options() -> Iterator[Candidate]:
+        yield from ((config, of.analysis.predict(config)) for config in ordered)
+        if len(proposed) == len(ordered):
+            yield from _fitting(of, proposed[ordered[0]], proposed.values())
+        yield last, of.analysis.predict(last)
+
     found = decide(
-        options,
+        options(),
         measure,
         lambda: time.perf_counter() - start < PATIENCE_SECONDS,
         multiplies=bool(of.analysis.facts.matmuls),
@@ -221,6 +239,21 @@ def _measured(compiled: Compiled) -> Verdict:
         elapsed = 1e3 * (time.perf_counter() - start)
         _LOG.info("verified %s in %.1f ms: %s", of.kernel.name, elapsed, found)
     return found
+
+
+def _fitting(
+    of: Specialized, first: BinaryResources | None, proposed: Iterable[BinaryResources | None]
+) -> list[Candidate]:
+    """Return configs that are predicted to fit, the fastest first, where all that were proposed need too much memory.
+
+    Their shared memory is taken to differ from the prediction by the factor of the first one.
+    """
+    if first is None or not all(each is not None and each.shared_bytes > each.limit_bytes for each in proposed):
+        return []
+    factor = max(1.0, first.shared_bytes / max(1, of.analysis.predict(of.analysis.default_config).shared_bytes))
+    found = [(config, of.analysis.predict(config)) for config in smaller(of)]
+    fitting = [each for each in found if each[1].fits and factor * each[1].shared_bytes <= first.limit_bytes]
+    return sorted(fitting, key=lambda each: each[1].time_us)
 
 
 def _resources_of(compiled: Compiled, config: Config, seconds: float | None) -> BinaryResources | None:
@@ -238,7 +271,9 @@ def _resources_of(compiled: Compiled, config: Config, seconds: float | None) -> 
         _LOG.info("%s cannot be measured: %s: %s", of.kernel.name, type(error).__name__, error)
         return None
     refusal = f"does not fit: {'; '.join(found.overflow)}" if found.overflow else ""
-    return BinaryResources(spill_bytes=found.spill_bytes, refusal=refusal)
+    if not refusal:
+        return BinaryResources(spill_bytes=found.spill_bytes)
+    return BinaryResources(refusal=refusal, shared_bytes=found.shared_bytes, limit_bytes=found.limit_bytes)
 
 
 def compile_failure(compiled: Compiled, config: Config) -> str:
@@ -292,7 +327,7 @@ def replace_failed(compiled: Compiled, config: Config, reason: str) -> Config | 
 # A file for each kernel, specialization, target and compiler. Failures to read or write them are ignored.
 
 
-def kept(of: Specialized, candidates: Collection[Config]) -> Verdict | None:
+def kept(of: Specialized, candidates: Iterable[Config]) -> Verdict | None:
     """Return the cached verdict; None if there is none, or its config is no candidate any more."""
     if knobs.SKIP_CACHE.read():
         return None

@@ -294,7 +294,8 @@ def _announce(variant: Variant, config: Config, used: Config, *, is_faster: bool
         return
     seeds = of.analysis.seeds.seeds
     at, seed = next(((at, s) for at, s in enumerate(seeds, 1) if s.config == config), (0, None))
-    other = "a config near the seeds" if is_faster else "the conservative config"
+    other = "the conservative config" if config == of.analysis.space.conservative() else "the default with less memory"
+    other = "a config near the seeds" if is_faster else other
     which = f"seed {at} of {len(seeds)}, by {seed.heuristic}" if seed else other
     which += ", which this call measured to be faster than the default" if is_faster else ""
     verdict = variant.compiled.verdict

@@ -1,7 +1,8 @@
 """Kernels of several grid loops: the proposals of each heuristic, with larger tiles for the loops that it leaves out.
 
 A heuristic finds the tiles of the loop that it knows. The tile of another loop may then have few elements, as of one that
-applies what the first one reduces. It grows as long as the predicted time becomes shorter. With a barrier
+applies what the first one reduces. It grows as long as the predicted time becomes shorter. Or it has too many, as of sums
+before a matmul, and is halved. With a barrier
 and no host code in between, loops may have one cooperative launch of persistent programs. It is proposed if it is predicted to
 be faster.
 
@@ -19,14 +20,15 @@ from typing import ClassVar, cast
 
 from ...._compiler.facts.records import AxisFact, KernelFacts
 from ...._shapes import previous_power_of_2
-from ....autotuner.proposal import Declined, Heuristic, Proposal
+from ....autotuner import margins
+from ....autotuner.proposal import Declined, Heuristic, Predicted, Proposal
 from ....hardware import Target
 from ..proposal import TritonProposal
 from ..together import TOGETHER
 from .choose import trust
 from .predicted_time import proposal_us
 from .registry import HEURISTICS as RULES
-from .sizing import Chunks, clamp, estimate, extent_of, is_contiguous
+from .sizing import Chunks, Sizes, clamp, estimate, extent_of, halve, is_contiguous
 from .tuned import Tuned, tuned
 
 
@@ -78,7 +80,8 @@ class OfAllLoops:
             if isinstance(again, Declined):
                 return found
             found = tuple(replace(cast("TritonProposal", each), reduction_loops=chunks) for each in again)
-        first = with_other_loops(cast("TritonProposal", found[0]), facts, target)
+        first = with_smaller_tiles(cast("TritonProposal", found[0]), facts, target)
+        first = with_other_loops(first, facts, target)
         return (*in_one_launch(first, facts, target), first, *found[1:])
 
 
@@ -110,6 +113,36 @@ def _with_chunks(facts: KernelFacts, chunks: Chunks) -> KernelFacts:
     sizes = {block: size for block, size in chunks.items() if size is not None}
     axes = (replace(axis, padded=sizes.get(axis.block_id, axis.padded)) for axis in facts.axes)
     return replace(facts, axes=tuple(axes))
+
+
+def with_smaller_tiles(proposal: TritonProposal, facts: KernelFacts, target: Target) -> TritonProposal:
+    """Return a proposal with smaller tiles of the loops that multiply nothing, where these spill or leave SMs idle.
+
+    Each step halves the tile that lowers the spills most, then the predicted time, while that falls. The proposal stays as
+    it is unless its own tiles spill and others do not, or take twice as long.
+    """
+    multiplying = {facts.regions[fact.region].root for fact in facts.matmuls}
+    busy = {axis for region in facts.regions if region.root in multiplying for axis in region.axes}
+    own = [axis for axis in facts.tunable_axes if multiplying and axis.block_id not in busy]
+
+    def short(sizes: Sizes, _: Chunks) -> tuple[float, ...]:
+        smaller = replace(proposal, block_sizes=sizes)
+        found = _estimate(smaller, facts, target)
+        return not found.fits, found.spill_risk, proposal_us(facts, smaller, target)
+
+    sizes = dict(proposal.block_sizes)
+    first = before = short(sizes, {})
+    while able := [axis.block_id for axis in own if sizes.get(axis.block_id, 0) > axis.min_size]:
+        smaller = halve(able, sizes, {}, facts, short)
+        assert smaller is not None
+        after = short(*smaller)
+        if not any(before[:-1]) and after >= before:
+            break
+        sizes, before = smaller[0], after
+    if any(before[:-1]) or (not any(first[:-1]) and margins.FASTER_RATIO * before[-1] > first[-1]):
+        return proposal
+    tiles = " x ".join(str(sizes[axis.block_id]) for axis in own if axis.block_id in sizes)
+    return replace(proposal, block_sizes=sizes, reason=f"{proposal.reason}, smaller tiles of other loops, {tiles}")
 
 
 def with_other_loops(proposal: TritonProposal, facts: KernelFacts, target: Target) -> TritonProposal:
@@ -153,11 +186,13 @@ def _growing(sizes: Mapping[int, int], facts: KernelFacts, root: int) -> Iterato
             yield axis
 
 
+def _estimate(proposal: TritonProposal, facts: KernelFacts, target: Target) -> Predicted:
+    warps, stages = proposal.num_warps or 4, proposal.num_stages or 1
+    return estimate(facts, target, proposal.block_sizes, warps, stages, proposal.reduction_loops)
+
+
 def _spills_more(larger: TritonProposal, proposal: TritonProposal, facts: KernelFacts, target: Target) -> bool:
-    before, after = (
-        estimate(facts, target, each.block_sizes, each.num_warps or 4, each.num_stages or 1, each.reduction_loops)
-        for each in (proposal, larger)
-    )
+    before, after = (_estimate(each, facts, target) for each in (proposal, larger))
     return not after.fits or after.spill_risk > before.spill_risk
 
 
@@ -174,9 +209,7 @@ def in_one_launch(proposal: TritonProposal, facts: KernelFacts, target: Target) 
         or proposal.launch
     ):
         return ()
-    predicted = estimate(
-        facts, target, proposal.block_sizes, proposal.num_warps or 4, proposal.num_stages or 1, proposal.reduction_loops
-    )
+    predicted = _estimate(proposal, facts, target)
     together = [
         replace(
             proposal,

@@ -10,7 +10,7 @@ import torch
 import helion
 import helion.language as hl
 from helion.backends.execution import Resources
-from helion.backends.triton.heuristics.several_loops import in_one_launch, with_other_loops
+from helion.backends.triton.heuristics.several_loops import in_one_launch, with_other_loops, with_smaller_tiles
 from helion.backends.triton.proposal import TritonProposal
 from helion.backends.triton.resources.time.launch import launch_of
 from helion.backends.triton.resources.time.predict import MEETING_GAIN_US, timing
@@ -174,3 +174,50 @@ def test_programs_that_wait_for_each_other_are_all_resident(
     assert checked.fits == fits
     if not fits:
         assert f"{programs} programs that wait for each other on each SM" in checked.overflow[0]
+
+
+@helion.kernel(static_shapes=True)
+def gram_of_centered(x: torch.Tensor) -> torch.Tensor:
+    n, d = x.size()
+    mean = torch.empty([d], dtype=torch.float32, device=x.device)
+    out = torch.empty([d, d], dtype=torch.float32, device=x.device)
+    for tile in hl.tile(d):
+        total = hl.zeros([tile], dtype=torch.float32)
+        for rows in hl.tile(n):
+            total += x[rows, tile].to(torch.float32).sum(0)
+        mean[tile] = total / n
+    hl.barrier()
+    for tile_m, tile_n in hl.tile([d, d]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for rows in hl.tile(n):
+            a = (x[rows, tile_m].to(torch.float32) - mean[tile_m]).to(x.dtype)
+            b = (x[rows, tile_n].to(torch.float32) - mean[tile_n]).to(x.dtype)
+            acc = torch.addmm(acc, a.T, b)
+        out[tile_m, tile_n] = acc
+    return out
+
+
+@pytest.mark.parametrize("name", ["h200", "a100", "b200"])
+def test_sums_before_a_product_do_not_spill(name: str) -> None:
+    """The rule of the product leaves tiles of 512 by 512 to the loop of the sums."""
+    bound = gram_of_centered.bind((torch.empty(32768, 512, dtype=torch.bfloat16, device="meta"),), target=name)
+    first = bound.seeds[0]
+    assert bound.default_config() == first.config != bound.conservative_config()
+    assert not first.predicted.spill_risk and "smaller tiles" in first.reason
+    assert 5 * first.predicted.time_us < bound._analysis.predict(bound.conservative_config()).time_us
+    rows, columns = first.config["block_sizes"][:2]
+    assert rows * columns >= 1024
+
+
+def test_tiles_that_do_not_spill_stay() -> None:
+    bound = gram_of_centered.bind((torch.empty(32768, 512, dtype=torch.bfloat16, device="meta"),), target="h200")
+    given = TritonProposal(reason="", block_sizes={0: 32, 1: 64, 2: 64, 3: 64, 4: 64}, num_warps=4, num_stages=3)
+    assert with_smaller_tiles(given, bound.facts, target("h200")) is given
+    spilling = replace(given, block_sizes={0: 32, 1: 64, 2: 1024, 3: 1024, 4: 64})
+    assert with_smaller_tiles(spilling, bound.facts, target("h200")) is spilling, "the product spills by itself"
+
+
+def test_sums_before_a_product_are_right() -> None:
+    x = torch.randn(129, 33)
+    centered = x.double() - x.double().mean(0)
+    torch.testing.assert_close(gram_of_centered(x).double(), centered.T @ centered, atol=1e-3, rtol=1e-3)

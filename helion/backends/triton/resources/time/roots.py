@@ -360,7 +360,9 @@ def _nested(op: MemoryOpFact) -> tuple[tuple[int, int], ...]:
 
 def _divided(facts: KernelFacts) -> tuple[int, ...]:
     """Return the axes of loops whose accumulation programs may share."""
-    if facts.matmuls:
-        return tuple(dict.fromkeys(fact.k_block_id for fact in facts.matmuls if fact.k_block_id is not None))
+    if facts.matmuls:  # a loop over K has tiles that a config chooses, or that the kernel fixes
+        fixed = {a for region in facts.regions if region.kind == "loop" for a in region.axes if facts.axes[a].size}
+        tiles = (f.k_axis if f.k_block_id is None and f.k_axis in fixed else f.k_block_id for f in facts.matmuls)
+        return tuple(dict.fromkeys(axis for axis in tiles if axis is not None))
     summed = (fact.axis for fact in facts.reductions if fact.category == "user_tile")
     return tuple(dict.fromkeys((*summed, *facts.split_epilogue_loops)))
