@@ -259,6 +259,7 @@ def positive_part(number: Any) -> Any:
 
 
 def number_key(number: Any) -> Any:
+    """Return a key that is equal only for numbers that are certainly equal."""
     return number.key if isinstance(number, Expr) else number
 
 

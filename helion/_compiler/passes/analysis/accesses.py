@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ...._shapes import Expr, Number, number_key
+from ...._shapes import Number, number_key
 from ...ir.effects import is_fence, own_effects
 from ...ir.grammar import (
     AddressAttrs,
@@ -37,6 +37,7 @@ from ...ir.grammar import (
 )
 from ...ir.ops import OPS
 from ...ir.rewrite import Makers
+from .layouts import are_apart, is_injective
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,11 +128,6 @@ class Since:
 
 
 NOW = Since()
-
-
-def key_of(number: Number) -> Any:
-    """Return a key that is equal only for numbers that are certainly equal."""
-    return number.key if isinstance(number, Expr) else number
 
 
 @dataclass
@@ -234,15 +230,17 @@ class Accesses:
         loop = self._loop_of(block, loops)
         if not isinstance(value, Value):
             span = self._span(block, loop, shift)
-            return Coordinate(kind, block, loop, index.positions, None, frozenset(), key_of(shift), span)
+            return Coordinate(kind, block, loop, index.positions, None, frozenset(), number_key(shift), span)
         attrs = maker.attrs if maker is not None and kind == "scalar" else None
         if isinstance(attrs, TileAttrs) and attrs.field in ("index", "begin", "id"):
             around = self._around[value.number]
             loop = self._loop_of(attrs.block, tuple(at for at in loops if at in around))
             span = self._span(attrs.block, loop, shift) if attrs.field != "id" else None
-            return Coordinate(f"scalar {attrs.field}", attrs.block, loop, (), None, frozenset(), key_of(shift), span)
+            return Coordinate(
+                f"scalar {attrs.field}", attrs.block, loop, (), None, frozenset(), number_key(shift), span
+            )
         made_in = self._around.get(value.number, frozenset(loops))
-        return Coordinate(kind, block, loop, index.positions, value.number, made_in, key_of(shift))
+        return Coordinate(kind, block, loop, index.positions, value.number, made_in, number_key(shift))
 
     def _without_constants(self, value: Operand, shift: Number) -> tuple[Operand, Number]:
         """Return a scalar and a shift with the same sum, with the part that the host knows in the shift."""
@@ -283,7 +281,7 @@ class Accesses:
             begin, end = (axis.begin, axis.end) if axis is not None else (0, full)
         if end is None or isinstance(begin, OperandRef) or isinstance(end, OperandRef):
             return None
-        return key_of(_sum(begin, shift)), key_of(_sum(end, shift))
+        return number_key(_sum(begin, shift)), number_key(_sum(end, shift))
 
     # --- different elements -------------------------------------------------------------------------------------------
 
@@ -359,7 +357,7 @@ class Accesses:
         """Return whether different subscripts within the shape are certainly different elements."""
         known = self._apart.get(tensor.id)
         if known is None:
-            known = self._apart[tensor.id] = _is_injective(tensor)
+            known = self._apart[tensor.id] = is_injective(tensor)
         return known
 
     # --- one thread ---------------------------------------------------------------------------------------------------
@@ -539,55 +537,3 @@ def _behind(one: Coordinate, other: Coordinate) -> bool:
         return False
     first, end = one.span[0], other.span[1]
     return first == end or (isinstance(first, int) and isinstance(end, int) and first >= end)
-
-
-def are_apart(one: HostTensor, other: HostTensor) -> bool:
-    """Return whether two views of one tensor certainly have no element in common: other columns of the same rows.
-
-    Their dimensions of steps that a row divides choose a row; all others together stay within a part of it.
-    """
-    if one.part is None or other.part is None or one.part[0] != other.part[0] or one.dtype != other.dtype:
-        return False
-    numbers = (*one.shape, *one.strides, *other.shape, *other.strides)
-    if not all(isinstance(number, int) for number in numbers):
-        return False
-    rows = sorted({int(stride) for stride in (*one.strides, *other.strides) if int(stride) > 1})
-    for row in rows:
-        (begin, end), (first, last) = (_columns(each, row) for each in (one, other))
-        if max(end, last) <= row * one.dtype.itemsize and (end <= first or last <= begin):
-            return True
-    return False
-
-
-def _columns(tensor: HostTensor, row: int) -> tuple[int, int]:
-    """Return the first byte of a view in a row of so many elements, and the one after the last."""
-    assert tensor.part is not None
-    itemsize, within = tensor.dtype.itemsize, 1
-    for size, stride in zip(tensor.shape, tensor.strides, strict=True):
-        within += (max(int(size), 1) - 1) * abs(int(stride)) if int(stride) % row else 0
-    begin = tensor.part[1] % (row * itemsize)
-    return begin, begin + within * itemsize
-
-
-def _is_injective(tensor: HostTensor) -> bool:
-    dims = [
-        (size, stride)
-        for size, stride in zip(tensor.shape, tensor.strides, strict=True)
-        if not (isinstance(size, int) and size <= 1)
-    ]
-    if all(isinstance(n, int) for dim in dims for n in dim):
-        reach: Any = 0
-        for size, stride in sorted(dims, key=lambda dim: dim[1]):
-            if stride <= reach:
-                return False
-            reach += (size - 1) * stride
-        return True
-    # Symbolic: each stride is that of the next inner dimension times its size.
-    steps = {key_of(1)}
-    while dims:
-        found = next((at for at, dim in enumerate(dims) if key_of(dim[1]) in steps), None)
-        if found is None:
-            return False
-        size, stride = dims.pop(found)
-        steps = {key_of(stride * size), key_of(size * stride)}
-    return True
