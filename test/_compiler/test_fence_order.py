@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from generated_source import load
 from harness import skeleton
+from sampling import seeds, shown
 
 import helion
 import helion.language as hl
@@ -160,10 +161,10 @@ def unordered(program: Program) -> list[tuple[Op, Op]]:
     return missing
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(600, marks=pytest.mark.prove)])
-def test_fences_keep_their_place(count: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("of", seeds(20, 600), ids=shown)
+def test_fences_keep_their_place(of: range, tmp_path: Path) -> None:
     checked = 0
-    for seed in range(count):
+    for seed in of:
         kernel = _Kernel(seed)
         module = load(HEADER + kernel.source, tmp_path, f"fences_{seed}")
         rows = torch.ones(4, 40)
@@ -181,7 +182,7 @@ def test_fences_keep_their_place(count: int, tmp_path: Path) -> None:
             assert not unordered(program), f"{kernel.source}\nseed {seed}, {config}, {skeleton(program)}"
             verify(program, "test")
             checked += len(wanted)
-    assert checked > 10 * count, "most programs have fences"
+    assert checked > 10 * len(of), "most programs have fences"
 
 
 # --- where barriers stand -----------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from host_programs import PARAMETERS, Program, build, judge, shrink
+from sampling import seeds, shown
 from trials import check_trials
 
 from helion import exc
@@ -70,10 +71,10 @@ def test_random_host_programs_on_a_gpu(first: int, tmp_path: Path) -> None:
         check(range(first, first + 100), tmp_path)
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.prove)])
-def test_forgotten_trials(count: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("of", seeds(20, 1000), ids=shown)
+def test_forgotten_trials(of: range, tmp_path: Path) -> None:
     load = loader(tmp_path)
-    for seed in range(count):
+    for seed in of:
         program = build(seed)
         module = load(program.source())
         arguments = program.calls[0].arguments
