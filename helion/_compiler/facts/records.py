@@ -315,7 +315,7 @@ class AttentionFact:
     """Two dots in one loop, the second fed by the first: through a reduction over the loop's axis, or (``weighted``) none.
     ``query_axis`` is M of both, None if the kernel has a constant number of queries. ``key_axis`` is N of the first and
     K of the second. ``region`` is the loop. ``hidden``: position comparisons mask whole tiles of keys in the loop
-    (``rewrites/peel_masks.py``). ``diagonal``: the loop ends at the end of the query tile, or a number of keys
+    (``rewrites/peel_masks``). ``diagonal``: the loop ends at the end of the query tile, or a number of keys
     from there. ``window``: the keys that a query sees at most, where comparisons bound their distance in both directions.
     """
 

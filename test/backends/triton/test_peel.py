@@ -232,3 +232,57 @@ def batched(q, keys, v):
             acc = torch.baddbmm(acc, s, v[tile_b, tile_n, :])
         out[tile_b, tile_m, :] = acc
     return out
+
+
+def _equal_ends(mask: torch.Tensor, tile: int) -> tuple[int, int]:
+    """Return the tiles at the begin and at the end of a row of tiles in which a mask has one value."""
+    kinds = [set(part.unique().tolist()) for part in mask.split(tile, dim=1)]
+    first = len(list(itertools.takewhile(lambda kind: len(kind) == 1 and kind == kinds[0], kinds)))
+    last = len(list(itertools.takewhile(lambda kind: len(kind) == 1 and kind == kinds[-1], reversed(kinds))))
+    return first, min(last, len(kinds) - first)
+
+
+@pytest.mark.parametrize("name", ["back to the diagonal", "back", "ahead from the diagonal", "ahead", "window of all"])
+@pytest.mark.parametrize("sizes", [(16, 16), (32, 16), (16, 32)])
+def test_facts_know_the_share_of_tiles_with_known_masks(name: str, sizes: tuple[int, int]) -> None:
+    visible, begins, ends, _ = CASES[name]
+    m, n, reach = 256, 256, 20  # no tile is all in the window
+    args = (*(tensor(rows, 16) for rows in (m, n, n)), reach, visible, begins, ends)
+    bound = helion.kernel(attention, static_shapes=True).bind(args, target="h200")
+    (loop,) = bound.facts.rewrite("peel_masks").loops
+    height, width = sizes
+    total = first = last = 0
+    for row in range(0, m, height):
+        i, j = torch.arange(row, row + height)[:, None], torch.arange(row if begins else 0, row + height if ends else n)
+        mask = visible(i, j[None, :], reach)
+        head, tail = _equal_ends(mask, width)
+        total, first, last = total - (-len(j) // width), first + head, last + tail
+    assert loop.shares({loop.rows: height, loop.columns: width}) == (first / total, last / total)
+
+
+def test_loops_whose_comparisons_no_tile_knows_have_no_shares() -> None:
+    for name in ("prefix", "scattered"):
+        visible = {"prefix": _prefix, "scattered": _scattered}[name]
+        args = (*(tensor(64, 16) for _ in range(3)), 7, visible, False, False)
+        bound = helion.kernel(attention, static_shapes=True).bind(args, target="h200")
+        assert bound.facts.rewrite("peel_masks") is None
+
+
+def test_known_masks_take_less_time() -> None:
+    def times(visible: Callable[..., Any], ends: bool) -> list[tuple[float, dict[str, float]]]:
+        args = (*(tensor(8192, 64, dtype=torch.bfloat16) for _ in range(3)), 1024, visible, False, ends)
+        bound = helion.kernel(attention, static_shapes=True).bind(args, target="h200")
+        configs = [
+            bound.config_spec.normalize({"block_sizes": [64, 64], "num_warps": 4, "peel_masks": peeled})
+            for peeled in (False, True)
+        ]
+        found = [bound._analysis.predict(config) for config in configs]
+        return [(each.time_us, dict(each.units)) for each in found]
+
+    (masked, units), (peeled, fewer) = times(_back, True)
+    assert peeled < masked
+    assert fewer["matrix units"] == units["matrix units"]
+    (masked, units), (peeled, fewer) = times(_window, False)
+    assert peeled < masked
+    # scores of most tiles are hidden: one of two matmuls is left
+    assert 0.5 * units["matrix units"] < fewer["matrix units"] < 0.6 * units["matrix units"]

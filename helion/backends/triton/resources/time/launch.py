@@ -21,6 +21,7 @@ class Launch:
     loop is flattened with the loops inside. ``parts`` is the split-K factor, and ``copied_bytes`` those of operands
     that are copied first. ``per_sm`` is the number of persistent programs launched per SM, and ``blocked`` is set where
     each of them takes consecutive tiles. ``together``: programs meet at barriers, in place of a launch for each phase.
+    ``peeled``: loops are split where masks are known.
     """
 
     sizes: Mapping[int, int]
@@ -40,6 +41,7 @@ class Launch:
     parts: int = 1
     copied_bytes: int = 0
     together: bool = False
+    peeled: bool = False
 
 
 def launch_of(decisions: Decisions, copied_bytes: int = 0) -> Launch:
@@ -67,4 +69,5 @@ def launch_of(decisions: Decisions, copied_bytes: int = 0) -> Launch:
         copied_bytes=copied_bytes,
         fused=frozenset(root for root, loop in roots if persistent and decisions.at("range_flattens", loop)),
         together=are_together(decisions),
+        peeled=values.get("peel_masks", False),
     )

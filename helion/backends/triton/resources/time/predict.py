@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from ....._compiler.facts.records import KernelFacts
 from .....autotuner.proposal import Predicted
 from .....hardware import Target
-from .demand import demands
+from .demand import Demand, demands
 from .launch import Launch
 from .model import parts
 from .parameters import Parameters, fitted
+from .peeled import with_known_masks
 
 #: Bytes of an element of a split-K partial.
 _PART_BYTES = 4
@@ -52,12 +53,18 @@ class Timing:
 def timing(facts: KernelFacts, launch: Launch, predicted: Predicted, target: Target) -> Timing:
     """Return the predicted time. ``predicted`` has the registers and shared memory of the launch."""
     parameters = fitted().products if facts.matmuls else fitted().others
-    found = [parts(each, parameters, target) for each in demands(facts, launch, predicted, target)]
+    found = [parts(each, parameters, target) for each in demanded(facts, launch, predicted, target)]
     *units, total = map(sum, zip(*found, strict=True))
     beside = _adding_us(facts, launch, parameters, target) + _copying_us(launch, parameters, target)
     beside -= MEETING_GAIN_US * facts.meetings if launch.together else 0.0
     named = tuple(zip(_UNITS, units, strict=True))
     return Timing(us=total + beside, units=named, error=fitted().error_of(named))
+
+
+def demanded(facts: KernelFacts, launch: Launch, predicted: Predicted, target: Target) -> list[Demand]:
+    """Return one demand for each grid loop, where tiles with known masks demand less."""
+    found = demands(facts, launch, predicted, target)
+    return with_known_masks(found, facts, launch, predicted, target) if launch.peeled else found
 
 
 def _copying_us(launch: Launch, parameters: Parameters, target: Target) -> float:

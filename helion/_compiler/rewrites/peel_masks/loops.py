@@ -24,11 +24,9 @@ from typing import Any
 
 import torch
 
-from ..._shapes import hint_of
-from ...hardware import Target
-from ..decisions import Decisions
-from ..ir.build import Builder, Numbers
-from ..ir.grammar import (
+from ...._shapes import hint_of
+from ...ir.build import Builder, Numbers
+from ...ir.grammar import (
     Bound,
     ForAttrs,
     IotaAttrs,
@@ -44,10 +42,8 @@ from ..ir.grammar import (
     Value,
     ViewAttrs,
 )
-from ..ir.rewrite import Makers, expand_ops
-from ..passes.always.simplify import drop_dead
-from .record import Rewrite, RuleContext
-from .steps import StepInputs
+from ...ir.rewrite import Makers, expand_ops
+from ...passes.always.simplify import drop_dead
 
 #: Minimal number of matmuls of a loop: with one alone it is memory-bound, and a shorter body gains nothing.
 _LEAST_PRODUCTS = 2
@@ -63,13 +59,13 @@ _AND, _OR, _NOT = ("bitwise_and", "logical_and"), ("bitwise_or", "logical_or"), 
 
 def peelable(program: Program) -> bool:
     """Return whether a loop may be split into ranges, if comparisons are known in some of its tiles."""
-    return any(op.kind == "for" and _is_peelable(program, op) for op in program.walk())
+    return any(op.kind == "for" and is_peelable(program, op) for op in program.walk())
 
 
 def hidden_blocks(program: Program) -> frozenset[int]:
     """Return the blocks of peelable loops over tiles that position comparisons hide."""
-    peeler = _Peeler(program, {})
-    loops = [op for op in program.walk() if op.kind == "for" and _is_peelable(program, op)]
+    peeler = Peeler(program, {})
+    loops = [op for op in program.walk() if op.kind == "for" and is_peelable(program, op)]
     return frozenset(op.attributes(ForAttrs).axes[0].block for op in loops if peeler.hides(op))
 
 
@@ -79,8 +75,8 @@ def window_of(program: Program, rows: int, block: int) -> int | None:
     The comparisons are taken to hold together. Numbers of a launch are those seen when binding. None if they do not bound the
     distance in both directions.
     """
-    peeler = _Peeler(program, {})
-    loops = [op for op in program.walk() if op.kind == "for" and _is_peelable(program, op)]
+    peeler = Peeler(program, {})
+    loops = [op for op in program.walk() if op.kind == "for" and is_peelable(program, op)]
     lines = [
         condition.line
         for op in loops
@@ -99,7 +95,7 @@ def window_of(program: Program, rows: int, block: int) -> int | None:
     return width if width > 0 else None
 
 
-def _blocks(line: _Line) -> tuple[_Term, ...]:
+def _blocks(line: Line) -> tuple[_Term, ...]:
     """Return the terms that are indices of blocks."""
     return tuple(term for term in line.terms if term.block is not None)
 
@@ -108,11 +104,11 @@ def peel_masks(program: Program, sizes: Mapping[int, int]) -> Program:
     """Return the program with its peelable loops split into ranges; ``sizes`` are those of all blocks."""
     if not peelable(program):
         return program
-    changed = expand_ops(program, _Peeler(program, sizes).change)
+    changed = expand_ops(program, Peeler(program, sizes).change)
     return program if changed is program else drop_dead(changed)
 
 
-def _is_peelable(program: Program, op: Op) -> bool:
+def is_peelable(program: Program, op: Op) -> bool:
     """Return whether ``op`` is a plain loop over the tiles of one block, with matmuls."""
     axes, (body,) = op.attributes(ForAttrs).axes, op.regions
     if len(axes) != 1 or any(o.regions for o in body.ops) or sum(o.kind == "dot" for o in body.ops) < _LEAST_PRODUCTS:
@@ -142,27 +138,27 @@ class _Term:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Line:
+class Line:
     """``slope`` times the indices of a loop's own block, plus ``terms`` and ``start``."""
 
     slope: int = 0
     terms: tuple[_Term, ...] = ()
     start: int = 0
 
-    def plus(self, other: _Line, sign: int = 1) -> _Line:
+    def plus(self, other: Line, sign: int = 1) -> Line:
         """Return the sum with ``sign`` times ``other``."""
         terms = tuple(replace(term, sign=sign * term.sign) for term in other.terms)
-        return _Line(
+        return Line(
             slope=self.slope + sign * other.slope, terms=self.terms + terms, start=self.start + sign * other.start
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Condition:
+class Condition:
     """A comparison, by the number of its value. It is true where ``line``, of slope 1 or -1, is at least 0."""
 
     value: int
-    line: _Line
+    line: Line
 
     @property
     def falls(self) -> bool:
@@ -179,7 +175,7 @@ class _Reader:
     makers: Makers
     inside: frozenset[int]
 
-    def condition(self, op: Op) -> _Condition | None:
+    def condition(self, op: Op) -> Condition | None:
         name = op.attrs.name if isinstance(op.attrs, PointwiseAttrs) else ""
         if name not in _COMPARISONS:
             return None
@@ -188,15 +184,15 @@ class _Reader:
         if left is None or right is None:
             return None
         sign, shift = _COMPARISONS[name]
-        line = _Line(start=shift).plus(left, sign).plus(right, -sign)
-        return _Condition(value=op.result.number, line=line) if abs(line.slope) == 1 else None
+        line = Line(start=shift).plus(left, sign).plus(right, -sign)
+        return Condition(value=op.result.number, line=line) if abs(line.slope) == 1 else None
 
-    def compared(self, operand: Operand, other: Operand) -> _Line | None:
+    def compared(self, operand: Operand, other: Operand) -> Line | None:
         """Return one side of a comparison with ``other``: a line, or any scalar, which is converted to the index
         dtype."""
         if isinstance(operand, Value) and not operand.dims and operand.dtype in _SIGNED and self.is_outside(operand):
             dtype = other.dtype if isinstance(other, Value) else None
-            return _Line(terms=(_Term(sign=1, scalar=operand, dtype=dtype),))
+            return Line(terms=(_Term(sign=1, scalar=operand, dtype=dtype),))
         return self.line(operand)
 
     def is_outside(self, value: Value) -> bool:
@@ -204,15 +200,15 @@ class _Reader:
         maker = self.makers.of(value)
         return value.number not in self.inside or (maker is not None and maker.kind in ("number", "tile"))
 
-    def line(self, operand: Operand) -> _Line | None:
+    def line(self, operand: Operand) -> Line | None:
         if not isinstance(operand, Value):
-            return _Line(start=operand) if type(operand) is int and abs(operand) <= _LARGEST else None
+            return Line(start=operand) if type(operand) is int and abs(operand) <= _LARGEST else None
         maker = self.makers.of(operand)
         match maker.attrs if maker is not None else None:
             case IotaAttrs(block=block, relative=False):
                 return self.indices(block)
             case TileAttrs(field="begin" | "end" | "index"):
-                return _Line(terms=(_Term(sign=1, scalar=operand),))
+                return Line(terms=(_Term(sign=1, scalar=operand),))
             case ViewAttrs():
                 assert maker is not None
                 return self.line(maker.operands[0])
@@ -228,13 +224,16 @@ class _Reader:
                 return None if left is None or right is None else left.plus(right, 1 if name == "add" else -1)
         return None
 
-    def indices(self, block: int) -> _Line | None:
+    def indices(self, block: int) -> Line | None:
         if block == self.block:
-            return _Line(slope=1)
+            return Line(slope=1)
         found = self.program.blocks[block]
         plain = found.kind == "tile" and not found.merged and found.part is None
-        return _Line(terms=(_Term(sign=1, block=block),)) if plain else None
+        return Line(terms=(_Term(sign=1, block=block),)) if plain else None
 
+
+#: Comparisons of a loop with their values.
+Known = list[tuple[Condition, bool]]
 
 # --- ranges -----------------------------------------------------------------------------------------------------------
 
@@ -248,7 +247,7 @@ class _Run:
     whole: bool = False
 
 
-class _Peeler:
+class Peeler:
     def __init__(self, program: Program, sizes: Mapping[int, int]) -> None:
         self.program, self.sizes = program, sizes
         self.numbers = Numbers.after(program)
@@ -258,7 +257,7 @@ class _Peeler:
         #: None for blocks of several loops, whose tiles may begin and end differently.
         self.axes = {a.block: None if any(b.block == a.block and b is not a for b in axes) else a for a in axes}
 
-    def start_of(self, line: _Line) -> int | None:
+    def start_of(self, line: Line) -> int | None:
         """Return the start of a line plus its numbers of a launch, as seen when binding; None with other scalars."""
         start = line.start
         for scalar, sign in ((term.scalar, term.sign) for term in line.terms if term.block is None):
@@ -269,7 +268,7 @@ class _Peeler:
         return start
 
     def change(self, op: Op) -> Iterator[Op]:
-        if op.kind != "for" or not _is_peelable(self.program, op):
+        if op.kind != "for" or not is_peelable(self.program, op):
             yield op
             return
         axis = op.attributes(ForAttrs).axes[0]
@@ -280,10 +279,8 @@ class _Peeler:
     def runs(self, op: Op, axis: LoopAxis, out: Builder) -> list[_Run]:
         """Return the ranges of a loop; a single one if it stays as it is. ``out`` takes the ops that compute the
         bounds."""
-        found, size, whole = self.conditions(op, axis.block), self.sizes[axis.block], self.is_whole(op, axis)
-        hidden = [c for c in found if not self.is_always_seen(op, axis, c)]
-        begins = _of(hidden, False, falls=False) or _of(found, True, falls=True)
-        ends = _of(hidden, False, falls=True) or _of(found, True, falls=False)
+        size, whole = self.sizes[axis.block], self.is_whole(op, axis)
+        begins, ends = self.known(op, axis)
         last = _Run(end=axis.end, known={c.value: value for c, value in ends}, whole=whole)
         single = isinstance(axis.begin, int) and isinstance(axis.end, int) and axis.end - axis.begin <= size
         if single or size & (size - 1) or not (begins or ends or not whole):
@@ -296,10 +293,17 @@ class _Peeler:
         if ends:
             least = runs[-1].end if runs else None
             runs.append(_Run(end=places.last_begin(ends, least), whole=whole))
-        begin = _operand(op, axis.begin)
+        begin = operand_of(op, axis.begin)
         return [*(run for run in runs if not (isinstance(run.end, int) and run.end == begin)), last]
 
-    def conditions(self, op: Op, block: int) -> list[_Condition]:
+    def known(self, op: Op, axis: LoopAxis) -> tuple[Known, Known]:
+        """Return the comparisons that are known in the first tiles of a loop, and those known in its last ones."""
+        found = self.conditions(op, axis.block)
+        hidden = [c for c in found if not self.is_always_seen(op, axis, c)]
+        begins = _of(hidden, False, falls=False) or _of(found, True, falls=True)
+        return begins, _of(hidden, False, falls=True) or _of(found, True, falls=False)
+
+    def conditions(self, op: Op, block: int) -> list[Condition]:
         (body,) = op.regions
         inside = frozenset(value.number for o in body.ops for value in o.results)
         inside |= {param.number for param in body.params}
@@ -313,13 +317,13 @@ class _Peeler:
 
     # --- known loop bounds --------------------------------------------------------------------------------------------
 
-    def is_always_seen(self, op: Op, axis: LoopAxis, condition: _Condition) -> bool:
+    def is_always_seen(self, op: Op, axis: LoopAxis, condition: Condition) -> bool:
         """Return whether no tile of the loop makes ``condition`` entirely false.
 
         That is known if the loop ends or begins at a tile of the block that its own block is compared with.
         """
         line = condition.line
-        bound = _operand(op, axis.end if condition.falls else axis.begin)
+        bound = operand_of(op, axis.end if condition.falls else axis.begin)
         maker = self.makers.of(bound)
         if len(line.terms) != 1 or line.start < 0 or maker is None:
             return False
@@ -334,7 +338,7 @@ class _Peeler:
     def is_whole(self, op: Op, axis: LoopAxis) -> bool:
         """Return whether no tile of a loop has lanes out of range."""
         size = self.sizes[axis.block]
-        return all(self.divides(size, _operand(op, bound)) for bound in (axis.begin, axis.end))
+        return all(self.divides(size, operand_of(op, bound)) for bound in (axis.begin, axis.end))
 
     def divides(self, size: int, bound: Operand | Bound) -> bool:
         """Return whether a bound is known to be a multiple of ``size``."""
@@ -355,14 +359,14 @@ class _Peeler:
     def loops(self, op: Op, axis: LoopAxis, runs: list[_Run]) -> Iterator[Op]:
         """Yield ``op`` as loops over ranges of its tiles. Each continues with the values carried by the one before; the
         last one defines the results."""
-        attrs, begin = op.attributes(ForAttrs), _operand(op, axis.begin)
+        attrs, begin = op.attributes(ForAttrs), operand_of(op, axis.begin)
         carried = op.operands[: attrs.carried]
         for run in runs:
             last = run is runs[-1]
-            end = _operand(op, run.end)
+            end = operand_of(op, run.end)
             bounds = [each for each in (begin, end) if isinstance(each, Value)]
             own = replace(axis, begin=_bound(begin, attrs.carried, bounds), end=_bound(end, attrs.carried, bounds))
-            body = op.regions[0] if last and not run.known else _Copier(self.numbers, run.known).region(op.regions[0])
+            body = op.regions[0] if last and not run.known else Copier(self.numbers, run.known).region(op.regions[0])
             results = op.results if last else tuple(self.numbers.value(r.dtype, r.dims, r.name) for r in op.results)
             yield replace(
                 op,
@@ -375,11 +379,11 @@ class _Peeler:
             carried, begin = results, end
 
 
-def _of(conditions: list[_Condition], value: bool, *, falls: bool) -> list[tuple[_Condition, bool]]:
+def _of(conditions: list[Condition], value: bool, *, falls: bool) -> Known:
     return [(c, value) for c in conditions if c.falls == falls]
 
 
-def _operand(op: Op, bound: Bound) -> Any:
+def operand_of(op: Op, bound: Bound) -> Any:
     """Return a bound of ``op`` as a number, or as the value that it refers to."""
     return op.operands[bound.at] if isinstance(bound, OperandRef) else bound
 
@@ -405,12 +409,12 @@ _INTEGERS: Mapping[str, Callable[[int, int], int]] = {
 class _Places:
     """Computation of range bounds before a loop, in int64."""
 
-    def __init__(self, peeler: _Peeler, op: Op, axis: LoopAxis, out: Builder) -> None:
+    def __init__(self, peeler: Peeler, op: Op, axis: LoopAxis, out: Builder) -> None:
         self.peeler, self.out, self.size = peeler, out, peeler.sizes[axis.block]
-        self.begin = self.number(_operand(op, axis.begin))
-        self.end = self.number(_operand(op, axis.end))
+        self.begin = self.number(operand_of(op, axis.begin))
+        self.end = self.number(operand_of(op, axis.end))
 
-    def first_end(self, conditions: list[tuple[_Condition, bool]], whole: bool) -> Value | int:
+    def first_end(self, conditions: list[tuple[Condition, bool]], whole: bool) -> Value | int:
         """Return the end of the first tiles in which all ``conditions`` have their given values and no lane is out of
         range."""
         place = self.end if whole else self.tiles(self.apply("sub", self.end, self.begin))
@@ -420,7 +424,7 @@ class _Places:
             place = self.apply("minimum", place, self.tiles(self.apply("sub", end, self.begin)))
         return self.indexed(place)
 
-    def last_begin(self, conditions: list[tuple[_Condition, bool]], least: Value | int | None) -> Value | int:
+    def last_begin(self, conditions: list[tuple[Condition, bool]], least: Value | int | None) -> Value | int:
         """Return the begin, at least ``least``, of the last tiles in which all ``conditions`` have their given
         values."""
         place = self.begin if least is None else self.number(least)
@@ -431,7 +435,7 @@ class _Places:
             place = self.apply("maximum", place, self.tiles(behind))
         return self.indexed(self.apply("minimum", place, self.end))
 
-    def range(self, line: _Line) -> tuple[Value | int, Value | int]:
+    def range(self, line: Line) -> tuple[Value | int, Value | int]:
         """Return the minimum and the maximum of a line, without the term of the loop's own block."""
         low: Value | int = line.start
         high: Value | int = line.start
@@ -487,7 +491,7 @@ class _Places:
 # --- bodies -----------------------------------------------------------------------------------------------------------
 
 
-class _Copier:
+class Copier:
     """Copy of a loop's body for tiles in which some comparisons are ``known``, by the numbers of their values."""
 
     def __init__(self, numbers: Numbers, known: Mapping[int, bool]) -> None:
@@ -554,32 +558,3 @@ class _Copier:
             value = truths[0]
         if value is not None:
             self.known[op.result.number] = value
-
-
-# --- the record ------------------------------------------------------------------------------------------------------
-
-
-def _applies(program: Program, target: Target) -> str:
-    return "" if peelable(program) else "the kernel has no innermost loop over tiles with two matmuls or more"
-
-
-def _fit(context: RuleContext, value: bool, decisions: Decisions) -> bool:
-    """Return False where no tile is known to need no mask, and for loops that are unrolled or warp-specialized."""
-    static, special = (decisions.entries.get(key, {}) for key in ("static_ranges", "range_warp_specializes"))
-    if any(static.values()) or any(special.values()):
-        return False
-    return any(isinstance(op.attrs, ForAttrs) and op.attrs.like for op in context.lowered(decisions).walk())
-
-
-def _apply(program: Program, value: bool, inputs: StepInputs) -> Program:
-    return peel_masks(program, inputs.sizes_in(program))
-
-
-PEEL_MASKS = Rewrite(
-    key="peel_masks",
-    doc="Split loops with several matmuls into runs of tiles that a mask leaves unchanged, that it hides, and others.",
-    applies=_applies,
-    fit=_fit,
-    needs="no tiles are known to need no masks, or a loop is unrolled or warp-specialized",
-    apply=_apply,
-)
