@@ -35,7 +35,7 @@ def accumulation_loop(program: Program) -> int:
     if len(program.roots) != 1:
         raise Declined(f"the kernel has {len(program.roots)} grid loops")
     (root,) = program.roots
-    loops = [op for op in root.body.ops if op.regions]
+    loops = [op for op in root.body.ops if op.regions and not is_guard(op)]
     if not loops or not isinstance(loops[0].attrs, ForAttrs):
         raise Declined("the kernel is not a grid loop around one loop")
     sums = summing(root.body.ops)
@@ -53,9 +53,18 @@ def accumulation_loop(program: Program) -> int:
 
 def summing(ops: tuple[Op, ...]) -> list[Op]:
     """Return the first loop, and the following loops that carry values."""
-    first, *others = [op for op in ops if op.regions]
+    first, *others = [op for op in ops if op.regions and not is_guard(op)]
     carrying = itertools.takewhile(lambda op: isinstance(op.attrs, ForAttrs) and op.attrs.carried, others)
     return [first, *carrying]
+
+
+def is_guard(op: Op) -> bool:
+    """Return whether an op is an ``if`` around stores of a kind that may follow the loop."""
+    return op.kind == "if" and not op.results and all(_may_follow(each) for r in op.regions for each in r.ops)
+
+
+def _may_follow(op: Op) -> bool:
+    return op.kind in _AFTER or (op.kind == "tile" and op.attributes(TileAttrs).field in ("index", "begin"))
 
 
 def split_epilogue_loops(program: Program) -> tuple[int, ...]:
@@ -115,10 +124,14 @@ def _combined(op: Op, param: Value, body: Region) -> tuple[str, Operand] | None:
     if isinstance(op.attrs, DotAttrs):
         inner = accumulator_of(op)
         return None if inner is None else ("add", inner)
-    if not isinstance(op.attrs, PointwiseAttrs) or op.attrs.name not in _COMBINED or len(op.operands) != 2:
+    if not isinstance(op.attrs, PointwiseAttrs) or len(op.operands) != 2:
         return None
     carried = [v for v in op.operands if isinstance(v, Value) and _depends(v, param, body)]
-    return (op.attrs.name, carried[0]) if len(carried) == 1 else None
+    if len(carried) != 1:
+        return None
+    if op.attrs.name == "sub" and carried[0] is op.operands[0]:
+        return "add", carried[0]  # the sum of the negative terms
+    return (op.attrs.name, carried[0]) if op.attrs.name in _COMBINED else None
 
 
 def _depends(value: Value, param: Value, body: Region) -> bool:
@@ -134,7 +147,7 @@ def _check_around(before: tuple[Op, ...], behind: tuple[Op, ...]) -> None:
     if any(OPS[op.kind].stays or OPS[op.kind].writes for op in before):
         raise Declined("the kernel stores before the loop")
     for op in (*before, *behind):
-        if op.kind not in _AFTER and not (op.kind == "tile" and op.attributes(TileAttrs).field in ("index", "begin")):
+        if not _may_follow(op) and not is_guard(op):
             raise Declined(f"the kernel has {op.kind} outside of the loop")
 
 

@@ -39,6 +39,7 @@ from ...ir.grammar import (
     NumberAttrs,
     Op,
     Operand,
+    PointwiseAttrs,
     Program,
     ReduceAttrs,
     Region,
@@ -53,7 +54,7 @@ from ...ir.ops import OPS
 from ...ir.reductions import REDUCTIONS
 from ...ir.rewrite import Declined
 from ...passes.always.simplify import drop_dead
-from .legality import accumulation_loop, combinations, summing
+from .legality import accumulation_loop, combinations, is_guard, summing
 from .loops import done_once, renaming, split_loop, split_loop_blocks
 
 #: Elements of a tile of the second grid loop, and its maximal columns. An output of 64 K elements gives at least as
@@ -61,6 +62,10 @@ from .loops import done_once, renaming, split_loop, split_loop_blocks
 _ELEMENTS, _COLUMNS = 512, 128
 #: Elements of partials that a program reads at once.
 _AT_ONCE = 4096
+#: Ops whose results depend on their operands, attributes and lanes only.
+_PLAIN = frozenset(
+    ("number", "iota", "tile", "full", "load", "pointwise", "reduce", "view", "mask", "join", "split", "dot")
+)
 #: Reductions of partials, by their combination.
 _REDUCTIONS = {row.combine: row.name for row in REDUCTIONS.values()}
 #: Name of the memory of partials in host code; users' names do not begin with it.
@@ -167,7 +172,36 @@ class _Splitter:
 
     def apart(self, value: Value) -> list[LoopAxis]:
         """Return the axes of the grid that a reduction result has no lanes along."""
-        return [axis for axis in self.root.axes if all(axis.block not in dim.blocks for dim in value.dims)]
+        return [axis for axis in self.root.axes if not self.has_lanes(value, axis) and not self.is_same(value, axis)]
+
+    def has_lanes(self, value: Value, axis: LoopAxis) -> bool:
+        return any(axis.block in dim.blocks for dim in value.dims)
+
+    def repeated(self, value: Value) -> list[LoopAxis]:
+        """Return the axes of the grid along which all programs compute the same result, such as sums of rows."""
+        return [axis for axis in self.root.axes if not self.has_lanes(value, axis) and self.is_same(value, axis)]
+
+    def is_same(self, value: Value, axis: LoopAxis) -> bool:
+        """Return whether the terms of a reduction result do not depend on the tile along an axis of the grid."""
+        (loop,) = [loop for loop in self.sums if any(value is each for each in loop.results)]
+        (body,) = loop.regions
+        makers = {r.number: op for op in (*self.until_last, *body.ops) for r in op.results}
+        params = {param.number: result for param, result in zip(body.params, body.results, strict=True)}
+        left: list[Operand] = [body.results[[r.number for r in loop.results].index(value.number)]]
+        seen: set[int] = set()
+        while left:
+            each = left.pop()
+            if not isinstance(each, Value) or each.number in seen:
+                continue
+            seen.add(each.number)
+            if each.number in params:
+                left.append(params[each.number])
+                continue
+            maker = makers.get(each.number)
+            if maker is None or maker.kind not in _PLAIN or _mentions(maker, axis.block):
+                return False
+            left += maker.reads()
+        return True
 
     def programs(self, axis: LoopAxis) -> int:
         """Return the number of programs along an axis, each of which has separate results."""
@@ -211,7 +245,16 @@ class _Splitter:
         for each in parts:
             operands, indices = self.indices(out, each.value, part, {})
             stored = self.memory(each, indices, len(each.value.dims), shift=1)
-            out.emit("store", (each.value, *operands), each.value.dtype, each.value.dims, stored)
+            with out.region() as store:
+                out.emit("store", (each.value, *operands), each.value.dtype, each.value.dims, stored)
+            for axis in self.repeated(each.value):  # the first program along it stores for all
+                place = TileAttrs(axis.block, "index" if axis.scalar else "begin")
+                at = out.emit("tile", (), self.before.index_dtype, (), place)
+                is_first = out.pointwise("eq", at, axis.begin if isinstance(axis.begin, int) else 0)
+                with out.region() as guarded:
+                    out.append("if", (is_first,), (), None, (Region((), tuple(store), ()), Region((), (), ())))
+                store = guarded
+            ops += store
         grid = (*self.root.axes, LoopAxis(split.id, 0, self.count, scalar=True))
         return replace(self.root, axes=grid, body=Region((), tuple(ops), ()), phase=self.root.phase + number)
 
@@ -320,7 +363,7 @@ class _Splitter:
 
     def check_lanes(self, to: Mapping[int, int]) -> None:
         """Raise ``Declined`` if the result depends on the set of lanes in a tile of the second grid loop."""
-        ops = (*self.first, *self.rest)
+        ops = tuple(each for op in (*self.first, *self.rest) for each in op.walk())
         smaller = frozenset(old for old, new in to.items() if self.blocks[new].size != self.sizes[old])
         ends = {axis.block: axis.end for axis in self.root.axes}
         cut = frozenset(old for old in smaller if ends[old] > self.blocks[to[old]].size)  # type: ignore[operator]
@@ -376,12 +419,43 @@ class _Splitter:
         return read if way == "add" or not dims else out.mask(read, dims, _neutral(read, way))
 
     def copy(self, op: Op, out: Builder, renamed: dict[int, Value], to: Mapping[int, int]) -> None:
-        if _follows(op, to):
+        if _follows(op, to) and not self.tells_the_first(op):
             raise Declined("ops outside of the loop depend on tile sizes, or reduce tiles")
+        if is_guard(op):
+            regions: list[Region] = []
+            for region in op.regions:
+                with out.region() as body:
+                    for each in region.ops:
+                        self.copy(each, out, renamed, to)
+                regions.append(Region((), tuple(body), ()))
+            out.repeat(renaming(op, renamed), results=(), regions=tuple(regions))
+            return
         results = tuple(self.numbers.value(r.dtype, _dims(r.dims, to), r.name) for r in op.results)
         operands = tuple(renamed.get(o.number, o) if isinstance(o, Value) else o for o in op.operands)
         renamed.update((old.number, new) for old, new in zip(op.results, results, strict=True))
         out.repeat(op, operands=operands, results=results, attrs=_attributes(op, to))
+
+    def tells_the_first(self, op: Op) -> bool:
+        """Return whether the begin of a tile only guards what one program along it does, for tiles of any size.
+
+        It is compared with 0, and the guarded stores have no lanes along the tile.
+        """
+        if not isinstance(op.attrs, TileAttrs) or op.attrs.field != "begin" or op not in self.rest:
+            return False
+        block = op.attrs.block
+        for each in self.users(op):
+            if not isinstance(each.attrs, PointwiseAttrs) or each.attrs.name != "eq" or 0 not in each.operands:
+                return False
+            for guard in self.users(each):
+                inside = [one for region in guard.regions for one in region.ops]
+                if not is_guard(guard) or any(_mentions(one, block) for one in inside):
+                    return False
+        return True
+
+    def users(self, op: Op) -> list[Op]:
+        """Return the ops after the loop, and those in their regions, with a result of ``op`` among their operands."""
+        every = [each for one in self.rest for each in one.walk()]
+        return [each for each in every if any(v is op.result for v in each.values())]
 
 
 def _tensors_read(loop: Op) -> frozenset[int]:
@@ -436,6 +510,15 @@ def _follows(op: Op, blocks: Mapping[int, int]) -> bool:
     return False
 
 
+def _mentions(op: Op, block: int) -> bool:
+    """Return whether a value has lanes of a block, or depends on the place or size of its tile."""
+    if any(block in dim.blocks for value in (*op.results, *op.values()) for dim in value.dims):
+        return True
+    if isinstance(op.attrs, MemoryAttrs) and any(index.block == block for index in op.attrs.indices):
+        return True
+    return _follows(op, {block: block}) or (isinstance(op.attrs, IotaAttrs) and op.attrs.block == block)
+
+
 def _measures(number: Number, blocks: Mapping[int, int]) -> bool:
     leaves = number.leaves() if isinstance(number, Expr) else ()
     return any(leaf.op == "block" and leaf.args[0] in blocks for leaf in leaves)
@@ -447,6 +530,8 @@ def _attributes(op: Op, to: Mapping[int, int]) -> object:
             moved = (i if i.block is None else replace(i, block=to.get(i.block, i.block)) for i in indices)
             return replace(op.attrs, indices=tuple(moved))
         case IotaAttrs(block=block):
+            return replace(op.attrs, block=to.get(block, block))
+        case TileAttrs(block=block):
             return replace(op.attrs, block=to.get(block, block))
     return op.attrs
 
