@@ -237,6 +237,45 @@ def test_a_tensor_is_no_bound() -> None:
     refusal(inside, "A bound of hl.tile must be an integer, got a host tensor", "load the number from it first")
 
 
+def test_a_fraction_is_no_bound() -> None:
+    def loaded(x, lengths):
+        for tile in hl.tile(x.size(0), block_size=1):
+            for other in hl.tile(lengths[0].to(torch.float32)):  # here
+                x[tile] = x[tile] + x[other].sum()
+        return x
+
+    refusal(loaded, "A bound of hl.tile must be an integer, got float32[]", "convert it with int(...)")
+
+    def halved(x, lengths):
+        for tile in hl.tile(x.size(0), block_size=1):
+            for i in range(tile.end * 0.5):  # here
+                x[tile] = x[tile] + i
+        return x
+
+    refusal(halved, "A bound of range must be an integer, got float32[]", "convert it with int(...)")
+
+    @helion.kernel
+    def given(x: torch.Tensor, n: float) -> torch.Tensor:
+        out = torch.zeros_like(x)
+        for tile in hl.tile(x.size(0)):
+            for other in hl.tile(n):
+                out[tile] += x[other].sum()
+        return out
+
+    with pytest.raises(exc.TypeInferenceError, match=r"must be an integer, got a float, 2\.5 in this call; convert"):
+        given(X.clone(), 2.5)
+
+    @helion.kernel
+    def whole(x: torch.Tensor, n: float) -> torch.Tensor:
+        out = torch.zeros_like(x)
+        for tile in hl.tile(x.size(0)):
+            for other in hl.tile(int(n)):
+                out[tile] += x[other].sum()
+        return out
+
+    torch.testing.assert_close(whole(X.clone(), 2.5), torch.full_like(X, float(X[:2].sum())))
+
+
 # --- loops of device code -----------------------------------------------------------------------------------------------
 
 

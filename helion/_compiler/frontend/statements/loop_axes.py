@@ -20,6 +20,8 @@ _MANY_BOUNDS = (
     "for a bound of each row use hl.jagged_tile; for one row at a time make the outer loop "
     "hl.tile(..., block_size=1), and index the bounds by its `tile.begin`"
 )
+#: The remedy for a bound with a fraction.
+_WHOLE = "convert it with int(...)"
 
 
 def axes_of(s: Scope, spec: LoopSpec, target: ast.expr, operands: list[Operand]) -> list[tuple[LoopAxis, Block]]:
@@ -51,6 +53,11 @@ def _axis(
             raise exc.TypeInferenceError(f"A bound of {spec.name} must be an integer, got {describe(bound)}.")
         if isinstance(bound, DeviceValue) and bound.dims:
             raise exc.TypeInferenceError(f"A bound of {spec.name} must be a scalar, got {bound!r}; {_MANY_BOUNDS}.")
+        if isinstance(bound, DeviceValue) and bound.is_floating_point():
+            raise exc.TypeInferenceError(f"A bound of {spec.name} must be an integer, got {bound!r}; {_WHOLE}.")
+        if isinstance(bound, Expr) and bound.kind is float:
+            got = f"got a float, {bound.hint} in this call"
+            raise exc.TypeInferenceError(f"A bound of {spec.name} must be an integer, {got}; {_WHOLE}.")
     if isinstance(begin, int) and isinstance(end, int) and begin > end:
         raise exc.InvalidTileRange(begin=begin, end=end)
     if not s.t.on_device and not s.t.numbers.is_never_negative(end - begin):

@@ -379,7 +379,7 @@ def covered_keys(loops: Loops, band: Band, stored: int) -> int:
     if found.is_loaded:
         return stored
     if not numbers.at_most(last_key(loops), stored):
-        raise Refusal(f"the loop over keys has more of them than the {text_of(stored)} of k and v")
+        raise Refusal(f"the loop over keys may go past the {text_of(stored)} keys of k and v")
     return stored if found.limit is None else numbers.of(found.limit, "size_keys")
 
 
