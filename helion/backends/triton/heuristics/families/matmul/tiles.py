@@ -334,7 +334,11 @@ class ProductSizer:
     def whole(self, m: int, n: int) -> tuple[TritonProposal, float]:
         """Return a proposal for tiles of these sides and its predicted time, infinite where it does not fit."""
         k, stages = self.pipeline(m, n)
-        tile = self.unspilled(ProductTile(m=m, n=n, k=k, warps=self.warps(m, n), stages=stages))
+        given = ProductTile(m=m, n=n, k=k, warps=self.warps(m, n), stages=stages)
+        tile = self.unspilled(given)
+        while self.time_us(tile) == math.inf and given.k > self.least_k:  # operands are in registers, too
+            given = replace(given, k=given.k // 2)
+            tile = self.unspilled(given)
         return self.proposal(tile, grouped=False), self.time_us(tile)
 
     def time_us(self, tile: ProductTile) -> float:
@@ -366,11 +370,14 @@ class ProductSizer:
             return self.tuned.unaligned_warps
         return self.tuned.wide_warps if m * n >= self.tuned.wide_tile else self.tuned.warps
 
+    @functools.cached_property
+    def least_k(self) -> int:
+        axis = self.facts.axes[self.fact.k_block_id]  # type: ignore[index]
+        return max(axis.min_size, self.target.min_dot(self.itemsize)[2])
+
     def pipeline(self, m: int, n: int) -> tuple[int, int]:
         """Return the K tile for four stages, then as many stages as fit."""
-        axis = self.facts.axes[self.fact.k_block_id]  # type: ignore[index]
-        least = max(axis.min_size, self.target.min_dot(self.itemsize)[2])
-        depth = self.depth(m, n)
+        least, depth = self.least_k, self.depth(m, n)
         short = depth <= self.tuned.short_k
         most_k = self.tuned.mma_v2_tile[2] if self.mma_v2 else self.tuned.max_k
         if self.summed and not self.access.aligned:
