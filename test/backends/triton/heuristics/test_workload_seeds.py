@@ -21,7 +21,7 @@ TILES = {
     "gathered_pages": [16],  # a run of pages is no run of memory
     "segment_softmax": [32, 32],  # loops one behind the other, of 32 edges on average
     "neighbour_sums": [128, 16],  # the edges say how long a loop is, not what they gather from
-    "batch_norm_columns": [64, 128, 128],  # a line of each row, shared by programs, also where the result is applied
+    "batch_norm_columns": [64, 256, 256],  # shared by programs, also where the result is applied
     "smoothed_loss_and_gradient": [1, 16384, 16384],
     "few_tokens": [64, 256],  # long lines of the weights
 }
