@@ -553,7 +553,7 @@ def test_numbers_of_rows_take_no_part_of_a_chunk() -> None:
 
 @pytest.mark.parametrize(
     ("fn", "shape", "tiles", "parts"),
-    [(column_sums, (65536, 1024), [64, 256], 16), (long_rows, (16, 1 << 20), [1, 8192, 8192, 8192], 16)],
+    [(column_sums, (65536, 1024), [64, 256], 16), (long_rows, (16, 1 << 20), [1, 16384, 16384, 16384], 16)],
 )
 def test_rows_of_few_tiles_are_prefetched(fn: Any, shape: tuple[int, ...], tiles: list[int], parts: int) -> None:
     config = helion.kernel(fn, static_shapes=True).bind((tensor(*shape),), target="h200").default_config()
