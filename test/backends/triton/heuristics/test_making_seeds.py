@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from harness import facts_of, tensor
-from heuristic_kernels import H100, matmul_layer_norm, matmul_rms_norm_tiled, split_k, welford
+from heuristic_kernels import H100, kl_div, matmul_layer_norm, matmul_rms_norm_tiled, split_k, welford
 from sample_kernels import add, matmul_to_bf16, scan, softmax
 
 from helion._compiler.facts.records import KernelFacts
@@ -57,7 +57,8 @@ def legal(facts: KernelFacts, gpu: Target, seen: list[TritonProposal] | None = N
     [
         (matmul_to_bf16, (tensor(1024, 1024), tensor(1024, 1024)), "TritonMatmulHeuristic"),
         (softmax, (tensor(4096, 8192),), "TritonStreamingReductionHeuristic"),
-        (welford, (tensor(4096, 8192),), "TritonUserTiledReductionHeuristic"),
+        (welford, (tensor(4096, 8192),), "TritonStreamingReductionHeuristic"),
+        (kl_div, (tensor(4096, 8192),) * 2, "TritonUserTiledReductionHeuristic"),
         (add, (tensor(4096, 8192),) * 2, "TritonPointwiseHeuristic"),
         (matmul_layer_norm, (tensor(4096, 512), tensor(512, 512), tensor(512), tensor(512)), "TritonMatmulReductionEpilogueHeuristic"),
         (matmul_rms_norm_tiled, (tensor(4096, 512), tensor(512, 512)), "TritonMatmulTiledReductionEpilogueHeuristic"),
