@@ -40,6 +40,8 @@ class Trust(Tuned):
     other_lines: float
     #: Longer tiles that leave fewer atomics, for moderate ones.
     fewer_atomics: float
+    #: Half the warps and half the tile that a loop between bounds from data reduces, for those by the rule.
+    fewer_reducing: float
     #: Programs of more warps and longer chunks, for fewer programs than SMs.
     wide_programs: float
     #: Column reductions with half the warps, for a tile by the rule.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from harness import tensor
@@ -159,3 +161,30 @@ def test_loops_that_end_at_the_longest_row_have_few_rows(rows: int, entries: int
     args = (*numbers, tensor(entries, dtype=torch.float32), tensor(rows, dtype=torch.float32))
     seed = sparse_rows_times_vector.bind(args, target="h200").seeds[0]
     assert seed.config["block_sizes"] == sizes and seed.config["num_warps"] == 1
+
+
+@helion.kernel
+def _pooled(values: torch.Tensor, scores: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([offsets.size(0) - 1, values.size(1)], dtype=values.dtype, device=values.device)
+    for row, columns in hl.tile(out.size(), block_size=[1, None]):
+        top = hl.full([], float("-inf"), dtype=torch.float32)
+        total = hl.zeros([], dtype=torch.float32)
+        acc = hl.zeros([columns], dtype=torch.float32)
+        for tile in hl.tile(offsets[row.begin], offsets[row.begin + 1]):
+            s = scores[tile].to(torch.float32)
+            new = torch.maximum(top, torch.amax(s, 0))
+            e, old = torch.exp(s - new), torch.exp(top - new)
+            total = total * old + e.sum(0)
+            acc = acc * old + (e[:, None] * values[tile, columns].to(torch.float32)).sum(0)
+            top = new
+        out[row, columns] = (acc / total)[None, :].to(values.dtype)
+    return out
+
+
+@pytest.mark.parametrize("rows", [131_000, 513])
+def test_few_warps_reduce_the_steps_of_loops_between_bounds_from_data(rows: int) -> None:
+    args = tensor(rows, 256), tensor(rows), tensor(513, dtype=torch.int64)
+    seed = _pooled.bind(args, target="h200").seeds[0].config
+    threads, elements = 32 * seed["num_warps"], math.prod(seed["block_sizes"])
+    assert seed["num_warps"] <= 2 and elements <= 32 * threads
+    assert rows < 1000 or seed["block_sizes"] == [64, 32], "measurement reducing_warps"

@@ -9,7 +9,8 @@ Programs whose results are added at the same addresses wait for each other in th
 its atomic, a longer one leaves fewer of them (measurement ``meeting_atomics``).
 
 Short loops between bounds from data that reduce their loads use one warp, because the reduction then needs no barrier
-(measurement ``short_data_loops``).
+(measurement ``short_data_loops``). Longer ones halve their tile with their warps where that is predicted to be much
+shorter: warps that exchange partial results in each step may take most of the time (measurement ``reducing_warps``).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .....autotuner.proposal import Declined, Heuristic
 from .....hardware import Target
 from ...histograms import counts, issued_per_warp, most_summed, width_of
 from ...proposal import TritonProposal
-from ..choose import trust, unless_faster
+from ..choose import fastest, trust, unless_faster
 from ..predicted_time import proposal_us
 from ..sizing import all_sizes, clamp, estimate, extent_of, grid_extent, is_contiguous
 from ..tuned import Tuned, tuned
@@ -83,7 +84,8 @@ class TritonScatterHeuristic(Heuristic):
             if not able:
                 break
             sizes[max(able, key=lambda axis: sizes[axis.block_id]).block_id] //= 2
-        first = _proposal(sizes, warps, "along contiguous memory")
+        first = _with_few_reducing(_proposal(sizes, warps, "along contiguous memory"), facts, target)
+        sizes, warps = dict(first.block_sizes), first.num_warps or warps
         longer = [
             _proposal(*each, "that leave few atomics an address")
             for each in (*_longer(sizes, warps, facts, target), *_counting(sizes, facts, target))
@@ -98,6 +100,24 @@ class TritonScatterHeuristic(Heuristic):
 def _proposal(sizes: Mapping[int, int], warps: int, where: str) -> TritonProposal:
     reason = f"tiles of {' x '.join(map(str, sizes.values()))} {where}, {warps} warps"
     return TritonProposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=1)
+
+
+def _with_few_reducing(first: TritonProposal, facts: KernelFacts, target: Target) -> TritonProposal:
+    """Return a part of the tile and fewer warps, where a loop between bounds from data reduces the tile.
+
+    A thread has as many elements as before. Each halving is predicted to be shorter by the ratio that is trusted.
+    """
+    reduced = {a for fact in facts.reductions if facts.axes[fact.axis].extent is None for a in fact.tile}
+    us = proposal_us(facts, first, target) if reduced else 0.0
+    while (warps := (first.num_warps or 1) // 2) and reduced:
+        sizes = first.block_sizes
+        able = [a for a in sorted(reduced & set(sizes)) if sizes[a] > facts.axes[a].min_size]
+        halves = [_proposal({**sizes, a: sizes[a] // 2}, warps, "that few warps reduce") for a in able]
+        best = fastest((half, proposal_us(facts, half, target)) for half in halves)
+        if best is None or best[1] > trust(target).fewer_reducing * us:
+            break
+        first, us = best
+    return first
 
 
 def _longer(
