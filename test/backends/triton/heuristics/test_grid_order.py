@@ -8,6 +8,8 @@ import pytest
 import torch
 from harness import tensor
 
+import helion
+import helion.language as hl
 from benchmarks.workloads.products import (
     aligned_experts,
     block_sparse_product,
@@ -106,3 +108,28 @@ def test_the_sizer_of_a_matmul_as_written_is_shared_by_its_heuristics() -> None:
     assert sizer_as_written(facts, extents, target("h100")) is sizer_as_written(facts, extents, target("h100"))
     others = sizer_as_written(replace(facts), extents, target("h100")), sizer_as_written(facts, extents, target("h200"))
     assert len({id(each) for each in (sizer_as_written(facts, extents, target("h100")), *others)}) == 3
+
+
+@helion.kernel
+def _scores(q: torch.Tensor, k: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    b, h, t, d = q.size()
+    for tile_b, tile_h, tile_m, tile_n in hl.tile([b, h, t, k.size(2)], block_size=[1, 1, None, None]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_d in hl.tile(d):
+            left = q[tile_b.begin, tile_h.begin, tile_m, tile_d]
+            head = tile_h.begin if k.size(1) > 1 else 0
+            acc = torch.addmm(acc, left, k[tile_b.begin, head, tile_n, tile_d].T)
+        out[tile_b.begin, tile_h.begin, tile_m, tile_n] = acc.to(out.dtype)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("keys", "heads", "along"), [(577, 12, True), (4097, 12, True), (576, 12, False), (63, 12, False), (577, 1, False)]
+)
+@pytest.mark.parametrize("gpu", ["h200", "a100", "mi300x"])
+def test_rows_of_a_batch_that_begin_within_sectors_are_written_one_after_the_other(
+    keys: int, heads: int, along: bool, gpu: str
+) -> None:
+    args = (tensor(64, 12, 577, 40, dtype=BF16), tensor(64, heads, keys, 40, dtype=BF16))
+    kernel = _scores.bind((*args, tensor(64, 12, 577, keys, dtype=BF16)), target=gpu)
+    assert (kernel.default_config()["loop_orders"] == [[3, 2, 1, 0]]) is along

@@ -3,6 +3,9 @@
 Programs that run at the same time read a shared operand from memory once. In row-major order each wave reads all rows
 and a few columns. In groups of rows, or column-major, it reads about as many of each (measurement ``grid_order``).
 Where data decides the range along K, the sharing is not known and the order stays.
+
+Matrices of a batch share nothing. Rows of a result that begin within sectors share one at each edge of a tile, which two
+programs write. It is written to memory once if they follow each other (measurement ``batched_order``).
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from ......_shapes import cdiv
 from ......hardware import Target
 from ....proposal import TritonProposal
 from ....resources.time.demand import rereads_depend_on_groups
+from ....resources.time.roots import SECTOR_BYTES
 from ...choose import trust, unless_faster
 from ...predicted_time import proposal_us
 from ...sizing import all_sizes, extent_of
@@ -42,6 +46,8 @@ def ordered(facts: KernelFacts, proposal: TritonProposal, target: Target) -> Tri
         return proposal
     if proposal.l2_groupings or proposal.loop_orders or proposal.pid_type is not None or "split_k" in proposal.launch:
         return proposal
+    if (rows := _along_rows(facts, proposal)) is not None:
+        return rows
     options = (proposal, *_options(facts, proposal, target))
     first, *others = ((option, proposal_us(facts, option, target)) for option in options)
     return unless_faster(first, others, trust(target).grid_order)
@@ -60,3 +66,23 @@ def _options(facts: KernelFacts, proposal: TritonProposal, target: Target) -> It
             for group in groups:
                 reason = f"{proposal.reason}, {group} rows at a time"
                 yield replace(proposal, l2_groupings={grid.root: group}, reason=reason)
+
+
+def _along_rows(facts: KernelFacts, proposal: TritonProposal) -> TritonProposal | None:
+    """Return the order along rows, one matrix of a batch after the other, if tiles of these rows share sectors."""
+    if len(facts.matmuls) != 1 or facts.num_roots != 1:
+        return None
+    (fact,), (grid, *_) = facts.matmuls, [region for region in facts.regions if region.kind == "root"]
+    batch = [axis for axis in grid.axes if axis not in (fact.m_axis, fact.n_axis)]
+    m, n = fact.m_axis, fact.n_axis
+    if not batch or m not in grid.axes or n not in grid.axes:
+        return None
+    operands = [op for op in facts.memory_ops if op.slot in (fact.lhs_slot, fact.rhs_slot)]
+    results = [op for op in facts.memory_ops if op.kind == "store"]
+    apart = all(set(batch) <= set(op.subscript_axes) for op in (*operands, *results))
+    within = all(op.inner_axis == n and op.aligned * op.itemsize % SECTOR_BYTES for op in results)
+    sizes = all_sizes(facts, proposal.block_sizes)
+    if len(operands) != 2 or not results or not apart or not within or extent_of(facts.axes[n]) <= sizes[n]:
+        return None
+    order = tuple(grid.axes.index(axis) for axis in (n, m, *reversed(batch)))
+    return replace(proposal, loop_orders={grid.root: order}, reason=f"{proposal.reason}, along rows first")
