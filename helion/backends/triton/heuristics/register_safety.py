@@ -35,6 +35,9 @@ GRADIENT_MEASURED, GRADIENT_UNREPEATED = 96, 106
 #: A state that matmuls accumulate from chunk to chunk: a plan of 182 spills 648 bytes for sm_90, 198 spills 308 for
 #: sm_100. Through fragments, for sm_80, 122 spills 80.
 STATE = 70
+#: The same on the asynchronous unit of warp groups, with pointers: a plan of 202 of 255 for sm_90 takes 240 registers,
+#: 227 spills 508 bytes. Block pointers take some: with them 202 spills 80 bytes (measurement ``state_warps``).
+STATE_GROUPS = 80
 #: Several matmuls: plans of 251 of 255 spill 272 to 508 bytes, 238 up to 88, 224 none.
 PRODUCTS = 92
 #: The same where a thread has more than 256, half of them for matrix operations alone: a plan of 329 of 512 takes 506,
@@ -66,6 +69,11 @@ def gradient(target: Target) -> int:
     if target.has("tcgen05"):
         return GRADIENT_TENSOR_MEMORY
     return GRADIENT_FRAGMENTS if _has_fragments(target) else GRADIENT
+
+
+def state(target: Target) -> int:
+    """Return the percentage for a state that matmuls accumulate from chunk to chunk on ``target``."""
+    return min(products(target), STATE_GROUPS if target.has("wgmma") else STATE)
 
 
 def products(target: Target) -> int:

@@ -275,7 +275,15 @@ def test_chunks_that_are_multiplied_by_themselves_are_short() -> None:
     kernel = bound("decayed_linear_attention", "sm_90")
     (chunk,) = (axis.block_id for axis in kernel.facts.axes if axis.name == "chunk")
     assert kernel.config_spec.sizes(kernel.default_config())[chunk] == 64 and kernel.default_config()["num_stages"] >= 3
-    assert kernel.default_config()["indexing"] == ["pointer", "block_ptr", "pointer", "pointer", "pointer"]
+    assert kernel.default_config()["num_warps"] == 4, "measurement state_warps"
+    assert kernel.default_config()["indexing"] == ["pointer"] * 5, "block pointers take the last registers"
+
+
+@pytest.mark.parametrize(("shape", "warps"), [(1, 4), (2, 8)])
+def test_queries_of_two_products_have_block_pointers_where_registers_are_left(shape: int, warps: int) -> None:
+    config = bound("decayed_linear_attention", "sm_90", shape).default_config()
+    assert config["indexing"] == ["pointer", "block_ptr", "pointer", "pointer", "pointer"]
+    assert config["num_warps"] == warps
 
 
 @pytest.mark.parametrize("name", ["blockwise_fp8", "sum_of_two"])

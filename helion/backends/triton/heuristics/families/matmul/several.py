@@ -91,7 +91,9 @@ class TritonProductsHeuristic(Heuristic):
         sure = tuple(proposal for proposal, certain in found if certain) or tuple(proposal for proposal, _ in found)
         if _chunks(facts):  # programs that share a chunk each multiply it by itself: more of them are no gain as such
             best = min(sure, key=lambda p: _time(facts, p, target))
-            return (_with_block_pointers(best, facts) if target.has("wgmma") else best,)
+            predicted = estimate(facts, target, best.block_sizes, best.num_warps or 1, best.num_stages or 1)
+            able = target.has("wgmma") and safety.within(predicted, safety.STATE)
+            return (_with_block_pointers(best, facts) if able else best,)
         full = full_first(sure, lambda p: _programs(facts, p), target)
         assert full is not None
         deep = _deepened(facts, full, target)
@@ -330,7 +332,7 @@ def _feasible(facts: KernelFacts, target: Target) -> Iterator[tuple[TritonPropos
     """
     itemsize = max(max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize) for fact in facts.matmuls)
     least = target.min_dot(itemsize)[2]
-    percent = min(safety.products(target), safety.STATE) if _chunks(facts) else safety.products(target)
+    percent = safety.state(target) if _chunks(facts) else safety.products(target)
     pipelines: tuple[tuple[int, int], ...] = _TUNED.pipelines
     sides: tuple[tuple[int, int], ...] = _TUNED.sides
     if _has_few_rows(facts) and target.kind == "cuda":
