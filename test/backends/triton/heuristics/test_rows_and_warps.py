@@ -102,3 +102,30 @@ def test_programs_of_short_rows_have_more_of_them(columns: int, more: bool) -> N
     assert seed.heuristic == "TritonStreamingReductionHeuristic"
     rows = seed.config.block_sizes[0] * seed.config.block_sizes[1]
     assert (rows > 16) == more, seed.config
+
+
+@helion.kernel(backend="triton")
+def modulated(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    b, t, _ = x.size()
+    out = torch.empty_like(x)
+    for tile_b, tile_t in hl.tile([b, t]):
+        row = x[tile_b, tile_t, :].float()
+        row = row - row.mean(-1, keepdim=True)
+        row = row * torch.rsqrt((row * row).mean(-1, keepdim=True) + 1e-5)
+        out[tile_b, tile_t, :] = (row * (1 + scale[tile_b, :].float())[:, None, :] + scale[tile_b, :][:, None, :]).to(
+            x.dtype
+        )
+    return out
+
+
+@pytest.mark.parametrize(
+    ("batches", "rows", "n", "sizes"),
+    [(16, 4096, 1152, [1, 2]), (16, 4097, 1000, None), (65536, 1, 1152, [1, 1]), (8, 1000, 65536, [1, 1])],
+)
+def test_two_rows_of_a_batch_share_its_scale(batches: int, rows: int, n: int, sizes: list[int] | None) -> None:
+    """Measurement ``rows_of_a_batch``."""
+    first = modulated.bind((_meta(batches, rows, n), _meta(batches, n)), target="h200").seeds[0]
+    assert first.heuristic == "TritonStreamingReductionHeuristic"
+    found = first.config["block_sizes"]
+    assert found == sizes if sizes is not None else found[1] > 1
+    assert sizes != [1, 2] or (first.config["num_warps"] == 2 and "share loads" in first.reason)

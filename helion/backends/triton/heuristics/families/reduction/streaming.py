@@ -24,6 +24,7 @@ from ...sizing import all_sizes, estimate, grid_extent, programs_of
 from ...tuned import Tuned, tuned
 from .budget import Allocation, allocate, reduction_alone
 from .launch import launch
+from .sharing import sharing
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,8 @@ class TritonStreamingReductionHeuristic(Heuristic):
         first = _whole_rows(_proposal(found, facts, target), primary, facts, target)
         programs = programs_of(facts, all_sizes(facts, first.block_sizes), primary.root)
         if programs > target.num_sms:
-            return (_lighter(_fuller(_in_pairs(first, programs, facts, target), facts, target), facts, target),)
+            many = _lighter(_fuller(_in_pairs(first, programs, facts, target), facts, target), facts, target)
+            return (sharing(many, _row_axes(found, facts), _along(facts, primary), facts, target),)
         threads = _threads_of_few(facts, primary)
         if (
             first.num_warps is not None
