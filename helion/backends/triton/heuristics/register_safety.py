@@ -7,8 +7,12 @@ ptxas for sm_80 to sm_120 and LLVM for gfx942 and gfx950 (Triton 3.7, scripts/pr
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 from ....autotuner.proposal import Predicted
 from ....hardware import Target
+from .tuned import Tuned, tuned
 
 #: All registers: the prediction as it is. A chunk in which a row ends takes no more: for sm_120 a plan of 67 of 64 spills
 #: 376 bytes there.
@@ -32,12 +36,6 @@ GRADIENT_TENSOR_MEMORY = 85
 #: The same of tiles that were measured (measurement ``attention_gradient_registers``). Heads of 256 spill, which costs less
 #: than steps of 32 rows, too few for the asynchronous unit. Of tiles that no warp repeats, a plan of 268 spills 532 bytes.
 GRADIENT_MEASURED, GRADIENT_UNREPEATED = 96, 106
-#: A state that matmuls accumulate from chunk to chunk: a plan of 182 spills 648 bytes for sm_90, 198 spills 308 for
-#: sm_100. Through fragments, for sm_80, 122 spills 80.
-STATE = 70
-#: The same on the asynchronous unit of warp groups, with pointers: a plan of 202 of 255 for sm_90 takes 240 registers,
-#: 227 spills 508 bytes. Block pointers take some: with them 202 spills 80 bytes (measurement ``state_warps``).
-STATE_GROUPS = 80
 #: Several matmuls: plans of 251 of 255 spill 272 to 508 bytes, 238 up to 88, 224 none.
 PRODUCTS = 92
 #: The same where a thread has more than 256, half of them for matrix operations alone: a plan of 329 of 512 takes 506,
@@ -71,9 +69,27 @@ def gradient(target: Target) -> int:
     return GRADIENT_FRAGMENTS if _has_fragments(target) else GRADIENT
 
 
+@dataclass(frozen=True)
+class _State(Tuned):
+    rule: ClassVar[str] = "chunk_state"
+
+    #: A state that matmuls accumulate from chunk to chunk: a plan of 182 spills 648 bytes for sm_90, 198 spills 308 for
+    #: sm_100. Through fragments, for sm_80, 122 spills 80. On the unit of warp groups, with pointers, a plan of 202 for
+    #: sm_90 takes 240 registers, and 227 spills 508 bytes.
+    percent: int
+    #: The same with block pointers, which take registers: on warp groups 202 spills 80 bytes (measurement
+    #: ``state_warps``).
+    blocks: int
+
+
 def state(target: Target) -> int:
     """Return the percentage for a state that matmuls accumulate from chunk to chunk on ``target``."""
-    return min(products(target), STATE_GROUPS if target.has("wgmma") else STATE)
+    return min(products(target), tuned(_State, target).percent)
+
+
+def state_with_blocks(target: Target) -> int:
+    """Return the same for operands with block pointers."""
+    return tuned(_State, target).blocks
 
 
 def products(target: Target) -> int:

@@ -92,7 +92,7 @@ class TritonProductsHeuristic(Heuristic):
         if _chunks(facts):  # programs that share a chunk each multiply it by itself: more of them are no gain as such
             best = min(sure, key=lambda p: _time(facts, p, target))
             predicted = estimate(facts, target, best.block_sizes, best.num_warps or 1, best.num_stages or 1)
-            able = target.has("wgmma") and safety.within(predicted, safety.STATE)
+            able = target.has("wgmma") and safety.within(predicted, safety.state_with_blocks(target))
             return (_with_block_pointers(best, facts) if able else best,)
         full = full_first(sure, lambda p: _programs(facts, p), target)
         assert full is not None
