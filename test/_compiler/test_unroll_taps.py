@@ -237,3 +237,19 @@ def test_loops_of_unknown_length_stay() -> None:
     x, w = torch.randn(40, 30), torch.randn(4)
     assert loops_in(program_of(summed, x, w, static_shapes=False)) == 1
     assert loops_in(program_of(summed, x, w)) == 0
+
+
+def test_strides_may_follow_from_sizes_of_the_call() -> None:
+    def summed(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty([x.size(0) - 3, x.size(1) - 12], device=x.device)
+        for r, c in hl.tile(out.size()):
+            acc = hl.zeros([r, c])
+            for k in range(4):
+                acc = acc + x[r.index + k, c]
+            out[r, c] = acc
+        return out
+
+    x = torch.randn(63, 100)
+    assert loops_in(program_of(summed, x, static_shapes=False)) == 0
+    want = sum(x[k : k + 60, :88] for k in range(4))
+    torch.testing.assert_close(helion.kernel(summed, static_shapes=False)(x), want)

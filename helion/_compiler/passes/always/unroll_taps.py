@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from ...._shapes import fixed_at
 from ...ir.build import Builder, Numbers
 from ...ir.grammar import (
     ForAttrs,
@@ -123,7 +124,7 @@ def _shares_rows(program: Program, root: Root) -> bool:
         index.block
         for attrs in stores
         for index, stride in zip(attrs.indices, program.tensors[attrs.tensor].strides, strict=True)
-        if stride == 1
+        if fixed_at(stride, 1)
     }
     makers, tiles = Makers.among(ops), [op for op in ops if op.results and len(op.result.dims) > 1]
     for axis in root.axes:
