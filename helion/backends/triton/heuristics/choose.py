@@ -50,6 +50,8 @@ class Trust(Tuned):
     lighter_rows: float
     #: Programs of more short rows, for those by the rule.
     fuller_programs: float
+    #: Short steps of a loop over several tiles, for tiles by the rules for rows.
+    short_steps: float
     #: Two rows of a batch that share loads, for one.
     sharing_rows: float
     #: Half the rows of a program that accumulates gradients, for as many as give each SM one.

@@ -129,3 +129,39 @@ def test_two_rows_of_a_batch_share_its_scale(batches: int, rows: int, n: int, si
     found = first.config["block_sizes"]
     assert found == sizes if sizes is not None else found[1] > 1
     assert sizes != [1, 2] or (first.config["num_warps"] == 2 and "share loads" in first.reason)
+
+
+@helion.kernel(backend="triton")
+def channel_sums(
+    grad: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    n, c, s = x.shape
+    first = torch.empty([c], dtype=torch.float32, device=x.device)
+    second = torch.empty([c], dtype=torch.float32, device=x.device)
+    for tile_c in hl.tile(c):
+        a = hl.zeros([tile_c], dtype=torch.float32)
+        b = hl.zeros([tile_c], dtype=torch.float32)
+        for tile_n, tile_s in hl.tile([n, s]):
+            g = grad[tile_n, tile_c, tile_s].float()
+            a += g.sum(dim=(0, 2))
+            apart = x[tile_n, tile_c, tile_s].float() - mean[tile_c][None, :, None]
+            b += (g * (apart * rstd[tile_c][None, :, None])).sum(dim=(0, 2))
+        first[tile_c] = a
+        second[tile_c] = b
+    return first, second
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes", "warps"), [((64, 512, 225), [1, 8, 256], 4), ((32, 1024, 784), [1, 2, 1024], 4)]
+)
+def test_results_that_share_an_sm_take_short_steps(shape: tuple[int, ...], sizes: list[int], warps: int) -> None:
+    """Measurement ``nested_steps``."""
+    args = (*[_meta(*shape)] * 2, *[_meta(shape[1], dtype=torch.float32)] * 2)
+    first = channel_sums.bind(args, target="h200").seeds[0]
+    assert (first.config["block_sizes"], first.config["num_warps"]) == (sizes, warps)
+
+
+def test_results_with_an_sm_each_keep_long_steps() -> None:
+    args = (*[_meta(64, 128, 225)] * 2, *[_meta(128, dtype=torch.float32)] * 2)
+    first = channel_sums.bind(args, target="h200").seeds[0]
+    assert first.heuristic == "TritonNestedReductionHeuristic" and first.config["num_warps"] == 16

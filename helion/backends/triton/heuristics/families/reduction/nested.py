@@ -13,13 +13,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ......_compiler.facts.records import AxisFact, KernelFacts, ReductionFact
+from ......_compiler.facts.records import KernelFacts
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import Target
 from ....proposal import TritonProposal
 from ...sizing import clamp, estimate, grid_extent, is_contiguous, warps_for_threads
 from ...tuned import Tuned, tuned
 from .budget import reduction_alone
+from .walked import walked_by
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class TritonNestedReductionHeuristic(Heuristic):
         primary = reduction_alone(facts)
         if isinstance(primary, Declined):
             return primary
-        walked = _walked(facts, primary)
+        walked = walked_by(facts, primary)
         if isinstance(walked, Declined):
             return walked
         if grid_extent(facts) > _TUNED.programs * target.num_sms:
@@ -71,19 +72,3 @@ class TritonNestedReductionHeuristic(Heuristic):
                 num_stages=1,
             ),
         )
-
-
-def _walked(facts: KernelFacts, primary: ReductionFact) -> tuple[AxisFact, ...] | Declined:
-    """Return the tiles that the loop of the reduction iterates over, outermost first, if it reduces all of them."""
-    region = facts.regions[primary.region]
-    walked = tuple(facts.axes[axis] for axis in region.axes)
-    if region.kind != "loop" or len(walked) < 2 or not all(axis.tunable for axis in walked):
-        return Declined("no loop over several tiles")
-    if len(facts.tunable_axes) > len(walked) + len(facts.grid_axes):
-        return Declined("the kernel has another loop")
-    reduced = {fact.axis for fact in facts.reductions if fact.region == primary.region}
-    if not reduced.issuperset(region.axes) or primary.re_read or any(fact.carried_2d for fact in facts.reductions):
-        return Declined("the loop does more than reduce its tiles")
-    if any(op.kind != "load" for op in facts.memory_ops if op.region == primary.region):
-        return Declined("the loop stores")
-    return walked

@@ -25,6 +25,7 @@ from ...tuned import Tuned, tuned
 from .budget import Allocation, allocate, reduction_alone
 from .launch import launch
 from .sharing import sharing
+from .walked import in_short_steps
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,8 @@ class TritonStreamingReductionHeuristic(Heuristic):
         programs = programs_of(facts, all_sizes(facts, first.block_sizes), primary.root)
         if programs > target.num_sms:
             many = _lighter(_fuller(_in_pairs(first, programs, facts, target), facts, target), facts, target)
-            return (sharing(many, _row_axes(found, facts), _along(facts, primary), facts, target),)
+            shared = sharing(many, _row_axes(found, facts), _along(facts, primary), facts, target)
+            return (in_short_steps(shared, primary, facts, target),)
         threads = _threads_of_few(facts, primary)
         if (
             first.num_warps is not None
