@@ -28,7 +28,7 @@ from helion.backends.cute import shapes
 from helion.backends.cute.execute import evaluators, launcher, seen
 from helion.backends.cute.plan.dtypes import NUMBER
 from helion.backends.cute.plan.kernel import CutePlan
-from helion.backends.cute.toolchain import library
+from helion.backends.cute.toolchain import library, shared_object
 from helion.backends.cute.toolchain.errors import CompilationFailed
 from helion.backends.cute.toolchain.kernel import GemmKernel
 
@@ -394,3 +394,12 @@ def test_plans_are_verified_unless_their_kernel_was_compiled(
     library.folder(kernel)
     again = helion.kernel(matmul.fn, backend="cute").bind(ARGUMENTS)
     assert kernel_of(again).key == kernel.key and len(verified) == 2
+
+
+def test_the_launching_function_is_the_only_symbol_of_its_kind() -> None:
+    symbol = b"_mlir_gemm__mlir_ciface_cutlass_gemm_Ptrgmem"
+    found = shared_object.launching_function(b"ELF\0gemm_cuda_init\0" + symbol + b"\0" + symbol + b"\0")
+    assert found == symbol.decode()
+    for host in (b"ELF\0gemm_cuda_init\0", b"\0" + symbol + b"\0" + symbol + b"_other\0"):
+        with pytest.raises(CompilationFailed, match=r"exported [02] functions that launch the kernel, not one"):
+            shared_object.launching_function(host)

@@ -250,3 +250,25 @@ def test_small_extents_keep_their_coordinates(extents: tuple[int, int, int]) -> 
     assert len(columns) == min(2, -(-extents[1] // plan.epilogue_n)), "what lies behind the output is not stored"
     if len(columns) == 2:
         assert re.search(rf"\s{re.escape(columns[1])},(?: %r\d+,)? {plan.epilogue_n};", ptx), "what it is set to"
+
+
+def multiplied(text: str) -> list[str]:
+    """The heads of the loops that multiply, in order."""
+    return re.findall(r"for step in (.*):\n +cute\.gemm\(", text)
+
+
+def test_multiplications_are_traced_once() -> None:
+    """Loops that change the MMA of the main loop are unrolled while they are traced: the loop would carry it."""
+    late, traced = "cutlass.range(4, unroll_full=True)", "cutlass.range_constexpr(4)"
+    assert multiplied(build(PLANS["sm_90/bf16"])) == [late, late]
+    assert set(multiplied(build(PLANS["sm_90/fp8_blockwise"]))) == {traced}
+    assert multiplied(build(PLANS["sm_100/bf16"])) == [traced]
+
+
+def test_loops_that_are_traced_once_leave_the_same_binary() -> None:
+    pytest.importorskip("cutlass", reason="the CuTe DSL is not installed (the cute extra)")
+    plan = PLANS["sm_90/bf16"]
+    late, traced = "for step in cutlass.range(4, unroll_full=True):", "for step in cutlass.range_constexpr(4):"
+    text = build(plan)
+    assert text.count(late) == 2
+    assert compile_text(text, plan).cubin == compile_text(text.replace(late, traced), plan).cubin

@@ -11,6 +11,7 @@ from ..roles.halves import OfKTile
 from ..roles.overlapped import Ahead, GroupLoop, Rest
 from ..roles.partial import TermLoop
 from ..roles.sliced import SliceLoop
+from .writer import unrolled
 
 GROUP_OFFSETS = "group_offsets"
 """The kernel's tensor of the first rows, or elements of K, of groups, and the pointer of the host function."""
@@ -287,3 +288,14 @@ def predicate(plan: GemmPlan, who: Who, first_warp: int) -> str:
         "split_tile": "k_parts > 1",
         "whole_tile": "k_parts == 1",
     }[who]
+
+
+def steps_of_tile(plan: GemmPlan, first: int, end: int, *, fresh: bool) -> str:
+    """Return the range of a loop over the MMAs ``first`` to ``end`` of a K tile.
+
+    It is unrolled after the trace. Loops that overwrite ``fresh`` accumulators of each K tile, and those of tcgen05, change
+    the MMA in their body: the main loop would carry it, in other code (measurement ``traced_once``).
+    """
+    bounds = (first, end) if first else (end,)
+    late = plan.unit == "wgmma" and not (fresh and plan.promote)
+    return unrolled(*bounds) if late else f"cutlass.range_constexpr({', '.join(map(str, bounds))})"

@@ -16,7 +16,7 @@ from ..plan.records import SWIZZLE_BYTES, WARP_ROWS, GemmPlan
 from ..roles import grammar as g
 from ..roles.halves import ConvertHalf, HalfStep, MmaHalf, OrderReads, ReadHalf
 from .epilogue import EXPRESSIONS, literal
-from .numbers import batch_modes, batched, of_k_tile
+from .numbers import batch_modes, batched, of_k_tile, steps_of_tile
 
 WORDS = {1: "cutlass.Uint8", 2: "cutlass.Uint16", 4: "cutlass.Uint32"}
 """The types that TMA moves elements as, by their bytes."""
@@ -273,7 +273,7 @@ def _multiply(plan: GemmPlan, step: MmaHalf) -> list[str]:
     place = f"fragment_b[None, None, step, {step.cursor}.index]"
     return [
         *([accumulate.format(False)] if step.first else []),
-        f"for step in cutlass.range_constexpr({step.half * steps}, {(step.half + 1) * steps}):",
+        f"for step in {steps_of_tile(plan, step.half * steps, (step.half + 1) * steps, fresh=step.first)}:",
         f"    cute.gemm(tiled_mma, sums, fragment_a[None, None, step], {place}, sums)",
         *([f"    {accumulate.format(True)}"] if step.first else []),
     ]

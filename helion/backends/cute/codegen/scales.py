@@ -13,6 +13,7 @@ from ..roles.overlapped import Turn
 from .epilogue import Fragment, converted, fragment
 from .numbers import in_group
 from .slices import sliced
+from .writer import unrolled
 
 
 def parameters(plan: GemmPlan) -> list[tuple[str, str, str]]:
@@ -130,7 +131,7 @@ def promote(plan: GemmPlan, cursor: str | None, turn: Turn = 0) -> list[str]:
     if plan.problem.rounded:
         values = plan.tile[1] // 2 * plan.row_atoms
         added = [f"    {of_turn(line, turn)}" for line in add_rounded("sums", "total", plan.problem.rounded)]
-        return [f"for e in cutlass.range_constexpr(0, {values}, 2):", *added]
+        return [f"for e in {unrolled(0, values, 2)}:", *added]
     if plan.problem.scales is None:
         return [f"total.store(total.load() + {of_turn('sums', turn)}.load())"]
     lines, row = [], plan.factor("row")
@@ -195,7 +196,7 @@ def _add(plan: GemmPlan, sums: str, total: str, values: int) -> list[str]:
     elif plan.factor("row"):
         factor = _row(plan)
     return [
-        f"for i in cutlass.range_constexpr({values}):",
+        f"for i in {unrolled(values) if plan.unit == 'wgmma' else f'cutlass.range_constexpr({values})'}:",
         f"    {total} = cute.math.fma({term}, {factor}, {total})",
     ]
 

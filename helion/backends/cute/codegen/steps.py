@@ -34,7 +34,7 @@ from .epilogue import (
     suffixed,
     values_of,
 )
-from .numbers import batched
+from .numbers import batched, steps_of_tile
 from .outputs.strided import store_strided
 from .peers import messages
 from .setups import SETUPS, dsl, rows_of, second_b, stage_of, sums_of, tile_source
@@ -313,7 +313,7 @@ def _(step: g.Mma, out: Writer, names: Names) -> None:
     if step.first:
         out.line("tiled_mma.set(warpgroup.Field.ACCUMULATE, False)")
     sums = scales.of_turn("sums", step.turn) if isinstance(step, TurnMma) else "sums"
-    with out.block(f"for step in cutlass.range_constexpr({names.plan.mma_steps}):"):
+    with out.block(f"for step in {steps_of_tile(names.plan, 0, names.plan.mma_steps, fresh=step.first)}:"):
         place = f"[None, None, step, {step.cursor}.index]"
         out.line(f"cute.gemm(tiled_mma, {sums}, fragment_a{place}, fragment_b{place}, {sums})")
         if step.first or not wgmma:

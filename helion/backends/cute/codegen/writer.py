@@ -10,6 +10,14 @@ _TOKEN = re.compile(r"[0-9.]*[.][0-9.]*|[0-9]+|[A-Za-z_0-9]+|.")
 """A number with a point, an integer, a name, or any other character."""
 
 
+def unrolled(*bounds: int) -> str:
+    """Return the range of a loop whose body is traced once, and which the DSL unrolls after most of its passes.
+
+    The binary is that of a loop unrolled while it is traced, but the trace is shorter (measurement ``traced_once``).
+    """
+    return f"cutlass.range({', '.join(map(str, bounds))}, unroll_full=True)"
+
+
 class Writer:
     """A list of lines; ``block`` indents the lines written inside."""
 

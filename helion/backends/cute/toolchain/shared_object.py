@@ -123,13 +123,23 @@ def build_shared_object(kernel: GemmKernel) -> tuple[bytes, bytes]:
         folder = Path(name)
         functions = beside.submit(_compile, compiler, folder, source(kernel))
         compiled = _compiled(kernel)
-        compiled.kernel.export_to_c(str(folder), NAME, NAME)
-        header = (folder / f"{NAME}.h").read_text()
-        found = re.search(rf"void (_mlir_{NAME}__mlir_ciface_\w+)\(void \*\*args", header)
-        if found is None:
-            raise CompilationFailed("the DSL exported no function that launches the kernel")
+        host = compiled.kernel.dump_to_object(NAME)
+        (folder / f"{NAME}.o").write_bytes(host)
+        symbol = launching_function(host)
         functions.result()
-        return _link(compiler, folder, found[1], product_of_two(compiled.ptx)), compiled.cubin
+        return _link(compiler, folder, symbol, product_of_two(compiled.ptx)), compiled.cubin
+
+
+def launching_function(host: bytes) -> str:
+    """Return the symbol of the function that launches the kernel in the DSL's object of host code.
+
+    The DSL's header of C, which also has it, would be made from a second copy of the module. Raises
+    ``CompilationFailed`` unless the object has one such symbol.
+    """
+    found = set(re.findall(rf"\0(_mlir_{NAME}__mlir_ciface_\w+)(?=\0)".encode(), host))
+    if len(found) != 1:
+        raise CompilationFailed(f"the DSL exported {len(found)} functions that launch the kernel, not one")
+    return found.pop().decode()
 
 
 def product_of_two(ptx: str) -> str:

@@ -10,6 +10,7 @@ from ...plan.attention.operands import Table
 from ...plan.attention.records import KEY_INDEX, LAZY, PRODUCT, AttentionPlan, AttentionProblem, Formula, ScorePlan
 from ...plan.epilogue import COLUMN_NUMBER, Constant
 from ..scales import add_rounded, rounded_pair
+from ..writer import unrolled
 from . import numbers, spans, vectors
 from .formula import arguments_of, computed, definitions, head_axes, read, score_lines
 
@@ -192,13 +193,14 @@ def _formula(plan: AttentionPlan, formula: Formula, name: str) -> list[str]:
     inner = [*definitions({"query": "first_query + 8 * row"}, inner), *inner]
     of_key = definitions({"key": f"first_key + {key_distance(plan)}"}, [*by_kind["key"], *inner])
     return [
+        "@cute.jit",
         *lines,
         *by_kind["once"],
-        f"    for column in range({plan.keys // 8}):",
+        f"    for column in {unrolled(plan.keys // 8)}:",
         *(f"        {line}" for line in by_kind["column"]),
-        "        for i in range(2):",
+        "        for i in cutlass.range_constexpr(2):",
         *(f"            {line}" for line in (*of_key, *by_kind["key"])),
-        "            for row in range(2):",
+        "            for row in cutlass.range_constexpr(2):",
         *(f"                {line}" for line in inner),
     ]
 
@@ -423,9 +425,10 @@ def _round(plan: AttentionPlan) -> list[str]:
         return _round_quads(plan)
     name = "bf16x2" if plan.problem.q.dtype == "bfloat16" else "f16x2"
     return [
+        "@cute.jit",
         "def round_weights(scores, rounded):",
         "    packed = cute.recast_tensor(rounded, cutlass.Int32)",
-        f"    for e in range({plan.keys // 4}):",
+        f"    for e in {unrolled(plan.keys // 4)}:",
         "        packed[e] = cute.arch.inline_ptx(",
         f'            "cvt.rn.{name}.f32 {{$w0}}, {{$r0}}, {{$r1}};",',
         "            write_only_types=[cutlass.Int32],",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...plan.records import GemmPlan
 from ...roles.partial import Piece, PieceViews, TermMma, all_pieces, pieces
+from ..numbers import steps_of_tile
 from ..setups import hopper_mma, mma_arguments, operand_dsl
 
 
@@ -58,4 +59,5 @@ def multiply(plan: GemmPlan, step: TermMma) -> list[str]:
         place = f"[None, None, step, {step.cursor}.index]"
         issued.append(f"    cute.gemm({mma}, {sums}, fragment_a{place}, {b}{place}, {sums})")
         issued += [f"    {mma}.set({field}, True)"] if piece.fresh else []
-    return [*lines, f"for step in cutlass.range_constexpr({plan.mma_steps}):", *issued]
+    fresh = any(piece.fresh for piece in pieces(plan, step.term, step.first))
+    return [*lines, f"for step in {steps_of_tile(plan, 0, plan.mma_steps, fresh=fresh)}:", *issued]
