@@ -53,7 +53,7 @@ MAX_SLOW = 2
 DOUBLING_BYTES = 1024
 
 #: Part of every key: it changes when the rule of verdicts changes.
-_VERSION = 5
+_VERSION = 6
 
 Candidate = tuple[Config, "Predicted"]
 
