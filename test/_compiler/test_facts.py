@@ -564,7 +564,7 @@ def test_add() -> None:
     fact = facts.pointwise
     assert fact is not None
     assert (fact.total_numel, fact.slab_numel, fact.storage_itemsize, fact.compute_itemsize) == (65536, 3, 2, 2)
-    assert (fact.contiguous_axes, fact.sfu_ops, fact.gather_stride, fact.max_op_slab) == ((1,), 0, 1, 1)
+    assert (fact.contiguous_axes, fact.gather_stride, fact.max_op_slab) == ((1,), 1, 1)
     assert facts.work[0].ops == 1
 
 

@@ -178,7 +178,6 @@ def pointwise_fact(
         storage_itemsize=max((op.itemsize for op in full or memory_ops), default=1),
         compute_itemsize=_compute_itemsize(walk, flow, memory_ops),
         contiguous_axes=tuple(sorted(contiguous)),
-        sfu_ops=sum(map(is_sfu, walk.pointwise)),
         gather_stride=gather_stride,
         max_op_slab=max_slab,
         one_run=beside == () and not numbered,

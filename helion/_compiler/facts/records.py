@@ -238,7 +238,6 @@ class PointwiseFact:
     - ``storage_itemsize``: the widest dtype of full accesses in memory.
     - ``compute_itemsize``: the widest dtype of values that reach a store, without index arithmetic.
     - ``contiguous_axes``: tiled axes with stride 1 in some full access.
-    - ``sfu_ops``: the number of transcendental ops.
     - ``gather_stride``: the largest index scale on a stride-1 axis.
     - ``max_op_slab``: the largest number of untiled elements per tiled element in one access.
     - ``one_run``: true if all tiled accesses are contiguous in memory, so that a flattened grid can visit them
@@ -257,7 +256,6 @@ class PointwiseFact:
     storage_itemsize: int
     compute_itemsize: int
     contiguous_axes: tuple[int, ...]
-    sfu_ops: int
     gather_stride: int
     max_op_slab: int
     one_run: bool = False
