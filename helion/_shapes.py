@@ -6,10 +6,11 @@ import math
 import numbers
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Union
 
 import torch
+
+from ._support.records import dataclass
 
 #: Tensors whose sizes are certainly numbers; other subclasses may have symbolic sizes.
 CONCRETE_TENSORS = (torch.Tensor, torch.nn.Parameter)

@@ -7,7 +7,6 @@ import copy
 import functools
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +21,7 @@ from ._shapes import NeedsValue, hint_of
 from ._support import logs
 from ._support.lazy import lazy
 from ._support.locks import new_lock
+from ._support.records import dataclass, field, replace
 from .backends import BACKENDS, GENERAL
 from .backends.protocol import Backend
 from .config import Config, as_config

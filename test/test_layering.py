@@ -59,6 +59,7 @@ INNER = {
         "switching",
         "syntax",
         "lazy",
+        "records",
         "distribution",
         "logs",
         "tracebacks",

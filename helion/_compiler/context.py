@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 
 from .. import exc
 from .._support.nested import kinds
+from .._support.records import dataclass, field
 from ..hardware import Target
 from ..settings import Settings
 

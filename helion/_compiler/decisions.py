@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any, cast
+
+from .._support.records import dataclass, replace
 
 #: Key of a list's entry: a block, a memory access by slot, a loop by number, or (loop, dimension).
 Place = int | tuple[int, int]

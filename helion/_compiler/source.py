@@ -16,10 +16,10 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from .. import exc
+from .._support.records import dataclass
 from .._support.syntax import parse
 
 #: Files modified before this time (in seconds since the epoch) still hold the imported text. The minute allows for

@@ -5,7 +5,7 @@ A prediction is 10 to 20 % off, so close predictions do not decide. The order of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from .._support.records import dataclass
 
 #: Ratio of predicted times from which any other seed replaces the first promoted one.
 FASTER_RATIO = 2.0

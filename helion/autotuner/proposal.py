@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from .._compiler.facts.records import KernelFacts
+from .._support.records import dataclass, field
 from ..config import Config
 from ..hardware import Target
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 
 from .._compiler.facts.records import FlatFacts, KernelFacts
+from .._support.records import dataclass, replace
 from ..config import Config
 from ..hardware import Target
 from .proposal import Declined, Heuristic, Predicted, Proposal, Seed

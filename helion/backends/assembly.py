@@ -12,8 +12,8 @@ import subprocess
 import tempfile
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+from .._support.records import dataclass
 from ..hardware import REGISTER_BYTES
 from .binaries import tool
 

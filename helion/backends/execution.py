@@ -6,12 +6,12 @@ import ast
 import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from .. import exc
+from .._support.records import dataclass, field
 from ..hardware import Target
 
 if TYPE_CHECKING:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from .._shapes import CONCRETE_TENSORS
 from .._support.locks import new_lock
+from .._support.records import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, SupportsIndex, overload
 
 import torch
 
 from .. import exc
+from .._support.records import dataclass
 from ._reference.session import Session, current
 from ._registry import declare, reference
 from .tiles import BlockSize, RefAxis, RefTile, RefTileTuple, Tile

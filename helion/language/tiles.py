@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from .. import exc
 from .._shapes import cdiv
+from .._support.records import dataclass
 from ._reference.session import Frame, Leveled, Session, axis_of, current, set_axis, shadow_of
 from ._registry import declare, reference
 

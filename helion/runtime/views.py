@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import exc
 from .._support.lazy import lazy
+from .._support.records import dataclass
 from .._support.tracebacks import short_errors
 from ..config import Config
 from .generated import codecache

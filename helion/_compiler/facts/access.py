@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
+from ..._support.records import dataclass
 from ..passes.analysis.row_windows import SharedRows
 
 #: Of a stride passed at launch, compilers know only whether it is a multiple of this.

@@ -6,8 +6,7 @@ backward pass (loops iterate to a fixpoint). They stop at reductions, stores and
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
+from ..._support.records import dataclass, field
 from ..ir.grammar import MemoryAttrs, Op, Operand, ReduceAttrs, Region, Value
 from .walk import Walk
 

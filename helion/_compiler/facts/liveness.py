@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
+from ..._support.records import dataclass, field
 from ..ir.grammar import Op, Region, Value
 from ..ir.ops import OPS
 from .records import LiveTile, LiveTiles

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ..._shapes import hint_of
+from ..._support.records import dataclass
 from ..ir.grammar import ForAttrs, IotaAttrs, MemoryAttrs, Op, Operand, OperandRef, PointwiseAttrs, TileAttrs, Value
 from .walk import MAX_HOPS, Walk
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, TypeVar
 
 import torch
 
+from ..._support.records import dataclass, field, replace
 from ..rewrites.late_reductions.threads import LateReductionFact as LateReductionFact
 from ..rewrites.precompute_operands import PrecomputableFact as PrecomputableFact
 from ..rewrites.unfuse_matmul import UnfusedMatmulFact as UnfusedMatmulFact

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ..._shapes import Dims, hint_of
+from ..._support.records import dataclass, field, replace
 from ..ir.grammar import (
     Bound,
     ForAttrs,

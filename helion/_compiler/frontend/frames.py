@@ -9,13 +9,13 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from ... import exc
 from ..._names import KERNEL_LIBRARIES
+from ..._support.records import dataclass, field
 from ..source import FunctionSource
 from .state import TraceState
 from .values import HostTensorValue, Missing

@@ -8,13 +8,13 @@ from __future__ import annotations
 import pickle
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from ... import exc
 from ..._exact import are_same, exact_key, is_constant
+from ..._support.records import dataclass, field
 from .purity import is_library_module
 
 if TYPE_CHECKING:

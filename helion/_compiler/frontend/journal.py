@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from ..._support.records import dataclass
 
 #: Collections are copied shallowly: their items must not be changed in place.
 _COLLECTIONS = (list, dict, set)

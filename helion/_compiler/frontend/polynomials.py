@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import reduce
 from typing import Any
 
 from ..._shapes import Expr, Number, is_power_of_2, number_key
+from ..._support.records import dataclass, field
 
 #: The identity of an atom; one that begins with "block" is a block size.
 Atom = tuple[Any, ...]

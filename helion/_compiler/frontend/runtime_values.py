@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 
 from ... import exc
 from ..._shapes import Expr, hint_of
+from ..._support.records import dataclass
 from .state import TraceState
 from .values import Shape
 

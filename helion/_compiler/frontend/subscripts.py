@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ... import exc
 from ..._shapes import ONE, Dim, Dims, Expr, Number, broadcast_dims, fixed_at, number_key, positive_part
+from ..._support.records import dataclass
 from ..ir.grammar import Index, Operand
 from ..ir.host_module import Reach, out_of_range, past_the_end
 from ..ir.operands import unaddressed

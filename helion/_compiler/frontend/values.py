@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 
 from ... import exc
 from ..._shapes import Dim, Dims, Expr, Number, hint_of, number_key
+from ..._support.records import dataclass, field
 from ..ir.grammar import Block, TileField, Value
 from ..ir.host_module import Member
 from ..ir.printer import dim_text

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple
 from typing import Any
 
 from ... import exc
 from ..._names import RESERVED, SHARED_MODULES
 from ..._shapes import Expr, Number, dtype_name, fixed_at
+from ..._support.records import dataclass, field
 from ..ir.host_module import GREATEST, LEAST, HostModule, Keep, Launch
 from ..source import Place, place_of
 from .program import LAUNCHER as LAUNCHER_NAME

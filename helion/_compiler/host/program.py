@@ -6,10 +6,10 @@ import ast
 import bisect
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..._support.lazy import lazy
+from ..._support.records import dataclass
 from ..ir.host_module import HostModule
 from ..source import Location
 from .trees import Rewriter

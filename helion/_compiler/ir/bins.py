@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..._shapes import Number
+from ..._support.records import dataclass
 from .grammar import Index, MemoryAttrs, Op, Operand, PointwiseAttrs, Program, Value
 from .rewrite import Makers
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from ..._shapes import Dims, Expr, Number, broadcast_dims
+from ..._support.records import dataclass, replace
 from ..source import Location
 from .grammar import (
     Kind,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..._support.lazy import lazy
+from ..._support.records import dataclass
 
 if TYPE_CHECKING:
     from . import effects, grammar, hints

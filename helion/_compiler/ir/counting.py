@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ..._shapes import Dim, Dims
+from ..._support.records import dataclass
 from .grammar import (
     ForAttrs,
     IotaAttrs,

@@ -8,12 +8,12 @@ in it are unknown, so only accesses through one tensor can be proved disjoint.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
 
 from ..._shapes import Expr, Number, fixed_at
+from ..._support.records import dataclass
 from .grammar import (
     ELSEWHERE,
     AddressAttrs,

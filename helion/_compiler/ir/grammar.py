@@ -51,12 +51,12 @@ object represents each value, so ``is`` also distinguishes values.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, Union
 
 import torch
 
 from ..._shapes import Dim, Dims, Expr, Number
+from ..._support.records import dataclass, replace
 from ...fields import Fragment
 from ..source import Location
 from .host_module import HostModule, Member

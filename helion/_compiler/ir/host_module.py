@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ... import exc
 from ..._shapes import Expr, Number, number_key
+from ..._support.records import dataclass
 from ..source import Location, Place
 from .structure import Structural
 

@@ -6,10 +6,10 @@ A new op is one row here, a front-end rule that records it, and its spelling in 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import NoneType
 from typing import Literal
 
+from ..._support.records import dataclass
 from . import grammar as g
 
 #: Rewrites that split an op along a dimension.

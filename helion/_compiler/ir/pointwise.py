@@ -14,11 +14,12 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
+
+from ..._support.records import dataclass
 
 Scalar = bool | int | float
 Operand = tuple[torch.dtype, int] | Scalar | type

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import torch
+
+from ..._support.records import dataclass
 
 Scalar = bool | int | float
 

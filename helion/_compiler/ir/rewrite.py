@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from ..._support.records import dataclass, replace
 from .grammar import Op, Operand, Program, Region, Value
 
 _Answer = TypeVar("_Answer")

@@ -26,11 +26,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 import torch
 
 from ..._shapes import ONE, Dim, cdiv, fixed_at, next_power_of_2
+from ..._support.records import dataclass, replace
 from ...hardware import Target
 from ..decisions import Decisions
 from ..ir.build import Builder, Numbers

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
 
 from ..._shapes import Dim
+from ..._support.records import dataclass, replace
 from ..ir.build import Builder, Numbers
 from ..ir.effects import apart_along, ordered
 from ..ir.grammar import Block, ForAttrs, IotaAttrs, MemoryAttrs, Op, Operand, Part, Program, Region, Value, ViewAttrs

@@ -19,12 +19,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
 from ..._shapes import ONE, WIDE, Dim, fixed_at, hint_of, number_key, positive_part
+from ..._support.records import dataclass, replace
 from ..ir.build import Builder, Numbers
 from ..ir.grammar import (
     Block,

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from ..._shapes import ONE, Dims, Expr
+from ..._support.records import dataclass, replace
 from ..ir.build import Builder
 from ..ir.grammar import (
     Block,

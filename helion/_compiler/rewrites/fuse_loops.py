@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
 import torch
 
 from ..._shapes import Dim, Dims, Number, fixed_at
+from ..._support.records import dataclass, replace
 from ...hardware import Target
 from ..decisions import Decisions
 from ..ir.build import Builder, Numbers

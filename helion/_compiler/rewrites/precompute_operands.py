@@ -18,12 +18,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
 from ..._shapes import cdiv, fixed_at
+from ..._support.records import dataclass, replace
 from ...hardware import Target
 from ..decisions import Decisions
 from ..ir.build import Builder, Numbers

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 
 import torch
 
 from ..._shapes import Expr, cdiv, fixed_at
+from ..._support.records import dataclass, replace
 from ...fields import IntegerFragment
 from ...hardware import Target
 from ..ir.build import Builder, Numbers

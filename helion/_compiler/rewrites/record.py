@@ -7,10 +7,10 @@ fields, the reasons why a kernel lacks a key, legalization rules and steps deriv
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from ..._shapes import Expr
+from ..._support.records import dataclass, field
 from ...fields import BooleanFragment, Fragment, PowerOfTwoFragment
 from ...hardware import Target
 from ..decisions import Decisions

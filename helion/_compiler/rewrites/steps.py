@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..._support.lazy import lazy
+from ..._support.records import dataclass, field
 from ..ir.grammar import Program
 from ..ir.watch import watching
 from ..passes.always import branches, order_memory

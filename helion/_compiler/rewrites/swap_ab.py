@@ -21,11 +21,11 @@ The addition keeps compilers from reading operand B from shared memory: computed
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
 import torch
 
 from ..._shapes import Dim
+from ..._support.records import dataclass, replace
 from ...hardware import GROUP_WARPS, WARP_ROWS, Target
 from ..decisions import Decisions
 from ..ir.build import Builder, Numbers

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -14,6 +13,7 @@ from ..._compiler.decisions import Decisions
 from ..._compiler.ir.grammar import Block
 from ..._compiler.sizes import dependent_size, fixed_size, padded_extent
 from ..._shapes import Expr, is_power_of_2
+from ..._support.records import dataclass, field, replace
 from ...config import EVERY_REDUCTION, RENAMED, Config, as_config
 from ...hardware import Target
 from ..proposal import Proposal

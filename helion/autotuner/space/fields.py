@@ -11,13 +11,13 @@ import functools
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 from ... import exc
 from ..._compiler.decisions import Place
 from ..._shapes import previous_power_of_2
+from ..._support.records import dataclass
 from ...fields import (
     BooleanFragment,
     EnumFragment,

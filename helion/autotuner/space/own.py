@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from ..._compiler.decisions import Decisions
+from ..._support.records import dataclass, field
 from ...fields import Fragment
 from .fields import Field
 

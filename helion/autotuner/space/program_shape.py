@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 
 from ..._compiler.ir.grammar import (
     Block,
@@ -23,6 +22,7 @@ from ..._compiler.ir.grammar import (
 from ..._compiler.rewrites.epilogue_subtile import subtile_blocks
 from ..._compiler.source import Location
 from ..._shapes import Dims
+from ..._support.records import dataclass, field, replace
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..._support.lazy import LazyTable, lazy
+from ..._support.records import dataclass
 
 if TYPE_CHECKING:
     from ... import exc

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ... import exc
 from ..._compiler.decisions import Decisions
+from ..._support.records import dataclass
 from ...autotuner.space.own import Rule
 from ...hardware import Target
 from .bounds import columns_of, ctas_per_mma, least_rows, lies_in_memory, places_of_copies, row_clusters, tile_bounds

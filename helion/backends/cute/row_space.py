@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ... import exc
 from ..._compiler.decisions import Decisions
 from ..._compiler.ir.grammar import Program
 from ..._shapes import next_power_of_2
+from ..._support.records import dataclass
 from ...autotuner.space.fields import Scalar
 from ...autotuner.space.own import OwnKeys, Rule
 from ...autotuner.space.program_shape import ProgramShape

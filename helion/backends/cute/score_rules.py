@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from ... import exc
 from ..._compiler.decisions import Decisions
 from ..._compiler.ir.grammar import Program
 from ..._shapes import NeedsValue
+from ..._support.records import dataclass, replace
 from ...autotuner.space.fields import Field
 from ...autotuner.space.own import OwnKeys, Rule
 from ...hardware import Target

@@ -6,7 +6,6 @@ A program has the first shape that claims it by its structure. That shape compil
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ... import exc
@@ -15,6 +14,7 @@ from ..._compiler.facts.records import KernelFacts
 from ..._compiler.host.build import HostBuilder
 from ..._compiler.ir.effects import meets_other_gpus
 from ..._compiler.ir.grammar import Program
+from ..._support.records import dataclass
 from ...autotuner.margins import PREDICTABLE_LEAD, Lead
 from ...autotuner.proposal import Predicted
 from ...autotuner.space.own import OwnKeys

@@ -21,7 +21,6 @@ for their order.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 
 from ..._compiler.ir.build import Builder, Numbers
 from ..._compiler.ir.grammar import (
@@ -38,6 +37,7 @@ from ..._compiler.ir.ops import OPS
 from ..._compiler.ir.rewrite import Makers, expand_ops
 from ..._compiler.rewrites.steps import StepInputs
 from ..._shapes import Dim, Number, fixed_at, hint_of
+from ..._support.records import dataclass, replace
 
 #: Pointwise ops through which Triton still knows that lanes are neighbors, and their operands that matter.
 _KEEPING = {"add": 2, "sub": 1, "cast": 1, "mod": 1, "fmod": 1, "where": 3, "bitwise_or": 2, "bitwise_and": 1}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from ... import exc
 from ..._compiler.decisions import Decisions, Place
@@ -17,6 +16,7 @@ from ..._compiler.rewrites.legality import LOOP_OPTIONS, legalize, without_gone_
 from ..._compiler.rewrites.record import RuleContext
 from ..._compiler.rewrites.unfuse_matmul import matmul_tile
 from ..._shapes import cdiv, hint_of
+from ..._support.records import dataclass
 from ...autotuner.space.own import Rule
 from ...autotuner.space.program_shape import ProgramShape
 from ...config import RANGE_OPTIONS

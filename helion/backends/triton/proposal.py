@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from ..._support.records import dataclass, field
 from ...autotuner.proposal import Proposal
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 from ... import exc
+from ..._support.records import dataclass
 from ...autotuner.proposal import Proposal
 from ...autotuner.space.fields import Field, adjacent
 from ...fields import PowerOfTwoFragment, values_of

@@ -14,12 +14,12 @@ import pathlib
 import sys
 import types
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ... import exc
+from ..._support.records import dataclass
 from .._unwritten import unwritten
 from ..tiles import Span
 from .session import Session, axes_of, axis_of, current, set_axes, set_axis, shadow_of

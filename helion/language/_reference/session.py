@@ -25,12 +25,12 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 
 from ... import exc
+from ..._support.records import dataclass, field
 from ...config import Config
 from ...settings import Settings
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..._support.nested import map_nested
+from ..._support.records import dataclass
 
 
 def snapshot(value: Any) -> Any:

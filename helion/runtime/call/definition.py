@@ -7,10 +7,10 @@ import inspect
 import linecache
 import types
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..._compiler.source import parse_kernel
+from ..._support.records import dataclass
 from ...config import Config
 from ...language.constants import ConstExpr
 from ...settings import Settings

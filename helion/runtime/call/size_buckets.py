@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ..._support.records import dataclass
 from .signature import pick
 
 Origin = tuple[Any, ...]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 
 from ... import exc
 from ..._support.lazy import lazy
+from ..._support.records import dataclass
 from ..call.signature import TensorGuards
 
 _host_module = lazy("helion._compiler.ir.host_module")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import sys
 import types
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..._exact import exact_key, is_constant
 from ..._support.lazy import lazy
+from ..._support.records import dataclass
 
 if TYPE_CHECKING:
     from ..._compiler.frontend import guards, values

@@ -14,7 +14,6 @@ import pickle
 import sys
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +25,7 @@ from ..._support import files as _files
 from ..._support import logs as _logging
 from ..._support import ranks
 from ..._support.lazy import lazy
+from ..._support.records import dataclass
 from ...backends import BACKENDS
 from ...backends.execution import KeptModule
 from ...config import Config

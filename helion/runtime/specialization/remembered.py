@@ -16,7 +16,6 @@ import pathlib
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +25,7 @@ from ..._support import files as _files
 from ..._support import logs as _logging
 from ..._support.lazy import lazy
 from ..._support.nested import map_nested
+from ..._support.records import dataclass
 from ...backends import BACKENDS, stub
 from ..call.arg_snapshot import restore, snapshot
 from ..call.signature import any_device

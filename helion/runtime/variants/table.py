@@ -6,12 +6,12 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Collection, Hashable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from ... import exc, hardware, knobs
 from ..._support import collecting, ranks
 from ..._support.locks import new_lock, recover
+from ..._support.records import dataclass
 from ..call.definition import Definition
 from ..call.signature import Key, class_of, has_small_sizes, target_of, token
 from ..dispatch import Calls

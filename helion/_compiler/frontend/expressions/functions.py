@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import inspect
 import types
-from dataclasses import dataclass
 from typing import Any
 
 from .... import exc
+from ...._support.records import dataclass
 from ...source import FunctionSource, parse_function
 from ..frames import Frame, defaults_of, function_frame, lift_object
 from ..methods import assume_called, method_of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -12,6 +11,7 @@ from .... import exc, knobs
 from .... import language as hl
 from ...._shapes import Expr
 from ...._support.ranks import NOTE_LINE
+from ...._support.records import dataclass
 from ....language.several_gpus import Channel, Mailbox
 from .. import memory, ops
 from ..rules import Rules

@@ -6,7 +6,6 @@ The word of a program is the number of its tile, counted over all loops around t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from .... import exc
 from .... import language as hl
 from ...._shapes import Expr
 from ...._support import ranks
+from ...._support.records import dataclass
 from ...._support.symmetric import HIDDEN_WORDS
 from ....language.several_gpus import RemoteCopy
 from .. import memory, ops

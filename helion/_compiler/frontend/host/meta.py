@@ -6,13 +6,13 @@ Results are matched to arguments by identity and storage. Arguments that the cal
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from .... import exc
 from ...._shapes import Expr, hint_of
+from ...._support.records import dataclass, field
 from ..state import TraceState
 from ..values import HostTensorValue, Tile, describe
 from .untraced_meta import keep_dynamo_out

@@ -21,9 +21,9 @@ import ast
 import copy
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from ...._support.records import dataclass
 from ...source import FunctionSource
 from ..frames import assigned_names, names_in
 from ..lost_results import is_new

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from .... import exc
 from ...._shapes import Expr, fixed_at, positive_part
+from ...._support.records import dataclass
 from ...source import Place
 from ..journal import Part
 from ..polynomials import of_number

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from ...._shapes import Expr, Number
+from ...._support.records import dataclass, replace
 from ...ir.grammar import Block, TileAttrs, Value
 from ..journal import Part
 from ..polynomials import Polynomial, atom, combine, of_number

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ...._support.records import dataclass
 from ...context import CompileContext
 from ...ir.build import Builder, Mark
 from .. import journal

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from .... import exc
 from ...._shapes import Expr
+from ...._support.records import dataclass
 from ...ir.grammar import Op, Operand, Value
 from .. import ops
 from ..state.alignment import same_size

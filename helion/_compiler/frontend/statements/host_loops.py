@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import ast
 import copy
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .... import exc
 from ...._shapes import Expr, hint_of, number_key
+from ...._support.records import dataclass, field, replace
 from ...._support.syntax import parse
 from ...ir.host_module import Keep
 from ..expressions.comprehensions import iterate

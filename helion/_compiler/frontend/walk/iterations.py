@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass, replace
 from typing import Any
 
 from .... import exc
 from ...._shapes import Expr, hint_of, number_key
+from ...._support.records import dataclass, replace
 from ..captures import UNNAMED
 from ..frames import path_to
 from ..values import HostTensorValue, describe

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from .... import exc
+from ...._support.records import dataclass, field
 from ..runtime_values import opaque
 from ..values import HostTensorValue
 from .scope import Scope

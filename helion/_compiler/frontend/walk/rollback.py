@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
+from ...._support.records import dataclass
 from .. import journal
 from ..state import TraceSnapshot
 from .scope import Scope

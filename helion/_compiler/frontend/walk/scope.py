@@ -9,11 +9,11 @@ from __future__ import annotations
 import ast
 import collections.abc
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from .... import exc
 from ...._shapes import NeedsValue
+from ...._support.records import dataclass, field
 from ...ir.grammar import Root
 from ...ir.host_module import Keep
 from ...source import Location, place_of

@@ -14,10 +14,10 @@ import ast
 import copy
 import dis
 import types
-from dataclasses import dataclass
 from typing import Any
 
 from .... import exc
+from ...._support.records import dataclass
 from ....language._registry import DECLARED
 from ..frames import assigned_names
 from ..runtime_values import MUTABLE, Opaque, containers_in, opaque

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
+from ...._support.records import dataclass, replace
 from ...ir.build import Builder, Numbers
 from ...ir.grammar import (
     DotAttrs,

@@ -30,10 +30,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ...._shapes import Expr
+from ...._support.records import dataclass, field, replace
 from ...ir.build import Numbers
 from ...ir.effects import is_fence, order_of
 from ...ir.grammar import MemoryAttrs, Op, Program, Region, Root

@@ -18,11 +18,11 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 
 import torch
 
 from ...._shapes import fixed_at
+from ...._support.records import dataclass, field, replace
 from ...ir.build import Builder, Numbers
 from ...ir.grammar import (
     ForAttrs,

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from ...._shapes import Number, number_key
+from ...._support.records import dataclass, field, replace
 from ...ir.effects import is_fence, own_effects
 from ...ir.grammar import (
     AddressAttrs,

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...._shapes import cdiv, hint_of
+from ...._support.records import dataclass, field
 from ...ir.grammar import (
     Bound,
     ForAttrs,

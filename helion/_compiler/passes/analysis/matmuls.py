@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import torch
 
 from ...._shapes import Expr, fixed_at
+from ...._support.records import dataclass
 from ...ir.grammar import DotAttrs, ForAttrs, LoopAxis, Op, Operand, PointwiseAttrs, Program, Region, Value
 from ...ir.operands import accumulator_of
 from ...ir.rewrite import Declined, Makers

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from ...._shapes import Expr, Number, cdiv, fixed_at
+from ...._support.records import dataclass, field
 from ...ir.effects import order_of
 from ...ir.grammar import (
     Block,

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .... import exc
 from ...._shapes import cdiv, hint_of
+from ...._support.records import dataclass, field, replace
 from ...ir.effects import order_of
 from ...ir.grammar import (
     ForAttrs,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
 
+from ...._support.records import dataclass, field
 from ...ir.grammar import Index, IotaAttrs, LoopAxis, MemoryAttrs, Op, Operand, PointwiseAttrs, Value, ViewAttrs
 from ...ir.rewrite import Makers
 

@@ -23,9 +23,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
 from ...._shapes import Dim, cdiv
+from ...._support.records import dataclass, replace
 from ...ir.build import Builder, Numbers
 from ...ir.grammar import Bound, ForAttrs, LoopAxis, Op, Operand, OperandRef, Program, ReduceAttrs, Region, Value
 from ...ir.ops import OPS

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import torch
 
 from ...._shapes import fixed_at, hint_of
+from ...._support.records import dataclass
 from ....hardware import VECTOR_BYTES
 from ...ir.grammar import (
     ForAttrs,

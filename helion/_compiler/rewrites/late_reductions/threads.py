@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 from ...._shapes import cdiv
+from ...._support.records import dataclass
 from ....hardware import REGISTER_BYTES
 
 #: Least steps of the loops: with fewer, exchanges take little of the time.

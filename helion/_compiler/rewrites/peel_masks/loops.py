@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from ...._shapes import hint_of
+from ...._support.records import dataclass, field, replace
 from ...ir.build import Builder, Numbers
 from ...ir.grammar import (
     Bound,

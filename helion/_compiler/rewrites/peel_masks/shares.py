@@ -8,10 +8,10 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 from ...._shapes import cdiv
+from ...._support.records import dataclass, replace
 from ...ir.build import Numbers
 from ...ir.grammar import Bound, ForAttrs, Op, Operand, PointwiseAttrs, Program, TileAttrs, TileField, Value, ViewAttrs
 from ...ir.rewrite import expand_ops

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from ...._shapes import Dims, Expr
+from ...._support.records import dataclass
 from ...ir.build import Builder, Numbers
 from ...ir.grammar import Block, ForAttrs, LoopAxis, Op, Region, TileAttrs, TileField, Value
 from ...source import Location

@@ -50,12 +50,12 @@ CPU.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
 from ...._shapes import ONE, Dims, Number
+from ...._support.records import dataclass, replace
 from ...ir.build import Builder
 from ...ir.grammar import MaskAttrs, Op, Operand, PointwiseAttrs, ReduceAttrs, Region, Value
 from ...ir.rewrite import Makers

@@ -27,9 +27,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
 
 from ...._shapes import Number
+from ...._support.records import dataclass, field, replace
 from ...ir.build import Builder, Numbers
 from ...ir.effects import apart_along, effects_of, may_meet
 from ...ir.grammar import Block, IotaAttrs, Op, Program, ReduceAttrs, Region, Value, ViewAttrs

@@ -21,11 +21,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 
 import torch
 
 from ...._shapes import Dim, Dims, Expr, Number, fixed_at
+from ...._support.records import dataclass, field, replace
 from ...ir.build import Builder, Numbers
 from ...ir.effects import may_alias
 from ...ir.grammar import (

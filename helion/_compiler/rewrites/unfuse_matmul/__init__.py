@@ -18,9 +18,9 @@ of the accumulator, or a narrower one if all uses cast to it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
+from ...._support.records import dataclass, replace
 from ....fields import IntegerFragment, PowerOfTwoFragment, values_of
 from ....hardware import Target
 from ...decisions import Decisions

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from ...._shapes import Expr, cdiv, number_key
+from ...._support.records import dataclass, replace
 from ...ir.build import Builder, Numbers
 from ...ir.effects import written_by
 from ...ir.grammar import (

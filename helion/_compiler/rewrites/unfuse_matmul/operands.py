@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...._shapes import ONE, Dim, Dims, Expr, Number, fixed_at
+from ...._support.records import dataclass, field, replace
 from ...ir.build import Builder, Numbers
 from ...ir.grammar import (
     Block,

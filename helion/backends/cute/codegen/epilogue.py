@@ -6,8 +6,8 @@ import functools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
+from ...._support.records import dataclass
 from ..plan.dtypes import itemsize
 from ..plan.epilogue import (
     COLUMN_NUMBER,

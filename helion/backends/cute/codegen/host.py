@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
+from ...._support.records import dataclass
 from ..plan.copied import Copied
 from ..plan.counts import counts, raw_operands
 from ..plan.dtypes import per_byte

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from dataclasses import dataclass
 
+from ...._support.records import dataclass
 from ..plan.copied import CHUNK_BYTES, Copied, CopySource
 from ..plan.dtypes import DTYPES, itemsize, per_byte
 from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
+from ...._support.records import dataclass
 from ..plan.counts import counts
 from ..plan.epilogue import BLOCK_REDUCTIONS, Constant, EpilogueOutput
 from ..plan.joint import OwnPart, exchanged, joint, most_exchanged

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 from ...._compiler.ir.grammar import (
     ForAttrs,
@@ -31,6 +30,7 @@ from ...._compiler.ir.grammar import (
     ViewAttrs,
 )
 from ...._shapes import Dims, Number, fixed_at
+from ...._support.records import dataclass
 from ..plan.refusal import Refusal
 from .numbers import equal, size
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 import torch
@@ -20,6 +19,7 @@ from ...._compiler.ir.grammar import (
     ViewAttrs,
 )
 from ...._shapes import Expr, Number, dtype_name
+from ...._support.records import dataclass, replace
 from ..plan.epilogue import (
     ARITY,
     COLUMN_NUMBER,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 
 from ...._compiler.ir.grammar import HostTensor, Index, MemoryAttrs, Op, Operand, Program, TileAttrs, Value
 from ...._shapes import Dim, Expr, Number, dtype_name, fixed_at, next_power_of_2
+from ...._support.records import dataclass, field, replace
 from ..plan.epilogue import LineNumbers, OperandKind
 from ..plan.records import TMA_ALIGNMENT_BYTES, Major
 from ..plan.refusal import Refusal

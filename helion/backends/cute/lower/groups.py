@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -57,6 +56,7 @@ from ...._compiler.ir.grammar import (
 from ...._compiler.ir.ops import OPS
 from ...._compiler.passes.always.simplify import drop_dead
 from ...._shapes import Expr, Number, dtype_name, fixed_at, number_key
+from ...._support.records import dataclass
 from ..plan.records import Groups
 from ..plan.refusal import Refusal
 from .names import name_of

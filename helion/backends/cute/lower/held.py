@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ...._compiler.ir.grammar import ForAttrs, LoopAxis, Op, Operand, Program, Region, Value
 from ...._shapes import Expr
+from ...._support.records import dataclass
 
 _BY_ELEMENT = ("load", "view", "pointwise", "iota", "tile", "full", "number")
 """Kinds of ops that compute a tile of an operand from a tile of each input."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 
 import torch
 
 from ...._compiler.ir.grammar import HostTensor, MemoryAttrs, Op, Operand, PointwiseAttrs, Value, ViewAttrs
 from ...._shapes import Number, dtype_name
+from ...._support.records import dataclass, replace
 from ..plan.copied import Copied, CopySource, granule_of, raw_major
 from ..plan.dtypes import per_byte
 from ..plan.epilogue import Constant, Instruction

@@ -13,7 +13,6 @@ The order of additions by atomics is open, so that both have the same results. C
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 
 from ...._compiler.ir.grammar import (
     Bound,
@@ -33,6 +32,7 @@ from ...._compiler.ir.grammar import (
 from ...._compiler.ir.ops import OPS
 from ...._compiler.passes.always.simplify import drop_dead
 from ...._shapes import Expr, fixed_at
+from ...._support.records import dataclass
 from .numbers import equal
 
 _SCALING = ("mul", "div", "neg")

@@ -7,7 +7,6 @@ Everything else is refused by name, as is everything that the kernel would compu
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -26,6 +25,7 @@ from ...._compiler.ir.grammar import (
 )
 from ...._compiler.ir.ops import OPS
 from ...._shapes import Expr, Number, dtype_name
+from ...._support.records import dataclass, field, replace
 from ..plan.epilogue import MAX_PRODUCTS
 from ..plan.finish import SIZE_M, counts_rows, with_most_rows
 from ..plan.operands import gains_by_turning, stores_along_m

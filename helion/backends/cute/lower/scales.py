@@ -12,7 +12,6 @@ blocks.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 
@@ -32,6 +31,7 @@ from ...._compiler.ir.grammar import (
     ViewAttrs,
 )
 from ...._shapes import dtype_name, fixed_at
+from ...._support.records import dataclass
 from ..plan.dtypes import FLOAT_DTYPES
 from ..plan.refusal import Refusal
 from ..plan.scales import BlockScales, Scale, Side

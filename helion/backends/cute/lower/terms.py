@@ -19,13 +19,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from ...._compiler.ir.grammar import ForAttrs, MemoryAttrs, Op, Operand, PointwiseAttrs, Program, Region, Value
 from ...._compiler.ir.ops import OPS
 from ...._compiler.passes.always.simplify import drop_dead
+from ...._support.records import dataclass
 from ..plan.copied import Copied
 from ..plan.epilogue import MAX_PRODUCTS, EpilogueOperand
 from ..plan.records import GemmProblem, Major, Term

@@ -21,12 +21,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from ...._compiler.ir.grammar import ForAttrs, Op, Operand, PointwiseAttrs, ReduceAttrs, Region, Root, TileAttrs, Value
 from ...._compiler.ir.ops import OPS
+from ...._support.records import dataclass
 from ..plan.epilogue import constant
 from ..plan.refusal import Refusal
 from .chain import Chain, Reference

@@ -11,13 +11,13 @@ last tile in the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 
 import torch
 
 from ...._compiler.ir.grammar import IotaAttrs, Op, Operand, PointwiseAttrs, ReduceAttrs, Region, Root, TileAttrs, Value
 from ...._compiler.ir.pointwise import POINTWISE
 from ...._shapes import Dims
+from ...._support.records import dataclass, field
 from ..plan.refusal import Refusal
 from .frame import Frame, walked_blocks
 

@@ -15,7 +15,6 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from ...._compiler.ir.grammar import (
     ForAttrs,
@@ -34,6 +33,7 @@ from ...._compiler.ir.grammar import (
 )
 from ...._compiler.passes.always.simplify import drop_dead
 from ...._shapes import Number, fixed_at
+from ...._support.records import dataclass, field
 from ....hardware import TMA_ALIGNMENT_BYTES
 from .chain import INDICES
 from .numbers import is_known

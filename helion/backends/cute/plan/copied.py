@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
+from ...._support.records import dataclass
 from ....hardware import TMA_ALIGNMENT_BYTES
 from .dtypes import DTYPES, itemsize, per_byte
 from .epilogue import ARITY, COLUMN_NUMBER, ROW_NUMBER, Constant, Instruction, LineNumbers

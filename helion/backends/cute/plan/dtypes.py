@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from ...._support.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
+from ...._support.records import dataclass
 from .refusal import Refusal
 
 Awaiting = Literal["operands", "matrices"]

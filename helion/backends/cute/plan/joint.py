@@ -8,9 +8,9 @@ and LeVeque 1983. A sum of products w * (x - t) is that about c, plus the part's
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
 from typing import Literal
 
+from ...._support.records import dataclass, replace
 from .epilogue import Constant, Epilogue, Instruction
 from .records import GemmPlan
 from .reductions import Evaluated, exchanges, reductions_of

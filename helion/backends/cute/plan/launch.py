@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from .... import exc
 from ...._compiler.ir.grammar import HostTensor, Program
 from ...._shapes import Expr
+from ...._support.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from ...._support.records import dataclass
 from .epilogue import REDUCTIONS, Constant, Epilogue, EpilogueOutput
 from .joint import joint
 from .records import GemmPlan, GemmProblem

@@ -6,9 +6,9 @@ import dataclasses
 import functools
 import itertools
 import math
-from dataclasses import dataclass, field
 from typing import Literal
 
+from ...._support.records import dataclass, field
 from ....hardware import TMA_ALIGNMENT_BYTES as TMA_ALIGNMENT_BYTES
 from ....hardware import WARP_ROWS as WARP_ROWS
 from ....hardware import WARP_THREADS as WARP_THREADS

@@ -3,9 +3,9 @@ and those that tiles end."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+from ...._support.records import dataclass
 from .dtypes import per_byte
 
 Side = Literal["row", "column"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from dataclasses import dataclass
 
+from ...._support.records import dataclass
 from .counts import counts, micro_atoms, micro_bytes, raw_bytes, raw_operands, slice_values, subtile_bytes, whole_rounds
 from .dtypes import itemsize
 from .epilogue import EpilogueOutput

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
 import torch
 
 from ...._compiler.decisions import Decisions
 from ...._compiler.facts.access import MemoryOpFact
 from ...._compiler.facts.records import AttentionFact, AxisFact, KernelFacts, MatmulFact
+from ...._support.records import dataclass, field, replace
 from ....autotuner.proposal import Predicted
 from ....hardware import Target
 from ..plan.attention.build import MOST_COLUMNS, MOST_STAGES, REGISTERS, consumer_registers, registers_of

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from ...._compiler.decisions import Decisions
 from ...._compiler.facts.records import KernelFacts, MatmulFact
+from ...._support.records import dataclass, field
 from ....autotuner.proposal import Predicted
 from ....hardware import Target
 from ..plan.attention.backward import EXCHANGE_STAGES, BackwardChoice

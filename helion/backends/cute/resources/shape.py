@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
 import torch
 
 from ...._compiler.facts.records import AxisFact, KernelFacts, MatmulFact, MemoryOpFact
 from ...._shapes import dtype_name
+from ...._support.records import dataclass, field, replace
 from ..plan.chained.choice import MIDDLE_SLOT
 from ..plan.copied import NIBBLE_GROUP, raw_major
 from ..plan.counts import shares_rows

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
 
+from ...._support.records import dataclass
 from ....hardware import Target
 from ..plan.counts import (
     Counts,

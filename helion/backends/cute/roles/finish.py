@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ...._support.records import dataclass
 from ..plan.finish import loaded_early, row_walks
 from ..plan.records import Finish, RowFinish
 from ..plan.reductions import reductions_of

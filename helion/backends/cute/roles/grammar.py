@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+from ...._support.records import dataclass
 from ..plan.counts import PipelineCounts
 from ..plan.records import GemmPlan
 

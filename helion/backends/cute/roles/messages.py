@@ -7,8 +7,8 @@ A warp knows that of its own stores, and of those of others after a barrier.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 
+from ...._support.records import dataclass
 from .edits import edit_role
 from .grammar import BarrierSync, Gate, KernelProgram, Step, TileLoop
 

@@ -7,8 +7,8 @@ stage has a place.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 
+from ...._support.records import dataclass
 from .edits import add_role, edit_role
 from .grammar import (
     Advance,

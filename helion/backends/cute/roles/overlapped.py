@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+from ...._support.records import dataclass
 from .grammar import (
     Advance,
     ClearSums,

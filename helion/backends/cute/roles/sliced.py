@@ -10,8 +10,7 @@ registers, with no barrier before the last sums, are faster with one row alone (
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ...._support.records import dataclass
 from .grammar import BarrierSync, KLoop, LoadScales, Release, Step, Wait
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import platform
-from dataclasses import dataclass
+
+from ...._support.records import dataclass
 
 NAME = "gemm"
 """The name of the files of a compiled kernel."""

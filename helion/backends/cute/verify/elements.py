@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
+from ...._support.records import dataclass, field
 from ..roles.grammar import Gate, KernelProgram, Step
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import random
-from dataclasses import dataclass, field
 
+from ...._support.records import dataclass, field
 from ....hardware import VECTOR_BYTES
 from ..plan.counts import counts
 from ..plan.dtypes import itemsize

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
+from ...._support.records import dataclass, field
 from ..roles import grammar as g
 from ..toolchain.errors import CompilationFailed
 from .elements import Elements, Slices

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import operator
-from dataclasses import dataclass
 
 import torch
 
 from ...._compiler.ir.grammar import Index, MemoryAttrs, Op, Value
 from ...._compiler.ir.operands import unaddressed
 from ...._shapes import ONE, Dims, Expr
+from ...._support.records import dataclass
 from .emission import Emission
 
 

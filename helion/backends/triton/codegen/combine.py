@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ...._compiler.ir.grammar import Op, PointwiseAttrs, Region, Value
 from ...._names import NameSpace
+from ...._support.records import dataclass
 from .expressions import Expression, call
 from .ops import pointwise as ops_pointwise
 from .ops.literals import TRITON_DTYPES, literal

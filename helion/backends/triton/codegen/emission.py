@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import torch
 
 from ...._compiler.ir.grammar import Bound, LoopAxis, Op, Operand, OperandRef, Region, Value
 from ...._names import RESERVED, NameSpace
 from ...._shapes import Dim, Dims, Expr, Number
+from ...._support.records import dataclass, field
 from ..lower.kernels import Kernel
 from ..plan.records import Plan
 from .combine import Function

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ...._compiler.source import Location
 from ...._shapes import WIDE
+from ...._support.records import dataclass
 from ..lower.kernels import Kernel
 from ..plan.records import Plan, constexpr_parameters
 from . import grid

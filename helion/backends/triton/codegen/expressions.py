@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from ...._compiler.ir.pointwise import Scalar
+from ...._support.records import dataclass
 
 #: Precedence of operators, as in Python.
 _BINDING = {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from ...._compiler.ir.grammar import Value
 from ...._compiler.source import Location
 from ...._names import NameSpace
+from ...._support.records import dataclass
 
 
 @dataclass

@@ -14,11 +14,11 @@ result is one number in fp32. So such values are rounded in this way and stay in
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 
 from ...._compiler.ir.grammar import Op, PointwiseAttrs, ReduceAttrs, Region, Value
+from ...._support.records import dataclass
 from .ops.pointwise import computes_in_fp32
 
 #: Pointwise operations that are exact and have no dtype of their own.

@@ -13,11 +13,11 @@ import marshal
 import sys
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from triton.runtime.jit import JITFunction
 
+from ...._support.records import dataclass
 from ...._support.syntax import parse
 from ...execution import KeptModule
 

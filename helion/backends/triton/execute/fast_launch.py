@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +21,7 @@ from .... import hardware, knobs
 from ...._shapes import CONCRETE_TENSORS
 from ...._support.lazy import lazy
 from ...._support.locks import TRITON_LOCK, new_lock
+from ...._support.records import dataclass
 from ....hardware import Target
 from ... import stub
 from . import c_launchers, native

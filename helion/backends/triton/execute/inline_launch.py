@@ -10,13 +10,13 @@ from __future__ import annotations
 import ast
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from triton import knobs as triton_knobs
 
 from ...._compiler.host.program import LAUNCHER, OTHERWISE, HostProgram, KernelLaunch
+from ...._support.records import dataclass, field
 from ...._support.syntax import parse
 from ...execution import InlineBody
 from . import native

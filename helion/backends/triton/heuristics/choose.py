@@ -8,9 +8,9 @@ rows of rule ``trust`` have (``unless_faster``).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
+from ...._support.records import dataclass
 from ....hardware import Target
 from .sizing import wave_efficiency
 from .tuned import Tuned, tuned

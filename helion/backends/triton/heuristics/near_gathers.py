@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ...._compiler.facts.records import AxisFact, KernelFacts
+from ...._support.records import dataclass, replace
 from ....hardware import Target
 from ..proposal import TritonProposal
 from .predicted_time import proposal_us

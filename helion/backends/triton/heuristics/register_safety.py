@@ -7,9 +7,9 @@ ptxas for sm_80 to sm_120 and LLVM for gfx942 and gfx950 (Triton 3.7, scripts/pr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
+from ...._support.records import dataclass
 from ....autotuner.proposal import Predicted
 from ....hardware import Target
 from .tuned import Tuned, tuned

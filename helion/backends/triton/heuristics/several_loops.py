@@ -15,11 +15,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import ClassVar, cast
 
 from ...._compiler.facts.records import AxisFact, KernelFacts
 from ...._shapes import previous_power_of_2
+from ...._support.records import dataclass, replace
 from ....autotuner import margins
 from ....autotuner.proposal import Declined, Heuristic, Predicted, Proposal
 from ....hardware import Target

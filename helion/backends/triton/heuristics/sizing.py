@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ...._compiler.facts.records import AxisFact, KernelFacts
 from ...._shapes import cdiv, previous_power_of_2
+from ...._support.records import dataclass
 from ....autotuner.proposal import Predicted
 from ....hardware import Target
 from ..resources.matrix import tile_shape

@@ -10,10 +10,10 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from ...._support.records import dataclass
 from ....hardware import Target
 
 TABLE = Path(__file__).with_name("tuned.tsv")

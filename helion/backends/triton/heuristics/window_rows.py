@@ -9,10 +9,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ...._compiler.facts.records import AxisFact, KernelFacts, PointwiseFact
+from ...._support.records import dataclass, replace
 from ....hardware import Target
 from ..proposal import TritonProposal
 from ..row_windows import saves_loads

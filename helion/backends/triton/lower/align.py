@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 
 from ...._compiler.ir.build import Builder, Numbers
 from ...._compiler.ir.grammar import (
@@ -41,6 +40,7 @@ from ...._compiler.ir.ops import OPS
 from ...._compiler.ir.rewrite import Makers, expand_ops
 from ...._compiler.rewrites.steps import StepInputs
 from ...._shapes import fixed_at
+from ...._support.records import dataclass, replace
 from ....hardware import VECTOR_BYTES
 from .pin_reductions import is_moved
 

@@ -25,11 +25,11 @@ with a matmul, whose accumulators need them.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 
 from ...._compiler.ir.grammar import Op, OperandRef, Program, Region, Root
 from ...._compiler.rewrites.steps import StepInputs
 from ...._shapes import cdiv, hint_of
+from ...._support.records import dataclass, replace
 from ....hardware import REGISTER_BYTES, WARP_THREADS
 from .moving import moved
 

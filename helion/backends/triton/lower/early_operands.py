@@ -23,13 +23,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 
 from ...._compiler.ir.grammar import MemoryAttrs, Op, Program, Region, Value
 from ...._compiler.ir.ops import OPS
 from ...._compiler.ir.rewrite import Makers, map_regions
 from ...._compiler.rewrites.steps import StepInputs
 from ...._shapes import Dim, hint_of
+from ...._support.records import dataclass, replace
 from .moving import moved
 
 #: Swizzles of shared memory in bytes, in the order of their codes in a descriptor; the code of none is the smallest.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 
 from ...._compiler.ir.grammar import Block, HostTensor, IotaAttrs, MemoryAttrs, Program, Root
+from ...._support.records import dataclass
 from ..plan.records import GridPlan, LaunchArguments, Plan, RangePlan
 
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -45,6 +44,7 @@ from ...._compiler.passes.always.simplify import drop_dead, merge_common
 from ...._compiler.passes.analysis import row_windows as windows
 from ...._compiler.rewrites.steps import StepInputs
 from ...._shapes import ONE, Dim, Dims, broadcast_dims
+from ...._support.records import dataclass, field, replace
 from ..row_windows import MOST_ROWS, is_unrolled, saves_loads
 
 #: Rows that are nearer to 0 have sums without overflow.

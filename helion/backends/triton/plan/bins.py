@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 
@@ -12,6 +11,7 @@ from ...._compiler.ir.bins import Bins, bins_of
 from ...._compiler.ir.grammar import MemoryAttrs, Program
 from ...._compiler.ir.rewrite import Makers
 from ...._shapes import hint_of
+from ...._support.records import dataclass
 from ....hardware import Target
 from ..histograms import counts, width_of
 

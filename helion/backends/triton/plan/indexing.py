@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -32,6 +31,7 @@ from ...._compiler.ir.ops import OPS
 from ...._compiler.passes.always.order_memory import overlapping_storages
 from ...._compiler.passes.analysis.accesses import Launched
 from ...._shapes import Expr, fixed_at
+from ...._support.records import dataclass
 from ....hardware import DESCRIPTOR_RANKS, Target
 
 Mechanism = Literal["pointer", "block_ptr", "tensor_descriptor"]

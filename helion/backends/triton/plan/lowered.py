@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ...._compiler.decisions import Decisions
@@ -13,6 +12,7 @@ from ...._compiler.ir.loops import loops_of
 from ...._compiler.rewrites import keys
 from ...._compiler.rewrites.copy_operands import multiplies
 from ...._compiler.rewrites.steps import Step, StepInputs, run_steps
+from ...._support.records import dataclass
 from ....hardware import Target
 from ....settings import Settings
 from ..capabilities import mechanisms, prefers_first_lanes

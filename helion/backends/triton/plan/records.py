@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .... import exc
 from ...._compiler.ir.grammar import Definition, HostTensor, Program
 from ...._compiler.ir.structure import Structural
 from ...._shapes import Expr, Number
+from ...._support.records import dataclass, field
 from .bins import Counted
 from .indexing import Box
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 
 from ...._compiler.ir.grammar import (
     DotAttrs,
@@ -27,6 +26,7 @@ from ...._compiler.ir.grammar import (
 from ...._compiler.ir.ops import OPS
 from ...._compiler.ir.pointwise import POINTWISE
 from ...._compiler.ir.rewrite import Makers
+from ...._support.records import dataclass
 from ....hardware import Target
 from .dots import dot_unit, lanes
 from .indexing import Box

@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from ...._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact, StagedOperand
 from ...._shapes import cdiv
+from ...._support.records import dataclass, field
 from ....hardware import Target
 from .buffers import Exchange, Passing
 from .layouts import fragment_warps

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
 from ...._compiler.facts.records import KernelFacts
+from ...._support.records import dataclass, replace
 from ....autotuner.proposal import Predicted
 from ....hardware import RESERVED_SHARED_BYTES, Target
 from .known import of_a_run

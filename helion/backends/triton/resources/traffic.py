@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from ...._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact
 from ...._shapes import cdiv
+from ...._support.records import dataclass
 from ....hardware import Target
 from .matrix import unit_of
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
 from ...._compiler.facts.records import KernelFacts, UnfusedMatmulFact
+from ...._support.records import dataclass, replace
 from ....autotuner.proposal import Predicted
 from ....hardware import Target
 from .predict import predict

@@ -19,10 +19,11 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from triton.errors import TritonError
+
+from ...._support.records import dataclass, field
 
 if TYPE_CHECKING:
     from triton.compiler import CompiledKernel

@@ -8,7 +8,8 @@ import pathlib
 import signal
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from ...._support.records import dataclass
 
 #: Interval at which the children of a compilation are read once its time is up.
 _POLL_SECONDS = 0.1

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from ....._support.records import dataclass
 from ...plan.attention.build import shared_bytes, shared_memory, workspace_bytes
 from ...plan.attention.operands import Source
 from ...plan.attention.records import AttentionPlan, ScorePlan

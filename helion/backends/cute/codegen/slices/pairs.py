@@ -8,10 +8,10 @@ FMA multiplies by 2**127. All of these are exact. Results are then a fraction of
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 
+from ....._support.records import dataclass
 from ...plan.copied import Copied
 
 HALVES = 0x00010001

@@ -4,12 +4,12 @@ and streamed row."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import torch
 
 from ....._compiler.ir.grammar import MemoryAttrs, Op
 from ....._shapes import Expr, dtype_name
+from ....._support.records import dataclass, replace
 from ...plan.attention.gradients import AtomicSum, LoopOutput
 from ...plan.attention.operands import Matrix, Source
 from ...plan.attention.records import Formula

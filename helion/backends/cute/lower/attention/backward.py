@@ -12,12 +12,12 @@ loop may also add the gradient of the streamed rows to memory: ``atomic_add(dq, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from ....._compiler.ir.grammar import ForAttrs, Op, Operand, Program, Region, Value
 from ....._shapes import Expr, Number, dtype_name, fixed_at
+from ....._support.records import dataclass
 from ...plan.attention.gradients import PRODUCTS, BackwardProblem, Gradient, check_backward
 from ...plan.attention.numbers import is_known
 from ...plan.attention.operands import Matrix

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 from ....._compiler.ir.grammar import ForAttrs, NumberAttrs, Op, Operand, OperandRef, PointwiseAttrs, Value
 from ....._shapes import Expr, Number, fixed_at, hint_of
+from ....._support.records import dataclass, replace
 from ...plan.attention.numbers import is_known, text_of
 from ...plan.attention.operands import Place
 from ...plan.attention.records import Band, Span

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 import torch
 
 from ....._compiler.ir.grammar import MemoryAttrs, NumberAttrs, Op, Operand, PointwiseAttrs, RandomAttrs, Value
 from ....._shapes import Expr, Number, dtype_name
+from ....._support.records import dataclass, replace
 from ...plan.attention.numbers import is_known
 from ...plan.attention.operands import GATHER, Mode, Place, RandomNumbers, Source, Table
 from ...plan.attention.operands import INTEGERS as _INTEGERS

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import torch
 
 from ....._compiler.ir.grammar import Op, Operand, Value
+from ....._support.records import dataclass, field
 from ...plan.attention.records import Band, Formula
 from ...plan.epilogue import Constant, constant
 from ...plan.refusal import Refusal

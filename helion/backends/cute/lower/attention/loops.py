@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from ....._compiler.ir.grammar import (
     ForAttrs,
@@ -20,6 +19,7 @@ from ....._compiler.ir.grammar import (
     Value,
 )
 from ....._shapes import Dim, Expr
+from ....._support.records import dataclass, field
 from ...plan.attention.numbers import is_known
 from ...plan.attention.operands import Source
 from ...plan.records import WGMMA_ROWS

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 
 import torch
 
 from ....._compiler.ir.grammar import DotAttrs, Op, Operand, PointwiseAttrs, ReduceAttrs, Value
 from ....._shapes import Expr, dtype_name, hint_of
+from ....._support.records import dataclass, replace
 from ...plan.attention.launch import strides_of
 from ...plan.attention.numbers import is_known
 from ...plan.attention.operands import Matrix, Source

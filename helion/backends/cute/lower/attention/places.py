@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
 from ....._compiler.ir.grammar import HostTensor, Index, MemoryAttrs, NumberAttrs, Op, Operand, PointwiseAttrs, Value
 from ....._shapes import Expr, Number, dtype_name, fixed_at
+from ....._support.records import dataclass, replace
 from ...plan.attention.numbers import is_known
 from ...plan.attention.operands import INTEGERS, Mode, Pages, Place, Source
 from ...plan.dtypes import PITCH

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 from ....._compiler.ir.grammar import ForAttrs, MemoryAttrs, Op, Operand, OperandRef
 from ....._shapes import Expr
+from ....._support.records import dataclass, replace
 from ...plan.attention.build import MOST_MODES
 from ...plan.attention.operands import SPAN_DIMENSIONS, Matrix, Place, Source
 from ...plan.attention.records import AttentionProblem, KeyRange, Span

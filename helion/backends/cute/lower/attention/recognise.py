@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 from ....._compiler.ir.grammar import Program
 from ....._shapes import Expr
+from ....._support.records import dataclass, replace
 from ...plan.attention.build import MOST_COLUMNS, check_problem
 from ...plan.attention.records import AttentionProblem, Band, Formula, KeyRange, without_rest
 from ...plan.refusal import Refusal

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 
 from ....._compiler.ir.grammar import ForAttrs, Op, Operand, ReduceAttrs, Value
 from ....._shapes import dtype_name
+from ....._support.records import dataclass
 from ...plan.refusal import Refusal
 from ..chain import ROUNDED
 from .loops import Loops

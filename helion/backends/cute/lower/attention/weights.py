@@ -7,11 +7,10 @@ The loop carries the accumulator acc and possibly the row sum l. For scores x co
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from ....._compiler.ir.grammar import ForAttrs, Op, Operand, ReduceAttrs, Value
+from ....._support.records import dataclass
 from ...plan.refusal import Refusal
 from ..chain import ROUNDED
 from .loops import Loops

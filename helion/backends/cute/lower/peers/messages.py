@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import cast
 
 from ....._compiler.ir.effects import is_message
@@ -24,6 +23,7 @@ from ....._compiler.ir.grammar import HostTensor, MemoryAttrs, Op, Program
 from ....._compiler.ir.rewrite import Makers
 from ....._compiler.passes.always.simplify import drop_dead
 from ....._compiler.passes.analysis.messages import Form, Message, Messages, load_in, messages_of
+from ....._support.records import dataclass
 from ...plan.epilogue import Await, Awaiting, Signal, Word
 from ...plan.refusal import Refusal
 from ..numbers import known

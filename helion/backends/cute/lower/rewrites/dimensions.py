@@ -17,7 +17,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from ....._compiler.ir.grammar import (
     ForAttrs,
@@ -38,6 +37,7 @@ from ....._compiler.ir.grammar import (
 )
 from ....._compiler.passes.always.simplify import drop_dead
 from ....._shapes import Dim, Dims, fixed_at
+from ....._support.records import dataclass
 from ...plan.runtime import MAX_TERMS
 
 POSITION = ("begin", "id", "index")

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from ....._compiler.ir.grammar import (
     HostTensor,
@@ -28,6 +27,7 @@ from ....._compiler.ir.grammar import (
 from ....._compiler.ir.rewrite import Makers, map_ops
 from ....._compiler.passes.always.simplify import drop_dead
 from ....._shapes import fixed_at
+from ....._support.records import dataclass, field
 from ...plan.epilogue import Parts
 from ..numbers import is_known
 

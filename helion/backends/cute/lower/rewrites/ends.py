@@ -11,11 +11,11 @@ The product keeps the side whose tiles end K.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 
 from ....._compiler.ir.grammar import ForAttrs, MemoryAttrs, Op, OperandRef, Program, TileAttrs, Value
 from ....._compiler.passes.always.simplify import drop_dead
 from ....._shapes import Expr, Number, fixed_at
+from ....._support.records import dataclass
 from ...plan.refusal import Refusal
 from ...plan.scales import Ends
 from ..numbers import equal

@@ -22,7 +22,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -44,6 +43,7 @@ from ....._compiler.ir.grammar import (
 from ....._compiler.ir.operands import is_block
 from ....._compiler.passes.always.simplify import drop_dead
 from ....._shapes import ONE, Expr, cdiv, fixed_at
+from ....._support.records import dataclass
 from ...plan.refusal import Refusal
 from ..attention.loops import Loops, has_attention, loops_of
 from ..attention.softmax import LOG2E, Softmax, softmax_of, start_of

@@ -9,12 +9,12 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 
 from ....._compiler.ir.grammar import DotAttrs, MemoryAttrs, Op, Operand, Program, Region, Value
 from ....._compiler.ir.operands import is_block
 from ....._compiler.passes.always.simplify import drop_dead
 from ....._shapes import dtype_name
+from ....._support.records import dataclass
 from ...plan.refusal import Refusal
 from ...plan.scales import MICRO_FORMATS, BlockScales, Scale, Side, micro_block
 from ..names import name_of

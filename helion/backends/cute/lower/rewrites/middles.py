@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ....._compiler.ir.grammar import (
     ForAttrs,
@@ -41,6 +40,7 @@ from ....._compiler.ir.ops import OPS
 from ....._compiler.ir.rewrite import remembered
 from ....._compiler.passes.always.simplify import drop_dead
 from ....._shapes import next_power_of_2
+from ....._support.records import dataclass
 from ...plan.chained.choice import MIDDLE_SLOT
 from ...plan.records import TMA_ALIGNMENT_BYTES
 

@@ -19,7 +19,6 @@ import ast
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from ....._compiler.ir.build import Builder, Numbers
 from ....._compiler.ir.grammar import (
@@ -41,6 +40,7 @@ from ....._compiler.ir.grammar import (
 from ....._compiler.ir.rewrite import Declined, Makers
 from ....._compiler.passes.always.simplify import drop_dead
 from ....._shapes import Dim, Dims, fixed_at
+from ....._support.records import dataclass
 from ..epilogue.column_pairs import PAIR, name_of_pairs
 from ..numbers import equal, is_known
 from ..windows import Start, Windowed

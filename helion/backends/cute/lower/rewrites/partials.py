@@ -18,7 +18,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -44,6 +43,7 @@ from ....._compiler.ir.grammar import (
 from ....._compiler.ir.operands import is_block
 from ....._compiler.passes.always.simplify import drop_dead
 from ....._shapes import Dim, fixed_at, number_key
+from ....._support.records import dataclass
 from ..numbers import equal
 
 MAX_PARTS = 4096

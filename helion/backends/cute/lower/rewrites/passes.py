@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from ....._compiler.ir.grammar import (
@@ -37,6 +36,7 @@ from ....._compiler.ir.grammar import (
 from ....._compiler.ir.rewrite import Declined, Makers, count_uses
 from ....._compiler.passes.always.simplify import drop_dead
 from ....._shapes import ONE
+from ....._support.records import dataclass, replace
 from ..numbers import equal
 from .partials import key_of, moved
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import torch
 
@@ -31,6 +30,7 @@ from ....._compiler.ir.grammar import (
 )
 from ....._compiler.passes.always.simplify import drop_dead
 from ....._shapes import fixed_at
+from ....._support.records import dataclass, field
 
 LINE_DTYPES = (torch.int32, torch.int64)
 """Types of the numbers of lines."""

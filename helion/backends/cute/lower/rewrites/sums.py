@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import torch
 
@@ -30,6 +29,7 @@ from ....._compiler.ir.grammar import (
     ReduceAttrs,
     Value,
 )
+from ....._support.records import dataclass, field
 from ..numbers import size
 
 

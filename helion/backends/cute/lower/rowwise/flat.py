@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
 from ....._compiler.ir.grammar import (
     HostTensor,
@@ -33,6 +32,7 @@ from ....._compiler.ir.grammar import (
     ViewAttrs,
 )
 from ....._shapes import ONE, Dim, Expr, Number, fixed_at
+from ....._support.records import dataclass, field, replace
 from ...plan.epilogue import MAX_NUMBERED
 from ...plan.refusal import Refusal
 from ...plan.rowwise.operands import Repeat

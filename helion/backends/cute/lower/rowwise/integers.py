@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from ....._compiler.ir.grammar import Op, Operand, PointwiseAttrs, Value
+from ....._support.records import dataclass
 from ...plan.epilogue import PARTNER, Constant, EpilogueOperand, constant
 from ..chain import COMPARISONS, EXACT_INTEGERS, Reference, Step, Steps
 

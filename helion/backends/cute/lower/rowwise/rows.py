@@ -7,7 +7,6 @@ A second load of an element is the value that the first one has read.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 import torch
@@ -30,6 +29,7 @@ from ....._compiler.ir.grammar import (
 )
 from ....._compiler.ir.ops import OPS
 from ....._shapes import Expr, dtype_name, fixed_at
+from ....._support.records import dataclass, replace
 from ...plan.epilogue import (
     GROUP_REDUCTIONS,
     PARTNER,

@@ -12,8 +12,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import torch
 
 from ....._compiler.ir.grammar import (
@@ -33,6 +31,7 @@ from ....._compiler.ir.grammar import (
 )
 from ....._compiler.ir.operands import is_block
 from ....._shapes import dtype_name, fixed_at
+from ....._support.records import dataclass, replace
 from ...plan.refusal import Refusal
 from ..product import check_axis
 

@@ -17,13 +17,12 @@ So do sums over all images of numbers of channels: ``parts[tile_b, tile_g, :].su
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import torch
 
 from ....._compiler.ir.grammar import ForAttrs, HostTensor, MemoryAttrs, Op, PointwiseAttrs, Program, Root
 from ....._compiler.ir.operands import is_block
 from ....._shapes import Expr, fixed_at
+from ....._support.records import dataclass, replace
 from ...plan.refusal import Refusal
 from ..numbers import Number, equal, size
 from ..product import check_axis

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from ....._compiler.ir.grammar import (
 )
 from ....._compiler.ir.pointwise import POINTWISE
 from ....._shapes import Dim, fixed_at
+from ....._support.records import dataclass
 from .groups import lies_in_groups
 
 Coordinate = str | int | None

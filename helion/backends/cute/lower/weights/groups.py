@@ -9,10 +9,9 @@ The last two are the same for tiles that lie in one group.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ....._compiler.ir.grammar import Block, Index, IotaAttrs, MemoryAttrs, Op, Operand, PointwiseAttrs, TileAttrs
 from ....._shapes import fixed_at
+from ....._support.records import dataclass
 from ...plan.refusal import Refusal
 from ..frame import Frame, Place
 from ..numbers import equal

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import torch
 
@@ -38,6 +37,7 @@ from ....._compiler.ir.operands import is_block
 from ....._compiler.ir.pointwise import POINTWISE
 from ....._compiler.passes.always.simplify import drop_dead
 from ....._shapes import Dim, Dims, Number, fixed_at
+from ....._support.records import dataclass
 from ...plan.copied import NIBBLE_GROUP
 from ..frame import Place
 from ..numbers import equal

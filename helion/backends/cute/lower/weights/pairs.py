@@ -17,7 +17,6 @@ import dataclasses
 import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -39,6 +38,7 @@ from ....._compiler.ir.grammar import (
 from ....._compiler.ir.ops import OPS
 from ....._compiler.passes.always.simplify import drop_dead
 from ....._shapes import ONE, Dim, fixed_at
+from ....._support.records import dataclass, field
 from ...plan.copied import E2M1
 from ..numbers import equal
 from .elements import Coordinate, Element, Position, Reader, Unreadable, evaluated, only_load, unreadable

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
+from ....._support.records import dataclass, replace
 from .....hardware import Target
 from ..counts import PipelineCounts
 from ..dtypes import itemsize

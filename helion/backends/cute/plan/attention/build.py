@@ -6,8 +6,8 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from ....._support.records import dataclass
 from .....hardware import Target
 from ..counts import PipelineCounts
 from ..dtypes import DTYPES, FLOAT_DTYPES, itemsize

@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from ....._support.records import dataclass
 from ..dtypes import itemsize
 from ..epilogue import Constant
 from ..refusal import Refusal

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
+from ....._support.records import dataclass
 from ..dtypes import NUMBER, SEED
 from .numbers import text_of
 

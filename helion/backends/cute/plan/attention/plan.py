@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 
+from ....._support.records import dataclass
 from ...roles.attention.backward import backward_program
 from ...roles.attention.grammar import AttentionProgram, BackwardProgram, ScoreProgram
 from ...roles.attention.programs import attention_program

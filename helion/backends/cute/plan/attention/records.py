@@ -6,9 +6,9 @@ import dataclasses
 import functools
 import math
 from collections.abc import Container, Iterable
-from dataclasses import dataclass, replace
 from typing import Literal
 
+from ....._support.records import dataclass, replace
 from ..dtypes import itemsize
 from ..epilogue import Constant, Instruction
 from ..records import WGMMA_ROWS

@@ -7,8 +7,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from ....._support.records import dataclass
 from ..dtypes import itemsize
 from ..operands import ALIGNMENT_BYTES
 from ..records import SUM_BYTES, TMA_ALIGNMENT_BYTES

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import Protocol
 
+from ....._support.records import dataclass, replace
 from .....hardware import Target
 from ..counts import PipelineCounts
 from ..dtypes import DTYPES, itemsize

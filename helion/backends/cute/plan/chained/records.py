@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 
+from ....._support.records import dataclass
 from ...roles.grammar import KernelProgram
 from ...roles.programs import kernel_program
 from ..dtypes import itemsize

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from ....._support.records import dataclass
 
 Keep = Literal["registers", "shared"]
 

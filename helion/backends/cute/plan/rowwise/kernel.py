@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 
+from ....._support.records import dataclass
 from ...roles.rowwise.program import RowProgram, row_program
 from ..epilogue import EpilogueOperand, EpilogueOutput
 from ..launch import LaunchPlan

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ....._support.records import dataclass
 from ..epilogue import Constant
 
 

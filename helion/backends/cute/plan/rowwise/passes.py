@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 
+from ....._support.records import dataclass
 from ..dtypes import itemsize
 from ..epilogue import (
     COLUMN_NUMBER,

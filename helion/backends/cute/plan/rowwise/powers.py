@@ -15,8 +15,8 @@ scaled element. From 2**24 on, scaled elements differ by much, and the factor is
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 
+from ....._support.records import dataclass
 from ..epilogue import Constant, Epilogue
 from ..joint import OwnPart
 from .passes import HALF, Schedule

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from dataclasses import dataclass
 from typing import Literal
 
+from ....._support.records import dataclass
 from ..dtypes import itemsize
 from ..epilogue import GROUP_REDUCTIONS, Constant, Epilogue, EpilogueOperand, EpilogueOutput
 from .choice import WARP_LANES, WARPGROUP, RowChoice

@@ -7,9 +7,9 @@ The constants are fitted to timings of ten kernels in many layouts. With sums ov
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 
 from ....._shapes import next_power_of_2
+from ....._support.records import dataclass
 from .....hardware import Target
 from .demand import WORD_BYTES
 from .records import RowLayout

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import torch
 
 from ....._compiler.facts.records import KernelFacts, MemoryOpFact, ReductionFact
 from ....._shapes import dtype_name
+from ....._support.records import dataclass, field
 from ...plan.rowwise.buckets import bucket_of
 from ...plan.rowwise.demand import GRANULE_BYTES, WORD_BYTES, RowDemand, is_wide
 from ...plan.rowwise.passes import POSITION_REGISTERS, held_bytes

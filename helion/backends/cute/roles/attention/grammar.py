@@ -4,9 +4,9 @@ waits are those of ``roles.grammar``."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
+from ....._support.records import dataclass
 from ...plan.attention.backward import BackwardPlan
 from ...plan.attention.records import AttentionPlan, Part, ScorePlan
 from ..grammar import NamedBarrier, Pipeline, RegisterLimit, Role, Step

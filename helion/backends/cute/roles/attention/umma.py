@@ -7,9 +7,9 @@ memory; weights take the columns of the scores that they are computed from.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
+from ....._support.records import dataclass
 from ...plan.attention.umma import CORRECTION_WARPS, UMMA_REGISTERS, UmmaPlan, umma_counts
 from ...plan.records import WARP_THREADS, WARPGROUP_THREADS
 from ..grammar import (

@@ -6,9 +6,9 @@ of a block, the tensor pipe multiplies for the other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
+from ....._support.records import dataclass
 from ...plan.attention.gradients import STREAMED
 from ...plan.attention.umma_backward import OF_GROUPS, UmmaBackwardPlan, umma_backward_counts
 from ...plan.records import WARP_THREADS, WARPGROUP_THREADS

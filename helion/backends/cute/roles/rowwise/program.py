@@ -7,8 +7,7 @@ So a row needs one exchange for warps and CTAs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
+from ....._support.records import dataclass, replace
 from ...plan.counts import PipelineCounts
 from ...plan.rowwise.choice import WARP_LANES
 from ...plan.rowwise.demand import WORD_BYTES

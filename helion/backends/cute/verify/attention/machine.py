@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 
+from ....._support.records import dataclass, field
 from ...plan.attention.gradients import BackwardProblem
 from ...plan.attention.records import AttentionPlan, Part
 from ...plan.records import WARP_THREADS

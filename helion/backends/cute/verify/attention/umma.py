@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
+from ....._support.records import dataclass, field
 from ...plan.attention.gradients import STREAMED
 from ...plan.attention.umma import CORRECTION_WARPS, SOFTMAX_WARPS, UmmaPlan, allocated_columns
 from ...plan.attention.umma_backward import UmmaBackwardPlan

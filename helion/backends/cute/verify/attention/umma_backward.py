@@ -7,8 +7,8 @@ were stored.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
 
+from ....._support.records import dataclass, field
 from ...plan.attention.gradients import PRODUCTS, STREAMED
 from ...plan.attention.umma import SOFTMAX_WARPS
 from ...plan.attention.umma_backward import UmmaBackwardPlan

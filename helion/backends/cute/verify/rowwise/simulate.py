@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 
+from ....._support.records import dataclass, field
 from ...plan.rowwise.choice import OVERLAPPED_ROWS
 from ...plan.rowwise.demand import WORD_BYTES
 from ...plan.rowwise.passes import schedule_of

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import torch
 
 from ....._compiler.ir.pointwise import Scalar
+from ....._support.records import dataclass
 from ..expressions import LIBDEVICE, Expression, atom, call, helper, infix, libdevice, prefix
 from ..expressions import number as number_text
 from .literals import (

@@ -8,12 +8,12 @@ no compiler, a kernel with an unusual launch. Then they write the same in Python
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import triton
 
+from ....._support.records import dataclass
 from ....execution import SizeTable
 from . import build
 

@@ -7,10 +7,10 @@ whose rows are not aligned fewer (measurement ``column_scans``). Long dimensions
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ....._compiler.facts.records import AxisFact, KernelFacts
+from ....._support.records import dataclass
 from .....autotuner.proposal import Declined, Heuristic
 from .....hardware import VECTOR_BYTES, Target
 from ...proposal import TritonProposal

@@ -9,11 +9,11 @@ reduced are whole: one per program, which is ready to send at once.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ....._compiler.facts.records import KernelFacts
 from ....._shapes import previous_power_of_2
+from ....._support.records import dataclass
 from .....autotuner.proposal import Declined, Heuristic
 from .....hardware import NVLINK4, VECTOR_BYTES, WARP_THREADS, Target
 from ...proposal import TritonProposal

@@ -6,10 +6,10 @@ Always applies, and comes last (measurement ``fallback``).
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ....._compiler.facts.records import AxisFact, KernelFacts
+from ....._support.records import dataclass
 from .....autotuner.proposal import Heuristic, Predicted
 from .....hardware import Target
 from ...proposal import TritonProposal

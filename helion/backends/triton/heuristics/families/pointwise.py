@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ....._compiler.facts.records import AxisFact, KernelFacts, MemoryOpFact, PointwiseFact
 from ....._shapes import cdiv, previous_power_of_2
+from ....._support.records import dataclass, replace
 from .....autotuner.proposal import Declined, Heuristic
 from .....hardware import Target
 from ...proposal import TritonProposal

@@ -13,11 +13,11 @@ programs. For sm_80 to sm_120 the loads of such loops are asynchronous copies.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ....._compiler.facts.records import AxisFact, KernelFacts
 from ....._shapes import previous_power_of_2
+from ....._support.records import dataclass
 from .....autotuner.proposal import Declined, Heuristic
 from .....hardware import Target
 from ...proposal import TritonProposal

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ....._compiler.facts.records import AxisFact, KernelFacts
 from ....._shapes import cdiv, next_power_of_2, previous_power_of_2
+from ....._support.records import dataclass
 from .....autotuner.proposal import Declined, Heuristic
 from .....hardware import Target
 from ...histograms import counts, issued_per_warp, most_summed, width_of

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ....._compiler.facts.records import AxisFact, KernelFacts, MemoryOpFact
 from ....._shapes import previous_power_of_2
+from ....._support.records import dataclass
 from .....autotuner.proposal import Declined, Heuristic
 from .....hardware import Target
 from ...proposal import TritonProposal

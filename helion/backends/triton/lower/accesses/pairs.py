@@ -26,7 +26,6 @@ Kernels with matmuls stay as they are: their results would go through shared mem
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -36,6 +35,7 @@ from ....._compiler.ir.grammar import Block, HostTensor, Index, MemoryAttrs, Op,
 from ....._compiler.ir.rewrite import map_regions
 from ....._compiler.rewrites.steps import StepInputs
 from ....._shapes import Dim, fixed_at
+from ....._support.records import dataclass, field, replace
 
 _PAIR = 2
 

@@ -18,7 +18,6 @@ in range. Kernels with matmuls stay as they are, since Triton does not pipeline 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 
 from ....._compiler.ir.build import Builder, Numbers
 from ....._compiler.ir.grammar import (
@@ -37,6 +36,7 @@ from ....._compiler.ir.rewrite import Makers, expand_ops
 from ....._compiler.passes.always.simplify import drop_dead
 from ....._compiler.rewrites.steps import StepInputs
 from ....._shapes import ONE, Dim, Number, fixed_at
+from ....._support.records import dataclass, field, replace
 from ..align import is_ordered
 from .runs import axes_of
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from ....._compiler.decisions import Decisions
+from ....._support.records import dataclass, field
 from ...together import are_together
 
 _BOXES = "tensor_descriptor"

@@ -8,9 +8,9 @@ a descriptor (measurement ``boxed_loops``). Sectors that programs share are read
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from ....._compiler.facts.records import KernelFacts
+from ....._support.records import dataclass
 from .....autotuner.proposal import Predicted
 from .....hardware import Target
 from .demand import Demand, demands

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ......_compiler.facts.records import KernelFacts
+from ......_support.records import dataclass, replace
 from ......autotuner.proposal import Declined, Heuristic, Predicted
 from ......hardware import Target
 from ....proposal import TritonProposal

@@ -9,11 +9,11 @@ of the fastest library, are in benchmarks/results/nvidia-h200-unseen.json.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ......_compiler.facts.records import KernelFacts
 from ......_shapes import next_power_of_2
+from ......_support.records import dataclass
 from ......autotuner.proposal import Declined, Heuristic, Predicted
 from ......hardware import Target
 from ....proposal import TritonProposal

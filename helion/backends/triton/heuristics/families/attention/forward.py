@@ -14,11 +14,11 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 from ......_compiler.facts.records import AttentionFact, KernelFacts
 from ......_shapes import cdiv
+from ......_support.records import dataclass, replace
 from ......autotuner.proposal import Declined, Heuristic, Predicted
 from ......hardware import Target
 from ....proposal import TritonProposal

@@ -10,11 +10,11 @@ more). A loop over tiles of N does not. The published choice comes first, then t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ......_compiler.facts.records import KernelFacts
 from ......_shapes import next_power_of_2, previous_power_of_2
+from ......_support.records import dataclass
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import Target
 from ....proposal import TritonProposal

@@ -8,11 +8,11 @@ long rows (measurement ``row_epilogue``). docs/performance.md has the default's 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ......_compiler.facts.records import KernelFacts
 from ......_shapes import cdiv, previous_power_of_2
+from ......_support.records import dataclass
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import Target
 from ....proposal import TritonProposal

@@ -11,11 +11,11 @@ Two blocks per SM come first while K is short, and applied tiles are as wide as 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ......_compiler.facts.records import KernelFacts, MatmulWithTiledReductionEpilogueFact
 from ......_shapes import cdiv, next_power_of_2, previous_power_of_2
+from ......_support.records import dataclass, replace
 from ......autotuner.proposal import Declined, Heuristic, Predicted
 from ......hardware import Target
 from ....proposal import TritonProposal

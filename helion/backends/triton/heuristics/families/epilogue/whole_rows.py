@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ......_compiler.facts.records import KernelFacts, MatmulFact, ReductionFact
+from ......_support.records import dataclass
 from ......autotuner.proposal import Declined
 
 

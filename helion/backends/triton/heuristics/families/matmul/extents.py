@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from ......_compiler.facts.records import KernelFacts, MatmulFact
 from ......_shapes import cdiv
+from ......_support.records import dataclass
 from ...sizing import extent_of, is_chosen
 
 

@@ -11,11 +11,11 @@ programs write. It is written to memory once if they follow each other (measurem
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ......_compiler.facts.records import KernelFacts
 from ......_shapes import cdiv
+from ......_support.records import dataclass, replace
 from ......hardware import Target
 from ....proposal import TritonProposal
 from ....resources.time.demand import rereads_depend_on_groups

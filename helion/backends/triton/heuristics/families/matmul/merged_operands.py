@@ -9,11 +9,11 @@ decides where that pays. Few rows are multiplied by weights that each program un
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ......_compiler.facts.records import KernelFacts, MatmulFact, PrecomputableFact
 from ......_shapes import cdiv, previous_power_of_2
+from ......_support.records import dataclass
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import VECTOR_BYTES, Target
 from ....proposal import TritonProposal

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from ......_compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact
+from ......_support.records import dataclass
 from ......hardware import Target
 from ....resources.matrix import ASYNC_ROWS, is_swapped, tile_shape
 from ...tuned import tuned

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ......_compiler.facts.records import KernelFacts, PrecomputableFact
+from ......_support.records import dataclass, replace
 from ......hardware import Target
 from ....proposal import TritonProposal
 from ...tuned import Tuned, tuned

@@ -15,11 +15,11 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ......_compiler.facts.records import KernelFacts
 from ......_shapes import cdiv
+from ......_support.records import dataclass, replace
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import Target
 from ....proposal import TritonProposal

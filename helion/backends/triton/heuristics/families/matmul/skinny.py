@@ -6,11 +6,11 @@ alternate, never the default; not measured on a GPU here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ......_compiler.facts.records import KernelFacts
 from ......_shapes import previous_power_of_2
+from ......_support.records import dataclass
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import Target
 from ....proposal import TritonProposal

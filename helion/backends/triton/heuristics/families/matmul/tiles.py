@@ -6,11 +6,11 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ......_compiler.facts.records import KernelFacts, MatmulFact
 from ......_shapes import cdiv, next_power_of_2, previous_power_of_2
+from ......_support.records import dataclass, field, replace
 from ......autotuner.proposal import Declined, Predicted
 from ......hardware import Target
 from ....proposal import TritonProposal

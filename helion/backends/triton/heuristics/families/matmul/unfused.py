@@ -13,11 +13,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ......_compiler.facts.records import KernelFacts, UnfusedMatmulFact
 from ......_shapes import cdiv
+from ......_support.records import dataclass
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import Target
 from ....proposal import TritonProposal

@@ -7,10 +7,10 @@ one, each matmul has shared memory in turn, and the loads of one are issued befo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from ......_shapes import previous_power_of_2
+from ......_support.records import dataclass, replace
 from ...choose import trust
 from ...tuned import Tuned, tuned
 

@@ -8,11 +8,11 @@ written as fractions of ``Target``'s register file.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ......_compiler.facts.records import AxisFact, KernelFacts, LiveTiles, MemoryOpFact, ReductionFact
 from ......_shapes import cdiv, next_power_of_2, previous_power_of_2
+from ......_support.records import dataclass, field
 from ......autotuner.proposal import Declined
 from ......hardware import Target
 from ...sizing import extent_of, has_wide_memory

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ......_compiler.facts.records import KernelFacts
+from ......_support.records import dataclass
 from ......autotuner.proposal import Predicted
 from ......hardware import Target
 from ....resources.predict import unstaged

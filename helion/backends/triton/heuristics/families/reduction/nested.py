@@ -10,10 +10,10 @@ flight, along contiguous memory first. A loop that reduces after its last step t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ......_compiler.facts.records import KernelFacts
+from ......_support.records import dataclass
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import Target
 from ....proposal import TritonProposal

@@ -13,11 +13,11 @@ ptxas for sm_90 (Triton 3.7), counting the edges below an element takes 2.2 inst
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ......_compiler.facts.records import KernelFacts, MemoryOpFact, ReductionFact
 from ......_shapes import next_power_of_2
+from ......_support.records import dataclass
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import Target
 from ....proposal import TritonProposal

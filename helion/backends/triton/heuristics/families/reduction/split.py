@@ -13,11 +13,11 @@ Programs adjacent in memory are adjacent in the grid.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ......_compiler.facts.records import KernelFacts, ReductionFact
 from ......_shapes import cdiv, next_power_of_2, previous_power_of_2
+from ......_support.records import dataclass
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import Target
 from ....proposal import TritonProposal

@@ -9,11 +9,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ......_compiler.facts.records import AxisFact, KernelFacts, ReductionFact
 from ......_shapes import cdiv, next_power_of_2, previous_power_of_2
+from ......_support.records import dataclass, replace
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import REGISTER_BYTES, VECTOR_BYTES, Target
 from ....proposal import TritonProposal
