@@ -30,6 +30,7 @@ from benchmarks.sweep import (  # noqa: E402
     OTHER_TARGET,
     SAMPLES,
     Timed,
+    measured_facts,
     parse,
 )
 from benchmarks.time_model import mean_of  # noqa: E402
@@ -73,9 +74,10 @@ def sampled(rows: Iterable[Timed], cells: Iterable[Cell], on: str) -> list[Sampl
 
 def _sampled(cell: Cell, timed: Sequence[Timed], on: str) -> Sampled:
     analysis = cell.function.bind(cell.args, target=on)._analysis
-    model = PredictedTime(analysis.predict)
-    domain = SpaceDomain(analysis.space, model)
-    configs = [analysis.space.normalize(row.config) for row in timed]
+    facts, space = measured_facts(analysis.facts), analysis.space
+    model = PredictedTime(lambda config: analysis.backend.predict(facts, space.decode(config), analysis.target))
+    domain = SpaceDomain(space, model)
+    configs = [space.normalize(row.config) for row in timed]
     log_predicted = np.array([model.log_time(config) for config in configs])
     fastest = int(np.argmin(log_predicted))
     default = analysis.default_config

@@ -39,6 +39,7 @@ from benchmarks.cells import Cell, inputs, swept_cells  # noqa: E402
 from benchmarks.seeds import SUITES, Variants, bound_of, checked, chosen_cells, least_bytes  # noqa: E402
 from benchmarks.timing import LEAST_REPETITIONS, GraphTimer, Timer  # noqa: E402
 from helion import exc  # noqa: E402
+from helion._compiler.facts.records import KernelFacts, Lazy, RewrittenFacts  # noqa: E402
 from helion.autotuner.search.domain import SpaceDomain  # noqa: E402
 from helion.autotuner.search.time_model import PredictedTime  # noqa: E402
 
@@ -62,6 +63,25 @@ _HOPELESS, _SPILLS, _DRAWS = 6.0, 0.5, 40
 _WORKERS, _AT_ONCE = 14, 3
 #: Of the seconds for a sampled sweep, what compiling may take.
 _COMPILING = 0.65
+
+
+def measured_facts(facts: KernelFacts) -> KernelFacts:
+    """Return facts of the code that all kept times are of.
+
+    Rows of windows did not share loads, and no reduction ran after its loop.
+    """
+    if not facts.late_reductions and not facts.row_windows:
+        return facts
+    flat = facts.flat.value if facts.flat is not None else None
+    if flat is not None:
+        flat = dataclasses.replace(flat, facts=measured_facts(flat.facts))
+    rewritten = {key: Lazy(functools.partial(_measured, each)) for key, each in facts.rewritten.items()}
+    return dataclasses.replace(facts, late_reductions=(), row_windows=(), flat=Lazy.of(flat), rewritten=rewritten)
+
+
+def _measured(after: Lazy[RewrittenFacts | None]) -> RewrittenFacts | None:
+    found = after.value
+    return None if found is None else dataclasses.replace(found, facts=measured_facts(found.facts))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

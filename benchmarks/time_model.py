@@ -35,6 +35,7 @@ from benchmarks.sweep import (  # noqa: E402
     RECENT,
     SAMPLES,
     Timed,
+    measured_facts,
     parse,
 )
 from helion.backends.triton.resources.time.demand import Demand, demands  # noqa: E402
@@ -180,10 +181,11 @@ def _swept(cell: Cell, timed: Sequence[Timed], on: str) -> Swept:
     analysis, space = bound._analysis, bound.config_spec
     configs = [space.normalize(row.config) for row in timed]
     seed = analysis.seeds.seeds[0].config if analysis.seeds.seeds else None
-    predicted = [analysis.predict(config) for config in configs]
+    facts, decisions = measured_facts(analysis.facts), [space.decode(config) for config in configs]
+    predicted = [analysis.backend.predict(facts, each, target(on)) for each in decisions]
     asked = [
-        tuple(demands(analysis.facts, launch_of(space.decode(config)), each, target(on)))
-        for config, each in zip(configs, predicted, strict=True)
+        tuple(demands(facts, launch_of(each), resources, target(on)))
+        for each, resources in zip(decisions, predicted, strict=True)
     ]
     return Swept(
         key=cell.key[1:],

@@ -13,6 +13,8 @@ from conftest import PROVE
 from benchmarks import sweep
 from benchmarks.cells import inputs, timed_cells
 from benchmarks.timing import RecordedTimer
+from benchmarks.unseen.rows import channel_statistics
+from benchmarks.workloads.rows import max_pool_nhwc
 from helion._testing import map_tensors
 
 KEPT = sweep.parse(sweep.KEPT.read_text())
@@ -72,3 +74,14 @@ def test_sampled_cells_take_turns_by_kernel() -> None:
     of = [index for index, cell in enumerate(cells) if cell.kernel in ("softmax", "add")]
     order = sweep.in_turns(cells, of)
     assert sorted(order) == of and {cells[index].kernel for index in order[:2]} == {"softmax", "add"}
+
+
+def test_kept_times_are_of_code_without_shared_rows_and_late_reductions() -> None:
+    pool = max_pool_nhwc.bind((torch.empty(2, 9, 9, 64, device="meta"),), target="h200").facts
+    means = channel_statistics.bind((torch.empty(4, 8, 1000, device="meta"),), target="h200").facts
+    assert pool.row_windows and means.late_reductions
+    for facts in map(sweep.measured_facts, (pool, means)):
+        assert not facts.row_windows and not facts.late_reductions
+        assert facts.flat is None or facts.flat.value is None or not facts.flat.value.facts.late_reductions
+    again = sweep.measured_facts(means)
+    assert sweep.measured_facts(again) is again and again.memory_ops == means.memory_ops

@@ -29,11 +29,11 @@ def lookups(walk: Walk) -> Lookups:
     for op in walk.program.walk():
         for axis in op.attrs.axes if isinstance(op.attrs, ForAttrs) else ():
             ends = [op.operands[each.at] for each in (axis.begin, axis.end) if isinstance(each, OperandRef)]
-            bounds[axis.block] = frozenset[int]().union(*(_selecting(walk, each, MAX_HOPS) for each in ends))
+            bounds[axis.block] = frozenset[int]().union(*(selecting(walk, each, MAX_HOPS) for each in ends))
     return Lookups(bounds=bounds, reaches={key: reach for load in walk.loads for key, reach in _reaches(walk, load)})
 
 
-def _selecting(walk: Walk, operand: Operand, hops: int) -> frozenset[int]:
+def selecting(walk: Walk, operand: Operand, hops: int) -> frozenset[int]:
     """Return the axes whose indices select the loads that an integer is computed from."""
     made = walk.makers.of(operand) if isinstance(operand, Value) and hops else None
     if made is None:
@@ -41,7 +41,7 @@ def _selecting(walk: Walk, operand: Operand, hops: int) -> frozenset[int]:
     if isinstance(made.attrs, (TileAttrs, IotaAttrs)):
         return frozenset((made.attrs.block,))
     own = [index.block for index in made.attrs.indices if index.block is not None] if made.kind == "load" else []
-    return frozenset(own).union(*(_selecting(walk, each, hops - 1) for each in made.operands))
+    return frozenset(own).union(*(selecting(walk, each, hops - 1) for each in made.operands))
 
 
 def _reaches(walk: Walk, load: Op) -> list[tuple[tuple[int, int], int]]:
@@ -73,7 +73,7 @@ def _position(walk: Walk, operand: Operand) -> tuple[int, int] | None:
     for each, other in (made.operands, made.operands[::-1]):
         counted = _uncast(walk, each)
         axis = counted.attrs.block if counted is not None and isinstance(counted.attrs, IotaAttrs) else None
-        if axis is not None and axis not in _selecting(walk, other, MAX_HOPS):
+        if axis is not None and axis not in selecting(walk, other, MAX_HOPS):
             return axis, 1
     return None
 

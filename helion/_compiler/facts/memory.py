@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -11,7 +11,7 @@ from ..ir.bins import bins_of
 from ..ir.grammar import HostTensor, Index, IotaAttrs, MemoryAttrs, Op, Operand, PointwiseAttrs, TileAttrs, Value
 from .axes import count
 from .flow import Flow
-from .lookups import quotient
+from .lookups import quotient, selecting
 from .merged import MergedTiles
 from .nearby import steps_of
 from .records import AxisFact, MemoryOpFact
@@ -78,11 +78,7 @@ def _fact(
     gathered = any(
         index.kind == "tensor" and axis is None for index, (axis, _, _) in zip(attrs.indices, found, strict=True)
     )
-    quotients = tuple(
-        divided
-        for index in attrs.indices
-        if index.operand is not None and (divided := quotient(walk, op.operands[index.operand])) is not None
-    )
+    quotients = tuple(_quotients(op, attrs.indices, tile_axes, walk))
     # neighbours along the last axis that share elements by groups have no step
     grouped = any(axis == tile_axes[-1] for axis, _ in quotients if tile_axes)
     return MemoryOpFact(
@@ -111,6 +107,27 @@ def _fact(
         quotients=quotients,
         after=sum(walk.order[dot.number] < walk.order[op.number] for dot in walk.dots),
     )
+
+
+def _quotients(op: Op, indices: Sequence[Index], tile_axes: tuple[int, ...], walk: Walk) -> Iterator[tuple[int, int]]:
+    """Yield the axes of a tile along which neighbours share an element, each with the number of them.
+
+    No other subscript varies along such an axis, as one does in ``x[i // 9, i % 9]``.
+    """
+    for index in indices:
+        divided = quotient(walk, op.operands[index.operand]) if index.operand is not None else None
+        if divided is None or divided[0] not in tile_axes:
+            continue
+        others = (other for other in indices if other is not index)
+        if not any(divided[0] in _varying(op, other, walk) for other in others):
+            yield divided
+
+
+def _varying(op: Op, index: Index, walk: Walk) -> frozenset[int]:
+    """Return the axes whose indices a subscript is computed from."""
+    if index.operand is not None:
+        return selecting(walk, op.operands[index.operand], MAX_HOPS)
+    return frozenset() if index.block is None else frozenset((index.block,))
 
 
 def _is_row_major(tensor: HostTensor) -> bool:

@@ -6,7 +6,7 @@ from ...._compiler.facts.records import KernelFacts
 from ....hardware import Target
 from ..proposal import TritonProposal
 from ..resources.time.launch import Launch
-from ..resources.time.predict import timing
+from ..resources.time.predict import Timing, timing
 from ..together import TOGETHER
 from .sizing import all_sizes, estimate
 
@@ -15,6 +15,11 @@ _WARPS = 4
 
 def proposal_us(facts: KernelFacts, proposal: TritonProposal, target: Target) -> float:
     """Return the microseconds of a launch with the tiles, warps, stages, program order and split-K of the proposal."""
+    return proposal_timing(facts, proposal, target).us
+
+
+def proposal_timing(facts: KernelFacts, proposal: TritonProposal, target: Target) -> Timing:
+    """Return the same with the times of each unit."""
     warps, stages = proposal.num_warps or _WARPS, proposal.num_stages or 1
     sizes = all_sizes(facts, proposal.block_sizes, proposal.reduction_loops)
     predicted = estimate(facts, target, proposal.block_sizes, warps, stages, proposal.reduction_loops)
@@ -32,4 +37,4 @@ def proposal_us(facts: KernelFacts, proposal: TritonProposal, target: Target) ->
         together=proposal.launch.get(TOGETHER, False),
         parts=proposal.launch.get("split_k", 1),
     )
-    return timing(facts, launch, predicted, target).us
+    return timing(facts, launch, predicted, target)

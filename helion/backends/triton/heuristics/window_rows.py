@@ -15,10 +15,10 @@ from ...._compiler.facts.records import AxisFact, KernelFacts, PointwiseFact
 from ...._support.records import dataclass, replace
 from ....hardware import Target
 from ..proposal import TritonProposal
-from ..row_windows import saves_loads
+from ..row_windows import kept_loads, saves_loads
 from .choose import trust
-from .predicted_time import proposal_us
-from .sizing import estimate
+from .predicted_time import proposal_timing, proposal_us
+from .sizing import all_sizes, estimate
 from .tuned import Tuned, tuned
 
 
@@ -48,13 +48,27 @@ def fastest_rows(
     (first,) = fact.contiguous_axes
     tried = _candidates(tiles, facts.axes[first], fact.storage_itemsize, facts, target)
     found = [each for each in tried if not _spills(each, facts, target)]
-    timed = [(each, proposal_us(facts, each, target)) for each in (tiles, *found)]
-    first_us, least = timed[0][1], min(us for _, us in timed)
-    if least > trust(target).reused * first_us:
+    usual = proposal_timing(facts, tiles, target)
+    timed = [(each, proposal_us(facts, each, target)) for each in found]
+    least = min((us for _, us in timed), default=math.inf)
+    # where memory takes most of the time, predictions miss a part of what sharing saves (measurement ``unrolled_rows``)
+    saves = 2 * dict(usual.units)["memory"] > usual.us and not _shares(tiles, facts, target)
+    if least > (tuned(_Numbers).alike if saves else trust(target).reused) * usual.us:
         return None
-    # of tiles that are nearly as fast, the one with the fewest warps and the longest rows has the fewest addresses
-    alike = [each for each, us in timed[1:] if us <= tuned(_Numbers).alike * least]
-    return min(alike, key=lambda each: (each.num_warps or 1, -each.block_sizes[first]))
+    # of tiles that are nearly as fast, the one with the fewest warps and the longest rows has the fewest addresses; more
+    # rows share more loads
+    alike = [each for each, us in timed if us <= tuned(_Numbers).alike * least]
+    return min(alike, key=lambda each: (each.num_warps or 1, -each.block_sizes[first], -_elements(each)))
+
+
+def _elements(tiles: TritonProposal) -> int:
+    return math.prod(tiles.block_sizes.values())
+
+
+def _shares(tiles: TritonProposal, facts: KernelFacts, target: Target) -> bool:
+    threads = (tiles.num_warps or 1) * target.warp_size
+    sizes = all_sizes(facts, tiles.block_sizes, tiles.reduction_loops)
+    return any(kept_loads(facts, sizes, threads, window.root) for window in facts.row_windows)
 
 
 def _spills(tiles: TritonProposal, facts: KernelFacts, target: Target) -> bool:

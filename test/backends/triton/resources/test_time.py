@@ -281,6 +281,39 @@ def test_taps_of_one_tile_come_from_memory_once() -> None:
         assert units(bound, block_sizes=[4, 512], num_warps=warps)["memory"] < 1.3 * once
 
 
+def test_rows_that_share_loads_come_from_memory_once() -> None:
+    bound = wave_step.bind(tuple(tensor(8192, 8192) for _ in range(3)), target=H200)
+    alone, sharing = (demand(bound, block_sizes=[rows, 256], num_warps=4) for rows in (4, 8))
+    assert sharing.asked_bytes < 1.6 * alone.asked_bytes
+    for found in (alone, sharing):
+        assert found.new_bytes * found.programs == 4 * 8192 * 8192 * 2
+
+
+@helion.kernel()
+def taps_of_channels(x: torch.Tensor) -> torch.Tensor:
+    m, n = x.size()
+    out = torch.empty([m - 8, n * 9], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile(out.size()):
+        out[tile_m, tile_n] = x[tile_m.index[:, None] + tile_n.index[None, :] % 9, tile_n.index[None, :] // 9]
+    return out
+
+
+@helion.kernel()
+def repeated_channels(x: torch.Tensor) -> torch.Tensor:
+    m, n = x.size()
+    out = torch.empty([m, n * 9], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile(out.size()):
+        out[tile_m, tile_n] = x[tile_m, tile_n.index // 9]
+    return out
+
+
+@pytest.mark.parametrize(("kernel", "sharing"), [(taps_of_channels, 1), (repeated_channels, 9)])
+def test_neighbours_share_an_element_where_no_other_subscript_varies(kernel: helion.Kernel, sharing: int) -> None:
+    bound = kernel.bind((tensor(4096, 256),), target=H200)
+    found = demand(bound, block_sizes=[1, 256], num_warps=4)
+    assert found.asked_bytes == pytest.approx(256 * 2 / sharing + 256 * 2)
+
+
 def test_scans_take_instructions_for_each_step() -> None:
     bound = row_running_sum.bind((tensor(4096, 8192, dtype=torch.float32),), target=H200)
     found = demand(bound, block_sizes=[1], reduction_loops=[None])

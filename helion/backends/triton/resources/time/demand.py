@@ -242,7 +242,8 @@ class _Count:
         itemsize = access.itemsize
         run, width = self._run(access, numel)
         kept = self.kept.get(access.slot, 1.0) if kind == "load" else 1.0
-        asked = times * useful * itemsize / self._sharing(access) * kept
+        every = times * useful * itemsize / self._sharing(access)
+        asked = every * kept
         near, step = (run, itemsize) if access.strided is None else (nest.used[access.strided[0]], access.strided[1])
         sector_bytes = asked / itemsize / max(near, 1.0) * -(-near * step // SECTOR_BYTES) * SECTOR_BYTES
         sums["asked_bytes"] += asked
@@ -275,7 +276,8 @@ class _Count:
             sums["descriptors"] += not launch.persistent
         else:
             sums["accesses"] += times * max(1.0, per_thread / width) * kept * launch.warps
-        self._traffic(access, asked, passes)
+        # rows that share loads reach the same elements with fewer of them
+        self._traffic(access, every, passes)
         if kind == "store":
             sums["written_bytes"] += max(0.0, sector_bytes - asked)
             sums["stores"] += times
