@@ -129,6 +129,79 @@ def test_few_results_of_a_loop_share_what_their_program_loads() -> None:
     assert "500 elements no loop over one axis" in short
 
 
+@helion.kernel()
+def nearest_of_a_cloud(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The nearest point of each point in the same batch, and how far it is."""
+    (b, n, _), m = x.size(), y.size(1)
+    least = torch.empty([b, n], dtype=torch.float32, device=x.device)
+    place = torch.empty([b, n], dtype=torch.int64, device=x.device)
+    for batch, tile in hl.tile([b, n], block_size=[1, None]):
+        at = batch.begin
+        best, where = hl.full([tile], float("inf")), hl.zeros([tile], dtype=torch.int64)
+        for other in hl.tile(m):
+            apart = hl.zeros([tile, other])
+            for axis in hl.static_range(3):
+                away = x[at, tile, axis][:, None] - y[at, other, axis][None, :]
+                apart = apart + away * away
+            low = apart.amin(1)
+            where = torch.where(low < best, apart.argmin(1) + other.begin, where)
+            best = torch.minimum(best, low)
+        least[at, tile] = best
+        place[at, tile] = where
+    return least, place
+
+
+@helion.kernel()
+def attraction(p: torch.Tensor) -> torch.Tensor:
+    """Three sums over all bodies: eight results by 1024 bodies have no room in registers."""
+    n = p.size(1)
+    out = torch.empty_like(p)
+    for tile in hl.tile(n):
+        ax, ay, az = hl.zeros([tile]), hl.zeros([tile]), hl.zeros([tile])
+        for other in hl.tile(n):
+            dx = p[0, other][None, :] - p[0, tile][:, None]
+            dy = p[1, other][None, :] - p[1, tile][:, None]
+            dz = p[2, other][None, :] - p[2, tile][:, None]
+            near = torch.rsqrt(dx * dx + dy * dy + dz * dz + 0.01)
+            force = near * near * near
+            ax, ay, az = ax + (force * dx).sum(1), ay + (force * dy).sum(1), az + (force * dz).sum(1)
+        out[0, tile] = ax
+        out[1, tile] = ay
+        out[2, tile] = az
+    return out
+
+
+def test_results_of_all_batches_count() -> None:
+    def clouds(batches: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.empty(batches, 4096, 3, device="meta"), torch.empty(batches, 4096, 3, device="meta")
+
+    first = bound(nearest_of_a_cloud, clouds(8)).seeds[0]
+    assert (first.heuristic, first.config["block_sizes"], first.config["num_warps"]) == (RULE, [8, 1024], 4)
+    assert "4096 results are fewer" in dict(bound(nearest_of_a_cloud, clouds(1)).declined)[RULE]
+
+
+def test_fewer_results_at_a_time_where_registers_are_few() -> None:
+    made = bound(attraction, (torch.empty(3, 8192, device="meta"),))
+    first = made.seeds[0]
+    assert first.heuristic == RULE and first.config["block_sizes"] == [4, 512] and not first.predicted.spill_risk
+    resources = made.resources(first.config)
+    assert resources.fits and not resources.spill_bytes
+
+
+def test_clouds_and_bodies_are_right() -> None:
+    x, y = torch.randn(2, 41, 3), torch.randn(2, 63, 3)
+    apart = ((x[:, :, None] - y[:, None]) ** 2).sum(-1)
+    config = helion.Config(block_sizes=[8, 16], num_warps=4)
+    least, place = helion.kernel(nearest_of_a_cloud.fn, config=config)(x, y)
+    torch.testing.assert_close(least, apart.amin(-1))
+    assert torch.equal(place, apart.argmin(-1))
+    p = torch.randn(3, 63)
+    away = (p[:, None, :] - p[:, :, None]).double()
+    wanted = (away * ((away * away).sum(0) + 0.01) ** -1.5).sum(-1)
+    got = helion.kernel(attraction.fn, config=helion.Config(block_sizes=[4, 16]))(p)
+    torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_pairs_of_rows_have_one_row_in_a_thread_and_many_of_the_other() -> None:
     args = torch.empty(4096, 64, device="meta"), torch.empty(4096, 64, device="meta")
     first = bound(furthest, args).seeds[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -165,3 +167,20 @@ def test_results_with_an_sm_each_keep_long_steps() -> None:
     args = (*[_meta(64, 128, 225)] * 2, *[_meta(128, dtype=torch.float32)] * 2)
     first = channel_sums.bind(args, target="h200").seeds[0]
     assert first.heuristic == "TritonNestedReductionHeuristic" and first.config["num_warps"] == 16
+
+
+@helion.kernel(backend="triton")
+def pooled_pairs(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(x.size()[:3], dtype=x.dtype, device=x.device)
+    for tile_b, tile_h, tile_w in hl.tile(out.size()):
+        out[tile_b, tile_h, tile_w] = x[tile_b, tile_h, tile_w, :].to(torch.float32).mean(-1)
+    return out
+
+
+def test_rows_of_a_few_bytes_fill_a_program() -> None:
+    x = torch.empty(2048, 64, 64, 2, dtype=torch.bfloat16, device="meta")
+    seed = pooled_pairs.bind((x,), target="h200").seeds[0]
+    assert seed.heuristic == "TritonStreamingReductionHeuristic"
+    assert math.prod(seed.config.block_sizes) > 128, seed.config
+    x = torch.randn(3, 5, 7, 2).to(torch.bfloat16)
+    torch.testing.assert_close(pooled_pairs(x), x.float().mean(-1).to(x.dtype))

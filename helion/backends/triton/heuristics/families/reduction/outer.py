@@ -12,6 +12,7 @@ ptxas for sm_90 (Triton 3.7), counting the edges below an element takes 2.2 inst
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import ClassVar
 
@@ -21,7 +22,8 @@ from ......_support.records import dataclass
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import Target
 from ....proposal import TritonProposal
-from ...sizing import Sizes, clamp, estimate, extent_of, warps_for_threads
+from ...predicted_time import proposal_us
+from ...sizing import Sizes, clamp, estimate, extent_of, programs_of, warps_for_threads
 from ...tuned import Tuned, tuned
 from .budget import reduction_alone
 
@@ -100,24 +102,34 @@ class TritonOuterReductionHeuristic(Heuristic):
 def _shared(
     kept: list[int], facts: KernelFacts, target: Target, primary: ReductionFact
 ) -> tuple[TritonProposal, ...] | Declined:
-    """Return the proposal whose lanes share results, of which each program has several."""
+    """Return the proposal whose lanes share results, of which each program has several.
+
+    If a thread has no registers for all of them, it is the fastest by prediction with fewer results or shorter steps.
+    """
     axis, (block, *more) = facts.axes[primary.axis], kept
     width = min(_TUNED.shared_elements, next_power_of_2(primary.extent))
-    results = extent_of(facts.axes[block])
     if more or axis.rollable or width < _TUNED.shared_elements:
         return Declined(
-            f"{results} results are fewer than threads, and {primary.extent} elements no loop over one axis"
+            f"{extent_of(facts.axes[block])} results are fewer than threads, and {primary.extent} elements no loop over"
+            " one axis"
         )
-    rows = _TUNED.shared_results
+    rows, least = _TUNED.shared_results, {each.block_id: each.min_size for each in facts.tunable_axes}
+    results = programs_of(facts, least, primary.root)
     if results < rows * _TUNED.programs * target.num_sms:
         return Declined(f"{results} results are fewer than {rows} for each of {_TUNED.programs} programs per SM")
     warps = warps_for_threads(_TUNED.shared_threads, target)
-    sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes} | {primary.axis: width, block: rows}
-    sizes = {each: clamp(size, facts.axes[each]) for each, size in sizes.items()}
-    if estimate(facts, target, sizes, warps, 1).spill_risk:
-        return Declined(f"{rows} results by {width} elements do not fit in registers")
-    reason = f"{rows} results of {primary.extent} elements, {width} at a time, shared by {warps} warps"
-    return (TritonProposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=1),)
+    fit = []
+    for some, size in itertools.product((rows, rows // 2, rows // 4), (width, width // 2)):
+        sizes = {**least, primary.axis: clamp(size, axis), block: clamp(some, facts.axes[block])}
+        reason = f"{some} results of {primary.extent} elements, {size} at a time, shared by {warps} warps"
+        if estimate(facts, target, sizes, warps, 1).spill_risk:
+            continue
+        fit.append(TritonProposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=1))
+        if (some, size) == (rows, width):
+            break
+    if not fit:
+        return Declined(f"{rows // 4} results by {width // 2} elements do not fit in registers")
+    return (min(fit, key=lambda each: proposal_us(facts, each, target)),)
 
 
 def _reuse(along: list[MemoryOpFact], facts: KernelFacts, primary: ReductionFact) -> int:

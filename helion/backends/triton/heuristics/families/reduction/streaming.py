@@ -198,20 +198,25 @@ def _fuller(proposal: TritonProposal, facts: KernelFacts, target: Target) -> Tri
     warps, able = proposal.num_warps or 1, _row_axes(found, facts)
     every = [proposal]
     sizes = dict(proposal.block_sizes)
-    for times in (2, 4, 8):
+    rows = math.prod(sizes[a.block_id] for a in able)
+    most = max(8, previous_power_of_2(_TUNED.program_bytes // (row * rows)))
+    for times in itertools.takewhile(lambda times: times <= most, (2**step for step in itertools.count(1))):
         longer = [a for a in able if sizes[a.block_id] * 2 <= min(a.padded or 1, a.max_size or a.padded or 1)]
         if not longer:
             break
         sizes = {**sizes, longer[-1].block_id: 2 * sizes[longer[-1].block_id]}
-        rows = math.prod(sizes[a.block_id] for a in able)
+        more = (warps, warps * times // 2, warps * times)[1 if times == 2 else 0 :]
+        if times > 8:
+            more = (warps * times // 16, warps * times // 8, warps * times // 4)
         every += [
             replace(
                 proposal,
-                reason=f"{rows} rows of {found.primary.extent} per program, at once, {each} warps",
+                reason=f"{times * rows} rows of {found.primary.extent} per program, at once, {each} warps",
                 block_sizes=sizes,
                 num_warps=each,
             )
-            for each in (warps, warps * times // 2, warps * times)[1 if times == 2 else 0 :]
+            for each in more
+            if each <= target.max_threads_per_block // target.warp_size
         ]
     timed = [(each, proposal_us(facts, each, target)) for each in every]
     return unless_faster(timed[0], timed[1:], trust(target).fuller_programs)
