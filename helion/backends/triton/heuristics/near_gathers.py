@@ -54,7 +54,14 @@ def fastest_tiles(usual: tuple[TritonProposal, ...], facts: KernelFacts, target:
     if alike * best < least:
         near = [each for each, us in others if us <= alike * best]
         first = min(near, key=lambda each: (each.num_warps or 1, -each.block_sizes[last]))
-    return first, *(each for each in usual if each is not first)
+    lighter = () if first in usual else (_lighter(first),)
+    return first, *lighter, *(each for each in usual if each is not first)
+
+
+def _lighter(tiles: TritonProposal) -> TritonProposal:
+    """Return the same with half the elements in a thread: the assembler may need more registers than are predicted."""
+    warps = 2 * (tiles.num_warps or 1)
+    return replace(tiles, reason=f"{tiles.reason}, shared by {warps} warps", num_warps=warps)
 
 
 def _spills(tiles: TritonProposal, facts: KernelFacts, target: Target) -> bool:

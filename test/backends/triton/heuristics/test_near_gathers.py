@@ -40,6 +40,36 @@ def test_windows_with_clamps_have_many_elements_of_few_warps() -> None:
     assert first.config["flatten_loops"] == [False]
 
 
+def sharpened(x: torch.Tensor) -> torch.Tensor:
+    """Differences from 3 x 3 means of the channels of pixels, which are whole."""
+    n, h, w, _ = x.size()
+    out = torch.empty_like(x)
+    for image, y, columns in hl.tile([n, h, w]):
+        here = x[image, y, columns, :].to(torch.float32)
+        mean = torch.zeros_like(here)
+        for i in hl.static_range(3):
+            for j in hl.static_range(3):
+                rows = torch.clamp(y.index + (i - 1), 0, h - 1)
+                at = torch.clamp(columns.index + (j - 1), 0, w - 1)
+                mean += x[image, rows, at, :].to(torch.float32) / 9
+        out[image, y, columns, :] = torch.clamp(here + 0.5 * (here - mean), 0, 255).to(torch.uint8)
+    return out
+
+
+def test_tiles_that_may_spill_are_followed_by_the_same_with_more_warps() -> None:
+    """The compiled seeds say which one runs: the first one spills, and predicted registers do not show it."""
+    bound = helion.kernel(sharpened).bind((tensor(16, 720, 1280, 3, dtype=torch.uint8),), target="h200")
+    first, second = bound.seeds[:2]
+    assert "reach neighbours" in first.reason and second.config["block_sizes"] == first.config["block_sizes"]
+    assert second.config["num_warps"] == 2 * first.config["num_warps"]
+    assert not bound.resources(second.config).spill_bytes
+    x = torch.randint(0, 256, [2, 13, 21, 3], dtype=torch.uint8)
+    padded = torch.nn.functional.pad(x.permute(0, 3, 1, 2).float(), [1, 1, 1, 1], mode="replicate")
+    mean = torch.nn.functional.avg_pool2d(padded, 3, 1).permute(0, 2, 3, 1)
+    wanted = torch.clamp(x.float() + 0.5 * (x.float() - mean), 0, 255)
+    assert ((helion.kernel(sharpened)(x).float() - wanted).abs() <= 1).all()
+
+
 def test_indices_that_are_loaded_may_be_anywhere() -> None:
     at = tensor(4096, dtype=torch.int32)
     bound = helion.kernel(looked_up).bind((tensor(4096, 4096), at), target="h200")

@@ -106,6 +106,31 @@ def test_results_along_two_axes_need_a_thread_each() -> None:
 
 
 @helion.kernel()
+def log_of_products(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    (m, k), n = a.size(), b.size(1)
+    out = torch.empty([m, n], dtype=a.dtype, device=a.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        top = hl.full([tile_m, tile_n], float("-inf"), dtype=torch.float32)
+        total = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            terms = a[tile_m, tile_k][:, :, None] + b[tile_k, tile_n][None, :, :]
+            new = torch.maximum(top, terms.amax(1))
+            total = total * torch.exp(top - new) + torch.exp(terms - new[:, None, :]).sum(1)
+            top = new
+        out[tile_m, tile_n] = top + torch.log(total)
+    return out
+
+
+def test_steps_that_rescale_a_sum_have_several_elements() -> None:
+    first = bound(log_of_products, (torch.empty(256, 512, device="meta"), torch.empty(512, 512, device="meta"))).seeds[
+        0
+    ]
+    assert first.heuristic == RULE and first.config["block_sizes"] == [1, 128, 8]
+    a, b = torch.randn(19, 33), torch.randn(33, 40)
+    torch.testing.assert_close(log_of_products(a, b), torch.logsumexp(a[:, :, None] + b[None], 1))
+
+
+@helion.kernel()
 def gaussian_sums(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     out = torch.empty([x.size(0)], dtype=torch.float32, device=x.device)
     for tile in hl.tile(x.size(0)):

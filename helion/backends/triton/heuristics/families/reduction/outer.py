@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import ClassVar
 
 from ......_compiler.facts.records import KernelFacts, MemoryOpFact, ReductionFact
@@ -22,6 +23,7 @@ from ......_support.records import dataclass
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import Target
 from ....proposal import TritonProposal
+from ...choose import trust, unless_faster
 from ...predicted_time import proposal_us
 from ...sizing import Sizes, clamp, estimate, extent_of, programs_of, warps_for_threads
 from ...tuned import Tuned, tuned
@@ -88,15 +90,30 @@ class TritonOuterReductionHeuristic(Heuristic):
                 break
             sizes[largest] //= 2
         way = " by ".join(str(sizes[block]) for block in kept)
-        return (
-            TritonProposal(
-                reason=f"{way} results of {primary.extent} elements, one per thread, {warps} warps",
-                block_sizes=sizes,
-                reduction_loops=chunks,
-                num_warps=warps,
-                num_stages=1,
-            ),
+        proposal = TritonProposal(
+            reason=f"{way} results of {primary.extent} elements, one per thread, {warps} warps",
+            block_sizes=sizes,
+            reduction_loops=chunks,
+            num_warps=warps,
+            num_stages=1,
         )
+        return (proposal if axis.rollable else _in_steps(proposal, facts, target, primary),)
+
+
+def _in_steps(proposal: TritonProposal, facts: KernelFacts, target: Target, primary: ReductionFact) -> TritonProposal:
+    """Return the same with more elements in a step, if that is predicted to be faster, for sums that a maximum scales.
+
+    Each step computes an exponential for the sum before it, next to one for each element.
+    """
+    if not primary.exponential_stages or len(primary.stages) < 2:
+        return proposal
+    step, every = proposal.block_sizes[primary.axis], [proposal]
+    for more in (4 * step, 8 * step):
+        sizes = {**proposal.block_sizes, primary.axis: clamp(more, facts.axes[primary.axis])}
+        if not estimate(facts, target, sizes, proposal.num_warps or 1, 1).spill_risk:
+            every.append(replace(proposal, reason=f"{proposal.reason}, {more} at a time", block_sizes=sizes))
+    timed = [(each, proposal_us(facts, each, target)) for each in every]
+    return unless_faster(timed[0], timed[1:], trust(target).lighter_rows)
 
 
 def _shared(
