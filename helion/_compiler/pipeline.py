@@ -21,6 +21,7 @@ from .passes.always.drop_fills import drop_fills
 from .passes.always.masks import mask_tails
 from .passes.always.simplify import drop_dead, merge_common
 from .passes.always.spread_loops import spread_loops
+from .passes.always.unit_logarithms import narrow_logarithms
 from .passes.always.unroll_taps import unroll_taps
 from .passes.always.vjps import erase_vjps
 from .passes.analysis.dependencies import check_dependencies
@@ -41,6 +42,7 @@ PASSES: tuple[Pass, ...] = (
     check_messages,
     spread_loops,
     unroll_taps,
+    narrow_logarithms,
     mask_tails,
     check_jagged,
 )

@@ -279,11 +279,17 @@ def _gelu(t: Tracer, input: DeviceValue, *, approximate: str = "none") -> Device
     return input * 0.5 * (ops.pointwise(t, "tanh", inner) + 1.0)
 
 
+def soft_positive(t: Tracer, value: DeviceValue) -> DeviceValue:
+    """Return ``log(1 + exp(value))``, by the logarithm of a number from 1 to 2."""
+    small = ops.pointwise(t, "exp", -ops.pointwise(t, "abs", value))
+    return ops.pointwise(t, "maximum", value, 0.0) + ops.pointwise(t, "log1p_unit", small)
+
+
 @rule(F.softplus)
 @in_float32
 def _softplus(t: Tracer, input: DeviceValue, beta: float = 1.0, threshold: float = 20.0) -> DeviceValue:
     scaled = input * beta
-    soft = ops.pointwise(t, "log1p", ops.pointwise(t, "exp", ops.pointwise(t, "minimum", scaled, threshold))) / beta
+    soft = soft_positive(t, scaled) / beta
     return ops.with_vjp(
         t, "softplus", ops.pointwise(t, "where", scaled > threshold, input, soft), input, beta, threshold
     )
