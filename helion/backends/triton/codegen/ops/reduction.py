@@ -30,14 +30,17 @@ def _prod(a, b):
 }
 
 
-def render(name: str, operand: Expression, axis: int, dtype: torch.dtype) -> Expression:
-    """Return one reduction over one axis. The result of ``tl.sum`` and its like may be wider than ``dtype``."""
+def render(name: str, operand: Expression, axis: int | None, dtype: torch.dtype) -> Expression:
+    """Return one reduction over one axis, or over all of them.
+
+    The result of ``tl.sum`` and its like may be wider than ``dtype``.
+    """
     if name == "prod":
         return _by_helper("_prod", operand, axis)
     if name in ("max", "min") and dtype.is_floating_point:
         return _by_helper(f"_{name}_nan", operand, axis)
     if name in ("sum", "max", "min"):
-        return call(f"tl.{name}", operand, number_text(axis))
+        return call(f"tl.{name}", operand, _axis(axis))
     raise KeyError(name)
 
 
@@ -59,8 +62,12 @@ def render_arg(value: str, extremum: str, index: str, axis: int, lanes: int, dty
     return Expression(f"tl.min(tl.where({found}, {index}, {lanes}), {axis})")
 
 
-def _by_helper(name: str, operand: Expression, axis: int) -> Expression:
-    return call("tl.reduce", operand, number_text(axis), Expression(name), needs=frozenset((name,)))
+def _by_helper(name: str, operand: Expression, axis: int | None) -> Expression:
+    return call("tl.reduce", operand, _axis(axis), Expression(name), needs=frozenset((name,)))
+
+
+def _axis(axis: int | None) -> Expression:
+    return Expression("None") if axis is None else number_text(axis)
 
 
 def cast(operand: Expression, dtype: torch.dtype) -> Expression:

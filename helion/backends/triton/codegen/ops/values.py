@@ -128,7 +128,8 @@ def reduce(e: Emission, op: Op) -> None:
     if value.dtype in (torch.float16, torch.bfloat16):
         # the combine functions would return fp32 for half operands; extrema are exact in it
         reduced = method(reduced, "to(tl.float32)")
-    for axis in reversed(attrs.dims):
+    # all dimensions at once: a thread combines its own elements first, and lanes exchange one
+    for axis in (None,) if 1 < len(attrs.dims) == len(value.dims) else reversed(attrs.dims):
         reduced = ops_reduction.render(attrs.name, reduced, axis, value.dtype)
     if e.is_wide(op.result):
         e.assign_wide(op, attrs.name, ops_reduction.render_rounded(attrs.name, reduced, kept=attrs.kept))
