@@ -90,6 +90,28 @@ def test_what_bounds_a_kernel() -> None:
     assert json.loads(BOUND["small"]().explain("json"))["roofline"]["bound_by"] == "launch overhead"
 
 
+@helion.kernel
+def darker_neighbors(x: torch.Tensor) -> torch.Tensor:
+    h, w = x.size()
+    out = torch.empty([h, w], dtype=torch.int32, device=x.device)
+    for rows, columns in hl.tile([h, w]):
+        count = hl.zeros([rows, columns], dtype=torch.int32)
+        for i in hl.static_range(5):
+            for j in hl.static_range(5):
+                at, place = rows.index + (i - 2), columns.index + (j - 2)
+                inside = ((at >= 0) & (at < h))[:, None] & ((place >= 0) & (place < w))[None, :]
+                near = hl.load(x, [at, place], extra_mask=inside)
+                count += (near < x[rows, columns]).to(torch.int32)
+        out[rows, columns] = count
+    return out
+
+
+def test_taps_of_a_window_move_their_tensor_once() -> None:
+    x = torch.empty(2048, 2048, device="meta")
+    bounds = json.loads(darker_neighbors.bind((x,), target="h200").explain("json"))["roofline"]
+    assert bounds["bytes_moved"] == 2 * 2048 * 2048 * 4
+
+
 def test_units_say_where_the_time_goes() -> None:
     for name, slowest in (("softmax", "memory"), ("matmul", "latency")):
         bounds = json.loads(BOUND[name]().explain("json"))["roofline"]
