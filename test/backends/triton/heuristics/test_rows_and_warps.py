@@ -184,3 +184,32 @@ def test_rows_of_a_few_bytes_fill_a_program() -> None:
     assert math.prod(seed.config.block_sizes) > 128, seed.config
     x = torch.randn(3, 5, 7, 2).to(torch.bfloat16)
     torch.testing.assert_close(pooled_pairs(x), x.float().mean(-1).to(x.dtype))
+
+
+@helion.kernel(backend="triton")
+def halved_interval(x: torch.Tensor) -> torch.Tensor:
+    """The threshold at which what exceeds it has a sum of squares of 1, by halving an interval."""
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        row = x[tile, :].to(torch.float32)
+        low = row.amax(-1) - 1.0
+        width = 1.0
+        for _ in range(20):
+            width = width * 0.5
+            above = torch.relu(row - (low + width)[:, None])
+            low = torch.where((above * above).sum(-1) >= 1.0, low + width, low)
+        out[tile, :] = torch.relu(row - low[:, None]).to(x.dtype)
+    return out
+
+
+def test_a_warp_takes_a_row_alone_that_a_loop_reduces_again() -> None:
+    seed = halved_interval.bind((torch.empty(8192, 1001, dtype=torch.bfloat16, device="meta"),), target="h200").seeds[0]
+    assert (seed.config["block_sizes"], seed.config["num_warps"]) == ([1], 1) and "reduces again" in seed.reason
+    long = torch.empty(8192, 8000, dtype=torch.bfloat16, device="meta")
+    assert halved_interval.bind((long,), target="h200").seeds[0].config["num_warps"] > 2
+    x = torch.randn(5, 63)
+    low, width = x.amax(-1, keepdim=True) - 1, 1.0
+    for _ in range(20):
+        width *= 0.5
+        low = torch.where((torch.relu(x - low - width) ** 2).sum(-1, keepdim=True) >= 1, low + width, low)
+    torch.testing.assert_close(halved_interval(x), torch.relu(x - low))

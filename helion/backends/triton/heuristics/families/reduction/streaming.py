@@ -23,6 +23,7 @@ from ...predicted_time import proposal_us
 from ...sizing import all_sizes, estimate, grid_extent, programs_of
 from ...tuned import Tuned, tuned
 from .budget import Allocation, allocate, reduction_alone
+from .in_loops import alone_in_loops
 from .launch import launch
 from .sharing import sharing
 from .walked import in_short_steps
@@ -176,7 +177,10 @@ def _lighter(proposal: TritonProposal, facts: KernelFacts, target: Target) -> Tr
 
     The warps of a row meet in each of its reductions.
     """
-    warps = proposal.num_warps or 1
+    warps, primary = proposal.num_warps or 1, allocate(facts, target).primary
+    again = any(each.axis == primary.axis and each.region != primary.region for each in facts.reductions)
+    if again and primary.full_extent and not any(proposal.reduction_loops.values()):
+        return alone_in_loops(proposal, _row_axes(allocate(facts, target), facts), primary, facts, target)
     if warps * target.warp_size < _TUNED.scalar_threads or None not in proposal.reduction_loops.values():
         return proposal
     every = [replace(proposal, num_warps=warps // share) for share in (1, 2, 4)]
@@ -205,9 +209,7 @@ def _fuller(proposal: TritonProposal, facts: KernelFacts, target: Target) -> Tri
         if not longer:
             break
         sizes = {**sizes, longer[-1].block_id: 2 * sizes[longer[-1].block_id]}
-        more = (warps, warps * times // 2, warps * times)[1 if times == 2 else 0 :]
-        if times > 8:
-            more = (warps * times // 16, warps * times // 8, warps * times // 4)
+        shares = (16, 8, 4) if times > 8 else (2, 1) if times == 2 else (times, 2, 1)
         every += [
             replace(
                 proposal,
@@ -215,7 +217,7 @@ def _fuller(proposal: TritonProposal, facts: KernelFacts, target: Target) -> Tri
                 block_sizes=sizes,
                 num_warps=each,
             )
-            for each in more
+            for each in (warps * times // share for share in shares)
             if each <= target.max_threads_per_block // target.warp_size
         ]
     timed = [(each, proposal_us(facts, each, target)) for each in every]
