@@ -18,6 +18,8 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
@@ -38,17 +40,36 @@ from benchmarks.sweep import (  # noqa: E402
     measured_facts,
     parse,
 )
-from helion.backends.triton.resources.time.demand import Demand, demands  # noqa: E402
-from helion.backends.triton.resources.time.launch import launch_of  # noqa: E402
+from helion._compiler.facts.records import KernelFacts  # noqa: E402
+from helion.autotuner.proposal import Predicted  # noqa: E402
+from helion.backends.protocol import Backend  # noqa: E402
+from helion.backends.triton.resources.time import predict  # noqa: E402
+from helion.backends.triton.resources.time.demand import Demand  # noqa: E402
+from helion.backends.triton.resources.time.launch import Launch  # noqa: E402
 from helion.backends.triton.resources.time.model import parts  # noqa: E402
 from helion.backends.triton.resources.time.parameters import FITTED, Parameters, fitted, write  # noqa: E402
-from helion.hardware import target  # noqa: E402
+from helion.hardware import Target, target  # noqa: E402
 
 Array = npt.NDArray[np.float64]
 
 CALIBRATION = ROOT / "benchmarks" / "results" / "calibration" / "nvidia-h200.json"
 #: Rates of one unit each, which mean the same in a kernel; a wait or a product in a loop is more than the bare one.
 HELD = ("launch_us", "memory_share", "cache_speedup", "program_us", "warp_us", "special_ops")
+#: Parameters of memory and its cache, which few kernels with matmuls wait for: a fit to these leaves them as they are.
+OF_MEMORY = (
+    "memory_share",
+    "cache_speedup",
+    "sector_share",
+    "written_share",
+    "near_share",
+    "crowded",
+    "crowd_share",
+    "run_share",
+    "kept_share",
+    "lost_share",
+    "first_share",
+    "last_share",
+)
 #: Ways to halve the kernels that are scored: one alone may be lucky.
 SPLITS = 3
 #: The sweep's times of the same config differ by 1.2 % at the median, from the first to the last of several.
@@ -127,8 +148,8 @@ RANGES: Mapping[str, tuple[float, float, float]] = {
 #: Weights of the fit: of parameters that leave where they begin, of a cell's absolute times beside the order in it, and
 #: the logarithm of a time over the best of its cell from which on it counts less.
 _STAY, _ABSOLUTE, _SLOW = 0.02, 0.5, 0.5
-#: Of a measured parameter, how far the fit may go from it: a kernel is no benchmark of one unit.
-_MEASURED = 0.15
+#: Of a measured parameter, how far the fit may go from it: a kernel is no benchmark of one unit. The same of one that stays.
+_MEASURED, _STAYS = 0.15, 0.001
 #: Errors above this count less than their square.
 _LARGE = 0.03
 _STEPS = 40
@@ -136,13 +157,17 @@ _STEPS = 40
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Swept:
-    """A cell of a sweep: times in microseconds, those that the product predicts, demands of each config's grid loops without
-    rewrites, and the place of the first seed."""
+    """A cell of a sweep: times in microseconds, those that the product predicts, and the place of the first seed.
+
+    ``demands`` are those of each config's grid loops, with matmuls if the kernel has any. ``beside`` are the microseconds
+    predicted for everything else: the rest of unfused kernels, copies and partials.
+    """
 
     key: tuple[str, str, str]
     us: Array
     predicted: Array
     demands: tuple[tuple[Demand, ...], ...]
+    beside: Array
     configs: tuple[Mapping[str, object], ...]
     seed: int | None
 
@@ -181,20 +206,37 @@ def _swept(cell: Cell, timed: Sequence[Timed], on: str) -> Swept:
     analysis, space = bound._analysis, bound.config_spec
     configs = [space.normalize(row.config) for row in timed]
     seed = analysis.seeds.seeds[0].config if analysis.seeds.seeds else None
-    facts, decisions = measured_facts(analysis.facts), [space.decode(config) for config in configs]
-    predicted = [analysis.backend.predict(facts, each, target(on)) for each in decisions]
-    asked = [
-        tuple(demands(facts, launch_of(each), resources, target(on)))
-        for each, resources in zip(decisions, predicted, strict=True)
-    ]
+    facts = measured_facts(analysis.facts)
+    counted = [_counted(analysis.backend, facts, space.decode(config), target(on)) for config in configs]
     return Swept(
         key=cell.key[1:],
         us=np.array([row.microseconds for row in timed]),
-        predicted=np.array([each.time_us for each in predicted]),
-        demands=tuple(asked),
+        predicted=np.array([us for us, _, _ in counted]),
+        demands=tuple(asked for _, asked, _ in counted),
+        beside=np.array([us for _, _, us in counted]),
         configs=tuple(row.config for row in timed),
         seed=configs.index(seed) if seed in configs else None,
     )
+
+
+def _counted(
+    backend: Backend[Any], facts: KernelFacts, decisions: Any, on: Target
+) -> tuple[float, tuple[Demand, ...], float]:
+    """The predicted time, the demands that a fit changes, and the microseconds of everything else."""
+    calls: list[tuple[bool, list[Demand]]] = []
+
+    def noted(facts: KernelFacts, launch: Launch, predicted: Predicted, target: Target) -> list[Demand]:
+        found = original(facts, launch, predicted, target)
+        calls.append((bool(facts.matmuls), found))
+        return found
+
+    original = predict.demanded
+    with mock.patch.object(predict, "demanded", noted):
+        us = backend.predict(facts, decisions, on).time_us
+    products = any(has_products for has_products, _ in calls)
+    asked = tuple(each for has_products, found in calls if has_products == products for each in found)
+    parameters = fitted().products if products else fitted().others
+    return us, asked, us - sum(parts(each, parameters, on).total for each in asked)
 
 
 class Table:
@@ -204,6 +246,7 @@ class Table:
         self.cells, self.target = cells, target(on)
         each = [config for cell in cells for config in cell.demands]
         rows = np.array([demand for config in each for demand in config], dtype=np.float64)
+        self.beside = np.concatenate([cell.beside for cell in cells])
         self.asked = Demand(*rows.T)
         self.config = np.repeat(np.arange(len(each)), [len(config) for config in each])
         self.cell = np.repeat(np.arange(len(cells)), [len(cell.us) for cell in cells])
@@ -211,7 +254,7 @@ class Table:
         self.count = np.bincount(self.cell)
 
     def times(self, parameters: Parameters) -> Array:
-        return np.bincount(self.config, weights=parts(self.asked, parameters, self.target, np).total)
+        return self.beside + np.bincount(self.config, weights=parts(self.asked, parameters, self.target, np).total)
 
     def mean(self, values: Array) -> Array:
         """Of each cell."""
@@ -234,10 +277,16 @@ class Table:
 
 
 def fit(table: Table, measured: Mapping[str, float] | None = None) -> Parameters:
-    """The parameters that order the configs of each cell best, by least squares; those that were ``measured`` stay."""
+    """The parameters that order the configs of each cell best, by least squares; those that were ``measured`` stay near.
+
+    Of kernels with matmuls, those of memory stay as they are.
+    """
     from scipy.optimize import least_squares
 
     known = {name: _near(value, RANGES[name]) for name, value in (measured or {}).items()}
+    if table.cells[0].has_products:
+        own = fitted().products
+        known |= {name: _near(getattr(own, name), RANGES[name], _STAYS) for name in OF_MEMORY}
     start, low, high = np.array(list({**RANGES, **known}.values())).T
 
     def named(scaled: Array) -> Parameters:
@@ -253,11 +302,11 @@ def fit(table: Table, measured: Mapping[str, float] | None = None) -> Parameters
     return named(found.x)
 
 
-def _near(value: float, bounds: tuple[float, float, float]) -> tuple[float, float, float]:
+def _near(value: float, bounds: tuple[float, float, float], off: float = _MEASURED) -> tuple[float, float, float]:
     """Where a measured parameter begins, and between what it stays."""
     _, low, high = bounds
     value = min(max(value, low), high)
-    return value, max(low, value * (1 - _MEASURED)), min(high, value * (1 + _MEASURED))
+    return value, min(value, max(low, value * (1 - off))), max(value, min(high, value * (1 + off))) + 1e-12
 
 
 def scores(table: Table, times: Array) -> list[Score]:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from conftest import PROVE
 
-from benchmarks.cells import timed_cells
-from benchmarks.sweep import KEPT, parse
+from benchmarks.cells import swept_cells, timed_cells
+from benchmarks.sweep import KEPT, RECENT, parse
 from benchmarks.time_model import (
     RANGES,
     SPLITS,
@@ -57,6 +57,18 @@ def test_predicted_times_are_near_measured_ones() -> None:
         parameters = fitted().products if products else fitted().others
         off = np.log(table.times(parameters)) - table.log_us
         assert abs(np.median(off)) < 0.15 and np.quantile(np.abs(off), 0.75) < 0.35
+
+
+def test_demands_are_those_that_the_product_predicts_from() -> None:
+    """A kernel with masks that are known, one with matmuls of their own kernel, one whose operands are copied."""
+    names = ("softcapped_window", "matmul_logsumexp", "biased_product")
+    rows = [row for row in parse(RECENT.read_text()) if row.key[0] in names]
+    cells = swept(rows, [cell for cell in swept_cells() if cell.kernel in names])
+    assert {cell.kernel for cell in cells} == set(names)
+    assert all(cell.beside.max() > 1 for cell in cells if cell.kernel == "matmul_logsumexp")
+    table = Table(cells)
+    predicted = np.concatenate([cell.predicted for cell in cells])
+    assert table.times(fitted().products) == pytest.approx(predicted)
 
 
 def test_parameters_of_the_product_are_within_what_is_possible() -> None:

@@ -4,7 +4,8 @@ Configs of nearly equal time are ranked badly, others well (measurement ``ranked
 on kernels and GPUs that the parameters were not fitted to (measurement ``tried_terms``). Counts of the binary explain few
 of the errors within a kernel's configs (measurement ``assembled_terms``). With lines and prefetches
 counted for matmuls, defaults that depend on margins between kinds of launches get worse (measurement
-``matmul_counts``).
+``matmul_counts``). Terms of loops that prefetch rank matmuls better, but change defaults that nothing has timed
+(measurement ``staged_loops``).
 """
 
 from __future__ import annotations
