@@ -523,7 +523,8 @@ def _combined_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps:
     return most
 
 
-#: Features of one thread that some weights need, from facts, sizes and threads.
+#: Features of one thread that some weights need, from facts, sizes and threads. Others are not counted (measurement
+#: ``seeding_features``).
 _OF_THREADS: Mapping[str, Callable[[KernelFacts, Mapping[int, int], int], float]] = {
     "special": _special_elements,
     "scanned": _scan_registers,
