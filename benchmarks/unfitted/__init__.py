@@ -2,9 +2,39 @@
 
 from __future__ import annotations
 
-from . import attention, images, layouts, products, ragged, rows, scans, sums, training, windows
+from . import (
+    attention,
+    contractions,
+    convolutions,
+    decoding,
+    encodings,
+    filters,
+    geometry,
+    images,
+    layouts,
+    mixtures,
+    physics,
+    product_sums,
+    products,
+    quantized,
+    ragged,
+    rows,
+    scans,
+    scores,
+    series,
+    sparse,
+    statistics,
+    structured,
+    sums,
+    training,
+    windows,
+)  # fmt: skip
 from .cell import UserKernel
 
-MODULES = (rows, sums, layouts, ragged, scans, images, windows, training, products, attention)
+MODULES = (
+    rows, statistics, sums, layouts, encodings, ragged, sparse, scans, series, images, windows, filters, geometry,
+    physics, training, products, contractions, structured, product_sums, convolutions, mixtures, quantized, attention,
+    scores, decoding,
+)  # fmt: skip
 CELLS: dict[str, UserKernel] = {name: cell for module in MODULES for name, cell in module.CELLS.items()}
 assert len(CELLS) == sum(len(module.CELLS) for module in MODULES), "two kernels have one name"

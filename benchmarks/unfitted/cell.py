@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 
 import helion
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+E4M3 = torch.float8_e4m3fn
 Arguments = tuple[Any, ...]
 
 
@@ -51,5 +53,39 @@ def offsets_of(rows: int, low: int, high: int) -> torch.Tensor:
 
 
 def high(x: torch.Tensor) -> torch.Tensor:
-    """Return ``x`` in at least fp32."""
-    return x.to(torch.promote_types(x.dtype, FP32))
+    """Return floats in at least fp32, and integers as they are."""
+    return x.to(torch.promote_types(x.dtype, FP32)) if x.is_floating_point() else x
+
+
+def below(size: int, device: torch.device | str) -> torch.Tensor:
+    """Return the lower triangle with the diagonal, as a mask."""
+    return torch.ones(size, size, dtype=torch.bool, device=device).tril()
+
+
+def heads(
+    device: str,
+    small: bool,
+    count: int = 3,
+    *,
+    shape: Sequence[int] = (4, 16, 2048, 64),
+    tiny: Sequence[int] = (1, 3, 37, 32),
+) -> Arguments:
+    """Return ``count`` tensors of heads `[B, H, T, D]` in bf16."""
+    return tuple(normal(device, *(tiny if small else shape), dtype=BF16) for _ in range(count))
+
+
+def scores_reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    keep: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Return attention with a bias or a mask of the scores, computed in at least fp32."""
+    scores = (high(q) @ high(k).transpose(-1, -2)) * (scale or 1 / math.sqrt(q.size(-1)))
+    if bias is not None:
+        scores = scores + bias
+    if keep is not None:
+        scores = scores.masked_fill(~keep, -math.inf)
+    return (torch.softmax(scores, -1) @ high(v)).to(q.dtype)

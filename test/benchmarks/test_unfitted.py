@@ -16,6 +16,9 @@ from benchmarks.unfitted import CELLS
 from helion._testing import map_tensors
 from helion.settings import Settings
 
+#: Kernels that order or number the elements of rows, which takes sizes that are known at compilation.
+KNOWN_SIZES = ("nucleus", "quartiles", "run_positions", "word_counts")
+
 
 @pytest.mark.parametrize("static", [True, False], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", CELLS)
@@ -24,6 +27,10 @@ def test_results_are_those_of_the_reference(name: str, static: bool) -> None:
     settings = Settings(**{**cell.kernel.settings.to_dict(), "static_shapes": static})
     kernel = helion.kernel(cell.kernel.fn, settings=settings)
     args = cell.arguments("cpu", True)
+    if name in KNOWN_SIZES and not static:
+        with pytest.raises(helion.exc.Base, match=r"specialize it with hl\.specialize|mark it with hl\.specialize"):
+            kernel(*args)
+        return
     got, expected = kernel(*map_tensors(args, torch.clone)), cell.reference(*map_tensors(args, torch.clone))
     assert relative_error(got, expected) <= bound_of(args)
 
