@@ -3,7 +3,8 @@
 The first call on a GPU compiles a kernel anyway. If the binary spills more than ``ALLOWED_SPILL_BYTES``, or cannot be
 launched, the next seeds are compiled, and the best of them runs. One that can be launched is better than one that
 cannot, then fewer spilled bytes, then the order of the seeds. With matmuls, the predicted time with that of the spills
-takes the place of the bytes. Where no seed fits, the default with fewer stages and smaller tiles is tried. The verdict is cached on disk, so that the next process compiles only that one.
+takes the place of the bytes. Where no seed fits, the default with fewer stages and smaller tiles is tried. The verdict is
+cached on disk, so that the next process compiles only that one.
 """
 
 from __future__ import annotations
