@@ -31,6 +31,7 @@ class MemoryOpFact:
     - ``feeds_store``: true if the value reaches a store in that way.
     - ``looped``: per axis that can be rolled, the number of times that a load of a row is repeated in chunks.
     - ``cast_itemsize``: the bytes of an element in memory, or of its converted dtype if that is wider.
+    - ``place``: bytes after a multiple of 16 at which the tensor begins, for arguments that begin at multiples.
     - ``static``: true if strides and extents are compile-time constants; otherwise they are those seen when binding.
     - ``row_major``: true if strides are those of one run in row-major order in every call.
     - ``run``: true for an access of one run in memory whose elements a flattened grid visits in order.
@@ -62,6 +63,7 @@ class MemoryOpFact:
     feeds_store: bool
     looped: tuple[tuple[int, int], ...] = ()
     cast_itemsize: int = 0
+    place: int = 0
     static: bool = True
     row_major: bool = False
     run: bool = False
@@ -88,8 +90,11 @@ class MemoryOpFact:
     def aligned(self) -> int:
         """Elements of which rows along the inner axis begin at multiples, 0 for any number.
 
-        It is 1 without neighbours, and where strides that are passed at launch are odd for all that is known of them.
+        It is 1 without neighbours, and where strides that are passed at launch are odd for all that is known of them. So it is
+        for views that do not begin at a multiple of 16 bytes, of which Triton knows nothing else.
         """
+        if self.place:
+            return 1
         if self.run:
             return 0
         inner, aligned = self.inner_axis, 0

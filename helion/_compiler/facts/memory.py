@@ -102,6 +102,7 @@ def _fact(
         feeds_store=bool(bits & flow.stores),
         looped=tuple((axis, looped[axis][attrs.slot]) for axis in tile_axes if axis in looped and op.kind == "load"),
         cast_itemsize=max(tensor.dtype.itemsize, widened),
+        place=tensor.place,
         static=not any(isinstance(number, Expr) for number in (*tensor.shape, *tensor.strides)),
         row_major=_is_row_major(tensor),
         quotients=quotients,

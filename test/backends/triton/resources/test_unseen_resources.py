@@ -132,6 +132,15 @@ def test_whole_numbers_are_narrowed_before_they_change_their_layout() -> None:
     assert bound.seeds[0].predicted.shared_bytes == 4096
 
 
+def test_views_that_begin_anywhere_are_stored_by_single_elements() -> None:
+    name, case = "swiglu_gradients", "4097 by 1001"  # halves of rows of 2002 in fp16: the second begins after 1001
+    (cell,) = (cell for cell in workload_cells() if (cell.kernel, cell.case) == (name, case))
+    bound = cell.function.bind(cell.args, target="sm_90")
+    *_, first, second = bound.facts.memory_ops
+    assert (first.place, first.aligned, second.place, second.aligned) == (0, 2002, 2002 % 16, 1)
+    assert bound.seeds[0].predicted.shared_bytes == 1024  # 512 elements change to the layout of single ones
+
+
 #: GPUs, and how many copies of each operand three stages have there.
 UNROLLED = [("sm_80", 2), ("sm_90", 3), ("sm_100", 3), ("gfx942", 2)]
 

@@ -33,5 +33,5 @@ def with_known_masks(
             of_root = [pair[at] for pair in shares.get(numbers[place], ())]
             share = sum(of_root) / max(1, len(of_root))
             pairs = zip(mixed[place], found[place], less, strict=True)
-            mixed[place] = Demand(*(value + share * (changed - own) for value, own, changed in pairs))
+            mixed[place] = Demand(*(value + share * (part - own) for value, own, part in pairs))
     return mixed
