@@ -91,7 +91,7 @@ class MemoryOpFact:
         """Elements of which rows along the inner axis begin at multiples, 0 for any number.
 
         It is 1 without neighbours, and where strides that are passed at launch are odd for all that is known of them. So it is
-        for views that do not begin at a multiple of 16 bytes, of which Triton knows nothing else.
+        for views that do not begin at a multiple of 16 bytes, of which compilers know nothing else.
         """
         if self.place:
             return 1
