@@ -83,3 +83,25 @@ def test_softplus_has_no_general_logarithm(dtype: torch.dtype, beta: float, thre
     kernel = helion.kernel(softplus)
     torch.testing.assert_close(kernel(x, beta, threshold), F.softplus(x, beta, threshold), equal_nan=True)
     assert dtype is torch.float64 or "libdevice.log1p" not in kernel.bind((x, beta, threshold)).to_code()
+
+
+#: Integers whose negatives, sizes or squares wrap.
+WRAPPING: tuple[tuple[torch.Tensor, Callable[..., torch.Tensor]], ...] = (
+    (torch.arange(200, dtype=torch.uint8), lambda v, w: torch.exp((-torch.abs(v)).to(torch.float32) / 64)),
+    (torch.arange(-128, 127, dtype=torch.int8), lambda v, w: torch.exp((-(v * v)).to(torch.float32) / 64)),
+    (torch.arange(-128, 127, dtype=torch.int8), lambda v, w: torch.exp(-(torch.abs(v).to(torch.float32)) / 64)),
+)
+
+
+@pytest.mark.parametrize("at", range(len(WRAPPING)))
+def test_integers_that_wrap_keep_the_logarithm(at: int) -> None:
+    x, function = WRAPPING[at]
+    y = torch.zeros(x.size(0))
+
+    def wrapped(x: torch.Tensor, y: torch.Tensor, function: Callable[..., torch.Tensor]) -> torch.Tensor:
+        out = torch.empty_like(y)
+        for tile in hl.tile(x.size(0)):
+            out[tile] = torch.log1p(function(x[tile], y[tile]))
+        return out
+
+    torch.testing.assert_close(helion.kernel(wrapped)(x, y, function), torch.log1p(function(x, y)))

@@ -69,15 +69,14 @@ def _has_sign(operand: Operand, makers: Mapping[int, Op], sign: int, depth: int)
 
 
 def _op(operand: Operand, makers: Mapping[int, Op]) -> tuple[str, tuple[Operand, ...]]:
-    """Return the pointwise op of a value and its operands, past views and casts of one number to another dtype."""
+    """Return the pointwise op of a float and its operands, past views and casts. Integers wrap: their signs say nothing."""
     while isinstance(operand, Value):
         op = makers.get(operand.number)
-        if op is None:
+        if op is None or not op.result.dtype.is_floating_point:
             break
         if isinstance(op.attrs, PointwiseAttrs) and op.attrs.name != "cast":
             return op.attrs.name, op.operands
-        is_cast = isinstance(op.attrs, PointwiseAttrs) and op.result.dtype.is_floating_point
-        if not (is_cast or op.kind in ("view", "broadcast")):
+        if op.kind not in ("pointwise", "view", "broadcast"):
             break
         operand = op.operands[0]
     return "", ()
