@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from . import (
     attention,
+    axes,
     contractions,
     convolutions,
     decoding,
     encodings,
     filters,
     geometry,
+    graphics,
     images,
     layouts,
     mixtures,
     physics,
+    pipelines,
     product_sums,
     products,
     quantized,
@@ -34,7 +37,7 @@ from .cell import UserKernel
 MODULES = (
     rows, statistics, sums, layouts, encodings, ragged, sparse, scans, series, images, windows, filters, geometry,
     physics, training, products, contractions, structured, product_sums, convolutions, mixtures, quantized, attention,
-    scores, decoding,
+    scores, decoding, graphics, axes, pipelines,
 )  # fmt: skip
 CELLS: dict[str, UserKernel] = {name: cell for module in MODULES for name, cell in module.CELLS.items()}
 assert len(CELLS) == sum(len(module.CELLS) for module in MODULES), "two kernels have one name"
