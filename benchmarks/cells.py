@@ -9,20 +9,21 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
+import helion
 from benchmarks.general import KERNELS, SUMMED
 from benchmarks.holdout import HOLDOUT
 from benchmarks.mechanisms import MECHANISMS
+from benchmarks.unfitted import CELLS as UNFITTED
+from benchmarks.unfitted.cell import UserKernel
 from benchmarks.unseen.table import ALL as UNSEEN
 from benchmarks.unseen.table import Maker, Unseen
 from benchmarks.workloads.table import WORKLOADS
 from helion._testing import EXAMPLES_DIR, as_meta, import_path, map_tensors
-
-if TYPE_CHECKING:
-    import helion
+from helion.settings import Settings
 
 #: Shows kernels of the other files and has none of its own.
 NO_EXAMPLES = ("demo",)
@@ -383,6 +384,32 @@ def mechanism_cells() -> Iterator[Cell]:
 def holdout_cells() -> Iterator[Cell]:
     """Kernels that predicted times are judged by and were not fitted to."""
     return _made_cells("holdout", HOLDOUT)
+
+
+def unfitted_cells() -> list[Cell]:
+    """Kernels as users write them, which no rule was fitted to; all by Triton, also those that another backend takes."""
+    return [_unfitted(name, cell) for name, cell in UNFITTED.items()]
+
+
+def _unfitted(name: str, cell: UserKernel) -> Cell:
+    def made(device: str, seed: int) -> tuple[Any, ...]:
+        torch.manual_seed(seed)
+        return cell.arguments(device, False)
+
+    args = made("meta", 0)
+    first = next(arg for arg in args if isinstance(arg, torch.Tensor))
+    return Cell(
+        suite="unfitted",
+        kernel=name,
+        case=" by ".join(map(str, first.shape)),
+        dtype=_dtypes(args),
+        function=helion.kernel(
+            cell.kernel.fn, settings=Settings(**{**cell.kernel.settings.to_dict(), "backend": "triton"})
+        ),
+        args=args,
+        baseline=cell.reference,
+        made=made,
+    )
 
 
 def _made_cells(suite: str, kernels: Sequence[Unseen]) -> Iterator[Cell]:

@@ -26,7 +26,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,11 @@ import torch  # noqa: E402
 from benchmarks.cells import Cell, inputs, swept_cells  # noqa: E402
 from benchmarks.seeds import SUITES, Variants, bound_of, checked, chosen_cells, least_bytes  # noqa: E402
 from benchmarks.timing import LEAST_REPETITIONS, GraphTimer, Timer  # noqa: E402
-from helion import exc  # noqa: E402
+from helion import Config, exc  # noqa: E402
 from helion._compiler.facts.records import KernelFacts, Lazy, RewrittenFacts  # noqa: E402
 from helion.autotuner.search.domain import SpaceDomain  # noqa: E402
 from helion.autotuner.search.time_model import PredictedTime  # noqa: E402
+from helion.autotuner.space import Field  # noqa: E402
 
 KEPT = ROOT / "benchmarks" / "results" / "nvidia-h200-sweeps.tsv"
 #: What ``--sample`` gave for families that no rule and no prediction was made for.
@@ -141,17 +142,24 @@ def combinations(grid: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
         yield dict(zip(grid, values, strict=True))
 
 
-def sampled(cell: Cell, count: int, on: str = KEPT_TARGET) -> list[Mapping[str, Any]]:
+def sampled(
+    cell: Cell,
+    count: int,
+    on: str = KEPT_TARGET,
+    starts: Sequence[Config] | None = None,
+    moves: Callable[[Field], bool] = lambda field: True,
+) -> list[Mapping[str, Any]]:
     """The seeds, and mutations of them one after another, so that all distances occur; the same in every process.
 
-    What is predicted to take ``_HOPELESS`` of the first seed's time, to spill or not to fit is left out.
+    What is predicted to take ``_HOPELESS`` of the first seed's time, to spill or not to fit is left out. ``starts`` are
+    kept and mutated instead of the seeds. Mutations change fields that ``moves`` accepts.
     """
     bound = cell.function.bind(cell.args, target=on)
     model = PredictedTime(bound._analysis.predict)
     seeds = [seed.config for seed in bound.seeds] or [bound.default_config()]
-    domain = SpaceDomain(bound.config_spec, model, seeds)
-    rng, found = random.Random(repr(cell.key)), dict.fromkeys(seeds[: count // 3])
-    slowest = model.log_time(seeds[0]) + math.log(_HOPELESS)
+    domain = SpaceDomain(bound.config_spec, model, seeds, moves=moves)
+    rng, found = random.Random(repr(cell.key)), dict.fromkeys(seeds[: count // 3] if starts is None else starts)
+    slowest = model.log_time(next(iter(found))) + math.log(_HOPELESS)
     for _ in range(_DRAWS * count):
         if len(found) >= count:
             break

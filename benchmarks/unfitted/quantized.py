@@ -44,7 +44,7 @@ def requantized_int8_torch(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor
 def make_requantized(device: str, small: bool) -> Arguments:
     m, k, n = (33, 80, 49) if small else (4096, 4096, 4096)
 
-    def int8(*shape):
+    def int8(*shape: int) -> torch.Tensor:
         return torch.randint(-128, 128, shape, device=device).to(torch.int8)
 
     return (
