@@ -337,6 +337,27 @@ def test_rounded_integers_may_be_one_off() -> None:
     assert difference(truths ^ (torch.arange(1000) == 500), truths, Tolerance(), floating) == ""
 
 
+def test_rounded_integers_may_be_one_off_in_the_fields_of_larger_ones() -> None:
+    low, high = torch.arange(10000) % 16, torch.arange(10000) // 7 % 16
+    expected, floating, nibbles = (low | high << 4).to(torch.uint8), [torch.ones(3)], Tolerance(packed=(4,))
+    near, wrapped, far = expected.clone(), expected.clone(), expected.clone()
+    near[::1000] += torch.where((low < 15) & (high < 15), 17, 0)[::1000].to(torch.uint8)
+    wrapped[16] = (high[16] << 4 | 15).to(torch.uint8)
+    far[1000] = ((high[1000] ^ 2) << 4 | low[1000]).to(torch.uint8)
+    assert low[16] == 0 and not torch.equal(near, expected)
+    for right in (near, wrapped):
+        assert difference(right, expected, nibbles, floating) == ""
+        assert "by up to 1" in difference(right, expected, Tolerance(), floating)
+        assert "differs in" in difference(right, expected, nibbles, [expected]), "nothing is rounded"
+    assert "by up to 32" in difference(far, expected, nibbles, floating)
+    assert "differs in 10000" in difference(expected ^ 17, expected, nibbles, floating)
+    odd = expected.clone()
+    odd[5] ^= 2
+    assert "by up to 2" in difference(odd, expected, Tolerance(packed=(1, 2)), floating), "fields of one bit are equal"
+    signed = expected.to(torch.int8)
+    assert difference(near.to(torch.int8), signed, nibbles, floating) == ""
+
+
 @pytest.mark.parametrize("relative_to", [None, "default", "baseline"])
 def test_one_config_for_several_sets(empty_store: None, relative_to: str | None) -> None:
     sets = [(torch.randn(8, 16),), (torch.randn(3, 100),)]
