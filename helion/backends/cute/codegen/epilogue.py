@@ -25,6 +25,7 @@ from ..plan.passes import Pass, divisor_of, passes
 from ..plan.records import WGMMA_ROWS, GemmPlan, GemmProblem
 from ..plan.reductions import Evaluated
 from ..plan.shared import staged_as
+from .elements.quotients import INFINITY, near_quotient, quotient
 from .numbers import batched, in_group, last
 
 
@@ -149,7 +150,6 @@ def accumulated(plan: GemmPlan, first: str) -> str:
 
 
 BEFORE = "values_before"  # the values of a sub-tile that outputs do not overwrite
-INFINITY = 'cutlass.Float32(float("inf"))'
 LARGEST_FLOAT = "3.4028234663852886e+38"
 """The largest finite fp32 number."""
 
@@ -230,14 +230,6 @@ def _exp(x: str) -> str:
     return f"cute.math.exp2({x} * 1.4426950408889634, fastmath=True)"
 
 
-def _near_quotient(x: str, y: str) -> str:
-    """Return a quotient within 2 units of fp32 (PTX ISA, ``div.full``). The exact one branches for each element, so that
-    those of a thread come one after the other."""
-    numbers = f"cutlass.Float32({x}), cutlass.Float32({y})"
-    text = '"div.full.f32 {$w0}, {$r0}, {$r1};"'
-    return f"cute.arch.inline_ptx({text}, write_only_types=[cutlass.Float32], read_only_args=[{numbers}])"
-
-
 SHORT: Mapping[str, Callable[..., str]] = {"tanh": _tanh, "exp": _exp}
 """Shorter sequences for outputs of 16 bits, whose rounding error is 1000 times larger."""
 
@@ -281,8 +273,23 @@ def expression(problem: Evaluated, value: int, names: Callable[[int], str], posi
     short = all(itemsize(output.dtype) <= 2 for output in problem.outputs)
     expressions = {**EXPRESSIONS, **SHORT} if short else EXPRESSIONS
     if made.op == "div" and _divides_by_operand(problem, made):
-        return _near_quotient(*arguments)
+        return near_quotient(*arguments)
     return expressions[made.op](*arguments)
+
+
+def assigned(
+    problem: Evaluated,
+    value: int,
+    names: Callable[[int], str],
+    position: Callable[[str], str],
+    targets: Callable[[int], str],
+) -> list[str]:
+    """Return code that sets the name of instruction number `value`, as ``expression`` computes it."""
+    made, name = problem.epilogue.instruction(value), targets(value)
+    texts = tuple(literal(each) if isinstance(each, Constant) else names(each) for each in made.arguments)
+    if made.op == "div" and (lines := quotient(problem, value, name, texts)):
+        return lines
+    return [f"{name} = {expression(problem, value, names, position)}"]
 
 
 def _divides_by_operand(problem: Evaluated, made: Instruction) -> bool:
@@ -345,8 +352,9 @@ def compute(plan: GemmPlan, walk: Pass) -> list[str]:
         if plan.problem.epilogue.instruction(value).op == INTEGER_SUM:
             lines.append(f"{names(value)} = {_integer_sum(plan)}")
             continue
-        text = expression(plan.problem, value, known, functools.partial(_position, plan))
-        lines += _quotient(plan, value) or [f"{names(value)} = {text}"]
+        lines += _quotient(plan, value) or assigned(
+            plan.problem, value, known, functools.partial(_position, plan), names
+        )
     return lines
 
 
@@ -365,7 +373,9 @@ def _with_partners(plan: GemmPlan, walk: Pass, read: Sequence[str]) -> list[str]
         if made.op == JOINED:
             text = f"({', '.join(literal(x) if isinstance(x, Constant) else names(x) for x in made.arguments)})[i % 2]"
         else:
-            text = expression(plan.problem, value, names, functools.partial(_position, plan))
+            made_here = assigned(plan.problem, value, names, functools.partial(_position, plan), names)
+            lines += [*made_here, *map(_of_partner, made_here)]
+            continue
         lines += [f"{name} = {text}", _of_partner(f"{name} = {text}")]
     return lines
 

@@ -28,7 +28,7 @@ from ..plan.reductions import reductions_of
 from ..plan.workspace import rows_offset
 from ..roles import finish as g
 from ..roles.finish import finish_steps
-from .epilogue import expression
+from .epilogue import assigned, expression
 from .rows import REDUCTIONS, Reduction, found_at
 from .setups import dsl
 from .writer import Writer
@@ -409,8 +409,8 @@ def _elements(finish: RowFinish, walk: Pass) -> list[str]:
         place = f"{operand.label}_early[chunk * {finish.vector} + i]" if early else f"{operand.label}_loaded[i]"
         lines.append(f"{_name(problem, value)} = {place}.to(cutlass.Float32)")
     for value in walk.computes:
-        text = expression(problem, value, lambda x: _name(problem, x), lambda op: f"vector * {finish.vector} + i")
-        lines.append(f"{_name(problem, value)} = {text}")
+        names = functools.partial(_name, problem)
+        lines += assigned(problem, value, names, lambda op: f"vector * {finish.vector} + i", names)
     return lines
 
 

@@ -14,8 +14,8 @@ from ..plan.records import WARP_THREADS, GemmPlan
 from ..plan.reductions import exchanges
 from ..roles.grammar import Pipeline, Role
 from . import numbers
+from .elements.quotients import INFINITY, scale_of
 from .epilogue import (
-    INFINITY,
     column_number,
     column_registers,
     compute,
@@ -32,8 +32,6 @@ from .epilogue import (
 )
 from .exchange import WAIT
 
-NEAR_ONE = (2.0**-64, 2.0**64)
-"""The range of divisors whose reciprocals are as precise as the divisors."""
 _THERE = (
     "{ .reg .b32 there, bar; mapa.shared::cluster.u32 there, {$r0}, {$r2}; mapa.shared::cluster.u32 bar, {$r1}, {$r2};"
     " st.async.shared::cluster.mbarrier::complete_tx::bytes"
@@ -458,19 +456,13 @@ def _inverse(plan: GemmPlan, value: int) -> list[str]:
     """Compute a reciprocal, scaled so that it is not subnormal; for an infinite divisor the remainder is 0."""
     scale, scaled, inverse = divisor_registers(plan, value)
     over = f"{column_registers(plan, value)}[i]"
-    small = f"cutlass.select_(cute.math.abs({over}) < {NEAR_ONE[0]}, {_factor(0)}, cutlass.Float32(1.0))"
     return [
-        f"{scale}[i] = cutlass.Float32(cutlass.select_(cute.math.abs({over}) > {NEAR_ONE[1]}, {_factor(1)}, {small}))",
+        f"{scale}[i] = {scale_of(over)}",
         f"product = {over} * {scale}[i]",
         f"{inverse}[i] = 1.0 / product",
         f"{scaled}[i] = cutlass.Float32("
         f"cutlass.select_(cute.math.abs(product) < {INFINITY}, product, cutlass.Float32(0.0)))",
     ]
-
-
-def _factor(side: int) -> str:
-    """Return the scale of divisors below or above ``NEAR_ONE``."""
-    return f"cutlass.Float32({1 / NEAR_ONE[side]!r})"
 
 
 def store_rows(plan: GemmPlan, rows: str, dsl: Callable[[str], str], batched: Callable[[str], str]) -> list[str]:

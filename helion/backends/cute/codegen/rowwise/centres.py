@@ -12,7 +12,7 @@ import functools
 from ...plan.joint import OwnPart
 from ...plan.rowwise.passes import Schedule
 from ...plan.rowwise.records import RowPlan, RowProblem
-from ..epilogue import INFINITY
+from ..elements.quotients import INFINITY
 from .elements import centre_name, columns_of, value_name, warp_name
 
 FEWEST_PARTIALS = 4

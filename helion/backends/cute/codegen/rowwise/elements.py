@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from typing import TypeGuard
 
 from ...plan.dtypes import itemsize
 from ...plan.epilogue import (
@@ -28,6 +26,7 @@ from ...plan.rowwise.passes import RowPass, Schedule, kept_bytes, schedule_of
 from ...plan.rowwise.powers import fused_powers, fused_quotients, scaled_element
 from ...plan.rowwise.records import SIZE_N, RowLayout, RowPlan, RowProblem, pitch_name
 from ...plan.rowwise.shorts import short_quotients, short_values
+from ..elements.quotients import has_inverse
 from ..epilogue import SHORT, expression
 from ..rows import REDUCTIONS
 from ..writer import Writer
@@ -38,7 +37,6 @@ CHAINS, FEWER_CHAINS = 4, 2
 """Independent partial results of a thread for each reduction, which hide latency; and where several sums do as well."""
 SEVERAL = 4
 """Reductions of one walk from which they do."""
-LEAST_DIVISOR = 2.0**-60
 _NAMES = {"bool": "int8"}
 
 
@@ -105,20 +103,9 @@ def row_expression(problem: RowProblem, value: int, names: Callable[[int], str],
         return f"cutlass.Float32(row.index // {divisor} % {modulus})"
     if made.op == ROUND_E4M3:
         return f"rounded_float8({names(_reduced(made))})"
-    if made.op == "div" and _has_inverse(made.arguments[1]) and isinstance(x := made.arguments[0], int):
+    if made.op == "div" and has_inverse(made.arguments[1]) and isinstance(x := made.arguments[0], int):
         return f"over({names(x)}, {made.arguments[1].text})"
     return expression(problem, value, names, position)
-
-
-def _has_inverse(number: int | Constant) -> TypeGuard[Constant]:
-    """Return whether a number is a constant whose reciprocal is normal, and no power of two, by which the DSL multiplies.
-
-    A division of the DSL has a branch for other numbers, around which ptxas does not move instructions.
-    """
-    if not isinstance(number, Constant):
-        return False
-    size = abs(float(number.text))
-    return LEAST_DIVISOR < size < 1 / LEAST_DIVISOR and math.frexp(size)[0] != 0.5
 
 
 def stored_word(dtype: str, value: str) -> str:

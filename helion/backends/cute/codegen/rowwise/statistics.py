@@ -11,7 +11,8 @@ from ...plan.rowwise.operands import Gather, Repeat
 from ...plan.rowwise.passes import Schedule, gathered, gathers_late, numbers_at, schedule_of
 from ...plan.rowwise.powers import fused_powers, fused_quotients, scaled_element
 from ...plan.rowwise.records import RowPlan, RowProblem
-from ..epilogue import EXPRESSIONS, INFINITY, literal
+from ..elements.quotients import INFINITY
+from ..epilogue import EXPRESSIONS, literal
 from ..rows import REDUCTIONS, found_at
 from ..writer import Writer
 from .centres import moved_sum, received_sums, row_sums_packed, sums_of, thread_sum, warp_sums

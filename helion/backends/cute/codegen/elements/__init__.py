@@ -1,0 +1,1 @@
+"""Code of elements of an epilogue that have forms of their own."""
