@@ -30,21 +30,23 @@ def emit_roots(e: Emission) -> None:
 
 
 def _branches(e: Emission, pid: str, totals: list[str], roots: list[Root], grids: list[GridPlan]) -> None:
+    """Print each root below an ``if`` of its own range.
+
+    Branches of one ``if`` would not share memory: Triton keeps the buffers of one and the other.
+    """
     if len(roots) == 1:
         _body(e, roots[0], grids[0], _decompose(e, grids[0], roots[0], pid))
         return
     full = dict(e.scope.active)
     for at, root in enumerate(roots):
-        last = at == len(roots) - 1
-        if not last:
-            e.lines.add(f"if {pid} < {totals[at]}:")
-            e.lines.depth += 1
+        ends = f"{pid} < {totals[at]}"
+        heads = (ends, f"({pid} >= 0) & ({ends})", f"{pid} >= 0")
+        e.lines.add(f"if {heads[0 if at == 0 else 2 if root is roots[-1] else 1]}:")
+        e.lines.depth += 1
         _body(e, root, grids[at], _decompose(e, grids[at], root, pid))
         e.scope.active = dict(full)
-        if not last:
-            e.lines.depth -= 1
-            e.lines.add("else:")
-            e.lines.depth += 1
+        e.lines.depth -= 1
+        if root is not roots[-1]:
             shifted = e.names.fresh("pid")
             e.lines.add(f"{shifted} = {pid} - {totals[at]}")
             pid = shifted
