@@ -153,6 +153,25 @@ def extent_of(axis: AxisFact) -> int:
     return axis.extent if axis.extent is not None else axis.size or 1
 
 
+def beside_short_rows(facts: KernelFacts, least_bytes: int) -> tuple[int, ...]:
+    """Return the axes of tiles next to whole dimensions shorter than ``least_bytes``, such as the colours of a pixel.
+
+    Rows of pixels are then contiguous. Loads may have another such axis than stores. Accesses without some axis of the
+    grid, such as those of tables, do not count.
+    """
+    found: dict[int, None] = {}
+    grid = {axis.block_id for axis in facts.tunable_axes}
+    for op in facts.memory_ops:
+        whole = [axis for axis in op.tile_axes if facts.axes[axis].kind == "full"]
+        run = math.prod(extent_of(facts.axes[axis]) for axis in whole)
+        if not whole or op.gathered or not grid <= set(op.tile_axes) or run * op.itemsize >= least_bytes:
+            continue
+        places = zip(op.subscript_axes, op.strides, op.scales, strict=True)
+        beside = (a for a, stride, scale in places if a in op.tile_axes and stride * scale == run)
+        found.update((axis, None) for axis in beside if axis is not None and facts.axes[axis].tunable)
+    return tuple(found)
+
+
 def is_contiguous(axis: AxisFact, facts: KernelFacts) -> bool:
     """Return whether some tensor of two dimensions or more is contiguous along the axis."""
     accesses = (*facts.memory_ops, *facts.atomics)

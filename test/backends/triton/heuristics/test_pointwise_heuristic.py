@@ -441,3 +441,30 @@ def test_angles_of_fp32_leave_threads_whole_vectors(
     args = (tensor(rows, heads, size, dtype=dtype), angles, tensor(rows, size // 2, dtype=FP32))
     found, *_ = proposed(TritonPointwiseHeuristic(), facts_of(rotated_views, *args), H100)
     assert (list(found.block_sizes.values()), found.num_warps) == ([1, tile], 4)
+
+
+@helion.kernel
+def turned_pixels(x: torch.Tensor) -> torch.Tensor:
+    """Pixels turned by a quarter: rows become columns."""
+    b, h, w, c = x.size()
+    out = torch.empty([b, w, h, c], dtype=x.dtype, device=x.device)
+    for tile, rows, columns in hl.tile([b, h, w]):
+        out[tile, w - 1 - columns.index, rows, :] = x[tile, rows, columns, :].transpose(1, 2)
+    return out
+
+
+@pytest.mark.parametrize("gpu", ["sm_80", "sm_90", "sm_100", "gfx942"])
+@pytest.mark.parametrize(("colours", "dtype"), [(4, torch.uint8), (3, torch.float32), (8, torch.bfloat16)])
+def test_transposed_rows_of_short_vectors_take_tiles_along_both_axes(
+    colours: int, dtype: torch.dtype, gpu: str
+) -> None:
+    shape = (4, 1080, 1920, colours)
+    bound = turned_pixels.bind((torch.empty(shape, dtype=dtype, device="meta"),), target=gpu)
+    _, rows, columns = bound.default_config()["block_sizes"]
+    assert min(rows, columns) * colours * dtype.itemsize >= 96
+
+
+def test_rows_of_whole_transactions_keep_their_tile() -> None:
+    bound = turned_pixels.bind((torch.empty([4, 256, 512, 64], dtype=torch.bfloat16, device="meta"),), target="sm_90")
+    _, rows, _ = bound.default_config()["block_sizes"]
+    assert rows == 1

@@ -27,7 +27,7 @@ from .. import register_safety as safety
 from ..choose import trust, unless_faster
 from ..near_gathers import fastest_tiles, is_near
 from ..predicted_time import proposal_us
-from ..sizing import estimate, extent_of, has_wide_memory, warps_for_threads
+from ..sizing import beside_short_rows, estimate, extent_of, has_wide_memory, warps_for_threads
 from ..tuned import Tuned, tuned
 from ..window_rows import fastest_rows
 
@@ -533,16 +533,17 @@ def _distribute(goal: float, most: float, fact: PointwiseFact, facts: KernelFact
     axes, numbers = facts.tunable_axes, tuned(_Numbers, target)
     sizes = {axis.block_id: axis.min_size for axis in axes}
     highest = {a.block_id: min(a.padded or 2**30, a.max_size or 2**30) for a in axes}
-    if len(fact.contiguous_axes) >= 2:
-        run = _square_run(most, fact, target)
-        short = min(highest[block] for block in fact.contiguous_axes)
+    runs = fact.contiguous_axes or beside_short_rows(facts, _TRANSACTION_BYTES)
+    if len(runs) >= 2:
+        run = _square_run(most, len(runs), fact, target)
+        short = min(highest[block] for block in runs)
         if short < run:
             # use the elements that a short axis has no room for, up to full transactions
-            run = max(run, min(numbers.floor, run ** len(fact.contiguous_axes) // short))
-        for block in fact.contiguous_axes:
+            run = max(run, min(numbers.floor, run ** len(runs) // short))
+        for block in runs:
             sizes[block] = max(sizes[block], min(run, highest[block]))
-        filled = math.prod(sizes[block] for block in fact.contiguous_axes)
-        others = [axis for axis in axes if axis.block_id not in fact.contiguous_axes]
+        filled = math.prod(sizes[block] for block in runs)
+        others = [axis for axis in axes if axis.block_id not in runs]
         return {**sizes, **_filled(others, goal / filled, highest)}
     first = fact.contiguous_axes[0] if fact.contiguous_axes else axes[-1].block_id
     # along other axes, the contiguous elements of each lane fill transactions
@@ -573,16 +574,15 @@ def _even(run: int, extent: int | None, numbers: _Numbers) -> int:
     return next(run >> i for i in range(run.bit_length()) if cdiv(extent, run >> i) * (run >> i) <= most)
 
 
-def _square_run(most: float, fact: PointwiseFact, target: Target) -> int:
-    """Return the side of a square tile whose loads run along one axis and whose stores run along another.
+def _square_run(most: float, ways: int, fact: PointwiseFact, target: Target) -> int:
+    """Return the side of a square or cubic tile, whose loads run along one of ``ways`` axes and stores along another.
 
     The side is as long as registers allow while every SM gets a tile, but no shorter than full transactions.
     """
-    ways = len(fact.contiguous_axes)
     run = previous_power_of_2(int(most))
     while run > 1 and run**ways > most:
         run //= 2
-    shortest = _TRANSACTION_BYTES // fact.storage_itemsize
+    shortest = max(1, _TRANSACTION_BYTES // (fact.storage_itemsize * fact.max_op_slab))
     while run > shortest and run**ways * target.num_sms > fact.total_numel:
         run //= 2
     return run

@@ -6,21 +6,26 @@ many stages, because a step computes little. Where the loop index alone gives th
 unrolled by four. Loads of 28 steps are then in flight. Where indices from data select the rows, tiles are small and have
 no stages (measurement ``step_stages``).
 
-Tiles extend along contiguous memory. They shrink to the minimum size of asynchronous copies while that gives SMs more
+Where each load of a step lacks an axis of the grid, rows of a tile share loads: predicted time chooses its shape.
+Other tiles extend along contiguous memory. They shrink to the minimum size of asynchronous copies while that gives SMs more
 programs. For sm_80 to sm_120 the loads of such loops are asynchronous copies.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 from typing import ClassVar
 
 from ....._compiler.facts.records import AxisFact, KernelFacts
 from ....._shapes import previous_power_of_2
-from ....._support.records import dataclass
+from ....._support.records import dataclass, replace
 from .....autotuner.proposal import Declined, Heuristic
 from .....hardware import Target
 from ...proposal import TritonProposal
+from ..choose import fastest
+from ..predicted_time import proposal_us
 from ..sizing import clamp, estimate, extent_of, grid_extent, is_contiguous
 from ..tuned import Tuned, tuned
 
@@ -50,6 +55,10 @@ class _Numbers(Tuned):
     picked_run: int
     picked: int
     picked_thread_elements: int
+    #: Runs, rows, and elements of a thread of the tiles tried where rows share all loads.
+    crossed_runs: tuple[int, ...]
+    crossed_rows: tuple[int, ...]
+    crossed_elements: tuple[int, ...]
 
 
 _TUNED = tuned(_Numbers)
@@ -80,18 +89,43 @@ class TritonRecurrenceHeuristic(Heuristic):
             stages, unrolled = _TUNED.deep_stages, _TUNED.steps
         if estimate(facts, target, sizes, warps, 1).spill_risk:
             return Declined("the smallest tiles along contiguous memory spill")
-        return (
-            TritonProposal(
-                reason=f"tiles of {' x '.join(map(str, sizes.values()))}, loads of {stages * unrolled} steps in flight, {warps} warps",
-                block_sizes=sizes,
-                ranges={
-                    "range_num_stages": {axis.block_id: stages for axis in steps},
-                    "range_unroll_factors": {axis.block_id: unrolled for axis in steps if unrolled > 1},
-                },
-                num_warps=warps,
-                num_stages=1,
-            ),
+        proposal = TritonProposal(
+            reason=f"tiles of {_shape(sizes)}, loads of {stages * unrolled} steps in flight, {warps} warps",
+            block_sizes=sizes,
+            ranges={
+                "range_num_stages": {axis.block_id: stages for axis in steps},
+                "range_unroll_factors": {axis.block_id: unrolled for axis in steps if unrolled > 1},
+            },
+            num_warps=warps,
+            num_stages=1,
         )
+        best = fastest((each, proposal_us(facts, each, target)) for each in _crossed(proposal, facts, target))
+        return (proposal,) if best is None else (best[0], proposal)
+
+
+def _crossed(tiles: TritonProposal, facts: KernelFacts, target: Target) -> Iterator[TritonProposal]:
+    """Yield tiles of several rows, where each load of a step lacks an axis of the grid: all rows meet all columns.
+
+    Nothing is prefetched: loads are few, and most are of lines that other programs have loaded.
+    """
+    kept = {axis.block_id for axis in facts.tunable_axes}
+    loads = [op for op in facts.memory_ops if op.kind == "load" and facts.regions[op.region].kind == "loop"]
+    if len(kept) < 2 or not loads or any(kept <= set(op.tile_axes) for op in loads):
+        return
+    last, rows, *_ = sorted(facts.tunable_axes, key=lambda axis: _rank(axis, facts))
+    tried = itertools.product(_TUNED.crossed_runs, _TUNED.crossed_rows, _TUNED.crossed_elements)
+    for run, count, each in tried:
+        warps = run * count // (target.warp_size * each)
+        sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
+        sizes |= {last.block_id: clamp(run, last), rows.block_id: clamp(count, rows)}
+        if not 1 <= warps <= _TUNED.most_warps or estimate(facts, target, sizes, warps, 1).spill_risk:
+            continue
+        reason = f"tiles of {_shape(sizes)} that share loads, {warps} warps"
+        yield replace(tiles, reason=reason, block_sizes=sizes, ranges={}, num_warps=warps)
+
+
+def _shape(sizes: dict[int, int]) -> str:
+    return " x ".join(map(str, sizes.values()))
 
 
 def _picked(facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
@@ -108,7 +142,7 @@ def _picked(facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | 
     warps = max(1, min(_TUNED.most_warps, previous_power_of_2(threads // target.warp_size)))
     if estimate(facts, target, sizes, warps, 1).spill_risk:
         return Declined("the smallest tiles along contiguous memory spill")
-    reason = f"tiles of {' x '.join(map(str, sizes.values()))} of rows selected by data, {warps} warps"
+    reason = f"tiles of {_shape(sizes)} of rows selected by data, {warps} warps"
     return (TritonProposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=1),)
 
 
