@@ -284,6 +284,16 @@ def test_schedulers_are_seeds_by_the_lengths_of_tiles(name: str) -> None:
     assert schedulers == (["dynamic", "static"] if dynamic else ["static", "dynamic"])
 
 
+@pytest.mark.parametrize(
+    ("dims", "causal", "first"), [(64, True, "static"), (128, False, "static"), (128, True, "dynamic")]
+)
+def test_long_heads_of_different_lengths_have_a_counter(dims: int, causal: bool, first: str) -> None:
+    tensors = [torch.empty(2, 16, 2048, dims, dtype=torch.bfloat16, device="meta")] * 4
+    numbers = [torch.empty(2, 16, 2048, device="meta")] * 2
+    bound = helion.kernel(backend="cute")(kernels.gradient_of_queries).bind((*tensors, *numbers, causal), target="h200")
+    assert bound.default_config()["wgmma_tile_scheduler"] == first
+
+
 def test_few_tiles_of_different_lengths_come_longest_first() -> None:
     """All heads are in one band then, with four heads that share keys; whole tiles, and many, keep the L2 cache's bands."""
 

@@ -3,7 +3,7 @@
 A tile has two consumer groups of 64 rows, or one where there are few. Shorter blocks and one group follow, for formulas that
 hold more values between both products than facts show: binaries of seeds are checked for spills before they run. Both tile
 schedulers are seeds. Where tiles differ in length, as with causal masks, the dynamic one may be the first: for gradients of
-keys and values, and for wide heads. It was faster on an H200 (benchmarks/results/cute/nvidia-h200-attention.jsonl).
+keys and values, and for heads of 128 or more. It was faster on an H200 (benchmarks/results/cute/nvidia-h200-attention.jsonl).
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ LEAST = 64
 GROUPS = (2, 1)
 ALTERNATES = 4
 SCHEDULERS: dict[bool, tuple[Scheduler, Scheduler]] = {False: ("static", "dynamic"), True: ("dynamic", "static")}
-"""Tile schedulers, the faster one first, by whether tiles of sequences, of two gradients, or of wide heads, differ in length,
+"""Tile schedulers, the faster one first, by whether tiles of sequences, of two gradients, or of ``LONG_HEADS``, differ in length,
 or tiles add to memory (``sequence_times`` and ``operator_gradients`` in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
+LONG_HEADS = 128
+"""Columns of one gradient from which a counter is faster for tiles of different lengths (measurement ``query_schedulers``)."""
 
 
 class CuteAttentionBackwardHeuristic(Heuristic):
@@ -72,7 +74,7 @@ def choices(shape: BackwardShape, target: Target) -> Iterator[BackwardChoice]:
         shortest = longest if shape.atomic else SHORTEST_KEYS
         sizes = [keys for keys in range(longest, shortest - 1, -KEY_STEP) if _fits(shape, groups, keys, target)]
         for keys in [each for each in sizes if each >= LEAST] or sizes:
-            differ = shape.loaded or (shape.hidden and (len(shape.gradients) > 1 or shape.is_wide))
+            differ = shape.loaded or (shape.hidden and (len(shape.gradients) > 1 or max(shape.gradients) >= LONG_HEADS))
             schedulers = SCHEDULERS[differ or shape.atomic > 0]
             yield from (BackwardChoice(groups=groups, keys=keys, scheduler=each) for each in schedulers)
 
