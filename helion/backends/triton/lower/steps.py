@@ -33,7 +33,8 @@ from .accesses.runs import join_runs
 from .align import align_rows
 from .backwards import turn_loops
 from .carries import share_variables
-from .count_reductions import count_reductions
+from .counts.reductions import count_reductions
+from .counts.steps import count_steps
 from .differences import round_products
 from .early_loads import load_first
 from .early_operands import load_early
@@ -115,6 +116,7 @@ STEPS: tuple[Step, ...] = (
     CHOOSE_BRANCHES,
     *rewrites.schedule(None, "fuse_loops"),
     Step("triton.count_reduction_fp32", count_reductions),
+    Step("triton.count_steps_fp32", count_steps),
     ROLL,
     FLATTEN,
     *rewrites.schedule("fuse_loops", "split_k"),

@@ -14,6 +14,8 @@ import pytest
 import torch
 from heuristic_kernels import H100
 
+import helion
+import helion.language as hl
 from benchmarks.unseen.table import ALL, ATTENTION, BF16, Maker, Unseen
 from helion._shapes import cdiv
 from helion._testing import map_tensors
@@ -363,3 +365,22 @@ def test_steps_of_a_recurrence_are_loaded_ahead() -> None:
     assert "cp.async" in instructions(kernel)
     seed = next(seed for seed in kernel.seeds if seed.config == kernel.default_config())
     assert real.shared_bytes == seed.predicted.shared_bytes
+
+
+def test_steps_that_load_no_tile_prefetch_nothing() -> None:
+    @helion.kernel
+    def counted(x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(x.size(), dtype=torch.int32, device=x.device)
+        for tile in hl.tile(x.size(0)):
+            v, count = x[tile], hl.zeros([tile], dtype=torch.int32)
+            for i in range(edges.size(0)):
+                count += (v >= edges[i]).to(torch.int32)
+            out[tile] = count
+        return out
+
+    bound = counted.bind((torch.empty(1 << 20, device="meta"), torch.empty(256, device="meta")), target="sm_90")
+    assert bound.seeds[0].heuristic == "TritonRecurrenceHeuristic" and bound.seeds[0].config["range_num_stages"] == [
+        0,
+        0,
+    ]
+    assert bound.resources(bound.default_config()).shared_bytes == 0

@@ -8,7 +8,7 @@ import torch
 import helion
 import helion.language as hl
 from helion._compiler.ir.grammar import Op, ReduceAttrs
-from helion.backends.triton.lower import count_reductions as counts
+from helion.backends.triton.lower.counts import reductions as counts
 
 
 @helion.kernel()

@@ -4,7 +4,8 @@ reduction.
 Each step waits for its own loads, unless loads of several steps are in flight. The loop is a software pipeline with
 many stages, because a step computes little. Where the loop index alone gives the addresses of all loads, the loop is
 unrolled by four. Loads of 28 steps are then in flight. Where indices from data select the rows, tiles are small and have
-no stages (measurement ``step_stages``).
+no stages (measurement ``step_stages``). Loops that load single elements alone have none either: all threads share such a
+load, and a copy to shared memory takes two barriers in each step (measurement ``counted_steps``).
 
 Where each load of a step lacks an axis of the grid, rows of a tile share loads: predicted time chooses its shape.
 Other tiles extend along contiguous memory. They shrink to the minimum size of asynchronous copies while that gives SMs more
@@ -85,15 +86,18 @@ class TritonRecurrenceHeuristic(Heuristic):
         warps = max(1, min(_TUNED.most_warps, previous_power_of_2(threads // target.warp_size)))
         many = grid_extent(facts) >= _TUNED.many_elements * target.num_sms
         stages, unrolled = (_TUNED.few_stages if many else _TUNED.stages), 1
-        if all(_is_long(axis) for axis in steps):
+        if not _loads_tiles(facts):
+            stages = 0
+        elif all(_is_long(axis) for axis in steps):
             stages, unrolled = _TUNED.deep_stages, _TUNED.steps
         if estimate(facts, target, sizes, warps, 1).spill_risk:
             return Declined("the smallest tiles along contiguous memory spill")
+        ahead = f"loads of {stages * unrolled} steps in flight" if stages else "no loads of tiles"
         proposal = TritonProposal(
-            reason=f"tiles of {_shape(sizes)}, loads of {stages * unrolled} steps in flight, {warps} warps",
+            reason=f"tiles of {_shape(sizes)}, {ahead}, {warps} warps",
             block_sizes=sizes,
             ranges={
-                "range_num_stages": {axis.block_id: stages for axis in steps},
+                "range_num_stages": {axis.block_id: stages for axis in steps if stages},
                 "range_unroll_factors": {axis.block_id: unrolled for axis in steps if unrolled > 1},
             },
             num_warps=warps,
@@ -144,6 +148,12 @@ def _picked(facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | 
         return Declined("the smallest tiles along contiguous memory spill")
     reason = f"tiles of {_shape(sizes)} of rows selected by data, {warps} warps"
     return (TritonProposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=1),)
+
+
+def _loads_tiles(facts: KernelFacts) -> bool:
+    """Return whether a loop loads a tile."""
+    loops = {region.region for region in facts.regions if region.kind == "loop"}
+    return any(op.kind == "load" and op.tile_axes and op.region in loops for op in facts.memory_ops)
 
 
 def _is_long(axis: AxisFact) -> bool:

@@ -22,12 +22,12 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from ...._compiler.ir.build import Builder, Numbers
-from ...._compiler.ir.grammar import MaskAttrs, Op, PointwiseAttrs, Program, ReduceAttrs, Value
-from ...._compiler.ir.rewrite import Makers, expand_ops
-from ...._compiler.passes.always.simplify import drop_dead
-from ...._compiler.rewrites.steps import StepInputs
-from ...._shapes import Dim
+from ....._compiler.ir.build import Builder, Numbers
+from ....._compiler.ir.grammar import MaskAttrs, Op, PointwiseAttrs, Program, ReduceAttrs, Value
+from ....._compiler.ir.rewrite import Makers, expand_ops
+from ....._compiler.passes.always.simplify import drop_dead
+from ....._compiler.rewrites.steps import StepInputs
+from ....._shapes import Dim
 
 #: Up to this many terms of 0 and 1, a sum in fp32 is exact.
 _EXACT = 1 << 24

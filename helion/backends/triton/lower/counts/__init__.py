@@ -1,0 +1,1 @@
+"""Counts of conditions in fp32, along a dimension and over the steps of a loop."""
