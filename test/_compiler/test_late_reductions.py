@@ -123,6 +123,28 @@ def jagged_wanted(x: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor,
     return (torch.stack([(row[2 : int(n)].double() + 1).sum() for row, n in zip(x, lengths, strict=True)]),)
 
 
+def gradients(g: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    t, n = g.shape
+    k = x.size(1)
+    weight = torch.empty([n, k], dtype=torch.float32, device=g.device)
+    bias = torch.empty([n], dtype=torch.float32, device=g.device)
+    for tile_n, tile_k in hl.tile([n, k]):
+        acc = hl.zeros([tile_n, tile_k], dtype=torch.float32)
+        sums = hl.zeros([tile_n], dtype=torch.float32)
+        for tile_t in hl.tile(t):
+            rows = g[tile_t, tile_n]
+            acc = torch.addmm(acc, rows.T, x[tile_t, tile_k])
+            sums += rows.to(torch.float32).sum(0)
+        weight[tile_n, tile_k] = acc
+        if tile_k.begin == 0:
+            bias[tile_n] = sums
+    return weight, bias
+
+
+def gradients_wanted(g: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return g.double().T @ x.double(), g.double().sum(0)
+
+
 def values(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.randn(*shape).to(dtype)
 
@@ -152,6 +174,12 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[[], tupl
         jagged_wanted,
         lambda: (values(6, 301), torch.tensor([0, 2, 63, 301, 3, 129], dtype=torch.int32)),
         [[64], [16]],
+    ),
+    "gradients": (
+        gradients,
+        gradients_wanted,
+        lambda: (values(301, 72), values(301, 40)),
+        [[64, 16, 32], [16, 32, 64]],
     ),
 }
 
@@ -338,10 +366,35 @@ def test_other_accumulators_are_reduced_in_each_step(function: Callable[..., Any
     assert not facts_of(function, *args).late_reductions
 
 
-def test_loops_with_matmuls_reduce_in_each_step() -> None:
+def summed_scores(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    n = x.size(0)
+    out = torch.empty([n], dtype=torch.float32, device=x.device)
+    for tile_n in hl.tile(n):
+        total = hl.zeros([tile_n], dtype=torch.float32)
+        for tile_m in hl.tile(y.size(0)):
+            scores = torch.sigmoid(hl.dot(y[tile_m, :], x[tile_n, :].T)) * y[tile_m, 0][:, None]
+            total += scores.sum(0)
+        out[tile_n] = total
+    return out
+
+
+def test_loops_with_matmuls_reduce_rows_and_results_in_each_step() -> None:
+    """Lanes of one warp share a row, and a result has the threads that the matrix unit gives it."""
     args = (tensor(128, 4096), tensor(4096, 64))
     assert not moved(code_of(with_a_matmul, args, 64, 64, warps=4))
-    assert not facts_of(with_a_matmul, *args).late_reductions
+    (fact,) = facts_of(with_a_matmul, *args).late_reductions
+    assert fact.multiplies and not fact.may_run({0: 64, 1: 64, 2: 64}, 128)
+    args = (tensor(4096, 64), tensor(4096, 64))
+    assert not moved(code_of(summed_scores, args, 64, 64, warps=4))
+    assert not facts_of(summed_scores, *args).late_reductions
+
+
+def test_columns_beside_a_matmul_are_reduced_later_in_few_registers() -> None:
+    args = (tensor(4096, 1024), tensor(4096, 1024))
+    (fact,) = facts_of(gradients, *args).late_reductions
+    for warps, k, late in ((8, 64, True), (4, 64, True), (1, 64, False), (8, 2048, False)):
+        assert fact.may_run({0: 128, 1: 128, 2: k}, 32 * warps) == late
+        assert moved(code_of(gradients, args, 128, 128, k, warps=warps)) == late
 
 
 def test_a_loop_of_few_steps_reduces_inside() -> None:

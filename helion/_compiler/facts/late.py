@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..._shapes import cdiv
 from ..ir.grammar import ForAttrs, LoopAxis, Op
-from ..rewrites.late_reductions.terms import Body, Term, held_dtype, may_reduce_late, memory_lanes
+from ..rewrites.late_reductions.terms import Body, Term, held_dtype, may_reduce_late, memory_lanes, multiplies
 from .records import LateReductionFact
 from .walk import Walk
 
@@ -19,7 +19,7 @@ def late_reductions(walk: Walk) -> dict[int, LateReductionFact]:
         body = bodies.get(loop.number)
         for at in range(len(loop.regions[0].params)) if body is not None else ():
             for term in body.terms(at) if body is not None else ():
-                fact = _fact(term, walk, _around(loop, at, bodies, around))
+                fact = _fact(term, walk, _around(loop, at, bodies, around), multiplies(_outermost(loop, around)))
                 found.update((op.number, fact) for op in term.chain)
     return found
 
@@ -37,7 +37,13 @@ def _around(loop: Op, at: int, bodies: dict[int, Body], around: dict[int, Op]) -
     return [loop]
 
 
-def _fact(term: Term, walk: Walk, loops: list[Op]) -> LateReductionFact:
+def _outermost(loop: Op, around: dict[int, Op]) -> Op:
+    while (outer := around.get(loop.number)) is not None:
+        loop = outer
+    return loop
+
+
+def _fact(term: Term, walk: Walk, loops: list[Op], beside_matmul: bool) -> LateReductionFact:
     (region,) = walk.inner[loops[-1].number]
     after = walk.regions[region].parent
     assert after is not None
@@ -49,6 +55,7 @@ def _fact(term: Term, walk: Walk, loops: list[Op]) -> LateReductionFact:
         itemsize=held_dtype(term.value.dtype).itemsize,
         memory=memory_lanes(walk.program, term.value, walk.makers),
         walked=tuple((axis.block, _elements(axis)) for loop in loops for axis in loop.attributes(ForAttrs).axes),
+        multiplies=beside_matmul,
     )
 
 

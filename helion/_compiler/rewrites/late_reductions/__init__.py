@@ -15,8 +15,10 @@ after, where a thread has two elements of the tile along ``b1`` beyond its vecto
 Elements that a thread has of one result are combined in each step, so that the tile takes few registers. Lanes out of
 range have the identity already, which the reduction in the loop needed too.
 
-Loops with a matmul keep their reductions: these overlap with the matrix unit, and accumulators need the registers. So
-do loops of few steps, or of many loads for each thread, reductions within a thread, and dtypes in which each step rounds.
+Loops with a matmul keep reductions of its results, and those within a warp: these overlap with the matrix unit, and
+accumulators need the registers. Sums of columns of an operand run later, since warps would wait for each other in each
+step. Loops of few steps, or of many loads for each thread, keep reductions, too. So do loops whose reductions are within a
+thread, and dtypes in which each step rounds.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from ...ir.reductions import identity
 from ...ir.rewrite import Makers, map_regions
 from ...passes.always.simplify import drop_dead
 from ..steps import StepInputs
-from .terms import Body, Term, held_dtype, may_reduce_late, memory_lanes
+from .terms import Body, Term, held_dtype, may_reduce_late, memory_lanes, multiplies
 from .threads import LEAST_STEPS, Folds, folds_of
 
 
@@ -70,13 +72,14 @@ class _Mover:
         #: Values of loops that hold an accumulated tile.
         self.threaded: set[int] = set()
         self.room = inputs.accumulator_registers
+        self.multiplies = False
 
     def region(self, region: Region) -> Region:
         """Return a region with its loops rewritten."""
         ops: list[Op] = []
         for op in region.ops:
             if isinstance(op.attrs, ForAttrs):
-                self.room = self.inputs.accumulator_registers
+                self.room, self.multiplies = self.inputs.accumulator_registers, multiplies(op)
                 ops += self.loop(op, {}) if may_reduce_late(op) else (op,)
             else:
                 ops.append(op if OPS[op.kind].combines else map_regions(op, self.region))
@@ -142,7 +145,8 @@ class _Mover:
             return None if inner is None or term.masks else _Moved(term=term, folds=whole, inner=inner)
         memory = memory_lanes(self.program, value, self.makers)
         found = folds_of(lanes, term.dims, memory, self.inputs.threads)
-        if steps < LEAST_STEPS or not found.may_run_late:
+        itemsize = held_dtype(value.dtype).itemsize
+        if steps < LEAST_STEPS or not found.may_run_late(itemsize, self.inputs.threads, self.multiplies):
             return None
         kept = (fold if self.is_fixed(dim) else 1 for dim, fold in zip(value.dims, found.folds, strict=True))
         return _Moved(term=term, folds=replace(found, folds=tuple(kept)))

@@ -36,8 +36,7 @@ _WIDE = (torch.float32, torch.float64, torch.int32, torch.int64)
 #: Dtypes that a conversion to fp32 keeps exact. Their extremes are exact too.
 _NARROW = (torch.float16, torch.bfloat16)
 _EXTREMES = ("max", "min")
-#: Ops of loops that keep their reductions.
-_EXCLUDED = frozenset(("dot", "dot_scaled", "barrier"))
+_PRODUCTS = frozenset(("dot", "dot_scaled"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +75,12 @@ def held_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def may_reduce_late(loop: Op) -> bool:
     """Return whether a loop has no op that keeps its reductions inside."""
-    return all(op.kind not in _EXCLUDED for op in loop.walk())
+    return all(op.kind != "barrier" for op in loop.walk())
+
+
+def multiplies(loop: Op) -> bool:
+    """Return whether a loop has a matmul."""
+    return any(op.kind in _PRODUCTS for op in loop.walk())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +115,7 @@ class Body:
         path = self.path(at)
         for combine, operand in () if path is None else path.steps:
             term = self._term(combine, operand)
-            if term is not None:
+            if term is not None and not self._is_multiplied(term.value):
                 yield term
 
     def path(self, at: int) -> Path | None:
@@ -186,6 +190,20 @@ class Body:
             masks = tuple(left[dim] for dim in (*masks, *masked))
         return Term(combine=combine, chain=tuple(chain), views=views, value=value, dims=dims, masks=masks)
 
+    def _is_multiplied(self, value: Value) -> bool:
+        """Return whether a matmul of the loop computes a value, whose elements then have threads of its own choice."""
+        stack, seen = [value], {value.number}
+        while stack:
+            made = self.makers.of(stack.pop())
+            if made is None:
+                continue
+            if multiplies(made):
+                return True
+            found = [each for each in made.values() if each.number not in seen]
+            seen.update(each.number for each in found)
+            stack += found
+        return False
+
     def _reduces(self, op: Op, name: str) -> bool:
         """Return whether an op is a reduction of this name that may take any order, and is read once."""
         dtypes = (*_WIDE, *_NARROW) if name in _EXTREMES else _WIDE
@@ -241,4 +259,4 @@ def _loads(value: Value, makers: Makers) -> Iterator[Op]:
             stack += found
 
 
-__all__ = ["Body", "Term", "held_dtype", "may_reduce_late", "memory_lanes"]
+__all__ = ["Body", "Term", "held_dtype", "may_reduce_late", "memory_lanes", "multiplies"]

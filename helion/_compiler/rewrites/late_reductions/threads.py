@@ -13,25 +13,32 @@ from ....hardware import REGISTER_BYTES
 LEAST_STEPS = 4
 #: Most loads of a thread for one tensor in a step.
 _MOST_LOADS = 8
+#: Most registers of a thread for the rest of a tile in a loop with a matmul.
+_BESIDE_MATMUL = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Folds:
     """Elements of a tile that one thread combines, by dimension, and the threads that share one result.
 
-    ``loads`` are those of a thread for one of the tensors that the tile is computed from.
+    ``loads`` are those of a thread for one of the tensors that the tile is computed from. ``across``: threads of several
+    warps share a result, since neighbours in memory are different results.
     """
 
     folds: tuple[int, ...]
     lanes: tuple[int, ...]
     sharing: int
     loads: int = 0
+    across: bool = False
 
-    @property
-    def may_run_late(self) -> bool:
-        """True if a reduction joins threads, and its loop gains without it. Of many loads, the assembler then keeps few in
-        flight (measurement ``late_columns``)."""
-        return self.sharing > 1 and self.loads <= _MOST_LOADS
+    def may_run_late(self, itemsize: int, threads: int, multiplies: bool) -> bool:
+        """Return whether a reduction joins threads, and its loop gains without it.
+
+        Of many loads, the assembler then keeps few in flight (measurement ``late_columns``). In a loop that ``multiplies``,
+        a reduction within a warp runs while the matrix unit multiplies, but one across warps makes all wait.
+        """
+        beside = self.across and self.registers(itemsize, threads) <= _BESIDE_MATMUL
+        return self.sharing > 1 and self.loads <= _MOST_LOADS and (beside or not multiplies)
 
     def registers(self, itemsize: int, threads: int) -> int:
         """Return the registers of a thread that the rest of the tile takes."""
@@ -73,7 +80,8 @@ def folds_of(lanes: Sequence[int], reduced: Collection[int], memory: Lanes, thre
         left //= along
         sharing *= along if at in reduced else 1
     loads = max((each // min(vector, each) for vector in memory.vectors), default=0)
-    return Folds(folds=tuple(folds), lanes=tuple(lanes), sharing=sharing, loads=loads)
+    across = memory.first is not None and near not in reduced
+    return Folds(folds=tuple(folds), lanes=tuple(lanes), sharing=sharing, loads=loads, across=across)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +90,7 @@ class LateReductionFact:
 
     It is in ``region``, and runs in region ``after`` then. ``dims`` are those of the reduced tile, each the axes of a
     dimension and a constant factor; ``reduced`` are positions among them. ``walked`` are the axes of the loops that
-    accumulate it, each with its elements, None if only the launch knows them.
+    accumulate it, each with its elements, None if only the launch knows them. ``multiplies``: they have a matmul.
     """
 
     region: int
@@ -92,6 +100,12 @@ class LateReductionFact:
     itemsize: int
     memory: Lanes
     walked: tuple[tuple[int, int | None], ...]
+    multiplies: bool = False
+
+    def may_run(self, sizes: Mapping[int, int], threads: int) -> bool:
+        """Return whether the reduction runs after its loops, as far as registers allow."""
+        late = self.folds(sizes, threads).may_run_late(self.itemsize, threads, self.multiplies)
+        return late and self.repeats(sizes)
 
     def repeats(self, sizes: Mapping[int, int]) -> bool:
         """Return whether the loops run enough steps to be rewritten."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from ...._compiler.facts.records import KernelFacts, LateReductionFact
 from ....hardware import Target
@@ -27,11 +27,19 @@ def late_regions(
     """Return the registers of accumulated tiles by the region of the reductions that run after their loops."""
     found: dict[int, int] = {}
     for fact in facts:
-        folds = fact.folds(sizes, threads)
-        if folds.may_run_late and fact.repeats(sizes):
-            found[fact.region] = found.get(fact.region, 0) + folds.registers(fact.itemsize, threads)
+        if fact.may_run(sizes, threads):
+            own = fact.folds(sizes, threads).registers(fact.itemsize, threads)
+            found[fact.region] = found.get(fact.region, 0) + own
     room = accumulator_room(register_limit)
     return {region: registers for region, registers in found.items() if registers <= room}
+
+
+def late_axes(
+    facts: Iterable[LateReductionFact], regions: Container[int], sizes: Mapping[int, int], threads: int
+) -> frozenset[tuple[int, int]]:
+    """Return the region and axis of each reduction that runs after its loop, of those in ``regions``."""
+    late = [fact for fact in facts if fact.region in regions and fact.may_run(sizes, threads)]
+    return frozenset((fact.region, axis) for fact in late for at in fact.reduced for axis in fact.dims[at][0])
 
 
 def late_registers(
@@ -50,4 +58,4 @@ def late_registers(
     return own, num_warps * min(max(1, most // (num_warps * target.warp_size * _STREAMED)), _MOST_STREAMED)
 
 
-__all__ = ["accumulator_room", "late_regions", "late_registers"]
+__all__ = ["accumulator_room", "late_axes", "late_regions", "late_registers"]

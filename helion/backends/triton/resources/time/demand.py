@@ -11,7 +11,7 @@ from .....autotuner.proposal import Predicted
 from .....hardware import WARP_ROWS, Target
 from ...histograms import counts, issued_per_warp
 from ...row_windows import kept_loads
-from ..late import late_regions
+from ..late import late_axes, late_regions
 from ..layouts import fragment_warps
 from ..matrix import rate_name, tile_shape, unit_of
 from ..registers import register_limit
@@ -189,7 +189,10 @@ class _Count:
         self.fastest = self.nest.ordered(launch)
         self.threads = launch.warps * target.warp_size
         #: The regions whose reductions run after their loops.
-        self.late = late_regions(mine.late, launch.sizes, self.threads, register_limit(launch.warps, target))
+        late = late_regions(mine.late, launch.sizes, self.threads, register_limit(launch.warps, target))
+        self.late = late_axes(mine.late, late, launch.sizes, self.threads)
+        #: Regions whose loads wait for their tiles a few vectors at a time; a loop with a matmul copies them ahead.
+        self.streamed = frozenset(late) if not mine.matmuls else frozenset()
         self.sums = _NOTHING.copy()
         #: Warps that repeat the rows of a matmul's result, by its number and by the tile.
         self.repeats = {fact.number: self._repeats(fact) for fact, _ in mine.consumed}
@@ -288,7 +291,7 @@ class _Count:
             if access.once_bytes <= _NEAR_BYTES and self._of_all_programs(access):
                 sums["near_bytes"] += sector_bytes
             walked = tuple([axis for axis in access.axes if axis in nest.walked]) if nest.walked else ()
-            if access.region in self.late:
+            if access.region in self.streamed:
                 times *= max(1.0, per_thread / width / _IN_FLIGHT)
             key = access.region, walked, distance
             self.waits[key] = max(self.waits.get(key, 0.0), times)
@@ -435,7 +438,7 @@ class _Count:
     def _reduction(self, reduction: Reduction) -> None:
         sums, nest, fact = self.sums, self.nest, reduction.fact
         times = each = nest.times(fact.region) * reduction.values
-        if fact.after is not None and fact.region in self.late:
+        if fact.after is not None and (fact.region, fact.axis) in self.late:
             times = nest.times(fact.after) * reduction.values
         numel = nest.elements[reduction.tile]
         along, of_warp, width = self._threads_along(reduction)
