@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 
 from ....._support.philox import INCREMENTS, MULTIPLIERS, ROUNDS, UNIFORM
+from ...plan.attention.folded import SCALED_TANH, folded, needed
 from ...plan.attention.numbers import text_of
 from ...plan.attention.operands import GATHER, INTEGERS, RandomNumbers, Source, Table
 from ...plan.attention.records import KEY_INDEX, PRODUCT, QUERY_INDEX, Formula, ScorePlan, ScoreProblem
@@ -37,6 +39,8 @@ def computed(
     if _integers(formula)[value] or (made.op in ("eq", "ne", "lt", "le", "gt", "ge") and _compares(formula, made)):
         whole = [str(int(float(each.text))) if isinstance(each, Constant) else names(each) for each in made.arguments]
         return EXPRESSIONS[made.op](*whole)
+    if made.op == SCALED_TANH:
+        return _tanh(*(each.text if isinstance(each, Constant) else names(each) for each in made.arguments))
     arguments = [literal(each) if isinstance(each, Constant) else names(each) for each in made.arguments]
     return {**EXPRESSIONS, **SHORT, **_ABSOLUTE, **own}[made.op](*arguments)
 
@@ -54,11 +58,11 @@ def score_lines(plan: ScorePlan, formula: Formula, place: str, of_query: str = "
         suffix = "" if isinstance(source, Table) else of_query if source.kind == "query" else "_value"
         return source.label + suffix
 
+    formula = folded(formula)
     own = gathers(plan, formula, head_axes(plan.problem))
-    values = range(formula.computed, formula.computed + len(formula.instructions))
     return [
         f"x0 = scores[{place}]",
-        *(f"{names(each)} = {computed(formula, each, names, ('query', 'key'), own)}" for each in values),
+        *(f"{names(each)} = {computed(formula, each, names, ('query', 'key'), own)}" for each in needed(formula)),
         f"scores[{place}] = {names(formula.value)}",
     ]
 
@@ -69,9 +73,12 @@ def definitions(places: Mapping[str, str], lines: Sequence[str]) -> list[str]:
     return [f"{name} = {place}" for name, place in places.items() if name in read]
 
 
-def _tanh(x: str) -> str:
-    """Return 1 - 2 / (1 + e^2x), whose error of 1e-7 is absolute. So is that which matters for a score."""
-    return f"1.0 - 2.0 * cute.arch.rcp_approx(1.0 + cute.math.exp2({x} * 2.8853900817779268, fastmath=True))"
+def _tanh(x: str, inner: str = "1.0", outer: str = "1.0") -> str:
+    """Return the tanh of ``inner`` times a number, times ``outer``: 1 - 2 / (1 + e^2x), whose error of 1e-7 is absolute. So
+    is that which matters for a score."""
+    exponent, factor = 2 / math.log(2) * float(inner), float(outer)
+    power = f"cute.math.exp2({x} * {exponent!r}, fastmath=True)"
+    return f"{factor!r} - {2 * factor!r} * cute.arch.rcp_approx(1.0 + {power})"
 
 
 _ABSOLUTE: Mapping[str, Callable[..., str]] = {"tanh": _tanh}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...plan.attention.build import QUAD
+from ...plan.attention.folded import folded, needed
 from ...plan.attention.numbers import is_known, text_of
 from ...plan.attention.operands import Table
 from ...plan.attention.records import KEY_INDEX, LAZY, PRODUCT, AttentionPlan, AttentionProblem, Formula, ScorePlan
@@ -46,8 +47,8 @@ def key_distance(plan: AttentionPlan) -> str:
     return f"column % {blocks} * 16 + column // {blocks} * 2 + i"
 
 
-def softmax_call(plan: AttentionPlan, masked: bool, first: bool, axes: Sequence[str]) -> list[str]:
-    """Return the calls for one block in the kernel."""
+def softmax_call(plan: AttentionPlan, masked: bool, first: bool, axes: Sequence[str], condition: str = "") -> list[str]:
+    """Return the calls for one block in the kernel, with masks under a condition, if any."""
     lines = []
     guarded = plan.problem.guarded or (masked and has_masks(plan))
     dropped = plan.problem.dropped
@@ -57,7 +58,8 @@ def softmax_call(plan: AttentionPlan, masked: bool, first: bool, axes: Sequence[
     if has_formula(plan):
         lines.append(f"apply_formula({', '.join(_formula_arguments(plan, plan.problem.score, axes))})")
     if masked and has_masks(plan):
-        lines.append(f"mask({', '.join(_mask_arguments(plan))})")
+        lines += [f"if {condition}:"] if condition else []
+        lines.append(f"{'    ' if condition else ''}mask({', '.join(_mask_arguments(plan))})")
     if plan.problem.softmax:
         lines.append(f"softmax({', '.join(_REGISTERS + _peaks(plan))}, first={first}, guarded={guarded})")
     elif plan.problem.needs_total:
@@ -90,7 +92,7 @@ def softmax_functions(plan: AttentionPlan) -> list[list[str]]:
     """Return the functions of a block, as the DSL traces them: loops over elements are unrolled."""
     functions = [exp2_function(), _round(plan), *([_join()] if plan.problem.needs_total else [])]
     if plan.problem.softmax:
-        functions[1:1] = [_softmax(plan), *_rescale(plan)]
+        functions[1:1] = [*_softmax(plan), *_rescale(plan)]
     elif plan.problem.needs_total:
         functions.insert(1, _add_weights(plan))
     if plan.restores_maxima:
@@ -129,6 +131,7 @@ def _formula_of_pairs(plan: AttentionPlan, formula: Formula, name: str) -> list[
         return f"x{0 if value == PRODUCT else value - formula.computed + 1}[i]"
 
     lines = [f"def {name}({', '.join(_formula_arguments(plan, formula, axes))}):"]
+    formula = folded(formula)
     for source in formula.sources:
         text = read(plan, source, axes, "first_query + 8 * row", "0", 1)
         rows = source.kind == "query"
@@ -140,8 +143,9 @@ def _formula_of_pairs(plan: AttentionPlan, formula: Formula, name: str) -> list[
         "            query = first_query + 8 * row",
         "            x0 = [scores[4 * column + 2 * row + i] for i in range(2)]",
     ]
-    for at, made in enumerate(formula.instructions):
-        text = f"[{computed(formula, formula.computed + at, names, ('query', '0'))} for i in range(2)]"
+    for value in needed(formula):
+        at, made = value - formula.computed, formula.instructions[value - formula.computed]
+        text = f"[{computed(formula, value, names, ('query', '0'))} for i in range(2)]"
         if made.op == ROUNDED and not isinstance(made.arguments[0], Constant):
             text = f"round_pair([{names(made.arguments[0])} for i in range(2)])"
         lines.append(f"            x{at + 1} = {text}")
@@ -280,27 +284,49 @@ def exp2_function() -> list[str]:
     return ["def exp2(x):", "    return cute.math.exp2(x, approx=True, ftz=True)"]
 
 
-def _softmax(plan: AttentionPlan) -> list[str]:
-    """Return the function from scores to weights. Maxima and sums of both rows are in two chains each.
+def _weight(plan: AttentionPlan, score: str, of_row: str) -> str:
+    """Return the weight of a score, given what exponents of its row subtract or add."""
+    problem = plan.problem
+    unit = problem.unit * problem.scale
+    if problem.has_large_scores:
+        return f"exp2(({score} - {of_row}) * {unit!r}{f' + {problem.lift!r}' if problem.lift else ''})"
+    return f"exp2(cute.math.fma({score}, cutlass.Float32({unit!r}), {of_row}))"
+
+
+def _chains(plan: AttentionPlan) -> list[list[str]]:
+    """Return the functions of maxima and of sums over a thread's scores but the first four: loops that are traced once."""
+    found = []
+    weight = _weight(plan, "scores[4 * column + i]", "(second if i // 2 else first)")
+    stored = ("scores[4 * column + i] = weight", "chains[i] = chains[i] + weight")
+    for name, given, *lines in (
+        ("raise_chains", "", "chains[i] = cute.arch.fmax(chains[i], scores[4 * column + i])"),
+        ("add_exponentials", ", first, second", f"weight = {weight}", *stored),
+    ):
+        loops = (f"    for column in {unrolled(1, plan.keys // 8)}:", "        for i in cutlass.range_constexpr(4):")
+        body = (f"            {line}" for line in lines)
+        found.append(["@cute.jit", f"def {name}(scores, chains{given}):", *loops, *body])
+    return found
+
+
+def _softmax(plan: AttentionPlan) -> list[list[str]]:
+    """Return the functions from scores to weights. Maxima and sums of both rows are in two chains each.
 
     A row that has seen no key has a maximum of minus infinity, for which exponents are not subtracted (``guarded``).
     """
     problem = plan.problem
     unit = problem.unit * problem.scale
-    exponent = f"cute.math.fma(values[e], cutlass.Float32({unit!r}), shifts[row])"
-    if problem.has_large_scores:
-        exponent = f"(values[e] - bases[row]) * {unit!r}" + (f" + {problem.lift!r}" if problem.lift else "")
-    return [
+    of_row = "bases" if problem.has_large_scores else "shifts"
+    found = [
         f"def softmax({', '.join(_REGISTERS + _peaks(plan))}, first, guarded):",
-        f"    values = [scores[e] for e in range({plan.keys // 2})]",
-        "    chains = values[:4]",
-        f"    for e in range(4, {plan.keys // 2}):",
-        "        chains[e % 4] = cute.arch.fmax(chains[e % 4], values[e])",
+        "    chains = cute.make_rmem_tensor(4, cutlass.Float32)",
+        "    for i in range(4):",
+        "        chains[i] = scores[i]",
+        "    raise_chains(scores, chains)",
         "    best = [cute.arch.fmax(chains[0], chains[1]), cute.arch.fmax(chains[2], chains[3])]",
         "    for offset in (1, 2):",
         "        others = [cute.arch.shuffle_sync_bfly(each, offset=offset) for each in best]",
         "        best = [cute.arch.fmax(each, other) for each, other in zip(best, others)]",
-        f"    {'bases' if problem.has_large_scores else 'shifts'}, scales = [], [None, None]",
+        f"    {of_row}, scales = [], [None, None]",
         "    moved = cutlass.Boolean(False)",
         "    for row in range(2):",
         "        raised = best[row]",
@@ -321,18 +347,16 @@ def _softmax(plan: AttentionPlan) -> list[str]:
             if plan.lazy
             else []
         ),
-        "    sums = [None] * 4",
-        f"    for e in range({plan.keys // 2}):",
-        "        row = e // 2 % 2",
-        f"        weight = exp2({exponent})",
-        "        scores[e] = weight",
-        "        if sums[e % 4] is None:",
-        "            sums[e % 4] = weight if first or e % 2 else cute.math.fma(total[row], scales[row], weight)",
-        "        else:",
-        "            sums[e % 4] = sums[e % 4] + weight",
+        "    for i in range(4):",
+        "        row = i // 2",
+        f"        weight = {_weight(plan, 'scores[i]', f'{of_row}[row]')}",
+        "        scores[i] = weight",
+        "        chains[i] = weight if first or i % 2 else cute.math.fma(total[row], scales[row], weight)",
+        f"    add_exponentials(scores, chains, {of_row}[0], {of_row}[1])",
         "    for row in range(2):",
-        "        total[row] = sums[2 * row] + sums[2 * row + 1]",
+        "        total[row] = chains[2 * row] + chains[2 * row + 1]",
     ]
+    return [*_chains(plan), found]
 
 
 def floored(problem: AttentionProblem) -> list[str]:
