@@ -228,7 +228,8 @@ class Cluster:
         )
         arch.inline_ptx = lambda text, write_only_types, read_only_args: of_ptx(text)(*read_only_args)
         unary = {
-            name: wide(getattr(np, name)) for name in ("exp", "exp2", "log", "log2", "sqrt", "tanh", "floor", "abs")
+            name: wide(getattr(np, name))
+            for name in ("exp", "exp2", "log", "log1p", "log2", "sqrt", "tanh", "floor", "abs")
         }
         calls = types.SimpleNamespace(
             **unary, roundeven=wide(np.rint), rsqrt=wide(lambda x: x**-0.5), fma=wide(lambda a, b, c: a * b + c)

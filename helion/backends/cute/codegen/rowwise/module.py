@@ -7,6 +7,7 @@ from ...plan.dtypes import NUMBER, PITCH, SIZE, itemsize
 from ...plan.epilogue import EpilogueOperand
 from ...plan.rowwise.demand import WORD_BYTES
 from ...plan.rowwise.kernel import RowsPlan
+from ...plan.rowwise.loops import in_loops
 from ...plan.rowwise.passes import schedule_of
 from ...plan.rowwise.records import SIZE_N, RowLayout, RowPlan, RowProblem, is_pitch
 from ...roles.rowwise.program import RowProgram
@@ -102,7 +103,7 @@ def render(program: RowProgram) -> str:
 
 def _constants(out: Writer, plan: RowPlan) -> None:
     kinds = tuple(plan.layout.kind(granule) for granule in range(plan.layout.thread_granules))
-    if not plan.layout.rolled:
+    if not in_loops(plan):
         out.lines(("", "", f"KINDS = {kinds!r}"))
 
 
@@ -152,7 +153,7 @@ def _rows(out: Writer, plan: RowPlan) -> None:
                 out.line(f"row.places.append({plane} + {ahead} + (place >> {lanes.bit_length() - 1}))")
         schedule = schedule_of(problem)
         count = chains(schedule) * sum(map(len, schedule.reductions))
-        out.line("row.terms = cta.terms" if layout.rolled else f"row.terms = [None] * {count}")
+        out.line("row.terms = cta.terms" if in_loops(plan) else f"row.terms = [None] * {count}")
         out.line("row.held = []")
         out.line("row.stages = []")
         out.line("return row")
@@ -247,7 +248,7 @@ def _kernel(out: Writer, program: RowProgram) -> None:
         out.line("    row_thread=row_thread,")
         out.line("    group=group,")
         out.line("    row_warp=row_warp,")
-        out.lines(["    terms=terms,"] if layout.rolled else [])
+        out.lines(["    terms=terms,"] if in_loops(plan) else [])
         out.lines(["    sums=sums,"] if problem.sums else [])
         out.line(")")
         for role in program.roles:
@@ -303,7 +304,7 @@ def _prologue(plan: RowPlan, exchange: PipelineCounts | None) -> list[str]:
         count = len(plan.problem.sums) * layout.thread_granules * layout.lanes
         lines.append(f"blocks = (tiles + {plan.problem.span - 1}) // {plan.problem.span}")
         lines.append(f"sums = cute.make_rmem_tensor({count}, Float32)")
-    if layout.rolled:
+    if in_loops(plan):
         schedule = schedule_of(plan.problem)
         count = max(1, chains(schedule) * sum(map(len, schedule.reductions)))
         lines.append(f"terms = cute.make_rmem_tensor({count}, Float32)")

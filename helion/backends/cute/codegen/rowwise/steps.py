@@ -8,14 +8,16 @@ from ...plan.dtypes import itemsize
 from ...plan.epilogue import EpilogueOperand
 from ...plan.rowwise.choice import LOAD_REGISTERS, OVERLAPPED_ROWS, WARPGROUP
 from ...plan.rowwise.demand import GRANULE_BYTES, WORD_BYTES
-from ...plan.rowwise.passes import RowPass, Schedule, gathers_late, schedule_of
+from ...plan.rowwise.loops import in_loops, walks_in_loops
+from ...plan.rowwise.passes import gathers_late, schedule_of
 from ...plan.rowwise.records import RowLayout, RowPlan, RowProblem
 from ...roles import grammar as g
 from ...roles.rowwise import program as r
 from ..writer import Writer
-from .elements import columns_of, divisors_again, numbers_columns, pitch_of, place_of_repeat, slice_of, widened
+from .elements import columns_of, pitch_of, place_of_repeat, slice_of, widened
 from .overlap import print_overlap
 from .planes import print_stored_planes
+from .walks import begin_walks, loops_over_chunks, print_take, print_walk, print_walk_in_loops
 from .words import loaded_words, print_word_load, print_word_sources
 
 
@@ -51,81 +53,11 @@ def print_functions(out: Writer, plan: RowPlan) -> None:
         with out.block(f"def load_{operand.label}(cta, row, stage, at):"):
             out.line(f"address = cta.ring + stage * {layout.stage_bytes} + (row.thread + row.skip) * {size}")
             out.line(f"return load_shared(address, {place} + at * {layout.threads * size}, {size})")
-    _print_take(out, plan, schedule.passes[0])
+    print_take(out, plan, schedule.passes[0])
     for each in schedule.passes[1:]:
-        _print_walk(out, plan, each)
+        print_walk(out, plan, each)
     if layout.choice.overlap:
         print_overlap(out, plan)
-
-
-def _print_take(out: Writer, plan: RowPlan, each: RowPass) -> None:
-    layout, problem, schedule = plan.layout, plan.problem, schedule_of(plan.problem)
-    size, count = layout.chunk_granules, layout.thread_granules
-    out.lines(("", ""))
-    with out.block(f"def take_chunk(cta, row, stage, chunk{', kind' if layout.rolled else ''}):"):
-        out.lines(["row.stages.append(stage)"] if layout.held_stages else [])
-        out.line(f"first = chunk * {size}")
-        with out.block(
-            f"for at in range({size}):" if layout.rolled else f"for at in range(min({size}, {count} - first)):"
-        ):
-            out.line("granule = first + at")
-            out.lines([] if layout.rolled else ["kind = KINDS[granule]"])
-            words = {}
-            for operand in problem.inputs:
-                words[problem.value_of(operand)] = f"{operand.label}_words"
-                given = "cta, row, stage, at"
-                out.line(f"{operand.label}_words = load_{operand.label}({given})")
-            passed = "".join(f", {words[value]}" for value in each.reads if value in words)
-            call = f"pass_0(cta, row, granule, kind{passed})"
-            out.line(f"kept_words = {call}" if schedule.kept else call)
-            if layout.choice.keep == "registers" and layout.demand.held_bytes:
-                held = ["kept_words"] if schedule.kept else [words[value] for value in schedule.held]
-                out.line(f"row.held.append(({', '.join(held)},))")
-
-
-def _print_walk(out: Writer, plan: RowPlan, each: RowPass) -> None:
-    """Print a pass over all granules of a thread; ``done`` is called after the last granule of each chunk."""
-    layout, problem, schedule = plan.layout, plan.problem, schedule_of(plan.problem)
-    size = layout.chunk_granules
-    inputs = {problem.value_of(operand): operand for operand in problem.inputs}
-    out.lines(("", ""))
-    with out.block(f"def walk_{each.number}(cta, row, done=None):"):
-        out.line(f"granules = {layout.thread_granules}")
-        if numbers_columns(problem, each) or _reads_again(layout, schedule, each):
-            out.line("row.thread = renewed(row.thread, cta.lane)")
-        out.lines(divisors_again(problem, schedule, each) if layout.choice.keep == "registers" else [])
-        with out.block("for granule in range(granules):"):
-            passed = []
-            for value in each.reads:
-                if value not in inputs:
-                    continue
-                label = inputs[value].label
-                if layout.held_stages:
-                    at = f"row.stages[granule // {size}], granule % {size}"
-                    passed.append(f"load_{label}(cta, row, {at})")
-                else:
-                    passed.append(f"row.held[granule][{schedule.held.index(value)}]")
-            passed += ["row.held[granule][0]"] if each.kept else []
-            given = "".join(f", {words}" for words in passed)
-            out.line(f"pass_{each.number}(cta, row, granule, KINDS[granule]{given})")
-            last = f"granule % {size} == {size - 1} or granule == granules - 1"
-            out.line(f"if done is not None and ({last}):")
-            out.line(f"    done(row.stages[granule // {size}])")
-    if layout.held_stages and each is schedule.passes[-1]:
-        out.lines(("", ""))
-        with out.block(f"def walk_{each.number}_and_release(cta, row):"):
-            arrive = f"arrive(cta.barrier + ({layout.stages} + stage) * 8, cta.lane == 0)"
-            out.line(f"walk_{each.number}(cta, row, lambda stage: {arrive})")
-
-
-def _reads_again(layout: RowLayout, schedule: Schedule, each: RowPass) -> bool:
-    """Return whether a pass reads shared memory again that a pass before it has read, with no exchange between.
-
-    ptxas would keep all that was read in the registers that sums over rows need.
-    """
-    apart = layout.exchanges and not (schedule.joint and each.number == 1)
-    again = layout.held_stages or layout.demand.vectors
-    return bool(again and layout.demand.sums) and not apart
 
 
 @functools.singledispatch
@@ -268,15 +200,14 @@ def _(step: r.ChunkLoop, out: Writer, program: r.RowProgram) -> None:
         _begin_load(out, program.plan)
         with out.block(f"for chunk in cutlass.range({layout.chunks}, unroll=1):"):
             print_steps(out, program, step.body)
-    elif layout.rolled:
-        for first, end, kind in layout.segments:
-            out.line(f"# {kind}")
-            with out.block(f"for chunk in cutlass.range({first}, {end}, unroll=1):"):
-                for each in step.body:
-                    if isinstance(each, r.TakeChunk):
-                        out.line(f'take_chunk(cta, row, {each.cursor}_index, chunk, "{kind}")')
-                    else:
-                        _print(each, out, program)
+    elif in_loops(program.plan):
+        begin_walks(out, program.plan, step)
+        for kind in loops_over_chunks(out, program.plan):
+            for each in step.body:
+                if isinstance(each, r.TakeChunk):
+                    out.line(f'take_chunk(cta, row, {each.cursor}_index, chunk, "{kind}")')
+                else:
+                    _print(each, out, program)
     else:
         with out.block(f"for chunk in cutlass.range_constexpr({layout.chunks}):"):
             print_steps(out, program, step.body)
@@ -543,7 +474,10 @@ def _(step: r.TakeChunk, out: Writer, program: r.RowProgram) -> None:
 
 @_print.register
 def _(step: r.WalkRow, out: Writer, program: r.RowProgram) -> None:
-    out.line(f"walk_{step.number}{'_and_release' if step.releases else ''}(cta, row)")
+    if walks_in_loops(program.plan):
+        print_walk_in_loops(out, program.plan, step)
+    else:
+        out.line(f"walk_{step.number}{'_and_release' if step.releases else ''}(cta, row)")
 
 
 @_print.register
