@@ -96,6 +96,12 @@ def part_lengths(plan: ScorePlan) -> list[str]:
     return lines
 
 
+def bounded(plan: ScorePlan) -> str:
+    """Return the condition that a bound of the keys masks some of a block."""
+    found = {"diagonal": "(block >= whole)", "edge": "(block < edge)"}
+    return " | ".join(found[part] for part in plan.parts if part in found)
+
+
 def side_lengths() -> list[str]:
     """Return the definitions of the last block of a side and of its numbers of blocks, with masks and without."""
     zero = "cutlass.Int32(0)"
@@ -108,6 +114,8 @@ def side_lengths() -> list[str]:
 
 def block_index(plan: ScorePlan, part: Part) -> str:
     """Return the index of a part's block from the loop variable ``at``."""
+    if part == "any":
+        return "end - 2 - at"
     if part in ("side", "middle"):
         return f"last_block{' - side_blocks' if part == 'middle' else ''} - at"
     passed = [f" - {name}_blocks" for name in plan.parts[: plan.parts.index(part)]]

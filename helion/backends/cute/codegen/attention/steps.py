@@ -18,7 +18,7 @@ from ..raw import READ_ONCE
 from ..setups import dsl
 from ..writer import Writer
 from . import numbers, quads, spans, splits, vectors
-from .bounds import block_index, hand_out, next_tile, part_lengths, side_lengths, take_ticket
+from .bounds import block_index, bounded, hand_out, next_tile, part_lengths, side_lengths, take_ticket
 from .finish import finish_call
 from .formula import arguments_of, head_axes
 from .host import own_name
@@ -265,7 +265,8 @@ def _(out: Writer, program: ScoreProgram, step: a.WorkLoop) -> None:
             out.line(f"begin, end, whole, edge = blocks_of({', '.join(['tile_m', *spans.names(plan), *sizes])})")
             out.lines(splits.part_of_keys(plan) if isinstance(plan, AttentionPlan) and plan.splits > 1 else ())
         if computes:
-            out.lines([*part_lengths(plan), *(own(plan) if own is not None else [])])
+            lengths = [] if _has(step.body, a.BlockLoop, "any") else part_lengths(plan)
+            out.lines([*lengths, *(own(plan) if own is not None else [])])
             out.lines(OWN_TILES[type(program)](plan) if type(program) in OWN_TILES else ())
         if isinstance(plan, AttentionPlan) and plan.problem.spans_queries:
             if _has(step.body, a.StoreOutput):
@@ -287,13 +288,18 @@ def _first_query(plan: ScorePlan) -> list[str]:
     return [first, *spans.of_rows(plan)]
 
 
-def _has(steps: Sequence[g.Step], kind: type[g.Step]) -> bool:
-    return any(isinstance(each, kind) or _has(getattr(each, "body", ()), kind) for each in steps)
+def _has(steps: Sequence[g.Step], kind: type[g.Step], part: str = "") -> bool:
+    return any(
+        (isinstance(each, kind) and part in ("", getattr(each, "part", "")))
+        or _has(getattr(each, "body", ()), kind, part)
+        for each in steps
+    )
 
 
 @_rule(a.BlockLoop)
 def _(out: Writer, program: ScoreProgram, step: a.BlockLoop) -> None:
-    with out.block(f"for at in cutlass.range({step.part}_blocks, unroll=1):"):
+    length = "end - 1 - begin" if step.part == "any" else f"{step.part}_blocks"
+    with out.block(f"for at in cutlass.range({length}, unroll=1):"):
         out.line(f"block = {block_index(program.plan, step.part)}")
         print_steps(out, program, step.body)
 
@@ -537,7 +543,8 @@ def _turn(out: Writer, predicate: str, call: str) -> None:
 
 @_rule(a.Softmax)
 def _(out: Writer, program: AttentionProgram, step: a.Softmax) -> None:
-    out.lines(softmax_call(program.plan, step.masked, step.first, head_axes(program.plan.problem)))
+    axes = head_axes(program.plan.problem)
+    out.lines(softmax_call(program.plan, step.masked, step.first, axes, bounded(program.plan) if step.any else ""))
 
 
 @_rule(a.Rescale)

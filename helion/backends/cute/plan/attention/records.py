@@ -17,7 +17,7 @@ from .numbers import is_known, launch_integers, text_of
 from .operands import OMITTED, Matrix, Place, RandomNumbers, Source, text_without
 
 Scheduler = Literal["static", "dynamic"]
-Part = Literal["again", "diagonal", "free", "edge", "side", "middle"]
+Part = Literal["again", "diagonal", "free", "edge", "side", "middle", "any"]
 
 QUERY_INDEX, KEY_INDEX = "query_index", "key_index"
 """The operations without arguments that give the index of a query, or key, as an integer."""

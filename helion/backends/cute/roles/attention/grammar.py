@@ -33,7 +33,7 @@ class WorkLoop(Step):
 
 @dataclass(frozen=True)
 class BlockLoop(Step):
-    """Loop over the blocks of keys of a part of the tile, from the right to the left, without the tile's first block."""
+    """Loop over the blocks of keys of a part of the tile, or of ``any``, from the right to the left, without its first block."""
 
     part: Part
     body: tuple[Step, ...]
@@ -128,10 +128,12 @@ class PassTurn(Step):
 @dataclass(frozen=True)
 class Softmax(Step):
     """Apply the formula of scores, and with ``masked`` the masks of the block, raise the maxima, and compute the weights
-    and row sums in fp32. The ``first`` block of a tile sets maxima and sums."""
+    and row sums in fp32. The ``first`` block of a tile sets maxima and sums. A loop over ``any`` blocks applies masks to those
+    that have them."""
 
     masked: bool
     first: bool = False
+    any: bool = False
 
 
 @dataclass(frozen=True)

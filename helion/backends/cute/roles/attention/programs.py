@@ -73,6 +73,10 @@ from .grammar import (
     WriteOutput,
 )
 
+LONG_FORMULA = 4
+"""Operations of a formula of scores from which one loop computes all blocks of a tile with masks on both sides. A branch around the
+masks costs little beside them, and a second copy takes as long to compile (measurement ``attention_copies``)."""
+
 LOADING_WARPS = 4
 """Register counts change per warpgroup, so the load warps have a warpgroup to themselves."""
 
@@ -174,8 +178,8 @@ def _queries(plan: AttentionPlan) -> tuple[Step, ...]:
     return (TransformQueries(), FenceShared(), sync) if plan.problem.query.instructions else ()
 
 
-def _step(plan: AttentionPlan, masked: bool) -> tuple[Step, ...]:
-    """Return the steps of one block: its scores, and the output of the block before.
+def _step(plan: AttentionPlan, masked: bool, any: bool = False) -> tuple[Step, ...]:
+    """Return the steps of one block, or of ``any``: its scores, and the output of the block before.
 
     The wait for the next stage of V precedes that for the MMAs. Its retry loop ends a basic block, so that ptxas keeps
     the exponentials before the second wait, and they overlap with the MMAs.
@@ -195,7 +199,7 @@ def _step(plan: AttentionPlan, masked: bool) -> tuple[Step, ...]:
         WgmmaWait(1),
         Release("k_read"),
         Advance("k_read"),
-        Softmax(masked),
+        Softmax(masked, any=any),
         Advance("v_read"),
         Wait("v_read"),
         WgmmaWait(0),
@@ -298,7 +302,9 @@ def combined(finish: tuple[Step, ...], sync: Step, given_back: tuple[Step, ...] 
 def _attend(plan: AttentionPlan) -> Role:
     begin: tuple[Step, ...] = (PassTurn(first=True),) if plan.pingpong else ()
     end: tuple[Step, ...] = (TakeTurn(last=True),) if plan.pingpong else ()
-    parts = block_loops(plan, functools.partial(_step, plan))
+    parts: tuple[Step, ...] = block_loops(plan, functools.partial(_step, plan))
+    if any(isinstance(each, SideLoop) for each in parts) and len(plan.problem.score.instructions) >= LONG_FORMULA:
+        parts = (BlockLoop("any", _step(plan, masked=True, any=True)),)
     return Role(
         name="attend",
         first_warp=LOADING_WARPS,

@@ -51,11 +51,12 @@ def _(machine: Machine, step: a.WorkLoop, warp: Warp) -> Running:
 def _(machine: Machine, step: a.BlockLoop, warp: Warp) -> Running:
     assert warp.tile is not None
     part = {"side": warp.side, "middle": "free"}.get(step.part, step.part)
-    visits = 0 if step.part == "middle" and warp.side == "edge" else machine.tiles[warp.tile].parts.get(part, 0)
-    for _ in range(visits):
-        warp.block -= 1
-        warp.part = part
-        yield from run_steps(machine, warp, step.body)
+    for each, visits in machine.tiles[warp.tile].parts.items():
+        skipped = (step.part == "middle" and warp.side == "edge") or (step.part != "any" and each != part)
+        for _ in range(0 if skipped else visits):
+            warp.block -= 1
+            warp.part = each
+            yield from run_steps(machine, warp, step.body)
 
 
 @_rule(a.SideLoop)
