@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import ClassVar
 
-from ...._compiler.facts.records import AxisFact, KernelFacts
+from ...._compiler.facts.records import AxisFact, KernelFacts, MemoryOpFact
 from ...._shapes import cdiv, previous_power_of_2
 from ...._support.records import dataclass
 from ....autotuner.proposal import Predicted
@@ -15,6 +16,9 @@ from ....hardware import Target
 from ..resources.matrix import tile_shape
 from ..resources.predict import predict
 from .tuned import Tuned, tuned
+
+#: Least fields of a record, and its bytes: lanes share lines of shorter ones anyway, and longer ones share no line.
+_FIELDS, _RECORD_BYTES = 3, range(8, 65)
 
 
 def clamp(size: int, axis: AxisFact) -> int:
@@ -170,6 +174,25 @@ def beside_short_rows(facts: KernelFacts, least_bytes: int) -> tuple[int, ...]:
         beside = (a for a, stride, scale in places if a in op.tile_axes and stride * scale == run)
         found.update((axis, None) for axis in beside if axis is not None and facts.axes[axis].tunable)
     return tuple(found)
+
+
+def record_bytes(facts: KernelFacts) -> int | None:
+    """Return the bytes of the longest record, of which three loads or more take a field each; None without records.
+
+    Such are points and matrices of few numbers. The lanes of a warp then read at strides of a record, and the loads of all
+    fields share lines of memory. The L1 cache keeps them while a thread has one record (measurement ``record_fields``).
+    """
+    grid = {axis.block_id for axis in facts.tunable_axes}
+    loads = [op for op in facts.memory_ops if op.kind == "load" and not op.gathered and grid <= set(op.tile_axes)]
+    fields = Counter(op.name for op in loads)
+    records = [_nearest(op) * op.itemsize for op in loads if fields[op.name] >= _FIELDS and _nearest(op) > 1]
+    return max((size for size in records if size in _RECORD_BYTES), default=None)
+
+
+def _nearest(op: MemoryOpFact) -> int:
+    """Return the elements in memory from one element of a tile to the nearest other one."""
+    places = zip(op.subscript_axes, op.strides, strict=True)
+    return min((stride for axis, stride in places if axis in op.tile_axes), default=1)
 
 
 def is_contiguous(axis: AxisFact, facts: KernelFacts) -> bool:

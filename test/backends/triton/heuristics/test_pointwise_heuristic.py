@@ -468,3 +468,27 @@ def test_rows_of_whole_transactions_keep_their_tile() -> None:
     bound = turned_pixels.bind((torch.empty([4, 256, 512, 64], dtype=torch.bfloat16, device="meta"),), target="sm_90")
     _, rows, _ = bound.default_config()["block_sizes"]
     assert rows == 1
+
+
+@helion.kernel
+def norms_of_vectors(x: torch.Tensor) -> torch.Tensor:
+    """Sums of squares of records of three."""
+    out = torch.empty([x.size(0)], dtype=x.dtype, device=x.device)
+    for tile in hl.tile(x.size(0)):
+        a, b, c = (x[tile, i] for i in range(3))
+        out[tile] = a * a + b * b + c * c
+    return out
+
+
+@pytest.mark.parametrize(("stride", "each"), [(3, 1), (9, 1), (2, None), (40, None)])
+def test_threads_take_one_record(stride: int, each: int | None) -> None:
+    x = torch.empty_strided([1 << 22, 3], [stride, 1], device="meta")
+    bound = norms_of_vectors.bind((x,), target="sm_90")
+    config = bound.default_config()
+    elements = config["block_sizes"][0] // (32 * config["num_warps"])
+    assert elements == each if each else elements > 1
+
+
+def test_records_that_fill_memory_are_no_run() -> None:
+    bound = norms_of_vectors.bind((torch.empty([1 << 22, 3], device="meta"),), target="sm_90")
+    assert not any(bound.default_config().get("flatten_loops") or ())

@@ -6,8 +6,7 @@ tile, 8 waves) and B200 (16 KiB, 4 waves); those of B200 apply where memory is f
 ``pointwise``). Tensors that are one run in memory are iterated over as one run, so that accesses of unaligned rows are
 vectorized (measurement ``pointwise_one_run``). Tables that data indexes do not matter (measurement
 ``tables_beside_a_run``). So are those whose elements are numbered, if rows begin anywhere or computed indices select what
-they load. Tiles of copies that exchange axes have few rows, which meet in the same banks of shared memory (measurement
-``turned_rows``). Predicted time chooses them.
+they load. Predicted time chooses the rows of copies that exchange axes (measurement ``turned_rows``).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from .. import register_safety as safety
 from ..choose import trust, unless_faster
 from ..near_gathers import fastest_tiles, is_near
 from ..predicted_time import proposal_us
-from ..sizing import beside_short_rows, estimate, extent_of, has_wide_memory, warps_for_threads
+from ..sizing import beside_short_rows, estimate, extent_of, has_wide_memory, record_bytes, warps_for_threads
 from ..tuned import Tuned, tuned
 from ..window_rows import fastest_rows
 
@@ -68,8 +67,7 @@ class _Numbers(Tuned):
     wide_gather_elements: int
 
 
-#: Bytes of a full memory transaction, and of a sector.
-_TRANSACTION_BYTES, _SECTOR_BYTES = 128, 32
+_TRANSACTION_BYTES, _SECTOR_BYTES = 128, 32  #: Bytes of a full memory transaction, and of a sector.
 #: Bytes that are different for each row of a program, for each byte that its rows share.
 _SHARED = 16
 _VECTOR_BYTES, _NARROW_BYTES = 16, 2  #: Bytes of a vector, and of elements that are slow to access without vectors.
@@ -138,7 +136,7 @@ class TritonPointwiseHeuristic(Heuristic):
             return _half_of_gathers(tiles, facts), tiles
         if not fact.one_run and not (fact.rows_beside_run and _is_accessed_singly(fact, facts)):
             return (tiles,)
-        return run, tiles
+        return (tiles, run) if record_bytes(facts) is not None else (run, tiles)
 
 
 def _in_order_of_memory(
@@ -386,6 +384,8 @@ def _strided_elements(fact: PointwiseFact, facts: KernelFacts, target: Target) -
     A thread stores a vector, so the lanes of a warp read elements at strides of a vector. Each line of memory takes a
     cycle (measurement ``strided_windows``). Threads with neighbours whose windows share half or more load that once.
     """
+    if (record := record_bytes(facts)) is not None and not has_wide_memory(target):
+        return max(1, _VECTOR_BYTES // record)
     if not set(fact.window_axes).isdisjoint(fact.contiguous_axes):
         return None
     strided = [op for op in facts.memory_ops if op.kind == "load" and not op.gathered and op.step > 1]
