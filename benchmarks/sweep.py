@@ -53,6 +53,8 @@ HOLDOUT = ROOT / "benchmarks" / "results" / "nvidia-h200-holdout.tsv"
 KEPT_TARGET = "h200"
 #: Samples of an H200 around later seeds: torch 2.11, CUDA 13.0, Triton 3.6, 2026-11-30. Predictions are judged by them too.
 RECENT = ROOT / "benchmarks" / "results" / "nvidia-h200-recent-samples.tsv"
+#: Samples of an H200 of the kernels of benchmarks/unfitted: torch 2.11, CUDA 13.0, Triton 3.6, 2026-11-30.
+UNFITTED = ROOT / "benchmarks" / "results" / "nvidia-h200-unfitted-samples.tsv"
 #: Samples of an H100, one cell of each of 72 kernels: torch 2.11 with CUDA 13.0, Triton 3.6, 2026-11-28. Nothing is
 #: fitted to them: they judge predictions on a GPU that the fit has not seen.
 OTHER_SAMPLES = ROOT / "benchmarks" / "results" / "nvidia-h100-samples.tsv"

@@ -5,7 +5,7 @@
 
 Neither needs a GPU: the times are those of benchmarks/results/nvidia-h200-sweeps.tsv and nvidia-h200-samples.tsv, and the
 fit stays near the rates that benchmarks/calibrate.py has measured. What the product has is scored on
-nvidia-h200-holdout.tsv too, which no fit sees. Fitting takes scipy (``pip install --group fit``).
+nvidia-h200-holdout.tsv and nvidia-h200-unfitted-samples.tsv too, which no fit sees. Fitting takes scipy (``pip install --group fit``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import hashlib
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -27,7 +27,7 @@ import numpy.typing as npt
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.cells import Cell, holdout_cells, swept_cells, timed_cells  # noqa: E402
+from benchmarks.cells import Cell, holdout_cells, swept_cells, timed_cells, unfitted_cells  # noqa: E402
 from benchmarks.sweep import (  # noqa: E402
     HOLDOUT,
     KEPT,
@@ -36,6 +36,7 @@ from benchmarks.sweep import (  # noqa: E402
     OTHER_TARGET,
     RECENT,
     SAMPLES,
+    UNFITTED,
     Timed,
     measured_facts,
     parse,
@@ -51,6 +52,7 @@ from helion.backends.triton.resources.time.parameters import FITTED, Parameters,
 from helion.hardware import Target, target  # noqa: E402
 
 Array = npt.NDArray[np.float64]
+FactsOf = Callable[[KernelFacts], KernelFacts]
 
 CALIBRATION = ROOT / "benchmarks" / "results" / "calibration" / "nvidia-h200.json"
 #: Rates of one unit each, which mean the same in a kernel; a wait or a product in a loop is more than the bare one.
@@ -193,20 +195,27 @@ class Score:
     seed: float | None
 
 
-def swept(rows: Iterable[Timed], cells: Iterable[Cell], on: str = KEPT_TARGET) -> list[Swept]:
-    """The cells with rows, each once and in their order."""
+def swept(
+    rows: Iterable[Timed], cells: Iterable[Cell], on: str = KEPT_TARGET, timed: FactsOf = measured_facts
+) -> list[Swept]:
+    """The cells with rows, each once and in their order. ``timed`` gives the facts of the code that was timed."""
     by_cell: dict[tuple[str, str, str], list[Timed]] = {}
     for row in rows:
         by_cell.setdefault(row.key, []).append(row)
-    return [_swept(cell, timed, on) for cell in cells if (timed := by_cell.pop(cell.key[1:], None))]
+    return [_swept(cell, found, on, timed) for cell in cells if (found := by_cell.pop(cell.key[1:], None))]
 
 
-def _swept(cell: Cell, timed: Sequence[Timed], on: str) -> Swept:
+def unfitted() -> list[Swept]:
+    """The kernels of benchmarks/unfitted. Rows of windows share loads in the code that was timed."""
+    return swept(parse(UNFITTED.read_text()), unfitted_cells(), timed=lambda facts: facts)
+
+
+def _swept(cell: Cell, timed: Sequence[Timed], on: str, facts_of: FactsOf) -> Swept:
     bound = cell.function.bind(cell.args, target=on)
     analysis, space = bound._analysis, bound.config_spec
     configs = [space.normalize(row.config) for row in timed]
     seed = analysis.seeds.seeds[0].config if analysis.seeds.seeds else None
-    facts = measured_facts(analysis.facts)
+    facts = facts_of(analysis.facts)
     counted = [_counted(analysis.backend, facts, space.decode(config), target(on)) for config in configs]
     return Swept(
         key=cell.key[1:],
@@ -468,13 +477,14 @@ def main() -> int:
         print(f"{group[0]}, error within a cell: {error_of(table, table.times(parameters)):.3f}")
     for off in ERRORS:
         print(f"times {off:.0%} off: {summary(repeated(cells, off))}")
-    unfitted = of_product(swept(parse(HOLDOUT.read_text()), holdout_cells()))
-    print(f"kernels that nothing is fitted to, parameters of the product: {summary(unfitted)}")
+    held = of_product(swept(parse(HOLDOUT.read_text()), holdout_cells()))
+    print(f"kernels that nothing is fitted to, parameters of the product: {summary(held)}")
+    print(f"kernels as users write them, which nothing is fitted to: {summary(of_product(unfitted()))}")
     recent = of_product(swept(parse(RECENT.read_text()), swept_cells()))
     print(f"samples around later seeds, which nothing is fitted to: {summary(recent)}")
     other = swept(parse(OTHER_SAMPLES.read_text()), swept_cells(), OTHER_TARGET)
     print(f"{OTHER_TARGET}, which nothing is fitted to: {summary(of_product(other))}")
-    print("", "kernels that nothing is fitted to:", *comparison(unfitted), sep="\n")
+    print("", "kernels that nothing is fitted to:", *comparison(held), sep="\n")
     print("", "held out, by kernel, all splits:", *comparison(everything), sep="\n")
     return 0
 

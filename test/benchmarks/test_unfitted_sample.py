@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import unfitted_sample as sample
 from benchmarks.cells import Cell, unfitted_cells
-from benchmarks.sweep import parse
+from benchmarks.sweep import UNFITTED, parse
 from benchmarks.timing import RecordedTimer
 from benchmarks.unfitted import CELLS
 from helion import Config
@@ -130,3 +130,11 @@ def test_the_command_asks_for_a_sample(capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(SystemExit):
         sample.main([])
     assert "give --draw or --drawn" in capsys.readouterr().err
+
+
+def test_the_kept_sample_has_legal_configs() -> None:
+    rows = parse(UNFITTED.read_text())
+    assert {row.key for row in rows} <= {cell.key[1:] for cell in cells().values()}
+    for row in rows[::40]:
+        cell = cells()[row.kernel]
+        cell.function.bind(cell.args, target="h200").config_spec.normalize(row.config)
