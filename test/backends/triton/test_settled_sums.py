@@ -81,6 +81,38 @@ def walked(x, s, y):
     return out
 
 
+def summed_too(x, s, y):
+    """The loop also sums the columns of an operand that it multiplies."""
+    k, m = x.size()
+    out = torch.empty([m, y.size(1)], dtype=torch.float32, device=x.device)
+    sums = torch.empty([m], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, y.size(1)]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        total = hl.zeros([tile_m], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            rows = x[tile_k, tile_m]
+            acc = torch.addmm(acc, rows.T, y[tile_k, tile_n])
+            total += rows.to(torch.float32).sum(0)
+        out[tile_m, tile_n] = acc
+        sums[tile_m] = total
+    return out, sums
+
+
+def multiplied_twice(x, s, y):
+    """Only matmuls read the operands."""
+    k, m = x.size()
+    out = torch.empty([m, y.size(1)], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, y.size(1)]):
+        one = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        two = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            right = y[tile_k, tile_n]
+            one = torch.addmm(one, x[tile_k, tile_m].T, right)
+            two = torch.addmm(two, x[tile_m, tile_k], right)
+        out[tile_m, tile_n] = one - two
+    return out
+
+
 def bound(function: Callable, size: int = 512, on: str = "sm_90") -> BoundKernel:
     arguments = tensor(size, size, dtype=BF16), tensor(size, dtype=BF16), tensor(size, size, dtype=BF16)
     return helion.kernel(function, static_shapes=True).bind(arguments, target=on)
@@ -121,6 +153,26 @@ def test_a_product_on_the_other_unit_waits_for_none() -> None:
     few, enough = (helion.Config(block_sizes=[64, rows], num_warps=4, num_stages=2) for rows in (32, 64))
     assert "= _settled(" in kernel.to_triton_code(few) and "= _settled(" not in kernel.to_triton_code(enough)
     assert waits(kernel, few) == {"0"}
+
+
+def test_a_load_that_is_not_multiplied_alone_is_not_overwritten() -> None:
+    """Triton gives it a buffer for each stage in flight, and none for the product that still reads one."""
+    kernel = bound(summed_too)
+    code = kernel.to_triton_code(config(summed_too))
+    (line,) = [line for line in code.splitlines() if "= _settled(" in line]
+    assert line.strip() == "acc = _settled(acc)"
+    assert waits(kernel, config(summed_too)) == {"0"}
+    assert " _settled(" not in bound(summed_too, on="sm_80").to_triton_code(config(summed_too))
+    apart = bound(multiplied_twice)
+    assert " _settled(" not in apart.to_triton_code(config(multiplied_twice))
+    assert waits(apart, config(multiplied_twice)) == {"0", "2"}
+
+
+def test_the_last_product_of_a_step_is_waited_for() -> None:
+    text = ptx(bound(summed_too), config(summed_too))
+    loop = text[text.index("wgmma.mma_async") :]
+    copied = loop[: loop.index("cp.async.commit_group")]
+    assert copied.index("wgmma.wait_group.sync.aligned 0") < copied.index("cp.async.c")
 
 
 def test_turned_products_are_settled() -> None:

@@ -40,7 +40,7 @@ from ..resources.unfused import GROUP
 from ..together import are_together
 from .addressed import addressed
 from .bins import Counted, counted
-from .dots import partial_sums, settled_sums
+from .dots import partial_sums, settled_loops, settled_sums
 from .lowered import Lowered, lower, waits
 from .records import (
     AxisPlan,
@@ -129,6 +129,11 @@ class _Planner:
             settled_sums=frozenset(
                 op for warps, part in self.parts() for op in settled_sums(part, self.sizes, warps, self.target)
             ),
+            settled_loops={
+                loop: at
+                for warps, part in self.parts()
+                for loop, at in settled_loops(part, self.sizes, warps, self.target).items()
+            },
             renewed_operands=frozenset(
                 op
                 for warps, part in self.parts()

@@ -52,6 +52,50 @@ def settled_sums(program: Program, sizes: Mapping[int, int], num_warps: int, tar
     return frozenset(found)
 
 
+def settled_loops(program: Program, sizes: Mapping[int, int], num_warps: int, target: Target) -> dict[int, int]:
+    """Return, by loop, the carried value to wait for at the end of a step: a sum of wgmma whose operands the step reads too.
+
+    Triton (3.6 and 3.7) gives a load one buffer more only if nothing but asynchronous dots reads it. Otherwise the copy for
+    a later step overwrites what the dot still reads (measurement ``shared_loads``).
+    """
+    if not target.has("wgmma"):
+        return {}
+    found: dict[int, int] = {}
+    makers = Makers.among(program.walk())
+    for loop in program.walk():
+        if not isinstance(loop.attrs, ForAttrs):
+            continue
+        (body,) = loop.regions
+        dots = [op for op in body.ops if isinstance(op.attrs, DotAttrs)]
+        late = [op for op in dots if dot_unit(program, op, makers, sizes, num_warps, target) == "wgmma"]
+        sums = {_sum(op, body).result.number for op in late}
+        places = [at for at, value in enumerate(body.results) if isinstance(value, Value) and value.number in sums]
+        if places and any(_reads_again(operand, body, late) for op in late for operand in list(op.values())[:2]):
+            order = {result.number: at for at, op in enumerate(body.ops) for result in op.results}
+            found[loop.number] = max(places, key=lambda at: order[body.results[at].number])  # type: ignore[union-attr]
+    return found
+
+
+def _reads_again(operand: Value, body: Region, late: list[Op]) -> bool:
+    """Return whether an operand is loaded in each step, and the step reads the load by other ops than these dots."""
+    makers = Makers.among(body.ops)
+    made = makers.of(operand)
+    while made is not None and made.kind == "view":
+        made = makers.of(next(made.values()))
+    if made is None or made.kind != "load":
+        return False
+    dots = {op.number for op in late}
+    ahead = [made.result]
+    while ahead:
+        value = ahead.pop()
+        for reader in body.walk():
+            if any(each is value for each in reader.reads()) and reader.number not in dots:
+                if reader.kind != "view":
+                    return True
+                ahead += reader.results
+    return any(each is made.result for each in body.results)
+
+
 def _is_computed(dot: Op, body: Region, late: AbstractSet[int]) -> bool:
     """Return whether the left operand is computed in each iteration, from none of the asynchronous dots ``late``."""
     makers = Makers.among(body.ops)

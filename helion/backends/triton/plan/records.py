@@ -175,6 +175,8 @@ class Plan(Structural):
     partial_sums: Mapping[int, int]
     #: Ops whose results, accumulators of dots, must be complete before the loop continues.
     settled_sums: frozenset[int]
+    #: Carried values that must be complete at the end of a step, by loop.
+    settled_loops: Mapping[int, int]
     #: Dots whose left operand is copied in each iteration, to registers of its own.
     renewed_operands: frozenset[int]
     #: Values rounded to bf16 and used in fp32 stay in fp32.

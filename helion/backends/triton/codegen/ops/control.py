@@ -7,6 +7,7 @@ from ....._shapes import WIDE, cdiv, hint_of
 from ...plan.records import LoopPlan
 from ..emission import Emission
 from ..ranges import range_text
+from .literals import SETTLE
 
 
 def while_loop(e: Emission, op: Op) -> None:
@@ -41,6 +42,7 @@ def for_loop(e: Emission, op: Op) -> None:
         for at in plan.order:
             _loop_header(e, op, attrs.axes[at], plan, at)
         e.region(region)
+        _settle(e, op)
         _yield_values(e, region, carried)
     e.lines.depth = depth
     e.scope.active = outer
@@ -96,6 +98,7 @@ def _aligned_tiles(e: Emission, op: Op, plan: LoopPlan, carried: list[str]) -> N
             first = "0" if masked else ""
             e.scope.active[axis.block] = e.vector(axis.block, offset, masked, end, begin, first)
             e.region(region)
+            _settle(e, op)
             _yield_values(e, region, carried)
 
 
@@ -191,6 +194,15 @@ def _jagged(e: Emission, axis: LoopAxis, op: Op) -> None:
     loop.rows_mask = e.names.fresh(f"rows_mask_{axis.block}")
     loop.rows = tuple(d.blocks[0] for d in lengths.dims)
     e.lines.add(f"{loop.rows_mask} = {lanes} < {rows}")
+
+
+def _settle(e: Emission, op: Op) -> None:
+    """Print that a step waits for its sums, where the plan requires it."""
+    at = e.plan.settled_loops.get(op.number)
+    if at is not None:
+        name = e.operand(op.regions[0].results[at])
+        e.needs.add(SETTLE)
+        e.lines.add(f"{name} = {SETTLE}({name})")
 
 
 def _yield_values(e: Emission, region: Region, carried: list[str]) -> None:
