@@ -21,7 +21,7 @@ from ..plan.epilogue import (
     Instruction,
 )
 from ..plan.joint import OwnPart, joint, moved
-from ..plan.passes import Pass, divisor_of, passes
+from ..plan.passes import WORD_BITS, Pass, divisor_of, draw_words, drawn, draws, passes
 from ..plan.records import WGMMA_ROWS, GemmPlan, GemmProblem
 from ..plan.reductions import Evaluated
 from ..plan.shared import staged_as
@@ -342,12 +342,15 @@ def compute(plan: GemmPlan, walk: Pass) -> list[str]:
     names = functools.partial(value_name, plan)
     lines = [f"{names(walk.held)} = values[i]{_to_the_row(plan, walk.held)}"]
     for value in walk.reads:
-        if operands[value - 1].kind == "integers":
+        if operands[value - 1].kind == "integers" or (drawn(plan) and operands[value - 1].kind == "uniform"):
             continue
         lines.append(f"{names(value)} = {_operand_value(plan, operands[value - 1])}")
     if plan.problem.epilogue.in_pairs:
         return _with_partners(plan, walk, lines)
     for value in walk.computes:
+        if value in drawn(plan):
+            lines.append(f"{names(value)} = {drawn_bit(plan, value)}")
+            continue
         known = _own_names(plan, value) if walk.number == 1 else names
         if plan.problem.epilogue.instruction(value).op == INTEGER_SUM:
             lines.append(f"{names(value)} = {_integer_sum(plan)}")
@@ -517,11 +520,24 @@ def _integer_sum(plan: GemmPlan) -> str:
     return f"(integers[i] + {operand.label}[{place}]).to(cutlass.Float32)"
 
 
-def _drawn(plan: GemmPlan, operand: EpilogueOperand) -> str:
+def uniform(plan: GemmPlan, operand: EpilogueOperand) -> str:
     """Return the random number of value ``i``, after ``first_row`` and ``first_column``."""
     row, column = row_number(plan, fragment(plan).row_of), column_number(plan)
     offset = f"cutlass.Int64({row}) * {operand.pitch} + cutlass.Int64({column}) * {operand.column_pitch}"
     return f"uniform({operand.label}, {offset}, {operand.dtype == 'int64'})"
+
+
+def drawn_words(plan: GemmPlan, value: int) -> str:
+    """Return the name of the words of the bits that a comparison has."""
+    return f"drawn_{value - len(plan.problem.epilogue.operands)}"
+
+
+def drawn_bit(plan: GemmPlan, value: int) -> str:
+    """Return the value of a comparison from its bit for value ``i`` of the sub-tile."""
+    spare = WORD_BITS * draw_words(plan) - draws(plan)
+    place = f"(subtile * {fragment(plan).values} + i" + (f" + {spare})" if spare else ")")
+    word = f"{drawn_words(plan, value)}[{place} // {WORD_BITS}]"
+    return _select(f"(({word} >> ({place} % {WORD_BITS})) & 1) != 0", "1.0", "0.0")
 
 
 def _operand_value(plan: GemmPlan, operand: EpilogueOperand) -> str:
@@ -537,7 +553,7 @@ def _operand_value(plan: GemmPlan, operand: EpilogueOperand) -> str:
     if operand.kind == "number":
         return operand.label
     if operand.kind == "uniform":
-        return _drawn(plan, operand)
+        return uniform(plan, operand)
     if operand.kind == "row":
         return f"{operand.label}_columns[{places.column_of}]"
     return f"{operand.label}_rows[{places.row_of}]"

@@ -11,6 +11,7 @@ from ..plan.passes import Pass, passes
 from ..plan.records import GemmPlan
 from ..plan.shared import staged_as
 from ..roles import grammar as g
+from ..roles.elements.drawn import Draw, StartDraws
 from ..roles.halves import HalfStep, OfKTile
 from ..roles.messages import MessageStep
 from ..roles.micro import MicroMma, MicroStep
@@ -19,6 +20,7 @@ from ..roles.partial import PieceViews, TermMma
 from ..roles.sliced import SliceScales, SliceStep
 from . import copied, exchange, groups, numbers, raw, rows, scales, vectors, workspace
 from .blackwell import micro
+from .elements import drawn
 from .epilogue import (
     accumulated,
     converted,
@@ -146,6 +148,8 @@ def _(step: g.GroupViews, out: Writer, names: Names) -> None:
 @_print.register
 def _(step: g.KLoop, out: Writer, names: Names) -> None:
     first, end = numbers.loop_bounds(names.plan, step, names.group)
+    if first == end:
+        return
     with out.block(f"for k_tile in cutlass.range({first}, {end}, unroll=1):"):
         _body(step.body, out, names)
 
@@ -469,6 +473,12 @@ def _read_columns(out: Writer, plan: GemmPlan, walk: Pass) -> None:
     for operand in plan.problem.epilogue.rows_of(walk.reads):
         source = f"{operand.label}_view[{'None, None' if plan.paired else 'None'}, subtile]"
         out.line(f"cute.autovec_copy({source}, {operand.label}_columns)")
+
+
+@_print.register(StartDraws)
+@_print.register(Draw)
+def _(step: StartDraws | Draw, out: Writer, names: Names) -> None:
+    out.lines(drawn.lines(names.plan, step, rows_of(names.plan)))
 
 
 @_print.register

@@ -6,11 +6,18 @@ import functools
 from collections.abc import Iterable, Sequence
 
 from ...._support.records import dataclass
+from .counts import in_fragments
 from .epilogue import REDUCTIONS, Constant, Epilogue, EpilogueOutput
 from .joint import joint
-from .records import GemmPlan, GemmProblem
+from .records import WARP_THREADS, GemmPlan, GemmProblem
 from .reductions import exchanges, needed
 from .refusal import Refusal
+
+WORD_BITS, MOST_WORDS = 32, 8
+"""Bits of a register, and the most registers of a thread for bits that are drawn."""
+BOUNDS = frozenset(("lt", "le", "gt", "ge"))
+MOST_DRAWS = 8
+"""The most bits of a thread in each K tile: more take longer than its MMAs, and gain nothing (measurement ``drawn_bits``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +125,53 @@ def divisor_of(plan: GemmPlan, value: int) -> int | None:
         return None
     _, over = made.arguments
     return None if isinstance(over, Constant) or not epilogue.per_row[over] else over
+
+
+@functools.lru_cache(maxsize=1024)
+def drawn(plan: GemmPlan) -> tuple[int, ...]:
+    """Return the comparisons of random numbers whose results are drawn as bits before the epilogue, or none.
+
+    Nothing else reads these random numbers, and they are compared with a constant or a number of the launch. The plan has
+    the plain mainloop of wgmma, with all K tiles, which are enough for the bits.
+    """
+    problem, epilogue = plan.problem, plan.problem.epilogue
+    apart = (problem.groups, problem.batch, problem.ends, problem.scales, plan.finish, plan.prepare)
+    changed = plan.sliced or plan.converts or plan.promote or in_fragments(plan) or epilogue.in_pairs or plan.by_rows
+    known = not (problem.runtime or problem.terms or problem.absent) and all(each is None for each in apart)
+    if plan.unit != "wgmma" or plan.parts > 1 or changed or not known or draws(plan) > MOST_DRAWS * plan.k_tiles:
+        return ()
+    found = list[int]()
+    for operand in epilogue.of_kind("uniform"):
+        number = 1 + epilogue.operands.index(operand)
+        numbers = range(1 + len(epilogue.operands), 1 + epilogue.last)
+        readers = [value for value in numbers if number in epilogue.instruction(value).arguments]
+        if len(readers) != 1 or not _is_bounded(epilogue, readers[0], number):
+            return ()
+        found += readers
+    return tuple(found) if len(found) * draw_words(plan) <= MOST_WORDS else ()
+
+
+def _is_bounded(epilogue: Epilogue, value: int, number: int) -> bool:
+    """Return whether ``value`` compares operand ``number`` with a constant or a number of the launch."""
+    made = epilogue.instruction(value)
+    others = [each for each in made.arguments if each != number]
+    return made.op in BOUNDS and len(others) == 1 and _is_number(epilogue, others[0])
+
+
+def _is_number(epilogue: Epilogue, value: int | Constant) -> bool:
+    if isinstance(value, Constant):
+        return True
+    return 0 < value <= len(epilogue.operands) and epilogue.operands[value - 1].kind == "number"
+
+
+def draws(plan: GemmPlan) -> int:
+    """Return the elements of a tile that a thread has, each with a bit of a comparison."""
+    return plan.cta_tile[0] * plan.cta_tile[1] // (plan.consumer_warps * WARP_THREADS)
+
+
+def draw_words(plan: GemmPlan) -> int:
+    """Return the words of the bits of a comparison."""
+    return -(-draws(plan) // WORD_BITS)
 
 
 def reads_matrices(plan: GemmPlan, walk: Pass) -> bool:

@@ -8,6 +8,7 @@ from ..plan.counts import counts, in_fragments
 from ..plan.records import LOADING_WARPS, GemmPlan
 from .common import first_buffers, last_stores, load_role, store_subtile
 from .edits import contains, rewrite
+from .elements.drawn import with_draws
 from .grammar import (
     Advance,
     ClearSums,
@@ -95,7 +96,7 @@ def _mainloop(plan: GemmPlan) -> tuple[Step, ...]:
     if plan.problem.absent:
         return wgmma_mainloop(plan)
     if not plan.promote:
-        return MAINLOOP
+        return with_draws(plan, MAINLOOP)
     if plan.accumulator_stages > 1:
         return overlapped_mainloop(plan.problem.scales is not None, span=plan.promote_k_tiles)
     if plan.promote_k_tiles == 1:

@@ -12,6 +12,7 @@ from ..plan.reductions import exchanges
 from ..plan.shared import staged_as
 from ..roles import grammar as g
 from .cluster import Cluster, Ready, rule
+from .drawn import check_drawn
 from .messages import land
 from .partial import check_partial
 from .rules import EVERY_TILE, check_views, multiplied_tiles
@@ -177,6 +178,7 @@ def _(cluster: Cluster, step: g.Evaluate, warp: Warp) -> None:
             raise Fault(f"the epilogue of {tag} lacks partials of other clusters")
     elif cluster.plan.splits > 1 and warp.gathered != tag:
         raise Fault(f"the epilogue of {tag} lacks partials of other CTAs")
+    check_drawn(cluster, warp)
     _check_walk(cluster, warp, passes(cluster.plan)[-1])
     warp.evaluated = tag
 

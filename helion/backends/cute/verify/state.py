@@ -189,6 +189,8 @@ class Warp:
     """(tile, pass) of the row reductions in registers."""
     level: Tag | None = None
     """(tile, exchanges) up to which per-row numbers are computed."""
+    drawn: Tag | None = None
+    """(tile, number) of the bits that it has drawn."""
     evaluated: Tag | None = None  # the sub-tile whose results are in the registers of the epilogue
     stores: list[Store] = field(default_factory=list)
     unfenced_reads: list[Slot] = field(default_factory=list)

@@ -12,6 +12,7 @@ from ..roles.grammar import KernelProgram
 from ..roles.overlapped import GROUP
 from . import copied, epilogue, micro, overlapped, rules, sliced, workspace  # noqa: F401  (fill the table of rules)
 from .cluster import Cluster
+from .drawn import check_draws
 from .finish import verify_finish
 from .smaller import smaller
 from .structure import check_structure
@@ -28,6 +29,7 @@ def verify(program: KernelProgram) -> None:
     The result is cached by everything that the protocol depends on, which excludes the extents of the problem.
     """
     check_structure(program)
+    check_draws(program)
     if program.plan.finish is not None:
         verify_finish(program.plan, finish_steps(program.plan.finish))
     _simulate(smaller(dataclasses.replace(program, plan=_without_extents(program.plan))))

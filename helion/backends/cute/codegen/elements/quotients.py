@@ -1,7 +1,8 @@
 """Quotients of an epilogue without branches.
 
 An exact division of the DSL branches for each element, around which ptxas moves no instructions: the divisions of a thread
-follow each other. The quotients here are products with reciprocals, which are the same for all elements.
+follow each other (measurement ``long_quotients``). The quotients here are products with reciprocals, which are the same for
+all elements.
 """
 
 from __future__ import annotations
