@@ -1,4 +1,4 @@
-"""Graphics: colours, rays, hashed grids, rotations, and functions of points."""
+"""Graphics and orbits: colours, rays, hashed grids, rotations, and functions of points."""
 
 from __future__ import annotations
 
@@ -15,43 +15,33 @@ CELLS = Cells()
 
 
 @helion.kernel
-def mandelbrot(real: torch.Tensor, imaginary: torch.Tensor, steps: int) -> torch.Tensor:
-    """Steps until `z * z + c` leaves the circle of radius 2, for a grid of c."""
-    h, w = imaginary.size(0), real.size(0)
-    out = torch.empty([h, w], dtype=torch.int32, device=real.device)
+def eccentric_anomalies(mean: torch.Tensor, eccentricity: torch.Tensor, steps: int) -> torch.Tensor:
+    """Solutions E of `E - e sin E = M` for all pairs of an eccentricity and a mean anomaly, by Newton's method."""
+    h, w = eccentricity.size(0), mean.size(0)
+    out = torch.empty([h, w], dtype=torch.float32, device=mean.device)
     for rows, columns in hl.tile([h, w]):
-        c_re = real[columns][None, :] + hl.zeros([rows, columns])
-        c_im = imaginary[rows][:, None] + hl.zeros([rows, columns])
-        re, im = hl.zeros([rows, columns]), hl.zeros([rows, columns])
-        count = hl.zeros([rows, columns], dtype=torch.int32)
+        e, m = eccentricity[rows][:, None], mean[columns][None, :]
+        x = m + e * torch.sin(m)
         for _ in range(steps):
-            inside = re * re + im * im <= 4.0
-            count += inside.to(torch.int32)
-            next_re = re * re - im * im + c_re
-            next_im = 2 * re * im + c_im
-            re, im = torch.where(inside, next_re, re), torch.where(inside, next_im, im)
-        out[rows, columns] = count
+            x = x - (x - e * torch.sin(x) - m) / (1 - e * torch.cos(x))
+        out[rows, columns] = x
     return out
 
 
-def mandelbrot_torch(real: torch.Tensor, imaginary: torch.Tensor, steps: int) -> torch.Tensor:
-    c_re, c_im = torch.broadcast_tensors(real[None, :], imaginary[:, None])
-    re, im = torch.zeros_like(c_re), torch.zeros_like(c_re)
-    count = torch.zeros_like(c_re, dtype=torch.int32)
+def eccentric_anomalies_torch(mean: torch.Tensor, eccentricity: torch.Tensor, steps: int) -> torch.Tensor:
+    e, m = eccentricity[:, None], mean[None]
+    x = m + e * torch.sin(m)
     for _ in range(steps):
-        inside = re * re + im * im <= 4.0
-        count = count + inside.to(torch.int32)
-        next_re, next_im = re * re - im * im + c_re, 2 * re * im + c_im
-        re, im = torch.where(inside, next_re, re), torch.where(inside, next_im, im)
-    return count
+        x = x - (x - e * torch.sin(x) - m) / (1 - e * torch.cos(x))
+    return x
 
 
-def make_mandelbrot(device: str, small: bool) -> Arguments:
-    h, w, steps = (33, 65, 5) if small else (2048, 2048, 48)
-    return torch.arange(w, device=device) / 1024.0 - 1.5, torch.arange(h, device=device) / 1024.0 - 1.0, steps
+def make_eccentric_anomalies(device: str, small: bool) -> Arguments:
+    h, w = (33, 65) if small else (2048, 2048)
+    return torch.rand([w], device=device) * 3, torch.rand([h], device=device) * 0.8, 5
 
 
-CELLS.add(mandelbrot, make_mandelbrot, mandelbrot_torch)
+CELLS.add(eccentric_anomalies, make_eccentric_anomalies, eccentric_anomalies_torch)
 
 
 @helion.kernel
