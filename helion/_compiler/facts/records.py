@@ -517,7 +517,14 @@ class KernelFacts:
     @property
     def split_epilogue_loops(self) -> tuple[int, ...]:
         """Axes of loops after the split accumulation that the programs then also share."""
-        return self.rewrite("split_k") or ()
+        split = self.rewrite("split_k")
+        return () if split is None else split.epilogue
+
+    @property
+    def split_axis(self) -> int | None:
+        """The axis of the loop whose accumulation programs can share; None if there is none."""
+        split = self.rewrite("split_k")
+        return None if split is None else split.axis
 
     @property
     def precomputable(self) -> tuple[PrecomputableFact, ...]:

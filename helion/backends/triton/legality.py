@@ -128,11 +128,12 @@ def _resident_programs(context: LaunchContext, decisions: Decisions, repair: boo
     """
     if not decisions.values.get(TOGETHER):
         return decisions
-    if not _is_persistent(decisions) or matmul_tile(decisions) is not None:
+    apart = matmul_tile(decisions) is not None or decisions.values.get("split_k", 1) > 1
+    if not _is_persistent(decisions) or apart:
         if not repair:
             raise exc.InvalidConfig(
                 f"{TOGETHER}=True needs programs that are all resident, of one number of warps; use a persistent pid_type "
-                "without unfuse_matmul, or leave it out."
+                "without unfuse_matmul and split_k, or leave it out."
             )
         return decisions.with_values(**{TOGETHER: False})
     most = _most_residents(context, decisions)

@@ -14,7 +14,8 @@ from ...ir.grammar import Bound, ForAttrs, LoopAxis, OperandRef, Program
 from ...ir.rewrite import Declined
 from ..record import FactContext, Rewrite, RuleContext, Values
 from ..steps import StepInputs
-from .legality import OPEN_GRID, accumulation_loop, split_epilogue_loops
+from .fact import SplitFact
+from .legality import OPEN_GRID, accumulation_loop, split_epilogue_loops, split_root
 from .partials import split_accumulation
 
 #: Largest factor: the reduction kernel has this many loads in flight at once.
@@ -49,9 +50,12 @@ def _has_open_grid(program: Program) -> bool:
     return False
 
 
-def _fact(context: FactContext) -> tuple[int, ...] | None:
-    """Return the axes of the loops that programs then also share; None where the sums cannot be split."""
-    return None if _applies(context.program, None) else split_epilogue_loops(context.program)
+def _fact(context: FactContext) -> SplitFact | None:
+    """Return the axes of the loops that programs then share; None where the sums cannot be split."""
+    program = context.program
+    if _applies(program, None):
+        return None
+    return SplitFact(axis=split_axis(program).block, epilogue=split_epilogue_loops(program))
 
 
 def _values(program: Program, target: Target) -> Values:
@@ -65,7 +69,7 @@ def _worth_trying(program: Program, target: Target, most: int) -> int:
 
     Each split must be long enough, and the programs must not exceed a few waves of the target with large tiles.
     """
-    (root,) = program.roots
+    root = split_root(program)
     extents = [_bound_seen(axis.end) for axis in root.axes]
     programs = math.prod(cdiv(extent, _LARGE_TILE) for extent in extents)
     longest = _bound_seen(split_axis(program).end)

@@ -7,7 +7,7 @@ import itertools
 import torch
 
 from ...._shapes import fixed_at
-from ...ir.grammar import DotAttrs, ForAttrs, Op, Operand, PointwiseAttrs, Program, Region, TileAttrs, Value
+from ...ir.grammar import DotAttrs, ForAttrs, Op, Operand, PointwiseAttrs, Program, Region, Root, TileAttrs, Value
 from ...ir.operands import accumulator_of
 from ...ir.ops import OPS
 from ...ir.rewrite import Declined, remembered
@@ -17,6 +17,7 @@ from .loops import check_split_loops, split_loop_blocks
 _AFTER = frozenset(
     ("number", "iota", "full", "load", "store", "atomic", "pointwise", "reduce", "view", "mask", "join", "split", "seed", "random", "random4")
 )  # fmt: skip
+_PRODUCTS = frozenset(("dot", "dot_scaled"))
 #: Combinations of partials.
 _COMBINED = frozenset(("add", "maximum", "minimum"))
 #: Types of partials that are summed with a reduction.
@@ -32,9 +33,7 @@ def accumulation_loop(program: Program) -> int:
 
     Raises ``Declined`` with the reason if no tile sizes allow a split.
     """
-    if len(program.roots) != 1:
-        raise Declined(f"the kernel has {len(program.roots)} grid loops")
-    (root,) = program.roots
+    root = split_root(program)
     loops = [op for op in root.body.ops if op.regions and not is_guard(op)]
     if not loops or not isinstance(loops[0].attrs, ForAttrs):
         raise Declined("the kernel is not a grid loop around one loop")
@@ -44,11 +43,24 @@ def accumulation_loop(program: Program) -> int:
     at = root.body.ops.index(sums[-1])
     before, behind = tuple(op for op in root.body.ops[:at] if op not in sums), root.body.ops[at + 1 :]
     _check_around(before, () if len(loops) > 1 else behind)
+    if len(loops) > 1 and len(program.roots) > 1:
+        raise Declined("the kernel has other grid loops, and loops after the sums")
     if len(loops) > 1:
         _check_spread(program, sums, before, behind)
     if any(axis.merged or not fixed_at(axis.begin, 0) or not isinstance(axis.end, int) for axis in root.axes):
         raise Declined(OPEN_GRID)
     return sums[0].number
+
+
+def split_root(program: Program) -> Root:
+    """Return the grid loop whose sums programs can share: the only one, or of several the only one with a matmul."""
+    if len(program.roots) == 1:
+        return program.roots[0]
+    multiplying = [root for root in program.roots if any(op.kind in _PRODUCTS for op in root.body.walk())]
+    launches = {root.launch for root in program.roots}
+    if len(multiplying) != 1 or len(launches) > 1:
+        raise Declined(f"the kernel has {len(program.roots)} grid loops, {len(multiplying)} of them with matmuls")
+    return multiplying[0]
 
 
 def summing(ops: tuple[Op, ...]) -> list[Op]:
@@ -74,7 +86,7 @@ def split_epilogue_loops(program: Program) -> tuple[int, ...]:
         loop = accumulation_loop(program)
     except Declined:
         return ()
-    return split_loop_blocks(op for op in program.roots[0].body.ops if op.number != loop)
+    return split_loop_blocks(op for op in split_root(program).body.ops if op.number != loop)
 
 
 def _check_loop(loop: Op) -> None:
@@ -82,13 +94,14 @@ def _check_loop(loop: Op) -> None:
     if len(attrs.axes) != 1 or len(loop.operands) != attrs.carried:
         raise Declined("the loop is over several dimensions, or its bounds depend on data")
     (axis,) = attrs.axes
-    if axis.scalar or axis.jagged is not None or not fixed_at(axis.begin, 0):
-        raise Declined("the loop is not over tiles from 0 on")
+    if axis.jagged is not None or not fixed_at(axis.begin, 0) or not fixed_at(axis.step, 1):
+        raise Declined("the loop is not over tiles or single indices from 0 on")
     inside = list(itertools.chain.from_iterable(op.walk() for op in body.ops))
     if any(op.kind not in ("load", "for") and (OPS[op.kind].stays or OPS[op.kind].writes) for op in inside):
         raise Declined("the loop does more than accumulate")
-    if any(op.regions and not OPS[op.kind].combines for op in body.ops):
-        raise Declined("the loop contains loops or branches")
+    nested = [op for op in body.ops if op.regions and not OPS[op.kind].combines]
+    if any(op.kind != "for" or not any(each.kind in _PRODUCTS for each in op.walk()) for op in nested):
+        raise Declined("the loop contains loops without a matmul, or branches")
     if not body.params:
         raise Declined("the loop carries no accumulator")
     for param, result in zip(body.params, body.results, strict=True):
@@ -104,7 +117,7 @@ def combination(body: Region, param: Value, result: Operand) -> str:
     at = result
     while at is not param:
         (maker,) = [op for op in body.ops if any(r is at for r in op.results)] or (None,)
-        found = None if maker is None or _uses(body, at) != 1 else _combined(maker, param, body)
+        found = None if maker is None or _uses(body, at) != 1 else _combined(maker, at, param, body)
         if found is None:
             raise Declined("the loop carries other values than sums and extrema")
         name, at = found
@@ -119,11 +132,13 @@ def _uses(body: Region, value: Operand) -> int:
     return sum(v is value for op in body.walk() for v in op.reads()) + sum(v is value for v in body.results)
 
 
-def _combined(op: Op, param: Value, body: Region) -> tuple[str, Operand] | None:
-    """Return the combination of an op, and the operand that depends on ``param``; None for other ops."""
+def _combined(op: Op, at: Operand, param: Value, body: Region) -> tuple[str, Operand] | None:
+    """Return the combination of an op with result ``at``, and the operand that depends on ``param``; None for others."""
     if isinstance(op.attrs, DotAttrs):
         inner = accumulator_of(op)
         return None if inner is None else ("add", inner)
+    if isinstance(op.attrs, ForAttrs):
+        return _combined_inside(op, at)
     if not isinstance(op.attrs, PointwiseAttrs) or len(op.operands) != 2:
         return None
     carried = [v for v in op.operands if isinstance(v, Value) and _depends(v, param, body)]
@@ -132,6 +147,13 @@ def _combined(op: Op, param: Value, body: Region) -> tuple[str, Operand] | None:
     if op.attrs.name == "sub" and carried[0] is op.operands[0]:
         return "add", carried[0]  # the sum of the negative terms
     return (op.attrs.name, carried[0]) if op.attrs.name in _COMBINED else None
+
+
+def _combined_inside(loop: Op, at: Operand) -> tuple[str, Operand] | None:
+    """Return the same for a loop that combines a value with terms in each of its steps."""
+    (body,) = loop.regions
+    place = next(place for place, result in enumerate(loop.results) if result is at)
+    return combination(body, body.params[place], body.results[place]), loop.operands[place]
 
 
 def _depends(value: Value, param: Value, body: Region) -> bool:

@@ -20,16 +20,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 
-from ...._shapes import Dim, Dims, Expr, Number, fixed_at
+from ...._shapes import Dim, Dims, Expr, fixed_at
 from ...._support.records import dataclass, field, replace
 from ...ir.build import Builder, Numbers
 from ...ir.effects import may_alias
 from ...ir.grammar import (
     Block,
+    Bound,
     ForAttrs,
     HostTensor,
     Index,
@@ -54,7 +55,7 @@ from ...ir.ops import OPS
 from ...ir.reductions import REDUCTIONS
 from ...ir.rewrite import Declined
 from ...passes.always.simplify import drop_dead
-from .legality import accumulation_loop, combinations, is_guard, summing
+from .legality import accumulation_loop, combinations, is_guard, split_root, summing
 from .loops import done_once, renaming, split_loop, split_loop_blocks
 
 #: Elements of a tile of the second grid loop, and its maximal columns. An output of 64 K elements gives at least as
@@ -106,7 +107,7 @@ class _Splitter:
     kept: dict[int, list[_Part]] = field(init=False)
 
     def __post_init__(self) -> None:
-        (self.root,) = self.before.roots
+        self.root = split_root(self.before)
         self.numbers = Numbers.after(self.before)
         self.blocks = list(self.before.blocks)
         ops = self.root.body.ops
@@ -132,7 +133,19 @@ class _Splitter:
         roots = [self.summing(at) for at in range(len(self.sums))]
         roots.append(self.spreading() if len(roots) > 1 or split_loop_blocks(self.rest) else self.adding())
         tensors = (*self.before.tensors, *(part.tensor for part in made))
-        return replace(self.before, tensors=tensors, blocks=tuple(self.blocks), roots=tuple(roots))
+        return replace(self.before, tensors=tensors, blocks=tuple(self.blocks), roots=self.among_others(roots))
+
+    def among_others(self, made: list[Root]) -> tuple[Root, ...]:
+        """Return all grid loops: the first of those ``made`` in place of the old one, the others after all.
+
+        Loops of later phases wait for the last one that is made.
+        """
+        first, *rest = made
+        roots = (
+            first if root is self.root else _later(root, len(rest)) if root.phase > self.root.phase else root
+            for root in self.before.roots
+        )
+        return (*roots, *rest)
 
     def block(self, kind: str, extent: int, size: int, name: str) -> Block:
         made = Block(id=len(self.blocks), kind=kind, extent=extent, size=size, name=name)  # type: ignore[arg-type]
@@ -185,19 +198,33 @@ class _Splitter:
         """Return whether the terms of a reduction result do not depend on the tile along an axis of the grid."""
         (loop,) = [loop for loop in self.sums if any(value is each for each in loop.results)]
         (body,) = loop.regions
-        makers = {r.number: op for op in (*self.until_last, *body.ops) for r in op.results}
-        params = {param.number: result for param, result in zip(body.params, body.results, strict=True)}
+        makers: dict[int, Op] = {}
+        #: Values that a loop carries, with those before and after a step.
+        carried: dict[int, tuple[Operand, ...]] = {
+            p.number: (r,) for p, r in zip(body.params, body.results, strict=True)
+        }
+        for op in (*self.until_last, *body.walk()):
+            makers.update((result.number, op) for result in op.results)
+            if isinstance(op.attrs, ForAttrs) and op is not loop:
+                if len(op.operands) > op.attrs.carried or any(
+                    _measures(each.end, (axis.block,)) for each in op.attrs.axes
+                ):
+                    return False
+                for begin, end, *both in zip(
+                    op.operands, op.regions[0].results, op.regions[0].params, op.results, strict=True
+                ):
+                    carried.update((each.number, (begin, end)) for each in both)
         left: list[Operand] = [body.results[[r.number for r in loop.results].index(value.number)]]
         seen: set[int] = set()
         while left:
-            each = left.pop()
-            if not isinstance(each, Value) or each.number in seen:
+            at = left.pop()
+            if not isinstance(at, Value) or at.number in seen:
                 continue
-            seen.add(each.number)
-            if each.number in params:
-                left.append(params[each.number])
+            seen.add(at.number)
+            if at.number in carried:
+                left += carried[at.number]
                 continue
-            maker = makers.get(each.number)
+            maker = makers.get(at.number)
             if maker is None or maker.kind not in _PLAIN or _mentions(maker, axis.block):
                 return False
             left += maker.reads()
@@ -458,6 +485,10 @@ class _Splitter:
         return [each for each in every if any(v is op.result for v in each.values())]
 
 
+def _later(root: Root, phases: int) -> Root:
+    return replace(root, phase=root.phase + phases)
+
+
 def _tensors_read(loop: Op) -> frozenset[int]:
     return frozenset(op.attrs.tensor for op in loop.walk() if isinstance(op.attrs, MemoryAttrs))
 
@@ -519,7 +550,7 @@ def _mentions(op: Op, block: int) -> bool:
     return _follows(op, {block: block}) or (isinstance(op.attrs, IotaAttrs) and op.attrs.block == block)
 
 
-def _measures(number: Number, blocks: Mapping[int, int]) -> bool:
+def _measures(number: Bound | float, blocks: Collection[int]) -> bool:
     leaves = number.leaves() if isinstance(number, Expr) else ()
     return any(leaf.op == "block" and leaf.args[0] in blocks for leaf in leaves)
 

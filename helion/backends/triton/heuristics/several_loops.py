@@ -13,8 +13,9 @@ of keys that a last loop puts together. It is then reduced in chunks (measuremen
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar, cast
 
 from ...._compiler.facts.records import AxisFact, KernelFacts
@@ -28,7 +29,7 @@ from ..together import TOGETHER
 from .choose import trust
 from .predicted_time import proposal_us
 from .registry import HEURISTICS as RULES
-from .sizing import Chunks, Sizes, clamp, estimate, extent_of, halve, is_contiguous
+from .sizing import Chunks, Sizes, clamp, estimate, extent_of, halve, is_contiguous, programs_of
 from .tuned import Tuned, tuned
 
 
@@ -42,6 +43,9 @@ class _Numbers(Tuned):
     shorter: float
     #: Persistent programs on each SM, which all run at once.
     per_sm: tuple[int, ...]
+    #: Fewest columns of a tile of sums, and most elements.
+    narrow: int
+    summed: int
     #: Elements of a chunk of a whole dimension with all of the whole dimensions next to it.
     chunk: int
 
@@ -130,24 +134,94 @@ def with_smaller_tiles(proposal: TritonProposal, facts: KernelFacts, target: Tar
         found = _estimate(smaller, facts, target)
         return not found.fits, found.spill_risk, proposal_us(facts, smaller, target)
 
-    sizes = dict(proposal.block_sizes)
-    first = before = short(sizes, {})
-    while able := [axis.block_id for axis in own if sizes.get(axis.block_id, 0) > axis.min_size]:
-        smaller = halve(able, sizes, {}, facts, short)
-        assert smaller is not None
-        after = short(*smaller)
-        if not any(before[:-1]) and after >= before:
-            break
-        sizes, before = smaller[0], after
+    given = dict(proposal.block_sizes)
+    first = short(given, {})
+    start = _capped(given, own, facts)
+    starts = (start, _spread(start, own, facts, target))
+    before, sizes = min((_descended(each, own, facts, short) for each in starts), key=lambda found: found[0])
     if any(before[:-1]) or (not any(first[:-1]) and margins.FASTER_RATIO * before[-1] > first[-1]):
         return proposal
     tiles = " x ".join(str(sizes[axis.block_id]) for axis in own if axis.block_id in sizes)
     return replace(proposal, block_sizes=sizes, reason=f"{proposal.reason}, smaller tiles of other loops, {tiles}")
 
 
+def _descended(
+    sizes: Sizes, own: list[AxisFact], facts: KernelFacts, short: Callable[[Sizes, Chunks], tuple[float, ...]]
+) -> tuple[tuple[float, ...], Sizes]:
+    """Return the tiles to which steps lead that halve one, or double another one for it, with what they are short of."""
+    before = short(sizes, {})
+    while able := [axis.block_id for axis in own if sizes.get(axis.block_id, 0) > axis.min_size]:
+        smaller = halve(able, sizes, {}, facts, short)
+        assert smaller is not None
+        options = [smaller[0]]
+        if not any(before[:-1]):
+            wide = all(size >= _least(facts.axes[axis], facts) for axis, size in smaller[0].items() if axis in able)
+            options = [*(options if wide else ()), *_traded(own, sizes, facts)]
+        if not options:
+            break
+        timed = [short(each, {}) for each in options]
+        after = min(timed)
+        if not any(before[:-1]) and after >= before:
+            break
+        sizes, before = options[timed.index(after)], after
+    return before, sizes
+
+
+def _capped(sizes: Sizes, own: list[AxisFact], facts: KernelFacts) -> Sizes:
+    """Return tiles of loops with no more elements than ``summed``, those along the loops halved first."""
+    sizes = dict(sizes)
+    for root in {root for axis in own for root in axis.roots}:
+        there = [axis for axis in own if _roots_of(axis, facts) == {root} and axis.block_id in sizes]
+        if all(axis.on_grid for axis in there):
+            continue
+        for axis in sorted(there, key=lambda axis: axis.on_grid):
+            while math.prod(sizes[each.block_id] for each in there) > _TUNED.summed and sizes[axis.block_id] > _least(
+                axis, facts
+            ):
+                sizes[axis.block_id] //= 2
+    return sizes
+
+
+def _spread(sizes: Sizes, own: list[AxisFact], facts: KernelFacts, target: Target) -> Sizes:
+    """Return tiles of as many elements, in loops where they are in the grid now, so that more SMs have a program."""
+    sizes = dict(sizes)
+    for root in {root for axis in own for root in axis.roots}:
+        there = [axis for axis in own if _roots_of(axis, facts) == {root} and axis.block_id in sizes]
+        grid, loops = [axis for axis in there if axis.on_grid], [axis for axis in there if not axis.on_grid]
+        for axis in grid if loops else ():
+            more = loops[-1]
+            while (
+                programs_of(facts, sizes, root) < target.num_sms
+                and sizes[axis.block_id] > _least(axis, facts)
+                and clamp(2 * sizes[more.block_id], more) > sizes[more.block_id]
+            ):
+                sizes |= {axis.block_id: sizes[axis.block_id] // 2, more.block_id: 2 * sizes[more.block_id]}
+    return sizes
+
+
+def _least(axis: AxisFact, facts: KernelFacts) -> int:
+    return max(axis.min_size, _TUNED.narrow if axis.on_grid and is_contiguous(axis, facts) else 1)
+
+
+def _roots_of(axis: AxisFact, facts: KernelFacts) -> set[int]:
+    return {region.root for region in facts.regions if axis.block_id in region.axes}
+
+
+def _traded(axes: list[AxisFact], sizes: Sizes, facts: KernelFacts) -> list[Sizes]:
+    """Return ``sizes`` with a tile of a loop halved for one of the same loop that doubles."""
+    pairs = itertools.permutations([axis for axis in axes if axis.block_id in sizes], 2)
+    return [
+        {**sizes, fewer.block_id: sizes[fewer.block_id] // 2, more.block_id: clamp(2 * sizes[more.block_id], more)}
+        for fewer, more in pairs
+        if _roots_of(fewer, facts) == _roots_of(more, facts)
+        and sizes[fewer.block_id] > _least(fewer, facts)
+        and clamp(2 * sizes[more.block_id], more) > sizes[more.block_id]
+    ]
+
+
 def with_other_loops(proposal: TritonProposal, facts: KernelFacts, target: Target) -> TritonProposal:
     """Return a proposal with larger tiles of the grid loops whose tiles have few elements and that multiply nothing."""
-    if proposal.pid_type is not None or proposal.launch:
+    if proposal.pid_type is not None or not proposal.launch.keys() <= {"split_k"}:
         return proposal
     multiplying = {facts.regions[fact.region].root for fact in facts.matmuls}
     given, shortest = proposal, proposal_us(facts, proposal, target)

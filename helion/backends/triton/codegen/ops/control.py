@@ -171,7 +171,7 @@ def _run(e: Emission, axis: LoopAxis, begin: str, end: str) -> tuple[str, str]:
     """Return the begin and end of the program's own tiles of an axis."""
     if axis.split is None:
         return begin, end
-    size, count, extent = e.symbol(axis.block), axis.split.count, axis.end
+    size, count, extent = "1" if axis.scalar else e.symbol(axis.block), axis.split.count, axis.end
     part = e.scope.active[axis.split.block].offset
     run = f"(tl.cdiv({end}, {count} * {size}) * {size})"
     if isinstance(extent, int):

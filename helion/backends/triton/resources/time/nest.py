@@ -36,6 +36,7 @@ class Nest:
                 walked.append(axis)
         self.trips, self.used, self.walked = trips, used, frozenset(walked)
         self._sizes = sizes
+        parts = parts if root.split else 1
         self.programs = parts * _product(trips, root.order)
         if parts > 1:
             trips.update((axis, cdiv(trips[axis], parts)) for axis in root.divided)

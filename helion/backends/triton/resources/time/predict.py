@@ -81,6 +81,8 @@ def _adding_us(facts: KernelFacts, launch: Launch, parameters: Parameters, targe
         return 0.0
     axes: set[int | None] = set(facts.grid_axes)
     for fact in facts.matmuls[:1]:
+        root = facts.regions[fact.region].root
+        axes = {axis for each in facts.regions if each.root == root and each.kind == "root" for axis in each.axes}
         axes |= {fact.m_axis, fact.n_axis, *fact.batch_axes}
     numel = math.prod([facts.axes[axis].extent or 1 for axis in axes if axis is not None])
     # programs that share the code after the reduction read all partials each

@@ -138,8 +138,9 @@ class Root(NamedTuple):
     root: int
     order: tuple[int, ...]
     extents: tuple[Extent, ...]
+    split: bool
+    """Set where several programs may share accumulation loops, whose axes are ``divided``."""
     divided: tuple[int, ...]
-    """The axes of accumulation loops that several programs may share."""
     tiles: tuple[tuple[int, ...], ...]
     loops: tuple[tuple[int, ...], ...]
     storing: frozenset[int]
@@ -197,7 +198,8 @@ class _Preparation:
             root=self.number,
             order=self.order,
             extents=tuple(map(_extent, facts.axes)),
-            divided=_divided(facts),
+            split=self.is_split(),
+            divided=_divided(facts) if self.is_split() else (),
             loops=tuple(self.around(each.region) for each in facts.regions),
             storing=frozenset(
                 op.region for op in operations if op.kind != "load" and facts.regions[op.region].kind == "loop"
@@ -229,6 +231,10 @@ class _Preparation:
         the slowest one."""
         sizes = [self.facts.axes[axis].extent or 0 for axis in self.order[1:]]
         return sum(_MASKED if size and not size & (size - 1) else _DIVIDED for size in sizes)
+
+    def is_split(self) -> bool:
+        """Return whether split-K is of this grid loop: of several it is the one with matmuls."""
+        return self.facts.num_roots == 1 or any(self.facts.split_axis in self.around(each) for each in self.regions)
 
     def around(self, region: int) -> tuple[int, ...]:
         fact = self.facts.regions[region]
@@ -360,6 +366,8 @@ def _nested(op: MemoryOpFact) -> tuple[tuple[int, int], ...]:
 
 def _divided(facts: KernelFacts) -> tuple[int, ...]:
     """Return the axes of loops whose accumulation programs may share."""
+    if facts.matmuls and facts.split_axis is not None:
+        return (facts.split_axis,)
     if facts.matmuls:  # a loop over K has tiles that a config chooses, or that the kernel fixes
         fixed = {a for region in facts.regions if region.kind == "loop" for a in region.axes if facts.axes[a].size}
         tiles = (f.k_axis if f.k_block_id is None and f.k_axis in fixed else f.k_block_id for f in facts.matmuls)

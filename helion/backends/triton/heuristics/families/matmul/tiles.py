@@ -102,6 +102,7 @@ class ProductSizer:
         fact = self.fact
         self.extents = (found.m, found.n, found.k)
         self.batch, self.span = found.batch, found.span
+        self.summed_k = found.k * found.steps
         sides = [facts.axes[b] for b in (fact.m_block_id, fact.n_block_id) if b is not None]
         self.spread = tuple(e if side.on_grid else 1 for e, side in zip(self.extents, sides, strict=False))
         dtypes = (fact.lhs_dtype, fact.rhs_dtype)
@@ -142,7 +143,7 @@ class ProductSizer:
                 continue
             few = (
                 self.facts.splittable_k
-                and self.extents[2] >= self.tuned.long_k
+                and self.summed_k >= self.tuned.long_k
                 and self.blocks(m, n) <= self.target.num_sms
             )
             parted = self.sharing(m, n) if few else []
@@ -272,7 +273,7 @@ class ProductSizer:
 
     def depth(self, m: int, n: int) -> int:
         """Return the elements of K that one program accumulates."""
-        if self.parts > 1:
+        if self.parts > 1 and self.facts.split_axis in (None, self.fact.k_block_id):
             return cdiv(self.extents[2], self.parts)
         splits = self.splits(m, n)
         return self.extents[2] if splits == 1 else next_power_of_2(cdiv(self.extents[2], splits))
@@ -296,7 +297,7 @@ class ProductSizer:
             self.span is not None
             or self.looped
             or not few
-            or self.extents[2] < self.tuned.long_k
+            or self.summed_k < self.tuned.long_k
             or self.target.kind != "cuda"
         ):
             return m, n
@@ -318,7 +319,7 @@ class ProductSizer:
         m, n = self.start()
         least = self.tuned.mma_v2_floor if self.mma_v2 else self.tuned.tile_floor
         few = 2 * self.blocks(m, n) <= self.target.num_sms * (self.tuned.mma_v2_programs if self.mma_v2 else 1)
-        if not self.facts.splittable_k or self.looped or not few or self.extents[2] < self.tuned.long_k:
+        if not self.facts.splittable_k or self.looped or not few or self.summed_k < self.tuned.long_k:
             return ()
         sides = itertools.product(halves(m, least), halves(n, least))
         best = fastest(sizer.whole(*each) for each in sides for sizer in self.sharing(*each))
@@ -327,7 +328,7 @@ class ProductSizer:
     def sharing(self, m: int, n: int) -> list[ProductSizer]:
         """Return sizers for tiles of these sides with split-K factors that fill the SMs once, or several times."""
         once = previous_power_of_2(max(1, self.target.num_sms // self.blocks(m, n)))
-        most = min(self.tuned.most_parts, self.extents[2] // self.tuned.least_span)
+        most = min(self.tuned.most_parts, self.summed_k // self.tuned.least_span)
         counts = (parts for parts in (once << i for i in range(self.tuned.rounds)) if 1 < parts <= most)
         return [ProductSizer(self.facts, self.found, self.target, parts, self.rewriting) for parts in counts]
 
