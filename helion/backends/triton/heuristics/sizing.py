@@ -99,7 +99,7 @@ def has_wide_memory(target: Target) -> bool:
 
 
 #: Rows per warp of the asynchronous matrix unit, and the fewest warps that it takes.
-_WARP_ROWS, _GROUP_WARPS = 16, 4
+WARP_ROWS, _GROUP_WARPS = 16, 4
 
 
 def most_warps(facts: KernelFacts, sizes: Mapping[int, int], target: Target) -> int:
@@ -108,7 +108,7 @@ def most_warps(facts: KernelFacts, sizes: Mapping[int, int], target: Target) -> 
     if not target.has("wgmma"):
         return most
     rows = (tile_shape(fact, all_sizes(facts, sizes))[0] for fact in facts.matmuls if fact.chained)
-    return min((most, *(n // _WARP_ROWS for n in rows if n >= _WARP_ROWS * _GROUP_WARPS)))
+    return min((most, *(n // WARP_ROWS for n in rows if n >= WARP_ROWS * _GROUP_WARPS)))
 
 
 Sizes = dict[int, int]

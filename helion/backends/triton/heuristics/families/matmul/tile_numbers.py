@@ -44,6 +44,8 @@ class TileNumbers(Tuned):
     #: Least bytes of a tile along K, as far as K has them for each stage. Where shared memory has no room for them, a
     #: smaller tile uses it better (64 KiB of MI300X, 99 KiB of L40S).
     least_line: int
+    #: Bytes along K of an unaligned operand whose elements are also summed.
+    summed_line: int
     #: Smallest transposed alternate.
     smallest_alternate: int
     #: A side that a program loops over between bounds from data: masks and addresses of each stage's rows need

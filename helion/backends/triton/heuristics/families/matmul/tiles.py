@@ -21,7 +21,7 @@ from ....resources.time.launch import Launch
 from ....resources.time.predict import Timing, timing
 from ... import register_safety as safety
 from ...choose import Timed, fastest, trust, unless_faster
-from ...sizing import all_sizes, clamp, estimate, nearest_size, tiles, tunables, wave_efficiency
+from ...sizing import WARP_ROWS, all_sizes, clamp, estimate, nearest_size, tiles, tunables, wave_efficiency
 from ...tuned import tuned
 from .extents import Extents, product_extents
 from .operand_access import WIDE_ITEMSIZE, are_k_major, operand_access
@@ -30,11 +30,6 @@ from .tile_numbers import TileNumbers
 from .unstaged import without_stages
 
 _MIN_SIDE = 16
-#: Rows per warp of the asynchronous unit.
-_FRAGMENT_ROWS = 16
-#: Bytes along K of an unaligned operand whose elements are also summed. Offline for sm_100, 256 bytes of 128 rows in
-#: eight warps spill 1732 bytes, 128 take 168 registers.
-_SUMMED_LINE = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +134,7 @@ class ProductSizer:
             m, n, k = min(given.m, self.caps[0]), min(given.n, self.caps[1]), min(given.k, depth)
             # a descriptor's tile is no larger than the tensor
             fits = all(side <= extent for side, extent in zip((m, n, k), self.extents, strict=True))
-            if not fits or m < _FRAGMENT_ROWS * given.warps or self.looped or self.span is not None:
+            if not fits or m < WARP_ROWS * given.warps or self.looped or self.span is not None:
                 continue
             few = (
                 self.facts.splittable_k
@@ -383,7 +378,7 @@ class ProductSizer:
         most_k = self.tuned.mma_v2_tile[2] if self.mma_v2 else self.tuned.max_k
         if self.summed and not self.access.aligned:
             # the sums hold all of an operand's tile in registers, with an address for each element
-            most_k = min(most_k, _SUMMED_LINE // self.itemsize)
+            most_k = min(most_k, self.tuned.summed_line // self.itemsize)
         k = max(least, min(most_k, previous_power_of_2(depth if short else depth // 4)))
 
         def fits(k: int, stages: int) -> bool:
