@@ -35,12 +35,24 @@ def crossings(x: torch.Tensor, level: float) -> tuple[torch.Tensor, torch.Tensor
         count = (before > 0).to(torch.int64)
         for i in range(1, steps):
             now = x[i, tile]
-            count += (before < level) & (now >= level)
+            count += now >= level
             count = (now < -level) + count
             before = now
         out[tile] = count
         last[tile] = before
     return out, last
+
+
+@helion.kernel
+def inside(x: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    """A condition of two comparisons."""
+    out = torch.empty(x.size(), dtype=torch.int32, device=x.device)
+    for tile in hl.tile(x.size(0)):
+        v, count = x[tile], hl.zeros([tile], dtype=torch.int32)
+        for i in range(low.size(0)):
+            count += ((v >= low[i]) & (v < high[i])).to(torch.int32)
+        out[tile] = count
+    return out
 
 
 @helion.kernel
@@ -91,6 +103,9 @@ def test_other_values_stay_integers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert carried(buckets, (meta(40, 300), meta(7))) == [torch.int32], "too few to pay for the conversion"
     assert carried(buckets, (meta(40, 300), meta(33)), "gfx942") == [torch.int32], "which adds integers as fast"
     assert carried(runs, (meta(64, 300),)) == [torch.int32]
+    assert carried(inside, (meta(300), meta(33), meta(33))) == [torch.int32], "no comparison alone"
+    whole = (torch.empty(40, 300, dtype=torch.int32, device="meta"), torch.empty(33, dtype=torch.int32, device="meta"))
+    assert carried(buckets, whole) == [torch.int32], "no comparison of floats"
     dynamic = helion.kernel(buckets.fn, static_shapes=False)
     assert carried(dynamic, (meta(40, 300), meta(33))) == [torch.int32]
     monkeypatch.setattr(steps, "_EXACT", 33)
@@ -119,6 +134,6 @@ def _runs(x: torch.Tensor) -> torch.Tensor:
 def test_a_count_with_a_start_and_two_conditions(steps: int) -> None:
     x = torch.randn(steps, 77)
     count, last = crossings(x, 0.25)
-    up, low = (x[:-1] < 0.25) & (x[1:] >= 0.25), x[1:] < -0.25
+    up, low = x[1:] >= 0.25, x[1:] < -0.25
     assert torch.equal(count, (x[0] > 0).long() + up.sum(0) + low.sum(0))
     assert torch.equal(last, x[-1])

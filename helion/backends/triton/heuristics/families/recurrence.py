@@ -51,6 +51,9 @@ class _Numbers(Tuned):
     deep_stages: int
     steps: int
     least_turns: int
+    #: Most elements of a tile, and of a thread, where steps load no tile: arithmetic alone takes time.
+    held: int
+    held_elements: int
     #: Elements of a tile whose rows data selects, along contiguous memory and in all, and of a thread: nothing can be
     #: prefetched, and threads hide the latency of the rows.
     picked_run: int
@@ -81,8 +84,11 @@ class TritonRecurrenceHeuristic(Heuristic):
         if any(op.gathered and op.kind == "load" for op in facts.memory_ops):
             return _picked(facts, target)
         room = max(target.warp_size * _TUNED.thread_elements, grid_extent(facts) // (_TUNED.programs * target.num_sms))
-        sizes = _sizes(facts, min(_TUNED.most, previous_power_of_2(room)))
-        threads = math.prod(sizes.values()) // _TUNED.vector_elements
+        most, elements = _TUNED.most, _TUNED.vector_elements
+        if not _loads_tiles(facts):
+            most, elements = _TUNED.held, _TUNED.held_elements
+        sizes = _sizes(facts, min(most, previous_power_of_2(room)))
+        threads = math.prod(sizes.values()) // elements
         warps = max(1, min(_TUNED.most_warps, previous_power_of_2(threads // target.warp_size)))
         many = grid_extent(facts) >= _TUNED.many_elements * target.num_sms
         stages, unrolled = (_TUNED.few_stages if many else _TUNED.stages), 1

@@ -1,7 +1,8 @@
 """Counting of conditions over the steps of a loop in fp32, for the reasons of ``reductions``.
 
 Triton's integers take a comparison, an addition and a choice for each condition, floats a comparison and an addition
-(measurement ``counted_steps``). Before::
+(measurement ``counted_steps``). That is so for comparisons of fp32: no other condition becomes a float in one
+instruction, so counts of others stay integers. Before::
 
     %8 = for i in 0..33 carrying (%2 = 0): ...; %6 = cast %5 to int32; %7 = add %2, %6; yield %7
 
@@ -32,6 +33,7 @@ _EXACT = 1 << 24
 #: Least conditions of a loop: the conversion of the result takes as long as several of them.
 _LEAST = 8
 _INTEGERS = (torch.int32, torch.int64)
+_COMPARISONS = frozenset(("lt", "le", "gt", "ge", "eq", "ne"))
 
 
 def count_steps(program: Program, inputs: StepInputs) -> Program:
@@ -106,12 +108,16 @@ def _terms(param: Value, result: Operand, makers: Makers, uses: Mapping[int, int
 
 
 def _condition(operand: Operand, makers: Makers) -> Value | None:
-    """Return the condition that an integer is, through conversions."""
+    """Return the comparison of fp32 that an integer is, through conversions."""
     while isinstance(operand, Value) and operand.dtype != torch.bool:
         maker = makers.of(operand)
         if maker is None or maker.attrs != PointwiseAttrs("cast") or operand.dtype.is_floating_point:
             return None
         operand = maker.operands[0]
+    maker = makers.of(operand)
+    is_compared = maker is not None and isinstance(maker.attrs, PointwiseAttrs) and maker.attrs.name in _COMPARISONS
+    if not is_compared or any(value.dtype != torch.float32 for value in maker.values()):
+        return None
     return operand if isinstance(operand, Value) else None
 
 
