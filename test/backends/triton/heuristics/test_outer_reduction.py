@@ -273,3 +273,21 @@ def test_pairs_of_rows_are_right(m: int, n: int, k: int) -> None:
     x, y = (torch.randn(rows, k, generator=generator) - 2 for rows in (m, n))
     got = helion.kernel(furthest.fn, config=helion.Config(block_sizes=[32, 64, 1]))(x, y)
     torch.testing.assert_close(got, (x[:, None, :] - y[None, :, :]).abs().amax(-1))
+
+
+def test_results_that_select_elements_are_fewer() -> None:
+    @helion.kernel
+    def interpolated(x: torch.Tensor, points: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for tile in hl.tile(x.size()):
+            at = x[tile]
+            below = (points[:][None, None, :] <= at[:, :, None]).to(torch.int32).sum(-1) - 1
+            left = torch.clamp(below, 0, 62)
+            share = torch.clamp((at - points[left]) / (points[left + 1] - points[left]), 0.0, 1.0)
+            out[tile] = values[left] + share * (values[left + 1] - values[left])
+        return out
+
+    vector = torch.empty(64, device="meta")
+    seed = interpolated.bind((torch.empty(4096, 2048, device="meta"), vector, vector), target="h200").seeds[0]
+    assert seed.heuristic == RULE and seed.config["block_sizes"][0] <= 16
+    assert "of them at once" in seed.reason and seed.predicted.registers_per_thread <= 128

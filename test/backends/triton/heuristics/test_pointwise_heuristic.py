@@ -492,3 +492,19 @@ def test_threads_take_one_record(stride: int, each: int | None) -> None:
 def test_records_that_fill_memory_are_no_run() -> None:
     bound = norms_of_vectors.bind((torch.empty([1 << 22, 3], device="meta"),), target="sm_90")
     assert not any(bound.default_config().get("flatten_loops") or ())
+
+
+def test_runs_of_random_numbers_are_short_where_the_last_tile_of_a_row_is_idle() -> None:
+    @helion.kernel
+    def rounded(x: torch.Tensor, seed: int) -> torch.Tensor:
+        out = torch.empty(x.size(), dtype=torch.bfloat16, device=x.device)
+        for tile in hl.tile(x.size()):
+            out[tile] = (x[tile] + hl.rand(tile, seed) * 0.01).to(torch.bfloat16)
+        return out
+
+    def tile(columns: int) -> tuple[int, int]:
+        seed = rounded.bind((torch.empty(4096, columns, device="meta"), 7), target="h200").seeds[0]
+        return seed.config["block_sizes"][-1], seed.config["num_warps"]
+
+    (odd, few), (even, many) = tile(4097), tile(4096)
+    assert odd < even and few < many and odd // few <= even // many

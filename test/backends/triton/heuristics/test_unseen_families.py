@@ -383,4 +383,5 @@ def test_steps_that_load_no_tile_prefetch_nothing() -> None:
         0,
         0,
     ]
+    assert bound.seeds[0].config["block_sizes"] == [512] and bound.seeds[0].config["num_warps"] == 4
     assert bound.resources(bound.default_config()).shared_bytes == 0

@@ -26,6 +26,7 @@ from .. import register_safety as safety
 from ..choose import trust, unless_faster
 from ..near_gathers import fastest_tiles, is_near
 from ..predicted_time import proposal_us
+from ..random_runs import shorter_runs
 from ..sizing import beside_short_rows, estimate, extent_of, has_wide_memory, record_bytes, warps_for_threads
 from ..tuned import Tuned, tuned
 from ..window_rows import fastest_rows
@@ -101,9 +102,9 @@ class TritonPointwiseHeuristic(Heuristic):
         if _has_half_vectors(sizes, threads, fact, facts) and not has_wide_memory(target):
             threads = max(target.warp_size, threads // 2)
         tiles = _at_once(_tiles(sizes, warps_for_threads(threads, target), fact, facts), fact, facts, target)
+        tiles = shorter_runs(tiles, fact, facts, target) if facts.random_tiles else tiles
         sizes, reason = dict(tiles.block_sizes), tiles.reason
-        turned = _turned(tiles, fact, facts, target)
-        if turned is not None:
+        if (turned := _turned(tiles, fact, facts, target)) is not None:
             return turned, tiles
         if fact.run_order and _begin_anywhere(fact, facts):
             return _in_order_of_memory(tiles, fact, facts, target), tiles
@@ -125,8 +126,7 @@ class TritonPointwiseHeuristic(Heuristic):
             return tiles, shared
         if around is not None:
             return around, tiles
-        reused = _reused(tiles, fact, facts, target)
-        if reused is not None:
+        if (reused := _reused(tiles, fact, facts, target)) is not None:
             return reused, tiles
         if fact.numbered_run:
             fewer = _fewer_per_thread(tiles, facts, tuned(_Numbers, target))
