@@ -115,10 +115,10 @@ def _condition(operand: Operand, makers: Makers) -> Value | None:
             return None
         operand = maker.operands[0]
     maker = makers.of(operand)
-    is_compared = maker is not None and isinstance(maker.attrs, PointwiseAttrs) and maker.attrs.name in _COMPARISONS
-    if not is_compared or any(value.dtype != torch.float32 for value in maker.values()):
+    if maker is None or not isinstance(maker.attrs, PointwiseAttrs) or maker.attrs.name not in _COMPARISONS:
         return None
-    return operand if isinstance(operand, Value) else None
+    is_single = all(value.dtype == torch.float32 for value in maker.values())
+    return operand if is_single and isinstance(operand, Value) else None
 
 
 def _in_floats(op: Op, counts: Iterable[_Count], makers: Makers, numbers: Numbers) -> list[Op]:
