@@ -105,7 +105,7 @@ class TritonOuterReductionHeuristic(Heuristic):
 def _fewer_results(proposal: TritonProposal, kept: list[int], facts: KernelFacts, target: Target) -> TritonProposal:
     """Return the same with a quarter or an eighth of the results of each thread, if that is predicted to be faster.
 
-    What a kernel computes from its results, such as elements that they select, occupies registers for each of them.
+    Values computed from the results, such as elements that they select, occupy registers for each of them.
     """
     first, every = kept[0], [proposal]
     for share in (4, 8):
