@@ -134,7 +134,7 @@ class MemoryAttrs:
     - ``atomic`` is the operation of an atomic, ``sem`` its memory order, ``scope`` the programs that see it: those of
       this GPU (``gpu``) or of all GPUs (``sys``). The result of an ``unread`` atomic has no use.
     - ``padded``: memory of whole tiles, with zeros out of range. ``aligned``: lanes begin at its multiples; 0 if unknown.
-    - ``run``: the number of last dimensions whose lanes are one run in memory with those of the dimension before them.
+    - ``run``: last dimensions whose lanes are one run with the one before. ``lanes``: most of a thread at once; 0 for a vector.
     - ``mark``: operand with the mark of the words. A load waits for it; two more are its note, and nanoseconds until then.
     """
 
@@ -152,6 +152,7 @@ class MemoryAttrs:
     padded: bool = False
     aligned: int = 0
     run: int = 0
+    lanes: int = 0
     mark: int | None = None
 
 
@@ -167,8 +168,7 @@ class AddressAttrs:
     eviction: str | None = None
 
 
-#: The ``storage`` of memory that belongs to no known tensor of a program; those of tensors count from 1.
-ELSEWHERE = 0
+ELSEWHERE = 0  #: The ``storage`` of memory that belongs to no known tensor of a program; those of tensors count from 1.
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,6 +128,8 @@ def _op(op: Op, program: Program) -> str:
             text = f"{op.kind} {program.tensors[op.attrs.tensor].name}[{where}] slot {op.attrs.slot}"
             if op.attrs.mask is not None:
                 text += f" if {_operand(op.operands[op.attrs.mask])}"
+            if op.attrs.lanes:
+                text += f" lanes {op.attrs.lanes}"
             if op.attrs.mark is not None:
                 text += f" marked {_operand(op.operands[op.attrs.mark])}"
             if op.kind == "atomic":

@@ -67,6 +67,8 @@ class StepInputs:
     """Programs that fill the GPU, one on each SM; with fewer, loads precede reductions. 0 leaves loads in place."""
     float_reads: bool = False
     """True if float instructions are the first to read the accumulators of matmuls."""
+    near_lanes: bool = False
+    """True if lanes of loads with a vector between them meet in banks of the L1 cache."""
     summed_logs: bool = False
     """True if logarithms of 16-bit elements that are summed take one instruction."""
     rounded_products: bool = False

@@ -64,6 +64,10 @@ def pointer(e: Emission, op: Op, attrs: MemoryAttrs, dims: Dims, run: Run | None
     if run is not None:
         parts.append(e.spread(run.lanes, (rank - 1,), rank))
     name = e.tensor_names[attrs.tensor]
+    if attrs.lanes:
+        # always 0, as Triton's choice of layouts does not know: vectors are no wider than the elements given
+        zero = "tl.minimum(tl.program_id(0), 0)"
+        name += f" + {zero if attrs.lanes == 1 else f'tl.multiple_of({zero}, {attrs.lanes})'}"
     bare = attrs.rank and not any(index.positions for index in attrs.indices)
     if bare or unaddressed(attrs.indices, op.operands, dims):
         # the indices do not give the pointers their whole shape: some are into dimensions of size 1

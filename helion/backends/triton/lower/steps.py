@@ -39,6 +39,7 @@ from .differences import round_products
 from .early_loads import load_first
 from .early_operands import load_early
 from .float_reads import read_as_floats
+from .near_lanes import near_lanes
 from .pin_reductions import pin_reductions
 from .summed_logs import shorten_logs
 from .unroll_rows import unroll_rows
@@ -144,6 +145,7 @@ STEPS: tuple[Step, ...] = (
     Step("triton.early_operands", load_early),
     Step("triton.early_loads", load_first),
     Step("triton.lane_order", order_lanes),
+    Step("triton.near_lanes", near_lanes),
     Step("triton.float_reads", read_as_floats),
     Step("triton.summed_logs", shorten_logs),
     Step("triton.round_products", round_products),

@@ -114,6 +114,7 @@ def _inputs(program: Program, decisions: Decisions, settings: Settings, target: 
         early_operands=target.has("wgmma"),
         filling_programs=target.num_sms,
         float_reads=target.has("wgmma"),
+        near_lanes=target.kind == "cuda",
         summed_logs=target.kind == "cuda",
         rounded_products=target.kind == "cuda",
         accumulator_registers=accumulator_room(register_limit(decisions.values["num_warps"], target)),
