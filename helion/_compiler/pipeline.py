@@ -19,6 +19,7 @@ from .ir.grammar import Program
 from .ir.watch import watching
 from .passes.always.drop_fills import drop_fills
 from .passes.always.masks import mask_tails
+from .passes.always.narrow_sorts import narrow_sorts
 from .passes.always.simplify import drop_dead, merge_common
 from .passes.always.spread_loops import spread_loops
 from .passes.always.unit_logarithms import narrow_logarithms
@@ -36,6 +37,7 @@ Pass = Callable[[Program], Program]
 PASSES: tuple[Pass, ...] = (
     merge_common,
     drop_dead,
+    narrow_sorts,
     drop_fills,
     check_dependencies,
     check_overlaps,

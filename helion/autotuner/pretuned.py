@@ -130,7 +130,7 @@ def structure(facts: KernelFacts) -> str:
         [_matmul(matmul) for matmul in facts.matmuls],
         [(fact.axis, fact.region, fact.stages) for fact in facts.reductions],
         [(fact.axes, fact.of_dot) for fact in facts.accumulators],
-        [(scan.kind, scan.axis) for scan in facts.scans],
+        [*((scan.kind, scan.axis) for scan in facts.scans), *(("sort", fact.axis) for fact in facts.sorts)],
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 

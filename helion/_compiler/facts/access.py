@@ -1,4 +1,4 @@
-"""Facts of one access of memory."""
+"""Facts of one access of memory, and of one sort."""
 
 from __future__ import annotations
 
@@ -139,3 +139,12 @@ class RowWindow(SharedRows):
 
     root: int
     axis: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SortFact:
+    """One sort along ``axis`` of keys that span ``tile``, with ``itemsize`` bytes each."""
+
+    axis: int | None
+    tile: tuple[int, ...]
+    itemsize: int

@@ -17,6 +17,7 @@ from ..rewrites.flatten_runs import flat_runs
 from ..rewrites.peel_masks import hidden_blocks, window_of
 from ..rewrites.record import FactContext
 from ..rewrites.reduction_loops.roll import loads_in_chunks
+from .access import SortFact
 from .axes import axis_facts, count, with_means
 from .composed import RANDOM, epilogue_fact, pointwise_fact, reduced_products, tiled_epilogue_fact, work_facts
 from .flow import trace_flow
@@ -79,6 +80,7 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
         needed_tiles=tuple(map(maximal, liveness.needed)),
         held_tiles=tuple(map(maximal, liveness.held)),
         scans=tuple(_scan(op, walk) for op in walk.scans),
+        sorts=tuple(_sort(op, walk) for op in walk.other if op.kind == "sort"),
         random_tiles=tuple(walk.tile(op.results[0]) for op in walk.other if op.kind in RANDOM),
         transposed_squares=tuple(walk.tile(op.results[0]) for op in walk.other if _exchanges(op)),
         numbered_axes=frozenset(block for op in walk.other if op.kind not in _UNNUMBERED for block in _blocks(op)),
@@ -216,6 +218,11 @@ def _scan(op: Op, walk: Walk) -> ScanFact:
         itemsize=sum(max(walk.tile(value)[1] for value in values) for _ in values),
         ops=sum(inner.kind == "pointwise" for inner in op.walk()),
     )
+
+
+def _sort(op: Op, walk: Walk) -> SortFact:
+    tile, itemsize = walk.tile(op.result)
+    return SortFact(axis=op.result.dims[-1].block, tile=tile, itemsize=itemsize)
 
 
 def _dot_results(walk: Walk, matmuls: tuple[MatmulFact, ...]) -> dict[int, set[int]]:

@@ -18,7 +18,7 @@ from ..._support.records import dataclass, field, replace
 from ..rewrites.late_reductions.threads import LateReductionFact as LateReductionFact
 from ..rewrites.precompute_operands import PrecomputableFact as PrecomputableFact
 from ..rewrites.unfuse_matmul import UnfusedMatmulFact as UnfusedMatmulFact
-from .access import MemoryOpFact, RowWindow
+from .access import MemoryOpFact, RowWindow, SortFact
 
 #: One tile in registers: the axes it spans and the bytes of one element. A dimension of constant size multiplies the
 #: bytes, so ``itemsize * product of the sizes of the axes`` is the tile's exact size.
@@ -447,8 +447,7 @@ class KernelFacts:
     - ``held_tiles``: snapshots of the values that must exist whole, because they cross a reduction, a dot, a loop or a
       store.
     - ``random_tiles``: tiles of random numbers.
-    - ``transposed_squares``: tiles in which a permutation exchanges two dimensions of one axis, which memory accesses
-      do not show.
+    - ``transposed_squares``: tiles in which a permutation exchanges two dimensions of one axis; no access shows that.
     - ``numbered_axes``: axes of tiles that ops compute from the places of their elements.
     - ``messages``: the number of signals to other GPUs and of waits for them in the code.
     - ``meetings``: the barriers between grid loops with no host code in between.
@@ -473,6 +472,7 @@ class KernelFacts:
     held_tiles: tuple[tuple[LiveTiles, ...], ...]
     late_reductions: tuple[LateReductionFact, ...] = ()
     scans: tuple[ScanFact, ...] = ()
+    sorts: tuple[SortFact, ...] = ()
     random_tiles: LiveTiles = ()
     transposed_squares: LiveTiles = ()
     numbered_axes: frozenset[int] = frozenset()

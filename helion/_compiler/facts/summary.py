@@ -26,6 +26,7 @@ def summarize(facts: KernelFacts) -> str:
     if facts.attention_gradients:
         parts.append("gradients of attention")
     parts += [f"{fact.kind} over axis {fact.axis}" for fact in facts.scans]
+    parts += [f"sort over axis {fact.axis}" for fact in facts.sorts]
     parts += [f"{len(facts.atomics)} atomics"] * bool(facts.atomics)
     loads = sum(op.kind == "load" for op in facts.memory_ops)
     parts.append(f"{loads} loads, {len(facts.memory_ops) - loads} stores")

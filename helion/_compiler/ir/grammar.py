@@ -26,7 +26,7 @@
     scan       ScanAttrs      values                          prefix scan along a dimension
     fold       FoldAttrs      values                          reduction of a dimension by a user's function
     gather     GatherAttrs    value, index                    lanes of one value selected by another
-    sort       None           value                           ascending along the last dimension
+    sort       None           keys[, elements, descending]    ascending keys, in that order of these elements if given
     join       None           two values                      a new last dimension of 2
     split      None           value                           both halves of a last dimension of 2
     print      PrintAttrs     values                          from every program; or a stop in the debugger

@@ -63,7 +63,8 @@ def kind_of(facts: KernelFacts) -> str:
         return "matmul whose rows are reduced"
     if facts.matmuls:
         return "matmul" if len(facts.matmuls) == 1 else f"{len(facts.matmuls)} matmuls"
-    extras = [each for each, there in (("scan", facts.scans), ("atomics", facts.atomics)) if there]
+    others = (("scan", facts.scans), ("sort", facts.sorts), ("atomics", facts.atomics))
+    extras = [each for each, there in others if there]
     if facts.reductions:
         names = ", ".join(dict.fromkeys(name for fact in facts.reductions for name in fact.names))
         over = " and ".join(dict.fromkeys(_extent(facts, fact.axis) for fact in facts.reductions))

@@ -113,7 +113,9 @@ def _check_held(t: Tracer, value: DeviceValue, name: str) -> None:
         raise exc.UnsupportedTorchFunction(name=f"torch.{name} along a dimension of {size} elements", remedy=remedy)
 
 
-def _sorted(t: Tracer, input: DeviceValue, dim: int, descending: bool, name: str) -> _ValuesAndIndices:
+def _sorted(
+    t: Tracer, input: DeviceValue, dim: int, descending: bool, name: str, stable: bool = False
+) -> _ValuesAndIndices:
     value, order = _along(t, input, dim, name)
     if value.dtype in _WIDE:
         raise exc.UnsupportedTorchFunction(name=f"torch.{name} of {input.dtype}", remedy="; convert to 32 bits first")
@@ -121,7 +123,8 @@ def _sorted(t: Tracer, input: DeviceValue, dim: int, descending: bool, name: str
     keys = _keys(t, value, descending)
     (word,) = keys.words
     # lanes beyond the extent go last
-    ranked = ops.emit(t, "sort", (_inside(t, word).value,), torch.int64, word.dims)
+    operands = (_inside(t, word).value, *(() if stable else (value.value, descending)))
+    ranked = ops.emit(t, "sort", operands, torch.int64, word.dims)
     # lanes beyond the extent have positions that no element has
     indices = ops.pointwise(t, "minimum", keys.places((ranked,)), t.blocks.size_of(value.dims[-1]) - 1)
     values = ops.gather(t, value, ops.cast(t, indices, torch.int32), value.ndim - 1)
@@ -146,7 +149,7 @@ def _back(t: Tracer, found: _ValuesAndIndices, order: list[int]) -> _ValuesAndIn
 
 @rule(*named("sort"))
 def _sort(t: Tracer, input: DeviceValue, dim: int = -1, descending: bool = False, *, stable: Any = None) -> Any:
-    return _sorted(t, input, dim, descending, "sort")
+    return _sorted(t, input, dim, descending, "sort", bool(stable))
 
 
 @rule(*named("argsort"))

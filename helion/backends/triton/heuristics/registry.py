@@ -31,6 +31,7 @@ from .families.reduction.streaming import TritonStreamingReductionHeuristic
 from .families.reduction.user_tiled import TritonUserTiledReductionHeuristic
 from .families.reduction.whole import TritonReductionHeuristic
 from .families.scatter import TritonScatterHeuristic
+from .families.sorted_rows import TritonSortedRowsHeuristic
 from .families.state_recurrence import TritonStateRecurrenceHeuristic
 
 #: Heuristics by family, in order of precedence. The last family always applies.
@@ -53,6 +54,7 @@ FAMILIES: dict[str, tuple[Heuristic, ...]] = {
         TritonSkinnyGemmHeuristic(),
         TritonProductsHeuristic(),
     ),
+    "sort": (TritonSortedRowsHeuristic(),),
     "scan": (TritonLongScanHeuristic(), TritonColumnScanHeuristic(), TritonStateRecurrenceHeuristic()),
     "exchange": (TritonExchangeHeuristic(),),
     "reduction": (

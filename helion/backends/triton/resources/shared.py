@@ -12,6 +12,7 @@ from ...._compiler.facts.records import KernelFacts, MemoryOpFact, ReductionFact
 from ...._shapes import cdiv
 from ....hardware import DESCRIPTOR_RANKS, GROUP_WARPS, Target
 from ..histograms import counts, exchanged_bytes, width_of
+from ..sorts import Network
 from .buffers import Exchange
 from .conversions import expanded_bytes, narrow_bytes, transposed_bytes, width_rounds
 from .layouts import fragment_held, moved_at_once, rounds, rows_held, spread
@@ -60,6 +61,7 @@ def shared_bytes(
         transposed_bytes(facts, sizes, num_warps, target),
         expanded_bytes(facts, sizes, num_warps * target.warp_size, target),
         _scan_bytes(facts, sizes, num_warps, target),
+        _sort_bytes(facts, sizes, num_warps),
         _atomic_bytes(facts, sizes, num_warps, target),
     )
 
@@ -290,6 +292,17 @@ def _scan_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, ta
             vectors = {vector_elements(op, sizes, threads) for op in ops} or {1}
             for axes, vector in itertools.product(orders or {fact.tile}, vectors):
                 most = max(most, fact.itemsize * _passed_on(fact.axis, axes, sizes, vector, num_warps, target))
+    return most
+
+
+def _sort_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int) -> int:
+    """Return the bytes of the largest sort with exchanges between warps: all of its keys."""
+    most = 0
+    for fact in facts.sorts:
+        size = tile_bytes((fact.tile, fact.itemsize), sizes)
+        lanes = 1 if fact.axis is None else sizes[fact.axis]
+        if Network.of(size // fact.itemsize, lanes, fact.itemsize, num_warps).between_warps:
+            most = max(most, size)
     return most
 
 

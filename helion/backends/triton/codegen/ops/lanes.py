@@ -8,14 +8,12 @@ from collections.abc import Mapping
 import torch
 
 from ....._compiler.ir.grammar import FoldAttrs, GatherAttrs, Op, RandomAttrs, ScanAttrs, SeedAttrs
+from ...sorts import Network
 from ..combine import render_combine
 from ..emission import Emission
 from ..expressions import Expression
 from . import reduction as ops_reduction
 
-#: A larger sort is a loop. ``tl.sort`` unrolls all exchanges, and ``ptxas`` time grows faster than their number: for
-#: sm_90 2 s for 512 lanes, 21 s for 2048, against 0.5 s for the loop at any size.
-_UNROLLED_LANES, _UNROLLED_ELEMENTS = 256, 2048
 #: A gather from more lanes uses a single dimension. Triton assigns each row of a gather to one warp, whose code grows
 #: with the square of the lanes of a thread: for sm_90 ``ptxas`` takes 14 s for 4096 lanes.
 _WARP_LANES = 1024
@@ -24,6 +22,21 @@ HELPERS: Mapping[str, str] = {
     # A bitonic network with its exchanges in a loop. Lanes `apart` exchange. The lower one keeps the smaller key, or
     # the greater one in every second group of `1 << stage` lanes. It uses one dimension: in several, Triton assigns
     # each row of a gather to one warp, whose code grows with the square of the lanes of a thread.
+    # The same without a loop, for keys of 32 bits. Exchanges are between registers, lanes of a warp, or warps. Both
+    # extrema and one choice take fewer instructions than the comparison and the choice of ``tl.sort``.
+    "_sort_by_extrema": """\
+@triton.jit
+def _sort_by_extrema(keys, bits: tl.constexpr, stages: tl.constexpr):
+    cube = tl.reshape(keys, [2] * bits)
+    for stage in tl.static_range(1, stages + 1):
+        for apart in tl.static_range(stage - 1, -1, -1):
+            other = cube ^ tl.xor_sum(cube, bits - 1 - apart, True)
+            greater = tl.reshape(tl.arange(0, 2), [1] * (bits - 1 - apart) + [2] + [1] * apart)
+            if stage < stages:
+                greater ^= tl.reshape(tl.arange(0, 2), [1] * (bits - 1 - stage) + [2] + [1] * stage)
+            cube = tl.where(greater != 0, tl.maximum(cube, other), tl.minimum(cube, other))
+    return tl.reshape(cube, keys.shape)
+""",
     "_sort_in_steps": """\
 @triton.jit
 def _sort_in_steps(keys, elements: tl.constexpr, lanes: tl.constexpr, stages: tl.constexpr):
@@ -127,12 +140,17 @@ def sort(e: Emission, op: Op) -> None:
     (value,) = op.values()
     source = e.names.of(value)
     sizes = [e.size(d) for d in value.dims]
-    if sizes[-1] <= _UNROLLED_LANES and math.prod(sizes) <= _UNROLLED_ELEMENTS:
+    elements, lanes = math.prod(sizes), sizes[-1]
+    network = Network.of(elements, lanes, value.dtype.itemsize, dict(e.plan.launch.options)["num_warps"])
+    if not network.is_unrolled:
+        helper, sizes = "_sort_in_steps", [elements, lanes, network.stages]
+    elif network.words == 1 and network.stages:
+        helper, sizes = "_sort_by_extrema", [(elements - 1).bit_length(), network.stages]
+    else:
         e.assign(op, "sort", f"tl.sort({source})")
         return
-    elements, lanes = math.prod(sizes), sizes[-1]
-    call = f"_sort_in_steps({source}, {elements}, {lanes}, {(lanes - 1).bit_length()})"
-    e.assign(op, "sort", Expression(call, needs=frozenset(("_sort_in_steps",))))
+    call = f"{helper}({source}, {', '.join(map(str, sizes))})"
+    e.assign(op, "sort", Expression(call, needs=frozenset((helper,))))
 
 
 def join(e: Emission, op: Op) -> None:

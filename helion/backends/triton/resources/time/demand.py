@@ -11,13 +11,14 @@ from .....autotuner.proposal import Predicted
 from .....hardware import WARP_ROWS, Target
 from ...histograms import counts, issued_per_warp
 from ...row_windows import kept_loads
+from ...sorts import Network
 from ..late import late_axes, late_regions
 from ..layouts import fragment_warps
 from ..matrix import rate_name, tile_shape, unit_of
 from ..registers import register_limit
 from .launch import Launch
 from .nest import Nest
-from .roots import SECTOR_BYTES, Access, Reduction, Root, Scan, roots_of
+from .roots import SECTOR_BYTES, Access, Reduction, Root, Scan, Sort, roots_of
 
 #: Bytes of a line of the cache.
 _LINE = 128
@@ -48,6 +49,8 @@ _FRAGMENT_BYTES = 256
 _FRAGMENT_COLUMNS = 8
 #: Cost of an exchange within a warp, relative to a memory access.
 _SHUFFLE_ACCESSES = 0.5
+#: Instructions of an exchange of a word in a sort.
+_SORT_ISSUE = 3
 #: Bytes of the narrowest asynchronous copy.
 _COPY_BYTES = 4
 #: Vectors of a thread in flight in a step of a loop that combines each as it arrives.
@@ -228,6 +231,8 @@ class _Count:
             self._reduction(reduction)
         for scan in self.mine.scans:
             self._scan(scan)
+        for sort in self.mine.sorts:
+            self._sort(sort)
         for fact in self.mine.matmuls:
             self._product(fact)
         return Demand(**sums)
@@ -478,6 +483,19 @@ class _Count:
         sums["looped_issue" if times > 1 else "straight_issue"] += issued * (1 + steps)
         sums["accesses"] += times * each * warps * steps * _SHUFFLE_ACCESSES
         sums["barriers"] += times
+
+    def _sort(self, sort: Sort) -> None:
+        """Add the work of a sort: both extrema of each exchange and the choice of one, besides the exchange itself, which
+        is through shared memory if it is between warps.
+        """
+        sums, nest, warps = self.sums, self.nest, self.launch.warps
+        times = math.prod([nest.trips[axis] for axis in sort.around])
+        elements = int(nest.elements[sort.tile])
+        network = Network.of(elements, self.launch.sizes[sort.axis], sort.itemsize, warps)
+        each = times * warps * max(1.0, elements / self.threads) * network.words
+        sums["looped_issue" if times > 1 else "straight_issue"] += each * network.steps * _SORT_ISSUE
+        sums["accesses"] += each * (network.between_lanes * _SHUFFLE_ACCESSES + network.between_warps * 2)
+        sums["barriers"] += times * network.between_warps * 2
 
     def _threads_along(self, reduction: Reduction) -> tuple[int, int, int]:
         """Return the threads of a program, and of one warp, that share a reduced row, and the results in a row of each

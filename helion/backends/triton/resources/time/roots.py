@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ....._compiler.facts.records import (
@@ -127,6 +128,15 @@ class Scan(NamedTuple):
     around: tuple[int, ...]
 
 
+class Sort(NamedTuple):
+    """A sort along ``axis``, of tile number ``tile``, once for each tile along the axes of ``around``."""
+
+    axis: int
+    tile: int
+    itemsize: int
+    around: tuple[int, ...]
+
+
 class Root(NamedTuple):
     """The facts of one grid loop over the axes ``order``.
 
@@ -154,6 +164,7 @@ class Root(NamedTuple):
     reductions: tuple[Reduction, ...]
     late: tuple[LateReductionFact, ...]
     scans: tuple[Scan, ...]
+    sorts: tuple[Sort, ...]
     matmuls: tuple[MatmulFact, ...]
     held: tuple[tuple[int, int], ...]
     numbering: int
@@ -216,6 +227,7 @@ class _Preparation:
             reductions=tuple(self.reduction(fact, accesses) for fact in facts.reductions if fact.region in regions),
             late=tuple(fact for fact in facts.late_reductions if fact.region in regions),
             scans=tuple(self.scans()),
+            sorts=tuple(self.sorts()),
             matmuls=self.matmuls,
             held=tuple(dict.fromkeys(known)),
             tiles=tuple(self.tiles),
@@ -316,6 +328,12 @@ class _Preparation:
                 around = tuple(axis for axis in fact.tile if axis not in self.order)
                 found.append(Scan(fact.axis, self.tile(fact.tile), fact.ops, around))
         return found
+
+    def sorts(self) -> Iterator[Sort]:
+        for fact in self.facts.sorts:
+            if fact.axis is not None and not set(fact.tile).isdisjoint(self.order):
+                around = tuple(axis for axis in fact.tile if axis not in self.order)
+                yield Sort(fact.axis, self.tile(fact.tile), fact.itemsize, around)
 
 
 def _extent(axis: AxisFact) -> Extent:
