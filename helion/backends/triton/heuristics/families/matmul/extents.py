@@ -74,3 +74,11 @@ def _extent(facts: KernelFacts, axis: int, slot: int | None, grid: set[int]) -> 
             parts = math.prod(extent_of(facts.axes[a]) for a in sharing)
             return max(1, cdiv(op.extents[op.subscript_axes.index(axis)], parts))
     return None
+
+
+def is_branched(facts: KernelFacts, region: int) -> bool:
+    """Return whether a condition of the grid's tiles decides if a region runs, so that tiles differ in their work."""
+    at: int | None = region
+    while at is not None and facts.regions[at].kind != "branch":
+        at = facts.regions[at].parent
+    return at is not None

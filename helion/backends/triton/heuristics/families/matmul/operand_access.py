@@ -55,15 +55,29 @@ def operand_access(
     ragged = numbers.descriptors_for_ragged and not rewritten and _is_ragged(operands)
     masked = ragged and fit and (narrow or are_k_major(fact)) and not computed
     slots = frozenset(op.slot for op in operands)
+    beside = _beside_elements(fact, operands, target) if plain and narrow and not rewritten else frozenset()
     tf32 = numbers.descriptors_for_tf32 and simple and are_k_major(fact) and not narrow
     return OperandAccess(
         aligned=aligned,
         descriptors_fit=fit,
         plain=simple and narrow,
         descriptors_pay=numbers.descriptors_along_k and simple and narrow and fact.rhs_layout == "k_major",
-        slots=slots if use_descriptors or masked else frozenset(),
+        slots=slots if use_descriptors or masked else beside,
         wide_slots=slots if tf32 else frozenset(),
     )
+
+
+def _beside_elements(fact: MatmulFact, operands: Sequence[MemoryOpFact], target: Target) -> frozenset[int]:
+    """Return the slot of B if A consists of single elements at computed places, as of a matrix of constant diagonals.
+
+    The threads load A to registers, and the copies of B by the same threads would wait for it (measurement
+    ``boxes_beside_elements``).
+    """
+    single = fact.lhs_layout == "strided" and any(op.slot == fact.lhs_slot and op.gathered for op in operands)
+    if not (single and target.has("wgmma") and target.has("tensor_descriptor")) or fact.rhs_prologue:
+        return frozenset()
+    right = (op for op in operands if op.slot == fact.rhs_slot and op.slot != fact.lhs_slot)
+    return frozenset(op.slot for op in right if op.static and not op.gathered and not _is_unaligned(op))
 
 
 def boxed_operands(facts: KernelFacts, sizes: Mapping[int, int], target: Target) -> frozenset[int]:
@@ -85,6 +99,17 @@ def boxed_operands(facts: KernelFacts, sizes: Mapping[int, int], target: Target)
         if all(op.static and not op.gathered and not _is_unaligned(op) for op in operands):
             found.update(op.slot for op in operands)
     return frozenset(found)
+
+
+def count_operands(facts: KernelFacts) -> tuple[int, int]:
+    """Return the number of left and right operands of matmuls: those of one load count once, and each computed one
+    counts.
+    """
+
+    def count(slots: list[int | None]) -> int:
+        return len({slot for slot in slots if slot is not None}) + slots.count(None)
+
+    return count([fact.lhs_slot for fact in facts.matmuls]), count([fact.rhs_slot for fact in facts.matmuls])
 
 
 def are_k_major(fact: MatmulFact) -> bool:

@@ -23,8 +23,8 @@ from ... import register_safety as safety
 from ...choose import Timed, fastest, trust, unless_faster
 from ...sizing import WARP_ROWS, all_sizes, clamp, estimate, nearest_size, tiles, tunables, wave_efficiency
 from ...tuned import tuned
-from .extents import Extents, product_extents
-from .operand_access import WIDE_ITEMSIZE, are_k_major, operand_access
+from .extents import Extents, is_branched, product_extents
+from .operand_access import WIDE_ITEMSIZE, are_k_major, count_operands, operand_access
 from .spans import halves, with_fewer_parts
 from .tile_numbers import TileNumbers
 from .unstaged import without_stages
@@ -109,7 +109,7 @@ class ProductSizer:
         self.itemsize = max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize, *staged)
         #: Left and right operands of all matmuls: an operand that several of them read is staged once. Offline, the
         #: wider tiles along K that this allows spill up to 392 bytes on sm_80 to sm_120, and none on sm_90.
-        self.operands = _count_operands(facts) if self.tuned.operands_once else (len(facts.matmuls),) * 2
+        self.operands = count_operands(facts) if self.tuned.operands_once else (len(facts.matmuls),) * 2
         self.many_batches = self.batch >= self.tuned.many_batches * target.num_sms
         self.mma_v2 = self.tuned.mma_v2_for_tf32 and self.itemsize == WIDE_ITEMSIZE and not are_k_major(fact)
         #: The matmul's loop also reduces elements of operands, for which they go to registers as well.
@@ -117,6 +117,7 @@ class ProductSizer:
         #: Two dots share A, and operands go through registers: each warp then has all columns of both.
         by_fragments = target.kind == "cuda" and not (target.has("wgmma") or target.has("tcgen05"))
         self.share_rows = by_fragments and shared_operands(facts).get(fact.number) == "lhs"
+        self.branched = is_branched(facts, fact.region)
         plain = self.batch == 1 and self.span is None and not self.looped and len(facts.matmuls) == facts.num_roots == 1
         self.access = operand_access(
             facts,
@@ -433,12 +434,13 @@ class ProductSizer:
         """Return the tile on a persistent grid with tensor descriptors, or None where that does not apply.
 
         The loops are fused, so that the next tile's loads begin while the last one is stored. It is an alternate where
-        not measured.
+        not measured. Where a condition leaves tiles out, a fixed share of the tiles keeps some SMs idle (measurement
+        ``branched_tiles``).
         """
         fact, facts = self.fact, self.facts
         if not self.access.plain:
             return None
-        if self.blocks(tile.m, tile.n) < self.tuned.persistent_waves * self.target.num_sms:
+        if self.branched or self.blocks(tile.m, tile.n) < self.tuned.persistent_waves * self.target.num_sms:
             return None
         # partial sums are added once for each step: a longer one is worth more than stages
         longer = self.with_descriptors(replace(tile, k=2 * tile.k)) if self.promoted else None
@@ -535,9 +537,11 @@ class ProductSizer:
 
     def proposal(self, tile: ProductTile, *, grouped: bool) -> TritonProposal:
         grid_m, grid_n = cdiv(self.spread[0], tile.m), cdiv(self.spread[1], tile.n)
-        group = {}
-        if grouped and grid_m > 1 and grid_m >= self.tuned.tall * grid_n:
-            group = {self.facts.regions[self.fact.region].root: self.tuned.group}
+        group, root = {}, self.facts.regions[self.fact.region].root
+        if grouped and self.branched and min(grid_m, grid_n) >= self.tuned.persistent_group:
+            group = {root: self.tuned.persistent_group}
+        elif grouped and grid_m > 1 and grid_m >= self.tuned.tall * grid_n:
+            group = {root: self.tuned.group}
         splits = self.splits(tile.m, tile.n) * self.parts
         parts = f"split-K by {splits}, " if splits > 1 else ""
         filled = f"{100 * self.efficiency(tile.m, tile.n):.0f} % of {self.target.num_sms} SMs busy"
@@ -555,17 +559,6 @@ class ProductSizer:
             ),
             launch=tunables(self.facts, sizes) | descriptors | parted | dict(self.rewriting.keys),
         )
-
-
-def _count_operands(facts: KernelFacts) -> tuple[int, int]:
-    """Return the number of left and right operands of matmuls: those of one load count once, and each computed one
-    counts.
-    """
-
-    def count(slots: list[int | None]) -> int:
-        return len({slot for slot in slots if slot is not None}) + slots.count(None)
-
-    return count([fact.lhs_slot for fact in facts.matmuls]), count([fact.rhs_slot for fact in facts.matmuls])
 
 
 def _beside(facts: KernelFacts) -> tuple[int, ...]:
