@@ -17,6 +17,7 @@ import helion.language as hl
 from benchmarks.general import group_norm
 from benchmarks.holdout import cast_both_ways, masked_token_mean
 from benchmarks.mechanisms import counted_values, one_hot_counts, packed_pixels, shuffled_channels, shuffled_pixels
+from benchmarks.unfitted.series import fir
 from benchmarks.unseen.attention import flash_forward
 from benchmarks.unseen.products import manhattan
 from benchmarks.unseen.rows import embedding_mean, row_running_sum, selective_scan
@@ -236,6 +237,13 @@ def test_memory_adds_pairs_of_16_bits_and_no_single_ones() -> None:
 
     assert lane_atomics(127, BF16) == 32 * 64 / 32
     assert lane_atomics(128, BF16) == lane_atomics(127, torch.float32) == 0
+
+
+def test_taps_of_a_window_are_in_the_l1_cache() -> None:
+    bound = fir.bind((tensor(256, 48000, dtype=torch.float32), tensor(33, dtype=torch.float32)), target=H200)
+    near, far = (demand(bound, block_sizes=sizes, num_warps=8) for sizes in ([8, 128], [128, 512]))
+    assert near.asked_bytes == 2 * 8 * 128 * 4 + 33 * 4
+    assert far.asked_bytes == 34 * 128 * 512 * 4 * (48000 / 512 / 94) + 33 * 4, "tiles that L1 has no room for"
 
 
 def test_gathered_rows_are_runs() -> None:

@@ -7,6 +7,8 @@ unrolled by four. Loads of 28 steps are then in flight. Where indices from data 
 no stages (measurement ``step_stages``). Loops that load single elements alone have none either: all threads share such a
 load, and a copy to shared memory takes two barriers in each step (measurement ``counted_steps``).
 
+Steps that walk the taps of a window have tiles of their own (``step_windows.py``).
+
 Where each load of a step lacks an axis of the grid, rows of a tile share loads: predicted time chooses its shape.
 Other tiles extend along contiguous memory. They shrink to the minimum size of asynchronous copies while that gives SMs more
 programs. For sm_80 to sm_120 the loads of such loops are asynchronous copies.
@@ -28,6 +30,7 @@ from ...proposal import TritonProposal
 from ..choose import fastest
 from ..predicted_time import proposal_us
 from ..sizing import clamp, estimate, extent_of, grid_extent, is_contiguous
+from ..step_windows import walks_windows, window_tiles
 from ..tuned import Tuned, tuned
 
 
@@ -81,6 +84,8 @@ class TritonRecurrenceHeuristic(Heuristic):
             return Declined("no loop over single indices carries a tile")
         if any(not axis.on_grid for axis in facts.tunable_axes) or not facts.tunable_axes:
             return Declined("the tiles of the kernel are not those of its grid")
+        if walks_windows(facts) and (window := window_tiles(facts, target)) is not None:
+            return (window,)
         if any(op.gathered and op.kind == "load" for op in facts.memory_ops):
             return _picked(facts, target)
         room = max(target.warp_size * _TUNED.thread_elements, grid_extent(facts) // (_TUNED.programs * target.num_sms))

@@ -254,10 +254,11 @@ class _Count:
         asked = every * kept
         near, step = (run, itemsize) if access.strided is None else (nest.used[access.strided[0]], access.strided[1])
         sector_bytes = asked / itemsize / max(near, 1.0) * -(-near * step // SECTOR_BYTES) * SECTOR_BYTES
-        sums["asked_bytes"] += asked
+        fresh = self._fresh(access, every)
+        sums["asked_bytes"] += asked * fresh
         if kind != "atomic" and not self.mine.matmuls:
             sums["lines"] += asked / itemsize / max(near, 1.0) * -(-near * step // _LINE)
-        sums["sector_bytes"] += sector_bytes
+        sums["sector_bytes"] += sector_bytes * fresh
         distance = self._distance(access) if kind == "load" else 0
         waits = "prefetched" if distance and not self.mine.matmuls else "looped"
         sums[f"{waits}_bytes" if times > 1 else "straight_bytes"] += asked
@@ -294,7 +295,7 @@ class _Count:
                 sums["conflicting_bytes"] += 2 * times * numel * itemsize * rows
         elif kind == "load":
             if access.once_bytes <= _NEAR_BYTES and self._of_all_programs(access):
-                sums["near_bytes"] += sector_bytes
+                sums["near_bytes"] += sector_bytes * fresh
             walked = tuple([axis for axis in access.axes if axis in nest.walked]) if nest.walked else ()
             if access.region in self.streamed:
                 times *= max(1.0, per_thread / width / _IN_FLIGHT)
@@ -336,6 +337,15 @@ class _Count:
     def _of_all_programs(self, access: Access) -> bool:
         trips = self.nest.trips
         return all([trips[axis] == 1 for axis in access.inside])
+
+    def _fresh(self, access: Access, every: float) -> float:
+        """Return the fraction of the bytes that a program loads which earlier steps of its loops have not.
+
+        The L1 cache keeps those for taps of a window (measurement ``taps_in_steps``).
+        """
+        steps = math.prod([self.nest.trips[axis] for axis in access.again])
+        kept = every / steps * self.sums["resident"] <= _NEAR_BYTES
+        return 1 / steps if kept and self.nest.programs * every >= 2 * access.once_bytes else 1.0
 
     def _run(self, access: Access, numel: int) -> tuple[float, float]:
         """Return the contiguous elements of the tile in memory, and the elements of one thread's access."""

@@ -76,6 +76,8 @@ class Access(NamedTuple):
     unit_stride: frozenset[int | None]
     inside: tuple[int, ...]
     apart: tuple[int, ...]
+    again: tuple[int, ...]
+    """The axes of loops whose steps load the same place, or one nearby, as taps of a window do."""
     looped: tuple[tuple[int, int], ...]
     numbered: bool
     """Set for a store to a location that each program computes for itself."""
@@ -271,6 +273,8 @@ class _Preparation:
         inner = together[-1] if together else None
         apart = [stride for axis, stride, extent, _ in dimensions if axis != inner and stride > 1 and extent > 1]
         reached = {*op.tile_axes, *op.subscript_axes, *(axis for axis, _ in op.steps)}
+        near = {axis for axis, _ in op.steps} if op.gathered else {*op.subscript_axes, *op.tile_axes}
+        walks = op.kind == "load" and near.issuperset(op.tile_axes) and (op.gathered or None not in op.subscript_axes)
         aligned, vector = math.gcd(_ALIGNED, *apart), VECTOR_BYTES // op.itemsize
         return Access(
             kind=op.kind,
@@ -291,6 +295,7 @@ class _Preparation:
             unit_stride=_unit_stride(op),
             inside=tuple(axis for axis in self.order if axis in reached),
             apart=tuple(axis for axis in self.order if axis not in reached),
+            again=tuple(a for a in self.around(op.region) if a not in reached) if walks else (),
             looped=op.looped if op.kind == "load" else (),
             numbered=op.kind == "store" and None in op.subscript_axes,
             copied_bytes=op.itemsize * (min(VECTOR_BYTES // op.itemsize, aligned) if inner is not None else 1),
