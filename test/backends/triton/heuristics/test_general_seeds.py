@@ -339,6 +339,32 @@ def test_atomics_lie_along_contiguous_memory() -> None:
 
 
 @helion.kernel()
+def loss_and_gradient(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    loss, gradient = torch.zeros([1], dtype=torch.float32, device=x.device), torch.empty_like(x)
+    for rows, columns in hl.tile(x.size()):
+        difference = x[rows, columns].to(torch.float32) - y[rows, columns].to(torch.float32)
+        hl.atomic_add(loss, [0], (difference * difference).sum())
+        gradient[rows, columns] = (2 * difference).to(x.dtype)
+    return loss, gradient
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_programs_beside_each_other_store_rows_one_after_the_other(gpu: str) -> None:
+    bound = loss_and_gradient.bind((tensor(32768, 999), tensor(32768, 999)), target=gpu)
+    assert bound.seeds[0].heuristic == "TritonScatterHeuristic"
+    assert bound.default_config()["l2_groupings"] == [4]
+    x, y = torch.randn(70, 41), torch.randn(70, 41)
+    loss, gradient = loss_and_gradient(x, y)
+    torch.testing.assert_close(gradient, 2 * (x - y))
+    torch.testing.assert_close(loss[0], (x - y).square().sum(), rtol=1e-4, atol=1e-4)
+
+
+def test_programs_that_only_add_to_memory_keep_their_order() -> None:
+    ids, grad, out = tensor(65536, dtype=torch.int64), tensor(65536, 768), tensor(50257, 768, dtype=FP32)
+    assert scattered_rows.bind((ids, grad, out), target="h200").default_config()["l2_groupings"] == [1]
+
+
+@helion.kernel()
 def averages(values: torch.Tensor, places: torch.Tensor, out: torch.Tensor, counts: torch.Tensor) -> None:
     for tile in hl.tile(values.size(0)):
         hl.atomic_add(out, [places[tile]], values[tile])

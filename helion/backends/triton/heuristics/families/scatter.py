@@ -21,7 +21,7 @@ from typing import ClassVar
 
 from ....._compiler.facts.records import AxisFact, KernelFacts
 from ....._shapes import cdiv, next_power_of_2, previous_power_of_2
-from ....._support.records import dataclass
+from ....._support.records import dataclass, replace
 from .....autotuner.proposal import Declined, Heuristic
 from .....hardware import Target
 from ...histograms import counts, issued_per_warp, most_summed, width_of
@@ -52,6 +52,8 @@ class _Numbers(Tuned):
     thread_elements: int
     reduced_elements: int
     sm_warps: int
+    #: Rows of tiles in a group of programs.
+    grouped_rows: int
 
 
 _TUNED = tuned(_Numbers)
@@ -90,16 +92,27 @@ class TritonScatterHeuristic(Heuristic):
             _proposal(*each, "that leave few atomics an address")
             for each in (*_longer(sizes, warps, facts, target), *_counting(sizes, facts, target))
         ]
-        if not longer:
-            return (first,)
-        timed = [(each, proposal_us(facts, each, target)) for each in (first, *longer)]
-        best = unless_faster(timed[0], timed[1:], trust(target).fewer_atomics)
-        return (first,) if best is first else (best, first)
+        timed = [(each, proposal_us(facts, each, target)) for each in (first, *longer) if longer]
+        best = unless_faster(timed[0], timed[1:], trust(target).fewer_atomics) if timed else first
+        return tuple(_in_groups(each, facts) for each in ((first,) if best is first else (best, first)))
 
 
 def _proposal(sizes: Mapping[int, int], warps: int, where: str) -> TritonProposal:
     reason = f"tiles of {' x '.join(map(str, sizes.values()))} {where}, {warps} warps"
     return TritonProposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=1)
+
+
+def _in_groups(tiles: TritonProposal, facts: KernelFacts) -> TritonProposal:
+    """Return the same with programs in groups of rows, for a grid that stores a tensor of all its elements.
+
+    Programs next to each other along its rows then run one after the other. Rows that begin within sectors share one at
+    each edge of a tile, which is written to memory once (measurement ``summed_beside_rows``).
+    """
+    axes = facts.grid_axes
+    whole = any(op.kind == "store" and op.subscript_axes == axes and op.strides[-1] == 1 for op in facts.memory_ops)
+    if facts.num_roots != 1 or len(axes) != 2 or not (whole and facts.atomics):
+        return tiles
+    return replace(tiles, l2_groupings={0: _TUNED.grouped_rows})
 
 
 def _with_few_reducing(first: TritonProposal, facts: KernelFacts, target: Target) -> TritonProposal:
