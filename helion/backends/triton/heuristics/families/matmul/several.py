@@ -23,6 +23,7 @@ from ......_support.records import dataclass, replace
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import Target
 from ....proposal import TritonProposal
+from ....resources.matrix import tile_shape
 from ... import register_safety as safety
 from ...candidates import moderate_sizes
 from ...choose import full_first, trust, unless_faster
@@ -47,6 +48,8 @@ class _Numbers(Tuned):
     few_rows_pipelines: tuple[tuple[int, int], ...]
     few_rows_columns: int
     warps: tuple[int, int, int]
+    #: Most elements of a result or an operand that one warp multiplies.
+    small: int
     #: Further sides and lines that predicted times compare, the usual line first; the number of leading tiles for
     #: which other lines are tried; and the largest ratio of predicted times at which the fastest replaces the tile by
     #: rule.
@@ -371,7 +374,8 @@ def _fewest_warps(facts: KernelFacts, target: Target, sizes: dict[int, int], sta
     Return None where every number of warps spills, or the tile does not fit.
     """
     found = None
-    for warps in (w for w in _TUNED.warps if w <= most_warps(facts, sizes, target)):
+    few = (1,) if _is_small(facts, sizes) else ()
+    for warps in (w for w in (*few, *_TUNED.warps) if w <= most_warps(facts, sizes, target)):
         predicted = estimate(facts, target, sizes, warps, stages)
         if not predicted.fits:
             break
@@ -380,6 +384,14 @@ def _fewest_warps(facts: KernelFacts, target: Target, sizes: dict[int, int], sta
         if not predicted.spill_risk and found is None:
             found = warps
     return found
+
+
+def _is_small(facts: KernelFacts, sizes: dict[int, int]) -> bool:
+    """Return whether each program multiplies small matrices once: more warps than one would wait for each other."""
+    every = all_sizes(facts, sizes)
+    shapes = [tile_shape(fact, every) for fact in facts.matmuls]
+    once = all(facts.regions[fact.region].kind == "root" for fact in facts.matmuls)
+    return once and all(max(m * n, m * k, n * k) <= _TUNED.small for m, n, k in shapes)
 
 
 def _programs(facts: KernelFacts, proposal: TritonProposal) -> int:

@@ -46,6 +46,8 @@ class TileNumbers(Tuned):
     least_line: int
     #: Bytes along K of an unaligned operand whose elements are also summed.
     summed_line: int
+    #: Bytes of a tile along K, if K has three such tiles: a line of the shared memory swizzle.
+    whole_line: int
     #: Smallest transposed alternate.
     smallest_alternate: int
     #: A side that a program loops over between bounds from data: masks and addresses of each stage's rows need

@@ -142,8 +142,7 @@ class ProductSizer:
                 and self.summed_k >= self.tuned.long_k
                 and self.blocks(m, n) <= self.target.num_sms
             )
-            parted = self.sharing(m, n) if few else []
-            for sizer in (self, *parted):
+            for sizer in (self, *(self.sharing(m, n) if few else ())):
                 tile = replace(given, m=m, n=n, k=k)
                 yield sizer.proposal(tile, grouped=False), sizer.time_us(tile)
 
@@ -151,9 +150,8 @@ class ProductSizer:
         """Return the fastest of tiles with and without split-K, with its predicted time."""
         first = self.tile(spread=self.tuned.long_k_first)
         first = without_stages(self, first) or first
-        found = fastest(((self.proposal(first, grouped=False), self.time_us(first)), *self.fastest_shared))
-        assert found is not None
-        return found
+        own = self.proposal(first, grouped=False), self.time_us(first)
+        return fastest((own, *self.fastest_shared)) or own
 
     def proposals(self) -> tuple[TritonProposal, ...]:
         first = self.tile(spread=self.tuned.long_k_first)
@@ -227,8 +225,7 @@ class ProductSizer:
     def start(self) -> tuple[int, int]:
         cap_m, cap_n = self.caps
         m, n = min(self.tuned.start_m, cap_m), min(self.tuned.start_n, cap_n)
-        if self.promoted:
-            n = min(n, self.tuned.promoted_n)
+        n = min(n, self.tuned.promoted_n) if self.promoted else n
         if self.tuned.tall_transposed and is_transposed(self.fact, "wgmma"):
             m, n = min(self.tuned.start_n, cap_m), min(self.tuned.start_m, cap_n)
         if self.mma_v2:
@@ -380,7 +377,9 @@ class ProductSizer:
         if self.summed and not self.access.aligned:
             # the sums hold all of an operand's tile in registers, with an address for each element
             most_k = min(most_k, self.tuned.summed_line // self.itemsize)
-        k = max(least, min(most_k, previous_power_of_2(depth if short else depth // 4)))
+        line = self.tuned.whole_line // self.itemsize
+        k = max(previous_power_of_2(depth if short else depth // 4), line if depth >= 3 * line else 0)
+        k = max(least, min(most_k, k))
 
         def fits(k: int, stages: int) -> bool:
             # an upper bound for every matrix unit: some need one stage less
