@@ -69,6 +69,8 @@ class Trust(Tuned):
     rewritten_split_k: float
     #: Split-K, for one program per tile.
     split_k: float
+    #: Tiles of rows that a loop computes from several loads, for those by the formula.
+    computed_rows: float
     #: Unfused matmuls, for the fused kernel's promoted seed.
     unfused: float
     #: Fewer rows per program after an unfused matmul, for as many as the budget allows.

@@ -1,6 +1,9 @@
-"""Tiles of matmuls: small matrices, and lines along K."""
+"""Tiles of matmuls: small matrices, lines along K, and rows that a loop computes."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -44,3 +47,41 @@ def test_tiles_have_whole_lines_along_k(k: int, line: int) -> None:
     args = tensor(4097, k, dtype=FP16), tensor(3001, k, dtype=FP16)
     bound = helion.kernel(cubes, backend="triton").bind(args, target="h200")
     assert bound.seeds[0].config["block_sizes"][2] == line
+
+
+def gated(gate: torch.Tensor, up: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    m, k = gate.size()
+    n = w.size(1)
+    out = torch.empty([m, n], dtype=gate.dtype, device=gate.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            left, right = gate[tile_m, tile_k].to(torch.float32), up[tile_m, tile_k].to(torch.float32)
+            acc = torch.addmm(acc, (torch.relu(left) * right).to(gate.dtype), w[tile_k, tile_n])
+        out[tile_m, tile_n] = acc.to(gate.dtype)
+    return out
+
+
+def plain(gate: torch.Tensor, up: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    m, k = gate.size()
+    n = w.size(1)
+    out = torch.empty([m, n], dtype=gate.dtype, device=gate.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, torch.relu(gate[tile_m, tile_k]), w[tile_k, tile_n])
+        out[tile_m, tile_n] = (acc + up[tile_m, tile_n]).to(gate.dtype)
+    return out
+
+
+@pytest.mark.parametrize("function", [gated, plain])
+def test_rows_computed_from_several_loads_have_many_columns(function: Callable[..., Any]) -> None:
+    """They are computed again for each tile of columns, whose operands leave less shared memory for a stage."""
+    args = tensor(4096, 4096), tensor(4096, 4096), tensor(4096, 2048)
+    bound = helion.kernel(function, backend="triton").bind(args, target="h200")
+    seed = bound.seeds[0]
+    (m, n, k), by_time = seed.config["block_sizes"], function is gated
+    assert (bound.facts.matmuls[0].lhs_slot is None) == by_time
+    assert not by_time or (n >= 256 and m <= 128 and k <= 64 and 2 <= seed.config["num_stages"] <= 4)
+    found = bound.resources(seed.config)
+    assert found.spill_bytes == 0 and not found.overflow

@@ -13,7 +13,8 @@ from ....._compiler.facts.records import KernelFacts
 from ....._support.records import dataclass
 from .....autotuner.proposal import Predicted
 from .....hardware import Target
-from .demand import Demand, demands
+from .demand import Demand
+from .demand import demands as demands_of
 from .launch import Launch
 from .model import parts
 from .parameters import Parameters, fitted
@@ -50,10 +51,15 @@ class Timing:
     error: float
 
 
-def timing(facts: KernelFacts, launch: Launch, predicted: Predicted, target: Target) -> Timing:
-    """Return the predicted time. ``predicted`` has the registers and shared memory of the launch."""
+def timing(facts: KernelFacts, launch: Launch, predicted: Predicted, target: Target, root: int | None = None) -> Timing:
+    """Return the predicted time, of one grid loop alone if ``root`` is its number.
+
+    ``predicted`` has the registers and shared memory of the launch.
+    """
     parameters = fitted().products if facts.matmuls else fitted().others
-    found = [parts(each, parameters, target) for each in demanded(facts, launch, predicted, target)]
+    demands = demanded(facts, launch, predicted, target)
+    demands = demands if root is None else demands[root : root + 1]
+    found = [parts(each, parameters, target) for each in demands]
     *units, total = map(sum, zip(*found, strict=True))
     beside = _adding_us(facts, launch, parameters, target) + _copying_us(launch, parameters, target)
     beside -= MEETING_GAIN_US * facts.meetings if launch.together else 0.0
@@ -63,7 +69,7 @@ def timing(facts: KernelFacts, launch: Launch, predicted: Predicted, target: Tar
 
 def demanded(facts: KernelFacts, launch: Launch, predicted: Predicted, target: Target) -> list[Demand]:
     """Return one demand for each grid loop, where tiles with known masks demand less."""
-    found = demands(facts, launch, predicted, target)
+    found = demands_of(facts, launch, predicted, target)
     return with_known_masks(found, facts, launch, predicted, target) if launch.peeled else found
 
 

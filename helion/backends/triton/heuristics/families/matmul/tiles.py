@@ -27,7 +27,7 @@ from .extents import Extents, is_branched, product_extents
 from .operand_access import WIDE_ITEMSIZE, are_k_major, count_operands, operand_access
 from .spans import halves, with_fewer_parts
 from .tile_numbers import TileNumbers
-from .unstaged import without_stages
+from .unstaged import with_shared_rows, without_stages
 
 _MIN_SIDE = 16
 
@@ -97,6 +97,9 @@ class ProductSizer:
         fact = self.fact
         self.extents = (found.m, found.n, found.k)
         self.batch, self.span = found.batch, found.span
+        #: The matmul's grid loop among several, and the axes of it and the loops inside.
+        self.root = facts.regions[fact.region].root if facts.num_roots > 1 else None
+        self.around = {axis for region in facts.regions if region.root == self.root for axis in region.axes}
         self.summed_k = found.k * found.steps
         sides = [facts.axes[b] for b in (fact.m_block_id, fact.n_block_id) if b is not None]
         self.spread = tuple(e if side.on_grid else 1 for e, side in zip(self.extents, sides, strict=False))
@@ -154,7 +157,7 @@ class ProductSizer:
         return fastest((own, *self.fastest_shared)) or own
 
     def proposals(self) -> tuple[TritonProposal, ...]:
-        first = self.tile(spread=self.tuned.long_k_first)
+        first = with_shared_rows(self, self.tile(spread=self.tuned.long_k_first))
         found = [self.proposal(first, grouped=True)]
         if (other := without_stages(self, first) or with_fewer_parts(self, first)) is not None:
             return (self.proposal(other, grouped=True), *found)
@@ -344,7 +347,7 @@ class ProductSizer:
         if tile not in self._timings:
             predicted = self.predict(tile)
             launch = Launch(
-                sizes=all_sizes(self.facts, self.sizes(tile)),
+                sizes=all_sizes(self.facts, self.judged(tile)),
                 warps=tile.warps,
                 stages=tile.stages,
                 boxed=self.access.slots,
@@ -352,7 +355,7 @@ class ProductSizer:
                 copied_bytes=self.rewriting.copied_bytes,
             )
             good = predicted.fits and not predicted.spills
-            self._timings[tile] = timing(self.facts, launch, predicted, self.target) if good else None
+            self._timings[tile] = timing(self.facts, launch, predicted, self.target, self.root) if good else None
         return self._timings[tile]
 
     def warps(self, m: int, n: int) -> int:
@@ -389,20 +392,15 @@ class ProductSizer:
 
         while k > least and not fits(k, self.tuned.pipeline):
             k //= 2
-        most = (
-            self.tuned.many_batches_stages
-            if self.many_batches
-            else self.tuned.looped_stages
-            if self.looped
-            else self.tuned.max_stages
-        )
+        usual = self.tuned.looped_stages if self.looped else self.tuned.max_stages
+        most = self.tuned.many_batches_stages if self.many_batches else usual
         most = min(most, self.tuned.mma_v2_tile[4] if self.mma_v2 else most, max(2, depth // k))
         return k, next((s for s in range(most, 1, -1) if fits(k, s)), 2)
 
     def predict(self, tile: ProductTile) -> Predicted:
         if not self.access.slots:
-            return estimate(self.facts, self.target, self.sizes(tile), tile.warps, tile.stages)
-        sizes = all_sizes(self.facts, self.sizes(tile))
+            return estimate(self.facts, self.target, self.judged(tile), tile.warps, tile.stages)
+        sizes = all_sizes(self.facts, self.judged(tile))
         return predict(
             self.facts, sizes, tile.warps, tile.stages, self.target, descriptor_slots=self.access.slots, once=True
         )
@@ -418,6 +416,11 @@ class ProductSizer:
             sizes[self.span] = nearest_size(next_power_of_2(self.depth(tile.m, tile.n)), axes[self.span])
         self.rest(sizes)
         return sizes
+
+    def judged(self, tile: ProductTile) -> dict[int, int]:
+        """Return the sizes with the smallest tiles in other grid loops, which are chosen after the matmul's."""
+        apart = [axis for axis in self.facts.tunable_axes if self.root is not None and axis.block_id not in self.around]
+        return self.sizes(tile) | {axis.block_id: axis.min_size for axis in apart}
 
     def rest(self, sizes: dict[int, int]) -> None:
         """Set the tiles of grid loops without a matmul: as many elements as fit, the last axis first."""

@@ -3,15 +3,21 @@
 A pipeline holds the operands of all matmuls of a step in each stage, which leaves room for small tiles alone. Without
 one, each matmul has shared memory in turn, and the loads of one are issued before the last one ends (measurement
 ``taps``).
+
+A loop that computes the left operand from several loads, such as two inputs of a gate, keeps two stages or more. Without
+a pipeline, each step waits for all loads. The program computes its rows again for each tile of columns, so tiles of many
+columns come first. Each warp group has 64 rows of its own, since two that share rows both compute them.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, ClassVar
 
 from ......_shapes import previous_power_of_2
 from ......_support.records import dataclass, replace
 from ...choose import trust
+from ...sizing import WARP_ROWS
 from ...tuned import Tuned, tuned
 
 if TYPE_CHECKING:
@@ -28,6 +34,17 @@ class _Numbers(Tuned):
     sides: tuple[tuple[int, int], ...]
     depth: int
     warps: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Rows(Tuned):
+    rule: ClassVar[str] = "computed_operands"
+
+    #: M, N and K of the tiles, and their stages.
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    depths: tuple[int, ...]
+    stages: tuple[int, ...]
 
 
 _TUNED = tuned(_Numbers)
@@ -50,4 +67,22 @@ def without_stages(sizer: ProductSizer, first: ProductTile) -> ProductTile | Non
     return best if best is not None and us <= worth * sizer.time_us(first) else None
 
 
-__all__ = ["without_stages"]
+def with_shared_rows(sizer: ProductSizer, first: ProductTile) -> ProductTile:
+    """Return the fastest of these tiles by predicted time if the left operand is computed from several loads, else
+    ``first``.
+    """
+    computed = sizer.fact.lhs_prologue and sizer.fact.lhs_slot is None
+    if not computed or len(sizer.facts.matmuls) != 1 or sizer.looped or sizer.parts > 1 or sizer.span is not None:
+        return first
+    numbers = tuned(_Rows)
+    options = {
+        replace(first, m=m, n=min(n, sizer.caps[1]), k=k, warps=m // WARP_ROWS, stages=stages)
+        for m, n, k, stages in itertools.product(numbers.rows, numbers.columns, numbers.depths, numbers.stages)
+        if m <= sizer.caps[0] and sizer.least_k <= k and k * stages <= sizer.depth(m, n)
+    }
+    timed = [(sizer.time_us(each), each) for each in options if not sizer.predict(each).spill_risk]
+    us, best = min(timed, key=lambda option: (option[0], option[1].stages), default=(0.0, first))
+    return best if us <= trust(sizer.target).computed_rows * sizer.time_us(first) else first
+
+
+__all__ = ["with_shared_rows", "without_stages"]
