@@ -22,18 +22,19 @@ import numpy.typing as npt
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.cells import Cell, holdout_cells, swept_cells, timed_cells  # noqa: E402
+from benchmarks.cells import Cell, holdout_cells, swept_cells, timed_cells, unfitted_cells  # noqa: E402
 from benchmarks.sweep import (  # noqa: E402
     HOLDOUT,
     KEPT_TARGET,
     OTHER_SAMPLES,
     OTHER_TARGET,
     SAMPLES,
+    UNFITTED,
     Timed,
     measured_facts,
     parse,
 )
-from benchmarks.time_model import mean_of  # noqa: E402
+from benchmarks.time_model import FactsOf, half_of, mean_of  # noqa: E402
 from helion.autotuner.leaders import NUGGET, promising  # noqa: E402
 from helion.autotuner.search.domain import SpaceDomain  # noqa: E402
 from helion.autotuner.search.kriging import covariance  # noqa: E402
@@ -64,17 +65,19 @@ class Sampled:
     first: int
 
 
-def sampled(rows: Iterable[Timed], cells: Iterable[Cell], on: str) -> list[Sampled]:
-    """Return the cells with rows, each once and in their order."""
+def sampled(
+    rows: Iterable[Timed], cells: Iterable[Cell], on: str, facts_of: FactsOf = measured_facts
+) -> list[Sampled]:
+    """Return the cells with rows, each once and in their order. ``facts_of`` gives the facts of the code that was timed."""
     by_cell: dict[tuple[str, str, str], list[Timed]] = {}
     for row in rows:
         by_cell.setdefault(row.key, []).append(row)
-    return [_sampled(cell, timed, on) for cell in cells if (timed := by_cell.pop(cell.key[1:], None))]
+    return [_sampled(cell, timed, on, facts_of) for cell in cells if (timed := by_cell.pop(cell.key[1:], None))]
 
 
-def _sampled(cell: Cell, timed: Sequence[Timed], on: str) -> Sampled:
+def _sampled(cell: Cell, timed: Sequence[Timed], on: str, facts_of: FactsOf) -> Sampled:
     analysis = cell.function.bind(cell.args, target=on)._analysis
-    facts, space = measured_facts(analysis.facts), analysis.space
+    facts, space = facts_of(analysis.facts), analysis.space
     model = PredictedTime(lambda config: analysis.backend.predict(facts, space.decode(config), analysis.target))
     domain = SpaceDomain(space, model)
     configs = [space.normalize(row.config) for row in timed]
