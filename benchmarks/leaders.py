@@ -34,7 +34,7 @@ from benchmarks.sweep import (  # noqa: E402
     measured_facts,
     parse,
 )
-from benchmarks.time_model import FactsOf, half_of, mean_of  # noqa: E402
+from benchmarks.time_model import FactsOf, mean_of  # noqa: E402
 from helion.autotuner.leaders import NUGGET, promising  # noqa: E402
 from helion.autotuner.search.domain import SpaceDomain  # noqa: E402
 from helion.autotuner.search.kriging import covariance  # noqa: E402
@@ -65,9 +65,7 @@ class Sampled:
     first: int
 
 
-def sampled(
-    rows: Iterable[Timed], cells: Iterable[Cell], on: str, facts_of: FactsOf = measured_facts
-) -> list[Sampled]:
+def sampled(rows: Iterable[Timed], cells: Iterable[Cell], on: str, facts_of: FactsOf = measured_facts) -> list[Sampled]:
     """Return the cells with rows, each once and in their order. ``facts_of`` gives the facts of the code that was timed."""
     by_cell: dict[tuple[str, str, str], list[Timed]] = {}
     for row in rows:
@@ -161,6 +159,9 @@ def main() -> int:
             {k or "all": round(v, 2) for k, v in errors.items()},
         )
         print(*table(cells, errors), sep="\n")
+    users = sampled(parse(UNFITTED.read_text()), unfitted_cells(), KEPT_TARGET, lambda facts: facts)
+    print(f"{KEPT_TARGET}: {len(users)} kernels as users write them, errors of the product")
+    print(*table(users, fitted().errors), sep="\n")
     if options.fit:
         errors = fit(itertools.chain(*by_gpu.values()))
         FITTED.write_text(write(dataclasses.replace(fitted(), errors=errors)))
