@@ -326,6 +326,28 @@ def test_stores_that_take_as_long_as_the_mainloop_are_of_whole_lines(m: int, k: 
     assert first["wgmma_pingpong"] and first["wgmma_cluster_m"] == (1 if lines else 2)
 
 
+@helion.kernel(backend="cute")
+def picked_rows(ids: torch.Tensor, table: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    t, (k, n) = ids.size(0), w.size()
+    out = torch.empty([t, n], dtype=table.dtype, device=table.device)
+    for tile_t, tile_n in hl.tile([t, n]):
+        row = ids[tile_t]
+        acc = hl.zeros([tile_t, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, table[row, tile_k], w[tile_k, tile_n])
+        out[tile_t, tile_n] = acc.to(table.dtype)
+    return out
+
+
+def test_tiles_of_copied_operands_are_square() -> None:
+    """The kernel before has left them in the L2 cache."""
+    ids = torch.empty(16384, dtype=torch.int64, device="meta")
+    table, w = (torch.empty(sizes, dtype=BF16, device="meta") for sizes in ((50257, 128), (128, 1024)))
+    bound = picked_rows.bind((ids, table, w), target="h200")
+    assert bound.plan().gemm.prepare is not None
+    assert bound.default_config()["block_sizes"] == [128, 128, 64]
+
+
 def test_explain_and_repro(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cutlass", None)  # compiling the seeds takes seconds
     bound = bound_of(HOPPER, 256, 256, 64)

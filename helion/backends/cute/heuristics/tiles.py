@@ -233,11 +233,13 @@ def _in_whole_lines(shape: ProductShape, target: Target, ranked: Sequence[Option
     """Return an option that stores whole lines, where a tile's stores take as long as its few K tiles.
 
     Each sub-tile has lines of 128 bytes. Tiles of one warp group are wide, and no CTA waits for another of a cluster
-    (measurement ``whole_lines``). With a single K tile, clusters are as fast.
+    (measurement ``whole_lines``). With a single K tile, clusters are as fast. Operands that a kernel before has written are
+    in the L2 cache, and squarer tiles read fewer of their lines (measurement ``lines_of_copies``).
     """
     first = ranked[0]
     plan = first.plan
     few = plan.unit == "wgmma" and plan.teams > 1 and plan.k_tiles > 1 and plan.problem.groups is None
+    few = few and plan.prepare is None
     narrow = all(itemsize(each.dtype) == _NARROW_BYTES for each in plan.problem.matrices)
     if not (few and narrow) or plan.problem.copied or plan.problem.epilogue.of_kind("exact"):
         return None
