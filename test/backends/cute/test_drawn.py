@@ -216,6 +216,13 @@ def test_short_mainloops_draw_in_the_epilogue() -> None:
     assert [bool(drawn(plan_of(dropped, PING_PONG, k=k))) for k in (64, 960, 968, 1024)] == [False, False, True, True]
 
 
+def test_wide_tiles_are_first_where_the_loop_draws() -> None:
+    """Random numbers in an epilogue would delay the next tile, the more the larger it is."""
+    x, w = (torch.empty(size, 1024, dtype=torch.bfloat16, device="meta") for size in (8192, 4096))
+    bound = dropped.bind((x, w, SHARE, SEED), target="h200")
+    assert drawn(bound.plan().gemm) and bound.default_config()["block_sizes"] == [128, 128, 64]
+
+
 def _without(kind: type[Step]) -> Any:
     return lambda step: () if isinstance(step, kind) else (step,)
 

@@ -128,19 +128,26 @@ def divisor_of(plan: GemmPlan, value: int) -> int | None:
 
 
 @functools.lru_cache(maxsize=1024)
+def draws_in_loop(plan: GemmPlan) -> bool:
+    """Return whether bits of comparisons can be drawn in the mainloop: the plain one of wgmma, with all K tiles, which are
+    enough for the bits."""
+    problem = plan.problem
+    apart = (problem.groups, problem.batch, problem.ends, problem.scales, plan.finish, plan.prepare)
+    changed = plan.sliced or plan.converts or plan.promote or in_fragments(plan) or plan.by_rows
+    known = not (problem.runtime or problem.terms or problem.absent) and all(each is None for each in apart)
+    plain = plan.unit == "wgmma" and plan.parts == 1 and known and not (changed or problem.epilogue.in_pairs)
+    return plain and draws(plan) <= MOST_DRAWS * plan.k_tiles
+
+
+@functools.lru_cache(maxsize=1024)
 def drawn(plan: GemmPlan) -> tuple[int, ...]:
     """Return the comparisons of random numbers whose results are drawn as bits before the epilogue, or none.
 
-    Nothing else reads these random numbers, and they are compared with a constant or a number of the launch. The plan has
-    the plain mainloop of wgmma, with all K tiles, which are enough for the bits.
+    Nothing else reads these random numbers, and they are compared with a constant or a number of the launch.
     """
-    problem, epilogue = plan.problem, plan.problem.epilogue
-    apart = (problem.groups, problem.batch, problem.ends, problem.scales, plan.finish, plan.prepare)
-    changed = plan.sliced or plan.converts or plan.promote or in_fragments(plan) or epilogue.in_pairs or plan.by_rows
-    known = not (problem.runtime or problem.terms or problem.absent) and all(each is None for each in apart)
-    if plan.unit != "wgmma" or plan.parts > 1 or changed or not known or draws(plan) > MOST_DRAWS * plan.k_tiles:
+    if not draws_in_loop(plan):
         return ()
-    found = list[int]()
+    epilogue, found = plan.problem.epilogue, list[int]()
     for operand in epilogue.of_kind("uniform"):
         number = 1 + epilogue.operands.index(operand)
         numbers = range(1 + len(epilogue.operands), 1 + epilogue.last)

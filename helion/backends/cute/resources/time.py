@@ -26,6 +26,7 @@ from ..plan.counts import (
 )
 from ..plan.dtypes import itemsize, per_byte
 from ..plan.finish import rows_bytes, stored_last
+from ..plan.passes import draws_in_loop
 from ..plan.records import (
     SUM_BYTES,
     SWIZZLE_BYTES,
@@ -145,6 +146,8 @@ class Rates:
     benchmarks/results/cute/nvidia-h200-few-tiles.jsonl)."""
     drawn_us: float = 0.0009
     """Time of a random number, whose 70 instructions wait for each other (measurement ``drawn_numbers``)."""
+    looped_us: float = 0.00046
+    """The same in the loop over K, next to MMAs (measurement ``drawn_bits``)."""
     workspace_us: float = 1.5
     """Two fences and a counter in global memory, which are a few times the latency of memory."""
     part_us: float = 0.3
@@ -291,6 +294,7 @@ def _at_rate(plan: GemmPlan, bytes_moved: int, target: Target, rates: Rates, mat
     epilogue_us += _computed_us(plan, target, element_ops)
     tile_us = -(-plan.k_tiles // plan.parts) * k_tile_us
     tile_us *= _share_of_k(plan)
+    tile_us += _drawn_us(plan, rates) if draws_in_loop(plan) else 0.0
     if plan.teams > 1 or (plan.unit == "tcgen05" and plan.accumulator_stages > 1):
         body = rates.fill_us + waves * max(tile_us, epilogue_us + rates.turn_us) + epilogue_us
     else:
@@ -463,6 +467,12 @@ def _written(plan: GemmPlan) -> int:
     return sum(itemsize(each.dtype) for each in plan.problem.matrices)
 
 
+def _drawn_us(plan: GemmPlan, rates: Rates) -> float:
+    """Return the time of the random numbers of a tile, which comparisons read, as those of dropout."""
+    each_us = rates.looped_us if draws_in_loop(plan) else rates.drawn_us
+    return plan.ctas_per_sm * math.prod(plan.cta_tile) * each_us * len(plan.problem.epilogue.of_kind("uniform"))
+
+
 def _epilogue_us(plan: GemmPlan, share: float, l2: float, rates: Rates) -> float:
     """Return the time of an epilogue: its stores and loads, which CTAs that split K share, and their exchange of
     partials.
@@ -481,7 +491,7 @@ def _epilogue_us(plan: GemmPlan, share: float, l2: float, rates: Rates) -> float
     for output in plan.problem.outputs_of("exact"):
         if plan.epilogue_n * itemsize(output.dtype) < SECTOR_BYTES and not output.turned:
             time += plan.ctas_per_sm * rows * (columns // plan.epilogue_n) * rates.narrow_us / plan.splits
-    time += plan.ctas_per_sm * rows * columns * rates.drawn_us * len(plan.problem.epilogue.of_kind("uniform"))
+    time += 0.0 if draws_in_loop(plan) else _drawn_us(plan, rates)
     if plan.has_residual:
         before = 0 if plan.teams > 1 else plan.residual_stages  # sub-tiles that arrive during the mainloop
         time = max(time, max(0, plan.subtiles - before) * rates.residual_us / plan.residual_stages)
