@@ -54,7 +54,7 @@ def expected(fn: Callable[..., None], x: torch.Tensor, y: torch.Tensor) -> torch
     return scaled * torch.log1p(torch.exp(-scaled.abs())).sum(-1, keepdim=True) * torch.sigmoid(scaled)
 
 
-@pytest.mark.parametrize("granules", [1024, 1023, 900, 625])
+@pytest.mark.parametrize("granules", [1024, 1023, 1000, 962])
 @pytest.mark.parametrize(
     ("fn", "dtype"), [(divergence, torch.bfloat16), (divergence, torch.float32), (gated_norm, torch.bfloat16)]
 )
@@ -84,5 +84,24 @@ def test_only_long_passes_are_loops() -> None:
     for changed in (RowChoice(cluster=2, warps=4, keep="shared"), dataclasses.replace(LONG, keep="registers")):
         _, plan = prepared(divergence, (x, y, torch.empty(3)), changed)
         assert not loops.walks_in_loops(plan), "few chunks, or a row in registers"
+    few = numbers(3, 7200)
+    _, plan = prepared(divergence, (few, few, torch.empty(3)), LONG)
+    assert not loops.walks_in_loops(plan), "a last chunk with fewer granules"
     _, plan = prepared(lone_sum, (x, torch.empty(3)), LONG)
     assert not loops.walks_in_loops(plan), "few operations"
+
+
+def scaled_sum(x, w, out):
+    for tile in hl.tile(x.size(0)):
+        out[tile] = (x[tile, :].to(torch.float32) * w[:].to(torch.float32)).sum(-1)
+
+
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_loops_over_one_pass_read_no_vector_past_shared_memory(cluster: int) -> None:
+    """The last chunk has more granules than the row: their part of the vector is after its end."""
+    x, w, out = numbers(3, 287 * 8), numbers(287 * 8, seed=2), torch.full([3], 7.0)
+    choice = RowChoice(cluster=cluster, warps=1, ctas_per_sm=3 - cluster)
+    _, plan = prepared(scaled_sum, (x, w, out), choice)
+    assert plan.layout.rolled and plan.layout.thread_granules < plan.layout.chunks * plan.layout.chunk_granules
+    run(scaled_sum, (x, w, out), choice)
+    assert close(out, (x.double() * w.double()).sum(-1))

@@ -29,6 +29,8 @@ def walks_in_loops(plan: RowPlan) -> bool:
     schedule = schedule_of(problem)
     if not layout.held_stages or layout.chunks < LEAST_CHUNKS or layout.choice.rows_ahead or layout.choice.overlap:
         return False
+    if layout.thread_granules != layout.chunks * layout.chunk_granules:
+        return False
     if not layout.aligned or layout.by_words or layout.choice.loads_itself or layout.lanes % 4:
         return False
     if (

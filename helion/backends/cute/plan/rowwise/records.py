@@ -458,7 +458,8 @@ class RowLayout:
 
         All lanes load, because a predicate of each load would take registers.
         """
-        end = self.thread_granules * self.threads
+        # a loop over chunks has all granules of each
+        end = max(self.thread_granules, self.chunks * self.chunk_granules if self.rolled else 0) * self.threads
         after = self.partial_bytes + self.barrier_words * BARRIER_BYTES
         over = end + self.line_granules - self.vector_granules
         widths = (self.lanes * size if self.aligned else size for size in self.vector_sizes)
