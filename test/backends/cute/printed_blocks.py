@@ -39,6 +39,9 @@ def visited(made: ScorePlan, tile_m: int, loaded: Sequence[int] = ()) -> list[tu
             found.append((eval(bounds.block_index(made, part), {**names, "at": at}), part != "free"))
     assert [block for block, _ in found] == [*reversed(range(begin, end))], "the loading warp visits these"
     assert not {"diagonal", "edge"} <= {*made.parts} or found == [found[0], *_by_side(names)]
+    some = bounds.bounded(made) or "False"
+    of_one_loop = [eval(bounds.block_index(made, "any"), {**names, "at": at}) for at in range(end - 1 - begin)]
+    assert found[1:] == [(block, bool(eval(some, {**names, "block": block}))) for block in of_one_loop]
     return found
 
 

@@ -18,11 +18,13 @@ from helion.backends.cute.codegen.attention import splits as printed_splits
 from helion.backends.cute.plan.attention import operands as o
 from helion.backends.cute.plan.attention import records as r
 from helion.backends.cute.plan.attention.build import plan_attention
+from helion.backends.cute.plan.attention.numbers import LaunchInt
 from helion.backends.cute.plan.epilogue import Constant, Instruction
 from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.roles import grammar as g
 from helion.backends.cute.roles.attention import grammar as a
-from helion.backends.cute.roles.attention.programs import attention_program
+from helion.backends.cute.roles.attention.grammar import AttentionProgram
+from helion.backends.cute.roles.attention.programs import LONG_FORMULA, attention_program
 from helion.backends.cute.verify.attention.machine import Machine
 from helion.backends.cute.verify.attention.rules import execute
 from helion.backends.cute.verify.attention.verify import verify_attention
@@ -209,6 +211,56 @@ def test_planted_faults_are_found(name: str, own: bool) -> None:
     assert changed != program, "the fault changes nothing"
     with pytest.raises((Fault, AssertionError), match=message if own or "stores" not in name else None):
         verify_attention(changed)
+
+
+@pytest.mark.parametrize(
+    ("band", "groups", "keys", "parts"),
+    [
+        (CAUSAL, 2, 128, ("free",)),
+        (CAUSAL, 1, 192, ("free",)),
+        (r.Band(last=-128), 2, 128, ("free",)),
+        (r.Band(first=-100, last=0), 2, 128, ("free", "edge")),
+        (CAUSAL, 2, 64, ("diagonal", "free")),
+        (CAUSAL, 2, 176, ("diagonal", "free")),
+        (r.Band(last=64), 2, 128, ("diagonal", "free")),
+        (r.Band(last=0, period=128), 2, 128, ("diagonal", "free")),
+        (r.Band(last=0, shift=AXIS), 2, 128, ("diagonal", "free")),
+        (r.Band(last=0, prefix=AXIS), 2, 128, ("diagonal", "free")),
+        (r.Band(last=LaunchInt(0, "bound_last", "size")), 2, 128, ("diagonal", "free")),
+        (r.Band(), 2, 128, ("free",)),
+    ],
+    ids=str,
+)
+def test_the_first_block_has_all_ends_where_tiles_and_blocks_fit(
+    band: r.Band, groups: int, keys: int, parts: tuple[str, ...]
+) -> None:
+    assert plan(band, groups=groups, keys=keys, pingpong=groups > 1).parts == parts
+
+
+def bent(band: r.Band, operations: int, **changes: Any) -> AttentionProgram:
+    """Return the program of scores with a formula of so many operations."""
+    formula = r.Formula(instructions=tuple(Instruction("exp", (at,)) for at in range(operations)), value=operations)
+    choice = dataclasses.replace(r.AttentionChoice(groups=2, keys=64, pingpong=True), **changes)
+    return attention_program(plan_attention(dataclasses.replace(problem(band=band), score=formula), choice, HOPPER))
+
+
+@pytest.mark.parametrize("groups", [2, 3])
+def test_one_loop_computes_all_blocks_of_windows_with_long_formulas(groups: int) -> None:
+    for pingpong, scheduler in itertools.product((False, True), ("static", "dynamic")):
+        made = bent(WINDOW, LONG_FORMULA, groups=groups, pingpong=pingpong, scheduler=scheduler)
+        verify_attention(made)
+    (loop,) = (each for each in flat(made.role("attend").program) if isinstance(each, a.BlockLoop))
+    assert loop.part == "any" and a.Softmax(masked=True, any=True) in loop.body
+    for fault in (a.Softmax(masked=False, any=True), a.Softmax(masked=True, first=True, any=True)):
+        changed = edited(made, "attend", lambda each, fault=fault: (fault,) if getattr(each, "any", False) else (each,))
+        with pytest.raises(Fault, match="is not masked|first maxima"):
+            verify_attention(changed)
+
+
+@pytest.mark.parametrize(("band", "operations", "groups"), [(WINDOW, 1, 2), (CAUSAL, LONG_FORMULA, 2), (WINDOW, 9, 1)])
+def test_other_blocks_have_loops_by_kind(band: r.Band, operations: int, groups: int) -> None:
+    steps = flat(bent(band, operations, groups=groups, pingpong=groups > 1).role("attend").program)
+    assert not any(each.part == "any" for each in steps if isinstance(each, a.BlockLoop))
 
 
 def test_maxima_as_outputs_are_those_of_the_rows() -> None:

@@ -12,6 +12,7 @@ from ....._support.records import dataclass, replace
 from ..dtypes import itemsize
 from ..epilogue import Constant, Instruction
 from ..records import WGMMA_ROWS
+from .blocks import last_keys_share_a_block
 from .magnitude import LARGE, LARGEST_FLOAT, largest
 from .numbers import is_known, launch_integers, text_of
 from .operands import OMITTED, Matrix, Place, RandomNumbers, Source, text_without
@@ -475,7 +476,8 @@ class ScorePlan:
     @property
     def parts(self) -> tuple[Part, ...]:
         """Parts of the loop over blocks, after the first block: from the right to the left."""
-        right: tuple[Part, ...] = ("diagonal",) if self.problem.has_last else ()
+        one = not self.problem.spans_keys and not self.problem.spans and last_keys_share_a_block(self)
+        right: tuple[Part, ...] = ("diagonal",) if self.problem.has_last and not one else ()
         left: tuple[Part, ...] = ("edge",) if self.problem.has_first else ()
         return (*right, "free", *left)
 
