@@ -30,6 +30,9 @@ class _Numbers(Tuned):
     runs: tuple[int, ...]
     #: Ratio of predicted times that tells nothing.
     alike: float
+    #: Most elements of a row of which a program gathers all, and elements of a thread.
+    row: int
+    row_elements: int
 
 
 def is_near(facts: KernelFacts) -> bool:
@@ -56,6 +59,23 @@ def fastest_tiles(usual: tuple[TritonProposal, ...], facts: KernelFacts, target:
         first = min(near, key=lambda each: (each.num_warps or 1, -each.block_sizes[last]))
     lighter = () if first in usual else (_lighter(first),)
     return first, *lighter, *(each for each in usual if each is not first)
+
+
+def gathered_rows(tiles: TritonProposal, facts: KernelFacts, target: Target) -> TritonProposal:
+    """Return the tile of whole rows for gathers along them from a tensor that L1 does not hold.
+
+    A row gathers from few lines, which other programs of the row would load again (measurement ``gathered_rows``).
+    """
+    numbers, last = tuned(_Numbers), facts.tunable_axes[-1]
+    gathers = (op for op in facts.memory_ops if op.kind == "load" and op.gathered and op.subscript_axes[-1] is None)
+    far = [op for op in gathers if op.accessed_numel * op.itemsize > target.smem_per_sm_bytes and not op.steps]
+    run, row = tiles.block_sizes[last.block_id], _highest(last)
+    if not far or len(facts.tunable_axes) == 1 or not run < row <= numbers.row:
+        return tiles
+    warps = max(1, row // (target.warp_size * numbers.row_elements))
+    reason = f"{tiles.reason}, of whole rows that share lines"
+    sizes = {**tiles.block_sizes, last.block_id: row}
+    return replace(tiles, reason=reason, block_sizes=sizes, flatten_loops={}, loop_orders={}, num_warps=warps)
 
 
 def _lighter(tiles: TritonProposal) -> TritonProposal:

@@ -74,3 +74,37 @@ def test_indices_that_are_loaded_may_be_anywhere() -> None:
     at = tensor(4096, dtype=torch.int32)
     bound = helion.kernel(looked_up).bind((tensor(4096, 4096), at), target="h200")
     assert not is_near(bound.facts) and "reach neighbours" not in bound.seeds[0].reason
+
+
+def test_a_program_gathers_the_whole_row_that_shares_lines() -> None:
+    @helion.kernel
+    def taken(x: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        m, n = x.size()
+        flat, out = x.view(-1), torch.empty_like(columns, dtype=x.dtype)
+        for tile_m, tile_k in hl.tile([m, columns.size(1)]):
+            out[tile_m, tile_k] = flat[tile_m.index[:, None] * n + columns[tile_m, tile_k]]
+        return out
+
+    def tile(n: int, k: int) -> list[int]:
+        x = torch.empty(8192, n, dtype=torch.bfloat16, device="meta")
+        return taken.bind((x, torch.empty(8192, k, dtype=torch.int64, device="meta")), target="h200").default_config()[
+            "block_sizes"
+        ]
+
+    assert tile(4096, 1024) == [1, 1024] and tile(4096, 1000) == [1, 1024]
+    assert tile(4096, 8192)[1] < 1024, "too long a row for one program"
+    assert tile(8, 1024)[1] < 1024, "L1 holds the tensor"
+
+
+def test_rows_that_data_selects_leave_few_elements_in_a_thread() -> None:
+    @helion.kernel
+    def near(values: torch.Tensor, neighbours: torch.Tensor) -> torch.Tensor:
+        n, _ = neighbours.size()
+        out = torch.empty([n], dtype=torch.float32, device=values.device)
+        for tile in hl.tile(n):
+            out[tile] = values[neighbours[tile, :]].sum(-1)
+        return out
+
+    args = (torch.empty(200_000, device="meta"), torch.empty(200_000, 48, dtype=torch.int64, device="meta"))
+    seed = near.bind(args, target="h200").seeds[0]
+    assert seed.config["block_sizes"][0] * 64 <= 8 * 32 * seed.config["num_warps"]

@@ -24,7 +24,7 @@ from ...proposal import TritonProposal
 from ...resources.tiles import beside_turned
 from .. import register_safety as safety
 from ..choose import trust, unless_faster
-from ..near_gathers import fastest_tiles, is_near
+from ..near_gathers import fastest_tiles, gathered_rows, is_near
 from ..predicted_time import proposal_us
 from ..random_runs import shorter_runs
 from ..sizing import beside_short_rows, estimate, extent_of, has_wide_memory, record_bytes, warps_for_threads
@@ -131,7 +131,7 @@ class TritonPointwiseHeuristic(Heuristic):
         if fact.numbered_run:
             fewer = _fewer_per_thread(tiles, facts, tuned(_Numbers, target))
             first = _is_gathered(facts) or (_begin_anywhere(fact, facts) and not fewer) or _has_idle_lanes(tiles, facts)
-            return (run, tiles) if first else (*fewer, tiles, run)
+            return (gathered_rows(run, facts, target), tiles) if first else (*fewer, tiles, run)
         if _is_gathered(facts) and not all(op.static for op in facts.memory_ops):
             return _half_of_gathers(tiles, facts), tiles
         if not fact.one_run and not (fact.rows_beside_run and _is_accessed_singly(fact, facts)):

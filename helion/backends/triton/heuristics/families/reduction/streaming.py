@@ -23,6 +23,7 @@ from ...predicted_time import proposal_us
 from ...sizing import all_sizes, estimate, grid_extent, programs_of
 from ...tuned import Tuned, tuned
 from .budget import Allocation, allocate, reduction_alone
+from .gathered import fewer_gathered
 from .in_loops import alone_in_loops
 from .launch import launch
 from .sharing import sharing
@@ -159,7 +160,7 @@ class TritonStreamingReductionHeuristic(Heuristic):
         if programs > target.num_sms:
             many = _lighter(_fuller(_in_pairs(first, programs, facts, target), facts, target), facts, target)
             shared = sharing(many, _row_axes(found, facts), _along(facts, primary), facts, target)
-            return (in_short_steps(shared, primary, facts, target),)
+            return (fewer_gathered(in_short_steps(shared, primary, facts, target), primary, facts, target),)
         threads = _threads_of_few(facts, primary)
         if (
             first.num_warps is not None
