@@ -54,6 +54,8 @@ class _Numbers(Tuned):
     sm_warps: int
     #: Rows of tiles in a group of programs.
     grouped_rows: int
+    #: Ratio of predicted times of halvings that tells nothing.
+    alike: float
 
 
 _TUNED = tuned(_Numbers)
@@ -118,18 +120,22 @@ def _in_groups(tiles: TritonProposal, facts: KernelFacts) -> TritonProposal:
 def _with_few_reducing(first: TritonProposal, facts: KernelFacts, target: Target) -> TritonProposal:
     """Return a part of the tile and fewer warps, where a loop between bounds from data reduces the tile.
 
-    A thread has as many elements as before. Each halving is predicted to be shorter by the ratio that is trusted.
+    A thread has as many elements as before. Each halving is predicted to be shorter by the ratio that is trusted. Of
+    halvings that are alike, those of other axes come before those of the reduced one, which the loop would step through.
     """
-    reduced = {a for fact in facts.reductions if facts.axes[fact.axis].extent is None for a in fact.tile}
+    unknown = [fact for fact in facts.reductions if facts.axes[fact.axis].extent is None]
+    reduced, stepped = {axis for fact in unknown for axis in fact.tile}, {fact.axis for fact in unknown}
     us = proposal_us(facts, first, target) if reduced else 0.0
     while (warps := (first.num_warps or 1) // 2) and reduced:
         sizes = first.block_sizes
         able = [a for a in sorted(reduced & set(sizes)) if sizes[a] > facts.axes[a].min_size]
+        able.sort(key=lambda axis: axis in stepped)
         halves = [_proposal({**sizes, a: sizes[a] // 2}, warps, "that few warps reduce") for a in able]
-        best = fastest((half, proposal_us(facts, half, target)) for half in halves)
+        timed = [(half, proposal_us(facts, half, target)) for half in halves]
+        best = fastest(timed)
         if best is None or best[1] > trust(target).fewer_reducing * us:
             break
-        first, us = best
+        first, us = next(each for each in timed if each[1] <= _TUNED.alike * best[1])
     return first
 
 
