@@ -8,6 +8,7 @@ program the lines of memory that they interpolate between. No rule says how thes
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -90,9 +91,9 @@ def _spills(tiles: TritonProposal, facts: KernelFacts, target: Target) -> bool:
 
 def _candidates(tiles: TritonProposal, facts: KernelFacts) -> Iterator[TritonProposal]:
     *others, last = facts.tunable_axes
-    numbers = tuned(_Numbers)
+    numbers, whole = tuned(_Numbers), _whole(facts)
     for run, warps, each in itertools.product(numbers.runs, numbers.warps, numbers.each):
-        rows = 32 * warps * each // run
+        rows = 32 * warps * each // (run * whole)
         if run > _highest(last) or rows < 1:
             continue
         for counts in _splits(rows, others):
@@ -100,6 +101,13 @@ def _candidates(tiles: TritonProposal, facts: KernelFacts) -> Iterator[TritonPro
             shape = " x ".join(map(str, sizes.values()))
             reason = f"{tiles.reason}, of {shape}: computed subscripts reach neighbours"
             yield replace(tiles, reason=reason, block_sizes=sizes, num_warps=warps)
+
+
+def _whole(facts: KernelFacts) -> int:
+    """Return the elements of whole dimensions for each element of a tile."""
+    loads = (op for op in facts.memory_ops if op.kind == "load" and op.gathered)
+    whole = ([facts.axes[a].padded for a in op.tile_axes if facts.axes[a].kind == "full"] for op in loads)
+    return max(max(1, math.prod(each)) for each in whole)
 
 
 def _splits(rows: int, axes: list[AxisFact]) -> Iterator[tuple[int, ...]]:

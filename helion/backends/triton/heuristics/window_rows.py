@@ -2,13 +2,16 @@
 
 Each row of a window is then loaded and converted once for all outputs that need it (``lower/unroll_rows.py``). More rows
 share more, and take more registers and more time to compile, so predicted time chooses (measurement ``unrolled_rows``).
+
+Threads have fewer elements where taps lie along contiguous memory too. Each is then a load of its own, and loads in flight
+leave registers for few warps (measurement ``single_taps``).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from ...._compiler.facts.records import AxisFact, KernelFacts, PointwiseFact
@@ -33,8 +36,12 @@ class _Numbers(Tuned):
     runs: tuple[int, ...]
     line_bytes: int
     warps: tuple[int, ...]
-    #: Most elements of a thread.
+    #: Most elements of a thread. Where taps along contiguous memory load single elements: of few taps, of so many, and of
+    #: more.
     most: int
+    single_most: int
+    many_taps: int
+    many_most: int
     #: Ratio of predicted times that tells nothing.
     alike: float
 
@@ -61,6 +68,21 @@ def fastest_rows(
     return min(alike, key=lambda each: (each.num_warps or 1, -each.block_sizes[first], -_elements(each)))
 
 
+def holding_warps(warps: int, sizes: Mapping[int, int], facts: KernelFacts, target: Target) -> int:
+    """Return ``warps`` or more, so that the registers of a thread hold the loads of separate rows.
+
+    ptxas moves them all to the front, and spills those that it has no registers for (measurement ``single_taps``).
+    """
+    while warps * target.warp_size < target.max_threads_per_block:
+        kept = kept_loads(facts, sizes, warps * target.warp_size, 0)
+        each = sum([kept.get(op.slot, 1.0) for op in facts.memory_ops if op.kind == "load"])
+        elements = math.prod(sizes.values()) / (warps * target.warp_size)
+        if not kept or elements * each <= target.max_registers_per_thread:
+            break
+        warps *= 2
+    return warps
+
+
 def _elements(tiles: TritonProposal) -> int:
     return math.prod(tiles.block_sizes.values())
 
@@ -79,12 +101,17 @@ def _candidates(
     tiles: TritonProposal, first: AxisFact, itemsize: int, facts: KernelFacts, target: Target
 ) -> Iterator[TritonProposal]:
     numbers = tuned(_Numbers)
+    along = [each for each in facts.row_windows if each.axis == first.block_id and any(map(_has_taps, each.rows))]
+    singles = [window.loads(1)[1] for window in along]
+    most = numbers.most
+    if singles:
+        most = numbers.many_most if max(singles) >= numbers.many_taps else numbers.single_most
     shortest = max(first.min_size, min(_highest(first), numbers.line_bytes // itemsize))
     least = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
     for rows in _rows(first, facts):
         for run, warps in itertools.product(numbers.runs, numbers.warps):
             lanes = run * warps * target.warp_size
-            if not shortest <= lanes <= _highest(first) or run * math.prod(rows.values()) > numbers.most:
+            if not shortest <= lanes <= _highest(first) or run * math.prod(rows.values()) > most:
                 continue
             sizes = {**least, **rows, first.block_id: lanes}
             shape = " x ".join(map(str, sizes.values()))
@@ -103,6 +130,10 @@ def _rows(first: AxisFact, facts: KernelFacts) -> Iterator[dict[int, int]]:
         for rows, more in tuned(_Numbers).two_rows:
             if more <= _highest(facts.axes[other.axis]) and rows <= _highest(facts.axes[one.axis]):
                 yield {one.axis: rows, other.axis: more}
+
+
+def _has_taps(rows: tuple[int, ...]) -> bool:
+    return len(set(rows)) > 1
 
 
 def _highest(axis: AxisFact) -> int:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from harness import tensor
 
 import helion
 import helion.language as hl
+from benchmarks.unfitted.filters import census, unsharp
+from benchmarks.unfitted.images import diffuse, morphology
 from benchmarks.workloads.rows import max_pool_nhwc
 
 
@@ -74,3 +78,27 @@ def test_rows_that_share_loads_stay_as_they_are() -> None:
     """Measurement ``unrolled_rows``: maxima of 8 x 55 x 57 x 192 take 12.0 us in tiles of 4 x 256, 12.9 of 4 x 128."""
     seed = max_pool_nhwc.bind((tensor(8, 55, 57, 192, dtype=torch.float32),), target="h200").seeds[0]
     assert seed.config["block_sizes"] == [4, 256] and seed.config["num_warps"] == 4
+
+
+def elements(bound: helion.BoundKernel) -> int:
+    """Return the elements of a thread, without those of whole dimensions."""
+    config = bound.seeds[0].config
+    return math.prod(config["block_sizes"]) // (32 * config["num_warps"])
+
+
+@pytest.mark.parametrize("gpu", ["h100", "h200", "a100"])
+def test_taps_along_contiguous_memory_load_few_elements_of_a_thread(gpu: str) -> None:
+    few = morphology.bind((tensor(16, 1080, 1920, dtype=torch.uint8),), target=gpu)
+    many = census.bind((tensor(8, 1080, 1920, dtype=torch.float32),), target=gpu)
+    assert elements(few) <= 8 < elements(many) <= 16
+
+
+def test_registers_hold_the_loads_of_two_tensors() -> None:
+    grid = tensor(256, 256, 256, dtype=torch.float32)
+    bound = diffuse.bind((grid, grid, 0.1), target="h200")
+    assert "windows along three axes" in bound.seeds[0].reason and elements(bound) == 16
+
+
+def test_whole_dimensions_count_as_elements_of_a_thread() -> None:
+    bound = unsharp.bind((tensor(16, 720, 1280, 3, dtype=torch.uint8), 0.5), target="h200")
+    assert "reach neighbours" in bound.seeds[0].reason and 4 * elements(bound) <= 16

@@ -29,7 +29,7 @@ from ..predicted_time import proposal_us
 from ..random_runs import shorter_runs
 from ..sizing import beside_short_rows, estimate, extent_of, has_wide_memory, record_bytes, warps_for_threads
 from ..tuned import Tuned, tuned
-from ..window_rows import fastest_rows
+from ..window_rows import fastest_rows, holding_warps
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ def _around(tiles: TritonProposal, fact: PointwiseFact, facts: KernelFacts, targ
     rows = min(numbers.window_tile // (planes * run), previous_power_of_2(extent_of(others[1])))
     sizes = {**tiles.block_sizes, first: run, others[0].block_id: planes, others[1].block_id: rows}
     elements = math.prod(sizes.values())
-    warps = max(1, elements // (target.warp_size * numbers.window_elements))
+    warps = holding_warps(max(1, elements // (target.warp_size * numbers.window_elements)), sizes, facts, target)
     if (
         elements * target.num_sms * numbers.waves > fact.total_numel
         or estimate(facts, target, sizes, warps, 1).spill_risk
