@@ -1,7 +1,7 @@
 """Networks of sorts: bitonic ones, whose exchanges are between registers, lanes of a warp, or warps.
 
-A sort is unrolled while a thread has few exchanges, and fewer if some are between warps, which wait for each other.
-Another is a loop, whose exchanges all go through shared memory (measurement ``sorted_rows``).
+A sort of keys of one word in one warp is unrolled while a thread has few exchanges. Another is a loop over the merges
+of longer and longer runs (measurement ``sorted_rows``).
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from ..._support.records import dataclass
 
 #: Bytes of a word that an instruction compares, and elements of a thread that are next to each other.
 _WORD_BYTES, _RUN = 4, 4
-#: Exchanges of words of a thread that are unrolled, within a warp and between warps. The time of ``ptxas`` grows with
-#: them.
-_MOST, _MOST_BETWEEN = 2048, 512
+#: Exchanges of a thread that are unrolled. The time of ``ptxas`` grows with them.
+_MOST = 2048
 _WARP = 32
 
 
@@ -55,20 +54,21 @@ class Network:
 
     @property
     def is_unrolled(self) -> bool:
-        return self.exchanges <= (_MOST if self.warps_of_a_row == 1 else _MOST_BETWEEN)
+        return self.words == self.warps_of_a_row == 1 and self.exchanges <= _MOST
+
+    @property
+    def bits_between(self) -> tuple[int, int]:
+        """The first place of the bits of a lane that are different in each warp, and the place after the last."""
+        first = int(math.log2(_WARP))
+        return first, first + int(math.log2(max(1, min(self.warps, self.lanes // _WARP))))
 
     @property
     def between_warps(self) -> int:
         """The steps of a row that exchange elements of different warps."""
-        if not self.is_unrolled:
-            return self.steps
-        first = int(math.log2(_WARP * _RUN))
-        return sum(self.stages - bit for bit in range(first, first + int(math.log2(self.warps_of_a_row))))
+        return 0 if self.is_unrolled else sum(max(0, self.stages - bit) for bit in range(*self.bits_between))
 
     @property
     def between_lanes(self) -> int:
         """The steps of a row that exchange elements of different lanes of a warp."""
-        if not self.is_unrolled:
-            return 0
-        first = int(math.log2(_RUN))
+        first = int(math.log2(_RUN)) if self.is_unrolled else 0
         return sum(max(0, self.stages - bit) for bit in range(first, first + int(math.log2(_WARP))))

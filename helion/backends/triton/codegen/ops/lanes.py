@@ -19,11 +19,8 @@ from . import reduction as ops_reduction
 _WARP_LANES = 1024
 
 HELPERS: Mapping[str, str] = {
-    # A bitonic network with its exchanges in a loop. Lanes `apart` exchange. The lower one keeps the smaller key, or
-    # the greater one in every second group of `1 << stage` lanes. It uses one dimension: in several, Triton assigns
-    # each row of a gather to one warp, whose code grows with the square of the lanes of a thread.
-    # The same without a loop, for keys of 32 bits. Exchanges are between registers, lanes of a warp, or warps. Both
-    # extrema and one choice take fewer instructions than the comparison and the choice of ``tl.sort``.
+    # A bitonic network for keys of 32 bits, without a loop. Exchanges are between registers, lanes of a warp, or warps.
+    # Both extrema and one choice take fewer instructions than the comparison and the choice of ``tl.sort``.
     "_sort_by_extrema": """\
 @triton.jit
 def _sort_by_extrema(keys, bits: tl.constexpr, stages: tl.constexpr):
@@ -37,19 +34,32 @@ def _sort_by_extrema(keys, bits: tl.constexpr, stages: tl.constexpr):
             cube = tl.where(greater != 0, tl.maximum(cube, other), tl.minimum(cube, other))
     return tl.reshape(cube, keys.shape)
 """,
+    # The same in a loop over the merges, for keys of any width. In `descending` runs keys have their bits inverted, so
+    # that the greater of two keys is always the later one. Steps from `first` to `last` exchange between warps.
     "_sort_in_steps": """\
 @triton.jit
-def _sort_in_steps(keys, elements: tl.constexpr, lanes: tl.constexpr, stages: tl.constexpr):
-    flat = tl.reshape(keys, [elements])
-    places = tl.arange(0, elements)
-    for stage in range(1, stages + 1):
-        for step in range(stage):
-            apart = 1 << (stage - 1 - step)
-            other = tl.gather(flat, places ^ apart, 0)
-            rising = (places & (lanes - 1) & (1 << stage)) == 0
-            smaller = ((places & apart) == 0) == rising
-            flat = tl.where((flat < other) == smaller, flat, other)
-    return tl.reshape(flat, keys.shape)
+def _sort_in_steps(keys, bits: tl.constexpr, stages: tl.constexpr, first: tl.constexpr, last: tl.constexpr):
+    flat = tl.arange(0, 1 << bits)
+    cube, places = tl.reshape(keys, [2] * bits), tl.reshape(flat, [2] * bits)
+    even = places & -2
+    changes = places ^ (even << 1)
+    for stage in tl.range(1, stages + 1):
+        if stage < stages:
+            cube ^= ((changes << (31 - stage)) >> 31).to(keys.dtype)
+        else:
+            cube ^= ((even << (32 - stage)) >> 31).to(keys.dtype)
+        for apart in tl.static_range(stages - 1, -1, -1):
+            if apart < stage:
+                if apart >= first and apart < last:
+                    other = tl.reshape(tl.gather(tl.reshape(cube, [1 << bits]), flat ^ (1 << apart), 0), [2] * bits)
+                else:
+                    other = cube ^ tl.xor_sum(cube, bits - 1 - apart, True)
+                later = tl.reshape(tl.arange(0, 2), [1] * (bits - 1 - apart) + [2] + [1] * apart) != 0
+                if keys.dtype.primitive_bitwidth <= 32:
+                    cube = tl.where(later, tl.maximum(cube, other), tl.minimum(cube, other))
+                else:
+                    cube = tl.where((cube > other) != later, other, cube)
+    return tl.reshape(cube, keys.shape)
 """,
 }
 
@@ -142,13 +152,12 @@ def sort(e: Emission, op: Op) -> None:
     sizes = [e.size(d) for d in value.dims]
     elements, lanes = math.prod(sizes), sizes[-1]
     network = Network.of(elements, lanes, value.dtype.itemsize, dict(e.plan.launch.options)["num_warps"])
-    if not network.is_unrolled:
-        helper, sizes = "_sort_in_steps", [elements, lanes, network.stages]
-    elif network.words == 1 and network.stages:
-        helper, sizes = "_sort_by_extrema", [(elements - 1).bit_length(), network.stages]
-    else:
-        e.assign(op, "sort", f"tl.sort({source})")
+    if not network.stages:
+        e.assign(op, "sort", source)
         return
+    helper, sizes = "_sort_by_extrema", [(elements - 1).bit_length(), network.stages]
+    if not network.is_unrolled:
+        helper, sizes = "_sort_in_steps", [*sizes, *network.bits_between]
     call = f"{helper}({source}, {', '.join(map(str, sizes))})"
     e.assign(op, "sort", Expression(call, needs=frozenset((helper,))))
 

@@ -1,8 +1,8 @@
 """Sorts of rows: quantiles, samples of the likeliest tokens, trimmed means, ranks.
 
 Matches kernels without a dot that sort a whole dimension. The exchanges of the sort take most of the time. A warp takes
-a row alone as long as its code is not too long to assemble: lanes exchange without barriers. Longer rows have as many
-warps as keep the exchanges of a thread unrolled, else some that loop over them (measurement ``sorted_rows``).
+a row alone as long as its code is not too long to assemble: lanes exchange without barriers. Longer rows have many
+warps (measurement ``sorted_rows``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from ....._support.records import dataclass
 from .....autotuner.proposal import Declined, Heuristic
 from .....hardware import Target
 from ...proposal import TritonProposal
-from ...sorts import Network
 from ..sizing import all_sizes, clamp, estimate
 from ..tuned import Tuned, tuned
 
@@ -27,9 +26,10 @@ class _Numbers(Tuned):
     #: Bytes of the keys of a row that one warp sorts, and least elements of a program of one warp.
     warp_bytes: int
     least_elements: int
-    #: Warps of longer rows: if their exchanges are unrolled, and if a loop runs them.
+    #: Warps of longer rows, and of those that leave a thread more than so many elements.
     warps: int
-    looping_warps: int
+    most_warps: int
+    thread_elements: int
 
 
 class TritonSortedRowsHeuristic(Heuristic):
@@ -51,8 +51,8 @@ class TritonSortedRowsHeuristic(Heuristic):
             lanes = facts.axes[fact.axis].padded
             rows = max(rows, numbers.least_elements // lanes)
             if lanes * fact.itemsize > numbers.warp_bytes:
-                network = Network.of(lanes, lanes, fact.itemsize, numbers.warps)
-                warps = max(warps, numbers.warps if network.is_unrolled else numbers.looping_warps)
+                is_long = lanes > numbers.thread_elements * numbers.warps * target.warp_size
+                warps = max(warps, numbers.most_warps if is_long else numbers.warps)
         if warps == 1 and facts.tunable_axes:
             last = facts.tunable_axes[-1]
             sizes[last.block_id] = clamp(rows, last)
