@@ -36,6 +36,19 @@ def hankel(t: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 @helion.kernel(backend="triton", static_shapes=True)
+def frames(x: torch.Tensor, w: torch.Tensor, hop: hl.constexpr) -> torch.Tensor:
+    width, c = w.size()
+    m = (x.size(0) - width) // hop + 1
+    out = torch.empty([m, c], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, c]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(width):
+            acc = torch.addmm(acc, x[tile_m.index[:, None] * hop + tile_k.index[None, :]], w[tile_k, tile_n])
+        out[tile_m, tile_n] = acc.to(x.dtype)
+    return out
+
+
+@helion.kernel(backend="triton", static_shapes=True)
 def picked_rows(x: torch.Tensor, at: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     m, (k, n) = at.size(0), w.size()
     out = torch.empty([m, n], dtype=x.dtype, device=x.device)
@@ -74,6 +87,12 @@ def test_a_descriptor_loads_what_lies_beside_single_elements() -> None:
     )
     odd = hankel.bind((meta(8192), meta(4096, 1023)), target="h200").default_config()
     assert "tensor_descriptor" not in odd["indexing"]
+
+
+@pytest.mark.parametrize(("hop", "box"), [(160, False), (8, False), (3, True)])
+def test_vectors_of_frames_are_copied_as_b_is(hop: int, box: bool) -> None:
+    config = frames.bind((meta(hop * 4096 + 1024), meta(1024, 1024), hop), target="h200").default_config()
+    assert config["indexing"] == ["pointer", "tensor_descriptor" if box else "pointer", "pointer"]
 
 
 @pytest.mark.parametrize("n", [65, 200])

@@ -71,13 +71,22 @@ def _beside_elements(fact: MatmulFact, operands: Sequence[MemoryOpFact], target:
     """Return the slot of B if A consists of single elements at computed places, as of a matrix of constant diagonals.
 
     The threads load A to registers, and the copies of B by the same threads would wait for it (measurement
-    ``boxes_beside_elements``).
+    ``boxes_beside_elements``). Vectors of A, as of frames at a multiple of 16 bytes, are copied as well as B is.
     """
-    single = fact.lhs_layout == "strided" and any(op.slot == fact.lhs_slot and op.gathered for op in operands)
+    left = [op for op in operands if op.slot == fact.lhs_slot and op.gathered]
+    single = fact.lhs_layout == "strided" and any(_reads_elements(op, fact) for op in left)
     if not (single and target.has("wgmma") and target.has("tensor_descriptor")) or fact.rhs_prologue:
         return frozenset()
     right = (op for op in operands if op.slot == fact.rhs_slot and op.slot != fact.lhs_slot)
     return frozenset(op.slot for op in right if op.static and not op.gathered and not _is_unaligned(op))
+
+
+def _reads_elements(op: MemoryOpFact, fact: MatmulFact) -> bool:
+    """Return whether known steps of the index leave no aligned vectors along K."""
+    steps = dict(op.steps)
+    if fact.k_axis not in steps or fact.m_axis not in steps:
+        return False
+    return steps[fact.k_axis] != 1 or bool(steps[fact.m_axis] * op.itemsize % _ALIGNED_BYTES)
 
 
 def boxed_operands(facts: KernelFacts, sizes: Mapping[int, int], target: Target) -> frozenset[int]:
