@@ -12,6 +12,7 @@ from harness import tensor
 
 import helion
 import helion.language as hl
+from benchmarks.unfitted.scans import selective_scan
 from helion._shapes import cdiv
 from helion.hardware import target
 
@@ -122,3 +123,10 @@ def test_first_config_gives_what_torch_gives() -> None:
         rows.append((state * q[:, step, None, :]).sum(-1))
     expected = torch.stack(rows, 1)
     assert (bound(*args).double() - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def test_steps_of_registers_have_two_programs_on_each_scheduler() -> None:
+    x, states = tensor(8, 512, 2048), tensor(8, 512, 16)
+    bound = selective_scan.bind((x, x, tensor(2048, 16, dtype=torch.float32), states, states), target="h200")
+    seed = next(seed for seed in bound.seeds if seed.heuristic == NAME)
+    assert seed.config["block_sizes"] == [16] and seed.config["prefetch_distance"] == 8

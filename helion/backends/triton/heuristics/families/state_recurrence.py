@@ -38,6 +38,8 @@ class _Numbers(Tuned):
     pipelines: tuple[tuple[int, int], ...]
     #: The fewest bytes of a thread that an asynchronous copy takes.
     copied_bytes: int
+    #: Programs per SM where values are prefetched into registers: two on each scheduler hide the latency of a step.
+    carried_programs: int
     #: Elements per thread of all tiles that the loop carries, and most warps.
     thread_elements: int
     most_warps: int
@@ -114,7 +116,7 @@ def _copied(facts: KernelFacts, target: Target, step: AxisFact, loads: Sequence[
 
 def _carried(facts: KernelFacts, target: Target, step: AxisFact) -> TritonProposal | None:
     """Return a proposal that prefetches into registers."""
-    sizes = _sizes(facts, target, _TUNED.programs)
+    sizes = _sizes(facts, target, _TUNED.carried_programs)
     warps = _warps(facts, target, sizes)
     all_of = all_sizes(facts, sizes)
     registers = ahead_registers(facts, all_of, warps, target)
