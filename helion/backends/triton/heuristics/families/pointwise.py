@@ -384,8 +384,8 @@ def _strided_elements(fact: PointwiseFact, facts: KernelFacts, target: Target) -
     A thread stores a vector, so the lanes of a warp read elements at strides of a vector. Each line of memory takes a
     cycle (measurement ``strided_windows``). Threads with neighbours whose windows share half or more load that once.
     """
-    if (record := record_bytes(facts)) is not None and not has_wide_memory(target):
-        return max(1, _VECTOR_BYTES // record)
+    if (record_bytes(facts) or 0) > _VECTOR_BYTES // 2 and not has_wide_memory(target):
+        return 1
     if not set(fact.window_axes).isdisjoint(fact.contiguous_axes):
         return None
     strided = [op for op in facts.memory_ops if op.kind == "load" and not op.gathered and op.step > 1]
