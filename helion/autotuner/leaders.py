@@ -1,7 +1,8 @@
 """Configs that a few measurements choose from: those that may be the fastest, within the error of predicted times.
 
 Their assembled code orders them better than predictions do, but where nothing is timed the default is better still
-(measurement ``assembled_order``).
+(measurement ``assembled_order``). No margin of predicted times chooses among them as well as a few times do (measurement
+``user_samples``).
 """
 
 from __future__ import annotations
