@@ -2,8 +2,8 @@
 before.
 
 Takes the first of a few tiles, from large to small, that fits without spilling and fills the waves. ``precomputed.py``
-decides where that pays. Few rows are multiplied by weights that each program unpacks, with split-K.
-``TritonMatmulHeuristic`` handles operands over plain tiles.
+decides where that pays. Few rows are multiplied by weights that each program unpacks, with split-K (measurement
+``packed_columns``). ``TritonMatmulHeuristic`` handles operands over plain tiles.
 """
 
 from __future__ import annotations
