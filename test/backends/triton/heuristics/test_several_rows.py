@@ -36,3 +36,23 @@ def test_chunks_of_several_rows(columns: int, chunk: int | None) -> None:
 def test_one_row_is_held() -> None:
     seed = squares.bind((torch.empty(4096, 8191, device="meta"),), target="h200").seeds[0]
     assert seed.config.reduction_loops == [None]
+
+
+def larger(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.maximum(a, b)
+
+
+@helion.kernel(backend="triton")
+def falls(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    out, most = torch.empty_like(x), torch.empty([x.size(0)], dtype=x.dtype, device=x.device)
+    for tile in hl.tile(x.size(0)):
+        fallen = hl.associative_scan(larger, x[tile, :], dim=1) - x[tile, :]
+        out[tile, :] = fallen
+        most[tile] = fallen.amax(1)
+    return out, most
+
+
+def test_scans_of_a_row_take_few_warps() -> None:
+    """Each step of a scan between warps waits for shared memory."""
+    config = falls.bind((torch.empty(16384, 2520, device="meta"),), target="h200").default_config()
+    assert config.reduction_loops == [None] and config.num_warps <= 8
