@@ -56,3 +56,18 @@ def test_scans_of_a_row_take_few_warps() -> None:
     """Each step of a scan between warps waits for shared memory."""
     config = falls.bind((torch.empty(16384, 2520, device="meta"),), target="h200").default_config()
     assert config.reduction_loops == [None] and config.num_warps <= 8
+
+
+@helion.kernel(backend="triton")
+def classes(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    b, _, n = x.size()
+    for tile_b, tile_n in hl.tile([b, n]):
+        out[tile_b, :, tile_n] = torch.softmax(x[tile_b, :, tile_n].float(), dim=1).to(x.dtype)
+    return out
+
+
+def test_columns_held_whole_take_half_the_warps_for_half_of_them() -> None:
+    x = torch.empty(64, 150, 16384, dtype=torch.bfloat16, device="meta")
+    config = classes.bind((x,), target="h200").default_config()
+    assert config.block_sizes == [1, 32] and config.num_warps == 4

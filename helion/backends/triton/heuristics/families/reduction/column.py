@@ -119,12 +119,14 @@ def _proposal(found: Allocation, sizes: Sizes, chunks: Chunks, warps: int) -> Tr
 def _lighter(
     found: Allocation, column: int, facts: KernelFacts, chosen: Launch, target: Target
 ) -> Iterator[TritonProposal]:
-    """Yield programs of half the warps, with the same tile and with half the columns and twice the rows.
+    """Yield programs of half the warps, with the same tile, with half of it, and with half the columns and twice the rows.
 
     A step of the loop waits for its loads, so that bytes in flight decide: each thread loads twice as many, and a
-    reduction joins fewer warps.
+    reduction joins fewer warps. With half the tile, an SM has more programs, whose phases overlap.
     """
     axis, warps = found.primary.axis, chosen.num_warps // 2
+    if warps and column in chosen.sizes:
+        yield from _smaller(found, column, facts, chosen, target)
     if not warps or not {axis, column} <= chosen.sizes.keys() or facts.axes[axis].on_grid:
         return
     sizes, rows, columns = chosen.sizes, 2 * chosen.sizes[axis], chosen.sizes[column] // 2
@@ -134,6 +136,19 @@ def _lighter(
         options.append({**sizes, column: columns, **dict.fromkeys(_walked(found, facts), rows)})
     for each in options:
         if not estimate(facts, target, each, warps, 1, chosen.chunks).spill_risk:
+            yield _proposal(found, each, chosen.chunks, warps)
+
+
+def _smaller(
+    found: Allocation, column: int, facts: KernelFacts, chosen: Launch, target: Target
+) -> Iterator[TritonProposal]:
+    """Yield programs of half the warps for half the rows of a step, and for half the columns."""
+    sizes, warps = chosen.sizes, chosen.num_warps // 2
+    fewer = {block: sizes[block] // 2 for block in _walked(found, facts) if block in sizes}
+    for smaller in (fewer, {column: sizes[column] // 2}):
+        each = {**sizes, **smaller}
+        least = all(size >= facts.axes[block].min_size for block, size in smaller.items())
+        if smaller and least and not estimate(facts, target, each, warps, 1, chosen.chunks).spill_risk:
             yield _proposal(found, each, chosen.chunks, warps)
 
 
