@@ -185,9 +185,10 @@ class Legalizer:
         whole = self.product.whole_rows and decisions.values.get(self._key("rows_in")) != "memory"
         least = row_clusters(self.product.problem, self.target)[0] if whole else 1
         places = places_of_copies(self.product.problem, self.target)
+        columns = tile_bounds(self.product.problem, self.target)[1][1]
         for changes in (
             {"ab_stages": None, "residual_stages": 2},
-            {"acc_stages": None},
+            {"acc_stages": None if unit_of(self.target) == "tcgen05" else 1},
             {"copies_in": "memory"} if "memory" in places else {},
             {"split_tiles": "all"},
             {"pingpong": False, "k_splits": 1, "grid_splits": 1, "ctas_per_sm": 1},
@@ -200,6 +201,7 @@ class Legalizer:
             {"copies_in": "shared"} if "shared" in places else {},
             # No cluster of this tile holds the rows, as where a tile of two CTAs meets rows that 16 share.
             {"rows_in": "memory", "cluster_n": 1} if whole and lies_in_memory(self.product.problem) else {},
+            {"tile_columns": min(columns, TILE_COLUMNS[0])} if lies_in_memory(self.product.problem) else {},
         ):
             decisions = self._sub_tiles(self._with(decisions, changes), True)
             yield decisions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -81,3 +82,25 @@ def test_auto_takes_seeds_that_hold_both_accumulators() -> None:
     assert helion.kernel()(multiply).bind(tensors, target="h100").backend_on_gpu == "cute"
     bound = helion.kernel(backend="cute")(multiply).bind(tensors, target="h100")
     assert all(bound.plan(seed.config).gemm.tile[1] <= 128 for seed in bound.seeds)
+
+
+@helion.kernel(backend="cute")
+def softmax_of_rounded(x: torch.Tensor, y: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    hl.specialize(y.size(-1))
+    out = torch.empty([x.size(0), y.size(1)], dtype=x.dtype, device=x.device)
+    for rows in hl.tile(x.size(0)):
+        acc = hl.zeros([rows, y.size(-1)], dtype=torch.float32)
+        for inner in hl.tile(x.size(1)):
+            acc += torch.relu(x[rows, inner]) @ y[inner, :]
+        out[rows, :] = (torch.softmax(acc, 1) + b[rows, :]).to(x.dtype)
+    return out
+
+
+@pytest.mark.parametrize("columns", [16, 512])
+def test_random_configs_with_rows_in_memory_are_legal(columns: int) -> None:
+    """Promoted accumulators leave room for 64 columns of a tile."""
+    x, y = torch.empty(16, 17, dtype=torch.bfloat16, device="meta").T, torch.empty(16, columns, dtype=torch.bfloat16)
+    args = (x, y.to("meta"), torch.empty(17, columns, dtype=torch.bfloat16, device="meta"))
+    space, rng = softmax_of_rounded.bind(args, target="h100").config_spec, random.Random(0)
+    for config in (space.random(rng) for _ in range(60)):
+        assert space.normalize(config) == config
