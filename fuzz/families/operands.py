@@ -1,4 +1,4 @@
-"""Matmuls whose operands are computed, transposed or shared, in several consecutive loops."""
+"""Matmuls whose operands are computed, transposed, shared or read again by other ops, in several consecutive loops."""
 
 from __future__ import annotations
 
@@ -37,6 +37,9 @@ FORMS = {
     "two_loops": ([*_one("x[t, c], y[c, u]"), _LOOP, "        acc = hl.dot(transposed[c, t].transpose(0, 1), (y[c, u] * 0.5).to(x.dtype), acc=acc)"], "x @ y + transposed.t() @ (y * 0.5)"),
     "low_rank": ([_OUT, "r = hl.specialize(low.size(1))", _TILES, _ZEROS, "    narrow = hl.zeros([t, r], dtype=torch.float32)", _LOOP, "        acc = hl.dot(x[t, c], y[c, u], acc=acc)", "        narrow = hl.dot(x[t, c], low[c, :], acc=narrow)", "    acc = hl.dot(narrow.to(x.dtype), high[:, u], acc=acc)"], "x @ y + (x @ low) @ high"),
     "taps": ([_OUT, _TILES, _ZEROS, "    for j in range(3):", "        for c in hl.tile(x.size(1)):", "            acc = hl.dot(long[t.index + j, c], taps[j, c, u], acc=acc)"], "sum(long[j : j + x.shape[0]] @ taps[j] for j in range(3))"),
+    "rows_again": ([_OUT, _TILES, _ZEROS, "    total = hl.zeros([t], dtype=torch.float32)", _LOOP, "        a = x[t, c]", "        acc = hl.dot(a, y[c, u], acc=acc)", "        total += a.to(torch.float32).sum(1)", "    acc = acc + total[:, None]"], "x @ y + x.sum(1)[:, None]"),
+    "columns_again": ([_OUT, _TILES, _ZEROS, "    total = hl.zeros([u], dtype=torch.float32)", _LOOP, "        b = y[c, u]", "        total += b.to(torch.float32).sum(0)", "        acc = hl.dot(x[t, c], b, acc=acc)", "    acc = acc + total[None, :]"], "x @ y + y.sum(0)"),
+    "changed_again": ([_OUT, _TILES, _ZEROS, "    more = hl.zeros([t, u], dtype=torch.float32)", _LOOP, "        a = x[t, c]", "        b = y[c, u]", "        acc = hl.dot(a, b, acc=acc)", "        more = hl.dot(torch.relu(a), b.abs(), acc=more)", "    acc = acc + more"], "x @ y + torch.relu(x) @ y.abs()"),
     "second": (["k, n = hl.specialize((x.size(1), y.size(1)))", "out = torch.empty([x.size(0), k], dtype=torch.float32, device=x.device)", "for t in hl.tile(x.size(0)):", "    hidden = torch.relu(hl.dot(x[t, :], y[:, :], out_dtype=torch.float32)).to(x.dtype)", "    acc = hl.dot(hidden, other[:, :], out_dtype=torch.float32)"], "torch.relu(x @ y) @ other"),
     "loop_then_second": (["k, n = hl.specialize((x.size(1), y.size(1)))", "out = torch.empty([x.size(0), k], dtype=torch.float32, device=x.device)", "for t in hl.tile(x.size(0)):", "    hidden = hl.zeros([t, n], dtype=torch.float32)", _LOOP, "        hidden = hl.dot(transposed[c, t].transpose(0, 1), y[c, :], acc=hidden)", _LOOP, "        hidden = hl.dot(x[t, c], y[c, :], acc=hidden)", "    acc = hl.dot(torch.tanh(hidden).to(x.dtype), other[:, :], out_dtype=torch.float32)"], "torch.tanh(transposed.t() @ y + x @ y) @ other"),
 }  # fmt: skip
