@@ -193,3 +193,40 @@ def test_settled_sums_are_right() -> None:
     left = (x.T * s).float()
     found = helion.kernel(added, config=helion.Config(block_sizes=[64, 64, 32], num_warps=4))(x, s, y)
     torch.testing.assert_close(found, left @ y.float(), rtol=1e-2, atol=1e-1)
+
+
+def summed_around(x, s, y):
+    """A loop of few steps within the one whose load it multiplies."""
+    out = torch.empty([x.size(0), y.size(1)], dtype=torch.float32, device=x.device)
+    for t, u in hl.tile(out.size()):
+        acc, total = hl.zeros([t, u]), hl.zeros([t])
+        for c in hl.tile(x.size(1)):
+            a = x[t, c]
+            for _ in range(2):
+                acc = hl.dot(a, y[c, u], acc=acc)
+            total += a.to(torch.float32).sum(1)
+        out[t, u] = acc + total[:, None]
+    return out
+
+
+def computed_around(x, s, y):
+    """The same with an operand that each step computes."""
+    out = torch.empty([x.size(0), y.size(1)], dtype=torch.float32, device=x.device)
+    for t, u in hl.tile(out.size()):
+        acc = hl.zeros([t, u])
+        for c in hl.tile(x.size(1)):
+            a = torch.relu(x[t, c])
+            for _ in range(2):
+                acc = hl.dot(a, y[c, u], acc=acc)
+        out[t, u] = acc
+    return out
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("function", [summed_around, computed_around])
+def test_loops_within_a_step_are_settled(function: Callable, static: bool) -> None:
+    """A static one becomes a part of the step, whose load Triton then prefetches."""
+    kernel = bound(function)
+    chosen = helion.Config(**{**config(plain), "static_ranges": [static]})
+    assert kernel.to_triton_code(chosen).count("acc = _settled(acc)") == 1
+    assert waits(kernel, chosen) == {"0"}

@@ -56,7 +56,8 @@ def settled_loops(program: Program, sizes: Mapping[int, int], num_warps: int, ta
     """Return, by loop, the carried value to wait for at the end of a step: a sum of wgmma whose operands the step reads too.
 
     Triton (3.6 and 3.7) gives a load one buffer more only if nothing but asynchronous dots reads it. Otherwise the copy for
-    a later step overwrites what the dot still reads (measurement ``shared_loads``).
+    a later step overwrites what the dot still reads (measurement ``shared_loads``). Loops within a step count as well: a
+    static one, or one of a single step, becomes part of it. Its dots may read registers that the next step computes again.
     """
     if not target.has("wgmma"):
         return {}
@@ -66,19 +67,34 @@ def settled_loops(program: Program, sizes: Mapping[int, int], num_warps: int, ta
         if not isinstance(loop.attrs, ForAttrs):
             continue
         (body,) = loop.regions
-        dots = [op for op in body.ops if isinstance(op.attrs, DotAttrs)]
+        dots = [op for op in body.walk() if isinstance(op.attrs, DotAttrs)]
         late = [op for op in dots if dot_unit(program, op, makers, sizes, num_warps, target) == "wgmma"]
-        sums = {_sum(op, body).result.number for op in late}
+        numbers, own = {op.number for op in late}, {op.number for op in body.ops}
+        sums = _sums(body, numbers)
         places = [at for at, value in enumerate(body.results) if isinstance(value, Value) and value.number in sums]
-        if places and any(_reads_again(operand, body, late) for op in late for operand in list(op.values())[:2]):
+        nested = any(op.number not in own and _is_computed(op, body, numbers) for op in late)
+        again = any(_reads_again(operand, body, late) for op in late for operand in list(op.values())[:2])
+        if places and (nested or again):
             order = {result.number: at for at, op in enumerate(body.ops) for result in op.results}
             found[loop.number] = max(places, key=lambda at: order[body.results[at].number])  # type: ignore[union-attr]
     return found
 
 
+def _sums(body: Region, late: AbstractSet[int]) -> set[int]:
+    """Return the values that the dots ``late`` add up, by number, in a step or in the loops within it."""
+    found = {_sum(op, body).result.number for op in body.ops if op.number in late}
+    for op in body.ops:
+        if isinstance(op.attrs, ForAttrs):
+            (inner,) = op.regions
+            sums = _sums(inner, late)
+            pairs = zip(op.results, inner.results, strict=True)
+            found.update(after.number for after, value in pairs if isinstance(value, Value) and value.number in sums)
+    return found
+
+
 def _reads_again(operand: Value, body: Region, late: list[Op]) -> bool:
     """Return whether an operand is loaded in each step, and the step reads the load by other ops than these dots."""
-    makers = Makers.among(body.ops)
+    makers = Makers.among(body.walk())
     made = makers.of(operand)
     while made is not None and made.kind == "view":
         made = makers.of(next(made.values()))
@@ -98,7 +114,7 @@ def _reads_again(operand: Value, body: Region, late: list[Op]) -> bool:
 
 def _is_computed(dot: Op, body: Region, late: AbstractSet[int]) -> bool:
     """Return whether the left operand is computed in each iteration, from none of the asynchronous dots ``late``."""
-    makers = Makers.among(body.ops)
+    makers = Makers.among(body.walk())
     carried = {param.number for param in body.params}
     lhs = next(dot.values())
     op = makers.of(lhs)
