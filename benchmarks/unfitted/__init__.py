@@ -12,6 +12,7 @@ from . import (
     filters,
     geometry,
     graphics,
+    graphs,
     images,
     layouts,
     mixtures,
@@ -25,11 +26,14 @@ from . import (
     scans,
     scores,
     series,
+    signals,
+    solvers,
     sparse,
     statistics,
     structured,
     sums,
     training,
+    vision,
     windows,
 )  # fmt: skip
 from .cell import UserKernel
@@ -37,7 +41,7 @@ from .cell import UserKernel
 MODULES = (
     rows, statistics, sums, layouts, encodings, ragged, sparse, scans, series, images, windows, filters, geometry,
     physics, training, products, contractions, structured, product_sums, convolutions, mixtures, quantized, attention,
-    scores, decoding, graphics, axes, pipelines,
+    scores, decoding, graphics, axes, pipelines, vision, graphs, signals, solvers,
 )  # fmt: skip
 CELLS: dict[str, UserKernel] = {name: cell for module in MODULES for name, cell in module.CELLS.items()}
 assert len(CELLS) == sum(len(module.CELLS) for module in MODULES), "two kernels have one name"
