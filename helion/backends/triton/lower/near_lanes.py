@@ -93,7 +93,7 @@ def _is_tap(op: Op, steps: frozenset[int], program: Program, makers: Makers) -> 
     attrs = op.attributes(MemoryAttrs)
     if op.kind != "load" or not steps or not attrs.indices or attrs.aligned or attrs.run or attrs.mark is not None:
         return False
-    if program.tensors[attrs.tensor].strides[-1] != 1:
+    if not fixed_at(program.tensors[attrs.tensor].strides[-1], 1):
         return False
     last = attrs.indices[-1]
     if last.operand is None or attrs.rank - 1 not in last.positions:

@@ -110,6 +110,26 @@ def test_accesses_beside_taps_are_narrow(
     torch.testing.assert_close(got, want, rtol=2e-2 if want.dtype is BF16 else 1e-5, atol=2e-2)
 
 
+def bagged(ids, tables):
+    """Sums of rows of tables that host code lays out, whose strides dynamic shapes leave open."""
+    count, length, size = ids.size(0), ids.size(1), tables.size(1)
+    rows = tables.view(count * size, tables.size(2))
+    out = torch.empty([count, rows.size(1)], device=tables.device)
+    for table, columns in hl.tile([count, rows.size(1)], block_size=[1, None]):
+        acc = hl.zeros([table, columns])
+        for item in range(length):
+            acc += rows[ids[table, item] + table.begin * size, columns]
+        out[table, columns] = acc
+    return out
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_strides_of_host_views_may_be_unknown(static: bool) -> None:
+    ids, tables = torch.arange(12).view(3, 4) % 7, made(3, 7, 63)
+    expected = torch.stack([table[at].sum(0) for table, at in zip(tables, ids, strict=True)])
+    torch.testing.assert_close(helion.kernel(bagged, static_shapes=static)(ids, tables), expected)
+
+
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
 def test_loads_of_neighbouring_lanes_are_adjacent(target: str) -> None:
     bound = helion.kernel(filtered).bind((tensor(256, 4096, dtype=FP32), tensor(33, dtype=FP32)), target=target)
