@@ -10,7 +10,9 @@ from . import (
     decoding,
     encodings,
     filters,
+    generation,
     geometry,
+    gradients,
     graphics,
     graphs,
     images,
@@ -26,6 +28,7 @@ from . import (
     scans,
     scores,
     series,
+    serving,
     signals,
     solvers,
     sparse,
@@ -41,7 +44,7 @@ from .cell import UserKernel
 MODULES = (
     rows, statistics, sums, layouts, encodings, ragged, sparse, scans, series, images, windows, filters, geometry,
     physics, training, products, contractions, structured, product_sums, convolutions, mixtures, quantized, attention,
-    scores, decoding, graphics, axes, pipelines, vision, graphs, signals, solvers,
+    scores, decoding, graphics, axes, pipelines, vision, graphs, signals, solvers, gradients, serving, generation,
 )  # fmt: skip
 CELLS: dict[str, UserKernel] = {name: cell for module in MODULES for name, cell in module.CELLS.items()}
 assert len(CELLS) == sum(len(module.CELLS) for module in MODULES), "two kernels have one name"
