@@ -14,11 +14,11 @@ from ..values import HostTensorValue, describe
 from ..walk.kinds import ABSTRACT
 from ..walk.scope import HARD, Scope, assign, evaluate
 from .conditions import truth_on_host
-from .displays import plain
+from .displays import noted, plain
 
 
 def evaluate_list_comprehension(s: Scope, node: ast.ListComp) -> Any:
-    return _followed(s, lambda: _comprehension(s, node.generators, lambda: evaluate(s, node.elt)))
+    return _followed(s, lambda: noted(s, _comprehension(s, node.generators, lambda: evaluate(s, node.elt))))
 
 
 def evaluate_generator(s: Scope, node: ast.GeneratorExp) -> Any:

@@ -19,7 +19,11 @@ def evaluate_tuple(s: Scope, node: ast.Tuple) -> Any:
 
 
 def evaluate_list(s: Scope, node: ast.List) -> Any:
-    items = [kept(s, item) for item in evaluate_items(s, node.elts)]
+    return noted(s, [kept(s, item) for item in evaluate_items(s, node.elts)])
+
+
+def noted(s: Scope, items: list[Any]) -> list[Any]:
+    """Note where device code makes a list: only there may it change."""
     if s.t.on_device:
         s.t.world.lists[id(items)] = (items, s.t.builder.depth)
     return items

@@ -185,7 +185,14 @@ def _store_item(s: Scope, container: Any, index: Any, value: Any, node: ast.Subs
             old.source = ""
         container[index] = value
     else:
-        raise exc.NonTensorSubscriptAssign(got=describe(container))
+        raise exc.NonTensorSubscriptAssign(got=_described(container))
+
+
+def _described(container: Any) -> str:
+    """Return a description of what has no items to assign, with a remedy for lists, which loops carry as a whole."""
+    if not isinstance(container, list):
+        return describe(container)
+    return "a list that was made outside of this loop or branch; assign a new list to its name"
 
 
 def assign_attribute(s: Scope, target: ast.Attribute, value: Any) -> None:

@@ -16,8 +16,10 @@ from ..torch.pointwise import truth
 from ..values import DeviceValue, Missing, Tile
 from ..walk.scope import Scope, evaluate
 from ..walk.unfollowed import execute_all
+from .carried import hint
 from .host_branches import open_if
 from .number_joins import join
+from .sequences import Sequences
 
 _ABSENT = object()
 #: The name of a conditional expression's value while its branches are joined; no user's name has a space.
@@ -77,7 +79,9 @@ def _device_if(s: Scope, node: ast.If, condition: DeviceValue) -> None:
         branches.append((recorded, s.frame.names))
     s.at(node)
     (then_ops, then_names), (else_ops, else_names) = branches
-    merged = [n for n in {**then_names, **else_names} if then_names.get(n, _ABSENT) is not else_names.get(n, _ABSENT)]
+    sequences = Sequences.in_both(then_names, else_names, _differing(then_names, else_names))
+    then_names, else_names = (sequences.spread(names, "if", lambda _: False) for names in (then_names, else_names))
+    merged = _differing(then_names, else_names)
     unchanged = {n: v for n, v in then_names.items() if else_names.get(n, _ABSENT) is v}
     names, results = {**before, **unchanged}, []
     for name in merged:
@@ -92,7 +96,7 @@ def _device_if(s: Scope, node: ast.If, condition: DeviceValue) -> None:
             results.append((name, *join(s, name, *pair, then_ops, else_ops)))
         except (exc.ControlFlowTensorMismatch, exc.CantCombineTypesInControlFlow) as error:
             names[name] = _unlike(error.at(s.location()))
-    values = [s.t.builder.value(then.dtype, then.dims, name) for name, then, _ in results]
+    values = [s.t.builder.value(then.dtype, then.dims, hint(name)) for name, then, _ in results]
     regions = (
         Region((), tuple(then_ops), tuple(then for _, then, _ in results)),
         Region((), tuple(else_ops), tuple(other for _, _, other in results)),
@@ -102,7 +106,12 @@ def _device_if(s: Scope, node: ast.If, condition: DeviceValue) -> None:
         names[name] = ops.wrap(s.t, value)
         either = (condition, ops.wrap(s.t, then), ops.wrap(s.t, other))
         s.t.ranges.note(names[name], s.t.ranges.of_op("where", either))
-    s.frame.names = names
+    s.frame.names = sequences.gathered(names)
+
+
+def _differing(then_names: dict[str, Any], else_names: dict[str, Any]) -> list[str]:
+    """Return the names that are not the same value after both branches."""
+    return [n for n in {**then_names, **else_names} if then_names.get(n, _ABSENT) is not else_names.get(n, _ABSENT)]
 
 
 def _unlike(error: exc.Base) -> Missing:

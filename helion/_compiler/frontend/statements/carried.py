@@ -13,11 +13,13 @@ from ...._shapes import Expr
 from ...._support.records import dataclass
 from ...ir.grammar import Op, Operand, Value
 from .. import ops
+from ..frames import assigned_names
 from ..state.alignment import same_size
 from ..values import DeviceValue, Missing, describe
 from ..walk.rollback import repeated
 from ..walk.scope import Scope
 from .number_joins import check_number, emit_number
+from .sequences import Sequences, described
 
 
 @dataclass
@@ -39,19 +41,23 @@ class Carried:
     after: Value
 
 
-def trace_body(s: Scope, assigned: tuple[str, ...], before: dict[str, Any], walk_body: Callable[[], None]) -> Trial:
-    """Trace a loop body that assigns names.
+def trace_body(
+    s: Scope, sequences: Sequences, body: list[ast.stmt], before: dict[str, Any], walk_body: Callable[[], None]
+) -> Trial:
+    """Trace a loop body. ``before`` has the items of sequences by name, as the names of the trial.
 
     A number that changes in the loop becomes a run-time scalar, so the body is traced again after a change is found.
     """
     widened: dict[str, torch.dtype] = {}
+    assigned = sequences.of_items(assigned_names(body))
 
     def attempt() -> Trial | None:
         params = _params_of(s, assigned, before, widened)
-        s.frame.names = {**before, **{n: ops.wrap(s.t, v) for n, v in params.items()}}
+        s.frame.names = sequences.gathered({**before, **{n: ops.wrap(s.t, v) for n, v in params.items()}})
         with s.t.builder.region() as recorded:
             walk_body()
-        trial = Trial(params, recorded, s.frame.names)
+        after = sequences.spread(s.frame.names, "loop", lambda name: _stored_first(name, body))
+        trial = Trial(params, recorded, after)
         grown = {n: v.dtype for n, v in _grown_numbers(s, trial, before).items() if n not in widened}
         grown |= {
             n: torch.int64 for n, dtype in widened.items() if dtype == torch.int32 and _is_long(trial.after.get(n))
@@ -60,6 +66,11 @@ def trace_body(s: Scope, assigned: tuple[str, ...], before: dict[str, Any], walk
         return None if grown else trial
 
     return repeated(s, attempt)
+
+
+def hint(name: str) -> str:
+    """Return a name for generated code: ``pair_0`` for the item ``pair[0]``."""
+    return name.replace("[", "_").replace("]", "")
 
 
 def _is_long(value: Any) -> bool:
@@ -74,9 +85,9 @@ def _params_of(
     for name in names:
         value = before.get(name)
         if isinstance(value, DeviceValue):
-            params[name] = s.t.builder.value(value.dtype, value.dims, name)
+            params[name] = s.t.builder.value(value.dtype, value.dims, hint(name))
         elif name in widened:
-            params[name] = s.t.builder.value(widened[name], (), name)
+            params[name] = s.t.builder.value(widened[name], (), hint(name))
             if widened[name] == torch.int32:  # its iterations may add up to any integer
                 s.t.ranges.note(ops.wrap(s.t, params[name]), (-(2**63), 2**63))
     return params
@@ -178,7 +189,9 @@ def _rebound(name: str, before: Any, after: Any, node: ast.For | ast.While) -> A
     """Return a placeholder for a temporary that the loop rebinds; refuse values that no loop can carry."""
     if isinstance(before, Missing) or _stored_first(name, node.body):
         return _loop_local(name)
-    raise exc.CantCombineTypesInControlFlow(name=name, before=describe(before), after=describe(after), construct="loop")
+    raise exc.CantCombineTypesInControlFlow(
+        name=name, before=described(before), after=described(after), construct="loop"
+    )
 
 
 def _carried_number(s: Scope, recorded: list[Op], value: Any, param: Value, name: str) -> DeviceValue:

@@ -13,6 +13,7 @@ from .. import ops
 from ..state.alignment import same_size
 from ..values import DeviceValue, describe
 from ..walk.scope import Scope
+from .sequences import described
 
 
 def join(s: Scope, name: str, then: Any, other: Any, then_ops: list[Op], else_ops: list[Op]) -> tuple[Value, Value]:
@@ -20,7 +21,7 @@ def join(s: Scope, name: str, then: Any, other: Any, then_ops: list[Op], else_op
     for value in (then, other):
         if not isinstance(value, (DeviceValue, int, float, Expr)):
             raise exc.CantCombineTypesInControlFlow(
-                name=name, before=describe(then), after=describe(other), construct="if"
+                name=name, before=described(then), after=described(other), construct="if"
             )
     model = then if isinstance(then, DeviceValue) else other if isinstance(other, DeviceValue) else None
     number = other if model is then else then
