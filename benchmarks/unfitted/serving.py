@@ -30,6 +30,7 @@ def partial_rotary_cache(
     groups = keys.size(1)
     packed = qkv.view(t, -1, 4, half)
     count = packed.size(1) - 2 * groups
+    key_part, value_part = packed[:, count : count + groups], packed[:, count + groups :]
     q = torch.empty([t, count, 4, half], dtype=qkv.dtype, device=qkv.device)
     key_cache, value_cache = keys.view(-1, groups, 4, half), values.view(-1, groups, 4, half)
     for rows, head in hl.tile([t, count]):
@@ -40,14 +41,14 @@ def partial_rotary_cache(
         q[rows, head, 2, :] = packed[rows, head, 2, :]
         q[rows, head, 3, :] = packed[rows, head, 3, :]
     for rows, group in hl.tile([t, groups]):
-        to, key, value = slots[rows], group.index + count, group.index + (count + groups)
+        to = slots[rows]
         cos, sin = cosines[rows, :].to(torch.float32)[:, None, :], sines[rows, :].to(torch.float32)[:, None, :]
-        low, top = packed[rows, key, 0, :].to(torch.float32), packed[rows, key, 1, :].to(torch.float32)
+        low, top = key_part[rows, group, 0, :].to(torch.float32), key_part[rows, group, 1, :].to(torch.float32)
         key_cache[to, group, 0, :] = (low * cos - top * sin).to(qkv.dtype)
         key_cache[to, group, 1, :] = (top * cos + low * sin).to(qkv.dtype)
-        key_cache[to, group, 2, :] = packed[rows, key, 2, :]
-        key_cache[to, group, 3, :] = packed[rows, key, 3, :]
-        value_cache[to, group, :, :] = packed[rows, value, :, :]
+        key_cache[to, group, 2, :] = key_part[rows, group, 2, :]
+        key_cache[to, group, 3, :] = key_part[rows, group, 3, :]
+        value_cache[to, group, :, :] = value_part[rows, group, :, :]
     return q.view(t, count, 4 * half), keys, values
 
 

@@ -17,7 +17,7 @@ from helion._testing import map_tensors
 from helion.settings import Settings
 
 #: Kernels that order or number the elements of rows, which takes sizes that are known at compilation.
-KNOWN_SIZES = ("nucleus", "quartiles", "run_positions", "word_counts")
+KNOWN_SIZES = ("nucleus", "quartiles", "run_positions")
 
 
 @pytest.mark.parametrize("static", [True, False], ids=["static", "dynamic"])

@@ -317,6 +317,48 @@ def test_slices_without_ends_have_sizes_that_follow_from_the_argument() -> None:
         torch.testing.assert_close(kernel(x), (x.diff(), x[:, :-2] - 2 * x[:, 1:-1] + x[:, 2:]))
 
 
+def part_of_heads(x: torch.Tensor, gains: torch.Tensor, start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    rows, width = gains.size(0), hl.specialize(gains.size(1))
+    heads = x.view(rows, -1, 2, width)
+    some, last = heads[:, start : start + count], heads.narrow(1, heads.size(1) - count, count)
+    first, second = (torch.empty([rows, count, width], device=x.device) for _ in range(2))
+    for tile, head in hl.tile([rows, count]):
+        first[tile, head, :] = some[tile, head, 1, :] * gains[tile, :][:, None, :]
+        second[tile, head, :] = last[tile, head, 0, :] * gains[tile, :][:, None, :]
+    return first, second
+
+
+def test_slices_from_a_number_keep_the_sizes_of_other_dimensions() -> None:
+    kernel = helion.kernel(part_of_heads, static_shapes=False)
+    for rows, heads, start, count in ((7, 5, 2, 2), (33, 9, 0, 4), (5, 4, -3, 1), (3, 3, 1, 2)):
+        x, gains = torch.randn(rows, heads * 2 * 8), torch.randn(rows, 8)
+        whole = x.view(rows, heads, 2, 8)
+        first, second = kernel(x, gains, start, count)
+        torch.testing.assert_close(first, whole[:, start : start + count, 1] * gains[:, None])
+        torch.testing.assert_close(second, whole[:, heads - count :, 0] * gains[:, None])
+
+
+def every_third(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    rows, columns = x.size()
+    sums = torch.empty([rows], device=x.device)
+    moved = torch.empty_like(y)
+    for tile in hl.tile(rows):
+        lanes = hl.arange(columns)[None, :]
+        sums[tile] = torch.where(lanes % 3 == 0, x[tile, :], 0.0).sum(-1)
+    for tile in hl.tile(y.size(0)):
+        moved[tile] = y[tile] + hl.arange(columns).sum()
+    return sums, moved
+
+
+def test_arange_of_a_size_known_at_launch_needs_no_load_before() -> None:
+    kernel = helion.kernel(every_third, static_shapes=False)
+    for size in (63, 1000, 1, 2, 4097):
+        x, y = torch.randn(7, size), torch.randn(9)
+        sums, moved = kernel(x, y)
+        torch.testing.assert_close(sums, x[:, ::3].sum(-1))
+        torch.testing.assert_close(moved, y + size * (size - 1) / 2)
+
+
 def halves(x: torch.Tensor) -> torch.Tensor:
     even, odd = x[:, ::2], x[:, 1::2]
     out = torch.empty_like(even)

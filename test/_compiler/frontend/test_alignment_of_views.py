@@ -53,7 +53,14 @@ def test_views_of_arguments(view: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("view", "aligned"),
-    [("x[:, 32:]", True), ("x[:, 33:]", False), ("x[:, 0:]", True), ("x[3:]", False), ("x.narrow(1, 16, 8)", True)],
+    [
+        ("x[:, 32:]", True),
+        ("x[:, 33:]", False),
+        ("x[:, 0:]", True),
+        ("x[3:]", False),
+        ("x.narrow(1, 16, 8)", True),
+        ("x[:, x.size(0) - 58 :]", False),
+    ],
 )
 def test_views_of_sizes_known_at_launch(view: str, aligned: bool, tmp_path: Path) -> None:
     """Columns are next to each other. The stride of rows is a number of the launch."""

@@ -303,12 +303,19 @@ def _getitem(t: TraceState, value: HostTensorValue, index: Any) -> HostTensorVal
     return result
 
 
+def _begin(item: Any) -> Any:
+    """Return the index at which a part of a dimension begins."""
+    if not isinstance(item, slice):
+        return item
+    return 0 if item.start is None else item.start
+
+
 def _part(value: HostTensorValue, items: Sequence[Any]) -> tuple[HostTensorValue, int] | None:
     """Return the whole tensor of a subscript's result, and the bytes before it; None if they may differ."""
     moved = 0
     dims = (item for item in items if item is not None)
     for item, stride in zip(dims, value.strides, strict=False):
-        begin = (item.start or 0) if isinstance(item, slice) else item
+        begin = _begin(item)
         if not isinstance(begin, int) or begin < 0 or (begin and not isinstance(stride, int)):
             return None
         moved += begin * int(hint_of(stride)) * value.dtype.itemsize if begin else 0
@@ -317,9 +324,12 @@ def _part(value: HostTensorValue, items: Sequence[Any]) -> tuple[HostTensorValue
 
 def _moves_by_lines(value: HostTensorValue, items: Sequence[Any]) -> bool:
     """Return whether a subscript's result certainly begins a multiple of 16 bytes after the tensor does."""
-    dims = [item for item in items if item is not None]
-    begins = [(item.start or 0) if isinstance(item, slice) else item for item in dims]
-    moved = [(begin, stride) for begin, stride in zip(begins, value.strides, strict=False) if begin != 0]
+    begins = [_begin(item) for item in items if item is not None]
+    moved = [
+        (begin, stride)
+        for begin, stride in zip(begins, value.strides, strict=False)
+        if isinstance(begin, Expr) or begin != 0
+    ]
     if not all(isinstance(begin, int) and begin >= 0 and isinstance(stride, int) for begin, stride in moved):
         return False
     return sum(begin * stride for begin, stride in moved) * value.dtype.itemsize % LINE_BYTES == 0

@@ -203,7 +203,15 @@ def _dim_of_arange(t: Tracer, start: Any, end: Any, step: Any) -> Dim | None:
     if first is None or last is None or type(step) is not int or step == 0:
         return None
     count = (last - first).over(step) if step > 0 else (first - last).over(-step)
-    return None if count is None else t.blocks.dim_of_polynomial(count)
+    dim = None if count is None else t.blocks.dim_of_polynomial(count)
+    if dim is None and step == 1 and type(start) is int and start == 0 and _is_whole_size(t, end):
+        return Dim(blocks=(t.blocks.whole(end).id,))
+    return dim
+
+
+def _is_whole_size(t: Tracer, number: Any) -> bool:
+    """Return whether a number is the size of a dimension of an argument, of which a value may have all elements."""
+    return isinstance(number, Expr) and number.op == "host" and number.args[0] in t.numbers.sizes
 
 
 @rule(torch.linspace)
