@@ -190,3 +190,87 @@ def item_in_a_loop(x: torch.Tensor, n: int) -> torch.Tensor:
 def test_items_of_a_list_from_outside_of_the_loop_are_not_assigned() -> None:
     with pytest.raises(exc.NonTensorSubscriptAssign, match="made outside of this loop or branch; assign a new list"):
         item_in_a_loop.bind((torch.randn(63), 3))
+
+
+def same_list(x, n: int):
+    """Lists that two names have, changed by operators."""
+    out = torch.empty_like(x[0])
+    for tile in hl.tile(x.size(1)):
+        rows = [x[0, tile]]
+        also, inner = rows, [rows]
+        rows += (x[1, tile], x[1, tile] * n)
+        inner[0] *= 2
+        copied, rest, joined, doubled = list(rows), rows[1:], rows + rows, [x[0, tile]] * 2
+        copied[0], rest[0], joined[0], doubled[0] = rest[1], joined[1] + 1, x[1, tile], rows[0] - 3
+        out[tile] = also[2] * len(also) + copied[0] + 2 * rest[0] + 3 * joined[0] + 5 * doubled[0] + doubled[1]
+    return out
+
+
+def of_same_list(x, n: int):
+    return x[1] * n * 6 + x[1] * n + 2 * (x[1] + 1) + 3 * x[1] + 5 * (x[0] - 3) + x[0]
+
+
+def host_containers(x, n: int):
+    """Containers of host code that two names have."""
+    outs, sizes, kinds = [torch.empty_like(x[0])], {"a": n}, {1, 2}
+    more, also, others = outs, sizes, kinds
+    more += [torch.empty_like(x[0])]
+    also |= {"b": 2 * n}
+    others -= {1}
+    others |= {4}
+    total = sizes["b"] + len(kinds)
+    for tile in hl.tile(x.size(1)):
+        for i in hl.static_range(len(outs)):
+            outs[i][tile] = x[i, tile] + total
+    return outs[0] + 2 * outs[1]
+
+
+def of_host_containers(x, n: int):
+    return x[0] + 2 * x[1] + 3 * (2 * n + 2)
+
+
+@pytest.mark.parametrize("static", [True, False], ids=["static", "dynamic"])
+@pytest.mark.parametrize(
+    ("fn", "reference"), [(same_list, of_same_list), (host_containers, of_host_containers)], ids=["device", "host"]
+)
+def test_operators_change_a_container_for_all_its_names(
+    fn: Callable[..., Any], reference: Callable[..., torch.Tensor], static: bool
+) -> None:
+    x = torch.randn(2, 63)
+    torch.testing.assert_close(helion.kernel(fn, static_shapes=static)(x, 3), reference(x, 3))
+
+
+@helion.kernel
+def longer_argument(x: torch.Tensor, ys: list[torch.Tensor]) -> torch.Tensor:
+    ys += [x]
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        acc = hl.zeros([tile])
+        for i in hl.static_range(len(ys)):
+            acc += ys[i][tile]
+        out[tile] = acc
+    return out
+
+
+def test_a_list_of_the_caller_becomes_longer_by_one_in_each_call() -> None:
+    x = torch.randn(63)
+    ys = [x]
+    for count in (2, 3):
+        torch.testing.assert_close(longer_argument(x, ys), x * count)
+        assert len(ys) == count
+
+
+@helion.kernel
+def longer_in_a_branch(x: torch.Tensor, n: int) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        rows = [x[tile]]
+        if tile.begin > n:
+            rows += [x[tile]]
+        out[tile] = rows[-1]
+    return out
+
+
+def test_operators_do_not_change_a_list_from_outside_of_the_branch() -> None:
+    with pytest.raises(exc.StatementNotSupported, match="made outside of this loop or branch"):
+        longer_in_a_branch.bind((torch.randn(63), 3))

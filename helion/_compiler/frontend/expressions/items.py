@@ -15,7 +15,7 @@ from ..walk.lookup import name_tensor
 from ..walk.scope import Scope, captured, evaluate
 from .attributes import lifted
 from .conditions import merged_value
-from .displays import plain
+from .displays import noted, plain
 from .hl_calls import call_hl
 from .overloads import overloaded
 
@@ -51,6 +51,8 @@ def evaluate_subscript(s: Scope, node: ast.Subscript) -> Any:
     try:
         index = plain(s, index)
         result = value[index]
+        if isinstance(index, slice) and type(value) is list:
+            return noted(s, result)
         if isinstance(value, (dict, list)) and not isinstance(index, slice) and not isinstance(result, _TRACED):
             s.t.world.assume("item", value, index, result)
         return lifted(s, result, node)

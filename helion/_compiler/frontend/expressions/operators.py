@@ -19,6 +19,7 @@ from ..walk.kinds import type_of
 from ..walk.scope import Scope, evaluate
 from ..walk.shared_memory import may_share
 from .conditions import is_open, is_static, truth_on_host
+from .displays import noted
 from .names import refuse_assignment
 from .overloads import overloaded
 from .python_calls import refuse_host_on_device
@@ -46,7 +47,8 @@ _COMPARE: dict[type, Callable[[Any, Any], Any]] = {
 def evaluate_binary(s: Scope, node: ast.BinOp) -> Any:
     left, right = evaluate(s, node.left), evaluate(s, node.right)
     s.at(node)
-    return binary(s, type(node.op), left, right)
+    result = binary(s, type(node.op), left, right)
+    return noted(s, result) if type(result) is list and {type(left), type(right)} <= {list, int} else result
 
 
 def _between(s: Scope, name: str, left: Any, right: Any) -> Any:

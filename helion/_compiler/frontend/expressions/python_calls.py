@@ -21,6 +21,7 @@ from ..walk.scope import Scope
 from ..walk.unfollowed import MUTATORS
 from .builtin_functions import builtin_rule
 from .conditions import merged_value
+from .displays import noted
 from .functions import call_helper, call_user, is_traced_through
 from .pure_calls import call_pure
 from .run_time import runtime_number, unknown
@@ -49,10 +50,10 @@ def _call_python(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[st
     for value in (*args, *kwargs.values()):
         refuse_host_on_device(s.t, value, getattr(function, "__name__", "a function"))
     try:
-        return function(*args, **kwargs)
+        result = function(*args, **kwargs)
     except NeedsValue:
         settled = settle(s.t, (args, kwargs))
-        return function(*settled[0], **settled[1])
+        result = function(*settled[0], **settled[1])
     except TypeError as error:
         name = getattr(function, "__name__", describe(function))
         if getattr(function, "__module__", "") == "math" and any(isinstance(v, DeviceValue) for v in args):
@@ -63,6 +64,10 @@ def _call_python(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[st
                 f"math.{name} takes numbers, and got {', '.join(map(describe, args))}: {remedy}."
             ) from error
         raise exc.TypeInferenceError(f"{name}({', '.join(map(describe, args))}): {error}.") from error
+    copies = function in (list, sorted) or (
+        type(getattr(function, "__self__", None)) is list and function.__name__ == "copy"
+    )
+    return noted(s, result) if copies else result
 
 
 def may_change(s: Scope, container: Any) -> bool:

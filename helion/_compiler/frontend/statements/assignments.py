@@ -23,8 +23,14 @@ from ..runtime_values import Opaque, opaque
 from ..state.alignment import same_size
 from ..values import DeviceValue, HostTensorValue, Tile, describe
 from ..walk.lookup import name_tensor
-from ..walk.scope import Scope, assign, evaluate, kept
+from ..walk.scope import Scope, assign, call, evaluate, kept
 from ..walk.unfollowed import forget_outside, forget_sources, outside, refuse_change
+
+#: Methods that change a container as operators with ``=`` do.
+_CHANGES: dict[tuple[type, type], str] = {
+    (list, ast.Add): "extend", (dict, ast.BitOr): "update", (set, ast.BitOr): "update", (set, ast.Sub): "difference_update",
+    (set, ast.BitAnd): "intersection_update", (set, ast.BitXor): "symmetric_difference_update",
+}  # fmt: skip
 
 
 def walk_assign(s: Scope, node: ast.Assign) -> None:
@@ -64,10 +70,23 @@ def _update_name(s: Scope, node: ast.AugAssign, target: ast.Name) -> None:
     if isinstance(current, HostTensorValue) and not s.t.on_device:
         result = in_place(s, type(node.op), current, value)
     else:
-        result = binary(s, type(node.op), current, value)
+        result = _updated(s, node, current, value)
     if s.t.on_device and isinstance(current, DeviceValue) and isinstance(result, DeviceValue):
         result = _like(s, node, current, result)
     assign(s, target, result)
+
+
+def _updated(s: Scope, node: ast.AugAssign, current: Any, value: Any) -> Any:
+    """Return ``current += value`` and the like: a container stays the same object, which other names see change."""
+    method = _CHANGES.get((type(current), type(node.op)))
+    if method is not None:
+        call(s, getattr(current, method), (value,), {}, node)
+    elif type(current) is list and isinstance(node.op, ast.Mult) and type(value) is int:
+        function, args = (current.extend, (list(current) * (value - 1),)) if value > 0 else (current.clear, ())
+        call(s, function, args, {}, node)
+    else:
+        return binary(s, type(node.op), current, value)
+    return current
 
 
 def _like(s: Scope, node: ast.AugAssign, current: DeviceValue, result: DeviceValue) -> DeviceValue:
@@ -108,7 +127,7 @@ def _update_item(s: Scope, node: ast.AugAssign, target: ast.Subscript) -> None:
         current = call_hl(s, hl.load, (container, as_list(index)), {}, node)
     else:
         current = container[index]
-    _store_item(s, container, index, binary(s, type(node.op), current, value), target)
+    _store_item(s, container, index, _updated(s, node, current, value), target)
 
 
 def assign_name(s: Scope, target: ast.Name, value: Any) -> None:
