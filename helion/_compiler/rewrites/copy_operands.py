@@ -49,6 +49,7 @@ from ..ir.grammar import (
     Program,
     Region,
     Root,
+    TileAttrs,
     Value,
     ViewAttrs,
 )
@@ -124,6 +125,7 @@ def scattered_results(program: Program) -> tuple[CopiedOperand, ...]:
     matrices = [dot.result.dims[-2:] for dot in _dots(program)]
     matrix = {block for dims in matrices for dim in dims for block in dim.blocks}
     touched = [op.attrs.tensor for op in program.walk() if isinstance(op.attrs, MemoryAttrs)]
+    makers = Makers.among(root.body.ops)
     found = []
     for op in root.body.ops:
         if op.kind != "store" or not isinstance(op.attrs, MemoryAttrs) or op.attrs.atomic is not None:
@@ -131,12 +133,33 @@ def scattered_results(program: Program) -> tuple[CopiedOperand, ...]:
         tensor = program.tensors[op.attrs.tensor]
         alone = sum(program.tensors[each].storage == tensor.storage for each in touched) == 1
         each = _operand(program, op, axes, frozenset()) if alone else None
+        each = None if each is None else replace(each, blocks=_of_each_index(program, each, axes, makers))
         if each is None or each.blocks[each.along] in (None, *matrix) or None in each.blocks:
             continue
         columns = [dims[-1].blocks for dims in matrices]
         if len({*columns}) == 1 and len(columns[0]) == 1 and columns[0][0] in each.blocks:
             found.append(replace(each, to=each.blocks.index(columns[0][0])))
     return tuple(found)
+
+
+def _of_each_index(
+    program: Program, each: CopiedOperand, axes: Mapping[int, LoopAxis], makers: Makers
+) -> tuple[int | None, ...]:
+    """Return the blocks of a store's dimensions; one index at a time counts as a block of a loop over all of them."""
+    blocks = list(each.blocks)
+    for at, index in enumerate(each.load.attributes(MemoryAttrs).indices):
+        operand = each.load.operands[index.operand] if index.operand is not None else None
+        made = makers.of(operand) if isinstance(operand, Value) else None
+        if blocks[at] is not None or made is None or not isinstance(made.attrs, TileAttrs):
+            continue
+        if made.attrs.field not in ("begin", "id", "index"):
+            continue
+        block, axis = program.blocks[made.attrs.block], axes.get(made.attrs.block)
+        if axis is None or block.id in blocks or not (block.kind == "grid" or fixed_at(block.size, 1)):
+            continue
+        if _whole(axis, int(each.tensor.shape[at])) and fixed_at(axis.step, 1) and fixed_at(index.shift, 0):
+            blocks[at] = block.id
+    return tuple(blocks)
 
 
 @remembered

@@ -16,10 +16,12 @@ import helion.language as hl
 from helion._testing import EXAMPLES_DIR, import_path
 from helion.backends.cute.codegen.module import build
 from helion.backends.cute.plan.build import plan_gemm
-from helion.backends.cute.plan.records import Batch, GemmProblem
+from helion.backends.cute.plan.records import Batch, Choice, GemmProblem
 from helion.backends.cute.plan.refusal import Refusal
-from helion.backends.cute.resources.shape import shape_of
+from helion.backends.cute.resources.shape import ProductShape, shape_of
+from helion.backends.cute.resources.time import RATES, predicted_time
 from helion.backends.cute.toolchain.offline import compile_text
+from helion.hardware import target as target_of
 
 SIZES = (5, 100, 72, 136)
 
@@ -218,7 +220,7 @@ def test_matrices_of_a_batch_that_is_the_last_dimension_lie_between_each_other()
 @pytest.mark.parametrize("b", [7, 8])
 def test_seeds_of_such_matrices_copy_them(b: int) -> None:
     bound = batch_last.bind((tensor(256, 128, b), tensor(128, 192, b)), target="h200")
-    assert bound.seeds[0].reason.endswith("warps copy A and B")
+    assert "warps copy A and B" in bound.seeds[0].reason
     assert bound.plan().gemm.whole.outputs[0].kind == "strided"
 
 
@@ -294,3 +296,39 @@ def test_threads_step_over_distances_that_tma_cannot() -> None:
     bound = both_kinds.bind((tensor(5, 185, 72), tensor(5, 72, 276, seed=1)), target="sm_90")
     assert {each.kind for each in bound.plan().gemm.problem.outputs} == {"strided", "exact"}
     assert "cute.kernel" in bound.to_cute_code()
+
+
+@helion.kernel
+def along_the_last(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    m, k, b = x.shape
+    n = y.size(0)
+    out = torch.empty([m, n, b], dtype=x.dtype, device=x.device)
+    for of, i, j in hl.tile([b, m, n], block_size=[1, None, None]):
+        acc = hl.zeros([i, j], dtype=torch.float32)
+        for d in hl.tile(k):
+            acc = torch.addmm(acc, x[i, d, of.begin], y[j, d, of.begin].T)
+        out[i, j, of.begin] = acc.to(x.dtype)
+    return out
+
+
+def test_a_batch_whose_elements_are_apart_is_packed_by_triton() -> None:
+    """Warps copy each element from a sector of its own, which takes far longer than a copy of all of them."""
+    x = torch.empty([384, 384, 128], dtype=torch.bfloat16, device="meta")
+    bound = along_the_last.bind((x, x), target="h200")
+    assert bound.backend_on_gpu == "triton"
+    assert bound.default_config()["pack_operands"]
+    assert "_helion_packed_5" in bound.to_triton_code()
+    shape = shape_of(bound.facts)
+    assert isinstance(shape, ProductShape)
+    adjacent = dataclasses.replace(
+        shape.problem,
+        copied=tuple(
+            dataclasses.replace(each, sources=(dataclasses.replace(each.sources[0], pitch=1),))
+            for each in shape.problem.copied
+        ),
+    )
+    apart, near = (
+        predicted_time(plan_gemm(each, Choice(tile=(128, 64, 64)), target_of("h200")), 0, target_of("h200"))
+        for each in (shape.problem, adjacent)
+    )
+    assert apart.k_tile_us == (128 + 64) * 64 * RATES.scattered_us > 4 * near.k_tile_us

@@ -133,6 +133,42 @@ def last_batch_added(x, y):
     return out
 
 
+def each_batch(x, y):
+    """The same, one index of the last dimension a program."""
+    m, k, c = x.size()
+    out = torch.empty([m, y.size(0), c], dtype=torch.float32, device=x.device)
+    for tile_c, tile_m, tile_n in hl.tile([c, m, y.size(0)], block_size=[1, None, None]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k, tile_c.begin], y[tile_n, tile_k, tile_c.begin].T)
+        out[tile_m, tile_n, tile_c.begin] = acc
+    return out
+
+
+def some_batches(x, y):
+    """Every other index of the last dimension; the others keep their numbers."""
+    m, k, c = x.size()
+    out = torch.ones([m, y.size(0), c], dtype=torch.float32, device=x.device)
+    for tile_c, tile_m, tile_n in hl.tile([c // 2, m, y.size(0)], block_size=[1, None, None]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k, tile_c.begin], y[tile_n, tile_k, tile_c.begin].T)
+        out[tile_m, tile_n, tile_c.begin + tile_c.begin] = acc
+    return out
+
+
+def diagonal_batches(x, y):
+    """One index selects two dimensions of the result; all others keep their numbers."""
+    m, k, c = x.size()
+    out = torch.ones([c, m, y.size(0), c], dtype=torch.float32, device=x.device)
+    for tile_c, tile_m, tile_n in hl.tile([c, m, y.size(0)], block_size=[1, None, None]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k, tile_c.begin], y[tile_n, tile_k, tile_c.begin].T)
+        out[tile_c.begin, tile_m, tile_n, tile_c.begin] = acc
+    return out
+
+
 def taps(x, y):
     """Each of two columns of weights is multiplied with its own columns."""
     m, k, _ = x.size()
@@ -151,6 +187,20 @@ def _last_batch(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.einsum("mkc,nkc->mnc", x.double(), y.double())
 
 
+def _some_batches(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.ones([x.size(0), y.size(0), x.size(2)], dtype=torch.float64)
+    half = x.size(2) // 2
+    out[..., : 2 * half : 2] = _last_batch(x, y)[..., :half]
+    return out
+
+
+def _diagonal_batches(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out, found = torch.ones([x.size(2), x.size(0), y.size(0), x.size(2)], dtype=torch.float64), _last_batch(x, y)
+    for at in range(x.size(2)):
+        out[at, ..., at] = found[..., at]
+    return out
+
+
 def _taps(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return product(x[..., 0], y[:, :-1]) + product(x[..., 1], y[:, 1:])
 
@@ -165,6 +215,9 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., torch.Tensor], tuple[to
     "sums of tiles": (whole_tile_sums, lambda x, y: product(x, y).sum(-1), operands(torch.float32, (33, 77), (77, 65)), [16, 32, 32]),
     "batches along the last dimension": (last_batch, _last_batch, operands(torch.bfloat16, (33, 70, 6), (20, 70, 6)), [16, 32, 1, 32]),
     "added to": (last_batch_added, lambda x, y: _last_batch(x, y) + 1, operands(torch.float32, (33, 70, 100), (20, 70, 100)), [16, 16, 1, 32]),
+    "one batch a program": (each_batch, _last_batch, operands(torch.bfloat16, (33, 70, 6), (20, 70, 6)), [16, 32, 32]),
+    "every other batch": (some_batches, _some_batches, operands(torch.bfloat16, (33, 70, 7), (20, 70, 7)), [16, 32, 32]),
+    "a diagonal of batches": (diagonal_batches, _diagonal_batches, operands(torch.bfloat16, (33, 70, 6), (20, 70, 6)), [16, 32, 32]),
     "one index of the last dimension": (taps, _taps, operands(torch.float32, (33, 40, 2), (40, 50)), [16, 32, 16]),
 }  # fmt: skip
 
@@ -192,6 +245,9 @@ def test_packed_operands_give_the_same(name: str) -> None:
 def test_results_are_copied_where_their_tensor_has_no_other_access() -> None:
     for name, count in (
         ("batches along the last dimension", 1),
+        ("one batch a program", 1),
+        ("every other batch", 0),
+        ("a diagonal of batches", 0),
         ("added to", 0),
         ("one index of the last dimension", 0),
     ):

@@ -71,6 +71,11 @@ def copied_operands(facts: KernelFacts, fact: MatmulFact, operands: Sequence[Epi
             granule = granule_of(replace(source, pitch=math.gcd(*steps)), 0)
             if source.k_pitch > 1 and 1 in steps and _is_contiguous(op):
                 source = replace(source, k_pitch=math.gcd(_stride(op, fact.k_axis), *(n for n in steps if n != 1)))
+        if op is not None and op.static and not _is_contiguous(op):
+            lines = [
+                n for at, n in zip(op.subscript_axes, op.strides, strict=True) if at in {*op.tile_axes} - {fact.k_axis}
+            ]
+            source = replace(source, pitch=min(lines, default=0), k_pitch=_stride(op, fact.k_axis))
         tiles = None if op is None or granule else _raw_source(op, fact, source, dtype)
         source = tiles or source
         yield Copied(operand=operand, sources=(source,), granule=granule, raw=tiles is not None)

@@ -11,6 +11,7 @@ import math
 
 from ...._support.records import dataclass
 from ....hardware import Target
+from ..plan.copied import Copied
 from ..plan.counts import (
     Counts,
     copied_lines,
@@ -103,6 +104,9 @@ class Rates:
     copied_us: float = 1.1
     """Least time of a K tile that warps copy through registers: they have the loads of one in flight (benchmarks/results/
     cute/nvidia-h200-products.jsonl)."""
+    scattered_us: float = 0.0004
+    """Time of an element that warps copy from a sector of its own (``triangle_product`` of
+    benchmarks/results/nvidia-h200-variants.jsonl)."""
     raw_us: float = 0.12
     """Least time of a K tile whose raw tiles warps convert: waits, the fence and the arrival; not fitted."""
     converted_us: float = 0.000047
@@ -385,9 +389,19 @@ def _copied_us(plan: GemmPlan, rates: Rates) -> float:
         walk = granule_walk(plan, copied)
         each_us = rates.spread_granules_us if copied.lines_are_contiguous else rates.granules_us
         started += each_us * walk.lines * walk.granules / WARP_THREADS
-    if any(not is_raw(plan, copied) for copied in through_registers(plan)):
-        return max(started, rates.copied_us)
+    loaded = [copied for copied in through_registers(plan) if not is_raw(plan, copied)]
+    if loaded:
+        return max(started, rates.copied_us, sum(_sectors(plan, copied) for copied in loaded) * rates.scattered_us)
     return max(started, _converted_us(plan, rates)) if raw_operands(plan) else started
+
+
+def _sectors(plan: GemmPlan, copied: Copied) -> float:
+    """Return the sectors of a K tile of an operand's sources of which no two elements are adjacent in memory."""
+    elements, found = copied_lines(plan, copied) * plan.tile[2], 0.0
+    for source in copied.sources:
+        near = min((stride for stride in (source.stored_pitch, source.k_pitch) if stride), default=0)
+        found += elements * min(1.0, near * itemsize(source.dtype) / SECTOR_BYTES) if near > 1 else 0.0
+    return found
 
 
 def _converted_us(plan: GemmPlan, rates: Rates) -> float:
