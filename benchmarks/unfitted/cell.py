@@ -19,12 +19,14 @@ Arguments = tuple[Any, ...]
 @dataclass(frozen=True)
 class UserKernel:
     """``arguments`` are made on a device, in small odd sizes or in those that are timed. ``reference`` computes the
-    results in eager PyTorch. ``baseline`` is what torch.compile gets: that, or how a user would write it for a GPU."""
+    results in eager PyTorch. ``baseline`` is what torch.compile gets: that, or how a user would write it for a GPU. One
+    that ``draws`` takes other random numbers than the kernel, and its results have the same norms alone."""
 
     kernel: helion.Kernel
     arguments: Callable[[str, bool], Arguments]
     reference: Callable[..., Any]
     baseline: Callable[..., Any]
+    draws: bool = False
 
 
 class Cells(dict[str, UserKernel]):
@@ -36,8 +38,10 @@ class Cells(dict[str, UserKernel]):
         arguments: Callable[[str, bool], Arguments],
         reference: Callable[..., Any],
         baseline: Callable[..., Any] | None = None,
+        *,
+        draws: bool = False,
     ) -> None:
-        self[kernel.name] = UserKernel(kernel, arguments, reference, baseline or reference)
+        self[kernel.name] = UserKernel(kernel, arguments, reference, baseline or reference, draws)
 
 
 def normal(device: str, *shape: int, dtype: torch.dtype = FP32, scale: float = 1.0) -> torch.Tensor:

@@ -159,7 +159,11 @@ def linear_dropout_residual(
 def linear_dropout_residual_reference(
     x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, p: float, seed: int
 ) -> torch.Tensor:
-    return F.linear(x, w, bias) + residual
+    from helion._support.philox import philox, uniform
+
+    at = torch.arange(residual.numel(), device=x.device)
+    drawn = uniform(philox(torch.tensor(seed, device=x.device), at)[0]).view(residual.shape)
+    return torch.where(drawn >= p, F.linear(x, w, bias) / (1.0 - p), 0.0) + residual
 
 
 def linear_dropout_residual_torch(
@@ -169,13 +173,13 @@ def linear_dropout_residual_torch(
 
 
 def make_linear_dropout_residual(device: str, small: bool) -> Arguments:
-    m, k, n = (33, 65, 77) if small else (8192, 3072, 768)
+    m, k, n = (131, 65, 177) if small else (8192, 3072, 768)
     return (
         normal(device, m, k, dtype=BF16),
         normal(device, n, k, dtype=BF16, scale=0.02),
         normal(device, n, dtype=BF16),
         normal(device, m, n, dtype=BF16),
-        0.0,
+        0.1,
         7,
     )
 
@@ -185,6 +189,7 @@ CELLS.add(
     make_linear_dropout_residual,
     linear_dropout_residual_reference,
     linear_dropout_residual_torch,
+    draws=True,
 )
 
 

@@ -71,6 +71,14 @@ def test_a_wrong_or_failing_baseline_has_no_time() -> None:
         assert row["failures"]["compile"].startswith(why)
 
 
+def test_a_baseline_that_draws_other_numbers_has_the_same_norm() -> None:
+    row = measured("linear_dropout_residual")
+    assert "compile" in row["microseconds"] and row["errors"]["default"] < 1e-2
+    wrong = measured("linear_dropout_residual", compiled=lambda function: lambda *args: 1.1 * function(*args))
+    assert wrong["failures"]["compile"].startswith("wrong: the result is")
+    assert "compile" not in wrong["microseconds"]
+
+
 def test_kernels_that_write_into_arguments_get_fresh_ones() -> None:
     row = measured("adamw_half_states")
     assert max(row["errors"].values()) < 1e-3
