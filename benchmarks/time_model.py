@@ -45,10 +45,10 @@ from helion._compiler.facts.records import KernelFacts  # noqa: E402
 from helion.autotuner.proposal import Predicted  # noqa: E402
 from helion.backends.protocol import Backend  # noqa: E402
 from helion.backends.triton.resources.time import predict  # noqa: E402
-from helion.backends.triton.resources.time.demand import Demand  # noqa: E402
 from helion.backends.triton.resources.time.launch import Launch  # noqa: E402
 from helion.backends.triton.resources.time.model import parts  # noqa: E402
 from helion.backends.triton.resources.time.parameters import FITTED, Parameters, fitted, write  # noqa: E402
+from helion.backends.triton.resources.time.record import Demand  # noqa: E402
 from helion.hardware import Target, target  # noqa: E402
 
 Array = npt.NDArray[np.float64]
@@ -100,22 +100,30 @@ RANGES: Mapping[str, tuple[float, float, float]] = {
     "kept_share": (0.2, 0.05, 0.6),
     "lost_share": (0.7, 0.1, 1.5),
     "first_share": (0.03, 0.001, 0.3),
+    "first_others": (0.25, 0.001, 0.5),
+    "others_share": (0.5, 0.001, 1),
+    "shifted_share": (0.8, 0.001, 1),
     "last_share": (0.005, 0.0005, 0.05),
     "simple_ops": (2, 1, 3.5),
     "special_ops": (6, 2, 10),
     "special_issue": (2, 0.5, 8),
     "walked_ops": (0.3, 0.001, 3),
     "walked_special": (0.3, 0.001, 3),
-    "access_ops": (3, 1, 6),
+    "access_ops": (3, 1, 10),
     "line_atomic_us": (0.0054, 0.0006, 0.05),
     "lane_atomic_us": (0.00205, 0.0005, 0.01),
     "program_ops": (50, 10, 200),
-    "dependency": (2.7, 2, 5),
+    "dependency": (2.7, 1, 5),
+    "step_waits": (1, 0.01, 2),
+    "step_ops": (0.3, 0.001, 4),
     "program_us": (0.055, 0.01, 0.15),
     "warp_us": (0.006, 0.001, 0.03),
     "start_us": (0.3, 0.1, 2),
-    "wait_us": (0.7, 0.3, 1.5),
+    "wait_us": (0.5, 0.05, 1.5),
+    "stored_wait": (5, 0.5, 8),
     "looped_wait": (0.5, 0.05, 1.5),
+    "boxed_wait": (1.5, 0.05, 5),
+    "fenced_wait": (0.5, 0.05, 5),
     "byte_us": (1e-4, 3e-6, 1e-3),
     "pipelined_wait": (0.5, 0.02, 6),
     "exchange_us": (0.1, 0.001, 2),

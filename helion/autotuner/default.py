@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..config import Config
-from .margins import FASTER_RATIO, SPILLING_RATIO
+from .margins import FASTER_RATIO, PREDICTABLE_LEAD, SPILLING_RATIO
 from .proposal import Predict, Predicted
 from .seeds import SeedReport
 from .space import ConfigSpace
@@ -39,7 +39,9 @@ def choose_default(report: SeedReport, space: ConfigSpace, predict: Predict, wid
         return conservative
     everything = [*seeds, (conservative, predict(conservative))]
     if any(_is_good(predicted) for _, predicted in everything):
-        return min((option for option in everything if option[1].fits), key=_cost)[0]
+        first = min((option for option in seeds if option[1].fits), key=_cost, default=everything[-1])
+        led = _cost(everything[-1]) < PREDICTABLE_LEAD.ratio * _cost(first) and everything[-1][1].fits
+        return conservative if led else first[0]
     promoted = next((config for config, _ in seeds if config in promotable), None)
     return promoted or _least_short(everything, space, predict, wider)
 

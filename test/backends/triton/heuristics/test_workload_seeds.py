@@ -105,7 +105,7 @@ def test_a_few_rows_are_split_where_the_launch_of_a_second_kernel_pays(gpu: str)
     bound = sample_energies.bind((tensor(8, 150528),), target=gpu)
     seed, whole = bound.seeds[:2]
     assert seed.heuristic == whole.heuristic == "TritonSplitReductionHeuristic"
-    assert seed.config["split_k"] >= 8 and whole.config["split_k"] == 1 and whole.config["num_warps"] == 32
+    assert seed.config["split_k"] >= 8 and whole.config["split_k"] == 1 and whole.config["num_warps"] >= 16
     assert sample_energies.bind((tensor(8, 10000),), target=gpu).default_config()["split_k"] == 1
 
 

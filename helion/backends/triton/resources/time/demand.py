@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from ....._compiler.facts.records import KernelFacts, MatmulFact, ReductionFact
 from .....autotuner.proposal import Predicted
@@ -18,6 +17,7 @@ from ..matrix import rate_name, tile_shape, unit_of
 from ..registers import register_limit
 from .launch import Launch
 from .nest import Nest
+from .record import Demand
 from .roots import SECTOR_BYTES, Access, Reduction, Root, Scan, Sort, roots_of
 
 #: Bytes of a line of the cache.
@@ -57,105 +57,6 @@ _COPY_BYTES = 4
 _IN_FLIGHT = 2
 #: Bytes of contiguous runs, or of reads by adjacent programs: each halving below this costs the memory as much.
 _RUN_BYTES = 16384.0
-
-
-class Demand(NamedTuple):
-    """Demand of one root, per program unless the name says otherwise. Times in microseconds, instructions per warp.
-
-    ``looped_*`` are of repeated work of a program, ``straight_*`` of work done once.
-    """
-
-    programs: float
-    warps: float
-    resident: float
-    """Resident programs per SM, by the prediction of registers and shared memory."""
-    registers: float
-    needed: float
-    """Per thread; the excess over the limit is spilled."""
-    limit: float
-    new_bytes: float
-    """Bytes from or to memory, in whole sectors, given the order of programs and the L2 cache."""
-    again_bytes: float
-    """Bytes that a program reads a second time, which come from memory where the cache has lost them."""
-    first_bytes: float
-    """Bytes of loop loads with eviction policy "first"."""
-    last_bytes: float
-    """The same with "last"."""
-    row_bytes: float
-    """Bytes that one program must find in the cache for that."""
-    scattered_bytes: float
-    """Bytes from memory, weighted by the halvings of their run relative to a long one."""
-    asked_bytes: float
-    """Bytes through the L2 cache."""
-    sector_bytes: float
-    lines: float
-    """Lines that warps ask the cache for, in whole or in part, in loops without matmuls (measurement
-    ``matmul_counts``)."""
-    written_bytes: float
-    """Bytes of sectors that programs store partially, minus the stored bytes."""
-    line_atomics: float
-    """Contiguous atomics to each line of the cache: the part of one program, per warp instruction (measurement
-    ``meeting_atomics``)."""
-    lane_atomics: float
-    """The same for scattered ones, per element."""
-    near_bytes: float
-    """Part of ``sector_bytes`` that the previous program on the same SM has read too."""
-    straight_bytes: float
-    looped_bytes: float
-    prefetched_bytes: float
-    """Those of loads that a loop prefetches, for which no warp waits."""
-    straight_issue: float
-    looped_issue: float
-    special: float
-    walked_issue: float
-    """Work per chunk of chunked rows, once for each pass."""
-    walked_special: float
-    accesses: float
-    straight_rounds: float
-    """Number of times that a program waits for memory."""
-    looped_rounds: float
-    stored_rounds: float
-    """The same in loops that store in each step."""
-    pipelined_rounds: float
-    """The same for loads ahead of their use, over the steps between."""
-    fills: float
-    iterations: float
-    largest_times: float
-    """Runs of the region with the largest tile, where registers run out first."""
-    matrix_us: float
-    """On one SM, at the data sheet's rate of the unit, padding included."""
-    synchronous_us: float
-    """Part of that on the synchronous unit where there is a faster one."""
-    converted_us: float
-    """Part of that with a right operand that converts its layout on the way, as in tiles of 128 rows: its elements are
-    converted once for all rows."""
-    products: float
-    accumulated_bytes: float
-    """Bytes of accumulators in registers, each counted once for every dot that is added to it."""
-    operand_bytes: float
-    """Bytes that the matrix unit reads from shared memory."""
-    conflicting_bytes: float
-    """Bytes that tiles move through shared memory between loads and stores along other axes, once for each access to the
-    same bank (measurement ``turned_rows``)."""
-    turned_bytes: float
-    """Bytes of results that are operands of other dots and go to other warps."""
-    exchanges: float
-    """Reductions across warps."""
-    exchanged_bytes: float
-    """Bytes of those through shared memory, once for each access to the same bank."""
-    shuffles: float
-    barriers: float
-    stores: float
-    descriptors: float
-    """Tensor descriptors that a program creates before it can load; a persistent program creates them once."""
-    persistent: float
-    """1 for persistent programs."""
-    longest: float
-    """The longest loop of a program, relative to the mean; 1 for persistent programs."""
-    skewed: float
-    """1 where consecutive tiles of a persistent program have loops that are longer than the mean."""
-    fused: float
-    """1 where the next tile's loads begin before the last one is stored."""
 
 
 _NOTHING: dict[str, float] = dict.fromkeys(Demand._fields, 0.0)
@@ -200,12 +101,14 @@ class _Count:
         #: Warps that repeat the rows of a matmul's result, by its number and by the tile.
         self.repeats = {fact.number: self._repeats(fact) for fact, _ in mine.consumed}
         self.repeated = {tile: self.repeats[fact.number] for fact, tiles in mine.consumed for tile in tiles}
-        #: The tensors that programs have read or written, and those that they have written.
-        self.seen: set[tuple[int, tuple[int, ...]]] = set()
+        #: Bytes of the tensors that programs have read or written, and the tensors that they have written.
+        self.seen: dict[tuple[int, tuple[int, ...]], float] = {}
         #: The same by region, of tiles that are not chunked: reading them again there follows at once.
         self.just_read: set[tuple[int, tuple[int, ...], int]] = set()
         self.stored: set[tuple[int, tuple[int, ...]]] = set()
-        self.waits: dict[tuple[int, tuple[int, ...], int], float] = {}
+        self.waits: dict[tuple[int, tuple[int, ...], int, bool], float] = {}
+        #: Regions in which warps wait for each other.
+        self.fenced: set[int] = set()
 
     def demand(self) -> Demand:
         sums, nest, predicted = self.sums, self.nest, self.predicted
@@ -225,10 +128,10 @@ class _Count:
         )
         for access in self.mine.accesses:
             self._access(access)
-        self._wait()
         self._elementwise()
         for reduction in self.mine.reductions:
             self._reduction(reduction)
+        self._wait()
         for scan in self.mine.scans:
             self._scan(scan)
         for sort in self.mine.sorts:
@@ -245,8 +148,7 @@ class _Count:
     def _access(self, access: Access) -> None:
         sums, nest, launch, kind = self.sums, self.nest, self.launch, access.kind
         passes, times = nest.repeats(access)
-        numel = nest.elements[access.tile]
-        useful = nest.useful[access.tile]
+        numel, useful = nest.elements[access.tile], nest.useful[access.tile]
         itemsize = access.itemsize
         run, width = self._run(access, numel)
         kept = self.kept.get(access.slot, 1.0) if kind == "load" else 1.0
@@ -262,9 +164,7 @@ class _Count:
         distance = self._distance(access) if kind == "load" else 0
         waits = "prefetched" if distance and not self.mine.matmuls else "looped"
         sums[f"{waits}_bytes" if times > 1 else "straight_bytes"] += asked
-        eviction = launch.evictions.get(access.slot)
-        if eviction and times > 1:
-            sums[f"{eviction}_bytes"] += asked
+        self._evict(access, asked, sector_bytes, times)
         per_thread = max(1.0, numel / self.threads)
         if kind == "atomic" and counts(numel, access.bins, launch.warps, self.target, access.summed):
             self._count(access, times, per_thread)
@@ -285,6 +185,7 @@ class _Count:
             sums["descriptors"] += not launch.persistent
         else:
             sums["accesses"] += times * max(1.0, per_thread / width) * kept * launch.warps
+        shifted = self._is_shifted(access)
         # rows that share loads reach the same elements with fewer of them
         self._traffic(access, every, passes)
         if kind == "store":
@@ -294,13 +195,34 @@ class _Count:
                 rows = min(_WARP, math.prod(self.launch.sizes[axis] for axis in access.turned))
                 sums["conflicting_bytes"] += 2 * times * numel * itemsize * rows
         elif kind == "load":
-            if access.once_bytes <= _NEAR_BYTES and self._of_all_programs(access):
+            if access.slot not in launch.uncached and self._is_near(access):
                 sums["near_bytes"] += sector_bytes * fresh
+            elif access.slot not in launch.uncached and shifted:
+                sums["shifted_bytes"] += sector_bytes * fresh
             walked = tuple([axis for axis in access.axes if axis in nest.walked]) if nest.walked else ()
             if access.region in self.streamed:
                 times *= max(1.0, per_thread / width / _IN_FLIGHT)
-            key = access.region, walked, distance
+            key = access.region, walked, distance, not distance and access.slot in launch.boxed
             self.waits[key] = max(self.waits.get(key, 0.0), times)
+
+    def _evict(self, access: Access, asked: float, sector_bytes: float, times: float) -> None:
+        """Add the bytes of loop loads by eviction policy, and those of sectors that other programs use."""
+        sums, eviction = self.sums, self.launch.evictions.get(access.slot)
+        if eviction and times > 1:
+            sums[f"{eviction}_bytes"] += asked
+        if access.kind == "load" and access.inner in self.mine.order and sector_bytes > asked:
+            sums["others_bytes"] += sector_bytes - asked
+            sums["first_others_bytes"] += sector_bytes - asked if eviction == "first" else 0.0
+            sums["sectors_in_flight"] += sector_bytes / times
+
+    def _is_near(self, access: Access) -> bool:
+        return access.once_bytes <= _NEAR_BYTES and self._of_all_programs(access)
+
+    def _is_shifted(self, access: Access) -> bool:
+        """Return whether the program has just read a tile of the same elements, but for a shift."""
+        shared = tuple(axis for axis in access.apart if self.nest.trips[axis] > 1)
+        known = (access.storage, shared, access.region) in self.just_read
+        return known and access.kind == "load" and 2 * access.once_bytes > access.whole_bytes
 
     def _count(self, access: Access, times: float, per_thread: float) -> None:
         """Add a histogram or sums, and the atomics of its bins, which are neighbours."""
@@ -371,18 +293,18 @@ class _Count:
         place = access.storage, tuple(shared)
         if access.kind == "load" and access.placed is not None and not shared and not small:
             total = self._selected_bytes(access.placed, once, programs * asked, place in self.seen)
-            self.seen.add(place)
+            self.seen[place] = max(self.seen.get(place, 0.0), total)
         elif access.kind == "load":
             if shared and not small:
                 total = max(total, nest.covered(self.launch, self._at_once(), shared) * first)
             near = *place, access.region
-            if place in self.seen:
-                again, total = (0.0 if small or near in self.just_read else total), 0.0
+            known, read = self._known(place, access, total), total
+            again, total = (0.0 if small or near in self.just_read else known), total - known
             if nest.walked.isdisjoint(access.axes):
                 self.just_read.add(near)
             if passes > 1 and not small:
                 again += programs * first * (passes - 1)
-            self.seen.add(place)
+            self.seen[place] = self.seen.get(place, 0.0) + read - known
             walks = nest.walks(access)
             if walks > 1 and not (small or shared):
                 # each pass of a loop around the row loops reads all rows again
@@ -393,7 +315,7 @@ class _Count:
             if place in self.stored:
                 again, total = (0.0 if small else total), 0.0
             self.stored.add(place)
-            self.seen.add(place)
+            self.seen[place] = max(self.seen.get(place, 0.0), first * programs)
         sums["new_bytes"] += total / programs
         sums["again_bytes"] += again / programs
         if again:
@@ -402,6 +324,16 @@ class _Count:
         if together < _RUN_BYTES:
             halvings = math.log2(_RUN_BYTES / max(SECTOR_BYTES, together))
             sums["scattered_bytes"] += (total + again) / programs * halvings
+
+    def _known(self, place: tuple[int, tuple[int, ...]], access: Access, total: float) -> float:
+        """Return the bytes of a load that programs have read or written before.
+
+        Loads of a part of a tensor are of different parts, as far as it has them.
+        """
+        before = self.seen.get(place, 0.0)
+        if access.once_bytes < access.whole_bytes:
+            before = min(before, max(0.0, before + access.once_bytes - access.whole_bytes))
+        return min(total, before)
 
     def _selected_bytes(self, placed: tuple[int, ...], once: int, asked: float, is_seen: bool) -> float:
         """Return the bytes from memory of loads that data selects, ``asked`` of ``once`` distinct ones at most.
@@ -424,14 +356,17 @@ class _Count:
 
     def _wait(self) -> None:
         sums = self.sums
-        for (region, _, distance), times in self.waits.items():
+        for (region, walked, distance, boxed), times in self.waits.items():
             if distance:
                 sums["pipelined_rounds"] += times / distance
                 sums["fills"] += 1
             elif times > 1:
-                sums["stored_rounds" if region in self.mine.storing else "looped_rounds"] += times
+                fenced = region in self.fenced and not walked
+                stored = region in self.mine.storing
+                kind = "stored" if stored else "boxed" if boxed else "fenced" if fenced else "looped"
+                sums[f"{kind}_rounds"] += times
             else:
-                sums["straight_rounds"] += times
+                sums["boxes" if boxed else "straight_rounds"] += times
 
     def _elementwise(self) -> None:
         sums, nest = self.sums, self.nest
@@ -442,13 +377,27 @@ class _Count:
             sums["straight_issue"] += issued * self.mine.numbering
         for region, tile, axes, ops, sfu_ops in self.mine.work:
             times = nest.times(region) * nest.chunks(axes)
-            issued = times * max(1.0, nest.elements[tile] / self.threads) * self.launch.warps
+            issued = times * self._held(tile) * self.launch.warps
             issued *= self.repeated.get(tile, 1)
             sums["looped_issue" if times > 1 else "straight_issue"] += issued * ops
             sums["special"] += issued * sfu_ops
+            sums["steps"] += times * self.launch.warps * ops
             if nest.walked and not nest.walked.isdisjoint(axes):
                 sums["walked_issue"] += issued * ops
                 sums["walked_special"] += issued * sfu_ops
+
+    def _held(self, tile: int) -> float:
+        """Return the elements of a tile that a thread has.
+
+        A part of the largest tile, such as a row, is in threads as that one is (measurement ``held_rows``). Rows that
+        are values of their own are spread over all threads.
+        """
+        numel, axes = self.nest.elements[tile], self.mine.tiles[tile]
+        held = max(1.0, numel / self.threads)
+        along = {} if self.mine.matmuls or self.kept else self.nest.threads_of_axes(self.threads)
+        if along and numel > 1 and along.keys() > set(axes):
+            held = max(held, math.prod([max(1.0, self.launch.sizes[axis] / along[axis]) for axis in axes]))
+        return held
 
     def _reduction(self, reduction: Reduction) -> None:
         sums, nest, fact = self.sums, self.nest, reduction.fact
@@ -464,6 +413,8 @@ class _Count:
         if along > of_warp:
             sums["exchanges"] += times * results
             sums["barriers"] += times
+            if (fact.region, fact.axis) not in self.late:
+                self.fenced.add(fact.region)
             if reduction.product is None:
                 sums["exchanged_bytes"] += times * results * self._exchanged_bytes(along // of_warp, of_warp, width)
         chunks = nest.chunks((fact.axis,))

@@ -31,6 +31,7 @@ class Launch:
     ahead: int = 0
     boxed: frozenset[int] = frozenset()
     evictions: Mapping[int, str] = field(default_factory=dict)
+    uncached: frozenset[int] = frozenset()
     orders: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     groupings: Mapping[int, int] = field(default_factory=dict)
     flattened: frozenset[int] = frozenset()
@@ -59,6 +60,7 @@ def launch_of(decisions: Decisions, copied_bytes: int = 0) -> Launch:
         ahead=values.get("prefetch_distance", 0),
         boxed=frozenset(slot for slot, way in decisions.accesses("indexing").items() if way == _BOXES),
         evictions={slot: how for slot, how in decisions.accesses("load_eviction_policies").items() if how},
+        uncached=frozenset(slot for slot, how in decisions.accesses("load_cache_modifiers").items() if how == ".cg"),
         orders={root: tuple(order) for root, order in orders.items() if order},
         groupings={root: decisions.at("l2_groupings", loop) or 1 for root, loop in roots},
         flattened=frozenset(root for root, loop in roots if decisions.at("flatten_loops", loop)),

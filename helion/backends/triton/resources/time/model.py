@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from .....hardware import REGISTER_BYTES, WARP_THREADS, Target
-from .demand import Demand
 from .parameters import Parameters
+from .record import Demand
 
 #: A number, or an array with one element per demand.
 Value = Any
@@ -180,6 +180,8 @@ class _Formula:
         lost = self._ramp(d.row_bytes * in_flight, p.kept_share * l2, p.lost_share * l2)
         missed = self._ramp(spilled / self.m.maximum(1.0, d.largest_times) * in_flight, _SPILLS_KEPT * l2, l2)
         kept = p.first_share * d.first_bytes - p.last_share * d.last_bytes
+        apart = self._ramp(d.sectors_in_flight * in_flight, p.kept_share * l2, p.lost_share * l2)
+        kept = kept + p.first_others * d.first_others_bytes + p.others_share * d.others_bytes * apart
         reads = d.new_bytes + d.again_bytes * lost + p.run_share * d.scattered_bytes
         return self.m.maximum(0.0, reads + kept) + spilled * p.spill_misses * missed
 
@@ -200,14 +202,19 @@ class _Formula:
         d = self.d
         wasted = self.m.maximum(0.0, d.sector_bytes - d.asked_bytes)
         wasted = self.p.sector_share * wasted + self.p.written_share * d.written_bytes
-        return self.m.maximum(0.0, d.asked_bytes + wasted - self.p.near_share * d.near_bytes) + spilled
+        return (
+            self.m.maximum(
+                0.0, d.asked_bytes + wasted - self.p.near_share * d.near_bytes - self.p.shifted_share * d.shifted_bytes
+            )
+            + spilled
+        )
 
     def _issued(self) -> Value:
         d, p = self.d, self.p
         simple = (d.straight_issue + d.looped_issue + d.walked_issue * p.walked_ops) * p.simple_ops
         special = (d.special + d.walked_special * p.walked_special) * p.special_ops
         issued = simple + (d.special + d.walked_special * p.walked_special) * p.special_issue
-        issued = issued + d.accesses * p.access_ops + p.program_ops * d.warps
+        issued = issued + d.accesses * p.access_ops + p.program_ops * d.warps + d.steps * p.step_ops
         return self._norm((issued, special), _UNITS)
 
     def _matrix_us(self) -> Value:
@@ -218,11 +225,12 @@ class _Formula:
     def _chain(self) -> Value:
         """Return the dependent chain of a program; in a loop, warps that have drifted overlap its parts."""
         d, p = self.d, self.p
-        own = self.issued / d.warps * p.dependency / self.clock
+        own = (self.issued + d.steps * p.step_waits) / d.warps * p.dependency / self.clock
         instructions = self.m.maximum(self.m.maximum(own, self.issued / self.issue), self.asked)
         alone = self.m.maximum(1.0, _WARPS_FOR_ALL_UNITS / d.warps)
         matrix = self.matrix_us * alone + p.product_us * d.products
-        waits = (d.straight_rounds + d.stored_rounds + d.looped_rounds * p.looped_wait) * p.wait_us
+        waits = d.straight_rounds + d.stored_rounds * p.stored_wait + d.looped_rounds * p.looped_wait
+        waits = (waits + d.boxed_rounds * p.boxed_wait + d.fenced_rounds * p.fenced_wait) * p.wait_us
         pipelined = d.pipelined_rounds * p.wait_us * p.pipelined_wait
         looped_bytes, straight_bytes = d.looped_bytes / d.warps * p.byte_us, d.straight_bytes / d.warps * p.byte_us
         exchanged = d.exchanges * p.exchange_us + d.barriers * p.barrier_us + d.shuffles * p.shuffle_us
@@ -235,11 +243,13 @@ class _Formula:
             + d.stores * p.store_us
             + straight_bytes
             + d.descriptors * p.descriptor_us
+            + d.boxes * p.boxed_wait * p.wait_us
         )
-        repeats = d.looped_rounds + d.stored_rounds + d.pipelined_rounds > 0
+        apart = d.looped_rounds + d.stored_rounds + d.boxed_rounds + d.fenced_rounds
+        repeats = apart + d.pipelined_rounds > 0
         # a matmul waits for its operands; other loads that a loop prefetches are in flight meanwhile
         matrix = matrix + self.m.where(d.products > 0, pipelined, 0.0)
-        waits_for_loads = d.looped_rounds + d.stored_rounds + d.products > 0
+        waits_for_loads = apart + d.products > 0
         waits_and_own = waits + self.m.where(waits_for_loads, own * _DRIFTED, 0.0)
         loop = self._norm((waits_and_own, instructions, looped_bytes, matrix), p.together)
         loop = self._norm((loop, self.m.where(d.products > 0, 0.0, pipelined)), _UNITS)

@@ -74,6 +74,20 @@ class Nest:
                 break
         return run
 
+    def threads_of_axes(self, threads: int) -> dict[int, int]:
+        """Return the threads of a program along each axis of the largest tile, from those of its loads."""
+        number = max(range(len(self.elements)), key=self.elements.__getitem__)
+        accesses = [access for access in self._root.accesses if access.tile == number]
+        inner = [access.inner for access in accesses if access.inner is not None]
+        widest = max([access.widest for access in accesses if access.kind == "load"], default=1)
+        found: dict[int, int] = {}
+        left = threads
+        for axis in sorted(reversed(self._root.tiles[number]), key=lambda axis: axis not in inner[:1]):
+            width = 1 if found else max(1, min(widest, self.elements[number] // threads))
+            found[axis] = min(left, max(1, self._sizes[axis] // width))
+            left //= found[axis]
+        return found
+
     @property
     def iterations(self) -> int:
         """Runs of the innermost loop or chunk of a program."""

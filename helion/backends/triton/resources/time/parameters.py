@@ -44,6 +44,12 @@ class Parameters:
     """Fraction of bytes with eviction policy "first" that memory serves in addition."""
     last_share: float
     """Fraction of bytes with eviction policy "last" that memory does not serve."""
+    first_others: float
+    """Fraction of bytes in sectors for other programs that memory serves again with eviction policy "first"."""
+    others_share: float
+    """The same where the cache has no room for the sectors in flight."""
+    shifted_share: float
+    """Fraction of the bytes of shifted tiles that are still in L1."""
     simple_ops: float
     """Instructions of one elementwise operation of 32 lanes."""
     special_ops: float
@@ -65,6 +71,10 @@ class Parameters:
     """Instructions of a warp at its start and end."""
     dependency: float
     """Cycles from one instruction of a warp to the next, relative to cycles per instruction of the scheduler."""
+    step_ops: float
+    """Instructions of an operation on a tile, in addition to those for each element."""
+    step_waits: float
+    """Instructions that a warp could issue while it waits for the result of one."""
     program_us: float
     """Between two programs on one SM."""
     warp_us: float
@@ -72,9 +82,15 @@ class Parameters:
     start_us: float
     """A program's first and last instructions."""
     wait_us: float
-    """A load from memory."""
+    """A load from memory outside of loops, which overlaps with other programs."""
+    stored_wait: float
+    """A load in a loop that stores, relative to that."""
     looped_wait: float
-    """Fraction of that for a load in a loop, of which ptxas keeps several in flight."""
+    """The same in other loops, of which ptxas keeps several in flight."""
+    boxed_wait: float
+    """The same for a load through a descriptor, for which all warps wait."""
+    fenced_wait: float
+    """The same in a loop in which warps wait for each other."""
     byte_us: float
     """A byte of one warp's load: a warp has few of them in flight."""
     pipelined_wait: float

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from ....._compiler.facts.records import KernelFacts
 from .....autotuner.proposal import Predicted
 from .....hardware import Target
-from .demand import Demand, demands
+from .demand import demands
 from .launch import Launch
+from .record import Demand
 
 
 def with_known_masks(

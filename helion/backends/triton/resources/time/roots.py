@@ -66,6 +66,8 @@ class Access(NamedTuple):
     itemsize: int
     once_bytes: int
     """Bytes of all elements in reach."""
+    whole_bytes: int
+    """Bytes of the tensor."""
     inner: int | None
     strided: tuple[int, float] | None
     quotients: tuple[tuple[int, int], ...]
@@ -285,6 +287,8 @@ class _Preparation:
             axes=op.tile_axes,
             itemsize=op.itemsize,
             once_bytes=op.accessed_numel * op.itemsize,
+            whole_bytes=math.prod([e for e, stride in zip(op.extents, op.strides, strict=True) if stride])
+            * op.itemsize,
             inner=inner,
             strided=None if together else _near(op) if op.gathered else _strided(op),
             quotients=op.quotients if inner is None else (),
