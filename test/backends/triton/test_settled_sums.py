@@ -230,3 +230,27 @@ def test_loops_within_a_step_are_settled(function: Callable, static: bool) -> No
     chosen = helion.Config(**{**config(plain), "static_ranges": [static]})
     assert kernel.to_triton_code(chosen).count("acc = _settled(acc)") == 1
     assert waits(kernel, chosen) == {"0"}
+
+
+def multiplied_by_few(x, s, y):
+    """The load is multiplied by many columns, and again by eight, for which the asynchronous unit is too wide."""
+    out = torch.empty([x.size(0), y.size(1)], dtype=torch.float32, device=x.device)
+    few = torch.empty([x.size(0), 8], dtype=torch.float32, device=x.device)
+    for t, u in hl.tile(out.size()):
+        acc, sums = hl.zeros([t, u]), hl.zeros([t, 8])
+        for c in hl.tile(x.size(1)):
+            a = x[t, c]
+            acc = hl.dot(a, y[c, u], acc=acc)
+            sums = hl.dot(a, hl.full([c, 8], 1.0, dtype=x.dtype), acc=sums)
+        out[t, u] = acc
+        few[t, :] = sums
+    return out, few
+
+
+def test_a_product_of_few_columns_is_another_reader_of_a_load() -> None:
+    kernel = bound(multiplied_by_few)
+    chosen = config(plain)
+    assert kernel.to_triton_code(chosen).count("acc = _settled(acc)") == 1
+    assert waits(kernel, chosen) == {"0"}
+    text = ptx(kernel, chosen)
+    assert "wgmma.mma_async" in text and "mma.sync" in text

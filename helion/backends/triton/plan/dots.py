@@ -162,6 +162,7 @@ def dot_unit(program: Program, op: Op, makers: Makers, sizes: Mapping[int, int],
     depth, dtypes = lanes(lhs.dims[-1], sizes), (lhs.dtype, rhs.dtype)
     return unit_for(
         rows=lanes(lhs.dims[-2], sizes),
+        columns=lanes(rhs.dims[-1], sizes),
         depth=depth,
         batched=any(lanes(dim, sizes) > 1 for dim in lhs.dims[:-2]),
         dtypes=dtypes,

@@ -17,8 +17,8 @@ from .layouts import fragment_warps
 #: ``tcgen05``: the same, and the accumulator is in tensor memory.
 Unit = Literal["mma", "wgmma", "tcgen05"]
 
-#: Least rows of the asynchronous matrix units.
-ASYNC_ROWS = 64
+#: Least rows and columns of the asynchronous matrix units.
+ASYNC_ROWS, ASYNC_COLUMNS = 64, 16
 _TCGEN05_WARPS = 8
 #: Elements along K of one asynchronous instruction with 8-bit operands.
 _ASYNC_DEPTH = 32
@@ -49,8 +49,8 @@ def rate_name(fact: MatmulFact) -> str:
 
 def unit_of(fact: MatmulFact, sizes: Mapping[int, int], num_warps: int, target: Target) -> Unit:
     """Return the matrix unit that Triton lowers a dot fact to."""
-    rows, _, depth = tile_shape(fact, sizes)
-    if _is_small(rows, num_warps):
+    rows, columns, depth = tile_shape(fact, sizes)
+    if _is_small(rows, columns, num_warps):
         return "mma"
     batched = any([sizes[axis] > 1 for axis in fact.batch_axes])
     # a scaled dot without a unit of its own becomes a 16-bit one
@@ -58,6 +58,7 @@ def unit_of(fact: MatmulFact, sizes: Mapping[int, int], num_warps: int, target: 
     dtypes = (torch.bfloat16, torch.bfloat16) if scaled else (fact.lhs_dtype, fact.rhs_dtype)
     return unit_for(
         rows=rows,
+        columns=columns,
         depth=depth,
         batched=batched,
         dtypes=dtypes,
@@ -84,6 +85,7 @@ def is_swapped(fact: MatmulFact) -> bool:
 def unit_for(
     *,
     rows: int,
+    columns: int,
     depth: int,
     batched: bool,
     dtypes: tuple[torch.dtype, torch.dtype],
@@ -95,14 +97,14 @@ def unit_for(
     """Return the matrix unit that Triton lowers a dot to (3.6 to 3.9; measured offline for sm_80, sm_90 and sm_100 with
     3.7).
 
-    ``rows`` are those of the left operand, ``depth`` the elements along K; operands have ``dtypes`` and are K-major or
+    ``rows`` are those of the left operand, ``columns`` those of the right one, ``depth`` the elements along K; operands have ``dtypes`` and are K-major or
     not.
 
     8-bit float operands that are not K-major use the synchronous unit. wgmma takes none, so each would be transposed
     through registers first, which costs more than it gains. benchmarks/fp8.py times both layouts.
     """
     exact = dtypes[0] == torch.float64 or (dtypes[0] == torch.float32 and precision != "tf32")
-    if _is_small(rows, warps) or batched or exact:
+    if _is_small(rows, columns, warps) or batched or exact:
         return "mma"
     if target.has("wgmma"):
         limited = k_major and bool(partial_sum(dtypes, depth, target))
@@ -111,9 +113,9 @@ def unit_for(
     return "tcgen05" if target.has("tcgen05") and warps <= _TCGEN05_WARPS and not whole_numbers else "mma"
 
 
-def _is_small(rows: int, warps: int) -> bool:
-    """Return whether the asynchronous unit takes no matmul of so few rows or warps."""
-    return rows < ASYNC_ROWS or warps < GROUP_WARPS
+def _is_small(rows: int, columns: int, warps: int) -> bool:
+    """Return whether the asynchronous unit takes no matmul of so few rows, columns or warps."""
+    return rows < ASYNC_ROWS or columns < ASYNC_COLUMNS or warps < GROUP_WARPS
 
 
 def are_float8(dtypes: tuple[torch.dtype, torch.dtype]) -> bool:

@@ -338,9 +338,10 @@ def test_a_scan_is_not_laid_out_as_squares_made_of_it(gpu: str) -> None:
 
 
 def test_products_of_whole_numbers_have_no_unit_of_their_own_in_tensor_memory() -> None:
-    def unit(dtype: torch.dtype, gpu: str) -> str:
+    def unit(dtype: torch.dtype, gpu: str, columns: int = 64) -> str:
         return unit_for(
             rows=128,
+            columns=columns,
             depth=64,
             batched=False,
             dtypes=(dtype, dtype),
@@ -353,6 +354,7 @@ def test_products_of_whole_numbers_have_no_unit_of_their_own_in_tensor_memory() 
     assert unit(torch.int8, "sm_100") == "mma"
     assert unit(torch.bfloat16, "sm_100") == "tcgen05"
     assert unit(torch.int8, "sm_90") == "wgmma"
+    assert unit(torch.bfloat16, "sm_90", 8) == unit(torch.bfloat16, "sm_100", 8) == "mma"
 
 
 def test_matrix_stores_write_what_wider_accesses_read() -> None:
