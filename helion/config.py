@@ -149,7 +149,10 @@ _FLAT = frozenset(SINGULAR.values())
 def _flat(value: Any) -> list[Any]:
     """Flatten nested lists, in order; anything else becomes a list of one."""
     if isinstance(value, (list, tuple)):
-        return [entry for item in value for entry in _flat(item)]
+        for item in value:
+            if isinstance(item, (list, tuple)):
+                return [entry for item in value for entry in _flat(item)]
+        return [*value]
     return [value]
 
 

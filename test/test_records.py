@@ -150,6 +150,18 @@ def test_changes_are_refused_alike(name: str) -> None:
             )
 
 
+@pytest.mark.parametrize("made", [STANDARD, LATE])
+@pytest.mark.parametrize(("name", "args", "kwargs"), CALLS)
+def test_replace_is_the_standard_one(name: str, args: Any, kwargs: Any, made: Any) -> None:
+    one = made[name](*args, **kwargs)
+    for changes in ({}, {"x": 9}, {"y": 9}, {"doubled": 9}, {"other": 9}):
+        own, standard = (outcome(lambda to=to, c=changes: repr(to.replace(one, **c))) for to in (records, dataclasses))
+        assert own == standard
+    for other in (made[name], {}, 3):
+        own, standard = (outcome(lambda to=to, other=other: to.replace(other)) for to in (records, dataclasses))
+        assert own == standard and own[0] is TypeError
+
+
 @pytest.mark.parametrize("name", STANDARD)
 @pytest.mark.parametrize(("args", "kwargs"), [((), {}), ((1, 2, 3, 4, 5), {}), ((), {"other": 1}), ((1,), {"x": 1})])
 def test_wrong_arguments_are_refused_alike(name: str, args: Any, kwargs: Any) -> None:

@@ -38,15 +38,17 @@ class Decisions:
     def with_entries(self, key: str, changes: Mapping[Place, Any]) -> Decisions:
         """Return decisions with changed entries in one list; itself if nothing changes."""
         entries = self.entries.get(key, {})
-        if all(entries[place] == value for place, value in changes.items()):
-            return self
-        return replace(self, entries={**self.entries, key: {**entries, **changes}})
+        for place, value in changes.items():
+            if entries[place] != value:
+                return replace(self, entries={**self.entries, key: {**entries, **changes}})
+        return self
 
     def with_values(self, **changes: Any) -> Decisions:
         """Return decisions with changed values of keys; itself if nothing changes."""
-        if all(self.values[key] == value for key, value in changes.items()):
-            return self
-        return replace(self, values={**self.values, **changes})
+        for key, value in changes.items():
+            if self.values[key] != value:
+                return replace(self, values={**self.values, **changes})
+        return self
 
     def with_sizes(self, changes: Mapping[int, int]) -> Decisions:
         """Return decisions with other sizes of tiles that are in the config; itself if nothing changes."""

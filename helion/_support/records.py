@@ -11,11 +11,11 @@ import functools
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import field as field
-from dataclasses import replace as replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
+    from dataclasses import replace as replace
 else:
 
     def dataclass(cls=None, /, **options):
@@ -24,6 +24,16 @@ else:
         It takes the options that ``_made`` names.
         """
         return functools.partial(_made, **options) if cls is None else _made(cls, **options)
+
+    def replace(obj, /, **changes):
+        """Return a copy of a record with these fields changed, as ``dataclasses.replace`` does."""
+        names = _given_names(obj.__class__)
+        if names is None:
+            return dataclasses.replace(obj, **changes)
+        for name in names:
+            if name not in changes:
+                changes[name] = getattr(obj, name)
+        return obj.__class__(**changes)
 
 
 _Method = Callable[..., Any]
@@ -65,6 +75,15 @@ def _made(
         if name not in own or name == "__hash__":
             setattr(made, name, method)
     return made
+
+
+@functools.cache
+def _given_names(cls: Any) -> tuple[str, ...] | None:
+    """Return the names of all fields; None for classes that are no records, and where a field is computed."""
+    if not dataclasses.is_dataclass(cls):
+        return None
+    fields = dataclasses.fields(cls)
+    return tuple([f.name for f in fields]) if all([f.init for f in fields]) else None
 
 
 def _later(cls: type, name: str, make: Callable[[Any], _Method]) -> _Method:

@@ -94,7 +94,7 @@ def order_of(op: Op) -> Order:
 
 def is_fence(op: Op) -> bool:
     """Return whether no memory access may move across ``op``."""
-    return order_of(op) != _UNORDERED
+    return order_of(op) is not _UNORDERED
 
 
 def stays(op: Op) -> bool:

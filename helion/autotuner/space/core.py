@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from ... import exc
-from ..._compiler.decisions import Decisions
+from ..._compiler.decisions import Decisions, Place
 from ..._compiler.ir.grammar import Block
 from ..._compiler.sizes import dependent_size, fixed_size, padded_extent
 from ..._shapes import Expr, is_power_of_2
@@ -67,6 +67,10 @@ class ConfigSpace:
     def keys(self) -> tuple[str, ...]:
         """The keys of a full config, in order."""
         return tuple(field.key for field in self.fields)
+
+    @functools.cached_property
+    def _known(self) -> frozenset[str]:
+        return frozenset(self.keys)
 
     def field(self, key: str) -> Field:
         """Return the field of one key. Raises KeyError for a key that a full config does not have."""
@@ -199,18 +203,26 @@ class ConfigSpace:
 
     def decode(self, config: Mapping[str, Any]) -> Decisions:
         """Decode a full ``config`` to decisions about the kernel."""
-        full = config.config if isinstance(config, Config) else config
-        lists = {field.key: field.decode(full[field.key]) for field in self._lists}
+        return self._decoded(config.config if isinstance(config, Config) else config, frozenset())
+
+    def _decoded(self, full: Mapping[str, Any], given: frozenset[str]) -> Decisions:
+        """Decode a full config of which these keys were ``given``."""
+        lists = {key: dict(zip(places, full[key], strict=True)) for key, places in self._places.items()}
+        names = self._renamed
         return Decisions(
             sizes=self.sizes(full),
             chunked=self.rolled(full),
             entries=lists,
             values={
-                self._renamed.get(key, key): value
-                for key, value in full.items()
-                if key not in lists and key not in _SIZES
+                names.get(key, key): value for key, value in full.items() if key not in lists and key not in _SIZES
             },
+            given=given,
         )
+
+    @functools.cached_property
+    def _places(self) -> dict[str, tuple[Place, ...]]:
+        """The places of the entries of each list."""
+        return {field.key: field.places for field in self._lists}
 
     @functools.cached_property
     def _renamed(self) -> dict[str, str]:
@@ -327,7 +339,7 @@ class ConfigSpace:
         given = self._spelt_out(as_config(config))
         values = self._read(given)
         self._legalize_sizes(values, set() if repair else self._chosen(given))
-        before = settled = replace(self.decode(values), given=frozenset(given))
+        before = settled = self._decoded(values, frozenset(given.config))
         for rule in self.rules:
             settled = rule.legalize(settled, repair)
         return Config(**(values if settled is before else self._recode(values, settled)))
@@ -360,7 +372,7 @@ class ConfigSpace:
 
     def _present_names(self, given: Config) -> Config:
         """Replace former names of keys. Raises ``exc.InvalidConfig`` if a key is given under both its names."""
-        former = {key: RENAMED[key] for key in given if key in RENAMED and key not in self.keys}
+        former = {key: RENAMED[key] for key in given.config if key in RENAMED and key not in self._known}
         if not former:
             return given
         for old, new in former.items():
@@ -372,8 +384,9 @@ class ConfigSpace:
 
     def _check_keys(self, given: Config) -> Values:
         """Return the keys that are passed on unchanged. Raises for unknown ones."""
-        verbatim = {key: given[key] for key in sorted(given) if key.startswith(self.verbatim)}
-        others = [key for key in given if key not in self.keys and key not in verbatim]
+        others = [key for key in given.config if key not in self._known]
+        verbatim = {key: given[key] for key in sorted(others) if key.startswith(self.verbatim)}
+        others = [key for key in others if key not in verbatim]
         if unknown := [key for key in others if key not in self.absent]:
             for key in unknown:
                 self._refuse_elsewhere(key)

@@ -250,7 +250,14 @@ class PerSlot(Field):
     spread: tuple[int, ...] = ()
 
     def default(self) -> list[Any]:
-        return [_fresh(slot.initial) for slot in self.slots]
+        initial, nested = self._initial
+        return [*map(_fresh, initial)] if nested else [*initial]
+
+    @functools.cached_property
+    def _initial(self) -> tuple[tuple[Any, ...], bool]:
+        """The default entries, and whether some are lists themselves."""
+        initial = tuple([slot.initial for slot in self.slots])
+        return initial, any([isinstance(each, (list, tuple)) for each in initial])
 
     def read(self, value: Any) -> list[Any]:
         if not isinstance(value, (list, tuple)):
@@ -265,11 +272,12 @@ class PerSlot(Field):
 
     def decode(self, value: Sequence[Any]) -> dict[Place, Any]:
         """Map the places of a full list to its entries."""
-        return dict(zip(self._places, value, strict=True))
+        return dict(zip(self.places, value, strict=True))
 
     @functools.cached_property
-    def _places(self) -> tuple[Place, ...]:
-        return tuple(slot.at for slot in self.slots)
+    def places(self) -> tuple[Place, ...]:
+        """The places of the entries, in their order."""
+        return tuple([slot.at for slot in self.slots])
 
     def recode(self, entries: Mapping[Place, Any]) -> list[Any]:
         """Return the full list whose ``decode`` is ``entries``."""

@@ -49,8 +49,9 @@ def narrow_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, t
     if facts.matmuls:
         return 0
     threads = num_warps * target.warp_size
-    most, joined = 0, {op.tile_axes[:-1] for op in facts.memory_ops if is_joined(op, facts)}
-    for own, parts, wider, lacking, across in known.narrow(facts):
+    tiles = known.narrow(facts)
+    most, joined = 0, {op.tile_axes[:-1] for op in facts.memory_ops if is_joined(op, facts)} if tiles else set()
+    for own, parts, wider, lacking, across in tiles:
         inner = own[-1]
         rows = max([math.prod([sizes[axis] for axis in axes]) for axes in lacking], default=1)
         widest = max([op.itemsize for op in wider], default=4)
@@ -133,7 +134,7 @@ def transposed_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: in
     threads = num_warps * target.warp_size
     most = 0
     for group in known.alike(facts):
-        halves, once = group.halves, [op for op in group.ops if is_loaded_once(op, facts, sizes)]
+        halves, once = group.halves, [op for op in group.ops if op.quotients and is_loaded_once(op, facts, sizes)]
         if once:
             # the others are converted as they are loaded
             group = group._replace(ops=tuple(op for op in group.ops if op not in once), halves=False)
@@ -143,7 +144,8 @@ def transposed_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: in
         widths = widths_of(ops, sizes, threads) | _aligned_widths(ops, facts, sizes, threads)
         if ops and (group.paired or halves):
             widths |= halved_widths(ops, group.paired, sizes, threads)
-        if ops and (group.turned or pairs or len(widths) > 1 or _are_permuted(ops, sizes, max(widths), threads)):
+        differ = group.turned or pairs or len(widths) > 1
+        if ops and (differ or (not group.in_rows and _are_permuted(ops, sizes, max(widths), threads))):
             most = max(most, _turned_bytes(group, pairs, widths, sizes, threads, target))
         if group.summary:
             # it has the layout of the tile whose reductions it is computed from
@@ -187,12 +189,13 @@ def _aligned_widths(
     Those are chunks of a long row that begins anywhere. A loop that loads them again and stores may not be aligned, as
     where it numbers columns or reads weights of them. Its loads are as wide as the others, its stores are not.
     """
-    found = set()
-    stored = any(op.kind == "store" for op in ops)
+    found: set[int] = set()
+    if not any([op.kind == "store" for op in ops]):
+        return found
     for op in ops:
         *others, axis = op.tile_axes
         extent = facts.axes[axis].extent if facts.axes[axis].static else None
-        again = stored and op.kind == "load" and op.feeds_store and dict(op.looped).get(axis, 0) > 1
+        again = op.kind == "load" and op.feeds_store and dict(op.looped).get(axis, 0) > 1
         if again and known.is_of_rows_alike(facts, axis):
             continue
         if not again or not op.static or op.gathered or op.inner_axis != axis or any(sizes[o] > 1 for o in others):

@@ -50,6 +50,8 @@ def late_registers(
     Where all reductions run after their loops, no element waits for another one. The assembler then loads a few vectors
     of a tile at a time, and tiles take as few registers as with more warps.
     """
+    if not facts.late_reductions:
+        return 0, num_warps
     regions = late_regions(facts.late_reductions, sizes, num_warps * target.warp_size, register_limit)
     own = max(regions.values(), default=0)
     if not own or target.kind == "hip" or facts.matmuls or any(fact.after is None for fact in facts.reductions):

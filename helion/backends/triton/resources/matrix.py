@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Literal
 
@@ -52,7 +51,7 @@ def unit_of(fact: MatmulFact, sizes: Mapping[int, int], num_warps: int, target: 
     rows, columns, depth = tile_shape(fact, sizes)
     if _is_small(rows, columns, num_warps):
         return "mma"
-    batched = any([sizes[axis] > 1 for axis in fact.batch_axes])
+    batched = bool(fact.batch_axes) and any([sizes[axis] > 1 for axis in fact.batch_axes])
     # a scaled dot without a unit of its own becomes a 16-bit one
     scaled = fact.lhs_format or fact.rhs_format
     dtypes = (torch.bfloat16, torch.bfloat16) if scaled else (fact.lhs_dtype, fact.rhs_dtype)
@@ -81,7 +80,6 @@ def is_swapped(fact: MatmulFact) -> bool:
     return tf32 and layouts and fact.lhs_prologue and not fact.rhs_prologue
 
 
-@functools.lru_cache(maxsize=1024)
 def unit_for(
     *,
     rows: int,
@@ -103,12 +101,14 @@ def unit_for(
     8-bit float operands that are not K-major use the synchronous unit. wgmma takes none, so each would be transposed
     through registers first, which costs more than it gains. benchmarks/fp8.py times both layouts.
     """
-    exact = dtypes[0] == torch.float64 or (dtypes[0] == torch.float32 and precision != "tf32")
-    if _is_small(rows, columns, warps) or batched or exact:
+    left = dtypes[0]
+    exact = left == torch.float64 or (left == torch.float32 and precision != "tf32")
+    if batched or exact or _is_small(rows, columns, warps):
         return "mma"
     if target.has("wgmma"):
-        limited = k_major and bool(partial_sum(dtypes, depth, target))
-        return "wgmma" if not are_float8(dtypes) or limited else "mma"
+        if left.itemsize > 1 or not are_float8(dtypes):
+            return "wgmma"
+        return "wgmma" if k_major and partial_sum(dtypes, depth, target) else "mma"
     whole_numbers = not all(dtype.is_floating_point for dtype in dtypes)
     return "tcgen05" if target.has("tcgen05") and warps <= _TCGEN05_WARPS and not whole_numbers else "mma"
 

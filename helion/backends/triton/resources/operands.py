@@ -8,9 +8,10 @@ operand returns to registers as soon as it is written. All but the prefetched on
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ...._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact, StagedOperand
 from ...._shapes import cdiv
@@ -72,9 +73,11 @@ def prefetched_sources(
 
     They are read from shared memory in the layout in which they are combined.
     """
+    if num_stages == 1:
+        return frozenset()
     units = tuple(unit_of(fact, sizes, num_warps, target) for fact in facts.matmuls)
     tally = _Tally(facts, sizes, num_warps, num_stages, target, units, [])
-    return frozenset(op.slot for _, op in tally.source_loads())
+    return frozenset(op.slot for _, op in tally.source_loads)
 
 
 @dataclass
@@ -110,6 +113,9 @@ class _Tally:
         first = (region for region in self.facts.regions if region.parent is None and region.root not in inner)
         #: Grid loops of persistent programs without a loop inside: Triton prefetches for their next tile.
         self.tile_loops = frozenset(region.region for region in first) if self.persistent else frozenset()
+        #: The loop that prefetches for the ops of each region; None with one stage.
+        loops = {r.region for r in self.facts.regions if r.kind == "loop"} | self.tile_loops
+        self.pipes = [home if home in loops and self.num_stages > 1 else None for home in self.homes]
 
     def home(self, region: int) -> int:
         """Return the region that ops of ``region`` end up in: loops of one iteration disappear."""
@@ -123,9 +129,7 @@ class _Tally:
 
     def pipeline_of(self, region: int) -> int | None:
         """Return the loop that prefetches for ops of ``region``; None with one stage."""
-        region = self.home(region)
-        loop = self.facts.regions[region].kind == "loop" or region in self.tile_loops
-        return region if loop and self.num_stages > 1 else None
+        return self.pipes[region]
 
     def stages_of(self, loop: int) -> int:
         """Return the stages of a loop's operands, at least two.
@@ -271,9 +275,9 @@ class _Tally:
 
     def looked_up(self) -> None:
         """Add the prefetched indices of other loads, on CUDA."""
-        known = {operand.slot for operand in self.facts.staged} | {op.slot for _, op in self.source_loads()}
+        known = {operand.slot for operand in self.facts.staged} | {op.slot for _, op in self.source_loads}
         for op in self.facts.memory_ops if self.target.kind == "cuda" else ():
-            loop = self.pipeline_of(op.region)
+            loop = self.pipes[op.region]
             if op.kind == "load" and op.slot not in known and loop is not None and self.lookups_of(loop):
                 size = tile_bytes((op.tile_axes, op.itemsize), self.sizes) * self.num_stages
                 self.loops[loop] = self.loops.get(loop, 0) + cdiv(size, VECTOR_BYTES) * VECTOR_BYTES
@@ -346,26 +350,33 @@ class _Tally:
             if len(sizes) > 1 and loop is not None:
                 self.loops[loop] = self.loops.get(loop, 0) + sum(sizes)
 
-    def source_loads(self) -> Iterator[tuple[int, MemoryOpFact]]:
-        """Yield the prefetched loads that operands in the same loop are computed from.
+    @functools.cached_property
+    def source_loads(self) -> list[tuple[int, MemoryOpFact]]:
+        """The prefetched loads that operands in the same loop are computed from, each with its loop.
 
         AMD prefetches into registers what is combined with indices, which have another layout than operands.
         """
         computing = {
-            self.pipeline_of(fact.region)
+            self.pipes[fact.region]
             for fact in self.facts.matmuls
             if (None in (fact.lhs_slot, fact.rhs_slot) and not (fact.indexed and self.target.kind == "hip"))
             or self.is_decoded(fact)  # computed with the scales
         }
+        if computing <= {None}:
+            return []
+        found = []
         known = {operand.slot for operand in self.facts.staged}
         # AMD converts them to the layout of a matmul result when it is live
         added = [{fact.m_axis, fact.n_axis} for fact in self.facts.matmuls if self.target.kind == "hip"]
         for op in self.facts.memory_ops:
-            loop = self.pipeline_of(op.region)
+            loop = self.pipes[op.region]
+            if loop is None or loop not in computing:
+                continue
             loaded = op.kind == "load" and op.tile_axes and op.slot not in known
             loaded = loaded and not any(axes <= set(op.tile_axes) for axes in added)
-            if loaded and loop is not None and loop in computing and not self.is_narrow(op):
-                yield loop, op
+            if loaded and not self.is_narrow(op):
+                found.append((loop, op))
+        return found
 
     def sources(self) -> None:
         """Add the prefetched loads that operands are computed from.
@@ -374,7 +385,7 @@ class _Tally:
         """
         found: dict[int, int] = {}
         shapes: dict[int, set[frozenset[int]]] = {}
-        for loop, op in self.source_loads():
+        for loop, op in self.source_loads:
             size = tile_bytes((op.tile_axes, op.itemsize), self.sizes) * max(1, self.stages_of(loop) - 1)
             found[loop] = found.get(loop, 0) + size
             shapes.setdefault(loop, set()).add(frozenset(op.tile_axes))
@@ -556,7 +567,7 @@ class _Tally:
 
     def exchanged(self, region: int) -> list[Exchange]:
         """Return the exchanges in ``region``, and in loops of one iteration in it."""
-        return [each for each in self.exchanges if self.home(each.region) == region]
+        return [each for each in self.exchanges if self.homes[each.region] == region]
 
     def at_once(self, passing: list[Passing], exchanges: list[Exchange]) -> int:
         """Return the most bytes of ``passing`` live at a dot, or during one of ``exchanges``."""
@@ -584,7 +595,5 @@ class _Tally:
 
     def peak(self, passing: list[Passing]) -> int:
         """Return the most bytes live at the same dot."""
-        return max(
-            (sum(p.size for p in passing if p.after <= fact.number <= p.until) for fact in self.facts.matmuls),
-            default=0,
-        )
+        numbers = range(len(self.facts.matmuls) if passing else 0)
+        return max([sum([p.size for p in passing if p.after <= number <= p.until]) for number in numbers], default=0)

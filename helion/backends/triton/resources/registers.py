@@ -235,11 +235,13 @@ def _accesses(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> tup
     loads: dict[int, float] = {}
     accesses: dict[int, float] = {}
     for op in (*facts.memory_ops, *facts.atomics):
-        each = _each(op, sizes, threads)
-        width = vector_elements(op, sizes, threads) if op.tile_axes else 1
-        accesses[op.region] = accesses.get(op.region, 0.0) + max(1.0, each / width)
+        region, numel = op.region, _product(sizes, op.tile_axes)
+        each, width = 1.0, 1
+        if numel > threads:
+            each, width = numel / threads, vector_elements(op, sizes, threads)
+        accesses[region] = accesses.get(region, 0.0) + (each / width if each > width else 1.0)
         if op.kind == "load":
-            loads[op.region] = loads.get(op.region, 0.0) + max(1.0, each * op.itemsize / REGISTER_BYTES)
+            loads[region] = loads.get(region, 0.0) + max(1.0, each * op.itemsize / REGISTER_BYTES)
     return max(loads.values(), default=0.0), max(accesses.values(), default=0.0)
 
 
@@ -292,8 +294,11 @@ def _special_elements(facts: KernelFacts, sizes: Mapping[int, int], threads: int
 
 def _is_walked(facts: KernelFacts, sizes: Mapping[int, int]) -> bool:
     """Return whether a whole dimension is reduced in chunks."""
-    axes = (facts.axes[fact.axis] for fact in facts.reductions)
-    return any(axis.rollable and sizes[axis.block_id] < axis.padded for axis in axes)
+    for fact in facts.reductions:
+        axis = facts.axes[fact.axis]
+        if axis.rollable and sizes[fact.axis] < axis.padded:
+            return True
+    return False
 
 
 def _product(sizes: Mapping[int, int], axes: Iterable[int]) -> int:
@@ -317,22 +322,32 @@ def _tile_registers(
     threads = num_warps * target.warp_size
     products = frozenset(fact.axes for fact in facts.accumulators if fact.of_dot)
     # a chunked row is reduced into an accumulator of the chunk's shape, live during the loop over chunks
-    walked = [fact for fact in facts.reductions if facts.axes[fact.axis].rollable]
     extra: dict[int, float] = {}
     together = 0.0
-    for fact in walked:
-        if sizes[fact.axis] < facts.axes[fact.axis].padded:
+    for fact in facts.reductions:
+        if facts.axes[fact.axis].rollable and sizes[fact.axis] < facts.axes[fact.axis].padded:
             own = _snapshot(((fact.tile, fact.itemsize),), sizes, threads, products, 1)
             extra[fact.axis] = max(extra.get(fact.axis, 0.0), own)
             together = max(together, own * _tiles_together(fact))
     singles = [fact for fact in facts.reductions if sizes[fact.axis] == 1 < facts.axes[fact.axis].padded]
 
+    known: dict[LiveTiles, float] = {}  # without matmuls, snapshots of several kinds are the same
+
     def most(snapshots: tuple[tuple[LiveTiles, ...], ...], least_rows: int) -> float:
-        found = 0.0
-        for tiles in (_added_at_once(tiles, singles) for root in snapshots for tiles in root):
-            beside = max((extra[axis] for axis in extra if any(axis in tile[0] for tile in tiles)), default=0.0)
-            found = max(found, _snapshot(tiles, sizes, threads, products, least_rows) + beside)
-        return max(found, together)
+        found = together
+        for root in snapshots:
+            for tiles in root:
+                own = None if products else known.get(tiles)
+                if own is None:
+                    live = _added_at_once(tiles, singles) if singles else tiles
+                    own = _snapshot(live, sizes, threads, products, least_rows)
+                    if extra:
+                        own += max(
+                            (extra[axis] for axis in extra if any(axis in tile[0] for tile in live)), default=0.0
+                        )
+                    known[tiles] = own
+                found = max(found, own)
+        return found
 
     resident = most(facts.resident_tiles, 1)
     needed = resident if facts.needed_tiles == facts.resident_tiles else most(facts.needed_tiles, 1)
@@ -410,14 +425,19 @@ def _snapshot(
     """
     if not tiles:
         return 0.0
-    numels = [_product(sizes, axes) for axes, _ in tiles]
-    total = max(numels)
-    axes, itemsize = tiles[numels.index(total)]
+    total = 0
+    for at, (tile_axes, _) in enumerate(tiles):
+        numel = 1
+        for axis in tile_axes:
+            numel *= sizes[axis]
+        if numel > total:
+            total, largest = numel, at
+    axes, itemsize = tiles[largest]
     columns = sizes[axes[-1]] if axes else 1
     rows = total // columns
     if axes in products and rows < least_rows:
         total, rows = total // rows * least_rows, least_rows
-    each = max(1.0, total / threads)
+    each = total / threads if total > threads else 1.0
     if axes in products:
         # a thread has two of every 16 rows of a matrix fragment
         thread_rows = min(float(rows), max(2.0, rows / 8 / max(1, threads // 32)))
@@ -432,8 +452,9 @@ def _snapshot(
             if len(tile_axes) > 1 or tile_axes[-1] != axes[-1]:
                 count *= thread_rows
         else:
-            count = max(1.0, _numel((tile_axes, size), sizes) / threads)
-        sum_of += max(1.0, count * size / REGISTER_BYTES)
+            count = max(1.0, _product(sizes, tile_axes) / threads)
+        registers = count * size / REGISTER_BYTES
+        sum_of += registers if registers > 1.0 else 1.0
     return sum_of
 
 

@@ -345,11 +345,13 @@ def _product_exchanges(
     """
     products = [{fact.m_axis, fact.n_axis} for fact in facts.matmuls]
     # the result's own dtype, or the one that a later load is widened to
-    wide = target.kind == "hip" or any(unit_of(f, sizes, num_warps, target) == "tcgen05" for f in facts.matmuls)
+    wide = target.kind == "hip" or (
+        target.has("tcgen05") and any(unit_of(f, sizes, num_warps, target) == "tcgen05" for f in facts.matmuls)
+    )
     for op in (*facts.memory_ops, *facts.atomics) if products else ():
         if op.kind == "load" and op.slot in prefetched:
             continue
-        product = any(axes <= set(op.tile_axes) for axes in products)
+        product = any([axes.issubset(op.tile_axes) for axes in products])
         itemsize = op.itemsize
         if op.kind == "load" and len(op.tile_axes) == 1:
             # one element per row or column

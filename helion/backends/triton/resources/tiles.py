@@ -25,6 +25,8 @@ def vector_elements(op: MemoryOpFact, sizes: Mapping[int, int], threads: int) ->
     numel = 1
     for axis in op.tile_axes:
         numel *= sizes[axis]
+    if numel < 2 * threads:
+        return 1
     width = min(VECTOR_BYTES // op.itemsize, numel // threads)
     return math.gcd(width, op.aligned) if width > 1 else 1
 

@@ -84,31 +84,21 @@ def time_us(done: Work, target: Target) -> float:
     return max(memory, arithmetic) + _LAUNCH_US
 
 
-def trips(facts: KernelFacts, sizes: Mapping[int, int], axis: int) -> int:
-    """Return the tiles along an axis; 1 when its extent is not known."""
-    fact = facts.axes[axis]
-    extent = fact.mean if fact.extent is None else fact.extent
-    if extent is not None:
-        return max(1, cdiv(extent, sizes[axis]))
-    return 1 if fact.outer is None else max(1, cdiv(sizes[fact.outer], sizes[axis]))
-
-
-def _span(facts: KernelFacts, sizes: Mapping[int, int], axis: int) -> int:
-    """Return the elements along an axis of all its tiles together."""
-    fact = facts.axes[axis]
-    extent = fact.mean if fact.extent is None else fact.extent
-    if extent is not None:
-        return extent
-    return sizes[axis] if fact.outer is None else max(sizes[fact.outer], sizes[axis])
-
-
 class _Loops:
-    """The loops of a kernel with sizes: tiles along each axis, and the elements of all of them together."""
+    """The loops of a kernel with sizes: ``trips`` are the tiles along each axis, ``spans`` the elements of all of them."""
 
     def __init__(self, facts: KernelFacts, sizes: Mapping[int, int]) -> None:
         self.facts, self.sizes = facts, sizes
-        self.trips = [trips(facts, sizes, axis.block_id) for axis in facts.axes]
-        self.spans = [_span(facts, sizes, axis.block_id) for axis in facts.axes]
+        self.trips: list[int] = []
+        self.spans: list[int] = []
+        for axis in facts.axes:
+            extent, size = axis.mean if axis.extent is None else axis.extent, sizes[axis.block_id]
+            if extent is None:
+                extent = size if axis.outer is None else max(sizes[axis.outer], size)
+                self.trips.append(1 if axis.outer is None else max(1, cdiv(sizes[axis.outer], size)))
+            else:
+                self.trips.append(-(-extent // size) if extent > size else 1)
+            self.spans.append(extent)
         self.around: dict[int, tuple[int, ...]] = {}
         self.counted: dict[tuple[int, tuple[int, ...]], int] = {}
 
@@ -162,7 +152,11 @@ def _product(of: Sequence[int], axes: Iterable[int]) -> int:
 
 def _passes(op: MemoryOpFact, facts: KernelFacts, sizes: Mapping[int, int]) -> int:
     """Return the number of passes of an access: a load of a chunked row repeats for each pass that needs it."""
-    return max((passes for axis, passes in op.looped if sizes[axis] < facts.axes[axis].padded), default=1)
+    most = 0
+    for axis, passes in op.looped:
+        if passes > most and sizes[axis] < facts.axes[axis].padded:
+            most = passes
+    return most or 1
 
 
 def _dot_tflops(fact: MatmulFact, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:

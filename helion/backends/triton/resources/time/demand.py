@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 
@@ -92,15 +93,21 @@ class _Count:
         self.nest = Nest(mine, launch.sizes, launch.parts)
         self.fastest = self.nest.ordered(launch)
         self.threads = launch.warps * target.warp_size
+        self.first = self.fastest[:1]
         #: The regions whose reductions run after their loops.
-        late = late_regions(mine.late, launch.sizes, self.threads, register_limit(launch.warps, target))
-        self.late = late_axes(mine.late, late, launch.sizes, self.threads)
+        late: dict[int, int] = {}
+        if mine.late:
+            late = late_regions(mine.late, launch.sizes, self.threads, register_limit(launch.warps, target))
+        self.late = late_axes(mine.late, late, launch.sizes, self.threads) if late else frozenset()
         #: Regions whose loads wait for their tiles a few vectors at a time; a loop with a matmul copies them ahead.
         self.streamed = frozenset(late) if not mine.matmuls else frozenset()
         self.sums = _NOTHING.copy()
         #: Warps that repeat the rows of a matmul's result, by its number and by the tile.
-        self.repeats = {fact.number: self._repeats(fact) for fact, _ in mine.consumed}
-        self.repeated = {tile: self.repeats[fact.number] for fact, tiles in mine.consumed for tile in tiles}
+        self.repeats: dict[int, int] = {}
+        self.repeated: dict[int, int] = {}
+        for fact, tiles in mine.consumed:
+            self.repeats[fact.number] = self._repeats(fact)
+            self.repeated |= dict.fromkeys(tiles, self.repeats[fact.number])
         #: Bytes of the tensors that programs have read or written, and the tensors that they have written.
         self.seen: dict[tuple[int, tuple[int, ...]], float] = {}
         #: The same by region, of tiles that are not chunked: reading them again there follows at once.
@@ -138,7 +145,7 @@ class _Count:
             self._sort(sort)
         for fact in self.mine.matmuls:
             self._product(fact)
-        return Demand(**sums)
+        return Demand(*sums.values())  # in the order of the fields
 
     def _largest_times(self) -> int:
         nest, tiles = self.nest, self.mine.tiles
@@ -146,64 +153,77 @@ class _Count:
         return max([(1, 1), *held])[1]
 
     def _access(self, access: Access) -> None:
-        sums, nest, launch, kind = self.sums, self.nest, self.launch, access.kind
+        # most of a prediction's time: helpers are called only where needed (measurement ``seeding_accesses``)
+        sums, nest, launch, kind, threads = self.sums, self.nest, self.launch, access.kind, self.threads
         passes, times = nest.repeats(access)
         numel, useful = nest.elements[access.tile], nest.useful[access.tile]
         itemsize = access.itemsize
-        run, width = self._run(access, numel)
-        kept = self.kept.get(access.slot, 1.0) if kind == "load" else 1.0
-        every = times * useful * itemsize / self._sharing(access)
+        run, width = self._run(access, numel) if access.inner is not None else (1.0, 1.0)
+        kept = self.kept.get(access.slot, 1.0) if self.kept and kind == "load" else 1.0
+        every = times * useful * itemsize / (self._sharing(access) if access.quotients else 1)
         asked = every * kept
         near, step = (run, itemsize) if access.strided is None else (nest.used[access.strided[0]], access.strided[1])
-        sector_bytes = asked / itemsize / max(near, 1.0) * -(-near * step // SECTOR_BYTES) * SECTOR_BYTES
-        fresh = self._fresh(access, every)
+        runs = asked / itemsize / max(near, 1.0)
+        sector_bytes = runs * -(-near * step // SECTOR_BYTES) * SECTOR_BYTES
+        fresh = self._fresh(access, every) if access.again else 1.0
         sums["asked_bytes"] += asked * fresh
         if kind != "atomic" and not self.mine.matmuls:
-            sums["lines"] += asked / itemsize / max(near, 1.0) * -(-near * step // _LINE)
+            sums["lines"] += runs * -(-near * step // _LINE)
         sums["sector_bytes"] += sector_bytes * fresh
         distance = self._distance(access) if kind == "load" else 0
-        waits = "prefetched" if distance and not self.mine.matmuls else "looped"
-        sums[f"{waits}_bytes" if times > 1 else "straight_bytes"] += asked
+        if times > 1:
+            sums["prefetched_bytes" if distance and not self.mine.matmuls else "looped_bytes"] += asked
+        else:
+            sums["straight_bytes"] += asked
         self._evict(access, asked, sector_bytes, times)
-        per_thread = max(1.0, numel / self.threads)
-        if kind == "atomic" and counts(numel, access.bins, launch.warps, self.target, access.summed):
-            self._count(access, times, per_thread)
-        elif kind == "atomic":
-            sums["accesses"] += times * per_thread * launch.warps
-            if itemsize == _PAIRED_BYTES and width == 1:
-                # the memory adds pairs of 16 bits; single ones compare and swap in a loop (measurement ``added_pairs``)
-                sums["lane_atomics"] += times * per_thread * launch.warps
-            lines = max(1.0, access.once_bytes / _LINE)
-            met = times * useful / min(run, _WARP) / lines
-            if access.inner is None:
-                sums["lane_atomics"] += met
-            else:
-                # of each line, an instruction has a part: a thread's neighbours are in others
-                meeting = min(max(1.0, lines / _LINES_APART), _LINES_MEETING / _LINES_APART)
-                sums["line_atomics"] += met * min(per_thread, _NEIGHBOURS) * meeting
+        per_thread = numel / threads if numel > threads else 1.0
+        if kind == "atomic":
+            self._atomic(access, times, per_thread, useful, run, width)
         elif access.slot in launch.boxed:
             sums["descriptors"] += not launch.persistent
         else:
             sums["accesses"] += times * max(1.0, per_thread / width) * kept * launch.warps
-        shifted = self._is_shifted(access)
+        shared = tuple([axis for axis in access.apart if nest.trips[axis] > 1]) if access.apart else ()
+        shifted = kind == "load" and self._is_shifted(access, shared)
         # rows that share loads reach the same elements with fewer of them
-        self._traffic(access, every, passes)
+        self._traffic(access, every, passes, shared)
         if kind == "store":
             sums["written_bytes"] += max(0.0, sector_bytes - asked)
             sums["stores"] += times
             if access.turned is not None:
-                rows = min(_WARP, math.prod(self.launch.sizes[axis] for axis in access.turned))
+                rows = min(_WARP, math.prod(launch.sizes[axis] for axis in access.turned))
                 sums["conflicting_bytes"] += 2 * times * numel * itemsize * rows
         elif kind == "load":
             if access.slot not in launch.uncached and self._is_near(access):
                 sums["near_bytes"] += sector_bytes * fresh
-            elif access.slot not in launch.uncached and shifted:
+            elif shifted and access.slot not in launch.uncached:
                 sums["shifted_bytes"] += sector_bytes * fresh
             walked = tuple([axis for axis in access.axes if axis in nest.walked]) if nest.walked else ()
+            waits: float = times
             if access.region in self.streamed:
-                times *= max(1.0, per_thread / width / _IN_FLIGHT)
+                waits *= max(1.0, per_thread / width / _IN_FLIGHT)
             key = access.region, walked, distance, not distance and access.slot in launch.boxed
-            self.waits[key] = max(self.waits.get(key, 0.0), times)
+            if self.waits.get(key, 0.0) < waits:
+                self.waits[key] = waits
+
+    def _atomic(self, access: Access, times: float, per_thread: float, useful: float, run: float, width: float) -> None:
+        """Add the atomics of an access, or the histogram or sums that take their place."""
+        sums, warps = self.sums, self.launch.warps
+        if counts(self.nest.elements[access.tile], access.bins, warps, self.target, access.summed):
+            self._count(access, times, per_thread)
+            return
+        sums["accesses"] += times * per_thread * warps
+        if access.itemsize == _PAIRED_BYTES and width == 1:
+            # the memory adds pairs of 16 bits; single ones compare and swap in a loop (measurement ``added_pairs``)
+            sums["lane_atomics"] += times * per_thread * warps
+        lines = max(1.0, access.once_bytes / _LINE)
+        met = times * useful / min(run, _WARP) / lines
+        if access.inner is None:
+            sums["lane_atomics"] += met
+        else:
+            # of each line, an instruction has a part: a thread's neighbours are in others
+            meeting = min(max(1.0, lines / _LINES_APART), _LINES_MEETING / _LINES_APART)
+            sums["line_atomics"] += met * min(per_thread, _NEIGHBOURS) * meeting
 
     def _evict(self, access: Access, asked: float, sector_bytes: float, times: float) -> None:
         """Add the bytes of loop loads by eviction policy, and those of sectors that other programs use."""
@@ -218,11 +238,10 @@ class _Count:
     def _is_near(self, access: Access) -> bool:
         return access.once_bytes <= _NEAR_BYTES and self._of_all_programs(access)
 
-    def _is_shifted(self, access: Access) -> bool:
+    def _is_shifted(self, access: Access, shared: tuple[int, ...]) -> bool:
         """Return whether the program has just read a tile of the same elements, but for a shift."""
-        shared = tuple(axis for axis in access.apart if self.nest.trips[axis] > 1)
         known = (access.storage, shared, access.region) in self.just_read
-        return known and access.kind == "load" and 2 * access.once_bytes > access.whole_bytes
+        return known and 2 * access.once_bytes > access.whole_bytes
 
     def _count(self, access: Access, times: float, per_thread: float) -> None:
         """Add a histogram or sums, and the atomics of its bins, which are neighbours."""
@@ -246,10 +265,10 @@ class _Count:
         launch = self.launch
         if access.slot in launch.boxed:
             return self._stages - 1 if access.feeds_dots else 0
-        held = max(1, self.nest.elements[access.tile] // self.threads) * access.itemsize
-        copied = self.root not in launch.fused and min(held, access.copied_bytes) >= _COPY_BYTES
-        if copied and (access.feeds_dots or (access.in_loop and launch.own_stages > 1)):
-            return self._stages - 1
+        if access.feeds_dots or (access.in_loop and launch.own_stages > 1):
+            held = max(1, self.nest.elements[access.tile] // self.threads) * access.itemsize
+            if self.root not in launch.fused and min(held, access.copied_bytes) >= _COPY_BYTES:
+                return self._stages - 1
         return launch.ahead if access.carried else 0
 
     @property
@@ -270,10 +289,9 @@ class _Count:
         return 1 / steps if kept and self.nest.programs * every >= 2 * access.once_bytes else 1.0
 
     def _run(self, access: Access, numel: int) -> tuple[float, float]:
-        """Return the contiguous elements of the tile in memory, and the elements of one thread's access."""
+        """Return the contiguous elements of a contiguous access in memory, and the elements of one thread's."""
         inner, widest = access.inner, access.widest
-        if inner is None:
-            return 1.0, 1.0
+        assert inner is not None
         run, tiled = self.nest.run(access), self.launch.sizes[inner]
         if self.root in self.launch.flattened and inner in self.mine.order:
             # a tile is a run of the flat index, along the last of the axes in their order
@@ -281,16 +299,18 @@ class _Count:
             widest = access.widest_of_run
         return run, float(max(1, min(widest, tiled, numel // self.threads)))
 
-    def _traffic(self, access: Access, asked: float, passes: int) -> None:
-        """Add the bytes from and to memory: each once, and again where the cache has lost it in between."""
+    def _traffic(self, access: Access, asked: float, passes: int, shared: tuple[int, ...]) -> None:
+        """Add the bytes from and to memory: each once, and again where the cache has lost it in between.
+
+        Programs along the axes ``shared`` access the same tile.
+        """
         sums, nest, once = self.sums, self.nest, access.once_bytes
         programs = nest.programs
         first = asked / passes
         total = programs * first if access.numbered else min(once, programs * first)
         again = 0.0
         small = _stays_cached(access, self.target)
-        shared = [axis for axis in access.apart if nest.trips[axis] > 1]
-        place = access.storage, tuple(shared)
+        place = access.storage, shared
         if access.kind == "load" and access.placed is not None and not shared and not small:
             total = self._selected_bytes(access.placed, once, programs * asked, place in self.seen)
             self.seen[place] = max(self.seen.get(place, 0.0), total)
@@ -300,12 +320,12 @@ class _Count:
             near = *place, access.region
             known, read = self._known(place, access, total), total
             again, total = (0.0 if small or near in self.just_read else known), total - known
-            if nest.walked.isdisjoint(access.axes):
+            if not nest.walked or nest.walked.isdisjoint(access.axes):
                 self.just_read.add(near)
             if passes > 1 and not small:
                 again += programs * first * (passes - 1)
             self.seen[place] = self.seen.get(place, 0.0) + read - known
-            walks = nest.walks(access)
+            walks = nest.walks(access) if access.outside else 1
             if walks > 1 and not (small or shared):
                 # each pass of a loop around the row loops reads all rows again
                 again += programs * first * (1 - 1 / walks)
@@ -350,7 +370,7 @@ class _Count:
 
     def _run_bytes(self, access: Access) -> float:
         """Return the bytes along the contiguous axis that adjacent programs read together."""
-        if self.root in self.launch.flattened or not access.unit_stride.isdisjoint(self.fastest[:1]):
+        if self.root in self.launch.flattened or not access.unit_stride.isdisjoint(self.first):
             return _RUN_BYTES
         return access.itemsize * (1.0 if access.inner is None else self.nest.used[access.inner])
 
@@ -386,6 +406,11 @@ class _Count:
                 sums["walked_issue"] += issued * ops
                 sums["walked_special"] += issued * sfu_ops
 
+    @functools.cached_property
+    def along(self) -> dict[int, int]:
+        """The threads along each axis of the largest tile."""
+        return self.nest.threads_of_axes(self.threads)
+
     def _held(self, tile: int) -> float:
         """Return the elements of a tile that a thread has.
 
@@ -394,9 +419,10 @@ class _Count:
         """
         numel, axes = self.nest.elements[tile], self.mine.tiles[tile]
         held = max(1.0, numel / self.threads)
-        along = {} if self.mine.matmuls or self.kept else self.nest.threads_of_axes(self.threads)
-        if along and numel > 1 and along.keys() > set(axes):
-            held = max(held, math.prod([max(1.0, self.launch.sizes[axis] / along[axis]) for axis in axes]))
+        if self.mine.matmuls or self.kept or numel == 1:
+            return held
+        if self.along.keys() > set(axes):
+            held = max(held, math.prod([max(1.0, self.launch.sizes[axis] / self.along[axis]) for axis in axes]))
         return held
 
     def _reduction(self, reduction: Reduction) -> None:

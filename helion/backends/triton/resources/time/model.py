@@ -266,6 +266,8 @@ class _Formula:
         return last + self.p.drain / self.m.maximum(1.0, rounds)
 
     def _within(self, value: Value, low: Value, high: Value) -> Value:
+        if self.m is NUMBERS:
+            return low if value <= low else min(value, high)
         return self.m.minimum(self.m.maximum(value, low), high)
 
     def _ramp(self, value: Value, begin: float, width: float) -> Value:
@@ -274,6 +276,8 @@ class _Formula:
 
     def _norm(self, values: Sequence[Value], power: float) -> Value:
         """Return a value between the largest and the sum, closer to the largest for greater ``power``."""
+        if self.m is NUMBERS:
+            return _joined(values, power)
         most, total = values[0], 0.0
         for value in values[1:]:
             most = self.m.maximum(most, value)
@@ -281,3 +285,13 @@ class _Formula:
         for value in values:
             total = total + (value / most) ** power
         return most * total ** (1 / power)
+
+
+def _joined(values: Sequence[float], power: float) -> float:
+    """Return the norm of numbers, of which many are zero or the largest."""
+    most = max(1e-9, *values)
+    total = 0.0
+    for value in values:
+        if value:
+            total += 1.0 if value == most else (value / most) ** power
+    return float(most * total ** (1 / power))

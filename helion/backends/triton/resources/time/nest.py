@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from ....._shapes import cdiv
@@ -60,10 +60,8 @@ class Nest:
         return passes, self._times[access.region] * self.chunks(access.axes) * passes
 
     def walks(self, access: Access) -> int:
-        """Return the number of times a program reads the same elements, in loops around the access that index none of
-        its dimensions.
-        """
-        return _product(self.trips, [axis for axis in self._root.loops[access.region] if axis not in access.axes])
+        """Return the number of times a program reads the same elements."""
+        return _product(self.trips, access.outside)
 
     def run(self, access: Access) -> float:
         """Return the contiguous elements in memory of the tile of a contiguous access."""
@@ -98,7 +96,7 @@ class Nest:
         axes, order = self._root.order, launch.orders.get(self._root.root)
         return tuple([axes[at] for at in order]) if order and len(order) == len(axes) else axes
 
-    def covered(self, launch: Launch, at_once: float, shared: list[int]) -> float:
+    def covered(self, launch: Launch, at_once: float, shared: Collection[int]) -> float:
         """Return the distinct tiles along the axes that are not ``shared``, summed over the rounds of programs that run
         together.
         """

@@ -80,6 +80,8 @@ class Access(NamedTuple):
     apart: tuple[int, ...]
     again: tuple[int, ...]
     """The axes of loops whose steps load the same place, or one nearby, as taps of a window do."""
+    outside: tuple[int, ...]
+    """The axes of loops around the access that index none of its dimensions."""
     looped: tuple[tuple[int, int], ...]
     numbered: bool
     """Set for a store to a location that each program computes for itself."""
@@ -300,6 +302,7 @@ class _Preparation:
             inside=tuple(axis for axis in self.order if axis in reached),
             apart=tuple(axis for axis in self.order if axis not in reached),
             again=tuple(a for a in self.around(op.region) if a not in reached) if walks else (),
+            outside=tuple(a for a in self.around(op.region) if a not in op.tile_axes),
             looped=op.looped if op.kind == "load" else (),
             numbered=op.kind == "store" and None in op.subscript_axes,
             copied_bytes=op.itemsize * (min(VECTOR_BYTES // op.itemsize, aligned) if inner is not None else 1),
