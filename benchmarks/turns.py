@@ -1,8 +1,8 @@
 """Processes that compile side by side and take the GPU in turn, so that each has it to itself and none waits for
 compilers.
 
-A child calls ``turn`` around its work on the GPU, and prints lines of JSON. The parent ends a child that has had the GPU
-for too long, and the others go on.
+A child calls ``turn`` around its work on the GPU, once or more often, and prints lines of JSON. The parent ends a child
+that has had the GPU for too long, and the others go on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import IO, Any
 
 LOCK = "GPU_TURN_FILE"
 """The environment variable that names the locked file."""
-_BEGINS, _WAITS = "gpu turn begins", "waits for the gpu"
+_BEGINS, _WAITS, _ENDS = "gpu turn begins", "waits for the gpu", "gpu turn ends"
 
 
 @contextlib.contextmanager
@@ -37,6 +37,7 @@ def turn() -> Iterator[None]:
         fcntl.flock(file, fcntl.LOCK_EX)
         print(json.dumps(_BEGINS), flush=True)
         yield
+    print(json.dumps(_ENDS), flush=True)
 
 
 @dataclass
@@ -107,10 +108,10 @@ def _lines(child: _Child, now: float) -> Iterator[dict[str, Any]]:
     child.unread += child.process.stdout.read() or b""
     *whole, child.unread = child.unread.split(b"\n")
     for text in whole:
-        begins = text == json.dumps(_BEGINS).encode()
-        child.waits |= text == json.dumps(_WAITS).encode()
+        begins, waits, ends = (text == json.dumps(each).encode() for each in (_BEGINS, _WAITS, _ENDS))
+        child.waits |= waits
         if begins or child.since is not None:
-            child.since = now
+            child.since = None if ends else now
         if row := _row(text):
             yield row
 

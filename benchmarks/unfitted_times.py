@@ -55,7 +55,10 @@ def measured(
     given = functools.partial(map_tensors, args, torch.clone)  # kernels may write into their arguments
     bound = cell.kernel.bind(args)
     configs: dict[str, helion.Config] = {"default": bound.default_config()}
-    if tuned:
+    if tuned:  # a first call after the search would take the config that was found
+        with turn():
+            cell.kernel(*given())
+        configs["first_call"] = bound.config
         configs["tuned"] = bound.autotune(given(), effort="full", seconds=tuned, progress=False, random_seed=1)
     functions: dict[str, Callable[..., Any]] = {which: bound.compile_config(each) for which, each in configs.items()}
     functions["compile"] = compiled(cell.baseline)
@@ -76,9 +79,10 @@ def measured(
     for which in functions:
         check(which)
     with turn():
-        functions["first_call"] = cell.kernel
-        check("first_call")
-        configs["first_call"] = bound.config
+        if not tuned:
+            functions["first_call"] = cell.kernel
+            check("first_call")
+            configs["first_call"] = bound.config
         times, untimed = timer().time(
             {which: functools.partial(each, *args) for which, each in functions.items() if which not in failures}
         )

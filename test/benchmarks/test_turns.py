@@ -42,6 +42,11 @@ def test_one_that_hangs_in_its_turn_is_ended() -> None:
     assert found == [("slow", {"why": "no line for 0.1 s of its turn"})]
 
 
+def test_a_turn_that_has_ended_is_not_late() -> None:
+    jobs = {"slow": job("with turn(): pass", "time.sleep(1000)")}
+    assert [*in_turn(jobs, at_once=1, turn_seconds=2, seconds=4)] == [("slow", {"why": "no time left"})]
+
+
 def test_all_end_when_the_time_is_over() -> None:
     found = [*in_turn({"one": job("time.sleep(1000)"), "two": job()}, at_once=1, turn_seconds=600, seconds=0.1)]
     assert found == [("one", {"why": "no time left"}), ("two", {"why": "no time left"})]

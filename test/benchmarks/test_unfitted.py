@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from benchmarks.seeds import bound_of, relative_error
 from benchmarks.timing import RecordedTimer
 from benchmarks.unfitted import CELLS
 from helion._testing import map_tensors
+from helion.runtime.bound import BoundKernel
 from helion.settings import Settings
 
 #: Kernels that order or number the elements of rows, which takes sizes that are known at compilation.
@@ -58,6 +61,26 @@ def test_a_row_has_configs_errors_and_times_of_all_variants() -> None:
     assert row["microseconds"] == {"default": 10.0, "first_call": 9.0, "compile": 12.0}
     assert row["configs"].keys() == {"default", "first_call"} and row["errors"].keys() == row["microseconds"].keys()
     assert "failures" not in row
+
+
+def test_a_first_call_precedes_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, said = helion.Config(block_sizes=[16]), list[str]()
+
+    @contextlib.contextmanager
+    def turn() -> Iterator[None]:
+        said.append("turn")
+        yield
+
+    def autotune(bound: Any, *_: Any, **options: Any) -> helion.Config:
+        said.append("search")
+        return found
+
+    monkeypatch.setattr(unfitted_times, "turn", turn)
+    monkeypatch.setattr(BoundKernel, "autotune", autotune)
+    row = measured("winsorize", tuned=1.0)
+    assert said == ["turn", "search", "turn"]
+    assert row["configs"]["tuned"]["block_sizes"] == [16] != row["configs"]["first_call"]["block_sizes"]
+    assert row["microseconds"] == RECORDED and "failures" not in row
 
 
 def test_a_wrong_or_failing_baseline_has_no_time() -> None:
