@@ -46,7 +46,26 @@ def halved(x):
     return out
 
 
+def packed_sums(x, offsets):
+    out = torch.empty([offsets.size(0) - 1], dtype=torch.float32, device=x.device)
+    for rows in hl.tile(out.size(0)):
+        begin = offsets[rows]
+        total = hl.zeros([rows])
+        for part in hl.jagged_tile(offsets[rows.index + 1] - begin):
+            total += x[begin[:, None] + part.index[None, :]].to(torch.float32).sum(1)
+        out[rows] = total
+    return out
+
+
+def moved_columns(x, at):
+    out = torch.empty_like(x)
+    for y, columns in hl.tile(x.size()):
+        out[y, columns] = x[y, (at[columns] + columns.index) % x.size(1)]
+    return out
+
+
 IMAGE = tensor(64, 64)
+PACKED, OFFSETS = tensor(3200), tensor(65, dtype=torch.int64)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +75,8 @@ IMAGE = tensor(64, 64)
         (rolled, (IMAGE,), ((0, 64.0), (1, 1.0))),
         (looked_up, (IMAGE, tensor(64, dtype=torch.int32)), ()),
         (halved, (IMAGE,), ()),
+        (packed_sums, (PACKED, OFFSETS), ((0, 3200 / 64), (1, 1.0))),
+        (moved_columns, (IMAGE, tensor(64, dtype=torch.int32)), ()),
     ],
 )
 def test_steps(fn: Any, args: tuple[Any, ...], steps: tuple[tuple[int, float], ...]) -> None:

@@ -1,7 +1,7 @@
 """Steps in memory of computed subscripts whose neighbours are near: those of images, windows and interpolations.
 
 A clamp, a remainder or a scaled position moves by few elements from one index of its axis to the next one. An index that
-is loaded may be anywhere.
+is loaded may be anywhere. Positions after a loaded begin are near each other, as those of packed rows are.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DEPTH = 24
 def steps_of(op: Op, walk: Walk, axes: Sequence[AxisFact]) -> tuple[tuple[int, float], ...]:
     """Return the mean distance in memory, in elements, between neighbours along each axis of an access.
 
-    It is empty where an index is loaded, or unknown in another way.
+    It is empty where an index is only loaded, or unknown in another way.
     """
     attrs = op.attributes(MemoryAttrs)
     tensor = walk.program.tensors[attrs.tensor]
@@ -68,7 +68,8 @@ def _steps(operand: Operand, walk: Walk, depth: int) -> _Steps | None:
     parts = [_steps(each, walk, depth - 1) for each in operands]
     known = [part for part in parts if part is not None]
     if len(known) < len(parts):
-        return None
+        begins = [each for each, part in zip(operands, parts, strict=True) if part is None]
+        return _from_begins(begins, known, walk) if name == "add" else None
     if not any(known):
         return {}
     if name in _SAME:
@@ -88,6 +89,30 @@ def _steps(operand: Operand, walk: Walk, depth: int) -> _Steps | None:
         inverse = 1.0 / factor if isinstance(factor, (int, float)) and factor else None
         return {axis: _scaled(step, inverse) for axis, step in scaled.items()}
     return scaled if name in ("remainder", "fmod") else None
+
+
+def _from_begins(begins: Sequence[Operand], known: Sequence[_Steps], walk: Walk) -> _Steps | None:
+    """Return the steps of positions after loaded begins, as those of packed rows; None for other sums.
+
+    From one begin to the next one it is a mean row, which only the launch knows.
+    """
+    axes = [block for begin in begins for block in _loaded_along(begin, walk, _DEPTH)]
+    after = [axis for part in known for axis in part]
+    if len(axes) != 1 or not after or axes[0] in after:
+        return None
+    return {axes[0]: None} | {axis: step for part in known for axis, step in part.items()}
+
+
+def _loaded_along(operand: Operand, walk: Walk, depth: int) -> tuple[int, ...]:
+    """Return the axes of a vector that is loaded, through views and casts; empty for other values."""
+    op = walk.makers.of(operand) if isinstance(operand, Value) and depth else None
+    if op is None:
+        return ()
+    if op.kind == "load":
+        return tuple(block for dim in op.result.dims for block in dim.blocks)
+    if op.kind == "view" or (isinstance(op.attrs, PointwiseAttrs) and op.attrs.name in _SAME):
+        return _loaded_along(op.operands[0], walk, depth - 1)
+    return ()
 
 
 def _sum(parts: Sequence[_Steps], sign: float) -> _Steps:

@@ -108,3 +108,27 @@ def test_rows_that_data_selects_leave_few_elements_in_a_thread() -> None:
     args = (torch.empty(200_000, device="meta"), torch.empty(200_000, 48, dtype=torch.int64, device="meta"))
     seed = near.bind(args, target="h200").seeds[0]
     assert seed.config["block_sizes"][0] * 64 <= 8 * 32 * seed.config["num_warps"]
+
+
+def test_rows_that_data_selects_as_a_whole_are_as_many_as_others() -> None:
+    """Measurement ``selected_rows``: 16 groups of 128 take 34.9 us, 8 of them 47.5."""
+
+    def amounts(x: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        blocks = x.view(-1, 16, 128)
+        out = torch.empty([source.size(0), 16, 128], dtype=x.dtype, device=x.device)
+        for rows, group in hl.tile([source.size(0), 16]):
+            values = blocks[source[rows], group, :].to(torch.float32)
+            out[rows, group, :] = values / values.abs().amax(-1)[:, :, None]
+        return out
+
+    def unmoved(x: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        blocks = x.view(-1, 16, 128)
+        out = torch.empty([source.size(0), 16, 128], dtype=x.dtype, device=x.device)
+        for rows, group in hl.tile([source.size(0), 16]):
+            values = blocks[rows, group, :].to(torch.float32)
+            out[rows, group, :] = values / values.abs().amax(-1)[:, :, None]
+        return out
+
+    args = (tensor(32768, 2048), tensor(32768, dtype=torch.int64))
+    selected, others = (helion.kernel(fn).bind(args, target="h200").default_config() for fn in (amounts, unmoved))
+    assert selected["block_sizes"] == others["block_sizes"] and selected["num_warps"] == others["num_warps"]

@@ -510,3 +510,23 @@ def test_runs_of_random_numbers_are_short_where_the_last_tile_of_a_row_is_idle()
 
     (odd, few), (even, many) = tile(4097), tile(4096)
     assert odd < even and few < many and odd // few <= even // many
+
+
+@pytest.mark.parametrize("parts", [True, False])
+def test_rows_that_share_operands_are_few_where_elements_have_parts(parts: bool) -> None:
+    """Measurement ``rows_of_parts``: a thread accesses each part by itself."""
+
+    def stepped(x: torch.Tensor, state: torch.Tensor, taps: torch.Tensor, parts: hl.constexpr) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for rows, columns in hl.tile(x.size()):
+            value = x[rows, columns].to(torch.float32) * taps[3, columns][None, :]
+            for at in hl.static_range(3):
+                before = state[rows, columns, at] if parts else state[at, rows, columns]
+                value = value + before.to(torch.float32) * taps[at, columns][None, :]
+            out[rows, columns] = value * torch.sigmoid(value)
+        return out
+
+    state = tensor(1000, 8192, 3) if parts else tensor(3, 1000, 8192)
+    args = (tensor(1000, 8192), state, tensor(4, 8192, dtype=torch.float32), parts)
+    seed = helion.kernel(stepped).bind(args, target="h200").seeds[0]
+    assert ("share operands" in seed.reason) is not parts

@@ -27,6 +27,7 @@ from ..choose import trust, unless_faster
 from ..near_gathers import fastest_tiles, gathered_rows, is_near
 from ..predicted_time import proposal_us
 from ..random_runs import shorter_runs
+from ..shared_operands import common_and_own, sharing_rows
 from ..sizing import beside_short_rows, estimate, extent_of, has_wide_memory, record_bytes, warps_for_threads
 from ..tuned import Tuned, tuned
 from ..window_rows import fastest_rows, holding_warps
@@ -68,12 +69,10 @@ class _Numbers(Tuned):
     wide_gather_elements: int
 
 
-_TRANSACTION_BYTES, _SECTOR_BYTES = 128, 32  #: Bytes of a full memory transaction, and of a sector.
+_TRANSACTION_BYTES = 128  #: Bytes of a full memory transaction.
 #: Bytes that are different for each row of a program, for each byte that its rows share.
 _SHARED = 16
 _VECTOR_BYTES, _NARROW_BYTES = 16, 2  #: Bytes of a vector, and of elements that are slow to access without vectors.
-#: Bytes that rows share, for each byte of their own, from which fewer warps with more rows each are tried.
-_NEARLY = 0.75
 #: Of tiles with one random number per thread, times that are this near tell nothing; the larger begins fewer programs.
 _ALIKE = 1.01
 #: Factors of the run of a launch of less than a wave, and elements for each thread.
@@ -241,7 +240,7 @@ def _reused(tiles: TritonProposal, fact: PointwiseFact, facts: KernelFacts, targ
         return None
     (first,) = fact.contiguous_axes
     selects = any(_selects_from_part(op, facts, target) for op in facts.memory_ops)
-    rows = _sharing_rows(first, facts)
+    rows = sharing_rows(first, facts)
     if not selects and rows is None:
         return None
     across = [axis.block_id for axis in facts.tunable_axes if axis.block_id != first]
@@ -299,25 +298,6 @@ def _selects_from_part(op: MemoryOpFact, facts: KernelFacts, target: Target) -> 
         return False
     parts = (a for a in op.subscript_axes if a is not None and a in facts.grid_axes and a not in op.tile_axes)
     return any(extent_of(facts.axes[a]) > 1 for a in parts) and op.accessed_numel * op.itemsize > target.l2_bytes
-
-
-def _sharing_rows(first: int, facts: KernelFacts) -> int | None:
-    """Return the innermost axis whose tiles share loads of nearly as many bytes as those of their own accesses."""
-    for axis in reversed(facts.tunable_axes):
-        common, own = _common_and_own(axis.block_id, first, facts)
-        if axis.block_id != first and axis.extent != 1 and common and common >= _NEARLY * own:
-            return axis.block_id
-    return None
-
-
-def _common_and_own(axis: int, first: int, facts: KernelFacts) -> tuple[int, int]:
-    """Return the bytes of each element along ``first`` that loads move once for all tiles along ``axis``, and those that
-    each tile moves.
-    """
-    accesses = [op for op in facts.memory_ops if first in op.tile_axes and not op.gathered]
-    common = sum(_lane_bytes(op, first) for op in accesses if op.kind == "load" and axis not in op.tile_axes)
-    own = sum(_lane_bytes(op, first) for op in accesses if op.kind != "load" or axis in op.tile_axes)
-    return common, own
 
 
 def _whole_vectors(
@@ -458,7 +438,7 @@ def _shared_rows(sizes: dict[int, int], fact: PointwiseFact, facts: KernelFacts)
     (first,) = fact.contiguous_axes
     across = [axis.block_id for axis in reversed(facts.tunable_axes) if axis.block_id != first]
     for axis in across:
-        common, own = _common_and_own(axis, first, facts)
+        common, own = common_and_own(axis, first, facts)
         extent = min(facts.axes[axis].padded or 2**30, facts.axes[axis].max_size or 2**30)
         if common <= 2 * own or extent == 1:
             continue
@@ -468,13 +448,6 @@ def _shared_rows(sizes: dict[int, int], fact: PointwiseFact, facts: KernelFacts)
         if rows > sizes.get(axis, 1):
             return {**sizes, first: run, axis: rows}
     return None
-
-
-def _lane_bytes(op: MemoryOpFact, axis: int) -> int:
-    """Return the bytes that an access moves for each element along an axis, unused ones of its sectors included."""
-    at = op.subscript_axes.index(axis) if axis in op.subscript_axes else None
-    step = 1 if at is None else max(1, op.strides[at] * max(1, op.scales[at]))
-    return op.itemsize * min(step, max(1, _SECTOR_BYTES // op.itemsize))
 
 
 def _order(sizes: dict[int, int], fact: PointwiseFact, facts: KernelFacts) -> dict[int, tuple[int, ...]]:

@@ -24,8 +24,12 @@ class _Numbers(Tuned):
 def fewer_gathered(
     proposal: TritonProposal, primary: ReductionFact, facts: KernelFacts, target: Target
 ) -> TritonProposal:
-    """Return the same with fewer rows, if loads along them have computed addresses (measurement ``gathered_rows``)."""
-    gathers = [op for op in facts.memory_ops if op.kind == "load" and op.gathered and primary.axis in op.tile_axes]
+    """Return the same with fewer rows, if data selects each element along them (measurement ``gathered_rows``).
+
+    Rows that data selects as a whole have vectors, as others do (measurement ``selected_rows``).
+    """
+    along = [op for op in facts.memory_ops if op.kind == "load" and op.gathered and primary.axis in op.tile_axes]
+    gathers = [op for op in along if primary.axis not in op.subscript_axes]
     rows = [axis for axis in primary.tile if proposal.block_sizes.get(axis, 1) > facts.axes[axis].min_size]
     if not any(op.subscript_axes[0] is None for op in gathers) or any(proposal.reduction_loops.values()):
         return proposal
