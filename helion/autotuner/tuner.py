@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from ..config import Config
-from .measure.comparison import COMPARING_ROUNDS, COMPARING_SECONDS, RANKING_SECONDS, compared, ranked
+from .measure.comparison import COMPARING_ROUNDS, COMPARING_SECONDS, RANKING_SECONDS, compared, least_seconds, ranked
 from .measure.protocol import Evaluator
+from .measure.runs import TRIAL_RUNS
 from .options import CLOSE
 from .outcome import Outcome, Status
 from .search.protocol import Search
@@ -36,6 +38,9 @@ class Measuring:
     Configs within ``close`` times the least time are ranked for ``ranking_seconds``. The fastest of them is compared
     with the untuned config for ``comparing_seconds``, in blocks of ``comparing_rounds``. ``brief``: before the ranking each
     config runs a few times only.
+
+    No config runs, and none is compared, that would take until after ``seconds``. Waits for other processes' measurements
+    take ``waiting_seconds`` at most.
     """
 
     close: float = CLOSE
@@ -43,6 +48,8 @@ class Measuring:
     comparing_seconds: float = COMPARING_SECONDS
     comparing_rounds: int = COMPARING_ROUNDS
     brief: bool = False
+    seconds: float = math.inf
+    waiting_seconds: float = math.inf
 
 
 class Listener(Protocol):
@@ -103,7 +110,8 @@ def tune(
     outcomes: list[Outcome] = []
     try:
         for each in (search, *again):
-            why = _searched(each, evaluator, budget, listeners, outcomes, clock)
+            ends = began + measuring.seconds
+            why = _searched(each, evaluator, budget, listeners, outcomes, clock, ends)
     except KeyboardInterrupt:
         why = "interrupted"
     leaders = _leaders(outcomes, baseline, measuring.close)
@@ -113,7 +121,10 @@ def tune(
         return clock() - evaluator.waited
 
     try:
-        choice = _chosen(leaders, baseline, evaluator, measuring, working) or _uncompared(outcomes, baseline, 0.0)
+        if clock() - began + _comparing(leaders, outcomes) > measuring.seconds:
+            choice = _uncompared(outcomes, baseline, _UNCOMPARED)
+        else:
+            choice = _chosen(leaders, baseline, evaluator, measuring, working) or _uncompared(outcomes, baseline, 0.0)
     except KeyboardInterrupt:
         why, choice = "interrupted", _uncompared(outcomes, baseline, _UNCOMPARED)
     result = Result(
@@ -137,9 +148,14 @@ def _searched(
     listeners: Sequence[Listener],
     outcomes: list[Outcome],
     clock: Callable[[], float],
+    ends: float,
 ) -> str:
-    """Run a search, append to ``outcomes``, and return the reason for its end."""
+    """Run a search, append to ``outcomes``, and return the reason for its end.
+
+    It also ends where the next config would run until after the time ``ends``, if it is as slow as the slowest one before.
+    """
     began = clock()
+    longest = 0.0
     known = {outcome.config: outcome for outcome in outcomes}
     under_way = given = 0
     exhausted = False
@@ -162,8 +178,11 @@ def _searched(
             given, under_way = given + 1, under_way + 1
         if under_way == 0:
             break
+        if ends < math.inf and clock() + longest > ends:
+            return "out of time"
         outcome = evaluator.finish()
         under_way -= 1
+        longest = max(longest, 1e-6 * TRIAL_RUNS * (outcome.microseconds or 0.0))
         outcomes.append(outcome)
         search.tell(outcome)
         for listener in listeners:
@@ -171,6 +190,12 @@ def _searched(
         if elapsed() >= budget.seconds:
             return "out of time"
     return "out of configs" if exhausted else "out of budget" if given >= budget.configs else "out of time"
+
+
+def _comparing(leaders: Sequence[Config], outcomes: Sequence[Outcome]) -> float:
+    """Return the least seconds of the comparison of ``leaders``."""
+    times = {o.config: o.time for o in outcomes if o.status is Status.OK}
+    return least_seconds([times[config] for config in leaders if config in times])
 
 
 def _leaders(outcomes: Sequence[Outcome], baseline: Config, close: float) -> list[Config]:

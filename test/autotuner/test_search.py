@@ -24,7 +24,7 @@ from helion.autotuner.search.protocol import Search
 from helion.autotuner.search.strategy import search_of
 from helion.autotuner.search.surrogate import Pruned
 from helion.autotuner.search.time_model import PredictedTime
-from helion.autotuner.tuner import Budget, Result, tune
+from helion.autotuner.tuner import Budget, Measuring, Result, tune
 from helion.config import Config
 from helion.settings import Settings
 
@@ -227,6 +227,37 @@ def test_two_leaders_are_compared_without_a_ranking(faster: float, bound: helion
     device = Counting(lambda c: 10.0 * faster if c == other else 10.0, seed=1)
     result = tune(FiniteSearch([baseline, other]), device, Budget(seconds=1e9, configs=9), baseline)
     assert result.config == (other if faster < 1 else baseline) and set(counts) == {COMPARING_ROUNDS}
+
+
+@pytest.mark.parametrize("milliseconds", [1, 20, 60, 300])
+@pytest.mark.parametrize("ratio", [0.5, 0.9, 1.2])
+def test_slow_configs_are_compared_as_far_as_there_is_time(
+    milliseconds: int, ratio: float, bound: helion.runtime.bound.BoundKernel
+) -> None:
+    """With 20 ms, search times alone decide, if they differ much; with 300 ms no other config runs."""
+    baseline = bound.default_config()
+    others = [bound.config_spec.normalize({**baseline, "num_warps": warps}) for warps in (1, 8, 16)]
+    device = SimulatedDevice(lambda c: 1e3 * milliseconds * (1.0 if c == baseline else ratio), noise=0.01, capacity=4)
+    measuring = Measuring(brief=True, seconds=1.0)
+    search, budget = FiniteSearch([baseline, *others]), Budget(seconds=1.0, configs=9)
+    result = tune(search, device, budget, baseline, measuring=measuring, clock=device.clock)
+    assert device.now < 1.2
+    tried = {outcome.config for outcome in result.outcomes}
+    assert (tried == {baseline}) == (milliseconds == 300) and (len(tried) == 4) == (milliseconds < 60)
+    faster = ratio < 1.0 if milliseconds == 1 else ratio < 0.6 and len(tried) > 1
+    assert (result.config != baseline) == faster
+    assert result.microseconds == pytest.approx(1e3 * milliseconds * (ratio if faster else 1.0), rel=0.05)
+    assert result.why == ("out of configs" if milliseconds < 60 else "out of time")
+
+
+def test_nothing_runs_once_the_time_is_over(bound: helion.runtime.bound.BoundKernel) -> None:
+    device, baseline = SimulatedDevice(lambda c: 1.0), bound.default_config()
+    measuring, ticks = Measuring(seconds=0.5), iter(range(99))
+    budget = Budget(seconds=9.0, configs=9)
+    result = tune(
+        FiniteSearch([baseline]), device, budget, baseline, measuring=measuring, clock=lambda: float(next(ticks))
+    )
+    assert device.now == 0.0 and result.outcomes == () and result.config == baseline and result.microseconds is None
 
 
 def test_overrides_stay_as_they_are(bound: helion.runtime.bound.BoundKernel) -> None:

@@ -137,6 +137,17 @@ def test_a_holder_that_never_lets_go_is_waited_for_once(folder: Path, capsys: py
         assert not device_lock._IN_VAIN
 
 
+def test_all_waits_together_are_limited(folder: Path) -> None:
+    lock = DeviceLock(UUID, 0.2, 0.3)
+    with holder(folder, 1, 1000.0) as process:
+        os.kill(holding(process).pid, signal.SIGSTOP)
+        began = time.monotonic()
+        for _ in range(30):
+            with lock.held():
+                pass
+        assert 0.3 <= lock.waited and time.monotonic() - began < 3.0
+
+
 def test_threads_take_turns_and_a_thread_that_holds_it_has_it(folder: Path) -> None:
     lock, entered = DeviceLock(UUID, 600.0), []
 
@@ -218,7 +229,7 @@ def test_candidates_are_measured_while_it_is_held_and_compiled_while_it_is_not(
 ) -> None:
     """A CPU that has a UUID."""
     monkeypatch.setenv("HELION_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(autotune, "lock_of", lambda device, seconds: DeviceLock(UUID, seconds))
+    monkeypatch.setattr(autotune, "lock_of", lambda device, seconds, most: DeviceLock(UUID, seconds, most))
     seen: list[tuple[str, bool]] = []
 
     def watched(owner: Any, name: str, what: str) -> None:

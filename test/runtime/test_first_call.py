@@ -301,6 +301,20 @@ def test_contenders_have_other_code_and_are_predicted_to_fit() -> None:
     assert seeds.issuperset(first_call.contenders(of, default, LATE))
 
 
+def test_kernels_that_run_too_long_have_no_contenders(monkeypatch: pytest.MonkeyPatch) -> None:
+    for seconds, any_contends in ((1.0, False), (10.0, True)):
+        bound = kernel(first_call_seconds=seconds).bind((torch.empty(4096, 5000, device="meta"),), target="h200")
+        of, default = bound.variant.specialized, bound.default_config()
+        predict = type(of.analysis).predict
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                type(of.analysis),
+                "predict",
+                lambda self, config, predict=predict: dataclasses.replace(predict(self, config), time_us=2e5),
+            )
+            assert bool(first_call.contenders(of, default, ENDLESS)) == any_contends
+
+
 def test_a_backend_that_compiles_one_at_a_time_has_seeds_that_are_predicted_to_be_faster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

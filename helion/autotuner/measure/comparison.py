@@ -14,6 +14,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from .runs import FEWEST_ROUNDS
+
 T = TypeVar("T", bound=Hashable)
 
 #: Microseconds by config of rounds; a config that fails is missing.
@@ -33,6 +35,17 @@ _ROUNDS, _BLOCKS, RANKING_SECONDS = 20, 8, 0.25
 #: The same to compare the fastest with the untuned config. Each block is prepared and warmed up again, and this many
 #: must agree.
 COMPARING_ROUNDS, _FINAL_BLOCKS, COMPARING_SECONDS, _AGREEING = 40, 10, 0.4, 4
+
+
+def least_seconds(microseconds: Sequence[float]) -> float:
+    """Return the seconds that ranking configs of these times, and comparing one with another, takes at least.
+
+    Each block prepares and warms them up, and then runs each in the fewest rounds.
+    """
+    each = 1e-6 * (2 + FEWEST_ROUNDS)
+    longest = sorted(microseconds)[-2:]
+    ranking = sum(microseconds) if len(microseconds) > 2 else 0.0
+    return each * (ranking + _AGREEING * sum(longest))
 
 
 @functools.cache

@@ -17,6 +17,8 @@ WARM_SECONDS = 0.02
 COOL_SECONDS = 0.1
 #: Runs of one candidate, their maximum of seconds, and the slowdown against the best that ends them early.
 _RUNS, _FEWEST, _SECONDS, _FAR = 20, 3, 0.05, 2.0
+#: Least runs of a config before it is compared: it is checked, watched for waits, warmed up and timed.
+TRIAL_RUNS = 3 + _FEWEST
 #: The number of rounds for functions that take long.
 FEWEST_ROUNDS = 5
 

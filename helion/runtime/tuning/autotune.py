@@ -88,7 +88,7 @@ def tuned(
     domain = domain_of(of, options, starts if listed else (), starts)
     keeping = [] if store is None or key is None else [SweepKeeper(store, key)]
     measuring = measuring or Measuring(close=options.close)
-    with evaluator_of(of, args, options, pool, brief=measuring.brief) as evaluator:
+    with evaluator_of(of, args, options, pool, measuring) as evaluator:
         name = f"{of.kernel.name} on {of.target.name}"
         result = searched(of, options, domain, evaluator, name, starts[0], keeping, measuring)
     if result.outcomes and not any(o.status is Status.OK for o in result.outcomes):
@@ -175,11 +175,15 @@ def keep(store: Store, key: Key, result: Result, options: Options) -> None:
 
 @contextlib.contextmanager
 def evaluator_of(
-    of: Specialized, args: Sequence[Any], options: Options, threads: ThreadPool | None = None, *, brief: bool = False
+    of: Specialized,
+    args: Sequence[Any],
+    options: Options,
+    threads: ThreadPool | None = None,
+    measuring: Measuring | None = None,
 ) -> Iterator[Evaluator]:
     """Yield an evaluator of configs on ``args``, and end its processes afterwards, also on interrupts.
 
-    A search within this process may compile in ``threads``. ``brief`` as in ``Measuring``.
+    A search within this process may compile in ``threads``.
     """
     direct = not options.isolated or options.effort == "minimal" or _needs_its_module(of)
     fork_server = functools.partial(fork_server_of, of.analysis.backend.name, of.target)
@@ -188,7 +192,8 @@ def evaluator_of(
     task = _task(of, args, options)
     if not direct and not fork_server().is_ready:
         _compiled_here(of)
-    lock = lock_of(task.device, options.lock_seconds)
+    measuring = measuring or Measuring()
+    lock = lock_of(task.device, options.lock_seconds, measuring.waiting_seconds)
     with contextlib.ExitStack() as stack:
         stack.enter_context(kept_random_numbers(task.device))
         pool: CompilePool | ThreadPool | None = threads
@@ -199,7 +204,7 @@ def evaluator_of(
             # functions of the user's may need what only this process has
             own = task.check is not None or task.benchmark is not None
             bench = None if own else _isolated(fork_server, task, options, lock)
-        evaluator = Evaluator(of, bench or DirectBench(task, lock), pool, options.workers, lock, brief=brief)
+        evaluator = Evaluator(of, bench or DirectBench(task, lock), pool, options.workers, lock, brief=measuring.brief)
         stack.callback(evaluator.close)
         yield evaluator
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -47,14 +48,15 @@ class DeviceLock:
 
     Without support for locks (a read-only file system, a system without ``flock``) its holder continues without. The
     same holds after ``seconds`` of waiting, in which other holders should have ended: a stopped process must not block
-    others.
+    others. All waits together take ``most`` seconds at most.
     """
 
-    def __init__(self, uuid: str | None = None, seconds: float = 0.0) -> None:
+    def __init__(self, uuid: str | None = None, seconds: float = 0.0, most: float = math.inf) -> None:
         self.waited = 0.0
         """Seconds of waiting, of all holders of this object."""
         self._name = uuid
         self._seconds = seconds
+        self._most = most
 
     @property
     def is_shared(self) -> bool:
@@ -82,6 +84,7 @@ class DeviceLock:
         """Take the lock until ``stack`` is closed, or continue without."""
         time.sleep(max(0.0, min(_LEAVE, _RELEASED.get(name, 0.0) + _LEAVE - time.monotonic())))
         seconds = min(self._seconds, _AGAIN) if name in _IN_VAIN else self._seconds
+        seconds = max(0.0, min(seconds, self._most - self.waited))
         try:
             taken = _taken(name, seconds, stack)
         except (OSError, NotImplementedError) as error:
@@ -119,9 +122,12 @@ def _say_without(reason: str) -> None:
     _LOG.debug("the GPU is measured on without a lock: %s", reason)
 
 
-def lock_of(device: torch.device, seconds: float) -> DeviceLock:
-    """Return the lock of a device, with a timeout of ``seconds``; always free if it is no GPU, or one without a UUID."""
+def lock_of(device: torch.device, seconds: float, most: float = math.inf) -> DeviceLock:
+    """Return the lock of a device, with a timeout of ``seconds`` for each wait, and of ``most`` for all.
+
+    It is always free if the device is no GPU, or one without a UUID.
+    """
     if device.type != "cuda":
         return DeviceLock()
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
-    return DeviceLock(None if uuid is None else str(uuid), seconds)
+    return DeviceLock(None if uuid is None else str(uuid), seconds, most)

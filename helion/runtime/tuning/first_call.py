@@ -28,6 +28,7 @@ from ..._support.nested import tensors_in
 from ...autotuner import leaders
 from ...autotuner.cache.store import default_store
 from ...autotuner.measure.comparison import RESOLUTION
+from ...autotuner.measure.runs import TRIAL_RUNS
 from ...autotuner.options import Options, cpus
 from ...autotuner.outcome import Status
 from ...autotuner.pool.threads import ThreadPool
@@ -65,8 +66,9 @@ _LONGER = 1.3
 _CLOSE, _RANKING, _COMPARING = 1.3, 0.06, 0.1
 #: Rounds of each block of that comparison: half of those that a search takes.
 _COMPARING_ROUNDS = 20
-#: Timeout in seconds to wait for other processes' measurements: the call should not take long.
-_LOCK_SECONDS = 5.0
+#: Parts of ``first_call_seconds`` in which the call waits for other processes' measurements, and after which it neither
+#: runs another config nor compares any. For configs that compiled late, the time begins again.
+_WAITING, _MEASURING, _MEASURING_LATE = 0.3, 1.0, 0.5
 #: Memory needed to measure, as a multiple of that of the arguments: copies to restore and compare, and results of two
 #: configs. Then the memory that flushes the caches.
 _COPIES, _FLUSHED = 6, 1 << 30
@@ -260,12 +262,12 @@ def _fastest(
 ) -> Config:
     """Return the fastest of ``first`` and ``others``, which ``threads`` compile, and keep all outcomes."""
     with threads as pool:
-        found, options = _tuned(of, args, first, others, pool)
+        found, options = _tuned(of, args, first, others, pool, _MEASURING)
         compiled = [] if pool is None else [each.key for each in pool.late() if isinstance(each.key, Config)]
         late = _worth_timing(of, found.config, compiled)
     results = [found.result]
     if late and pool is not None:
-        found, _ = _tuned(of, args, found.config, late, pool.of_compiled([found.config, *late]))
+        found, _ = _tuned(of, args, found.config, late, pool.of_compiled([found.config, *late]), _MEASURING_LATE)
         results.append(found.result)
     if any(result is None or result.why == "interrupted" for result in results):
         raise KeyboardInterrupt  # it was meant for the program, which requested no search
@@ -281,14 +283,14 @@ def _fastest(
 
 
 def _tuned(
-    of: Specialized, args: Sequence[Any], first: Config, others: Sequence[Config], pool: ThreadPool | None
+    of: Specialized, args: Sequence[Any], first: Config, others: Sequence[Config], pool: ThreadPool | None, part: float
 ) -> tuple[autotune.Tuned, Options]:
-    """Time ``first`` and those of ``others`` that ``pool`` compiles in time."""
+    """Time ``first`` and those of ``others`` that ``pool`` compiles in time, in a part of ``first_call_seconds``."""
     seconds = of.settings.first_call_seconds
     asked = {
         "progress": False,
         "seconds": seconds,
-        "lock_seconds": _LOCK_SECONDS,
+        "lock_seconds": _WAITING * seconds,
         "baseline": _function(of, first),
         "workers": 1 + len(others),
     }
@@ -299,6 +301,8 @@ def _tuned(
         comparing_seconds=_COMPARING * seconds,
         comparing_rounds=_COMPARING_ROUNDS,
         brief=True,
+        seconds=part * seconds,
+        waiting_seconds=_WAITING * seconds,
     )
     found = autotune.tuned(of, args, options, [first, *others], pool=pool, measuring=measuring, is_kept=False)
     return found, options
@@ -314,8 +318,10 @@ def contenders(of: Specialized, config: Config, times: Times) -> list[Config]:
     """List the configs to measure with ``config``, whose code differs, the most promising first.
 
     They are configs measured for kernels of the same structure, then seeds, and configs near seeds as far as there is
-    time to predict them.
+    time to predict them. There are none where two configs are predicted to run for longer than the call may measure.
     """
+    if 2e-6 * TRIAL_RUNS * of.analysis.predict(config).time_us > _MEASURING * of.settings.first_call_seconds:
+        return []
     if of.analysis.backend.toolchain.together() is None:
         return _faster_seeds(of, config, times.compiling)
     model = PredictedTime(of.analysis.predict)
