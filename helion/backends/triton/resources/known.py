@@ -148,13 +148,15 @@ def alike(facts: KernelFacts) -> tuple[Alike, ...]:
 
 
 def _are_paired(ops: list[MemoryOpFact]) -> bool:
-    """Return whether accesses of one tile take both elements of a pair along the last, contiguous dimension."""
+    """Return whether accesses of one tile take both elements of a pair along the contiguous dimension."""
     known: set[tuple[object, ...]] = set()
     for op in ops:
-        if op.strides and op.strides[-1] == 1 and op.subscript_axes[-1] is None and not op.gathered:
-            *others, last = op.scales
+        dim = next((dim for dim in reversed(range(op.rank)) if op.strides[dim] == 1), None)
+        if dim is not None and op.subscript_axes[dim] is None and not op.gathered:
+            others, last = (*op.scales[:dim], *op.scales[dim + 1 :]), op.scales[dim]
             place = (op.kind, op.storage, op.region, op.tile_axes, op.subscript_axes, *others, last // 2)
-            if all(stride % 2 == 0 for stride in op.strides[:-1]) and (*place, 1 - last % 2) in known:
+            rows = (*op.strides[:dim], *op.strides[dim + 1 :])
+            if all(stride % 2 == 0 for stride in rows) and (*place, 1 - last % 2) in known:
                 return True
             known.add((*place, last % 2))
     return False

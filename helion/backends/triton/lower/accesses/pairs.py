@@ -11,8 +11,14 @@ After, with a dimension ``b1`` of the two::
     %5: [b0, b1] = load x[b0, b1]; %1, %2 = split %5
     %6: [b0, 2] = join %3, %4; store out[b0, b1] <- %6
 
-The pair begins at an even element of the last, contiguous dimension, and each row at an even address, so that one
-instruction takes both. Two views of every second element of one tensor are such a pair as well::
+The pair begins at an even element of the contiguous dimension, and each row at an even address, so that one
+instruction takes both. Two pairs that begin at a multiple of four elements are one access as well, of at most 16 bytes
+for each thread (measurement ``quads``)::
+
+    %5: [b0, b1] = load x[b0, b1]; %6: [b0, 2, 2] = reshape %5
+    %7: [b0, 2], %8: [b0, 2] = split %6; %1, %3 = split %7; %2, %4 = split %8
+
+Two views of every second element of one tensor are such a pair as well::
 
     %1 = load even[b0, b1]; %2 = load odd[b0, b1]
 
@@ -25,19 +31,21 @@ Kernels with matmuls stay as they are: their results would go through shared mem
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 
 from ....._compiler.ir.build import Builder, Numbers
 from ....._compiler.ir.effects import effects_of
-from ....._compiler.ir.grammar import Block, HostTensor, Index, MemoryAttrs, Op, Program, Region, Value
+from ....._compiler.ir.grammar import Block, HostTensor, Index, MemoryAttrs, Op, Program, Region, Value, ViewAttrs
 from ....._compiler.ir.rewrite import map_regions
 from ....._compiler.rewrites.steps import StepInputs
 from ....._shapes import Dim, fixed_at
 from ....._support.records import dataclass, field, replace
+from .....hardware import VECTOR_BYTES
 
-_PAIR = 2
+_PAIR, _QUAD = 2, 4
 
 
 def pair_accesses(program: Program, inputs: StepInputs) -> Program:
@@ -45,12 +53,13 @@ def pair_accesses(program: Program, inputs: StepInputs) -> Program:
     if inputs.checked or not may_pair(program, inputs.block_accesses):
         return program
     boxed = inputs.block_accesses
-    pairer = _Pairer(program=program, boxed=boxed, numbers=Numbers.after(program), block=_block(program))
+    sizes = inputs.sizes_in(program)
+    pairer = _Pairer(program=program, boxed=boxed, numbers=Numbers.after(program), sizes=sizes, threads=inputs.threads)
     roots = tuple(replace(root, body=pairer.region(root.body)) for root in program.roots)
     if all(new.body is old.body for new, old in zip(roots, program.roots, strict=True)):
         return program
     tensors = (*program.tensors, *pairer.paired.values())
-    return replace(program, roots=roots, tensors=tensors, blocks=(*program.blocks, pairer.block))
+    return replace(program, roots=roots, tensors=tensors, blocks=(*program.blocks, *pairer.blocks.values()))
 
 
 def may_pair(program: Program, boxed: frozenset[int] = frozenset()) -> bool:
@@ -59,13 +68,9 @@ def may_pair(program: Program, boxed: frozenset[int] = frozenset()) -> bool:
     return not any(op.kind == "dot" for op in ops) and any(_place(program, op, boxed) for op in ops)
 
 
-def _block(program: Program) -> Block:
-    return Block(id=len(program.blocks), kind="full", extent=_PAIR, size=_PAIR, name="pair")
-
-
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """An access without its last index, or one of a view: all that the two of a pair have in common.
+    """An access without its index of the contiguous dimension, or one of a view: all that the two of a pair have in common.
 
     ``memory`` is the number of the tensor, or what two views of every second element have in common.
     """
@@ -90,22 +95,23 @@ def _place(program: Program, op: Op, boxed: frozenset[int]) -> tuple[_Place, int
     plain = attrs.mask is None and attrs.mark is None and not attrs.padded and attrs.slot not in boxed
     if not plain or not isinstance(value, Value) or len(value.dims) != attrs.rank:
         return None
-    if not all(isinstance(stride, int) and stride % _PAIR == 0 for stride in tensor.strides[:-1]):
-        return None
     if is_every_second(tensor):
+        if not _begin_at(tensor.strides[:-1], _PAIR):
+            return None
         assert tensor.part is not None
         whole, begin = tensor.part[0], tensor.part[1] // tensor.dtype.itemsize
         at, others = begin, attrs.indices
         memory: int | tuple[object, ...] = ("views", whole, tensor.shape, tensor.strides)
     else:
-        others, last = attrs.indices[:-1], attrs.indices[-1]
-        extent = tensor.shape[-1]
+        dim = contiguous_dim(tensor)
+        if dim is None or not _begin_at((*tensor.strides[:dim], *tensor.strides[dim + 1 :]), _PAIR):
+            return None
+        others, last = (*attrs.indices[:dim], *attrs.indices[dim + 1 :]), attrs.indices[dim]
+        extent = tensor.shape[dim]
         if last.kind != "scalar" or last.operand is not None or not isinstance(last.shift, int):
             return None
-        if not isinstance(extent, int) or not fixed_at(tensor.strides[-1], 1):
-            return None
         at, memory = last.shift, attrs.tensor
-        if at - at % _PAIR + _PAIR > extent:
+        if not isinstance(extent, int) or at - at % _PAIR + _PAIR > extent:
             return None
     known = []
     for index in others:
@@ -115,6 +121,16 @@ def _place(program: Program, op: Op, boxed: frozenset[int]) -> tuple[_Place, int
         known.append((replace(index, operand=None), None if operand is None else operand.number))
     place = _Place(op.kind, memory, tuple(known), value.dims, value.dtype, attrs.eviction, at // _PAIR)
     return place, at % _PAIR
+
+
+def contiguous_dim(tensor: HostTensor) -> int | None:
+    """Return the last dimension whose elements follow each other in memory."""
+    return next((dim for dim in reversed(range(tensor.ndim)) if fixed_at(tensor.strides[dim], 1)), None)
+
+
+def _begin_at(strides: Sequence[object], multiple: int) -> bool:
+    """Return whether rows with these distances begin at multiples of a number of elements."""
+    return all(isinstance(stride, int) and stride % multiple == 0 for stride in strides)
 
 
 def is_every_second(tensor: HostTensor) -> bool:
@@ -133,43 +149,92 @@ class _Pairer:
     program: Program
     boxed: frozenset[int]
     numbers: Numbers
-    block: Block
+    sizes: dict[int, int]
+    threads: int
+    #: Blocks of the elements of an access, by their number.
+    blocks: dict[int, Block] = field(default_factory=dict)
     #: Tensors of pairs of the elements of two views, by the number of the first view.
     paired: dict[int, HostTensor] = field(default_factory=dict)
 
     def region(self, region: Region) -> Region:
         """Return a region with pairs of its own accesses, and of those of the regions inside."""
         ops = [map_regions(op, self.region) for op in region.ops]
-        pairs = self._pairs(ops)
+        moved: dict[int, int] = {}
+        groups = self._quads(ops, self._pairs(ops, moved), moved)
+        at = {moved[group[0]]: group for group in groups}
         made: list[Op] = []
-        left = {first for first, second in pairs if ops[first].kind == "store"}
-        left |= {second for first, second in pairs if ops[first].kind == "load"}
-        at = {(second if ops[first].kind == "store" else first): (first, second) for first, second in pairs}
         for number, op in enumerate(ops):
             if number in at:
                 self._access(sorted((ops[each] for each in at[number]), key=self._element), op, made)
-            elif number not in left:
+            elif number not in moved:
                 made.append(op)
         same = len(made) == len(region.ops) and all(new is old for new, old in zip(made, region.ops, strict=True))
         return region if same else replace(region, ops=tuple(made))
 
-    def _pairs(self, ops: Sequence[Op]) -> list[tuple[int, int]]:
-        """Return the positions of the two accesses of each pair, with none between them that must keep its order."""
-        found: list[tuple[int, int]] = []
+    def _pairs(self, ops: Sequence[Op], moved: dict[int, int]) -> list[tuple[int, ...]]:
+        """Return the positions of the two accesses of each pair, with none between them that must keep its order.
+
+        ``moved`` gets the new position of each of them.
+        """
+        found: list[tuple[int, ...]] = []
         waiting: dict[tuple[_Place, int], int] = {}
         for number, op in enumerate(ops):
             place = _place(self.program, op, self.boxed)
             if place is None:
                 continue
             first = waiting.pop((place[0], 1 - place[1]), None)
-            if first is not None and not any(self._meets(op, between) for between in ops[first + 1 : number]):
+            if first is not None and self._joins(ops, (first, number), moved):
                 found.append((first, number))
             else:
                 waiting[place] = number
         return found
 
+    def _quads(
+        self, ops: Sequence[Op], pairs: Sequence[tuple[int, ...]], moved: dict[int, int]
+    ) -> list[tuple[int, ...]]:
+        """Return the positions of the accesses of each pair, or of two pairs that one access of a thread takes."""
+        found: list[tuple[int, ...]] = []
+        waiting: dict[_Place, tuple[int, ...]] = {}
+        for group in pairs:
+            known = _place(self.program, ops[group[0]], self.boxed)
+            assert known is not None
+            place = known[0]
+            other = waiting.pop(replace(place, pair=place.pair ^ 1), None)
+            if other is not None and self._is_quad(ops[group[0]], place) and self._joins(ops, (*other, *group), moved):
+                found[found.index(other)] = (*other, *group)
+            else:
+                waiting[place] = group
+                found.append(group)
+        return found
+
+    def _is_quad(self, op: Op, place: _Place) -> bool:
+        """Return whether a thread takes the four elements around a pair at once, in the layout of other values."""
+        tensor = self.program.tensors[op.attributes(MemoryAttrs).tensor]
+        dim = contiguous_dim(tensor)
+        if is_every_second(tensor) or dim is None or place.dtype.itemsize * _QUAD > VECTOR_BYTES:
+            return False
+        whole = place.pair * _PAIR // _QUAD * _QUAD + _QUAD <= tensor.shape[dim]
+        lanes = math.prod(each.lanes(self.sizes) for each in place.dims)
+        return whole and lanes >= self.threads and _begin_at((*tensor.strides[:dim], *tensor.strides[dim + 1 :]), _QUAD)
+
+    def _joins(self, ops: Sequence[Op], group: Sequence[int], moved: dict[int, int]) -> bool:
+        """Move loads to the first of a group, or stores to the last one, if all ops keep the order that they need.
+
+        Others may have moved before, so that the order of two ops is that of their new positions.
+        """
+        to = max(group) if ops[group[0]].kind == "store" else min(group)
+        passed = {*range(min(group), max(group) + 1), *moved}.difference(group)
+        for each in group:
+            for other in passed:
+                if (each < other) != (to < moved.get(other, other)) and self._meets(ops[each], ops[other]):
+                    return False
+        moved.update(dict.fromkeys(group, to))
+        return True
+
     def _meets(self, access: Op, other: Op) -> bool:
         """Return whether an access may not pass another op."""
+        if self._are_apart(access, other):
+            return False
         own = effects_of(self.program, access)
         return any(
             each.fence
@@ -178,13 +243,29 @@ class _Pairer:
             for each in effects_of(self.program, other)
         )
 
+    def _are_apart(self, one: Op, other: Op) -> bool:
+        """Return whether two accesses of one tensor take different elements of its contiguous dimension."""
+        if not isinstance(one.attrs, MemoryAttrs) or not isinstance(other.attrs, MemoryAttrs) or other.regions:
+            return False
+        tensor = self.program.tensors[one.attrs.tensor]
+        dim = contiguous_dim(tensor)
+        if one.attrs.tensor != other.attrs.tensor or dim is None or not isinstance(tensor.shape[dim], int):
+            return False
+        rows = (*tensor.strides[:dim], *tensor.strides[dim + 1 :])
+        both = one.attrs.indices[dim], other.attrs.indices[dim]
+        single = all(i.kind == "scalar" and i.operand is None and isinstance(i.shift, int) for i in both)
+        within = all(isinstance(stride, int) and stride >= tensor.shape[dim] for stride in rows)
+        return single and within and both[0].shift != both[1].shift
+
     def _element(self, op: Op) -> int:
-        """Return which element of the last dimension an access takes, or how far a view's are from its begin."""
+        """Return which element of the contiguous dimension an access takes, or how far a view's are from its begin."""
         attrs = op.attributes(MemoryAttrs)
-        tensor, shift = self.program.tensors[attrs.tensor], attrs.indices[-1].shift
+        tensor = self.program.tensors[attrs.tensor]
         if is_every_second(tensor):
             assert tensor.part is not None
             return tensor.part[1]
+        dim = contiguous_dim(tensor)
+        shift = None if dim is None else attrs.indices[dim].shift
         assert isinstance(shift, int)
         return shift
 
@@ -196,24 +277,56 @@ class _Pairer:
             self.paired[first.id] = replace(first, id=number, name=name, shape=shape, strides=strides)
         return self.paired[first.id]
 
-    def _access(self, both: Sequence[Op], at: Op, made: list[Op]) -> None:
-        """Append one access for two. Its first element is that of the even one."""
-        attrs = both[0].attributes(MemoryAttrs)
-        tensor, (*others, last) = self.program.tensors[attrs.tensor], attrs.indices
+    def _access(self, group: Sequence[Op], at: Op, made: list[Op]) -> None:
+        """Append one access for two or four. Its first element is that of the first one."""
+        attrs = group[0].attributes(MemoryAttrs)
+        tensor, indices = self.program.tensors[attrs.tensor], list(attrs.indices)
+        block = self._block(len(group))
         if is_every_second(tensor):
-            tensor, others, last = self._pairs_of(tensor), [*others, last], replace(last, shift=0)
-        pair = Index("block", block=self.block.id, positions=(attrs.rank,), shift=last.shift)
-        access = replace(attrs, tensor=tensor.id, indices=(*others, pair), rank=attrs.rank + 1, aligned=0)
+            tensor = self._pairs_of(tensor)
+            indices.append(Index("block", block=block.id, positions=(attrs.rank,)))
+        else:
+            dim = contiguous_dim(tensor)
+            assert dim is not None
+            indices[dim] = Index("block", block=block.id, positions=(attrs.rank,), shift=indices[dim].shift)
+        access = replace(attrs, tensor=tensor.id, indices=tuple(indices), rank=attrs.rank + 1, aligned=0)
         out = Builder(self.numbers, at.location, made)
-        lanes = Dim(1, (self.block.id,))
+        lanes = Dim(1, (block.id,))
         if at.kind == "load":
-            first, second = (op.result for op in both)
-            read = out.emit("load", both[0].operands, first.dtype, (*first.dims, lanes), access, first.name)
-            out.append("split", (read,), (first, second))
+            results = [op.result for op in group]
+            first = results[0]
+            read = out.emit("load", group[0].operands, first.dtype, (*first.dims, lanes), access, first.name)
+            self._split(read, results, out)
             return
-        first, second = (next(iter(op.values())) for op in both)
-        joined = out.emit("join", (first, second), first.dtype, (*first.dims, lanes))
-        out.emit("store", (joined, *both[0].operands[1:]), first.dtype, joined.dims, access)
+        joined = self._joined([next(iter(op.values())) for op in group], lanes, out)
+        out.emit("store", (joined, *group[0].operands[1:]), joined.dtype, joined.dims, access)
+
+    def _block(self, elements: int) -> Block:
+        if elements not in self.blocks:
+            number, name = len(self.program.blocks) + len(self.blocks), "pair" if elements == _PAIR else "quad"
+            self.blocks[elements] = Block(id=number, kind="full", extent=elements, size=elements, name=name)
+        return self.blocks[elements]
+
+    def _split(self, value: Value, results: Sequence[Value], out: Builder) -> None:
+        """Append ops that separate the elements of the last dimension."""
+        if len(results) == _PAIR:
+            out.append("split", (value,), tuple(results))
+            return
+        rest, two = results[0].dims, Dim(_PAIR)
+        halves = out.emit("view", (value,), value.dtype, (*rest, two, two), ViewAttrs("reshape"))
+        parts = tuple(out.value(value.dtype, (*rest, two)) for _ in range(_PAIR))
+        out.append("split", (halves,), parts)
+        for begin, part in enumerate(parts):
+            out.append("split", (part,), tuple(results[begin::_PAIR]))
+
+    def _joined(self, values: Sequence[Value], lanes: Dim, out: Builder) -> Value:
+        """Append ops that make values elements of a last dimension of ``lanes``, and return their result."""
+        rest, dtype, two = values[0].dims, values[0].dtype, Dim(_PAIR)
+        if len(values) == _PAIR:
+            return out.emit("join", tuple(values), dtype, (*rest, lanes))
+        parts = [out.emit("join", tuple(values[begin::_PAIR]), dtype, (*rest, two)) for begin in range(_PAIR)]
+        halves = out.emit("join", tuple(parts), dtype, (*rest, two, two))
+        return out.emit("view", (halves,), dtype, (*rest, lanes), ViewAttrs("reshape"))
 
 
 __all__ = ["may_pair", "pair_accesses"]
