@@ -56,6 +56,8 @@ class Trust(Tuned):
     fuller_programs: float
     #: Short steps of a loop over several tiles, for tiles by the rules for rows.
     short_steps: float
+    #: Programs of the same rows together, for those of the same result of each row.
+    near_rows: float
     #: Two rows of a batch that share loads, for one.
     sharing_rows: float
     #: Half the rows of a program that accumulates gradients, for as many as give each SM one.

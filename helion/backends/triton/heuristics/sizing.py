@@ -196,13 +196,18 @@ def _nearest(op: MemoryOpFact) -> int:
 
 
 def is_contiguous(axis: AxisFact, facts: KernelFacts) -> bool:
-    """Return whether some tensor of two dimensions or more is contiguous along the axis."""
-    accesses = (*facts.memory_ops, *facts.atomics)
-    return any(
-        found == axis.block_id and stride == 1 and op.rank > 1
-        for op in accesses
+    """Return whether some tensor of two dimensions or more is contiguous along the axis.
+
+    A row of one that nothing else moves, such as ``edges[0, tile]``, counts if no axis has another such access.
+    """
+    along = [
+        (found, len(op.tile_axes) > 1 or len({each for each in op.subscript_axes if each is not None}) > 1)
+        for op in (*facts.memory_ops, *facts.atomics)
         for found, stride in zip(op.subscript_axes, op.strides, strict=True)
-    )
+        if found is not None and stride == 1 and op.rank > 1
+    ]
+    moved = any(moves for _, moves in along)
+    return any(found == axis.block_id and moves >= moved for found, moves in along)
 
 
 def grid_extent(facts: KernelFacts, root: int | None = None) -> int:

@@ -57,6 +57,8 @@ class _Numbers(Tuned):
     window_tile: int
     window_planes: int
     window_elements: int
+    #: Dimensions of a grid whose run needs few divisions for each other load.
+    divided: int
     #: Bytes that a thread reads of a row of strided elements, which several loads share.
     strided_bytes: int
     #: Least elements per warp.
@@ -352,8 +354,11 @@ def _is_accessed_singly(fact: PointwiseFact, facts: KernelFacts) -> bool:
     do not fill a warp's transaction.
 
     One run is then better even if a bias needs scalar loads with a division each (measurement
-    ``pointwise_single_accesses``). Rows of complex numbers begin within sectors (measurement ``unaligned_pairs``).
+    ``pointwise_single_accesses``). Rows of complex numbers begin within sectors (measurement ``unaligned_pairs``). In
+    grids of many dimensions each such load needs several divisions (measurement ``products_of_matrices``).
     """
+    if len(facts.grid_axes) > tuned(_Numbers).divided:
+        return False
     narrow = fact.storage_itemsize <= _NARROW_BYTES
     return (narrow or not fact.contiguous_axes) and _begin_anywhere(fact, facts)
 

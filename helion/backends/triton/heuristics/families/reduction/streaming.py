@@ -20,6 +20,7 @@ from ....proposal import TritonProposal
 from ....resources.traffic import work
 from ...choose import trust, unless_faster
 from ...predicted_time import proposal_us
+from ...program_order import near_rows
 from ...sizing import all_sizes, estimate, grid_extent, programs_of
 from ...tuned import Tuned, tuned
 from .budget import Allocation, allocate, reduction_alone
@@ -160,7 +161,8 @@ class TritonStreamingReductionHeuristic(Heuristic):
         if programs > target.num_sms:
             many = _lighter(_fuller(_in_pairs(first, programs, facts, target), facts, target), facts, target)
             shared = sharing(many, _row_axes(found, facts), _along(facts, primary), facts, target)
-            return (fewer_gathered(in_short_steps(shared, primary, facts, target), primary, facts, target),)
+            steps = fewer_gathered(in_short_steps(shared, primary, facts, target), primary, facts, target)
+            return (near_rows(steps, facts, target),)
         threads = _threads_of_few(facts, primary)
         if (
             first.num_warps is not None

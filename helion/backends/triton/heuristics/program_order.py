@@ -1,0 +1,40 @@
+"""Orders of programs in which those next to each other load the same rows.
+
+A grid over rows and over results of each row, such as lags or thresholds, loads a row once for each result. The caches
+keep it where the programs of one row follow each other. In the default order, those of one result do: each of them reads
+all rows from memory again (measurement ``rows_read_again``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...._compiler.facts.records import KernelFacts
+from ...._shapes import cdiv
+from ....hardware import Target
+from ..proposal import TritonProposal
+from .choose import trust, unless_faster
+from .predicted_time import proposal_us
+from .sizing import all_sizes, extent_of
+
+
+def near_rows(proposal: TritonProposal, facts: KernelFacts, target: Target) -> TritonProposal:
+    """Return the proposal with another order of programs, if that is predicted to be faster.
+
+    Only grids are reordered of which some load lacks an axis: other programs then load the same rows.
+    """
+    if facts.num_roots != 1 or proposal.loop_orders or proposal.l2_groupings or proposal.pid_type is not None:
+        return proposal
+    grid, sizes = facts.grid_axes, all_sizes(facts, proposal.block_sizes, proposal.reduction_loops)
+    tiles = [cdiv(extent_of(facts.axes[axis]), sizes.get(axis, 1)) for axis in grid]
+    several = [at for at, count in enumerate(tiles) if count > 1]
+    loads = [{*op.subscript_axes, *op.tile_axes} for op in facts.memory_ops if op.kind == "load"]
+    if len(several) < 2 or not any(axes and not {grid[at] for at in several} <= axes for axes in loads):
+        return proposal
+    orders = ((at, *(other for other in range(len(grid)) if other != at)) for at in several if at)
+    others = [
+        replace(proposal, loop_orders={0: order}, reason=f"{proposal.reason}, programs of the same rows together")
+        for order in orders
+    ]
+    first, *timed = ((each, proposal_us(facts, each, target)) for each in (proposal, *others))
+    return unless_faster(first, timed, trust(target).near_rows)

@@ -1,0 +1,88 @@
+"""Tiles and orders of programs of kernels whose grid is more than rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from harness import tensor
+
+import helion
+import helion.language as hl
+from benchmarks.unfitted import CELLS
+from helion.backends.triton.heuristics.program_order import near_rows
+from helion.backends.triton.proposal import TritonProposal
+from helion.hardware import target
+
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+@helion.kernel
+def thresholds(x: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
+    """Numbers of the elements of each row that exceed each limit."""
+    rows, columns = x.size()
+    out = torch.empty([rows, limits.size(0)], dtype=torch.int32, device=x.device)
+    for tile, limit in hl.tile([rows, limits.size(0)], block_size=[None, 1]):
+        count = hl.zeros([tile])
+        for part in hl.tile(columns):
+            count += (x[tile, part] > limits[limit.begin]).to(torch.float32).sum(1)
+        out[tile, limit.begin] = count.to(torch.int32)
+    return out
+
+
+@pytest.mark.parametrize("gpu", ["h100", "h200"])
+def test_programs_of_the_same_rows_follow_each_other(gpu: str) -> None:
+    args = (tensor(8192, 8192, dtype=FP32), tensor(20, dtype=FP32))
+    bound = thresholds.bind(args, target=gpu)
+    config = bound.default_config()
+    assert config["loop_orders"] == [[1, 0]]
+    rows_apart = bound._analysis.predict(bound.config_spec.normalize({**config, "loop_orders": [[0, 1]]}))
+    assert bound._analysis.predict(config).time_us < 0.85 * rows_apart.time_us
+    assert bound.seeds[0].reason.endswith("programs of the same rows together")
+
+
+def test_rows_that_the_cache_holds_keep_their_order() -> None:
+    bound = thresholds.bind((tensor(512, 4096, dtype=FP32), tensor(20, dtype=FP32)), target="h200")
+    assert bound.default_config()["loop_orders"] == [[0, 1]]
+
+
+def test_results_do_not_depend_on_the_order() -> None:
+    x, limits = torch.randn(63, 100), torch.randn(5)
+    expected = (x[:, None] > limits[None, :, None]).sum(-1).to(torch.int32)
+    for order in ([0, 1], [1, 0]):
+        config = helion.Config(block_sizes=[16, 32], loop_orders=[order], num_warps=1)
+        assert torch.equal(thresholds.bind((x, limits)).compile_config(config)(x, limits), expected)
+
+
+def test_an_order_that_is_proposed_stays() -> None:
+    bound = thresholds.bind((tensor(8192, 8192, dtype=FP32), tensor(20, dtype=FP32)), target="h200")
+    facts, gpu = bound._analysis.facts, target("h200")
+    plain = TritonProposal(reason="rows", block_sizes={0: 1, 2: 1024}, num_warps=4)
+    assert near_rows(plain, facts, gpu).loop_orders == {0: (1, 0)}
+    ordered = replace(plain, loop_orders={0: (0, 1)})
+    assert near_rows(ordered, facts, gpu) is ordered
+    grouped = replace(plain, l2_groupings={0: 4})
+    assert near_rows(grouped, facts, gpu) is grouped
+
+
+@helion.kernel
+def summed_edges(x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+    """Sums of the rows of each edge's source at its target."""
+    out = torch.zeros([x.size(0), x.size(1)], dtype=torch.float32, device=x.device)
+    for tile, columns in hl.tile([edges.size(1), x.size(1)]):
+        hl.atomic_add(out, [edges[1, tile], columns], x[edges[0, tile], columns].to(torch.float32))
+    return out
+
+
+@pytest.mark.parametrize("width", [64, 100])
+def test_rows_of_indices_do_not_shorten_rows_of_elements(width: int) -> None:
+    args = (tensor(100000, width, dtype=BF16), tensor(2, 500000, dtype=torch.int64))
+    edges, columns = summed_edges.bind(args, target="h200").default_config()["block_sizes"]
+    assert columns >= 32 and edges * columns >= 1024
+
+
+def test_a_run_of_many_dimensions_is_not_divided_for_each_load() -> None:
+    cell = CELLS["kron_matrices"]
+    config = cell.kernel.bind(cell.arguments("meta", False), target="h200").default_config()
+    assert config["flatten_loops"] == [False] and config["loop_orders"] == [[4, 3, 2, 1, 0]]
