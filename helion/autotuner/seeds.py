@@ -37,7 +37,7 @@ def make_seeds(facts: KernelFacts, target: Target, heuristics: Iterable[Heuristi
     """Run ``heuristics`` in their order, which is the only policy.
 
     A fallback is skipped after a heuristic that promotes a config. Half of the time goes to heuristics (measurement
-    ``seeding_parts``). Keeping the times of launches that are asked for twice gains nothing (measurement ``seeding_memo``).
+    ``seeding_parts``). Keeping keys of arguments gains nothing (measurement ``seeding_memo``), the last times a little.
 
     ``legalise`` converts a proposal to a full config and its prediction, or returns the reason why it cannot.
 

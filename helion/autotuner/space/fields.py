@@ -315,10 +315,15 @@ class PerSlot(Field):
         wishes = proposal.lists.get(self.key)
         if not wishes:
             return None
-        known = {i for slot in self.slots for i in slot.ids}
-        if unknown := sorted(set(wishes) - known):
+        known = self._ids
+        if not wishes.keys() <= known:
+            unknown = sorted(wishes.keys() - known)
             raise KeyError(f"{self.key} has no entry for {unknown}; it has entries for {sorted(known)}")
         return [self.granted(slot, wishes) for slot in self.slots]
+
+    @functools.cached_property
+    def _ids(self) -> frozenset[int]:
+        return frozenset([i for slot in self.slots for i in slot.ids])
 
     def granted(self, slot: Slot, wishes: Mapping[int, Any]) -> Any:
         wish = [wishes[i] for i in slot.ids if i in wishes]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from ... import exc
 from ..._compiler.decisions import Decisions, Place
@@ -55,8 +55,10 @@ class LaunchContext(RuleContext):
 _Step = Callable[[LaunchContext, Decisions, bool], Decisions]
 
 
-def rules(shape: ProgramShape, program: Program, target: Target, settings: Settings) -> tuple[Rule, ...]:
-    """Return all rules for one program, in the order in which they run."""
+def rules(
+    shape: ProgramShape, program: Program, target: Target, settings: Settings, absent: Container[str] = ()
+) -> tuple[Rule, ...]:
+    """Return the rules for one program, which lacks the keys in ``absent``, in the order in which they run."""
     is_asynchronous = bool(shape.matrix_blocks) and target.has("wgmma")
     context = LaunchContext(
         program=program,
@@ -69,7 +71,9 @@ def rules(shape: ProgramShape, program: Program, target: Target, settings: Setti
         paired=not settings.checked and may_pair(program),
         lowered=functools.partial(_rewritten, program, target, settings),
     )
-    return tuple(Rule(why=why, legalize=functools.partial(step, context)) for why, step in _RULES)
+    return tuple(
+        [Rule(why=why, legalize=functools.partial(step, context)) for key, why, step in _RULES if key not in absent]
+    )
 
 
 def _is_persistent(decisions: Decisions) -> bool:
@@ -323,10 +327,12 @@ def _rewrite(key: str, context: LaunchContext, decisions: Decisions, repair: boo
     return legalize(rewrite_of(key), context, decisions)
 
 
-def _of_rewrites(first: str | None, until: str | None) -> tuple[tuple[str, _Step], ...]:
+def _of_rewrites(first: str | None, until: str | None) -> tuple[tuple[str, str, _Step], ...]:
     """Return the rules of rewrites, derived from their records, in the order of their legality."""
     return tuple(
-        (each.needs, functools.partial(_rewrite, each.key)) for each in between(LEGALIZED, first, until) if each.needs
+        (each.key, each.needs, functools.partial(_rewrite, each.key))
+        for each in between(LEGALIZED, first, until)
+        if each.needs
     )
 
 
@@ -424,30 +430,40 @@ def _described(context: LaunchContext, decisions: Decisions) -> frozenset[int]:
     return frozenset(slot for slot, found in ways.items() if found == {"tensor_descriptor"})
 
 
-_RULES: tuple[tuple[str, _Step], ...] = (
-    ("its tiles do not fit in the registers of fewer warps", _held_values),
-    ("a checked kernel reports indices by dimension", _check_lanes),
-    ("a flattened grid has a single dimension", _flattened_grids),
-    ("programs of this pid_type take one tile each", _single_tiles),
-    ("programs that meet at a barrier are persistent, and use pointers", _resident_programs),
-    ("at most one loop is warp-specialized, with at least 4 warps and no unrolling", _one_specialized),
+#: Rules in the order in which they run, each with the key without which it changes nothing, if there is one.
+_RULES: tuple[tuple[str, str, _Step], ...] = (
+    ("", "its tiles do not fit in the registers of fewer warps", _held_values),
+    ("", "a checked kernel reports indices by dimension", _check_lanes),
+    ("", "a flattened grid has a single dimension", _flattened_grids),
+    ("", "programs of this pid_type take one tile each", _single_tiles),
+    (TOGETHER, "programs that meet at a barrier are persistent, and use pointers", _resident_programs),
     (
+        "range_warp_specializes",
+        "at most one loop is warp-specialized, with at least 4 warps and no unrolling",
+        _one_specialized,
+    ),
+    (
+        "",
         "unrolling chains the dots of a loop, and Triton miscompiles chained dots with fewer than 16 rows per warp",
         _unrolled_products,
     ),
     *_of_rewrites(None, "precompute_operands"),
-    ("a loop that is unrolled at compile time has no other options", _static_loops),
-    ("Triton miscompiles chained dots with fewer than 16 rows per warp", _chained_warps),
+    ("", "a loop that is unrolled at compile time has no other options", _static_loops),
+    ("", "Triton miscompiles chained dots with fewer than 16 rows per warp", _chained_warps),
     *_of_rewrites("precompute_operands", None),
-    ("matmul instructions of 8 columns are slow, and some releases of ptxas leave them out of loops", _wide_columns),
-    ("its chunks have fewer elements than threads, which Triton 3.6 fails on", _short_chunks),
-    ("a block with this many registers per thread does not fit an SM", _registers),
-    ("no epilogue tile has enough columns", _subtiles),
-    ("a dimension of the grid is too long for the launch", _long_axes),
-    ("dies take the programs of a grid of one dimension in turn", _numbered_programs),
-    ("this access cannot use it on this target, or with these tile sizes", functools.partial(_until_legal, _boxes)),
-    ("the loop has a barrier in each iteration", functools.partial(_until_legal, _loops_in_order)),
-    ("the access has another cache option, or a descriptor, which takes none", _access_options),
-    ("the kernel accesses it together with its neighbor, whose cache options both have", _pairs),
-    ("it is what None means", _repeated),
+    (
+        "",
+        "matmul instructions of 8 columns are slow, and some releases of ptxas leave them out of loops",
+        _wide_columns,
+    ),
+    ("", "its chunks have fewer elements than threads, which Triton 3.6 fails on", _short_chunks),
+    ("", "a block with this many registers per thread does not fit an SM", _registers),
+    ("", "no epilogue tile has enough columns", _subtiles),
+    ("", "a dimension of the grid is too long for the launch", _long_axes),
+    ("xcd_remap", "dies take the programs of a grid of one dimension in turn", _numbered_programs),
+    ("", "this access cannot use it on this target, or with these tile sizes", functools.partial(_until_legal, _boxes)),
+    ("", "the loop has a barrier in each iteration", functools.partial(_until_legal, _loops_in_order)),
+    ("", "the access has another cache option, or a descriptor, which takes none", _access_options),
+    ("", "the kernel accesses it together with its neighbor, whose cache options both have", _pairs),
+    ("", "it is what None means", _repeated),
 )

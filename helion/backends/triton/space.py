@@ -93,7 +93,7 @@ def own_keys(shape: ProgramShape, program: Program, target: Target, settings: Se
         absent=absent,
         verbatim=VERBATIM_PREFIX,
         missing=_missing(program, settings),
-        rules=rules(shape, program, target, settings),
+        rules=rules(shape, program, target, settings, absent),
         check=functools.partial(check_held_values, shape, program, target),
     )
 

@@ -104,8 +104,14 @@ class LateReductionFact:
 
     def may_run(self, sizes: Mapping[int, int], threads: int) -> bool:
         """Return whether the reduction runs after its loops, as far as registers allow."""
-        late = self.folds(sizes, threads).may_run_late(self.itemsize, threads, self.multiplies)
-        return late and self.repeats(sizes)
+        return self.running(sizes, threads) is not None
+
+    def running(self, sizes: Mapping[int, int], threads: int) -> Folds | None:
+        """Return what each thread combines if the reduction runs after its loops, else None."""
+        if not self.repeats(sizes):
+            return None
+        folds = self.folds(sizes, threads)
+        return folds if folds.may_run_late(self.itemsize, threads, self.multiplies) else None
 
     def repeats(self, sizes: Mapping[int, int]) -> bool:
         """Return whether the loops run enough steps to be rewritten."""
@@ -118,7 +124,7 @@ class LateReductionFact:
 
     def folds(self, sizes: Mapping[int, int], threads: int) -> Folds:
         """Return the elements of the tile that each thread combines in a step."""
-        lanes = [const * math.prod(sizes[axis] for axis in axes) for axes, const in self.dims]
+        lanes = [const * math.prod([sizes[axis] for axis in axes]) for axes, const in self.dims]
         return folds_of(lanes, self.reduced, self.memory, threads)
 
 

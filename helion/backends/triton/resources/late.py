@@ -27,8 +27,8 @@ def late_regions(
     """Return the registers of accumulated tiles by the region of the reductions that run after their loops."""
     found: dict[int, int] = {}
     for fact in facts:
-        if fact.may_run(sizes, threads):
-            own = fact.folds(sizes, threads).registers(fact.itemsize, threads)
+        if (folds := fact.running(sizes, threads)) is not None:
+            own = folds.registers(fact.itemsize, threads)
             found[fact.region] = found.get(fact.region, 0) + own
     room = accumulator_room(register_limit)
     return {region: registers for region, registers in found.items() if registers <= room}
