@@ -179,3 +179,17 @@ def test_a_split_of_a_size_known_at_run_time_only_names_it() -> None:
     kernel = helion.kernel(magnitudes, static_shapes=False)
     with pytest.raises(exc.ShapeMismatch, match=r"z_size_1 \(2 in this call\) .* mark it with hl.specialize"):
         kernel.bind((torch.randn(8, 2),))
+
+
+def rotated(x: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for rows, block in hl.tile(x.size(), block_size=[None, 32]):
+        out[rows, block] = hl.dot(x[rows, block], turn[:, :])
+    return out
+
+
+def test_a_tile_that_meets_a_size_known_at_run_time_only_names_it() -> None:
+    args = (torch.randn(5, 64), torch.randn(32, 32))
+    with pytest.raises(exc.ShapeMismatch, match=r"turn_size_0 \(32 in this call\) .* mark it with hl.specialize"):
+        helion.kernel(rotated, static_shapes=False).bind(args)
+    torch.testing.assert_close(helion.kernel(rotated)(*args), (args[0].view(5, 2, 32) @ args[1]).view(5, 64))

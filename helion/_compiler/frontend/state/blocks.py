@@ -146,6 +146,9 @@ class Blocks(Part):
                     found = "; in this call " + " and ".join(f"{size!r} is {hint_of(size)}" for size in symbols)
                     return found + self._one_size(symbols)
                 return self.size_text(symbols[0])
+            fixed = [self.all[b].size for dim in dict.fromkeys(dims) if dim.const == 1 for b in dim.blocks[:1]]
+            if len(symbols) == 1 and hint_of(symbols[0]) in [size for size in fixed if isinstance(size, int)]:
+                return self.size_text(symbols[0])  # a tile of a size that the kernel gives
         return ""
 
     @staticmethod

@@ -257,3 +257,23 @@ def test_warps_that_exchange_sums_in_each_step_are_fewer_by_prediction() -> None
     best, *rest = proposed(TritonUserTiledReductionHeuristic(), facts, target("h200"))
     assert "predicted to be faster" in best.reason and rest
     assert (best.num_warps or 0) < (rest[0].num_warps or 0)
+
+
+def low_ranks(x: torch.Tensor, down: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+    """Products of tokens with matrices of few rows, one for each token."""
+    rank = hl.specialize(down.size(1))
+    out = torch.empty([x.size(0), rank], dtype=torch.float32, device=x.device)
+    for tokens in hl.tile(x.size(0)):
+        adapter, hidden = which[tokens], hl.zeros([tokens, rank])
+        for inner in hl.tile(x.size(1)):
+            part = x[tokens, inner].to(torch.float32)[:, None, :]
+            hidden += (down[adapter, :, inner].to(torch.float32) * part).sum(-1)
+        out[tokens, :] = hidden
+    return out
+
+
+def test_loops_over_several_rows_of_a_program_have_fewer_warps_by_prediction() -> None:
+    """Measurement ``low_ranks``."""
+    args = (tensor(512, 4096), tensor(32, 16, 4096), tensor(512, dtype=torch.int64))
+    bound = helion.kernel(low_ranks).bind(args, target="h200")
+    assert bound.seeds[0].config["num_warps"] <= 8 and "predicted to be faster" in bound.seeds[0].reason

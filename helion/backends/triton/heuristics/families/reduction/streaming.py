@@ -27,6 +27,7 @@ from .budget import Allocation, allocate, reduction_alone
 from .gathered import fewer_gathered
 from .in_loops import alone_in_loops
 from .launch import launch
+from .lighter import lighter_tiles
 from .sharing import sharing
 from .walked import in_short_steps
 
@@ -181,6 +182,10 @@ def _lighter(proposal: TritonProposal, facts: KernelFacts, target: Target) -> Tr
     The warps of a row meet in each of its reductions.
     """
     warps, primary = proposal.num_warps or 1, allocate(facts, target).primary
+    if primary.category == "user_tile" and _inside(facts, primary) > 1:
+        tiles = (proposal, *lighter_tiles(proposal, primary, facts, target))
+        timed = [(each, proposal_us(facts, each, target)) for each in tiles]
+        return unless_faster(timed[0], timed[1:], trust(target).lighter_rows)
     again = any(each.axis == primary.axis and each.region != primary.region for each in facts.reductions)
     if again and primary.full_extent and not any(proposal.reduction_loops.values()):
         return alone_in_loops(proposal, _row_axes(allocate(facts, target), facts), primary, facts, target)

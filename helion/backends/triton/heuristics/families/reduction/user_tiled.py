@@ -7,20 +7,18 @@ Published for H100 with geometric means of 0.80 - 1.09 over torch.compile; not m
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import ClassVar
 
-from ......_compiler.facts.records import KernelFacts, ReductionFact
+from ......_compiler.facts.records import KernelFacts
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import Target
 from ....proposal import TritonProposal
 from ...choose import trust, unless_faster
 from ...predicted_time import proposal_us
-from ...sizing import estimate, keep_load
+from ...sizing import keep_load
 from .budget import allocate, reduction_alone, row_budget
 from .launch import launch
+from .lighter import lighter_tiles
 
 
 class TritonUserTiledReductionHeuristic(Heuristic):
@@ -50,24 +48,8 @@ class TritonUserTiledReductionHeuristic(Heuristic):
             num_stages=1,
             eviction=keep_load(facts, primary.re_read_slot) if primary.re_read or applies else {},
         )
-        every = [(each, proposal_us(facts, each, target)) for each in (first, *_lighter(first, primary, facts, target))]
+        every = [
+            (each, proposal_us(facts, each, target)) for each in (first, *lighter_tiles(first, primary, facts, target))
+        ]
         best = unless_faster(every[0], every[1:], trust(target).lighter_rows)
         return (first,) if best is first else (best, first)
-
-
-def _lighter(
-    first: TritonProposal, primary: ReductionFact, facts: KernelFacts, target: Target
-) -> Iterator[TritonProposal]:
-    """Yield the same with a half and a quarter of the warps, in the same tiles and in tiles half as long.
-
-    The warps of a row exchange its sums in each step of the loop, with barriers (measurement ``rows_of_bytes``).
-    """
-    warps, size = first.num_warps or 1, first.block_sizes.get(primary.axis, 1)
-    least = max(1, facts.axes[primary.axis].min_size)
-    for fewer, tile in itertools.product((warps // 2, warps // 4), (size, size // 2)):
-        if not fewer or tile < least:
-            continue
-        sizes = {**first.block_sizes, primary.axis: tile}
-        if not estimate(facts, target, sizes, fewer, 1, first.reduction_loops).spill_risk:
-            reason = f"{first.reason}; predicted to be faster in tiles of {tile} and {fewer} warps"
-            yield replace(first, reason=reason, block_sizes=sizes, num_warps=fewer)
