@@ -367,3 +367,12 @@ def test_packed_operands_are_loaded_in_whole_vectors(indexing: str) -> None:
     assert taken.spill_bytes == 0
     # two buffers at least for each stage that is prefetched: they are copied asynchronously
     assert 2 * (128 + 128) * 64 * 2 <= taken.shared_bytes <= predicted.shared_bytes <= 1.10 * taken.shared_bytes + 2048
+
+
+def test_copied_batches_run_one_matrix_after_the_other() -> None:
+    x = torch.empty([384, 384, 128], dtype=torch.bfloat16, device="meta")
+    seed = helion.kernel(each_batch, static_shapes=True).bind((x, x), target="h200").seeds[0].config
+    assert seed["pack_operands"] and seed["loop_orders"] == [[2, 1, 0]]
+    rows, columns = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((4096, 4097), (4097, 4096)))
+    alone = helion.kernel(plain, static_shapes=True).bind((rows, columns), target="h200").seeds[0].config
+    assert alone["pack_operands"] and alone["loop_orders"] == [[0, 1]]

@@ -10,6 +10,7 @@ from ...._compiler.facts.records import KernelFacts, MatmulFact
 from ....hardware import REGISTER_BYTES, Target
 from .layouts import fragment_warps
 from .matrix import is_transposed, tile_shape, unit_of
+from .paired import paired_stores
 from .tiles import VECTOR_BYTES, vector_elements
 
 #: Steps along K whose operands a dot keeps in flight.
@@ -135,8 +136,10 @@ def narrow_stores(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, 
     Their addresses are computed together, and numbers of 16 bits are converted before (measurement ``narrow_stores``).
     Results in tensor memory arrive in parts.
     """
-    threads, found = num_warps * target.warp_size, dict[int, float]()
+    threads, found, paired = num_warps * target.warp_size, dict[int, float](), paired_stores(facts)
     for op in facts.memory_ops if target.kind == "cuda" and not target.has("tcgen05") else ():
+        if op.slot in paired:
+            continue
         width = vector_elements(op, sizes, threads)
         if op.kind == "store" and len(op.tile_axes) > 1 and width * op.itemsize < VECTOR_BYTES:
             root, numel = facts.regions[op.region].root, math.prod(sizes[axis] for axis in op.tile_axes)

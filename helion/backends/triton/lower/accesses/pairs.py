@@ -26,7 +26,8 @@ becomes, with a tensor ``pairs[m, n, 2]`` that begins where ``even`` does::
 
     %5: [b0, b1, b2] = load pairs[b0, b1, b2]; %1, %2 = split %5
 
-Kernels with matmuls stay as they are: their results would go through shared memory.
+Kernels with matmuls load each element alone: operands would go through registers. They store pairs of results after
+their loops (measurement ``paired_results``).
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from ....._compiler.ir.build import Builder, Numbers
 from ....._compiler.ir.effects import effects_of
 from ....._compiler.ir.grammar import Block, HostTensor, Index, MemoryAttrs, Op, Program, Region, Value, ViewAttrs
 from ....._compiler.ir.rewrite import map_regions
+from ....._compiler.rewrites.copy_operands import multiplies
 from ....._compiler.rewrites.steps import StepInputs
 from ....._shapes import Dim, fixed_at
 from ....._support.records import dataclass, field, replace
@@ -55,7 +57,10 @@ def pair_accesses(program: Program, inputs: StepInputs) -> Program:
     boxed = inputs.block_accesses
     sizes = inputs.sizes_in(program)
     pairer = _Pairer(program=program, boxed=boxed, numbers=Numbers.after(program), sizes=sizes, threads=inputs.threads)
-    roots = tuple(replace(root, body=pairer.region(root.body)) for root in program.roots)
+    roots = tuple(
+        replace(root, body=pairer.results(root.body) if multiplies(root) else pairer.region(root.body))
+        for root in program.roots
+    )
     if all(new.body is old.body for new, old in zip(roots, program.roots, strict=True)):
         return program
     tensors = (*program.tensors, *pairer.paired.values())
@@ -63,9 +68,20 @@ def pair_accesses(program: Program, inputs: StepInputs) -> Program:
 
 
 def may_pair(program: Program, boxed: frozenset[int] = frozenset()) -> bool:
-    """Return whether the program has an element of a pair, and no matmul. Accesses with slots in ``boxed`` stay alone."""
-    ops = tuple(program.walk())
-    return not any(op.kind == "dot" for op in ops) and any(_place(program, op, boxed) for op in ops)
+    """Return whether the program has an element of a pair that may be accessed with the other one.
+
+    Accesses with slots in ``boxed`` stay alone, as do all but the last stores of a grid loop with a matmul.
+    """
+    return any(
+        _place(program, op, boxed)
+        for root in program.roots
+        for op in (_results(root.body) if multiplies(root) else root.body.walk())
+    )
+
+
+def _results(region: Region) -> tuple[Op, ...]:
+    """Return the stores of a grid loop's own region."""
+    return tuple(op for op in region.ops if op.kind == "store")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +174,17 @@ class _Pairer:
 
     def region(self, region: Region) -> Region:
         """Return a region with pairs of its own accesses, and of those of the regions inside."""
-        ops = [map_regions(op, self.region) for op in region.ops]
+        return self._grouped(region, [map_regions(op, self.region) for op in region.ops])
+
+    def results(self, region: Region) -> Region:
+        """Return the region of a grid loop with a matmul with pairs of its own stores."""
+        return self._grouped(region, list(region.ops), stores=True)
+
+    def _grouped(self, region: Region, ops: list[Op], *, stores: bool = False) -> Region:
+        """Return a region with the accesses in ``ops`` in groups, or pairs of ``stores`` alone."""
         moved: dict[int, int] = {}
-        groups = self._quads(ops, self._pairs(ops, moved), moved)
+        groups = self._pairs(ops, moved, stores=stores)
+        groups = groups if stores else self._quads(ops, groups, moved)
         at = {moved[group[0]]: group for group in groups}
         made: list[Op] = []
         for number, op in enumerate(ops):
@@ -171,15 +195,15 @@ class _Pairer:
         same = len(made) == len(region.ops) and all(new is old for new, old in zip(made, region.ops, strict=True))
         return region if same else replace(region, ops=tuple(made))
 
-    def _pairs(self, ops: Sequence[Op], moved: dict[int, int]) -> list[tuple[int, ...]]:
+    def _pairs(self, ops: Sequence[Op], moved: dict[int, int], *, stores: bool) -> list[tuple[int, ...]]:
         """Return the positions of the two accesses of each pair, with none between them that must keep its order.
 
-        ``moved`` gets the new position of each of them.
+        ``moved`` gets the new position of each of them. Only ``stores`` are paired if that is set.
         """
         found: list[tuple[int, ...]] = []
         waiting: dict[tuple[_Place, int], int] = {}
         for number, op in enumerate(ops):
-            place = _place(self.program, op, self.boxed)
+            place = _place(self.program, op, self.boxed) if not stores or op.kind == "store" else None
             if place is None:
                 continue
             first = waiting.pop((place[0], 1 - place[1]), None)

@@ -17,6 +17,7 @@ from ....._compiler.facts.records import (
     ReductionFact,
 )
 from ...histograms import width_of
+from ..paired import half_of_pair, paired_stores
 from ..tiles import VECTOR_BYTES, beside_turned
 
 #: Bytes of a sector of memory.
@@ -272,6 +273,8 @@ class _Preparation:
     def access(self, op: MemoryOpFact) -> Access:
         if self.matmuls and op.steps:  # lanes have a matmul's layout (measurement ``looked_up_biases``)
             op = dataclasses.replace(op, steps=())
+        if op.slot in paired_stores(self.facts):
+            op = half_of_pair(op)
         dimensions = tuple(zip(op.subscript_axes, op.strides, op.extents, op.scales, strict=True))
         together = [a for a, stride, extent, scale in dimensions if a is not None and stride == scale == 1 < extent]
         inner = together[-1] if together else None

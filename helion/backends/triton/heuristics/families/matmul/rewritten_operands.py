@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from ......_compiler.facts.records import KernelFacts
-from ......_support.records import dataclass
+from ......_support.records import dataclass, replace
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import Target
 from ....proposal import TritonProposal
@@ -97,7 +97,31 @@ def _fastest(facts: KernelFacts, keys: tuple[str, ...], target: Target) -> Itera
     extents = single_product(changed.facts)
     if not isinstance(extents, Declined):
         rewriting = Rewriting(keys=dict.fromkeys(keys, True), copied_bytes=changed.copied_bytes)
-        yield ProductSizer(changed.facts, extents, target, rewriting=rewriting).fastest()
+        proposal, us = ProductSizer(changed.facts, extents, target, rewriting=rewriting).fastest()
+        yield _batches_last(facts, proposal) if "pack_operands" in keys else proposal, us
+
+
+def _batches_last(facts: KernelFacts, proposal: TritonProposal) -> TritonProposal:
+    """Return the proposal in the order of one matrix after the other, where those of a batch lie between each other.
+
+    Their copies do not, and programs that run at the same time share rows of a few matrices (measurement
+    ``packed_batches``).
+    """
+    fact = facts.matmuls[0]
+    root = facts.regions[fact.region].root
+    (grid,) = [region for region in facts.regions if region.kind == "root" and region.root == root]
+    m, n, own = fact.m_axis, fact.n_axis, {fact.m_axis, fact.n_axis, fact.k_axis}
+    batch = [axis for axis in grid.axes if axis not in own]
+    loads = [op for op in facts.memory_ops if op.slot in (fact.lhs_slot, fact.rhs_slot) and op.kind == "load"]
+    between = [
+        op
+        for op in loads
+        if all(axis not in own for axis, n in zip(op.subscript_axes, op.strides, strict=True) if n == 1)
+    ]
+    if not batch or m not in grid.axes or n not in grid.axes or len(between) != 2 or proposal.loop_orders:
+        return proposal
+    order = tuple(grid.axes.index(axis) for axis in (n, m, *reversed(batch)))
+    return replace(proposal, loop_orders={root: order}, reason=f"{proposal.reason}, one matrix after the other")
 
 
 def _swapped(facts: KernelFacts, keys: tuple[str, ...], target: Target) -> Iterator[Option]:
