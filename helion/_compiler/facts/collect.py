@@ -86,6 +86,7 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
         numbered_axes=frozenset(block for op in walk.other if op.kind not in _UNNUMBERED for block in _blocks(op)),
         atomics=atomic_facts(walk, flow, axes),
         messages=sum(map(is_message, program.walk())),
+        phases=_phases(program),
         meetings=len({(r.launch, r.phase) for r in program.roots}) - len({r.launch for r in program.roots}),
         row_windows=row_windows(walk),
         pointwise=pointwise_fact(walk, flow, axes, memory_ops, accumulators, reductions),
@@ -98,6 +99,12 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
         rewritten=_rewritten(program, rollable),
         flat=Lazy(functools.partial(_flat, program, rollable, axes)),
     )
+
+
+def _phases(program: Program) -> tuple[int, ...]:
+    """Return the number of each grid loop's launch and phase, in order of first appearance."""
+    places = [(root.launch, root.phase) for root in program.roots]
+    return tuple(map(list(dict.fromkeys(places)).index, places))
 
 
 def _flat(program: Program, rollable: tuple[int, ...], axes: tuple[AxisFact, ...]) -> FlatFacts | None:

@@ -451,6 +451,7 @@ class KernelFacts:
     - ``numbered_axes``: axes of tiles that ops compute from the places of their elements.
     - ``messages``: the number of signals to other GPUs and of waits for them in the code.
     - ``meetings``: the barriers between grid loops with no host code in between.
+    - ``phases``: a number for each grid loop; programs of those with equal numbers run at the same time.
     - ``row_windows``: loads that rows of a tile share, of the grid loops that only map elements.
     - ``rewrites``: facts about rewrites, by config key (``Rewrite.fact``).
     - ``rewritten``: facts of the kernel after a rewrite, by config key (``Rewrite.model``).
@@ -479,6 +480,7 @@ class KernelFacts:
     atomics: tuple[MemoryOpFact, ...] = ()
     messages: int = 0
     meetings: int = 0
+    phases: tuple[int, ...] = ()
     row_windows: tuple[RowWindow, ...] = ()
     pointwise: PointwiseFact | None = None
     matmul_with_reduction_epilogue: MatmulWithReductionEpilogueFact | None = None

@@ -637,3 +637,51 @@ def test_a_prediction_costs_little() -> None:
     full = bound.config_spec.normalize(TILES)
     decisions, taken, facts = bound.config_spec.decode(full), bound._analysis.predict(full), bound._analysis.facts
     assert calls(lambda: timing(facts, launch_of(decisions), taken, H200)) <= 650
+
+
+@helion.kernel
+def one_sum(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0)], dtype=torch.float32, device=x.device)
+    for tile in hl.tile(x.size(0)):
+        out[tile] = x[tile, :].to(torch.float32).sum(-1)
+    return out
+
+
+@helion.kernel
+def two_sums(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    left = torch.empty([x.size(0)], dtype=torch.float32, device=x.device)
+    right = torch.empty([y.size(0)], dtype=torch.float32, device=x.device)
+    for tile in hl.tile(x.size(0)):
+        left[tile] = x[tile, :].to(torch.float32).sum(-1)
+    for tile in hl.tile(y.size(0)):
+        right[tile] = y[tile, :].to(torch.float32).sum(-1)
+    return left, right
+
+
+@helion.kernel
+def sums_of_sums(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    left = torch.empty([x.size(0)], dtype=torch.float32, device=x.device)
+    right = torch.empty([y.size(0)], dtype=torch.float32, device=x.device)
+    for tile in hl.tile(x.size(0)):
+        left[tile] = x[tile, :].to(torch.float32).sum(-1)
+    hl.barrier()
+    for tile in hl.tile(y.size(0)):
+        right[tile] = y[tile, :].to(torch.float32).sum(-1) + left[tile]
+    return left, right
+
+
+def test_grid_loops_without_a_barrier_run_beside_each_other() -> None:
+    """Programs of both leave SMs idle; others take turns. Memory serves both in any case."""
+    few, many = tensor(32, 8192, dtype=BF16), tensor(65536, 8192, dtype=BF16)
+    config = {"num_warps": 4, "reduction_loops": [1024]}
+    one = predicted(one_sum.bind((few,), target=H200), block_sizes=[1], **config)
+    beside, after = (
+        predicted(kernel.bind((few, few), target=H200), block_sizes=[1, 1], **config)
+        for kernel in (two_sums, sums_of_sums)
+    )
+    assert beside.time_us == pytest.approx(one.time_us) and after.time_us > 1.5 * one.time_us
+    all_of_one = predicted(one_sum.bind((many,), target=H200), block_sizes=[1], **config)
+    all_of_both = predicted(two_sums.bind((many, many), target=H200), block_sizes=[1, 1], **config)
+    assert 1.9 * all_of_one.time_us < all_of_both.time_us < 2 * all_of_one.time_us
+    mixed = predicted(two_sums.bind((few, many), target=H200), block_sizes=[1, 1], **config)
+    assert all_of_one.time_us <= mixed.time_us < all_of_one.time_us + one.time_us

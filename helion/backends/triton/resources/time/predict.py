@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ....._compiler.facts.records import KernelFacts
@@ -12,7 +13,7 @@ from .....autotuner.proposal import Predicted
 from .....hardware import Target
 from .demand import demands as demands_of
 from .launch import Launch
-from .model import parts
+from .model import Parts, parts
 from .parameters import Parameters, fitted
 from .peeled import with_known_masks
 from .record import Demand
@@ -90,11 +91,34 @@ def _timing(
     demands = demanded(facts, launch, predicted, target)
     demands = demands if root is None else demands[root : root + 1]
     found = [parts(each, parameters, target) for each in demands]
-    *units, total = map(sum, zip(*found, strict=True))
+    apart = root is not None or launch.persistent or len(found) != len(facts.phases)
+    phases = range(len(found)) if apart else facts.phases
+    several = _phases(demands, found, phases, parameters, target)
+    *units, total = found[0] if len(found) == 1 else map(sum, zip(*several, strict=True))
     beside = _adding_us(facts, launch, parameters, target) + _copying_us(launch, parameters, target)
     beside -= MEETING_GAIN_US * facts.meetings if launch.together else 0.0
     named = tuple(zip(_UNITS, units, strict=True))
     return Timing(us=total + beside, units=named, error=fitted().error_of(named))
+
+
+def _phases(
+    demands: Sequence[Demand], found: Sequence[Parts], phases: Sequence[int], parameters: Parameters, target: Target
+) -> Iterator[Parts]:
+    """Yield the times of each phase, whose grid loops run at the same time.
+
+    Each takes the SMs that have a program of it, and its share of the memory and the L2 cache.
+    """
+    for phase in dict.fromkeys(phases):
+        each = [(demand, part) for demand, part, at in zip(demands, found, phases, strict=True) if at == phase]
+        both = Parts(*map(sum, zip(*(part for _, part in each), strict=True)))
+        if len(each) > 1:
+            alone = [part.total - parameters.launch_us for _, part in each]
+            busy = sum(
+                us * min(1.0, demand.programs / target.num_sms) for us, (demand, _) in zip(alone, each, strict=True)
+            )
+            total = max(*alone, busy, both.memory, both.cache) + parameters.launch_us
+            both = both._replace(total=total, latency=max(part.latency for _, part in each))
+        yield both
 
 
 def demanded(facts: KernelFacts, launch: Launch, predicted: Predicted, target: Target) -> list[Demand]:

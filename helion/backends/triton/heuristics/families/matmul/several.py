@@ -21,7 +21,7 @@ from ......_compiler.facts.records import KernelFacts
 from ......_shapes import cdiv
 from ......_support.records import dataclass, replace
 from ......autotuner.proposal import Declined, Heuristic
-from ......hardware import Target
+from ......hardware import WARP_ROWS, Target
 from ....proposal import TritonProposal
 from ....resources.matrix import tile_shape
 from ... import register_safety as safety
@@ -247,7 +247,9 @@ def _fastest(facts: KernelFacts, target: Target) -> TritonProposal | None:
         return None
     timed.sort(key=lambda option: option[0])
     worth = timed[0][0] * trust(target).other_lines
-    for _, each, _ in timed[: _TUNED.leading]:
+    for _, each, first in timed[: _TUNED.leading]:
+        if (more := _with_more_warps(facts, first, target)) is not None:
+            timed.append((proposal_us(facts, more, target), each, more))
         for line in _TUNED.lines[1:]:
             if (found := _deepest(facts, tile(each, line), target)) is not None:
                 us = proposal_us(facts, found, target)
@@ -279,6 +281,19 @@ def _deepest(facts: KernelFacts, sizes: dict[int, int], target: Target) -> Trito
             reason = f"{tiles} tiles, {stages} stages, the least predicted time"
             return TritonProposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=stages)
     return None
+
+
+def _with_more_warps(facts: KernelFacts, tile: TritonProposal, target: Target) -> TritonProposal | None:
+    """Return a tile of several matmuls with twice the warps, of which each then has rows of its own; otherwise None."""
+    warps = 2 * (tile.num_warps or 1)
+    sizes = all_sizes(facts, tile.block_sizes)
+    rows = min(tile_shape(fact, sizes)[0] for fact in facts.matmuls)
+    if len(facts.matmuls) == 1 or warps > _TUNED.warps[-1] or rows < WARP_ROWS * warps:
+        return None
+    predicted = estimate(facts, target, tile.block_sizes, warps, tile.num_stages or 1)
+    if not predicted.fits or predicted.spill_risk:
+        return None
+    return replace(tile, num_warps=warps, reason=f"{tile.reason}, {warps} warps")
 
 
 def _time(facts: KernelFacts, proposal: TritonProposal, target: Target) -> float:
@@ -399,6 +414,8 @@ def _programs(facts: KernelFacts, proposal: TritonProposal) -> int:
 
 
 def _count_programs(facts: KernelFacts, sizes: Mapping[int, int]) -> int:
-    """Return the programs of the largest grid that has a matmul."""
-    roots = {facts.regions[fact.region].root for fact in facts.matmuls}
-    return max(programs_of(facts, sizes, root) for root in roots)
+    """Return the programs of grid loops with a matmul that run at the same time, where they are the most."""
+    found: Counter[int] = Counter()
+    for root in {facts.regions[fact.region].root for fact in facts.matmuls}:
+        found[facts.phases[root] if facts.phases else root] += programs_of(facts, sizes, root)
+    return max(found.values())
