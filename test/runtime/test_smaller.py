@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+from collections.abc import Container
 from typing import Any
 
 import pytest
@@ -99,3 +100,56 @@ def test_smaller_configs_are_legal_and_differ(monkeypatch: pytest.MonkeyPatch) -
         stages, most = config["num_stages"], found.default_config()["num_stages"]
         pairs = zip(config["block_sizes"], found.default_config()["block_sizes"], strict=True)
         assert stages <= most and all(small <= large for small, large in pairs)
+
+
+def group_statistics(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    images, places, groups, _ = x.size()
+    total, squares = (torch.empty([images, groups], device=x.device) for _ in range(2))
+    for image, group in hl.grid([images, groups]):
+        first, second = hl.zeros([]), hl.zeros([])
+        for tile in hl.tile(places):
+            values = x[image, tile, group, :].to(torch.float32)
+            first += values.sum()
+            second += (values * values).sum()
+        total[image, group], squares[image, group] = first, second
+    return total, squares
+
+
+def grouped() -> Any:
+    x = torch.empty(16, 4096, 32, 10, dtype=torch.bfloat16, device="meta")
+    return helion.kernel(group_statistics, backend="triton").bind((x,), target="h200")
+
+
+def spilling(configs: Container[Config], seen: list[Config]) -> Any:
+    """Binaries of which those of ``configs`` spill."""
+
+    def resources(_: Any, config: Config, __: float | None) -> BinaryResources:
+        seen.append(config)
+        return BinaryResources(spill_bytes=800 if config in configs else 0)
+
+    return resources
+
+
+def test_where_all_seeds_spill_a_smaller_tile_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, seen = grouped(), []
+    predict, first = found._analysis.predict, found.default_config()
+    monkeypatch.setattr(binary_check, "_resources_of", spilling({seed.config for seed in found.seeds}, seen))
+    ran = binary_check.verdict_of(found.variant.compiled).config
+    assert ran in set(smaller(found.variant.specialized)) and ran["num_stages"] == first["num_stages"]
+    assert seen[0] == first and seen[-1] == ran and len(seen) <= 1 + binary_check.MORE_TRIES
+    assert predict(ran).time_us < predict(found.conservative_config()).time_us
+
+
+def test_a_seed_that_spills_nothing_leaves_smaller_tiles_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, seen = grouped(), []
+    monkeypatch.setattr(binary_check, "_resources_of", spilling((), seen))
+    assert binary_check.verdict_of(found.variant.compiled).config == found.default_config() == seen[-1]
+    assert len(seen) == 1
+
+
+def test_matmuls_that_all_spill_have_no_smaller_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, seen = bound(), []
+    seeds = {seed.config for seed in found.seeds}
+    monkeypatch.setattr(binary_check, "_resources_of", spilling(seeds | {*smaller(found.variant.specialized)}, seen))
+    binary_check.verdict_of(found.variant.compiled)
+    assert set(seen) <= seeds | {found.conservative_config()}

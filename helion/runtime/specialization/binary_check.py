@@ -3,8 +3,8 @@
 The first call on a GPU compiles a kernel anyway. If the binary spills more than ``ALLOWED_SPILL_BYTES``, or cannot be
 launched, the next seeds are compiled, and the best of them runs. One that can be launched is better than one that
 cannot, then fewer spilled bytes, then the order of the seeds. With matmuls, the predicted time with that of the spills
-takes the place of the bytes. Where no seed fits, the default with fewer stages and smaller tiles is tried. The verdict is
-cached on disk, so that the next process compiles only that one.
+takes the place of the bytes. Where no seed fits, the default with fewer stages and smaller tiles is tried, and with
+smaller tiles where all seeds spill. The verdict is cached on disk, so that the next process compiles only that one.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ MAX_SLOW = 2
 DOUBLING_BYTES = 1024
 
 #: Part of every key: it changes when the rule of verdicts changes.
-_VERSION = 6
+_VERSION = 8
 
 Candidate = tuple[Config, "Predicted"]
 
@@ -225,6 +225,7 @@ def _measured(compiled: Compiled) -> Verdict:
         yield from ((config, of.analysis.predict(config)) for config in ordered)
         if len(proposed) == len(ordered):
             yield from _fitting(of, proposed[ordered[0]], proposed.values())
+        yield from _unspilled(of, proposed.values(), last)
         yield last, of.analysis.predict(last)
 
     found = decide(
@@ -255,6 +256,21 @@ def _fitting(
     found = [(config, of.analysis.predict(config)) for config in smaller(of)]
     fitting = [each for each in found if each[1].fits and factor * each[1].shared_bytes <= first.limit_bytes]
     return sorted(fitting, key=lambda each: each[1].time_us)
+
+
+def _unspilled(of: Specialized, proposed: Iterable[BinaryResources | None], last: Config) -> list[Candidate]:
+    """Return smaller configs, the fastest by prediction first, where all seeds that were compiled spill.
+
+    They must be predicted to be faster than the ``last``. Kernels with matmuls have none: their accumulators decide.
+    """
+    measured = list(proposed)
+    spilled = all(each is not None and not each.refusal and not each.is_good for each in measured)
+    if not measured or not spilled or of.analysis.facts.matmuls:
+        return []
+    stages, most = of.analysis.default_config.get("num_stages"), of.analysis.predict(last).time_us
+    tried = [(config, of.analysis.predict(config)) for config in smaller(of) if config.get("num_stages") == stages]
+    able = [each for each in tried if each[1].fits and not each[1].spills and each[1].time_us < most]
+    return sorted(able, key=lambda each: each[1].time_us)
 
 
 def _resources_of(compiled: Compiled, config: Config, seconds: float | None) -> BinaryResources | None:
