@@ -658,6 +658,35 @@ def test_rows_of_a_dot_that_are_reduced_again_stay_in_their_own_dtype() -> None:
     assert max(tiles.count(((0, 1), 2)) for tiles in needed) == 2
 
 
+def test_rows_that_are_only_converted_stay_in_their_own_dtype() -> None:
+    def unit_rows(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for tile in hl.tile(x.size(0)):
+            row = x[tile, :].to(torch.float32)
+            out[tile, :] = (row * torch.rsqrt((row * row).sum(-1))[:, None]).to(x.dtype)
+        return out
+
+    def centred_rows(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for tile in hl.tile(x.size(0)):
+            row = x[tile, :].to(torch.float32)
+            apart = row - row.mean(-1)[:, None]
+            out[tile, :] = (apart * torch.rsqrt((apart * apart).sum(-1))[:, None]).to(x.dtype)
+        return out
+
+    def across(facts: KernelFacts) -> set[int]:
+        return {itemsize for tiles in facts.kept_tiles[0] for axes, itemsize in tiles if axes == (0, 1)}
+
+    converted = facts_of(unit_rows, tensor(64, 1000))
+    assert across(converted) == {2} and ((0, 1), 4) in converted.held_tiles[0][0]
+    assert max(tiles.count(((0, 1), 4)) for tiles in converted.packed_tiles[0]) < max(
+        tiles.count(((0, 1), 4)) for tiles in converted.needed_tiles[0]
+    )
+    assert across(facts_of(centred_rows, tensor(64, 1000))) == {2, 4}
+    wide = facts_of(unit_rows, tensor(64, 1000, dtype=torch.float32))
+    assert (wide.kept_tiles, wide.packed_tiles) == (wide.held_tiles, wide.needed_tiles)
+
+
 def test_operands_that_others_are_computed_from_and_those_of_indices() -> None:
     def masked(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         out = torch.empty([x.size(0), w.size(1)], dtype=torch.float32, device=x.device)

@@ -79,6 +79,8 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
         resident_tiles=tuple(map(maximal, liveness.resident)),
         needed_tiles=tuple(map(maximal, liveness.needed)),
         held_tiles=tuple(map(maximal, liveness.held)),
+        packed_tiles=tuple(map(maximal, liveness.packed)),
+        kept_tiles=tuple(map(maximal, liveness.kept)),
         scans=tuple(_scan(op, walk) for op in walk.scans),
         sorts=tuple(_sort(op, walk) for op in walk.other if op.kind == "sort"),
         random_tiles=tuple(walk.tile(op.results[0]) for op in walk.other if op.kind in RANDOM),

@@ -1,6 +1,6 @@
 """Simultaneously live tiles, for symbolic axis sizes.
 
-The analysis counts four sets of the same program:
+The analysis counts six sets of the same program:
 
 - *live* tiles: at every op its operands and results together, as the IR is written. The peak is the step with the most
   tiles of the highest rank, then of the next. It is an actual snapshot, never a union over steps.
@@ -10,9 +10,12 @@ The analysis counts four sets of the same program:
 - *held* tiles: the minimum. Between two reductions, dots, loops and stores, elementwise ops can process a few elements
   at a time, from loads to results. Only values that cross one of these must exist whole. A stored value is also
   computed piecewise if all its inputs stay live.
+- *kept* tiles: held ones, where values that are only converted from loads of a shorter dtype stay in that one. Without
+  dots the assembler converts them again for each use.
 - *needed* tiles: resident ones without those that a reduction takes as they are computed from fewer values. The
   assembler uses free registers for them, but spills none. In kernels with dots, where it has few, the same
   holds for tiles computed from loads and from values of outside. These stay in their own dtype.
+- *packed* tiles: needed ones in the dtypes of kept ones.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from ..._support.records import dataclass, field
-from ..ir.grammar import Op, Region, Value
+from ..ir.grammar import Op, PointwiseAttrs, Region, Value
 from ..ir.ops import OPS
 from .records import LiveTile, LiveTiles
 from .walk import MAX_HOPS, Walk
@@ -33,12 +36,14 @@ _PROFILE_BITS = 12
 @dataclass(slots=True)
 class Liveness:
     """Result of the analysis. ``peaks[region]`` is the rank profile and the live tiles of a region alone.
-    ``resident[root]``, ``needed[root]`` and ``held[root]`` are snapshots."""
+    ``resident[root]``, ``needed[root]``, ``held[root]``, ``packed[root]`` and ``kept[root]`` are snapshots."""
 
     peaks: dict[int, tuple[int, LiveTiles]] = field(default_factory=dict)
     resident: list[set[LiveTiles]] = field(default_factory=list)
     needed: list[set[LiveTiles]] = field(default_factory=list)
     held: list[set[LiveTiles]] = field(default_factory=list)
+    packed: list[set[LiveTiles]] = field(default_factory=list)
+    kept: list[set[LiveTiles]] = field(default_factory=list)
 
     def peak_of(self, regions: list[int]) -> LiveTiles:
         """Return the highest peak of several regions; the first on a tie."""
@@ -51,9 +56,8 @@ def sweep(walk: Walk, staged: frozenset[int]) -> Liveness:
     liveness = Liveness()
     for fact in walk.regions:
         if fact.kind == "root":
-            liveness.resident.append(set())
-            liveness.needed.append(set())
-            liveness.held.append(set())
+            for sets in (liveness.resident, liveness.needed, liveness.held, liveness.packed, liveness.kept):
+                sets.append(set())
             _Sweep(walk, staged, liveness).region(fact.region, {}, {})
     return liveness
 
@@ -95,6 +99,8 @@ class _Sweep:
         self.free: set[int] = set()
         #: By value that is reduced as it is computed, the tiles that it is computed from.
         self.passing: dict[int, dict[int, LiveTile]] = {}
+        #: By value that is only converted from a load, the tile in the load's shorter dtype.
+        self.converted: dict[int, LiveTile] = {}
 
     def region(self, number: int, live: dict[int, Value], resident: dict[int, LiveTile]) -> None:
         """Sweep a region. ``live`` and ``resident`` are values from outside that stay live throughout."""
@@ -138,6 +144,19 @@ class _Sweep:
                 cheap = spec.free or (op.kind == "load" and op.results[0].number in self.staged)
             if cheap:
                 free.update(r.number for r in op.results)
+            elif not self.walk.dots and (loaded := self.loaded(op)) is not None:
+                self.converted[op.results[0].number] = loaded
+
+    def loaded(self, op: Op) -> LiveTile | None:
+        """Return the tile that an op converts to a longer dtype, if it is loaded."""
+        if not isinstance(op.attrs, PointwiseAttrs) or op.attrs.name != "cast":
+            return None
+        (source,) = op.values()
+        maker = self.walk.makers.ops.get(self.alias.get(source.number, source.number))
+        if maker is None or maker.kind != "load" or source.dtype.itemsize >= op.results[0].dtype.itemsize:
+            return None
+        axes, _ = self.walk.tile(op.results[0])
+        return axes, self.walk.tile(source)[1]
 
     def reduced_at_once(self, region: Region) -> dict[int, dict[int, LiveTile]]:
         """Return the values that elementwise ops compute from values of lower rank, each for one other such op or one
@@ -212,7 +231,6 @@ class _Sweep:
 
     def steps(self, region: Region, scope: _Scope) -> tuple[int, LiveTiles]:
         """Sweep the ops of a region and return the peak of the region alone."""
-        held = self.liveness.held[-1]
         best, best_tiles = scope.profile, tuple(map(self.walk.tile, scope.live.values()))
         grown = True
         for at, op in enumerate(region.ops):
@@ -234,20 +252,25 @@ class _Sweep:
                 grown = False
             if op.kind in ("store", "atomic"):
                 repeated = [key for key in dying if self.is_repeated(key, at, scope)]
-                held.add(tuple(sorted(tile for key, tile in scope.resident.items() if key not in repeated)))
+                self.keep({key: tile for key, tile in scope.resident.items() if key not in repeated})
             for key in dying:
                 del scope.resident[key]
             for result in op.results:
                 grown |= self.hold(result, at, scope)
             if OPS[op.kind].needs_whole or op.number in self.walk.inner:
-                held.add(tuple(sorted(scope.resident.values())))
+                self.keep(scope.resident)
         if grown:
             self.record(scope)
-        held.add(tuple(sorted(scope.resident.values())))
+        self.keep(scope.resident)
         return best, best_tiles
 
+    def keep(self, tiles: Mapping[int, LiveTile]) -> None:
+        """Add the snapshots of held and of kept tiles."""
+        self.liveness.held[-1].add(tuple(sorted(tiles.values())))
+        self.liveness.kept[-1].add(tuple(sorted(self.converted.get(key, tile) for key, tile in tiles.items())))
+
     def record(self, scope: _Scope) -> None:
-        """Add the snapshot of resident tiles, and that of the needed ones."""
+        """Add the snapshot of resident tiles, and those of the needed and the packed ones."""
         self.liveness.resident[-1].add(tuple(sorted(scope.resident.values())))
         needed = {key: tile for key, tile in scope.resident.items() if key not in self.passing}
         for key, own in scope.resident.items():
@@ -255,6 +278,7 @@ class _Sweep:
             narrower = sum(itemsize for _, itemsize in sources.values()) < own[1]
             needed |= sources if narrower else {key: own}
         self.liveness.needed[-1].add(tuple(sorted(needed.values())))
+        self.liveness.packed[-1].add(tuple(sorted(self.converted.get(key, tile) for key, tile in needed.items())))
 
     def is_repeated(self, key: int, at: int, scope: _Scope, hops: int = MAX_HOPS) -> bool:
         """Return whether elementwise ops can recompute a value a few elements at a time.

@@ -446,6 +446,7 @@ class KernelFacts:
     - ``needed_tiles``: the same without tiles whose elements a reduction takes one by one.
     - ``held_tiles``: snapshots of the values that must exist whole, because they cross a reduction, a dot, a loop or a
       store.
+    - ``packed_tiles``, ``kept_tiles``: needed and held ones; values only converted from loads have the loads' dtype.
     - ``random_tiles``: tiles of random numbers.
     - ``transposed_squares``: tiles in which a permutation exchanges two dimensions of one axis; no access shows that.
     - ``numbered_axes``: axes of tiles that ops compute from the places of their elements.
@@ -471,6 +472,8 @@ class KernelFacts:
     resident_tiles: tuple[tuple[LiveTiles, ...], ...]
     needed_tiles: tuple[tuple[LiveTiles, ...], ...]
     held_tiles: tuple[tuple[LiveTiles, ...], ...]
+    packed_tiles: tuple[tuple[LiveTiles, ...], ...]
+    kept_tiles: tuple[tuple[LiveTiles, ...], ...]
     late_reductions: tuple[LateReductionFact, ...] = ()
     scans: tuple[ScanFact, ...] = ()
     sorts: tuple[SortFact, ...] = ()

@@ -155,14 +155,14 @@ def pressure(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, targe
     The risk is between 0 (none) and 1 (certain).
     """
     late, spread = late_registers(facts, sizes, num_warps, register_limit(num_warps, target), target)
-    resident, needed, held = (each + late for each in _tile_registers(facts, sizes, spread, target))
+    resident, needed, held, kept = (each + late for each in _tile_registers(facts, sizes, spread, target))
     wanted = round(_wanted(resident, held, facts, sizes, spread, target))
     scanned = _combined_registers(facts, sizes, num_warps, target)
     slack = 1.0 if facts.matmuls else _slack(facts, sizes, target)
     tiles = needed / _SLACK
     if target.kind == "hip" and not facts.matmuls:
         tiles = _AMD_BASE + _AMD_HELD * held + _AMD_RESIDENT * needed
-    need = max(wanted / slack, tiles, held + scanned + _LEAST_BASE)
+    need = max(wanted / slack, tiles, kept + scanned + _LEAST_BASE)
     over = need / register_limit(num_warps, target) - 1
     factor = (_APART if facts.matmuls else _REDUCED if facts.reductions else 1.0) if target.has("tcgen05") else 1.0
     return round(wanted * factor), round(need), min(1.0, max(0.0, over / _CERTAIN))
@@ -317,8 +317,12 @@ def register_limit(num_warps: int, target: Target) -> int:
 
 def _tile_registers(
     facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target
-) -> tuple[float, float, float]:
-    """Return the registers of the largest snapshot of resident, of needed and of held tiles."""
+) -> tuple[float, float, float, float]:
+    """Return the registers of the largest snapshot of resident, of needed, of held and of kept tiles.
+
+    The assembler for CUDA keeps values that are converted from loads in the loads' dtype (measurement
+    ``converted_rows``), so that needed tiles are packed there. In a loop, loads of the next step take these registers.
+    """
     threads = num_warps * target.warp_size
     products = frozenset(fact.axes for fact in facts.accumulators if fact.of_dot)
     # a chunked row is reduced into an accumulator of the chunk's shape, live during the loop over chunks
@@ -350,8 +354,16 @@ def _tile_registers(
         return found
 
     resident = most(facts.resident_tiles, 1)
-    needed = resident if facts.needed_tiles == facts.resident_tiles else most(facts.needed_tiles, 1)
-    return resident, needed, max(most(facts.held_tiles, WARP_ROWS), _merged_registers(facts, sizes, threads))
+    packs = target.kind == "cuda" and not any([region.kind == "loop" for region in facts.regions])
+    needed, kept = (facts.packed_tiles, facts.kept_tiles) if packs else (facts.needed_tiles, facts.held_tiles)
+    merged = _merged_registers(facts, sizes, threads)
+    held = max(most(facts.held_tiles, WARP_ROWS), merged)
+    return (
+        resident,
+        resident if needed == facts.resident_tiles else most(needed, 1),
+        held,
+        held if kept == facts.held_tiles else max(most(kept, WARP_ROWS), merged),
+    )
 
 
 def _merged_registers(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> float:
