@@ -52,6 +52,8 @@ class Trust(Tuned):
     lighter_columns: float
     #: Rows held whole with a half or a quarter of the warps, for those by the rule.
     lighter_rows: float
+    #: Fewer rows of a warp whose threads hold most of their registers, for those by the rule.
+    thinner_rows: float
     #: Programs of more short rows, for those by the rule.
     fuller_programs: float
     #: Short steps of a loop over several tiles, for tiles by the rules for rows.

@@ -6,6 +6,7 @@ import pytest
 import torch
 from harness import facts_of, tensor
 from heuristic_kernels import H100, attention_facts, proposed
+from sample_kernels import attention
 
 import helion
 import helion.language as hl
@@ -32,6 +33,16 @@ def test_attention_takes_a_tile_that_fits(name: str) -> None:
 def test_programs_share_an_sm_of_an_asynchronous_matrix_unit(name: str, head: int, warps: int) -> None:
     first = proposed(TritonAttentionHeuristic(), attention_facts(head), target(name))[0]
     assert first.num_warps == warps
+
+
+@pytest.mark.parametrize(("name", "warps"), [("h100", 4), ("h200", 4), ("b200", 8)])
+@pytest.mark.parametrize("head", [64, 128])
+def test_one_group_of_warps_takes_few_queries(head: int, name: str, warps: int) -> None:
+    """Measurement ``clamped_queries``."""
+    facts = facts_of(attention, tensor(64, 64, head), tensor(64, head, 4096), tensor(64, 4096, head))
+    first = proposed(TritonAttentionHeuristic(), facts, target(name))[0]
+    predicted = estimate(facts, target(name), first.block_sizes, first.num_warps or 0, first.num_stages or 0)
+    assert first.num_warps == warps and predicted.fits and predicted.spill_risk == 0
 
 
 def _projected_decode(

@@ -35,6 +35,16 @@ def cubes(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def lower_rows(x: torch.Tensor, y: torch.Tensor, above: int) -> torch.Tensor:
+    out = torch.empty([x.size(0) - above, y.size(1)], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile(out.size()):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(x.size(1)):
+            acc = acc - hl.dot(x[tile_m.index + above, tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] = acc
+    return out
+
+
 @pytest.mark.parametrize(("side", "warps"), [(16, 1), (32, 1), (64, 4)])
 def test_one_warp_multiplies_small_matrices(side: int, warps: int) -> None:
     bound = helion.kernel(powers, backend="triton").bind((tensor(16384, side, side),), target="h200")
@@ -85,3 +95,33 @@ def test_rows_computed_from_several_loads_have_many_columns(function: Callable[.
     assert not by_time or (n >= 256 and m <= 128 and k <= 64 and 2 <= seed.config["num_stages"] <= 4)
     found = bound.resources(seed.config)
     assert found.spill_bytes == 0 and not found.overflow
+
+
+@pytest.mark.parametrize("rows", [17, 20, 33, 40])
+@pytest.mark.parametrize("name", ["sm_80", "h200", "sm_100"])
+def test_one_tile_takes_all_of_a_few_rows(rows: int, name: str) -> None:
+    """Measurement ``rows_in_one_tile``."""
+    for args in ((tensor(rows, 4096), tensor(12288, 4096)), (tensor(12288, 4096), tensor(rows, 4096))):
+        bound = helion.kernel(cubes, backend="triton").bind(args, target=name)
+        config = bound.default_config()
+        side = 0 if args[0].size(0) == rows else 1
+        halved = [size if at != side else size // 2 for at, size in enumerate(config["block_sizes"])]
+        half = bound._analysis.predict(bound.config_spec.normalize({**config, "block_sizes": halved}))
+        assert rows <= config["block_sizes"][side] < 2 * rows
+        assert bound._analysis.predict(config).time_us < half.time_us
+
+
+@pytest.mark.parametrize(("m", "n", "k", "deep"), [(2048, 512, 2048, 64), (4096, 4096, 4096, 32)])
+def test_programs_that_all_run_at_once_take_longer_steps(m: int, n: int, k: int, deep: int) -> None:
+    """Measurement ``deep_steps``."""
+    args = (tensor(m + 64, k, dtype=torch.float32), tensor(k, n, dtype=torch.float32), 64)
+    bound = helion.kernel(lower_rows, backend="triton").bind(args, target="h200")
+    assert bound.seeds[0].config["block_sizes"][2] == deep
+
+
+@pytest.mark.parametrize(("rows", "vocabulary"), [(1, 50257), (16, 128256), (17, 50257)])
+def test_few_rows_read_whole_lines(rows: int, vocabulary: int) -> None:
+    """Measurement ``rows_in_one_tile``."""
+    bound = helion.kernel(cubes, backend="triton").bind((tensor(rows, 4096), tensor(vocabulary, 4096)), target="h200")
+    _, columns, k = bound.default_config()["block_sizes"]
+    assert (columns, k) == (128, 128) and bound.default_config()["pid_type"] == "flat"

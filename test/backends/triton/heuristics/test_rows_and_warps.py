@@ -213,3 +213,50 @@ def test_a_warp_takes_a_row_alone_that_a_loop_reduces_again() -> None:
         width *= 0.5
         low = torch.where((torch.relu(x - low - width) ** 2).sum(-1, keepdim=True) >= 1, low + width, low)
     torch.testing.assert_close(halved_interval(x), torch.relu(x - low))
+
+
+@helion.kernel(backend="triton")
+def distances_of_rows(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Weighted squared distances of `x` and `y[N, C, P]` over C, each divided by its norm."""
+    n, _c, p = x.shape
+    out = torch.empty([n, p], dtype=torch.float32, device=x.device)
+    for tn, tp in hl.tile([n, p]):
+        a, b = x[tn, :, tp].float(), y[tn, :, tp].float()
+        apart = a * torch.rsqrt((a * a).sum(1))[:, None, :] - b * torch.rsqrt((b * b).sum(1))[:, None, :]
+        out[tn, tp] = (apart * apart * w[:].float()[None, :, None]).sum(1)
+    return out
+
+
+def test_converted_rows_leave_registers_for_whole_columns() -> None:
+    """The assembler keeps both rows in bf16: 128 registers and no spills, where fp32 would take 256."""
+    x = _meta(16, 192, 3136)
+    bound = distances_of_rows.bind((x, x, _meta(192)), target="h200")
+    assert bound.default_config()["reduction_loops"] == [None]
+    held = bound.config_spec.normalize(
+        helion.Config(block_sizes=[1, 32], reduction_loops=[None], num_warps=4, num_stages=1)
+    )
+    real, predicted = bound.resources(held), bound._analysis.predict(held)
+    assert (real.spill_bytes, predicted.spill_risk) == (0, 0.0)
+    assert abs(predicted.registers_per_thread - real.registers) <= real.registers // 8
+
+
+@helion.kernel(backend="triton")
+def colours_of_rays(density: torch.Tensor, colour: torch.Tensor, width: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([density.size(0), 2], dtype=torch.float32, device=density.device)
+    for tile in hl.tile(density.size(0)):
+        depth = density[tile, :].float() * width[tile, :]
+        weight = torch.exp(depth - hl.cumsum(depth, 1)) * (1.0 - torch.exp(-depth))
+        for channel in hl.static_range(2):
+            out[tile, channel] = (weight * colour[tile, :, channel].float()).sum(1)
+    return out
+
+
+def test_a_warp_has_fewer_rows_where_they_fill_its_registers() -> None:
+    """Measurement ``rows_of_a_warp``."""
+    args = _meta(65536, 192), _meta(65536, 192, 2), _meta(65536, 192, dtype=torch.float32)
+    bound = colours_of_rays.bind(args, target="h200")
+    config = bound.default_config()
+    eight = bound.config_spec.normalize({**config, "block_sizes": [8]})
+    predicted, of_eight = (bound._analysis.predict(each) for each in (config, eight))
+    assert config["num_warps"] == 1 and config["block_sizes"][0] < 8
+    assert predicted.registers_per_thread <= of_eight.register_limit // 2 < of_eight.registers_per_thread

@@ -25,7 +25,7 @@ from ....proposal import TritonProposal
 from ....resources.matrix import ASYNC_ROWS
 from ... import register_safety as safety
 from ...amd_options import with_amd_options
-from ...sizing import Sizes, clamp, estimate, extent_of, programs_of
+from ...sizing import WARP_ROWS, Sizes, clamp, estimate, extent_of, programs_of
 from ...tuned import Tuned, tuned
 from .tiles import Tile, cost_of, fits, neighbours_along, share_sms, start_sizes
 
@@ -232,12 +232,23 @@ def _feasible(
     first = (*first, _FEW_ROWS)
     for tile in sorted((*first, *(each for each in _CANDIDATES if each not in first)), key=cost):
         sizes = sizes_of(tile)
+        tile = _one_group(tile, sizes[query], target)
         few = tile == _FEW_ROWS
         predicted = _two_of_few_rows(facts, query, sizes, target) if few else fits(facts, target, sizes, tile, percent)
         if predicted is not None:
             programs = programs_of(facts, sizes, facts.attention_root)
             proposal = _proposal(facts, sizes, tile, predicted, programs, target)
             yield _of_blocks(proposal, facts, fact) if wide and tile == tall else proposal
+
+
+def _one_group(tile: Tile, rows: int, target: Target) -> Tile:
+    """Return the tile with one group of warps where the queries end within it, at the rows that a group takes.
+
+    A second group would take half of the keys of each row. Each step then reduces between the groups, and passes weights
+    through shared memory (measurement ``clamped_queries``).
+    """
+    clamped = target.has("wgmma") and rows == ASYNC_ROWS < tile.held
+    return tile._replace(warps=min(tile.warps, ASYNC_ROWS // WARP_ROWS)) if clamped else tile
 
 
 def _of_blocks(proposal: TritonProposal, facts: KernelFacts, fact: AttentionFact) -> TritonProposal:

@@ -44,6 +44,9 @@ class TileNumbers(Tuned):
     #: Least bytes of a tile along K, as far as K has them for each stage. Where shared memory has no room for them, a
     #: smaller tile uses it better (64 KiB of MI300X, 99 KiB of L40S).
     least_line: int
+    #: The same where one side has no more rows than a tile. Then the other operand is read once, and its tiles are lines of
+    #: memory (measurement ``rows_in_one_tile``).
+    few_rows_line: int
     #: Bytes along K of an unaligned operand whose elements are also summed.
     summed_line: int
     #: Bytes of a tile along K, if K has three such tiles: a line of the shared memory swizzle.

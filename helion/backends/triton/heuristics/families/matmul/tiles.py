@@ -23,6 +23,7 @@ from ... import register_safety as safety
 from ...choose import Timed, fastest, trust, unless_faster
 from ...sizing import WARP_ROWS, all_sizes, clamp, estimate, nearest_size, tiles, tunables, wave_efficiency
 from ...tuned import tuned
+from .deep_steps import deeper
 from .extents import Extents, is_branched, product_extents
 from .operand_access import WIDE_ITEMSIZE, are_k_major, count_operands, operand_access
 from .spans import halves, with_fewer_parts
@@ -121,6 +122,8 @@ class ProductSizer:
         by_fragments = target.kind == "cuda" and not (target.has("wgmma") or target.has("tcgen05"))
         self.share_rows = by_fragments and shared_operands(facts).get(fact.number) == "lhs"
         self.branched = is_branched(facts, fact.region)
+        #: One tile has all rows of the smaller operand, next to a long K.
+        self.few = not self.looped and min(self.extents[:2]) <= ASYNC_ROWS and self.summed_k >= self.tuned.long_k
         plain = self.batch == 1 and self.span is None and not self.looped and len(facts.matmuls) == facts.num_roots == 1
         self.access = operand_access(
             facts,
@@ -189,14 +192,15 @@ class ProductSizer:
         while True:
             k, stages = self.pipeline(m, n)
             tile = self.in_shared_memory(self.unspilled(ProductTile(m=m, n=n, k=k, warps=warps, stages=stages)))
+            tile = deeper(self, tile) if self.mma_v2 else tile
             predicted = self.predict(tile)
-            wide = k >= min(
-                self.tuned.least_line // self.itemsize, previous_power_of_2(self.depth(m, n) // self.tuned.pipeline)
-            )
+            line = self.tuned.few_rows_line if self.few and sum(self.operands) == 2 else self.tuned.least_line
+            wide = k >= min(line // self.itemsize, previous_power_of_2(self.depth(m, n) // self.tuned.pipeline))
             safe = not predicted.spills and (not self.share_rows or safety.within(predicted, safety.FRAGMENTS))
             if (wide and predicted.fits and safe) or max(m, n) <= _MIN_SIDE:
                 return tile
             m, n = self.smaller(m, n)
+            warps = self.warps(m, n) if self.few else warps
 
     def smaller(self, m: int, n: int) -> tuple[int, int]:
         """Return a tile with fewer registers: half of it, or a tall one where warps have all columns of two dots."""
@@ -442,7 +446,7 @@ class ProductSizer:
         fact, facts = self.fact, self.facts
         if not self.access.plain:
             return None
-        if self.branched or self.blocks(tile.m, tile.n) < self.tuned.persistent_waves * self.target.num_sms:
+        if self.few or self.branched or self.blocks(tile.m, tile.n) < self.tuned.persistent_waves * self.target.num_sms:
             return None
         # partial sums are added once for each step: a longer one is worth more than stages
         longer = self.with_descriptors(replace(tile, k=2 * tile.k)) if self.promoted else None
@@ -584,7 +588,10 @@ def sizer_as_written(facts: KernelFacts, extents: Extents, target: Target) -> Pr
 def _cap(extent: int) -> int:
     """Return the largest tile for a side.
 
-    Two tiles would read the other operand twice, and only pay where the second has little to do.
+    Two tiles would read the other operand twice, and only pay where the second has little to do. A short side has one tile:
+    two of half its size compute as many padded rows (measurement ``rows_in_one_tile``).
     """
+    if extent <= ASYNC_ROWS:
+        return max(_MIN_SIDE, next_power_of_2(extent))
     below = previous_power_of_2(extent)
     return max(_MIN_SIDE, 2 * below if 2 * extent >= 3 * below and extent > below else below)

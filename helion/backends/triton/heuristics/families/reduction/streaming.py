@@ -29,6 +29,7 @@ from .in_loops import alone_in_loops
 from .launch import launch
 from .lighter import lighter_tiles
 from .sharing import sharing
+from .thin import thinner
 from .walked import in_short_steps
 
 
@@ -161,6 +162,7 @@ class TritonStreamingReductionHeuristic(Heuristic):
         programs = programs_of(facts, all_sizes(facts, first.block_sizes), primary.root)
         if programs > target.num_sms:
             many = _lighter(_fuller(_in_pairs(first, programs, facts, target), facts, target), facts, target)
+            many = thinner(many, _row_axes(found, facts), primary, facts, target)
             shared = sharing(many, _row_axes(found, facts), _along(facts, primary), facts, target)
             steps = fewer_gathered(in_short_steps(shared, primary, facts, target), primary, facts, target)
             return (near_rows(steps, facts, target),)
