@@ -1,4 +1,4 @@
-"""Neighbouring lanes for taps of a window that a loop walks along contiguous memory.
+"""Neighbouring lanes for taps of a window along contiguous memory, in a loop or one after the other.
 
 Such a load begins at any element, so each lane loads one. Triton gives a thread as many neighbours as the widest access
 of a tile takes, such as the store of the result. Lanes of the loads then begin at every vector, and meet in the same banks
@@ -10,6 +10,10 @@ of the L1 cache: each load of 4-byte elements takes four cycles instead of one (
 after, the store promises no vectors of more than the 4 bytes that a bank has::
 
     store out[b0, b1], lanes 1 <- %9
+
+Taps that the code lists promise pairs too where they begin at even places, so that all of them are narrow. With few of
+them in a row, memory limits the kernel, and a thread loads elements that its taps share once (measurement
+``listed_taps``). Rows that a loop reduces with the same rows further along, as for a lag, are read by other programs.
 """
 
 from __future__ import annotations
@@ -36,6 +40,8 @@ from .align import is_ordered
 
 #: Bytes of a bank of the L1 cache.
 _BANK_BYTES = 4
+#: Bytes of a thread's widest access, and taps of a row, outside of loops, from which on lanes are next to each other.
+_VECTOR_BYTES, _SHIFTED = 16, 6
 #: Ops of a grid whose lanes may lie anywhere: nothing exchanges elements between threads.
 _KINDS = frozenset(("number", "tile", "iota", "full", "load", "store", "pointwise", "view", "mask", "for"))
 #: Ops by which a step moves an index by as many elements.
@@ -44,14 +50,15 @@ _MOVES = frozenset(("add", "sub", "neg", "cast", "minimum", "maximum"))
 
 def near_lanes(program: Program, inputs: StepInputs) -> Program:
     """Return the program with the lanes of taps next to each other, if ``inputs``."""
-    if not inputs.near_lanes or inputs.unrolled or not any(isinstance(op.attrs, ForAttrs) for op in program.walk()):
-        return program
-    if is_ordered(program):
+    if not inputs.near_lanes or inputs.unrolled or is_ordered(program):
         return program
     found: dict[int, int] = {}
     for root in program.roots:
-        if all(op.kind in _KINDS for op in root.body.walk()):
+        kinds = {op.kind for op in root.body.walk()}
+        if kinds <= _KINDS:
             found |= _narrowed(program, root)
+        elif kinds <= _KINDS | {"reduce"}:
+            found |= _beside_moved(program, root)
     if not found:
         return program
 
@@ -63,19 +70,73 @@ def near_lanes(program: Program, inputs: StepInputs) -> Program:
 
 
 def _narrowed(program: Program, root: Root) -> dict[int, int]:
-    """Return the most elements of a thread at once, by number of each other access of a tile that taps load."""
+    """Return the most elements of a thread at once, by number of each access of a tile that taps load.
+
+    Taps of loops begin anywhere, and only other accesses promise vectors. Taps at known places promise pairs too.
+    """
     makers, taps, others = Makers.among(root.body.walk()), dict[Dims, list[int]](), dict[Dims, list[Op]]()
     in_steps: Counter[Dims] = Counter()
     for op, steps in _accesses(root.body.ops, frozenset()):
         dims = op.result.dims
         if _is_tap(op, steps, program, makers):
-            itemsize = program.tensors[op.attributes(MemoryAttrs).tensor].dtype.itemsize
-            taps.setdefault(dims, []).append(max(1, _BANK_BYTES // itemsize))
+            taps.setdefault(dims, []).append(_lanes(op, program))
         else:
             others.setdefault(dims, []).append(op)
             in_steps[dims] += bool(steps)
     few = {dims: min(lanes) for dims, lanes in taps.items() if len(lanes) >= in_steps[dims]}
+    for dims, ops in others.items():
+        shifted = [op for op in ops if _is_shifted(op, program)]
+        rows = Counter((op.attributes(MemoryAttrs).tensor, op.attributes(MemoryAttrs).indices[:-1]) for op in shifted)
+        if not in_steps[dims] and max(rows.values(), default=0) >= _SHIFTED and 3 * len(shifted) >= len(ops):
+            few.setdefault(dims, min(_lanes(op, program) for op in shifted))
     return {op.number: lanes for dims, lanes in few.items() for op in others.get(dims, ())}
+
+
+def _beside_moved(program: Program, root: Root) -> dict[int, int]:
+    """Return the same for loads of a loop that reduces products with rows that begin where the program says, such as lags.
+
+    Other programs read the same rows, so that the L1 cache and not memory limits the loop.
+    """
+    found: dict[int, int] = {}
+    grid = {axis.block for axis in root.axes}
+    for loop in (op for op in root.body.walk() if isinstance(op.attrs, ForAttrs)):
+        loads = [op for op in loop.regions[0].ops if isinstance(op.attrs, MemoryAttrs)]
+        if any(op.kind != "load" or grid <= _blocks_of(op) for op in loads):
+            continue
+        moved = [op for op in loads if _is_moved(op, program)]
+        others = [op for op in loads if op not in moved and any(op.result.dims == each.result.dims for each in moved)]
+        if len(moved) >= len(others):
+            found |= {op.number: _lanes(op, program) for op in others}
+    return found
+
+
+def _blocks_of(op: Op) -> set[int | None]:
+    return {index.block for index in op.attributes(MemoryAttrs).indices}
+
+
+def _is_moved(op: Op, program: Program) -> bool:
+    """Return whether a load begins an unknown number of elements after a tile along contiguous memory."""
+    attrs = op.attributes(MemoryAttrs)
+    if not attrs.indices or attrs.aligned or attrs.run or attrs.mark is not None:
+        return False
+    last = attrs.indices[-1]
+    along = last.kind == "block" and attrs.rank - 1 in last.positions
+    return along and last.operand is not None and fixed_at(program.tensors[attrs.tensor].strides[-1], 1)
+
+
+def _lanes(op: Op, program: Program) -> int:
+    """Return the elements of a bank of the L1 cache."""
+    return max(1, _BANK_BYTES // program.tensors[op.attributes(MemoryAttrs).tensor].dtype.itemsize)
+
+
+def _is_shifted(op: Op, program: Program) -> bool:
+    """Return whether a load begins so many elements from a tile that it is not aligned to vectors."""
+    attrs = op.attributes(MemoryAttrs)
+    if not attrs.indices or attrs.aligned or attrs.run or attrs.mark is not None:
+        return False
+    tensor, last = program.tensors[attrs.tensor], attrs.indices[-1]
+    along = last.kind == "block" and attrs.rank - 1 in last.positions and fixed_at(tensor.strides[-1], 1)
+    return along and isinstance(last.shift, int) and last.shift * tensor.dtype.itemsize % _VECTOR_BYTES != 0
 
 
 def _accesses(ops: tuple[Op, ...], steps: frozenset[int]) -> Iterator[tuple[Op, frozenset[int]]]:

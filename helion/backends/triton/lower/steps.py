@@ -41,6 +41,7 @@ from .early_operands import load_early
 from .float_reads import read_as_floats
 from .near_lanes import near_lanes
 from .pin_reductions import pin_reductions
+from .slice_lanes import slice_lanes
 from .summed_logs import shorten_logs
 from .unroll_rows import unroll_rows
 from .whole_tiles import part_whole_tiles
@@ -146,6 +147,7 @@ STEPS: tuple[Step, ...] = (
     Step("triton.early_loads", load_first),
     Step("triton.lane_order", order_lanes),
     Step("triton.near_lanes", near_lanes),
+    Step("triton.slice_lanes", slice_lanes),
     Step("triton.float_reads", read_as_floats),
     Step("triton.summed_logs", shorten_logs),
     Step("triton.round_products", round_products),

@@ -1,4 +1,4 @@
-"""Neighbouring lanes for taps of a window that a loop walks along contiguous memory."""
+"""Neighbouring lanes for taps of a window along contiguous memory, in a loop or one after the other."""
 
 from __future__ import annotations
 
@@ -139,6 +139,79 @@ def test_loads_of_neighbouring_lanes_are_adjacent(target: str) -> None:
     assert {(unit, width) for unit, width in widths if unit in ("load", "store")} == {("load", 4), ("store", 4)}
 
 
+def listed(x, count: hl.constexpr):
+    """The largest of ``count`` neighbours along rows, one after the other."""
+    h, w = x.size()
+    out = torch.empty([h, w - count + 1], dtype=x.dtype, device=x.device)
+    for rows, columns in hl.tile(out.size()):
+        most = x[rows, columns]
+        for step in hl.static_range(1, count):
+            most = torch.maximum(most, x[rows, columns.index + step])
+        out[rows, columns] = most
+    return out
+
+
+def of_listed(x, count: int):
+    return x.unfold(1, count, 1).amax(-1)
+
+
+def lagged(x, padded, lags: int):
+    """Sums of products of rows with the same rows further along."""
+    h, w = x.size()
+    out = torch.empty([h, lags], dtype=torch.float32, device=x.device)
+    for rows, lag in hl.tile(out.size(), block_size=[None, 1]):
+        acc = hl.zeros([rows])
+        for columns in hl.tile(w):
+            acc += (x[rows, columns].to(torch.float32) * padded[rows, columns.index + lag.begin]).sum(1)
+        out[rows, lag.begin] = acc
+    return out
+
+
+def of_lagged(x, padded, lags: int):
+    windows = padded.double().unfold(1, x.size(1), 1)[:, :lags]
+    return torch.einsum("ht,hlt->hl", x.double(), windows).float()
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize(
+    ("fn", "reference", "args", "found"),
+    [
+        (listed, of_listed, (made(9, 1000), 9), ["1"] * 10),
+        (listed, of_listed, (made(3, 4097, dtype=BF16), 8), ["2"] * 9),
+        (listed, of_listed, (made(9, 1000), 6), []),
+        (lagged, of_lagged, (made(3, 63), made(3, 72), 9), ["1"]),
+        (lagged, of_lagged, (made(3, 1000, dtype=BF16), made(3, 1009, dtype=BF16), 9), ["2"]),
+    ],
+    ids=["fp32", "bf16", "few", "lags", "bf16 lags"],
+)
+def test_listed_taps_and_lags_are_narrow(
+    fn: Callable[..., Any],
+    reference: Callable[..., torch.Tensor],
+    args: tuple[Any, ...],
+    found: list[str],
+    static: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HELION_VERIFY", "1")
+    bound = helion.kernel(fn, static_shapes=static, backend="triton").bind(args)
+    config = helion.Config(block_sizes=[2, 256], num_warps=1, num_stages=1)
+    assert lanes(bound.to_triton_code(config)) == found
+    torch.testing.assert_close(bound.compile_config(config)(*args), reference(*args), rtol=1e-4, atol=1e-3)
+
+
+def windows(x):
+    """Five rows of five taps, of which a thread loads elements that its own share once."""
+    h, w = x.size()
+    out = torch.empty([h - 4, w - 4], dtype=x.dtype, device=x.device)
+    for rows, columns in hl.tile(out.size()):
+        most = x[rows, columns]
+        for i in hl.static_range(5):
+            for j in hl.static_range(5):
+                most = torch.maximum(most, x[rows.index + i, columns.index + j])
+        out[rows, columns] = most
+    return out
+
+
 def in_blocks(x):
     """A loop whose steps are far apart."""
     b, t = x.size()
@@ -211,7 +284,7 @@ def in_place(x):
     return x
 
 
-@pytest.mark.parametrize("fn", [in_blocks, along_rows, selected, weighted, summed, in_place])
+@pytest.mark.parametrize("fn", [windows, in_blocks, along_rows, selected, weighted, summed, in_place])
 def test_other_accesses_keep_their_vectors(fn: Callable[..., Any]) -> None:
     assert not lanes(helion.kernel(fn).bind((tensor(64, 512, dtype=FP32),)).to_triton_code())
 

@@ -31,6 +31,8 @@ class _Numbers(Tuned):
     least_rows: int
     most_rows: int
     stages: int
+    #: Stages of programs of which an SM has two at most.
+    most_stages: int
     most_k: int
     most_wide_k: int
     #: Accumulator elements per thread, and fewer for the least rows of narrow operands.
@@ -73,13 +75,30 @@ def _proposal(found: WholeRows, facts: KernelFacts, target: Target, m: int, k: i
     if not predicted.fits or predicted.spills:
         return None
     programs = cdiv(extent_of(facts.axes[found.m_block_id]), m)
+    stages = _stages(found, m, k, programs, target)
+    if stages > _TUNED.stages and not estimate(facts, target, sizes, warps, stages).fits:
+        stages = _TUNED.stages
     rows = f"{m} whole rows of {found.n} reduced by {'+'.join(found.reduction.names)}"
     reason = f"{rows}, {programs} programs on {target.num_sms} SMs, K tiles of {k}"
-    return TritonProposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=_TUNED.stages)
+    return TritonProposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=stages)
+
+
+def _stages(found: WholeRows, m: int, k: int, programs: int, target: Target) -> int:
+    """Return more stages where two programs of an SM have room for them, and no SM has more programs.
+
+    The loads of few programs are all that hides latency there (measurement ``stages_of_few_rows``).
+    """
+    together = cdiv(programs, target.num_sms)
+    room = target.smem_per_sm_bytes // (together * (m + found.n) * k * _itemsize(found))
+    return max(_TUNED.stages, min(_TUNED.most_stages, room - 1)) if together <= 2 else _TUNED.stages
+
+
+def _itemsize(found: WholeRows) -> int:
+    return max(found.matmul.lhs_dtype.itemsize, found.matmul.rhs_dtype.itemsize)
 
 
 def _is_wide(found: WholeRows) -> bool:
-    return max(found.matmul.lhs_dtype.itemsize, found.matmul.rhs_dtype.itemsize) > 2
+    return _itemsize(found) > 2
 
 
 def _rows(found: WholeRows, facts: KernelFacts, target: Target) -> int:
@@ -94,7 +113,7 @@ def _rows(found: WholeRows, facts: KernelFacts, target: Target) -> int:
 
 def _k_tiles(found: WholeRows, facts: KernelFacts, target: Target, m: int) -> tuple[int, ...]:
     """Return tiles along K, the widest first, of which all stages fit in shared memory."""
-    itemsize = max(found.matmul.lhs_dtype.itemsize, found.matmul.rhs_dtype.itemsize)
+    itemsize = _itemsize(found)
     least = target.min_dot(itemsize)[2]
     k = _TUNED.most_wide_k if _is_wide(found) else _TUNED.most_k
     k = max(least, min(k, facts.axes[found.k_block_id].padded or k))
