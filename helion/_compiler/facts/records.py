@@ -444,8 +444,7 @@ class KernelFacts:
     - ``resident_tiles``: snapshots of the values that registers must hold between ops (per root, none contained in
       another). Elementwise chains run in place there, and masks and views cost nothing.
     - ``needed_tiles``: the same without tiles whose elements a reduction takes one by one.
-    - ``held_tiles``: snapshots of the values that must exist whole, because they cross a reduction, a dot, a loop or a
-      store.
+    - ``held_tiles``: those of values that must exist whole, because they cross a reduction, a dot, a loop or a store.
     - ``packed_tiles``, ``kept_tiles``: needed and held ones; values only converted from loads have the loads' dtype.
     - ``random_tiles``: tiles of random numbers.
     - ``transposed_squares``: tiles in which a permutation exchanges two dimensions of one axis; no access shows that.

@@ -36,12 +36,13 @@ from ...._compiler.ir.grammar import (
 from ...._compiler.ir.rewrite import Makers, map_ops
 from ...._compiler.rewrites.steps import StepInputs
 from ...._shapes import Dims, fixed_at
+from ....hardware import VECTOR_BYTES
 from .align import is_ordered
 
 #: Bytes of a bank of the L1 cache.
 _BANK_BYTES = 4
-#: Bytes of a thread's widest access, and taps of a row, outside of loops, from which on lanes are next to each other.
-_VECTOR_BYTES, _SHIFTED = 16, 6
+#: Taps of a row, outside of loops, from which on lanes are next to each other.
+_SHIFTED = 6
 #: Ops of a grid whose lanes may lie anywhere: nothing exchanges elements between threads.
 _KINDS = frozenset(("number", "tile", "iota", "full", "load", "store", "pointwise", "view", "mask", "for"))
 #: Ops by which a step moves an index by as many elements.
@@ -136,7 +137,7 @@ def _is_shifted(op: Op, program: Program) -> bool:
         return False
     tensor, last = program.tensors[attrs.tensor], attrs.indices[-1]
     along = last.kind == "block" and attrs.rank - 1 in last.positions and fixed_at(tensor.strides[-1], 1)
-    return along and isinstance(last.shift, int) and last.shift * tensor.dtype.itemsize % _VECTOR_BYTES != 0
+    return along and isinstance(last.shift, int) and last.shift * tensor.dtype.itemsize % VECTOR_BYTES != 0
 
 
 def _accesses(ops: tuple[Op, ...], steps: frozenset[int]) -> Iterator[tuple[Op, frozenset[int]]]:

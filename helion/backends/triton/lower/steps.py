@@ -30,6 +30,7 @@ from ..lane_order import order_lanes
 from .accesses.pairs import pair_accesses
 from .accesses.repeated_loads import load_once
 from .accesses.runs import join_runs
+from .accesses.slice_lanes import slice_lanes
 from .align import align_rows
 from .backwards import turn_loops
 from .carries import share_variables
@@ -41,7 +42,6 @@ from .early_operands import load_early
 from .float_reads import read_as_floats
 from .near_lanes import near_lanes
 from .pin_reductions import pin_reductions
-from .slice_lanes import slice_lanes
 from .summed_logs import shorten_logs
 from .unroll_rows import unroll_rows
 from .whole_tiles import part_whole_tiles

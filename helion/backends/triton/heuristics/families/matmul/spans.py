@@ -1,4 +1,4 @@
-"""Tiles of a matmul whose kernel splits K itself, in spans whose programs add to the output by atomics.
+"""Tiles of a matmul whose kernel splits K itself, in spans whose programs add to the output by atomics; steps along K.
 
 Large tiles leave few programs, so that many spans fill the SMs. All programs of one wave end at once, and nothing
 overlaps with their additions, which are as many bytes as the output for each span. Smaller tiles with fewer spans add
@@ -41,3 +41,19 @@ def halves(side: int, least: int) -> list[int]:
 
 
 __all__ = ["halves", "with_fewer_parts"]
+
+
+def deeper(sizer: ProductSizer, tile: ProductTile) -> ProductTile:
+    """Return the tile with twice the K where all programs run at once in any case.
+
+    Warps of the synchronous unit then wait for half as many steps. With more programs, those that share an SM hide the
+    waits (measurement ``deep_steps``).
+    """
+    twice, target = replace(tile, k=2 * tile.k), sizer.target
+    if 4 * twice.k > sizer.depth(tile.m, tile.n) or sum(sizer.operands) != 2:
+        return tile
+    room = target.smem_per_sm_bytes // ((tile.m + tile.n) * twice.k * sizer.itemsize * tile.stages)
+    if sizer.blocks(tile.m, tile.n) * sizer.parts > room * target.num_sms:
+        return tile
+    predicted = sizer.predict(twice)
+    return twice if predicted.fits and not predicted.spills else tile

@@ -23,10 +23,9 @@ from ... import register_safety as safety
 from ...choose import Timed, fastest, trust, unless_faster
 from ...sizing import WARP_ROWS, all_sizes, clamp, estimate, nearest_size, tiles, tunables, wave_efficiency
 from ...tuned import tuned
-from .deep_steps import deeper
 from .extents import Extents, is_branched, product_extents
 from .operand_access import WIDE_ITEMSIZE, are_k_major, count_operands, operand_access
-from .spans import halves, with_fewer_parts
+from .spans import deeper, halves, with_fewer_parts
 from .tile_numbers import TileNumbers
 from .unstaged import with_shared_rows, without_stages
 

@@ -17,10 +17,10 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from ...._compiler.ir.grammar import ForAttrs, MemoryAttrs, Op, Program, Value
-from ...._compiler.ir.ops import OPS
-from ...._compiler.ir.rewrite import map_ops
-from ...._compiler.rewrites.steps import StepInputs
+from ....._compiler.ir.grammar import ForAttrs, MemoryAttrs, Op, Program, Value
+from ....._compiler.ir.ops import OPS
+from ....._compiler.ir.rewrite import map_ops
+from ....._compiler.rewrites.steps import StepInputs
 
 #: Ops after which the lanes of a tile are those of a matrix unit, or of another op that exchanges them.
 _ARRANGED = frozenset(("dot", "sort", "scan", "fold"))
