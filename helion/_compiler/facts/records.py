@@ -37,8 +37,7 @@ class AxisFact:
 
     - ``tile``: its size comes from ``block_sizes``.
     - ``fixed``: its size is ``size``, given by the kernel.
-    - ``full``: a whole dimension, padded to a power of two. It is processed at once, or in chunks if ``rollable`` and
-      the config rolls it.
+    - ``full``: a whole dimension, padded to a power of two; at once, or in chunks if ``rollable`` and rolled by the config.
     - ``scalar``: ``hl.grid``; one element at a time, no dimension.
 
     ``extent`` is the true number of elements. For dynamic sizes it is the value seen when binding, and ``static`` is
@@ -240,8 +239,7 @@ class PointwiseFact:
     - ``contiguous_axes``: tiled axes with stride 1 in some full access.
     - ``gather_stride``: the largest index scale on a stride-1 axis.
     - ``max_op_slab``: the largest number of untiled elements per tiled element in one access.
-    - ``one_run``: true if all tiled accesses are contiguous in memory, so that a flattened grid can visit them
-      linearly.
+    - ``one_run``: true if all tiled accesses are contiguous in memory, so that a flattened grid visits them in order.
     - ``rows_beside_run``: true if that holds for all accesses but loads of few elements, such as a bias.
     - ``numbered_run``: true if elements are numbered, as by ``tile.index``, and that holds for all other accesses. Those
       are gathers, strided loads and loads of few elements. The other two are false then.
@@ -441,8 +439,7 @@ class KernelFacts:
     They are compared by identity: caches look them up often, and comparing all fields would take longer than a prediction.
 
     - ``live_tiles``: one snapshot per root, the peak by rank, as in ``ReductionFact``.
-    - ``resident_tiles``: snapshots of the values that registers must hold between ops (per root, none contained in
-      another). Elementwise chains run in place there, and masks and views cost nothing.
+    - ``resident_tiles``: those that registers must hold between ops, none in another; elementwise chains run in place.
     - ``needed_tiles``: the same without tiles whose elements a reduction takes one by one.
     - ``held_tiles``: those of values that must exist whole, because they cross a reduction, a dot, a loop or a store.
     - ``packed_tiles``, ``kept_tiles``: needed and held ones; values only converted from loads have the loads' dtype.
