@@ -71,6 +71,13 @@ def test_demands_are_those_that_the_product_predicts_from() -> None:
     assert table.times(fitted().products) == pytest.approx(predicted)
 
 
+def test_times_that_predictions_keep_have_demands_too() -> None:
+    cells = timed_cells()[:1]
+    row = next(row for row in parse(KEPT.read_text()) if row.key == cells[0].key[1:])
+    (cell,) = swept([row, row, row], cells)
+    assert cell.demands[0] and cell.demands[0] == cell.demands[1] == cell.demands[2]
+
+
 def test_parameters_of_the_product_are_within_what_is_possible() -> None:
     for found in (fitted().products, fitted().others):
         for name, (_, low, high) in RANGES.items():
