@@ -46,6 +46,8 @@ def _wide(one: Any, other: Any, function: Callable[..., torch.Tensor]) -> Lanes:
 
 
 CUTLASS = SimpleNamespace(
+    range=lambda *bounds, unroll_full: range(*bounds),
+    range_constexpr=range,
     Int32=lambda value: value,
     Int64=lambda value: value,
     Float32=lambda value: value,
@@ -56,6 +58,7 @@ CUTLASS = SimpleNamespace(
     Float16=torch.float16,
 )
 CUTE = SimpleNamespace(
+    jit=lambda function: function,
     make_rmem_tensor=lambda size, kind: [None] * size,
     recast_tensor=lambda tensor, kind: tensor,
     math=SimpleNamespace(exp2=lambda x, **given: _lanes(torch.exp2(x))),

@@ -29,6 +29,7 @@ from helion.backends.cute.codegen.attention.backward_kernel import backward_kern
 from helion.backends.cute.plan.attention.backward import BackwardChoice, least_choice, plan_backward
 from helion.backends.cute.plan.attention.plan import CuteBackwardPlan
 from helion.backends.cute.roles.attention.backward import backward_program
+from helion.backends.cute.toolchain.offline import compile_source
 from helion.hardware import target
 
 HOPPER = target("sm_90")
@@ -354,3 +355,33 @@ def test_blocks_are_seen_transposed_at_the_same_addresses() -> None:
 
     run()
     assert compared == [True] * 12
+
+
+def rowwise_kernel(causal: bool) -> Any:
+    """Return the kernel of gradients of keys and values, in blocks that divide all queries."""
+    rows = [torch.empty(1, 2, 256, 64, dtype=torch.bfloat16, device="meta") for _ in range(4)]
+    rows += [torch.empty(1, 2, 256, device="meta") for _ in range(2)]
+    plan = helion.kernel(backend="cute")(kernels.gradients_of_keys).bind((*rows, causal), target="h100").plan()
+    made = plan_backward(plan.backward.problem, BackwardChoice(groups=2, keys=64), HOPPER)
+    return backward_kernel("gradients", backward_program(made))
+
+
+def test_columns_without_masks_are_traced_once() -> None:
+    late, traced = "for column in cutlass.range(8, unroll_full=True):", "for column in range(8):"
+    assert rowwise_kernel(causal=False).source.count(late) == 2
+    assert late not in (masked := rowwise_kernel(causal=True).source) and masked.count(traced) == 2
+
+
+def test_columns_that_are_traced_once_leave_the_same_binary() -> None:
+    pytest.importorskip("cutlass", reason="the CuTe DSL is not installed (the cute extra)")
+    made = rowwise_kernel(causal=False)
+    early = made.source.replace("cutlass.range(8, unroll_full=True)", "range(8)")
+    for name in ("weights", "differences"):
+        head = f"def {name}("
+        assert f"@cute.jit\n{head}" in early
+        early = early.replace(f"@cute.jit\n{head}", head)
+    for name in ("row", "i"):
+        early = early.replace(f"for {name} in cutlass.range_constexpr(2)", f"for {name} in range(2)")
+    texts = (made.source, early)
+    first, second = (compile_source(text, "wgmma", made.pointers, made.entry).cubin for text in texts)
+    assert first == second

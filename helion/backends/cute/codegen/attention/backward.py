@@ -12,6 +12,7 @@ from ...plan.attention.numbers import is_known, text_of
 from ...plan.attention.operands import Source
 from ...plan.attention.records import Formula, ScorePlan
 from ..setups import dsl
+from ..writer import unrolled
 from . import numbers, spans, vectors
 from .atomic import atomic_functions, atomic_registers, exchanged_gradient, staged_view
 from .formula import arguments_of, computed, head_axes, read
@@ -202,8 +203,11 @@ def _values(plan: BackwardPlan, late: bool, only: int | None) -> list[str]:
     """
     formula, needed = plan.problem.formula, _needed(plan, late, only)
     read_sources = [each for at, each in enumerate(formula.sources) if formula.starts + at in needed]
+    once = _is_traced_once(plan, late, read_sources)
     given, written = [*values_arguments(plan, late, only), "stage", "masked"], lefts(plan, late, only)
-    lines = [f"def {values_name(late, only)}({', '.join(given)}):"]
+    lines = ["@cute.jit"] if once else []
+    lines.append(f"def {values_name(late, only)}({', '.join(given)}):")
+    pair = "cutlass.range_constexpr(2)" if once else "range(2)"
     lines += [f"    packed_{at} = cute.recast_tensor(left_{at}, cutlass.Int32)" for at in written]
     if has_masks(plan) and not plan.clears_rows:
         loaded = [f"{name}[row]" for name in spans.row_names(plan)]
@@ -220,14 +224,15 @@ def _values(plan: BackwardPlan, late: bool, only: int | None) -> list[str]:
     for value in () if late else plan.problem.drawn:
         lines += [f"    for word in range({drawn_words(plan)}):", f"        drawn_{value}[word] = cutlass.Int32(0)"]
     lines += [f"    {line}" for line in _reads(plan, read_sources, ("query", "head", "number"), ())]
-    lines.append(f"    for column in range({plan.keys // 8}):")
+    columns = plan.keys // 8
+    lines.append(f"    for column in {unrolled(columns) if once else f'range({columns})'}:")
     lines += [f"        {line}" for line in _reads(plan, read_sources, ("key",), plan.staged[STREAMED[late]])]
     for source in read_sources:
         lines += [f"        {line}" for line in _vectors(plan, source)]
-    lines += ["        for row in range(2):", *(f"            pair_{at} = []" for at in written)]
+    lines += [f"        for row in {pair}:", *(f"            pair_{at} = []" for at in written)]
     lines += [f"            {each.target.name}_pair = []" for each in stored]
     lines += [
-        "            for i in range(2):",
+        f"            for i in {pair}:",
         *(f"                {line}" for line in _element(plan, late, only, needed)),
     ]
     for at in written:
@@ -239,6 +244,16 @@ def _values(plan: BackwardPlan, late: bool, only: int | None) -> list[str]:
         call = vectors.write_vector(each) if vectors.in_vectors(plan, each) else call
         lines += [f"            {line}" for line in call]
     return lines
+
+
+def _is_traced_once(plan: BackwardPlan, late: bool, sources: Sequence[Source]) -> bool:
+    """Return whether a block's columns are unrolled after the trace, with the same binary (measurement ``traced_gradients``).
+
+    Places of drawn bits and of stored numbers are computed while a column is traced. Masks, and loads from global memory,
+    get another order of instructions.
+    """
+    apart = plan.problem.drawn or vectors.written(plan, late) or has_masks(plan)
+    return not apart and set(sources) <= set(plan.staged[STREAMED[late]])
 
 
 def _needed(plan: BackwardPlan, late: bool, only: int | None) -> list[int]:
