@@ -27,6 +27,7 @@ from ...._compiler.rewrites.steps import (
 from ...._support.lazy import lazy
 from ..divisions import divide_naturals
 from ..lane_order import order_lanes
+from .accesses.loads_before_stores import load_before_stores
 from .accesses.pairs import pair_accesses
 from .accesses.repeated_loads import load_once
 from .accesses.runs import join_runs
@@ -127,6 +128,7 @@ STEPS: tuple[Step, ...] = (
     SUBTILE,
     *rewrites.schedule("peel_masks", "swap_ab"),
     Step("triton.unroll_rows", unroll_rows),
+    Step("triton.loads_before_stores", load_before_stores),
     Step("triton.pairs", pair_accesses),
     Step("triton.repeated_loads", load_once),
     ORDER_MEMORY,
