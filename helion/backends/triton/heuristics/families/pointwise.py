@@ -57,6 +57,8 @@ class _Numbers(Tuned):
     window_tile: int
     window_planes: int
     window_elements: int
+    #: Loads of a thread where taps along contiguous memory load single narrow elements.
+    single_taps: int
     #: Dimensions of a grid whose run needs few divisions for each other load.
     divided: int
     #: Bytes that a thread reads of a row of strided elements, which several loads share.
@@ -99,7 +101,7 @@ class TritonPointwiseHeuristic(Heuristic):
             threads = max(target.warp_size, min(threads, tile // tuned(_Numbers, target).random_elements))
         if (apart := _strided_elements(fact, facts, target)) is not None:
             threads = max(threads, min(tile // apart, tuned(_Numbers, target).max_threads))
-        sizes = _whole_vectors(sizes, threads, fact, facts, target)
+        sizes = _fewer_taps(_whole_vectors(sizes, threads, fact, facts, target), threads, fact, facts)
         if _has_half_vectors(sizes, threads, fact, facts) and not has_wide_memory(target):
             threads = max(target.warp_size, threads // 2)
         tiles = _at_once(_tiles(sizes, warps_for_threads(threads, target), fact, facts), fact, facts, target)
@@ -138,6 +140,19 @@ class TritonPointwiseHeuristic(Heuristic):
         if not fact.one_run and not (fact.rows_beside_run and _is_accessed_singly(fact, facts)):
             return (tiles,)
         return (tiles, run) if record_bytes(facts) is not None else (run, tiles)
+
+
+def _fewer_taps(sizes: dict[int, int], threads: int, fact: PointwiseFact, facts: KernelFacts) -> dict[int, int]:
+    """Return a shorter tile of narrow elements where taps lie along contiguous memory alone, whose loads are single elements.
+
+    A thread has registers for so many of them (measurement ``single_elements``).
+    """
+    if not fact.window_axes or fact.window_axes != fact.contiguous_axes or fact.storage_itemsize > _NARROW_BYTES:
+        return sizes
+    taps = max(Counter(op.name for op in facts.memory_ops if op.kind == "load" and not op.gathered).values())
+    (first, *others), each = fact.window_axes, math.prod(sizes.values()) // threads
+    most = max(1, previous_power_of_2(tuned(_Numbers).single_taps // taps))
+    return sizes if others or each <= most else {**sizes, first: max(1, sizes[first] * most // each)}
 
 
 def _in_order_of_memory(

@@ -144,13 +144,17 @@ def _shape(sizes: dict[int, int]) -> str:
 
 
 def _picked(facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
-    """Return the proposal for rows selected by data, whose loads wait for the index."""
+    """Return the proposal for rows selected by data, whose loads wait for the index.
+
+    Single elements are no rows: warps of one program share the lines around theirs (measurement ``selected_elements``).
+    """
+    several = len(facts.tunable_axes) > 1
     sizes, room = (
         {},
         max(target.warp_size, min(_TUNED.picked, previous_power_of_2(grid_extent(facts) // target.num_sms))),
     )
     for axis in sorted(facts.tunable_axes, key=lambda axis: _rank(axis, facts)):
-        run = min(room, _TUNED.picked_run) if is_contiguous(axis, facts) else room
+        run = min(room, _TUNED.picked_run) if several and is_contiguous(axis, facts) else room
         sizes[axis.block_id] = clamp(min(run, axis.padded or run), axis)
         room = max(1, room // sizes[axis.block_id])
     threads = math.prod(sizes.values()) // _TUNED.picked_thread_elements

@@ -213,9 +213,20 @@ def _sizes(facts: KernelFacts, target: Target) -> dict[int, int]:
             own = max(1, max(_TUNED.least, min(_TUNED.most, share)) // whole)
             most = min(most, own // math.prod(size for a, size in near.items() if facts.axes[a].on_grid))
         # the mean length of a loop between bounds from data
-        length = next_power_of_2(axis.mean) if axis.extent is None and axis.mean else axis.padded
+        length = _length(axis.mean, facts) if axis.extent is None and axis.mean else axis.padded
         sizes[axis.block_id] = clamp(max(1, min(run, most, length or most)), axis)
     return sizes
+
+
+def _length(mean: int, facts: KernelFacts) -> int:
+    """Return the tile of a loop between bounds from data, of a mean length.
+
+    That of the nearest ratio leaves few lanes of the last tile idle, where no row waits for the longest one (measurement
+    ``mean_rows``).
+    """
+    low = previous_power_of_2(mean)
+    longest = any(fact.category == "grid_tile" and "max" in fact.names for fact in facts.reductions)
+    return low if not longest and mean * mean <= 2 * low * low else next_power_of_2(mean)
 
 
 def _are_apart(axis: AxisFact, other: AxisFact) -> bool:
