@@ -13,7 +13,7 @@ after, the store promises no vectors of more than the 4 bytes that a bank has::
 
 Taps that the code lists promise pairs too where they begin at even places, so that all of them are narrow. With few of
 them in a row, memory limits the kernel, and a thread loads elements that its taps share once (measurement
-``listed_taps``). Rows that a loop reduces with the same rows further along, as for a lag, are read by other programs.
+``listed_taps``).
 """
 
 from __future__ import annotations
@@ -55,11 +55,8 @@ def near_lanes(program: Program, inputs: StepInputs) -> Program:
         return program
     found: dict[int, int] = {}
     for root in program.roots:
-        kinds = {op.kind for op in root.body.walk()}
-        if kinds <= _KINDS:
+        if all(op.kind in _KINDS for op in root.body.walk()):
             found |= _narrowed(program, root)
-        elif kinds <= _KINDS | {"reduce"}:
-            found |= _beside_moved(program, root)
     if not found:
         return program
 
@@ -91,38 +88,6 @@ def _narrowed(program: Program, root: Root) -> dict[int, int]:
         if not in_steps[dims] and max(rows.values(), default=0) >= _SHIFTED and 3 * len(shifted) >= len(ops):
             few.setdefault(dims, min(_lanes(op, program) for op in shifted))
     return {op.number: lanes for dims, lanes in few.items() for op in others.get(dims, ())}
-
-
-def _beside_moved(program: Program, root: Root) -> dict[int, int]:
-    """Return the same for loads of a loop that reduces products with rows that begin where the program says, such as lags.
-
-    Other programs read the same rows, so that the L1 cache and not memory limits the loop.
-    """
-    found: dict[int, int] = {}
-    grid = {axis.block for axis in root.axes}
-    for loop in (op for op in root.body.walk() if isinstance(op.attrs, ForAttrs)):
-        loads = [op for op in loop.regions[0].ops if isinstance(op.attrs, MemoryAttrs)]
-        if any(op.kind != "load" or grid <= _blocks_of(op) for op in loads):
-            continue
-        moved = [op for op in loads if _is_moved(op, program)]
-        others = [op for op in loads if op not in moved and any(op.result.dims == each.result.dims for each in moved)]
-        if len(moved) >= len(others):
-            found |= {op.number: _lanes(op, program) for op in others}
-    return found
-
-
-def _blocks_of(op: Op) -> set[int | None]:
-    return {index.block for index in op.attributes(MemoryAttrs).indices}
-
-
-def _is_moved(op: Op, program: Program) -> bool:
-    """Return whether a load begins an unknown number of elements after a tile along contiguous memory."""
-    attrs = op.attributes(MemoryAttrs)
-    if not attrs.indices or attrs.aligned or attrs.run or attrs.mark is not None:
-        return False
-    last = attrs.indices[-1]
-    along = last.kind == "block" and attrs.rank - 1 in last.positions
-    return along and last.operand is not None and fixed_at(program.tensors[attrs.tensor].strides[-1], 1)
 
 
 def _lanes(op: Op, program: Program) -> int:

@@ -69,11 +69,12 @@ def single(code: str) -> int:
     ("fn", "reference", "args", "sizes", "found"),
     [
         (forces, of_forces, (made(1000), made(1000)), [2, 256], 2),
-        (forces, of_forces, (made(257, dtype=BF16), made(257, dtype=BF16)), [4, 256], 2),
-        (soft_product, of_soft_product, (made(5, 63), made(63, 1000)), [1, 8, 128], 1),
-        (soft_product, of_soft_product, (made(3, 4097, dtype=BF16), made(4097, 65, dtype=BF16)), [2, 64, 64], 1),
+        (forces, of_forces, (made(257, dtype=BF16), made(257, dtype=BF16)), [4, 256], 0),
+        (soft_product, of_soft_product, (made(5, 63), made(63, 1000)), [1, 128, 16], 1),
+        (soft_product, of_soft_product, (made(5, 63), made(63, 1000)), [1, 128, 8], 0),
+        (soft_product, of_soft_product, (made(3, 4097), made(4097, 65)), [2, 128, 16], 0),
     ],
-    ids=["pairs", "bf16 pairs", "rows", "bf16 rows"],
+    ids=["pairs", "bf16", "columns", "few rows", "shared"],
 )
 def test_vectors_of_a_loop_have_the_lanes_of_its_tile(
     fn: Callable[..., Any],

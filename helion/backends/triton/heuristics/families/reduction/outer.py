@@ -125,7 +125,7 @@ def _in_steps(proposal: TritonProposal, facts: KernelFacts, target: Target, prim
     if not primary.exponential_stages or len(primary.stages) < 2:
         return proposal
     step, every = proposal.block_sizes[primary.axis], [proposal]
-    for more in (4 * step, 8 * step):
+    for more in (4 * step, 8 * step, 16 * step, 32 * step):
         sizes = {**proposal.block_sizes, primary.axis: clamp(more, facts.axes[primary.axis])}
         if not estimate(facts, target, sizes, proposal.num_warps or 1, 1).spill_risk:
             every.append(replace(proposal, reason=f"{proposal.reason}, {more} at a time", block_sizes=sizes))
