@@ -305,3 +305,11 @@ def test_one_of_several_grid_loops_fills_the_gpu() -> None:
     assert seed.config["split_k"] > 1 and 1024 // sums >= 32
     found = bound.resources(seed.config)
     assert found.spill_bytes == 0 and not found.overflow
+
+
+@pytest.mark.parametrize(("columns", "half"), [(512, True), (4096, False)])
+def test_sums_of_few_columns_take_half_lines(columns: int, half: bool) -> None:
+    """Measurement ``half_lines``: 512 columns are 32 programs with lines of 16, 4096 are 256."""
+    bound = helion.kernel(correlation, backend="triton").bind((tensor(32768, columns),), target="h200")
+    assert (bound.seeds[0].config["block_sizes"][0] == 8) == half
+    assert bound.resources(bound.seeds[0].config).spill_bytes == 0

@@ -56,6 +56,8 @@ class Trust(Tuned):
     thinner_rows: float
     #: Programs of more short rows, for those by the rule.
     fuller_programs: float
+    #: Scans of columns in chunks, for all steps at once.
+    chunked_scans: float
     #: Short steps of a loop over several tiles, for tiles by the rules for rows.
     short_steps: float
     #: Programs of the same rows together, for those of the same result of each row.

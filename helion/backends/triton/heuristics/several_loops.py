@@ -85,7 +85,7 @@ class OfAllLoops:
                 return found
             found = tuple(replace(cast("TritonProposal", each), reduction_loops=chunks) for each in again)
         first = with_smaller_tiles(cast("TritonProposal", found[0]), facts, target)
-        first = with_other_loops(first, facts, target)
+        first = with_half_lines(with_other_loops(first, facts, target), facts, target)
         return (*in_one_launch(first, facts, target), first, *found[1:])
 
 
@@ -240,6 +240,24 @@ def with_other_loops(proposal: TritonProposal, facts: KernelFacts, target: Targe
         return given
     others = [size for axis, size in proposal.block_sizes.items() if size != given.block_sizes[axis]]
     return replace(proposal, reason=f"{given.reason}, other loops by {' x '.join(map(str, others))}")
+
+
+def with_half_lines(proposal: TritonProposal, facts: KernelFacts, target: Target) -> TritonProposal:
+    """Return a proposal with half of the shortest lines in loops before a matmul that leave half of the SMs idle.
+
+    Programs of neighbouring lines run at once, so that the L2 cache reads each sector once (measurement ``half_lines``).
+    """
+    multiplying = {facts.regions[fact.region].root for fact in facts.matmuls}
+    sizes = dict(proposal.block_sizes)
+    for root in set(range(facts.num_roots)) - multiplying if multiplying else ():
+        walked = any(root in _roots_of(axis, facts) and not axis.on_grid for axis in facts.tunable_axes)
+        for axis in _axes(facts, root) if walked else ():
+            idle = 2 * programs_of(facts, sizes, root) <= target.num_sms
+            if idle and sizes.get(axis.block_id) == _least(axis, facts) == _TUNED.narrow:
+                sizes[axis.block_id] = max(axis.min_size, _TUNED.narrow // 2)
+    if sizes == proposal.block_sizes:
+        return proposal
+    return replace(proposal, block_sizes=sizes, reason=f"{proposal.reason}, half lines for idle SMs")
 
 
 def _axes(facts: KernelFacts, root: int) -> Iterator[AxisFact]:

@@ -40,7 +40,7 @@ def shares(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("shape", "dtype", "width", "chunk"),
     [
-        ((32, 1000, 768), torch.bfloat16, 16, None),
+        ((32, 1000, 768), torch.bfloat16, 32, 128),
         ((32, 1000, 768), torch.float32, 16, None),
         ((32, 1000, 777), torch.bfloat16, 8, None),
         ((64, 256, 1024), torch.float32, 32, None),
