@@ -49,6 +49,8 @@ class StepInputs:
     """True if no loop has stages or specialized warps, which move loads; see ``accesses.Launched``."""
     staged: bool = False
     """True if loops have pipeline stages with asynchronous copies of their loads."""
+    copied_ahead: bool = False
+    """True if loops that multiply copy their operands ahead to shared memory."""
     block_accesses: frozenset[int] = frozenset()
     """Memory slots of accesses with block pointers or descriptors."""
     checked: bool = False

@@ -32,6 +32,7 @@ from .accesses.pairs import pair_accesses
 from .accesses.repeated_loads import load_once
 from .accesses.runs import join_runs
 from .accesses.slice_lanes import slice_lanes
+from .accesses.tables import look_up_tables
 from .align import align_rows
 from .backwards import turn_loops
 from .carries import share_variables
@@ -59,14 +60,15 @@ else:
 def widen_gathers(program: Program, inputs: StepInputs) -> Program:
     """Return the program with each gather's source doubled along its axis until it has as many lanes as the index.
 
-    Triton has no layout for a gather with more index than source lanes (an assertion fails in its optimizer).
+    Triton has no layout for a gather with more index than source lanes (an assertion fails in its optimizer). For sources of
+    one dimension it has one (offline, 3.6 and 3.7).
     """
     if not any(op.kind == "gather" for op in program.walk()):
         return program
     sizes = inputs.sizes_in(program)
 
     def widen(op: Op) -> Op:
-        if not isinstance(op.attrs, GatherAttrs):
+        if not isinstance(op.attrs, GatherAttrs) or len(op.result.dims) == 1:
             return op
         value, index = (v.dims[op.attrs.dim].lanes(sizes) for v in op.values())
         doubled = 0
@@ -131,6 +133,7 @@ STEPS: tuple[Step, ...] = (
     Step("triton.loads_before_stores", load_before_stores),
     Step("triton.pairs", pair_accesses),
     Step("triton.repeated_loads", load_once),
+    Step("triton.tables", look_up_tables),
     ORDER_MEMORY,
     INSERT_CHECKS,
     Step("triton.aligned_rows", align_rows),

@@ -103,6 +103,7 @@ def _inputs(program: Program, decisions: Decisions, settings: Settings, target: 
         flat_runs=_flattened(program, decisions, Op),
         subtiles=decisions.values["epilogue_subtile"] or 0,
         staged=target.kind == "cuda" and any(stages > 1 for stages in staged.values()),
+        copied_ahead=target.kind == "cuda" and max(decisions.values["num_stages"], *staged.values(), 0) > 1,
         threads=decisions.values["num_warps"] * target.warp_size,
         steady=all(stages <= 1 for stages in staged.values()) and not any(specialized.values()),
         block_accesses=frozenset(slot for slot, way in decisions.accesses("indexing").items() if way != "pointer"),

@@ -32,3 +32,9 @@ class Passing:
     used: int
     size: int
     lasting: bool
+
+
+def peak(passing: list[Passing], dots: int) -> int:
+    """Return the most bytes live at the same one of ``dots``."""
+    numbers = range(dots if passing else 0)
+    return max([sum([p.size for p in passing if p.after <= number <= p.until]) for number in numbers], default=0)

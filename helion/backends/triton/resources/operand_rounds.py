@@ -14,6 +14,18 @@ from .tiles import VECTOR_BYTES, vector_elements
 _LANES_ALONG_K = 4
 
 
+def product_layout(
+    fact: MatmulFact, facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target
+) -> tuple[object, ...]:
+    """Return the key of the layout of a left operand in AMD's threads.
+
+    It depends on the warps along M and N, on chaining, and on the width of the elements.
+    """
+    consumed = any(fact.number in other.consumes for other in facts.matmuls)
+    m, n, _ = tile_shape(fact, sizes)
+    return fragment_warps((m, n), num_warps, target), bool(fact.consumes), consumed, fact.lhs_dtype.itemsize
+
+
 def rounds_in_place(
     operand: StagedOperand, fact: MatmulFact, sizes: Mapping[int, int], num_warps: int, target: Target
 ) -> int:

@@ -17,10 +17,11 @@ from ...._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact, S
 from ...._shapes import cdiv
 from ...._support.records import dataclass, field
 from ....hardware import Target
-from .buffers import Exchange, Passing
+from ..lookups import looks_up_tables_alone, tables
+from .buffers import Exchange, Passing, peak
 from .layouts import fragment_warps
 from .matrix import Unit, is_transposed, is_waiting, keeps_rows, tile_shape, unit_of
-from .operand_rounds import rounds_in_place, rounds_transposed
+from .operand_rounds import product_layout, rounds_in_place, rounds_transposed
 from .tiles import VECTOR_BYTES, tile_bytes, vector_elements
 
 #: Bytes that Triton allocates for the barriers of tcgen05 instructions: 8 each.
@@ -116,6 +117,8 @@ class _Tally:
         #: The loop that prefetches for the ops of each region; None with one stage.
         loops = {r.region for r in self.facts.regions if r.kind == "loop"} | self.tile_loops
         self.pipes = [home if home in loops and self.num_stages > 1 else None for home in self.homes]
+        #: Slots of tables that are loaded before the loops.
+        self.tables = tables(self.facts) if self.target.kind == "cuda" and self.num_stages > 1 else frozenset()
 
     def home(self, region: int) -> int:
         """Return the region that ops of ``region`` end up in: loops of one iteration disappear."""
@@ -144,6 +147,8 @@ class _Tally:
         """Return the lookups of a step: Triton hoists those of loop-invariant indices, except with tcgen05."""
         units = {self.units[fact.number] for fact in self.facts.matmuls if self.home(fact.region) == loop}
         region = self.facts.regions[loop]
+        if self.tables and looks_up_tables_alone(self.facts, loop):
+            return 0
         return region.gathers if "tcgen05" in units else region.lookups
 
     def add(self, region: int, size: int, dot: int, after: int, axes: tuple[int, ...] | None = None) -> None:
@@ -197,6 +202,8 @@ class _Tally:
         orders: dict[int, set[bool]] = {}
         again: dict[int, list[int]] = {}
         for operand in self.facts.staged:
+            if operand.slot in self.tables:
+                continue
             fact, unit = self.facts.matmuls[operand.dot], self.units[operand.dot]
             loop = self.pipeline_of(operand.region)
             if loop is None:
@@ -275,10 +282,12 @@ class _Tally:
 
     def looked_up(self) -> None:
         """Add the prefetched indices of other loads, on CUDA."""
-        known = {operand.slot for operand in self.facts.staged} | {op.slot for _, op in self.source_loads}
+        known = {operand.slot for operand in self.facts.staged} | {op.slot for _, op in self.source_loads} | self.tables
         for op in self.facts.memory_ops if self.target.kind == "cuda" else ():
             loop = self.pipes[op.region]
-            if op.kind == "load" and op.slot not in known and loop is not None and self.lookups_of(loop):
+            if op.kind != "load" or op.slot in known or loop is None:
+                continue
+            if self.lookups_of(loop) or self.tables:
                 size = tile_bytes((op.tile_axes, op.itemsize), self.sizes) * self.num_stages
                 self.loops[loop] = self.loops.get(loop, 0) + cdiv(size, VECTOR_BYTES) * VECTOR_BYTES
 
@@ -319,7 +328,8 @@ class _Tally:
             axes = operand.region, *operand.axes
             of_rows = (p for p in products if p.lhs_slot is None and operand.worked)
             computed = [p for p in of_rows if (p.region, p.m_axis, p.k_axis) == axes]
-            if len({self.product_layout(fact) for fact in (*taking, *computed)}) > 1:
+            given = self.facts, self.sizes, self.num_warps, self.target
+            if len({product_layout(fact, *given) for fact in (*taking, *computed)}) > 1:
                 home, last = self.home(operand.region), max(o.dot for o in same)
                 near = (o for o in alone if o.slot != operand.slot and self.home(o.region) == home)
                 others = [max(self.sides(o, products[o.dot])) for o in near]
@@ -329,16 +339,6 @@ class _Tally:
                     others.append(k * n * fact.rhs_dtype.itemsize if fact.rhs_slot is None else 0)
                 size = self.sides(operand, products[operand.dot])[0] + max(others)
                 self.turns[home] = max(self.turns.get(home, 0), size)
-
-    def product_layout(self, fact: MatmulFact) -> tuple[object, ...]:
-        """Return the key of the layout of a left operand in AMD's threads.
-
-        It depends on the warps along M and N, on chaining, and on the width of the elements.
-        """
-        consumed = any(fact.number in other.consumes for other in self.facts.matmuls)
-        m, n, _ = tile_shape(fact, self.sizes)
-        warps = fragment_warps((m, n), self.num_warps, self.target)
-        return warps, bool(fact.consumes), consumed, fact.lhs_dtype.itemsize
 
     def outlasting(self, again: Mapping[int, Sequence[int]]) -> None:
         """Add operands of dots whose operands earlier dots read as well: they outlive those by an iteration.
@@ -372,7 +372,7 @@ class _Tally:
             loop = self.pipes[op.region]
             if loop is None or loop not in computing:
                 continue
-            loaded = op.kind == "load" and op.tile_axes and op.slot not in known
+            loaded = op.kind == "load" and op.tile_axes and op.slot not in known | self.tables
             loaded = loaded and not any(axes <= set(op.tile_axes) for axes in added)
             if loaded and not self.is_narrow(op):
                 found.append((loop, op))
@@ -482,6 +482,8 @@ class _Tally:
 
     def is_narrow(self, op: MemoryOpFact) -> bool:
         """Return whether a load is narrower than an asynchronous copy, so that it is not prefetched."""
+        if self.tables and op.steps and op.steps[-1] == (op.tile_axes[-1], 1.0):
+            return False
         return vector_elements(op, self.sizes, 1) * op.itemsize < _ASYNC_COPY_BYTES
 
     def computed(self) -> None:
@@ -560,7 +562,9 @@ class _Tally:
         own = [p for p in self.passing if p.region == region]
         if self.home(region) != region:
             return self.nested(region)
-        passing = max(self.peak(own) + self.turns.get(region, 0), self.at_once(own, self.exchanged(region)))
+        passing = max(
+            peak(own, len(self.facts.matmuls)) + self.turns.get(region, 0), self.at_once(own, self.exchanged(region))
+        )
         if any(each.parent == region for each in self.facts.regions):
             passing = max(passing, self.held(own, region) + self.nested(region))
         return self.unrolled * self.loops.get(region, 0) + passing
@@ -571,12 +575,14 @@ class _Tally:
 
     def at_once(self, passing: list[Passing], exchanges: list[Exchange]) -> int:
         """Return the most bytes of ``passing`` live at a dot, or during one of ``exchanges``."""
-        return max([self.peak(passing), *(self.beside(passing, each) + each.size for each in exchanges)])
+        return max(
+            [peak(passing, len(self.facts.matmuls)), *(self.beside(passing, each) + each.size for each in exchanges)]
+        )
 
     def beside(self, passing: list[Passing], exchange: Exchange) -> int:
         """Return the bytes of ``passing`` live during an exchange."""
         if exchange.after is None:
-            return self.peak(passing)
+            return peak(passing, len(self.facts.matmuls))
         own = (p for p in passing if p.after <= exchange.after)
         return sum(p.size for p in own if exchange.after <= p.until or self.is_left(p.until))
 
@@ -592,8 +598,3 @@ class _Tally:
         return sum(
             p.size for p in passing if p.lasting or p.used != region or any(p.after <= i < p.until for i in inner)
         )
-
-    def peak(self, passing: list[Passing]) -> int:
-        """Return the most bytes live at the same dot."""
-        numbers = range(len(self.facts.matmuls) if passing else 0)
-        return max([sum([p.size for p in passing if p.after <= number <= p.until]) for number in numbers], default=0)

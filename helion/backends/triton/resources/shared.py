@@ -12,6 +12,7 @@ from ...._compiler.facts.records import KernelFacts, MemoryOpFact, ReductionFact
 from ...._shapes import cdiv
 from ....hardware import DESCRIPTOR_RANKS, GROUP_WARPS, Target
 from ..histograms import counts, exchanged_bytes, width_of
+from ..lookups import passed_bytes
 from ..sorts import Network
 from .buffers import Exchange
 from .conversions import expanded_bytes, narrow_bytes, transposed_bytes, width_rounds
@@ -52,6 +53,8 @@ def shared_bytes(
     options = (unrolled, fused, descriptor_slots, persistent)
     results = _reduction_bytes(facts, sizes, num_warps, target)
     exchanges = [Exchange(region=region, size=size) for region, size in results.items()]
+    looked_up = passed_bytes(facts, sizes) if target.kind == "cuda" and num_stages > 1 else ()
+    exchanges += [Exchange(region=region, size=size) for region, size in looked_up]
     prefetched = prefetched_sources(facts, sizes, num_warps, num_stages, target) if facts.matmuls else frozenset()
     exchanges += _product_exchanges(facts, sizes, num_warps, target, prefetched, descriptor_slots)
     return max(

@@ -640,6 +640,38 @@ def test_a_prediction_costs_little() -> None:
 
 
 @helion.kernel
+def looked_up(x: torch.Tensor, codes: torch.Tensor, book: torch.Tensor) -> torch.Tensor:
+    m, k = x.size()
+    out = torch.empty([m, codes.size(1)], dtype=torch.float32, device=x.device)
+    for rows, columns in hl.tile(out.size()):
+        acc = hl.zeros([rows, columns])
+        for inner in hl.tile(k // 2, block_size=32):
+            w = book[codes[inner, columns].to(torch.int32)]
+            both = hl.join(w, -w).permute(0, 2, 1).reshape(64, columns)
+            acc = hl.dot(x[rows, inner.begin * 2 + hl.arange(64)], both.to(x.dtype), acc=acc)
+        out[rows, columns] = acc
+    return out
+
+
+def test_lookups_in_small_tables_read_shared_memory() -> None:
+    def found(size: int, stages: int) -> Demand:
+        args = tensor(32, 4096, dtype=BF16), tensor(2048, 4096, dtype=torch.uint8), tensor(size, dtype=torch.float32)
+        return demand(looked_up.bind(args, target=H200), block_sizes=[32, 64], num_warps=4, num_stages=stages)
+
+    looked = 64 * 32 * 64  # steps, codes of each
+    small, large, waiting = found(16, 3), found(512, 3), found(16, 1)
+    assert large.asked_bytes - small.asked_bytes == waiting.asked_bytes - small.asked_bytes == 4 * looked
+    assert large.sector_bytes - small.sector_bytes == 32 * looked
+
+
+def test_a_computed_subscript_of_an_operand_is_a_run() -> None:
+    """32 rows of 64 elements a step, and 32 x 64 codes: all sectors are whole."""
+    args = tensor(32, 4096, dtype=BF16), tensor(2048, 4096, dtype=torch.uint8), tensor(16, dtype=torch.float32)
+    found = demand(looked_up.bind(args, target=H200), block_sizes=[32, 64], num_warps=4, num_stages=3)
+    assert found.sector_bytes == found.asked_bytes == 64 * 32 * 64 * (2 + 1) + 32 * 64 * 4
+
+
+@helion.kernel
 def one_sum(x: torch.Tensor) -> torch.Tensor:
     out = torch.empty([x.size(0)], dtype=torch.float32, device=x.device)
     for tile in hl.tile(x.size(0)):

@@ -56,6 +56,8 @@ _SORT_ISSUE = 3
 _COPY_BYTES = 4
 #: Vectors of a thread in flight in a step of a loop that combines each as it arrives.
 _IN_FLIGHT = 2
+#: Accesses to shared memory of a lane of a lookup, and their bytes.
+_LOOKUP_ACCESSES, _TABLE_BYTES = 5, 4
 #: Bytes of contiguous runs, or of reads by adjacent programs: each halving below this costs the memory as much.
 _RUN_BYTES = 16384.0
 
@@ -158,6 +160,9 @@ class _Count:
         passes, times = nest.repeats(access)
         numel, useful = nest.elements[access.tile], nest.useful[access.tile]
         itemsize = access.itemsize
+        if access.slot in self.mine.tables and self._stages > 1:
+            self._look_up(times * max(1.0, numel / self.threads) * launch.warps)
+            return
         run, width = self._run(access, numel) if access.inner is not None else (1.0, 1.0)
         kept = self.kept.get(access.slot, 1.0) if self.kept and kind == "load" else 1.0
         every = times * useful * itemsize / (self._sharing(access) if access.quotients else 1)
@@ -242,6 +247,11 @@ class _Count:
         """Return whether the program has just read a tile of the same elements, but for a shift."""
         known = (access.storage, shared, access.region) in self.just_read
         return known and 2 * access.once_bytes > access.whole_bytes
+
+    def _look_up(self, lanes: float) -> None:
+        """Add lookups in a table, whose places and elements change layout (measurement ``tables_in_loops``)."""
+        self.sums["accesses"] += _LOOKUP_ACCESSES * lanes
+        self.sums["exchanged_bytes"] += _LOOKUP_ACCESSES * lanes * _WARP * _TABLE_BYTES
 
     def _count(self, access: Access, times: float, per_thread: float) -> None:
         """Add a histogram or sums, and the atomics of its bins, which are neighbours."""

@@ -17,6 +17,7 @@ from ....._compiler.facts.records import (
     ReductionFact,
 )
 from ...histograms import width_of
+from ...lookups import tables
 from ..paired import half_of_pair, paired_stores
 from ..tiles import VECTOR_BYTES, beside_turned
 
@@ -178,6 +179,8 @@ class Root(NamedTuple):
     """Instructions by which an element of a flattened grid finds its indices, where computed subscripts need them."""
     consumed: tuple[tuple[MatmulFact, frozenset[int]], ...]
     """Matmuls whose results others of the same loop consume, with the tiles of their rows and columns."""
+    tables: frozenset[int]
+    """Slots of small tables that are loaded before the loops."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -236,6 +239,7 @@ class _Preparation:
             scans=tuple(self.scans()),
             sorts=tuple(self.sorts()),
             matmuls=self.matmuls,
+            tables=tables(self.facts),
             held=tuple(dict.fromkeys(known)),
             tiles=tuple(self.tiles),
             numbering=self.numbering() if not self.matmuls and any(op.steps for op in operations) else 0,
@@ -271,8 +275,9 @@ class _Preparation:
         return fact.longest / fact.mean if fact.longest and fact.mean and fact.extent is None else 1.0
 
     def access(self, op: MemoryOpFact) -> Access:
-        if self.matmuls and op.steps:  # lanes have a matmul's layout (measurement ``looked_up_biases``)
-            op = dataclasses.replace(op, steps=())
+        computed = bool(op.steps)
+        if self.matmuls and computed:  # lanes have a matmul's layout (measurement ``looked_up_biases``)
+            op = _with_run(op) if op.matmul_operand else dataclasses.replace(op, steps=())
         if op.slot in paired_stores(self.facts):
             op = half_of_pair(op)
         dimensions = tuple(zip(op.subscript_axes, op.strides, op.extents, op.scales, strict=True))
@@ -281,7 +286,12 @@ class _Preparation:
         apart = [stride for axis, stride, extent, _ in dimensions if axis != inner and stride > 1 and extent > 1]
         reached = {*op.tile_axes, *op.subscript_axes, *(axis for axis, _ in op.steps)}
         near = {axis for axis, _ in op.steps} if op.gathered else {*op.subscript_axes, *op.tile_axes}
-        walks = op.kind == "load" and near.issuperset(op.tile_axes) and (op.gathered or None not in op.subscript_axes)
+        walks = (
+            op.kind == "load"
+            and (op.gathered or not computed)
+            and near.issuperset(op.tile_axes)
+            and (op.gathered or None not in op.subscript_axes)
+        )
         aligned, vector = math.gcd(_ALIGNED, *apart), VECTOR_BYTES // op.itemsize
         return Access(
             kind=op.kind,
@@ -354,6 +364,19 @@ class _Preparation:
 def _extent(axis: AxisFact) -> Extent:
     elements = axis.mean if axis.extent is None else axis.extent
     return Extent(axis.block_id, elements, axis.outer, axis.padded if axis.rollable else 0)
+
+
+def _with_run(op: MemoryOpFact) -> MemoryOpFact:
+    """Return an operand without steps, whose computed subscript is its axis where neighbours of that are adjacent.
+
+    ``x[rows, tile.begin * 2 + hl.arange(64)]`` is a run along the axis of 64 elements.
+    """
+    axes = [axis for axis, step in op.steps if step == 1.0]
+    at = [i for i, (axis, n) in enumerate(zip(op.subscript_axes, op.strides, strict=True)) if axis is None and n == 1]
+    if len(axes) != 1 or len(at) != 1 or op.subscript_axes.count(None) != 1 or axes[0] in op.subscript_axes:
+        return dataclasses.replace(op, steps=())
+    subscripts = tuple(axes[0] if i == at[0] else axis for i, axis in enumerate(op.subscript_axes))
+    return dataclasses.replace(op, subscript_axes=subscripts, gathered=False, steps=())
 
 
 def _strided(op: MemoryOpFact) -> tuple[int, int] | None:
