@@ -671,6 +671,14 @@ def test_a_computed_subscript_of_an_operand_is_a_run() -> None:
     assert found.sector_bytes == found.asked_bytes == 64 * 32 * 64 * (2 + 1) + 32 * 64 * 4
 
 
+def test_rows_of_more_than_half_of_the_cache_are_read_again() -> None:
+    """34 MB of 60 MiB: programs of all rows read them in each wave."""
+    plain, grouped = (demand(product(8192, 2048, 2048), **TILES, l2_groupings=[group]) for group in (1, 8))
+    assert grouped.new_bytes < plain.new_bytes
+    fewer = [demand(product(4096, 2048, 2048), **TILES, l2_groupings=[group]) for group in (1, 8)]
+    assert fewer[0].new_bytes == fewer[1].new_bytes
+
+
 @helion.kernel
 def one_sum(x: torch.Tensor) -> torch.Tensor:
     out = torch.empty([x.size(0)], dtype=torch.float32, device=x.device)

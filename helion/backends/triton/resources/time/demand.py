@@ -27,8 +27,8 @@ _LINE = 128
 _WHOLE_LINE = 3.0
 #: Threads of a warp exchange in registers; a reduction over more of them goes through shared memory.
 _WARP = 32
-#: Fraction of the L2 cache that shared data may take and stay cached.
-_L2_SHARE = 0.6
+#: Fraction of the L2 cache that shared data may take and stay cached (measurement ``rows_of_half_a_cache``).
+_L2_SHARE = 0.5
 #: Bytes of a tensor read by all programs that an SM keeps in L1.
 _NEAR_BYTES = 131072
 #: Most neighbours in memory of one thread, whose atomics are instructions of their own.
