@@ -6,8 +6,10 @@ import pytest
 import torch
 from harness import facts_of, tensor
 
+import helion
 import helion.language as hl
 from benchmarks.unfitted.product_sums import clip_sums
+from benchmarks.unfitted.products import complex_matmul, complex_pairs
 from benchmarks.unseen.products import adapter, two_layers
 from helion.backends.triton.heuristics.families.matmul.several import TritonProductsHeuristic
 from helion.hardware import Target, target
@@ -106,3 +108,10 @@ def test_loops_that_run_at_the_same_time_fill_the_gpu_together() -> None:
     rows = tensor(8192, 512)
     seed = clip_sums.bind((rows, rows, tensor(1, dtype=torch.float32)), target="h200").seeds[0].config
     assert (seed["block_sizes"], seed["num_warps"], seed["num_stages"]) == ([128, 32, 128, 32], 8, 3)
+
+
+@pytest.mark.parametrize("kernel", [complex_matmul, complex_pairs], ids=lambda kernel: kernel.name)
+def test_several_operands_of_a_side_take_whole_lines(kernel: helion.Kernel) -> None:
+    parts = [tensor(2048, 2048) for _ in range(4)]
+    seed = kernel.bind(tuple(parts), target="h200").seeds[0].config
+    assert (seed["block_sizes"], seed["num_warps"], seed["num_stages"]) == ([128, 128, 64], 8, 3)

@@ -376,7 +376,10 @@ class ProductSizer:
         return max(axis.min_size, self.target.min_dot(self.itemsize)[2])
 
     def pipeline(self, m: int, n: int) -> tuple[int, int]:
-        """Return the K tile for four stages, then as many stages as fit."""
+        """Return the K tile for four stages, then as many stages as fit.
+
+        Several operands on a side take three of a whole line (measurement ``lines_of_operands``).
+        """
         least, depth = self.least_k, self.depth(m, n)
         short = depth <= self.tuned.short_k
         most_k = self.tuned.mma_v2_tile[2] if self.mma_v2 else self.tuned.max_k
@@ -393,7 +396,8 @@ class ProductSizer:
             staged = (left * m * k + right * k * n) * self.itemsize * stages
             return staged <= self.target.smem_per_block_bytes
 
-        while k > least and not fits(k, self.tuned.pipeline):
+        several = self.tuned.operands_once and sum(self.operands) > 2
+        while k > least and not fits(k, self.tuned.pipeline - (several and k * self.itemsize == self.tuned.whole_line)):
             k //= 2
         usual = self.tuned.looped_stages if self.looped else self.tuned.max_stages
         most = self.tuned.many_batches_stages if self.many_batches else usual
