@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import random
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,6 +101,20 @@ def _stored_twice(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x.clone()
 
 
+def crossed(x, y):
+    """A store that moves down to its pair, and a load of the same element that may not move up to its own."""
+    for tile in hl.tile(x.size(0)):
+        y[tile, 2] = x[tile, 0]
+        third = y[tile, 3]
+        y[tile, 3] = third + 1
+        y[tile, 0] = y[tile, 2] + third
+    return y
+
+
+def _crossed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.stack([x[:, 0] + y[:, 3], y[:, 1], x[:, 0], y[:, 3] + 1], 1)
+
+
 def made(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     torch.manual_seed(0)
     return torch.randint(0, 9, shape).to(dtype)
@@ -114,6 +132,7 @@ CASES: dict[str, Case] = {
     "rows of ten and five": (last_four, _last_four, (made(300, 10)[:, :8], made(300, 5)[:, :4]), 3, 0),
     "along the first dimension": (turned, _turned, (made(300, 4).T, made(300, 4).T), 3, 3),
     "in place": (in_place, _in_place, (made(300, 4), made(300, 4)), 4, 2),
+    "crossed": (crossed, _crossed, (made(300, 4), made(300, 4)), 0, 1),
     "stored twice": (stored_twice, _stored_twice, (made(300, 4), made(300, 4)), 3, 2),
 }
 
@@ -145,3 +164,50 @@ def test_fewer_elements_than_threads_stay_pairs(block: int, splits: int) -> None
     bound = helion.kernel(products).bind((tensor(1000, 4, dtype=torch.float32), tensor(1000, 4, dtype=torch.float32)))
     config = helion.Config(block_sizes=[block], num_warps=4, num_stages=1)
     assert bound.to_triton_code(config).count("tl.split(") == splits
+
+
+def drawn(seed: int) -> tuple[str, int]:
+    """Return a kernel that loads and stores the elements of rows in a random order, with its reference."""
+    draw = random.Random(seed)
+    width, lines, count = draw.choice([4, 6, 8]), ["v0 = {x0}"], 1
+    for _ in range(draw.randrange(2, 5)):
+        name, loads = draw.choice("xy"), draw.random() < 0.5
+        turn = []
+        for at in draw.sample(range(width), width):
+            if loads:
+                turn.append(f"v{count} = {{{name}{at}}}")
+                count += 1
+            else:
+                turn.append(f"{{{name}{at}}} = v{draw.randrange(count)} + v{draw.randrange(count)}")
+        places = sorted(draw.randrange(len(lines) + 1) for _ in turn) if loads else [len(lines)] * len(turn)
+        for more, (place, line) in enumerate(zip(places, turn, strict=True)):
+            lines.insert(max(1, place) + more, line)
+    lines.append(f"{{y0}} = v0 + v{draw.randrange(count)}")  # a store in any case
+    order = {f"v{n}": next(at for at, line in enumerate(lines) if line.startswith(f"v{n} = ")) for n in range(count)}
+    kept = [
+        line for at, line in enumerate(lines) if all(order[v] < at for v in re.findall(r"v\d+", line.split(" = ")[1]))
+    ]
+    places = {f"{name}{at}": f"{name}[tile, {at}]" for name in "xy" for at in range(width)}
+    rows = {key: text.replace("tile", ":") for key, text in places.items()}
+    body = "".join(f"        {line.format(**places)}\n" for line in kept)
+    other = "".join(f"    {line.format(**rows)}{'.clone()' if line.startswith('v') else ''}\n" for line in kept)
+    return (
+        "import helion.language as hl\n"
+        f"def kernel(x, y):\n    for tile in hl.tile(x.size(0)):\n{body}    return x, y\n"
+        f"def reference(x, y):\n    x, y = x.clone(), y.clone()\n{other}    return x, y\n"
+    ), width
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_order_of_accesses_gives_the_same(seed: int, tmp_path: Path) -> None:
+    source, width = drawn(seed)
+    path = tmp_path / f"drawn_{seed}.py"
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    x, y = (torch.randint(0, 9, (130, width), dtype=torch.int32) for _ in range(2))
+    expected = module.reference(x, y)
+    result = helion.kernel(module.kernel).bind((x, y)).compile_config(CONFIG)(x, y)
+    assert all(torch.equal(got, want) for got, want in zip(result, expected, strict=True))
