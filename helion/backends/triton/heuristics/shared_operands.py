@@ -19,12 +19,12 @@ def sharing_rows(first: int, facts: KernelFacts) -> int | None:
 
 
 def _has_parts(axis: int, first: int, facts: KernelFacts) -> bool:
-    """Return whether tiles of rows are accessed in parts of elements, as by ``x[rows, columns, 0]``.
+    """Return whether tiles of rows are stored in parts of elements, as by ``x[rows, columns, 0]``.
 
     Each part is an access and a register of its own, and more rows multiply both (measurement ``rows_of_parts``).
     """
     tiled = (op for op in facts.memory_ops if not op.gathered and {axis, first} <= set(op.tile_axes))
-    return any(op.inner_axis is None for op in tiled)
+    return any(op.inner_axis is None and op.kind == "store" for op in tiled)
 
 
 def common_and_own(axis: int, first: int, facts: KernelFacts) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from sample_kernels import add, scan, softmax, transpose
 
 import helion
 import helion.language as hl
+from benchmarks.unfitted.serving import CELLS
 from helion.backends.triton.heuristics.families.pointwise import TritonPointwiseHeuristic
 from helion.ops.kernels import dropout, gated
 
@@ -512,21 +513,20 @@ def test_runs_of_random_numbers_are_short_where_the_last_tile_of_a_row_is_idle()
     assert odd < even and few < many and odd // few <= even // many
 
 
-@pytest.mark.parametrize("parts", [True, False])
-def test_rows_that_share_operands_are_few_where_elements_have_parts(parts: bool) -> None:
-    """Measurement ``rows_of_parts``: a thread accesses each part by itself."""
+def stepped(x: torch.Tensor, state: torch.Tensor, taps: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for rows, columns in hl.tile(x.size()):
+        value = x[rows, columns].to(torch.float32) * taps[3, columns][None, :]
+        for at in hl.static_range(3):
+            value = value + state[at, rows, columns].to(torch.float32) * taps[at, columns][None, :]
+        out[rows, columns] = value * torch.sigmoid(value)
+    return out
 
-    def stepped(x: torch.Tensor, state: torch.Tensor, taps: torch.Tensor, parts: hl.constexpr) -> torch.Tensor:
-        out = torch.empty_like(x)
-        for rows, columns in hl.tile(x.size()):
-            value = x[rows, columns].to(torch.float32) * taps[3, columns][None, :]
-            for at in hl.static_range(3):
-                before = state[rows, columns, at] if parts else state[at, rows, columns]
-                value = value + before.to(torch.float32) * taps[at, columns][None, :]
-            out[rows, columns] = value * torch.sigmoid(value)
-        return out
 
-    state = tensor(1000, 8192, 3) if parts else tensor(3, 1000, 8192)
-    args = (tensor(1000, 8192), state, tensor(4, 8192, dtype=torch.float32), parts)
-    seed = helion.kernel(stepped).bind(args, target="h200").seeds[0]
-    assert ("share operands" in seed.reason) is not parts
+def test_rows_that_share_operands_are_few_where_elements_are_stored_in_parts() -> None:
+    """Measurement ``rows_of_parts``: a thread stores each part by itself."""
+    args = (tensor(1000, 8192), tensor(3, 1000, 8192), tensor(4, 8192, dtype=torch.float32))
+    assert "share operands" in helion.kernel(stepped).bind(args, target="h200").seeds[0].reason
+    cell = CELLS["conv_step"]
+    parts = cell.kernel.bind(cell.arguments("meta", False), target="h200").seeds[0]
+    assert "share operands" not in parts.reason and parts.config["block_sizes"][0] == 1

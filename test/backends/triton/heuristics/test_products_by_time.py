@@ -115,3 +115,21 @@ def test_several_operands_of_a_side_take_whole_lines(kernel: helion.Kernel) -> N
     parts = [tensor(2048, 2048) for _ in range(4)]
     seed = kernel.bind(tuple(parts), target="h200").seeds[0].config
     assert (seed["block_sizes"], seed["num_warps"], seed["num_stages"]) == ([128, 128, 64], 8, 3)
+
+
+def turned_blocks(x: torch.Tensor, turn: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    m, k = x.size()
+    out = torch.empty([m, k], dtype=torch.int8, device=x.device)
+    scales = torch.empty([m, k // 128], dtype=torch.float32, device=x.device)
+    for rows, block in hl.tile([m, k], block_size=[None, 128]):
+        y = hl.dot(x[rows, block], turn[:, :])
+        scale = torch.clamp(y.abs().amax(-1), min=1e-6) / 127.0
+        scales[rows, block.id] = scale
+        out[rows, block] = torch.round(y / scale[:, None]).to(torch.int8)
+    return out, scales
+
+
+def test_programs_that_multiply_once_and_reduce_have_few_rows() -> None:
+    """Measurement ``multiplied_once``."""
+    seed = helion.kernel(turned_blocks).bind((tensor(16384, 4096), tensor(128, 128)), target="h200").seeds[0]
+    assert seed.config["block_sizes"] == [64] and "multiply once" in seed.reason

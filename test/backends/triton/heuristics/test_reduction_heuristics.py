@@ -26,6 +26,7 @@ from unseen_kernels import second_largest
 
 import helion
 import helion.language as hl
+from benchmarks.unfitted.serving import CELLS
 from helion._compiler.facts.records import KernelFacts, LiveTile
 from helion._testing import EXAMPLES_DIR, import_path
 from helion.autotuner.proposal import Proposal
@@ -259,21 +260,71 @@ def test_warps_that_exchange_sums_in_each_step_are_fewer_by_prediction() -> None
     assert (best.num_warps or 0) < (rest[0].num_warps or 0)
 
 
-def low_ranks(x: torch.Tensor, down: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
-    """Products of tokens with matrices of few rows, one for each token."""
-    rank = hl.specialize(down.size(1))
-    out = torch.empty([x.size(0), rank], dtype=torch.float32, device=x.device)
-    for tokens in hl.tile(x.size(0)):
-        adapter, hidden = which[tokens], hl.zeros([tokens, rank])
-        for inner in hl.tile(x.size(1)):
-            part = x[tokens, inner].to(torch.float32)[:, None, :]
-            hidden += (down[adapter, :, inner].to(torch.float32) * part).sum(-1)
-        out[tokens, :] = hidden
+def test_loops_over_several_rows_of_a_program_have_fewer_warps_by_prediction() -> None:
+    """Measurement ``low_ranks``."""
+    cell = CELLS["adapter_of_each_token"]
+    seed = cell.kernel.bind(cell.arguments("meta", False), target="h200").seeds[0]
+    assert seed.config["num_warps"] == 8 and seed.config["block_sizes"] == [1, 1024, 1024]
+
+
+def best_of_rows(x: torch.Tensor, times: hl.constexpr) -> torch.Tensor:
+    out = torch.empty([x.size(0), times], dtype=torch.int64, device=x.device)
+    for rows in hl.tile(x.size(0)):
+        values = torch.log_softmax(x[rows, :], dim=-1)
+        lanes = hl.arange(x.size(1))[None, :]
+        for i in hl.static_range(times):
+            best = torch.argmax(values, -1)
+            out[rows, i] = best
+            values = torch.where(lanes == best[:, None], float("-inf"), values)
     return out
 
 
-def test_loops_over_several_rows_of_a_program_have_fewer_warps_by_prediction() -> None:
-    """Measurement ``low_ranks``."""
-    args = (tensor(512, 4096), tensor(32, 16, 4096), tensor(512, dtype=torch.int64))
-    bound = helion.kernel(low_ranks).bind(args, target="h200")
-    assert bound.seeds[0].config["num_warps"] <= 8 and "predicted to be faster" in bound.seeds[0].reason
+def test_rows_that_several_reductions_read_again_stay_in_the_cache() -> None:
+    """Measurement ``read_again``."""
+    seed = helion.kernel(best_of_rows).bind((tensor(512, 50257, dtype=FP32), 4), target="h200").seeds[0]
+    assert seed.config["reduction_loops"] != [None]
+    assert "first" not in seed.config["load_eviction_policies"]
+
+
+def weighted_loss(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    loss, grad = torch.empty([x.size(0)], dtype=torch.float32, device=x.device), torch.empty_like(x)
+    for rows in hl.tile(x.size(0)):
+        sign = torch.where(y[rows, :] == 1, 1.0, -1.0)
+        z = x[rows, :].to(torch.float32) * sign
+        p = torch.sigmoid(z)
+        log_p = torch.minimum(z, torch.zeros_like(z)) - torch.log1p(torch.exp(-torch.abs(z)))
+        loss[rows] = (-(1 - p) * (1 - p) * log_p).sum(-1)
+        grad[rows, :] = sign * (1 - p) * (1 - p) * (2 * p * log_p - (1 - p))
+    return loss, grad
+
+
+def test_rows_of_heavy_bodies_are_counted_by_their_widest_load() -> None:
+    """Measurement ``widest_loads``: targets in bytes do not make rows of fp32 shorter."""
+    args = (tensor(200_001, 91, dtype=FP32), tensor(200_001, 91, dtype=torch.int8))
+    wide, narrow = (helion.kernel(weighted_loss).bind((args[0], y), target="h200") for y in (args[0], args[1]))
+    assert wide.default_config()["block_sizes"] == narrow.default_config()["block_sizes"] == [4]
+
+
+def group_statistics(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    images, places, groups, width = x.size()
+    out, means = torch.empty_like(x), torch.empty([images, groups], dtype=torch.float32, device=x.device)
+    for image, group in hl.grid([images, groups]):
+        total = hl.zeros([], dtype=torch.float32)
+        for rows in hl.tile(places):
+            total += x[image, rows, group, :].to(torch.float32).sum()
+        mean = total / (places * width)
+        means[image, group] = mean
+        for rows in hl.tile(places):
+            v = x[image, rows, group, :].to(torch.float32) - mean
+            out[image, rows, group, :] = v * torch.sigmoid(v)
+    return out, means
+
+
+@pytest.mark.parametrize("gpu", ["sm_80", "sm_90", "sm_100"])
+def test_loops_over_pieces_of_rows_have_registers_for_their_addresses(gpu: str) -> None:
+    """Measurement ``pieces_of_rows``."""
+    pieces, rows = (helion.kernel(group_statistics).bind((tensor(16, 4096, 32, n),), target=gpu) for n in (10, 16))
+    first, others = pieces.seeds[0], rows.seeds[0]
+    assert all(a <= b for a, b in zip(first.config["block_sizes"], others.config["block_sizes"], strict=True))
+    assert sum(first.config["block_sizes"]) < sum(others.config["block_sizes"])
+    assert not pieces.resources(first.config).spill_bytes

@@ -164,6 +164,28 @@ def test_loops_that_end_at_the_longest_row_have_few_rows(rows: int, entries: int
 
 
 @helion.kernel
+def _packed_softmax(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(values)
+    for tile in hl.tile(offsets.size(0) - 1):
+        start = offsets[tile]
+        length = offsets[tile.index + 1] - start
+        total = hl.zeros([tile])
+        for part in hl.jagged_tile(length):
+            total += torch.exp(values[start[:, None] + part.index[None, :]]).sum(1)
+        for part in hl.jagged_tile(length):
+            at = start[:, None] + part.index[None, :]
+            out[at] = torch.exp(values[at]) / total[:, None]
+    return out
+
+
+def test_two_loops_over_packed_rows_have_two_of_them() -> None:
+    """Measurement ``packed_rows``."""
+    args = tensor(65536 * 150, dtype=torch.float32), tensor(65537, dtype=torch.int64)
+    seed = _packed_softmax.bind(args, target="h200").seeds[0]
+    assert seed.config["block_sizes"] == [2, 128, 128] and seed.config["num_warps"] == 1
+
+
+@helion.kernel
 def _pooled(values: torch.Tensor, scores: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     out = torch.empty([offsets.size(0) - 1, values.size(1)], dtype=values.dtype, device=values.device)
     for row, columns in hl.tile(out.size(), block_size=[1, None]):

@@ -235,12 +235,17 @@ def _are_apart(axis: AxisFact, other: AxisFact) -> bool:
 
 
 def _with_few_waiting(sizes: dict[int, int], facts: KernelFacts) -> dict[int, int]:
-    """Return sizes with few rows where a loop ends at the longest row of a tile: the other rows wait for it."""
+    """Return sizes with few rows where loops end at the longest row of a tile: the other rows wait for it.
+
+    Several loops over the same rows have two of them and shorter steps (measurement ``packed_rows``).
+    """
     loops = [axis for axis in facts.tunable_axes if axis.extent is None and axis.mean]
     rows = [fact.axis for fact in facts.reductions if fact.category == "grid_tile" and "max" in fact.names]
-    if len(loops) != 1 or facts.atomics or not rows:
+    if len({axis.mean for axis in loops}) != 1 or facts.atomics or not rows:
         return sizes
-    most = max(1, _WAITING // sizes[loops[0].block_id])
+    if len(loops) > 1:
+        sizes = {**sizes, **{axis.block_id: min(sizes[axis.block_id], _WAITING) for axis in loops}}
+    most = max(2 if len(loops) > 1 else 1, _WAITING // max(sizes[axis.block_id] for axis in loops))
     fewer = {axis: clamp(min(sizes[axis], most), facts.axes[axis]) for axis in rows if axis in sizes}
     return {**sizes, **fewer}
 

@@ -109,7 +109,7 @@ class TritonProductsHeuristic(Heuristic):
         first = ruled[0], proposal_us(facts, ruled[0], target)
         others = () if timed is None else ((timed, proposal_us(facts, timed, target)),)
         best = unless_faster(first, others, trust(target).several_matmuls)
-        if (fewer := _with_fewer_sums(facts, best, target)) is not None:
+        if (fewer := _with_fewer_sums(facts, best, target) or _with_fewer_rows(facts, best, target)) is not None:
             return fewer, best, *ruled
         chosen = ruled if best is ruled[0] else (best, *ruled)
         boxed = boxed_operands(facts, all_sizes(facts, chosen[0].block_sizes), target)
@@ -139,6 +139,26 @@ def _with_fewer_sums(facts: KernelFacts, tile: TritonProposal, target: Target) -
         if predicted.fits and not predicted.spill_risk and predicted.occupancy_blocks > 1:
             found.append((each, proposal_us(facts, each, target)))
     best = unless_faster((tile, first), found, trust(target).several_matmuls)
+    return None if best is tile else best
+
+
+def _with_fewer_rows(facts: KernelFacts, tile: TritonProposal, target: Target) -> TritonProposal | None:
+    """Return the tile with half of the rows or less, for programs that multiply once and then reduce the rows.
+
+    Only other programs of the SM compute while one waits for its operands (measurement ``multiplied_once``).
+    """
+    fact = facts.matmuls[0]
+    m, once = fact.m_block_id, facts.regions[fact.region].kind == "root"
+    if len(facts.matmuls) != 1 or not once or m is None or not any(each.tile for each in facts.reductions):
+        return None
+    found, rows = [], tile.block_sizes.get(m, 1)
+    while (rows := rows // 2) >= max(_TUNED.group_rows, facts.axes[m].min_size):
+        reason = f"{tile.reason}, {rows} rows of programs that multiply once"
+        each = replace(tile, reason=reason, block_sizes={**tile.block_sizes, m: rows}, num_stages=1)
+        predicted = estimate(facts, target, each.block_sizes, each.num_warps or 1, 1)
+        if predicted.fits and not predicted.spill_risk:
+            found.append((each, proposal_us(facts, each, target)))
+    best = unless_faster((tile, proposal_us(facts, tile, target)), found, trust(target).several_matmuls)
     return None if best is tile else best
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 from ......_compiler.facts.records import KernelFacts
 from ......_support.records import dataclass
 from ......autotuner.proposal import Predicted
-from ......hardware import Target
+from ......hardware import VECTOR_BYTES, Target
 from ....resources.predict import unstaged
+from ....resources.tiles import vector_elements
 from ... import register_safety as safety
 from ...sizing import Chunks, Sizes, all_sizes, estimate, extent_of, halve, has_wide_memory, warps_for_threads
 from ...tuned import Tuned, tuned
@@ -30,6 +32,8 @@ class _Numbers(Tuned):
     wide_heavy_threads: int
     #: No chunk shrinks below this many times the axis's minimum.
     smallest_chunk: int
+    #: Registers of each access of a thread to pieces of rows that no vector fits, in addition to those predicted.
+    piece_registers: int
     #: Least threads when each program reduces a grid axis, and the same where memory is fast.
     away_threads: int
     wide_away_threads: int
@@ -81,6 +85,7 @@ def launch(found: Allocation, facts: KernelFacts, target: Target, *, threads: in
         if smaller is None:
             break
         sizes, chunks = smaller
+    sizes = _with_few_pieces(facts, sizes, chunks, warps, target)
     predicted = estimate(facts, target, sizes, warps, 1, chunks)
     shorter = _shorter_applied(found, facts, sizes)
     if shorter != sizes and not safety.within(predicted, safety.APPLIED):
@@ -91,6 +96,36 @@ def launch(found: Allocation, facts: KernelFacts, target: Target, *, threads: in
         chunks = ragged
         predicted = estimate(facts, target, sizes, warps, 1, chunks)
     return Launch(num_warps=warps, sizes=sizes, chunks=chunks, predicted=predicted)
+
+
+def _with_few_pieces(facts: KernelFacts, sizes: Sizes, chunks: Chunks, warps: int, target: Target) -> dict[int, int]:
+    """Return ``sizes`` with shorter tiles of loops over rows that are accessed in pieces of a vector.
+
+    Each access has an address of its own, which predicted registers do not count (measurement ``pieces_of_rows``).
+    """
+    found, threads = dict(sizes), warps * target.warp_size
+    while pieces := _pieces(facts, all_sizes(facts, found, chunks), threads):
+        predicted = estimate(facts, target, found, warps, 1, chunks)
+        needed = predicted.registers_per_thread + _TUNED.piece_registers * max(pieces.values())
+        able = [axis for axis in pieces if axis in found and found[axis] > facts.axes[axis].min_size]
+        if not able or needed <= predicted.register_limit:
+            break
+        longest = max(found[axis] for axis in able)
+        found |= {axis: longest // 2 for axis in able if found[axis] == longest}
+    return found
+
+
+def _pieces(facts: KernelFacts, sizes: Sizes, threads: int) -> dict[int, float]:
+    """Return the accesses of a thread to whole rows by less than half a vector, by the axis of the loop over the rows."""
+    found: dict[int, float] = {}
+    for op in facts.memory_ops:
+        loops = [axis for axis in op.tile_axes if facts.axes[axis].kind == "tile" and not facts.axes[axis].on_grid]
+        width = vector_elements(op, sizes, threads)
+        whole = any(facts.axes[axis].kind == "full" for axis in op.tile_axes)
+        if len(loops) == 1 and whole and not op.gathered and 2 * width * op.itemsize < VECTOR_BYTES:
+            each = math.prod(sizes[axis] for axis in op.tile_axes) / threads / width
+            found[loops[0]] = max(found.get(loops[0], 0.0), each)
+    return found
 
 
 def _shorter_applied(found: Allocation, facts: KernelFacts, sizes: Sizes) -> Sizes:

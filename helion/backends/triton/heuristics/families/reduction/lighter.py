@@ -9,6 +9,8 @@ from dataclasses import replace
 from ......_compiler.facts.records import KernelFacts, ReductionFact
 from ......hardware import Target
 from ....proposal import TritonProposal
+from ...choose import trust, unless_faster
+from ...predicted_time import proposal_us
 from ...sizing import estimate
 
 
@@ -29,3 +31,12 @@ def lighter_tiles(
         if not estimate(facts, target, sizes, fewer, 1, first.reduction_loops).spill_risk:
             reason = f"{first.reason}; predicted to be faster in tiles of {tile} and {fewer} warps"
             yield replace(first, reason=reason, block_sizes=sizes, num_warps=fewer)
+
+
+def in_quarter(proposal: TritonProposal, primary: ReductionFact, facts: KernelFacts, target: Target) -> TritonProposal:
+    """Return the same tile in a quarter of the warps, if that is predicted to be faster (measurement ``low_ranks``)."""
+    fewer = (proposal.num_warps or 1) // 4
+    lighter = lighter_tiles(proposal, primary, facts, target)
+    same = [each for each in lighter if each.block_sizes == proposal.block_sizes and each.num_warps == fewer]
+    timed = [(each, proposal_us(facts, each, target)) for each in (proposal, *same)]
+    return unless_faster(timed[0], timed[1:], trust(target).lighter_rows)

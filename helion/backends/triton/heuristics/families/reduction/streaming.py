@@ -27,7 +27,7 @@ from .budget import Allocation, allocate, reduction_alone
 from .gathered import fewer_gathered
 from .in_loops import alone_in_loops
 from .launch import launch
-from .lighter import lighter_tiles
+from .lighter import in_quarter
 from .sharing import sharing
 from .thin import thinner
 from .walked import in_short_steps
@@ -140,6 +140,8 @@ _TUNED = tuned(_Numbers)
 #: Stages of a loop over steps of rows.
 _STAGES = 3
 _ONE_PASS = frozenset(("max", "sum"))
+#: Dependent reductions that one pass over a row computes. With more, the row is read again (measurement ``read_again``).
+_MERGED_STAGES = 2
 
 
 class TritonStreamingReductionHeuristic(Heuristic):
@@ -185,9 +187,7 @@ def _lighter(proposal: TritonProposal, facts: KernelFacts, target: Target) -> Tr
     """
     warps, primary = proposal.num_warps or 1, allocate(facts, target).primary
     if primary.category == "user_tile" and _inside(facts, primary) > 1:
-        tiles = (proposal, *lighter_tiles(proposal, primary, facts, target))
-        timed = [(each, proposal_us(facts, each, target)) for each in tiles]
-        return unless_faster(timed[0], timed[1:], trust(target).lighter_rows)
+        return in_quarter(proposal, primary, facts, target)
     again = any(each.axis == primary.axis and each.region != primary.region for each in facts.reductions)
     if again and primary.full_extent and not any(proposal.reduction_loops.values()):
         return alone_in_loops(proposal, _row_axes(allocate(facts, target), facts), primary, facts, target)
@@ -358,8 +358,9 @@ def _eviction(facts: KernelFacts, primary: ReductionFact, width: int, target: Ta
         if op.load_slot is not None and along.intersection(op.tile_axes) and grid.intersection(op.tile_axes)
     }
     stores = _stores_rows(facts, primary)
-    # a whole dimension of which no row is stored is read once, chunked or not
-    again = primary.re_read and width < primary.extent and (stores or not primary.full_extent)
+    # a whole dimension of which no row is stored is read once by a maximum and a sum, chunked or not
+    several = len(primary.stages) > _MERGED_STAGES or not primary.full_extent
+    again = primary.re_read and width < primary.extent and (stores or several)
     if not again and not stores:
         own = [op for op in facts.memory_ops if op.load_slot in rows and not op.gathered]
         bytes_read = sum(math.prod(op.extents) * op.itemsize for op in own)
@@ -466,7 +467,7 @@ def _is_alone(facts: KernelFacts, primary: ReductionFact) -> bool:
     whole = facts.axes[primary.axis].padded or next_power_of_2(primary.extent)
     lanes = whole == _TUNED.alone_lanes and whole >= _TUNED.idle * primary.extent
     plain = primary.full_extent and _stores_rows(facts, primary) and _inside(facts, primary) == 1
-    return plain and lanes and _itemsize(primary) == _TUNED.alone_itemsize and not _is_heavy(primary)
+    return plain and lanes and _itemsize(primary) == _TUNED.alone_itemsize
 
 
 def _wastes_bytes(primary: ReductionFact, whole: int) -> bool:
@@ -499,9 +500,11 @@ def _set_width(found: Allocation, facts: KernelFacts, width: int) -> None:
 
 
 def _set_rows(found: Allocation, facts: KernelFacts, target: Target, compute_bound: bool) -> int:
-    """Set and return the rows per program: its bytes, distributed over the grid axes."""
+    """Set and return the rows per program: its bytes, distributed over the grid (measurement ``widest_loads``)."""
     primary = found.primary
-    row = (facts.axes[primary.axis].padded or primary.extent) * _inside(facts, primary) * _itemsize(primary)
+    loads = (op.itemsize for op in facts.memory_ops if op.kind == "load" and primary.axis in op.tile_axes)
+    itemsize = max(_itemsize(primary), *loads) if _is_heavy(primary) else _itemsize(primary)
+    row = (facts.axes[primary.axis].padded or primary.extent) * _inside(facts, primary) * itemsize
     waves = previous_power_of_2(grid_extent(facts, primary.root) // (target.num_sms * _TUNED.min_waves))
     if _is_alone(facts, primary):
         waves = 1
