@@ -60,7 +60,7 @@ def _spread(loop: Op, sizes: Mapping[int, int], inputs: StepInputs, program: Pro
     widest = max(tiles, key=lambda value: len(_blocks(value)), default=None)
     if widest is None or not all(op.kind == "load" and _blocks(op.result) < _blocks(widest) for op in accesses):
         return
-    for op in accesses:
+    for op in (each for each in accesses if each.result.dims):
         attrs = op.attributes(MemoryAttrs)
         lanes, whole = (_lanes(value, sizes) for value in (op.result, widest))
         own = op.result.dims[-1].lanes(sizes) == inputs.threads and lanes == whole >= _DEEP * inputs.threads
