@@ -15,7 +15,6 @@ import helion
 from helion import exc
 from helion._testing import check, map_tensors
 from helion.backends.triton.execute.interpreter.races import detect_races
-from helion.backends.triton.resources.traffic import trips
 
 _EVERY = object()
 #: Above this many bodies of grids and loops a config takes seconds in the interpreter.
@@ -115,9 +114,15 @@ def configs_of(bound: Any, keys: tuple[str, ...], rng: random.Random, count: int
 def bodies(bound: Any, config: helion.Config) -> int:
     """Return how many bodies of grids and loops the interpreter runs for a config."""
     facts, sizes = bound.facts, bound.config_spec.sizes(config)
-    return sum(
-        math.prod(trips(facts, sizes, axis) for axis in facts.enclosing_axes(region.region)) for region in facts.regions
-    )
+
+    def tiles(axis: int) -> int:
+        fact, size = facts.axes[axis], sizes[axis]
+        extent = fact.mean if fact.extent is None else fact.extent
+        if extent is None:  # of the tile of another loop, or unknown
+            extent = size if fact.outer is None else sizes[fact.outer]
+        return max(1, -(-extent // size))
+
+    return sum(math.prod(map(tiles, facts.enclosing_axes(region.region))) for region in facts.regions)
 
 
 def has_rewrite(config: helion.Config, plain: helion.Config, key: str) -> bool:

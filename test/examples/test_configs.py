@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 from conftest import PROVE
-from rewrite_pairs import configs_of, pairs_of, run_poisoned
+from rewrite_pairs import bodies, configs_of, pairs_of, run_poisoned
 from triton.runtime.errors import OutOfResources
 
 import helion
 from helion._testing import EXAMPLES_DIR, check, import_path
 from helion.backends.triton.execute.interpreter.races import detect_races
-from helion.backends.triton.resources.traffic import trips
 
 #: Random configs per case: a sample, and what `make prove` runs.
 SAMPLED, PROVEN = 1, 20
@@ -50,11 +49,8 @@ def cases(name: str) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
 def is_small(bound: Any, config: helion.Config) -> bool:
     """Whether a launch of ``config`` runs few enough bodies to interpret, as the sizes are that ``bound`` was made for."""
     facts, sizes = bound.facts, bound.config_spec.sizes(config)
-    bodies = sum(
-        math.prod(trips(facts, sizes, axis) for axis in facts.enclosing_axes(region.region)) for region in facts.regions
-    )
     chunks = math.prod(-(-axis.padded // sizes[axis.block_id]) for axis in facts.rolled_axes)
-    return bodies * chunks <= MOST_BODIES
+    return bodies(bound, config) * chunks <= MOST_BODIES
 
 
 def run(kernel: Any, reference: Callable[..., Any], case: str, args: tuple[Any, ...], count: int) -> None:
