@@ -1,10 +1,9 @@
 """Kernels of several grid loops: the proposals of each heuristic, with larger tiles for the loops that it leaves out.
 
 A heuristic finds the tiles of the loop that it knows. The tile of another loop may then have few elements, as of one that
-applies what the first one reduces. It grows as long as the predicted time becomes shorter. Or it has too many, as of sums
-before a matmul, and is halved. With a barrier
-and no host code in between, loops may have one cooperative launch of persistent programs. It is proposed if it is predicted to
-be faster.
+applies what the first one reduces. It grows as long as the predicted time becomes shorter, and by more where SMs become
+idle. Or it has too many, as of sums before a matmul, and is halved. With a barrier and no host code in between, loops
+may have one cooperative launch of persistent programs. It is proposed if it is predicted to be faster.
 
 A whole dimension of a loop without a matmul may leave no registers for the tiles of another loop. Examples are parts
 of keys that a last loop puts together. It is then reduced in chunks (measurement ``parts_beside_products``).
@@ -220,7 +219,11 @@ def _traded(axes: list[AxisFact], sizes: Sizes, facts: KernelFacts) -> list[Size
 
 
 def with_other_loops(proposal: TritonProposal, facts: KernelFacts, target: Target) -> TritonProposal:
-    """Return a proposal with larger tiles of the grid loops whose tiles have few elements and that multiply nothing."""
+    """Return a proposal with larger tiles of the grid loops whose tiles have few elements and that multiply nothing.
+
+    A larger tile that leaves SMs without a program has to be faster by more than the error of the prediction: few programs
+    do not load at the full rate, and end late.
+    """
     if proposal.pid_type is not None or not proposal.launch.keys() <= {"split_k"}:
         return proposal
     multiplying = {facts.regions[fact.region].root for fact in facts.matmuls}
@@ -233,7 +236,9 @@ def with_other_loops(proposal: TritonProposal, facts: KernelFacts, target: Targe
                 sizes = {**proposal.block_sizes, axis.block_id: clamp(2 * proposal.block_sizes[axis.block_id], axis)}
                 larger = replace(proposal, block_sizes=sizes)
                 us = proposal_us(facts, larger, target)
-                if us <= _TUNED.shorter * shortest and not _spills_more(larger, proposal, facts, target):
+                idle = programs_of(facts, sizes, root) < target.num_sms
+                ratio = trust(target).several_matmuls if idle else _TUNED.shorter
+                if us <= ratio * shortest and not _spills_more(larger, proposal, facts, target):
                     proposal, shortest, grown = larger, us, True
                     break
     if proposal is given:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import helion
 import helion.language as hl
 from helion.backends.execution import Resources
+from helion.backends.triton.heuristics import several_loops
 from helion.backends.triton.heuristics.several_loops import in_one_launch, with_other_loops, with_smaller_tiles
 from helion.backends.triton.proposal import TritonProposal
 from helion.backends.triton.resources.time.launch import launch_of
@@ -89,6 +91,15 @@ def test_tiles_of_other_loops_grow() -> None:
     assert grown.block_sizes[0] == 2048 and grown.block_sizes[1] >= 512
     x = torch.randn(5000)
     torch.testing.assert_close(by_maximum(x), x / x.abs().max())
+
+
+@pytest.mark.parametrize(("ratio", "tile"), [(0.95, 64), (0.75, 2**14)])
+def test_tiles_that_leave_sms_idle_have_to_be_faster(monkeypatch: pytest.MonkeyPatch, ratio: float, tile: int) -> None:
+    """A predicted time within the error does not take programs from SMs: 2**14 elements by 128 are 128 programs."""
+    bound = by_maximum.bind((torch.empty(2**14, device="meta"),), target="h200")
+    monkeypatch.setattr(several_loops, "proposal_us", lambda _f, each, _t: ratio ** math.log2(each.block_sizes[1]))
+    small = TritonProposal(reason="", block_sizes={0: 2048, 1: 1}, num_warps=4)
+    assert with_other_loops(small, bound.facts, target("h200")).block_sizes == {0: 2048, 1: tile}
 
 
 def test_whole_dimensions_of_other_loops_leave_registers_for_products() -> None:
