@@ -825,6 +825,14 @@ def test_adjacent() -> None:
     assert adjacent(PermutationFragment(2), [0, 1]) == [[1, 0]]
 
 
+def test_numbers_out_of_range_are_next_to_the_nearest_in_it() -> None:
+    """A seed may have a value that searches do not try, such as a split of K into more parts."""
+    assert adjacent(PowerOfTwoFragment(1, 16), 64) == [16]
+    assert adjacent(IntegerFragment(2, 4), 1) == [2]
+    assert adjacent(MultipleFragment(16, 32, 256), 512) == [256]
+    assert adjacent(EnumFragment((1, 2, 4)), 8) == [1, 2, 4]
+
+
 def test_neighbours() -> None:
     space = SOFTMAX(meta(10, 1000))
     config = space.normalize(Config(block_sizes=[4], reduction_loops=[None]))

@@ -51,9 +51,12 @@ def nearest(fragment: Fragment, value: Any, default: Any) -> Any:
 def adjacent(fragment: Fragment, value: Any) -> list[Any]:
     """List the neighbors of a value: one step up and down for numbers, also the next powers of two among multiples.
 
-    Unordered sets give every other value.
+    Unordered sets give every other value. A number out of range has the nearest one in it.
     """
     values = values_of(fragment)
+    if fragment.why_not(value) is not None and isinstance(value, (int, float)):
+        near = nearest(fragment, value, None)
+        return [other for other in values if near is None or other == near]
     if isinstance(fragment, MultipleFragment):
         half, double = previous_power_of_2(max(1, value - 1)), 2 * previous_power_of_2(value)
         near = {value - fragment.step, value + fragment.step, half, double} - {value}
