@@ -22,6 +22,7 @@ class Sequences:
 
     @staticmethod
     def among(names: dict[str, Any], chosen: Iterable[str]) -> Sequences:
+        """Return those of the ``chosen`` names."""
         return Sequences({name: names[name] for name in chosen if _is_of_items(names.get(name))})
 
     @staticmethod

@@ -13,6 +13,7 @@ After, with a dimension ``b3`` of all elements of the table, such as 16::
 
 Elements of 2 bytes and less are not copied ahead. A table has a power of two of elements, which lie next to each other,
 and the kernel stores to none of them.
+Checked kernels keep their lookups, and report places out of range.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def _batches_last(facts: KernelFacts, proposal: TritonProposal) -> TritonProposa
     between = [
         op
         for op in loads
-        if all(axis not in own for axis, n in zip(op.subscript_axes, op.strides, strict=True) if n == 1)
+        if all(axis not in own for axis, step in zip(op.subscript_axes, op.strides, strict=True) if step == 1)
     ]
     if not batch or m not in grid.axes or n not in grid.axes or len(between) != 2 or proposal.loop_orders:
         return proposal

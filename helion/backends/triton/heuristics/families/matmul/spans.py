@@ -40,9 +40,6 @@ def halves(side: int, least: int) -> list[int]:
     return [side >> i for i in range(side.bit_length()) if side >> i >= min(side, least)]
 
 
-__all__ = ["halves", "with_fewer_parts"]
-
-
 def deeper(sizer: ProductSizer, tile: ProductTile) -> ProductTile:
     """Return the tile with twice the K where all programs run at once in any case.
 
@@ -57,3 +54,6 @@ def deeper(sizer: ProductSizer, tile: ProductTile) -> ProductTile:
         return tile
     predicted = sizer.predict(twice)
     return twice if predicted.fits and not predicted.spills else tile
+
+
+__all__ = ["deeper", "halves", "with_fewer_parts"]
