@@ -167,3 +167,10 @@ def test_predicted_memory_has_no_copies_of_lookups(fn: Callable[..., Any], size:
     assert real.shared_bytes <= predicted.shared_bytes <= 1.4 * real.shared_bytes
     assert real.spill_bytes == 0
     assert bound.resources(bound.default_config()).fits
+
+
+def test_checked_kernels_report_places_out_of_range() -> None:
+    """Elsewhere such a place is brought into the table."""
+    x, codes, book = torch.randn(16, 32).to(BF16), torch.full((32, 16), 16, dtype=torch.uint8), torch.randn(16)
+    with pytest.raises(helion.exc.IndexOutOfRange):
+        helion.kernel(looked_up, checked=True)(x, codes, book)
