@@ -11,14 +11,28 @@ After::
     %1: [b0] = iota b0; %2 = fmod %1, 32; store out[.., %2]
 
 Products and sums are excluded: they may wrap around to negative numbers.
+
+A GPU divides 64-bit integers in a subroutine of about 100 instructions. A product with ``(2**63 - 1) // divisor`` takes a
+third of them, and a thread computes that number once for all its elements. Before::
+
+    %2 = remainder %1, %0       # %1: a tile of int64; %0: a scalar
+
+After::
+
+    %2 = inline _long_remainder(%1, %0)
+
+Divisors that the compiler knows are left: LLVM multiplies by their reciprocals already.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from ..._compiler.ir.grammar import (
     ForAttrs,
+    InlineAttrs,
     IotaAttrs,
     MemoryAttrs,
     Op,
@@ -39,6 +53,11 @@ _OF_C = {"floordiv": "truncdiv", "remainder": "fmod"}
 #: Ops that keep what they are given from being negative, and fields of tiles that are not.
 _KEEPING = frozenset((*_OF_C, *_OF_C.values(), "cast", "minimum"))
 _FIELDS = frozenset(("begin", "id", "index", "count"))
+#: Lines that divide a tile of int64 by a scalar, by op.
+_LONG = {
+    name: InlineAttrs((f"{helper}({{0}}.to(tl.int64), tl.cast({{1}}, tl.int64))",), effect="none")
+    for name, helper in {"floordiv": "_long_floordiv", "remainder": "_long_remainder"}.items()
+}
 
 
 def divide_naturals(program: Program, inputs: StepInputs) -> Program:
@@ -57,6 +76,28 @@ def divide_naturals(program: Program, inputs: StepInputs) -> Program:
         return replace(op, attrs=PointwiseAttrs(_OF_C[op.attributes(PointwiseAttrs).name]))
 
     return map_ops(program, change)
+
+
+def multiply_by_reciprocals(program: Program, inputs: StepInputs) -> Program:
+    """Return the program with products for divisions of int64 tiles by scalars."""
+
+    def change(op: Op) -> Op:
+        return replace(op, kind="inline", attrs=_LONG[op.attributes(PointwiseAttrs).name]) if _is_long(op) else op
+
+    return map_ops(program, change)
+
+
+def _is_long(op: Op) -> bool:
+    if not isinstance(op.attrs, PointwiseAttrs) or op.attrs.name not in _LONG or op.result.dtype != torch.int64:
+        return False
+    dividend, divisor = op.operands
+    return (
+        isinstance(dividend, Value)
+        and isinstance(divisor, Value)
+        and all(each.dtype.is_signed for each in (dividend, divisor))
+        and any(not dim.is_one for dim in dividend.dims)
+        and all(dim.is_one for dim in divisor.dims)
+    )
 
 
 def _divisor(op: Op) -> int:

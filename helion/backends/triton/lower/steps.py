@@ -25,7 +25,7 @@ from ...._compiler.rewrites.steps import (
     StepInputs,
 )
 from ...._support.lazy import lazy
-from ..divisions import divide_naturals
+from ..divisions import divide_naturals, multiply_by_reciprocals
 from ..lane_order import order_lanes
 from .accesses.loads_before_stores import load_before_stores
 from .accesses.pairs import pair_accesses
@@ -157,5 +157,6 @@ STEPS: tuple[Step, ...] = (
     Step("triton.summed_logs", shorten_logs),
     Step("triton.round_products", round_products),
     Step("triton.divisions", divide_naturals),
+    Step("triton.long_divisions", multiply_by_reciprocals),
     Step("triton.carries", share_variables),
 )

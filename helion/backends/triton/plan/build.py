@@ -76,8 +76,8 @@ def build_plan(
 
 #: Functions that the printer may put before a kernel.
 HELPERS = (
-    "_difference", "_integer_power", "_log1p_unit", "_marked", "_max_nan", "_min_nan", "_prod", "_renewed", "_rounded_bf16", "_settled",
-    "_sort_by_extrema", "_sort_in_steps", "_summed_log", "_tanh",
+    "_difference", "_integer_power", "_log1p_unit", "_long_floordiv", "_long_remainder", "_marked", "_max_nan",
+    "_min_nan", "_prod", "_renewed", "_rounded_bf16", "_settled", "_sort_by_extrema", "_sort_in_steps", "_summed_log", "_tanh",
 )  # fmt: skip
 
 

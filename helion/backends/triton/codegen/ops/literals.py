@@ -50,6 +50,18 @@ _TANH_SMALL = (
 _TANH_BOUND = 0.625
 LOG2_E = math.log2(math.e)
 
+#: ``rest`` of x by the divisor's size, not negative, and the ``quotient`` of ``natural``, which is one too small unless
+#: ``less < 0``: natural * (2**63 - 1 - size * reciprocal) < size * 2**63. A size of 2**63 is negative, and larger than all.
+_LONG_DIVISION = """\
+    size = tl.abs(divisor)
+    reciprocal = 9223372036854775807 // tl.where(size == 0, 1, size)
+    sign = x >> 63
+    natural = x ^ sign
+    quotient = tl.umulhi(natural << 1, tl.full(x.shape, 0, tl.int64) + reciprocal)
+    part = natural - quotient * size
+    less = part - size
+    rest = (tl.where(less < 0, part, less) ^ sign) + (size & sign)"""
+
 
 def _horner(coefficients: Sequence[float], x: str) -> str:
     text = repr(coefficients[-1])
@@ -120,6 +132,21 @@ def _tanh(x):
 def _difference(x, y):
     \"\"\"x - y, of which neither is a product that takes an FMA.\"\"\"
     return libdevice.sub_rn(x, y)
+""",
+    "_long_floordiv": f"""\
+@triton.jit
+def _long_floordiv(x, divisor):
+    \"\"\"x // divisor of int64 and an int64 scalar, rounded down.\"\"\"
+{_LONG_DIVISION}
+    quotient = tl.where(less < 0, quotient, quotient + 1) ^ sign
+    return tl.where(divisor < 0, -quotient - (rest != 0).to(tl.int64), quotient)
+""",
+    "_long_remainder": f"""\
+@triton.jit
+def _long_remainder(x, divisor):
+    \"\"\"x % divisor of int64 and an int64 scalar, with the sign of the divisor.\"\"\"
+{_LONG_DIVISION}
+    return tl.where((rest != 0) & (divisor < 0), rest + divisor, rest)
 """,
     "_summed_log": """\
 @triton.jit
