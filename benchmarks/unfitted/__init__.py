@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import (
     attention,
     axes,
+    cameras,
     contractions,
     convolutions,
     decoding,
@@ -24,12 +25,14 @@ from . import (
     products,
     quantized,
     ragged,
+    records,
     rows,
     scans,
     scores,
     series,
     serving,
     signals,
+    simulations,
     solvers,
     sparse,
     statistics,
@@ -45,6 +48,7 @@ MODULES = (
     rows, statistics, sums, layouts, encodings, ragged, sparse, scans, series, images, windows, filters, geometry,
     physics, training, products, contractions, structured, product_sums, convolutions, mixtures, quantized, attention,
     scores, decoding, graphics, axes, pipelines, vision, graphs, signals, solvers, gradients, serving, generation,
+    cameras, simulations, records,
 )  # fmt: skip
 CELLS: dict[str, UserKernel] = {name: cell for module in MODULES for name, cell in module.CELLS.items()}
 assert len(CELLS) == sum(len(module.CELLS) for module in MODULES), "two kernels have one name"
