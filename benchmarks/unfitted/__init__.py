@@ -18,7 +18,9 @@ from . import (
     graphs,
     images,
     layouts,
+    mixers,
     mixtures,
+    objectives,
     physics,
     pipelines,
     product_sums,
@@ -38,7 +40,9 @@ from . import (
     statistics,
     structured,
     sums,
+    synthesis,
     training,
+    transforms,
     vision,
     windows,
 )  # fmt: skip
@@ -48,7 +52,7 @@ MODULES = (
     rows, statistics, sums, layouts, encodings, ragged, sparse, scans, series, images, windows, filters, geometry,
     physics, training, products, contractions, structured, product_sums, convolutions, mixtures, quantized, attention,
     scores, decoding, graphics, axes, pipelines, vision, graphs, signals, solvers, gradients, serving, generation,
-    cameras, simulations, records,
+    cameras, simulations, records, mixers, transforms, objectives, synthesis,
 )  # fmt: skip
 CELLS: dict[str, UserKernel] = {name: cell for module in MODULES for name, cell in module.CELLS.items()}
 assert len(CELLS) == sum(len(module.CELLS) for module in MODULES), "two kernels have one name"
