@@ -29,16 +29,18 @@ from .tuned import Tuned, tuned
 class _Numbers(Tuned):
     rule: ClassVar[str] = "window_rows"
 
-    #: Rows of a thread along one axis, or along each of two.
+    #: Rows of a thread along one axis, those of pairs of rows and columns, or rows along each of two.
     rows: tuple[int, ...]
+    pairs_rows: tuple[int, ...]
     two_rows: tuple[tuple[int, int], ...]
     #: Elements along the contiguous axis for each thread, and the bytes of the shortest line of a tile.
     runs: tuple[int, ...]
     line_bytes: int
     warps: tuple[int, ...]
-    #: Most elements of a thread. Where taps along contiguous memory load single elements: of few taps, of so many, and of
-    #: more.
+    #: Most elements of a thread, and of pairs of rows and columns, whose rows share all loads of columns. Where taps along
+    #: contiguous memory load single elements: of few taps, of so many, and of more.
     most: int
+    pairs_most: int
     single_most: int
     many_taps: int
     many_most: int
@@ -103,12 +105,13 @@ def _candidates(
     numbers = tuned(_Numbers)
     along = [each for each in facts.row_windows if each.axis == first.block_id and any(map(_has_taps, each.rows))]
     singles = [window.loads(1)[1] for window in along]
-    most = numbers.most
+    taps = any(map(_has_taps, itertools.chain.from_iterable(each.rows for each in facts.row_windows)))
+    most = numbers.most if taps else numbers.pairs_most
     if singles:
         most = numbers.many_most if max(singles) >= numbers.many_taps else numbers.single_most
     shortest = max(first.min_size, min(_highest(first), numbers.line_bytes // itemsize))
     least = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
-    for rows in _rows(first, facts):
+    for rows in _rows(first, facts, taps=taps):
         for run, warps in itertools.product(numbers.runs, numbers.warps):
             lanes = run * warps * target.warp_size
             if not shortest <= lanes <= _highest(first) or run * math.prod(rows.values()) > most:
@@ -119,11 +122,11 @@ def _candidates(
             yield replace(tiles, reason=reason, block_sizes=sizes, num_warps=warps)
 
 
-def _rows(first: AxisFact, facts: KernelFacts) -> Iterator[dict[int, int]]:
-    """Yield the rows along the axis of one window, or of two."""
+def _rows(first: AxisFact, facts: KernelFacts, *, taps: bool) -> Iterator[dict[int, int]]:
+    """Yield the rows along the axis of one window, or of two. Pairs without ``taps`` have up to twice as many."""
     windows = [each for each in facts.row_windows if each.axis != first.block_id and facts.axes[each.axis].tunable]
     for window in windows:
-        for rows in tuned(_Numbers).rows:
+        for rows in tuned(_Numbers).rows if taps else tuned(_Numbers).pairs_rows:
             if saves_loads(*window.loads(rows)) and rows <= _highest(facts.axes[window.axis]):
                 yield {window.axis: rows}
     for one, other in itertools.combinations(windows, 2):

@@ -390,3 +390,24 @@ def test_jagged_rows_are_read_along_columns() -> None:
 def test_maps_and_reductions_are_no_scatters() -> None:
     bound = row_sums.bind((tensor(64, 64),), target="sm_90")
     assert "reduction of known extent" in dict(bound.declined)["TritonScatterHeuristic"]
+
+
+def largest_and_both_orders(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    m, n = x.size()
+    rows, columns = (
+        torch.empty([m, n], dtype=torch.int8, device=x.device),
+        torch.empty([n, m], dtype=torch.int8, device=x.device),
+    )
+    largest = torch.zeros([1], dtype=torch.float32, device=x.device)
+    for i, j in hl.tile([m, n]):
+        value = x[i, j].to(torch.float32)
+        hl.atomic_max(largest, [0], value.abs().amax())
+        rows[i, j] = value.to(torch.int8)
+        columns[j, i] = value.to(torch.int8).T
+    return rows, columns, largest
+
+
+def test_tiles_of_few_atomics_are_square_where_both_orders_are_stored() -> None:
+    bound = helion.kernel(largest_and_both_orders, backend="triton").bind((tensor(8192, 4096),), target="h200")
+    assert bound.seeds[0].heuristic == "TritonScatterHeuristic"
+    assert bound.seeds[0].config["block_sizes"] == [64, 64]

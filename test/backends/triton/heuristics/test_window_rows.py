@@ -102,3 +102,25 @@ def test_registers_hold_the_loads_of_two_tensors() -> None:
 def test_whole_dimensions_count_as_elements_of_a_thread() -> None:
     bound = unsharp.bind((tensor(16, 720, 1280, 3, dtype=torch.uint8), 0.5), target="h200")
     assert "reach neighbours" in bound.seeds[0].reason and 4 * elements(bound) <= 16
+
+
+def overlaps(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([a.size(0), b.size(0)], dtype=torch.float32, device=a.device)
+    for i, j in hl.tile(out.size()):
+        left = torch.maximum(a[i, 0][:, None], b[j, 0][None, :])
+        top = torch.maximum(a[i, 1][:, None], b[j, 1][None, :])
+        right = torch.minimum(a[i, 2][:, None], b[j, 2][None, :])
+        bottom = torch.minimum(a[i, 3][:, None], b[j, 3][None, :])
+        both = torch.relu(right - left) * torch.relu(bottom - top)
+        own = ((a[i, 2] - a[i, 0]) * (a[i, 3] - a[i, 1]))[:, None]
+        other = ((b[j, 2] - b[j, 0]) * (b[j, 3] - b[j, 1]))[None, :]
+        out[i, j] = both / (own + other - both)
+    return out
+
+
+def test_pairs_have_more_elements_of_a_thread_than_windows() -> None:
+    boxes = tensor(8192, 4, dtype=torch.float32)
+    bound = helion.kernel(overlaps, backend="triton").bind((boxes, boxes), target="h200")
+    rows, columns = bound.seeds[0].config["block_sizes"]
+    assert rows >= 16 and rows * columns == 64 * 32 * bound.seeds[0].config["num_warps"]
+    assert bound.resources(bound.seeds[0].config).spill_bytes == 0

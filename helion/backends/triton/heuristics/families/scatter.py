@@ -54,8 +54,9 @@ class _Numbers(Tuned):
     sm_warps: int
     #: Rows of tiles in a group of programs.
     grouped_rows: int
-    #: Ratio of predicted times of halvings that tells nothing.
+    #: Ratio of predicted times of halvings that tells nothing, and of tiles that leave few atomics.
     alike: float
+    same: float
 
 
 _TUNED = tuned(_Numbers)
@@ -95,7 +96,11 @@ class TritonScatterHeuristic(Heuristic):
             for each in (*_longer(sizes, warps, facts, target), *_counting(sizes, facts, target))
         ]
         timed = [(each, proposal_us(facts, each, target)) for each in (first, *longer) if longer]
-        best = unless_faster(timed[0], timed[1:], trust(target).fewer_atomics) if timed else first
+        least = min((us for _, us in timed), default=0.0)
+        # of tiles that are alike, small and square ones write the longest parts of rows of both orders
+        alike = [(each, least) for each, us in timed[1:] if us <= _TUNED.same * least]
+        alike.sort(key=lambda one: (math.prod(one[0].block_sizes.values()), max(one[0].block_sizes.values())))
+        best = unless_faster(timed[0], alike, trust(target).fewer_atomics) if timed else first
         return tuple(_in_groups(each, facts) for each in ((first,) if best is first else (best, first)))
 
 
