@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import types
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from helion._compiler.frontend.host import untraced_meta
 
 CALLS = """
     torch.logsumexp(x, 1); torch.softmax(x, 1); F.log_softmax(x, -1); torch.sigmoid(x); torch.tanh(x); F.relu(x); F.gelu(x); F.silu(x)
@@ -63,3 +67,18 @@ def test_host_code_does_not_import_torch_s_compiler(compiles: bool, tmp_path: Pa
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.splitlines() == (["[]", "0"] if compiles else ["[]"])
+
+
+def test_other_threads_may_import_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    added = types.ModuleType("added_meanwhile")
+
+    class Importing(str):
+        """A name whose comparison imports a module, as another thread does between two of them."""
+
+        def startswith(self, *given: Any) -> bool:
+            monkeypatch.setitem(sys.modules, added.__name__, added)
+            return super().startswith(*given)
+
+    monkeypatch.setitem(sys.modules, Importing("importing"), types.ModuleType("importing"))
+    untraced_meta.keep_dynamo_out()
+    assert sys.modules.pop(added.__name__) is added

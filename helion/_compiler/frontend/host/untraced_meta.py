@@ -26,7 +26,8 @@ _GIVEN: list[Any] = []
 
 def keep_dynamo_out() -> None:
     """Set the untraced form of wrappers in loaded modules to the functions themselves, until Dynamo is imported."""
-    names = [name for name in sys.modules if name.startswith(_MODULES) and name not in _SEEN]
+    # a copy: other threads import meanwhile
+    names = [name for name in tuple(sys.modules) if name.startswith(_MODULES) and name not in _SEEN]
     if not names or "torch._dynamo" in sys.modules:
         return
     with _LOCK:
@@ -53,7 +54,7 @@ def _wrapped(names: list[str]) -> Iterator[Any]:
     """Yield the functions in wrappers of the modules, also those inside of other wrappers."""
     pending: list[Any] = []
     for name in names:
-        pending += vars(sys.modules[name]).values()
+        pending += tuple(vars(sys.modules[name]).values())
     seen: set[int] = set()
     while pending:
         found = pending.pop()
