@@ -6,6 +6,8 @@ Where data decides the range along K, the sharing is not known and the order sta
 
 Matrices of a batch share nothing. Rows of a result that begin within sectors share one at each edge of a tile, which two
 programs write. It is written to memory once if they follow each other (measurement ``batched_order``).
+
+In grids of more axes, such as taps of a transposed convolution, programs that share an operand follow each other.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ def ordered(facts: KernelFacts, proposal: TritonProposal, target: Target) -> Tri
     """
     if any(fact.k_block_id is None or facts.axes[fact.k_block_id].extent is None for fact in facts.matmuls):
         return proposal
-    if proposal.l2_groupings or proposal.loop_orders or proposal.pid_type is not None or "split_k" in proposal.launch:
+    if proposal.loop_orders or proposal.pid_type is not None or "split_k" in proposal.launch:
+        return proposal
+    if proposal.l2_groupings and len(facts.grid_axes) < 3:
         return proposal
     if (rows := _along_rows(facts, proposal)) is not None:
         return rows
@@ -61,11 +65,29 @@ def _options(facts: KernelFacts, proposal: TritonProposal, target: Target) -> It
     grids = [region for region in facts.regions if region.kind == "root" and region.root in roots]
     for grid in grids:
         tiles = [cdiv(extent_of(facts.axes[axis]), sizes[axis]) for axis in grid.axes]
-        if len(tiles) == 2 and min(tiles) > 1:
+        several = [at for at, count in enumerate(tiles) if count > 1]
+        if len(tiles) > 2 and len(several) > 1:
+            ungrouped = {root: group for root, group in proposal.l2_groupings.items() if root != grid.root}
+            for order in _orders(facts, grid.axes, several):
+                reason = f"{proposal.reason}, programs that share an operand together"
+                yield replace(proposal, loop_orders={grid.root: order}, l2_groupings=ungrouped, reason=reason)
+        if len(tiles) == len(several) == 2:
             yield replace(proposal, loop_orders={grid.root: (1, 0)}, reason=f"{proposal.reason}, columns first")
             for group in groups:
                 reason = f"{proposal.reason}, {group} rows at a time"
                 yield replace(proposal, l2_groupings={grid.root: group}, reason=reason)
+
+
+def _orders(facts: KernelFacts, axes: tuple[int, ...], several: list[int]) -> Iterator[tuple[int, ...]]:
+    """Yield the orders in which programs that share a load of a matmul follow each other, for each load; the last axis of
+    several fastest."""
+    last_first, found = [*reversed(range(len(axes)))], set[tuple[int, ...]]()
+    for op in (op for op in facts.memory_ops if op.kind == "load" and op.matmul_operand):
+        apart = [at for at in last_first if at in several and axes[at] not in (*op.subscript_axes, *op.tile_axes)]
+        order = (*apart, *(at for at in last_first if at not in apart))
+        if apart and order not in found:
+            found.add(order)
+            yield order
 
 
 def _along_rows(facts: KernelFacts, proposal: TritonProposal) -> TritonProposal | None:
