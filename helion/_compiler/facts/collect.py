@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..ir.effects import is_message
-from ..ir.grammar import ForAttrs, HostTensor, Op, Program, Value, ViewAttrs
-from ..ir.loops import tile_of_bound
+from ..ir.grammar import Block, ForAttrs, HostTensor, LoopAxis, Op, Program, Root, Value, ViewAttrs
+from ..ir.loops import loops_of, tile_of_bound
 from ..ir.rewrite import Makers
 from ..rewrites import REWRITES
 from ..rewrites.flatten_runs import flat_runs
@@ -100,7 +100,26 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
         rewrites=_rewrites(program, walk, axes),
         rewritten=_rewritten(program, rollable),
         flat=Lazy(functools.partial(_flat, program, rollable, axes)),
+        apart=tuple(Lazy(functools.partial(_alone, program, rollable, at)) for at in roots if len(roots) > 1),
     )
+
+
+def _alone(program: Program, rollable: tuple[int, ...], at: int) -> KernelFacts:
+    """Return the facts of a kernel that has one of the grid loops alone; blocks of other loops have one element."""
+    alone = replace(program, roots=(program.roots[at],))
+    own = {axis.block for loop in loops_of(alone) for axis in _axes_of(loop)}
+    own.update(block for op in alone.walk() for block in _blocks(op))
+    own.update(base for block in sorted(own) if (base := program.blocks[block].base) is not None)
+    blocks = (each if each.id in own else _of_one(each) for each in program.blocks)
+    return collect_facts(replace(alone, blocks=tuple(blocks)), tuple(block for block in rollable if block in own))
+
+
+def _axes_of(loop: Root | Op) -> tuple[LoopAxis, ...]:
+    return loop.axes if isinstance(loop, Root) else loop.attributes(ForAttrs).axes
+
+
+def _of_one(block: Block) -> Block:
+    return Block(id=block.id, kind="tile", extent=1, size=1, name=block.name)
 
 
 def _phases(program: Program) -> tuple[int, ...]:

@@ -150,8 +150,13 @@ def pointwise_fact(
         return None
     # Programs of axes with a fixed tile share no elements.
     fixed = {a.block_id: a.size for a in axes if a.on_grid and a.block_id not in tiled and a.size is not None}
-    total = math.prod(axis.extent or 1 for axis in tiled.values())
-    total *= math.prod(cdiv(axes[axis].extent or 1, size) for axis, size in fixed.items())
+    elements = {block: axis.extent or 1 for block, axis in tiled.items()}
+    elements |= {axis: cdiv(axes[axis].extent or 1, size) for axis, size in fixed.items()}
+    loops = (
+        {a for region in walk.regions if region.root == root for a in region.axes}
+        for root in range(len(walk.program.roots))
+    )
+    total = max(math.prod(elements.get(axis, 1) for axis in loop) for loop in loops)
     full = [op for op in memory_ops if 2 * op.accessed_numel >= total]
     contiguous: dict[int, None] = {}
     gather_stride, max_slab = 1, 1

@@ -231,7 +231,7 @@ class ScanFact:
 class PointwiseFact:
     """A kernel that only maps elements: no dot, no sized reduction, no carried tile, no op that depends on tiling.
 
-    - ``total_numel``: the product of the extents of all tunable axes, and of the programs along other axes of the grid.
+    - ``total_numel``: the elements of the largest grid loop; along axes of the grid that are not tunable, its programs.
     - ``slab_numel``: elements of memory per tiled element, over all *full* accesses; those of a window count once. A
       full access covers at least half of ``total_numel``, so padded or cropped tensors count.
     - ``storage_itemsize``: the widest dtype of full accesses in memory.
@@ -446,12 +446,12 @@ class KernelFacts:
     - ``random_tiles``: tiles of random numbers.
     - ``transposed_squares``: tiles in which a permutation exchanges two dimensions of one axis; no access shows that.
     - ``numbered_axes``: axes of tiles that ops compute from the places of their elements.
-    - ``messages``: the number of signals to other GPUs and of waits for them in the code.
-    - ``meetings``: the barriers between grid loops with no host code in between.
+    - ``messages``: the signals to other GPUs and waits for them; ``meetings``: the barriers between grid loops with no host
+      code in between.
     - ``phases``: a number for each grid loop; programs of those with equal numbers run at the same time.
     - ``row_windows``: loads that rows of a tile share, of the grid loops that only map elements.
-    - ``rewrites``: facts about rewrites, by config key (``Rewrite.fact``).
-    - ``rewritten``: facts of the kernel after a rewrite, by config key (``Rewrite.model``).
+    - ``rewrites``: facts about rewrites by config key (``Rewrite.fact``); ``rewritten``: those of the kernel after one.
+    - ``apart``: facts of each grid loop as a kernel of its own, with the same blocks; empty for one grid loop.
     """
 
     axes: tuple[AxisFact, ...]
@@ -490,6 +490,7 @@ class KernelFacts:
     rewrites: Mapping[str, Lazy[Any]] = field(default_factory=dict, compare=False, repr=False)
     rewritten: Mapping[str, Lazy[RewrittenFacts | None]] = field(default_factory=dict, compare=False, repr=False)
     flat: Lazy[FlatFacts | None] | None = field(default=None, compare=False, repr=False)
+    apart: tuple[Lazy[KernelFacts], ...] = field(default=(), compare=False, repr=False)
 
     def rewrite(self, key: str) -> Any:
         """Return the fact about the rewrite of a key, None if there is none."""

@@ -7,6 +7,8 @@ may have one cooperative launch of persistent programs. It is proposed if it is 
 
 A whole dimension of a loop without a matmul may leave no registers for the tiles of another loop. Examples are parts
 of keys that a last loop puts together. It is then reduced in chunks (measurement ``parts_beside_products``).
+
+Loops that all map elements have tiles and orders of their own: each is a kernel of one loop to the heuristic.
 """
 
 from __future__ import annotations
@@ -83,9 +85,40 @@ class OfAllLoops:
             if isinstance(again, Declined):
                 return found
             found = tuple(replace(cast("TritonProposal", each), reduction_loops=chunks) for each in again)
+        if facts.pointwise is not None and (each := loop_by_loop(self.rule, facts, target)) is not None:
+            return (*in_one_launch(each, facts, target), each)
         first = with_smaller_tiles(cast("TritonProposal", found[0]), facts, target)
         first = with_half_lines(with_other_loops(first, facts, target), facts, target)
         return (*in_one_launch(first, facts, target), first, *found[1:])
+
+
+def loop_by_loop(rule: Heuristic, facts: KernelFacts, target: Target) -> TritonProposal | None:
+    """Return the tiles and orders that a rule proposes for each grid loop alone; None where it declines one of them.
+
+    All loops have as many warps: those of one of the proposals, whichever is predicted to be faster.
+    """
+    found: list[TritonProposal] = []
+    for alone in facts.apart:
+        proposals = rule.propose(alone.value, target)
+        if isinstance(proposals, Declined):
+            return None
+        found.append(cast("TritonProposal", proposals[0]))
+    sizes, orders, flat = dict[int, int](), dict[int, tuple[int, ...]](), dict[int, bool]()
+    for root, (before, each) in enumerate(zip(_loops_before(facts), found, strict=True)):
+        own = {axis for region in facts.regions if region.root == root for axis in region.axes}
+        sizes |= {axis: size for axis, size in each.block_sizes.items() if axis in own}
+        orders.update((root, order) for order in each.loop_orders.values())
+        flat |= {root if number >= 0 else number - before: flag for number, flag in each.flatten_loops.items()}
+    reason = "; ".join(f"loop {at}: {each.reason}" for at, each in enumerate(found))
+    made = replace(found[0], reason=reason, block_sizes=sizes, loop_orders=orders, flatten_loops=flat)
+    tried = [replace(made, num_warps=warps) for warps in dict.fromkeys(each.num_warps for each in found)]
+    return min(tried, key=lambda each: proposal_us(facts, each, target))
+
+
+def _loops_before(facts: KernelFacts) -> list[int]:
+    """Return the number of loops before each grid loop."""
+    loops = [region for region in facts.regions if region.kind != "branch"]
+    return [at for at, region in enumerate(loops) if region.kind == "root"]
 
 
 @functools.cache

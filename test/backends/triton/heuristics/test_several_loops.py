@@ -10,9 +10,17 @@ import torch
 
 import helion
 import helion.language as hl
+from benchmarks.unfitted import CELLS
+from helion.autotuner.proposal import Declined
 from helion.backends.execution import Resources
 from helion.backends.triton.heuristics import several_loops
-from helion.backends.triton.heuristics.several_loops import in_one_launch, with_other_loops, with_smaller_tiles
+from helion.backends.triton.heuristics.families.pointwise import TritonPointwiseHeuristic
+from helion.backends.triton.heuristics.several_loops import (
+    in_one_launch,
+    loop_by_loop,
+    with_other_loops,
+    with_smaller_tiles,
+)
 from helion.backends.triton.proposal import TritonProposal
 from helion.backends.triton.resources.time.launch import launch_of
 from helion.backends.triton.resources.time.predict import MEETING_GAIN_US, timing
@@ -232,3 +240,72 @@ def test_sums_before_a_product_are_right() -> None:
     x = torch.randn(129, 33)
     centered = x.double() - x.double().mean(0)
     torch.testing.assert_close(gram_of_centered(x).double(), centered.T @ centered, atol=1e-3, rtol=1e-3)
+
+
+@helion.kernel(static_shapes=True)
+def shifted_and_turned(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sums of neighbours in rows, and the transposed of another matrix, each by its own loop."""
+    m, n = x.size()
+    sums, turned = (
+        torch.empty([m, n - 1], dtype=x.dtype, device=x.device),
+        torch.empty([n, m], dtype=y.dtype, device=y.device),
+    )
+    for rows, columns in hl.tile([m, n - 1]):
+        sums[rows, columns] = x[rows, columns] + x[rows, columns.index + 1]
+    for rows, columns in hl.tile([n, m]):
+        turned[rows, columns] = y[columns, rows].T
+    return sums, turned
+
+
+def test_elementwise_loops_have_the_tiles_of_each_alone() -> None:
+    cell = CELLS["maxwell_step"]
+    bound = cell.kernel.bind(cell.arguments("meta", False), target="h200")
+    facts, config = bound._analysis.facts, bound.default_config()
+    assert facts.pointwise is not None and facts.pointwise.total_numel == 4096 * 4096
+    assert [each.value.pointwise.total_numel for each in facts.apart] == [4096 * 4095, 4095 * 4096, 4096 * 4096]
+    alone = [TritonPointwiseHeuristic().propose(each.value, target("h200")) for each in facts.apart]
+    sizes = [
+        size for each in alone if not isinstance(each, Declined) for _, size in sorted(each[0].block_sizes.items())
+    ]
+    assert config["block_sizes"] == sizes and config["loop_orders"] == [[1, 0]] * 3
+    # one tile for all six axes had 4096 programs of one row in the first loop alone
+    before = bound.config_spec.normalize({"block_sizes": [1, 16, 1, 128, 1, 2048], "num_warps": 4, "num_stages": 1})
+    assert bound._analysis.predict(config).time_us < 0.3 * bound._analysis.predict(before).time_us
+
+
+def test_each_loop_has_its_own_order() -> None:
+    x = torch.empty(4096, 1025, device="meta")
+    bound = shifted_and_turned.bind((x, x), target="h200")
+    facts = bound._analysis.facts
+    found = loop_by_loop(TritonPointwiseHeuristic(), facts, target("h200"))
+    first, second = (TritonPointwiseHeuristic().propose(each.value, target("h200")) for each in facts.apart)
+    assert found is not None and not isinstance(first, Declined) and not isinstance(second, Declined)
+    assert found.block_sizes == {**first[0].block_sizes, **second[0].block_sizes}
+    orders = {root: dict(each[0].loop_orders)[0] for root, each in enumerate((first, second)) if each[0].loop_orders}
+    assert orders and found.loop_orders == orders
+    assert found.num_warps in (first[0].num_warps, second[0].num_warps)
+
+
+def test_facts_of_one_loop_are_those_of_a_kernel_that_has_no_other() -> None:
+    x = torch.empty(4096, 1025, device="meta")
+    facts = shifted_and_turned.bind((x, x), target="h200")._analysis.facts
+    first, second = (each.value for each in facts.apart)
+    assert [axis.block_id for axis in first.axes] == [axis.block_id for axis in facts.axes]
+    assert (
+        [axis.name for axis in first.tunable_axes] == [axis.name for axis in second.tunable_axes] == ["rows", "columns"]
+    )
+    assert len(first.grid_axes) == len(second.grid_axes) == 2 and not set(first.grid_axes) & set(second.grid_axes)
+    assert first.num_roots == second.num_roots == 1 and first.apart == ()
+    assert sum(op.kind == "store" for op in first.memory_ops) == 1
+
+
+def test_elementwise_loops_are_right_in_their_default() -> None:
+    x, y = torch.randn(63, 130), torch.randn(63, 130)
+    bound = shifted_and_turned.bind((x, y))
+    proposed = loop_by_loop(TritonPointwiseHeuristic(), bound._analysis.facts, target("h200"))
+    assert proposed is not None
+    sizes = [proposed.block_sizes[axis.block_id] for axis in bound._analysis.facts.tunable_axes]
+    config = helion.Config(block_sizes=sizes, loop_orders=[[1, 0], [1, 0]], num_warps=proposed.num_warps)
+    sums, turned = bound.compile_config(config)(x, y)
+    torch.testing.assert_close(sums, x[:, :-1] + x[:, 1:])
+    assert torch.equal(turned, y.T)
