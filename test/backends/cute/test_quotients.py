@@ -9,7 +9,10 @@ from backends.cute.test_epilogue import CUTE, CUTLASS, VALUES, Number, run
 
 import helion
 import helion.language as hl
+from helion.backends.cute.codegen.attention.formula import inverses, quotients
 from helion.backends.cute.codegen.elements.quotients import has_inverse, is_hidden, quotient
+from helion.backends.cute.plan.attention.operands import Source
+from helion.backends.cute.plan.attention.records import Formula
 from helion.backends.cute.plan.epilogue import Constant, Epilogue, EpilogueOperand, Instruction, constant
 from helion.backends.cute.plan.records import GemmProblem
 
@@ -110,6 +113,68 @@ def test_quotients_by_operands_have_no_branches() -> None:
         wanted = (given[0].double() @ given[1].double() + bias.double()) / 0.9
         close = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-4}[dtype]
         torch.testing.assert_close(shared_out(*given, 0.9).double(), wanted, rtol=close, atol=close)
+
+
+def divided_score(kind: str, *after: Instruction, dtype: str = "float32") -> Formula:
+    source = Source(name="share", kind=kind, dtype=dtype)
+    return Formula(sources=(source,), instructions=(Instruction("div", (0, 1)), *after), value=2 + len(after))
+
+
+@pytest.mark.parametrize("share", [0.9, 3.0, 1e-38, -1e38, 1e-41, 0.0, float("inf"), float("nan")])
+def test_scores_divided_by_numbers_of_the_launch(share: float) -> None:
+    formula, name = divided_score("number"), "share_operand_value"
+    (spelled,) = quotients(formula).values()
+    values = torch.cat([VALUES, SPECIAL])
+    names = {"x": Number(values), name: Number(torch.tensor(share)), "cutlass": CUTLASS, "cute": CUTE}
+    exec("\n".join([*inverses(formula), f"found = {spelled('x', name)}"]), names)
+    found, wanted = names["found"].held, values / torch.tensor(share)
+    finite = wanted.isfinite() & (wanted.abs() > 1e-37)
+    torch.testing.assert_close(found[finite], wanted[finite], rtol=2**-21, atol=0)
+    torch.testing.assert_close(found[~wanted.isfinite()], wanted[~wanted.isfinite()], rtol=0, atol=0, equal_nan=True)
+
+
+def test_scores_divided_by_other_values() -> None:
+    """Those of each key take one instruction; where a step may depend on a quotient, it is exact."""
+    of_key = divided_score("key")
+    assert inverses(of_key) == [] and "div.full" in quotients(of_key)["div"]("x", "y")
+    assert inverses(divided_score("number", dtype="int64")) == []
+    for step in (Instruction("floor", (2,)), Instruction("lt", (2, constant(1.0)))):
+        stepped = divided_score("number", step)
+        assert quotients(stepped) == {} and inverses(stepped) == []
+
+
+@helion.kernel(backend="cute")
+def capped_by_number(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cap: float, heat: torch.Tensor) -> torch.Tensor:
+    b, m, d = q.size()
+    d = hl.specialize(d)
+    out = torch.empty_like(q)
+    for tile_b, tile_m in hl.tile([b, m], block_size=[1, None]):
+        i = tile_b.begin
+        top = hl.full([tile_m], float("-inf"), dtype=torch.float32)
+        total, acc = hl.zeros([tile_m]), hl.zeros([tile_m, d])
+        for tile_n in hl.tile(k.size(1)):
+            s = hl.dot(q[i, tile_m, :], k[i, tile_n, :].T)
+            s = cap * torch.tanh(s / cap) / heat[tile_n][None, :]
+            new = torch.maximum(top, torch.amax(s, -1))
+            e, old = torch.exp(s - new[:, None]), torch.exp(top - new)
+            total = total * old + e.sum(-1)
+            acc = hl.dot(e.to(v.dtype), v[i, tile_n, :], acc=acc * old[:, None])
+            top = new
+        out[i, tile_m, :] = (acc / total[:, None]).to(q.dtype)
+    return out
+
+
+@pytest.mark.parametrize("target", ["h200", "sm_100"])
+def test_scores_of_attention_have_no_exact_quotients(target: str) -> None:
+    q, k, v = (torch.randn(2, n, 64, dtype=torch.bfloat16) for n in (70, 130, 130))
+    heat = 0.5 + torch.rand(130)
+    bound = capped_by_number.bind((*(x.to("meta") for x in (q, k, v)), 5.0, heat.to("meta")), target=target)
+    text = bound.to_cute_code()
+    (name,) = {line.split("_inverse = ")[0].split()[-1] for line in text.splitlines() if "_inverse = cutlass" in line}
+    assert text.count(f"* {name}_scale * {name}_inverse") == 1 and text.count("div.full") == 1
+    s = 5 * torch.tanh(q.double() @ k.double().mT / 5) / heat
+    wanted = torch.softmax(s, -1) @ v.double()
+    torch.testing.assert_close(capped_by_number(q, k, v, 5.0, heat).double(), wanted, rtol=2e-2, atol=2e-2)
 
 
 @helion.kernel(backend="cute", static_shapes=True)

@@ -15,7 +15,7 @@ from ..setups import dsl
 from ..writer import unrolled
 from . import numbers, spans, vectors
 from .atomic import atomic_functions, atomic_registers, exchanged_gradient, staged_view
-from .formula import arguments_of, computed, head_axes, read
+from .formula import arguments_of, computed, head_axes, inverses, quotients, read
 from .softmax import exp2_function, has_masks
 
 
@@ -135,6 +135,12 @@ FAST: dict[str, Callable[..., str]] = {
 }
 """Exponentials in one instruction, which gives 0 for results below the normal numbers."""
 
+
+def fast(formula: Formula) -> dict[str, Callable[..., str]]:
+    """Return the spelling of exponentials and quotients in few instructions, without branches."""
+    return {**FAST, **quotients(formula)}
+
+
 # Left operands ---------------------------------------------------------------------------------------------------------
 
 
@@ -224,6 +230,7 @@ def _values(plan: BackwardPlan, late: bool, only: int | None) -> list[str]:
     for value in () if late else plan.problem.drawn:
         lines += [f"    for word in range({drawn_words(plan)}):", f"        drawn_{value}[word] = cutlass.Int32(0)"]
     lines += [f"    {line}" for line in _reads(plan, read_sources, ("query", "head", "number"), ())]
+    lines += [f"    {line}" for line in inverses(formula, read_sources)]
     columns = plan.keys // 8
     lines.append(f"    for column in {unrolled(columns) if once else f'range({columns})'}:")
     lines += [f"        {line}" for line in _reads(plan, read_sources, ("key",), plan.staged[STREAMED[late]])]
@@ -343,7 +350,7 @@ def _element(plan: BackwardPlan, late: bool, only: int | None, needed: list[int]
             bit = f"(drawn_{value}[e // {WORD_BITS}] >> (e % {WORD_BITS})) & 1 == 1"
             lines.append(f"y{value} = cutlass.select_({bit}, cutlass.Float32(1.0), cutlass.Float32(0.0))")
         elif value >= formula.computed and not (late and value in problem.held):
-            text = computed(formula, value, lambda each: _names(plan, late, each), ("query", "key"), FAST)
+            text = computed(formula, value, lambda each: _names(plan, late, each), ("query", "key"), fast(formula))
             lines.append(f"y{value} = {text}")
             if value in problem.drawn:
                 word = f"drawn_{value}[e // {WORD_BITS}]"

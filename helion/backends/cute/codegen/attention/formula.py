@@ -12,6 +12,7 @@ from ...plan.attention.numbers import text_of
 from ...plan.attention.operands import GATHER, INTEGERS, RandomNumbers, Source, Table
 from ...plan.attention.records import KEY_INDEX, PRODUCT, QUERY_INDEX, Formula, ScorePlan, ScoreProblem
 from ...plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, Instruction
+from ..elements.quotients import STEPS, near_quotient, scale_of
 from ..epilogue import EXPRESSIONS, SHORT, literal
 from . import numbers
 
@@ -59,12 +60,60 @@ def score_lines(plan: ScorePlan, formula: Formula, place: str, of_query: str = "
         return source.label + suffix
 
     formula = folded(formula)
-    own = gathers(plan, formula, head_axes(plan.problem))
+    own = {**gathers(plan, formula, head_axes(plan.problem)), **quotients(formula)}
     return [
         f"x0 = scores[{place}]",
         *(f"{names(each)} = {computed(formula, each, names, ('query', 'key'), own)}" for each in needed(formula)),
         f"scores[{place}] = {names(formula.value)}",
     ]
+
+
+def quotients(formula: Formula) -> dict[str, Callable[..., str]]:
+    """Return the spelling of quotients without branches, unless a step may depend on one. ``inverses`` defines the names in it.
+
+    An exact division of the DSL branches for each element (measurement ``long_quotients``).
+    """
+    if any(made.op in STEPS or made.op == GATHER for made in formula.instructions):
+        return {}
+    divisors = _number_divisors(formula)
+
+    def quotient(x: str, y: str) -> str:
+        return f"({x}) * {y}_scale * {y}_inverse" if y in divisors else near_quotient(x, y)
+
+    return {"div": quotient}
+
+
+def inverses(formula: Formula, read_sources: Sequence[Source] | None = None) -> list[str]:
+    """Return the definitions of what ``quotients`` multiplies by: the reciprocals of numbers that are the same for all scores.
+
+    Only those of ``read_sources`` are defined, if given.
+    """
+    divisors = _number_divisors(formula) if quotients(formula) else ()
+    if read_sources is not None:
+        divisors = tuple(each for each in divisors if each in {f"{source.label}_value" for source in read_sources})
+    return [
+        line
+        for each in divisors
+        for line in (
+            f"{each}_scale = {scale_of(each)}",
+            f"{each}_inverse = cutlass.Float32(1.0) / ({each} * {each}_scale)",
+        )
+    ]
+
+
+def _number_divisors(formula: Formula) -> tuple[str, ...]:
+    """Return the names of the values of numbers that divide scores."""
+    given = [made.arguments[1] for made in formula.instructions if made.op == "div"]
+    sources = {
+        formula.sources[each - formula.starts]
+        for each in given
+        if isinstance(each, int) and formula.starts <= each < formula.computed
+    }
+    return tuple(
+        f"{source.label}_value"
+        for source in formula.sources
+        if source in sources and source.kind == "number" and source.dtype not in INTEGERS
+    )
 
 
 def definitions(places: Mapping[str, str], lines: Sequence[str]) -> list[str]:

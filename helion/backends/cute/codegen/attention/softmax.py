@@ -13,7 +13,7 @@ from ...plan.epilogue import COLUMN_NUMBER, Constant
 from ..scales import add_rounded, rounded_pair
 from ..writer import unrolled
 from . import numbers, spans, vectors
-from .formula import arguments_of, computed, definitions, head_axes, read, score_lines
+from .formula import arguments_of, computed, definitions, head_axes, inverses, quotients, read, score_lines
 
 ROUNDED = "round_float16"
 """The operation that takes as long for two numbers as for one. A number in bfloat16 is the upper half of one in fp32, and two
@@ -138,6 +138,7 @@ def _formula_of_pairs(plan: AttentionPlan, formula: Formula, name: str) -> list[
         found = f"_rows = [{text} for row in range(2)]" if rows else f"_value = {text}"
         lines.append(f"    {source.label}{found}")
     lines += [
+        *(f"    {line}" for line in inverses(formula)),
         f"    for column in range({plan.keys // 8}):",
         "        for row in range(2):",
         "            query = first_query + 8 * row",
@@ -145,7 +146,7 @@ def _formula_of_pairs(plan: AttentionPlan, formula: Formula, name: str) -> list[
     ]
     for value in needed(formula):
         at, made = value - formula.computed, formula.instructions[value - formula.computed]
-        text = f"[{computed(formula, value, names, ('query', '0'))} for i in range(2)]"
+        text = f"[{computed(formula, value, names, ('query', '0'), quotients(formula))} for i in range(2)]"
         if made.op == ROUNDED and not isinstance(made.arguments[0], Constant):
             text = f"round_pair([{names(made.arguments[0])} for i in range(2)])"
         lines.append(f"            x{at + 1} = {text}")
@@ -200,6 +201,7 @@ def _formula(plan: AttentionPlan, formula: Formula, name: str) -> list[str]:
         "@cute.jit",
         *lines,
         *by_kind["once"],
+        *(f"    {line}" for line in inverses(formula)),
         f"    for column in {unrolled(plan.keys // 8)}:",
         *(f"        {line}" for line in by_kind["column"]),
         "        for i in cutlass.range_constexpr(2):",

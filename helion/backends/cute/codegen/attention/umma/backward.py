@@ -10,8 +10,8 @@ from ....plan.attention.umma_backward import UmmaBackwardPlan
 from ....plan.dtypes import itemsize
 from ...setups import dsl
 from .. import numbers, spans
-from ..backward import FAST, finished, pack_function, seen_function, with_sizes
-from ..formula import arguments_of, computed, head_axes, read
+from ..backward import fast, finished, pack_function, seen_function, with_sizes
+from ..formula import arguments_of, computed, head_axes, inverses, read
 from ..softmax import exp2_function, has_masks
 from .finish import chunk_of
 from .views import accumulators, copy_of, tile
@@ -169,6 +169,7 @@ def _lefts(plan: UmmaBackwardPlan) -> list[str]:
     for source in plan.problem.formula.sources:
         if source.kind in ("query", "head", "number"):
             lines.append(f"    {source.label}_value = {_read(plan, source)}")
+    lines += [f"    {line}" for line in inverses(plan.problem.formula)]
     lines += [f"    for pair in range({chunk_of(plan.keys) // 2}):", *(f"        pair_{at} = []" for at in gradients)]
     lines += ["        for i in range(2):", *(f"            {line}" for line in _element(plan))]
     return [*lines, *(f"        packed_{at}[pair] = pack(*pair_{at})" for at in gradients)]
@@ -199,7 +200,7 @@ def _element(plan: UmmaBackwardPlan) -> list[str]:
             if source.kind in ("key", "exact"):
                 lines.append(f"{names(value)} = {_read(plan, source)}")
         elif value >= formula.computed:
-            lines.append(f"y{value} = {computed(formula, value, names, ('query', 'key'), FAST)}")
+            lines.append(f"y{value} = {computed(formula, value, names, ('query', 'key'), fast(formula))}")
     if has_masks(plan):
         lines.append("inside = (first <= column) & (last >= column) if masked else True")
     for at, gradient in enumerate(plan.problem.gradients):

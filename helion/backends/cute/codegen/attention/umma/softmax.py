@@ -8,7 +8,7 @@ from ....plan.attention.operands import Table
 from ....plan.attention.records import LAZY, AttentionProblem, Formula
 from ....plan.attention.umma import EXPONENTIALS, UmmaPlan
 from .. import numbers, spans
-from ..formula import arguments_of, head_axes, read, score_lines
+from ..formula import arguments_of, head_axes, inverses, read, score_lines
 from ..softmax import (
     NEGATIVE_INFINITY,
     exp2_function,
@@ -154,7 +154,7 @@ def _formula(plan: UmmaPlan, formula: Formula, name: str) -> list[str]:
         (of_keys if source.kind in ("key", "exact") else once).append(text)
     return [
         f"def {name}({', '.join(_formula_arguments(plan, formula, axes))}):",
-        *(f"    {line}" for line in once),
+        *(f"    {line}" for line in (*once, *inverses(formula))),
         f"    for column in range({plan.keys}):",
         "        key = first_key + column",
         *(f"        {line}" for line in of_keys),

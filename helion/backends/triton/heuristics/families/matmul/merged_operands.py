@@ -3,7 +3,8 @@ before.
 
 Takes the first of a few tiles, from large to small, that fits without spilling and fills the waves. ``precomputed.py``
 decides where that pays. Few rows are multiplied by weights that each program unpacks, with split-K (measurement
-``packed_columns``). ``TritonMatmulHeuristic`` handles operands over plain tiles.
+``packed_columns``). Rows of which a tile has every second element are copied first (measurement ``scattered_rows``).
+``TritonMatmulHeuristic`` handles operands over plain tiles.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ from typing import ClassVar
 
 from ......_compiler.facts.records import KernelFacts, MatmulFact, PrecomputableFact
 from ......_shapes import cdiv, previous_power_of_2
-from ......_support.records import dataclass
+from ......_support.records import dataclass, replace
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import VECTOR_BYTES, Target
 from ....proposal import TritonProposal
 from ...candidates import moderate_sizes
-from ...choose import full_first
+from ...choose import full_first, trust
+from ...predicted_time import proposal_us
 from ...sizing import all_sizes, clamp, estimate, programs_of
 from ...tuned import Tuned, tuned
 from .precomputed import hoisting, unhoisted
+from .rewritten_operands import unaligned_ratio
 
 
 @dataclass(frozen=True)
@@ -58,11 +61,25 @@ class TritonHoistedOperandsHeuristic(Heuristic):
             return Declined("no operand over merged lanes can be precomputed")
         if why := unhoisted(facts, target):
             few = _few_rows(facts, target)
-            return Declined(why) if few is None else (few,)
+            return Declined(why) if few is None else _with_copies(few, facts, target)
         loaded = facts.after("precompute_operands").facts
         feasible = _feasible(loaded, facts.precomputable, target)
         best = full_first(feasible, lambda p: programs_of(loaded, p.block_sizes), target)
         return Declined("no tile of the matmul fits without spilling") if best is None else hoisting((best,))
+
+
+def _with_copies(few: TritonProposal, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...]:
+    """Return the proposal, and before it the same with copies of rows that are not aligned, if that is faster.
+
+    Loads of their elements wait in each step; of copies, a loop prefetches them.
+    """
+    if not facts.unaligned_operands:
+        return (few,)
+    copied = replace(
+        few, reason=f"{few.reason}, scattered rows copied", launch={**few.launch, "pack_operands": True}
+    )
+    as_written, us = proposal_us(facts, few, target), proposal_us(facts, copied, target)
+    return (copied, few) if us <= trust(target).rewritten * unaligned_ratio() * as_written else (few,)
 
 
 def _tiled(fact: MatmulFact) -> tuple[int | None, ...]:

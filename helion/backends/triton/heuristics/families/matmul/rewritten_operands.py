@@ -46,6 +46,11 @@ _TURNED = (
 Option = tuple[TritonProposal, float]
 
 
+def unaligned_ratio() -> int:
+    """Return the ratio of the time of matmuls with unaligned rows to the prediction."""
+    return _TUNED.unaligned
+
+
 class TritonRewrittenMatmulHeuristic(Heuristic):
     name: ClassVar[str] = "TritonRewrittenMatmulHeuristic"
     promote_seed_to_default: ClassVar[bool] = True
