@@ -22,7 +22,7 @@ from typing import Literal
 
 import torch
 
-from ..._shapes import cdiv, fixed_at
+from ..._shapes import Dim, cdiv, fixed_at, next_power_of_2
 from ..._support.records import dataclass, replace
 from ...hardware import Target
 from ..decisions import Decisions
@@ -124,6 +124,8 @@ class _Search:
         if not all(block in own or _runs(axis) for block, axis in around.items()):
             return None
         axes = [[around[block] for block in dim.blocks if block in around] for dim in value.dims]
+        if (turn := self.turn(value, axes, around)) is not None:
+            axes = [each or [turn] for each in axes]
         whole = tuple(each[0] for each in axes if len(each) == 1 and _is_whole(each[0]))
         blocks = frozenset(axis.block for axis in whole)
         if not len(axes) == len(whole) == len(blocks) == 2:
@@ -150,11 +152,38 @@ class _Search:
         )
 
     def is_computed(self, value: Value) -> bool:
-        """Return whether ops other than views and masks are between a load and ``value``."""
+        """Return whether ops other than views and masks are between a load and ``value``, or an index for each element."""
         maker = self.makers.of(value)
         while maker is not None and OPS[maker.kind].is_view:
             maker = self.makers.of(maker.operands[0])
-        return maker is not None and maker.kind != "load"
+        return maker is not None and (maker.kind != "load" or gathers_elements(maker))
+
+    def turn(self, value: Value, axes: list[list[LoopAxis]], around: Mapping[int, LoopAxis]) -> LoopAxis | None:
+        """Return the loop whose steps each have all lanes of one dimension, as those that a view joins to a constant.
+
+        That dimension has no block of a loop. The loop has steps of a known size that divides the lanes, or is divided.
+        """
+        if [len(each) for each in axes].count(0) != 1:
+            return None
+        found = self.slice(value, frozenset(around), around)
+        own = {axis.block for each in axes for axis in each}
+        walked = {block for op in found or () for block in _walked(op, around)} - own
+        (dim,) = [dim for dim, each in zip(value.dims, axes, strict=True) if not each]
+        if len(walked) != 1 or len(dim.blocks) > 1:
+            return None
+        (block,) = walked
+        size, lanes = self.program.blocks[block].size, self.lanes(dim)
+        known = isinstance(size, int) and lanes is not None and lanes % size == 0
+        return around[block] if known and self.program.blocks[block].kind == "tile" else None
+
+    def lanes(self, dim: Dim) -> int | None:
+        """Return the lanes of a dimension without tiles, if they are known."""
+        blocks = [self.program.blocks[block] for block in dim.blocks]
+        extents = [block.extent for block in blocks if block.kind == "full" and isinstance(block.extent, int)]
+        if len(extents) != len(blocks):
+            return None
+        lanes = dim.const * math.prod(extents)
+        return lanes if lanes == next_power_of_2(lanes) else None
 
     def slice(self, value: Value, own: frozenset[int], around: Mapping[int, LoopAxis]) -> tuple[Op, ...] | None:
         """Return the ops that compute ``value``; None if they depend on more than tiles of ``own``, or cannot be
@@ -188,6 +217,12 @@ class _Search:
             i.block for i, stride in zip(attrs.indices, strides, strict=True) if isinstance(stride, int) and stride == 1
         }
         return 0 if unit & set(value.dims[0].blocks) else 1
+
+
+def gathers_elements(op: Op) -> bool:
+    """Return whether a load has an index of its own for each element of a matrix."""
+    indices = op.attributes(MemoryAttrs).indices
+    return any(index.kind == "tensor" and len(index.positions) > 1 for index in indices)
 
 
 def _walked(op: Op, around: Mapping[int, LoopAxis]) -> set[int]:
@@ -301,8 +336,14 @@ class _Precomputer:
         operands: list[Operand] = []
         indices = []
         for at, (axis, dim) in enumerate(zip(each.axes, each.value.dims, strict=True)):
-            if dim.block is not None:
+            if dim.block == axis.block:
                 indices.append(Index("block", block=axis.block, positions=(at,)))
+                continue
+            if axis.block not in dim.blocks and dim.block is not None:
+                turn = out.emit("tile", (), self.before.index_dtype, (), TileAttrs(axis.block, "id"))
+                operands.append(out.pointwise("mul", turn, dim.lanes(self.sizes)))
+                place = first + len(operands) - 1
+                indices.append(Index("block", block=dim.block, positions=(at,), operand=place))
                 continue
             begin = out.emit("tile", (), self.before.index_dtype, (), TileAttrs(axis.block, "begin"))
             first_lane = out.pointwise("mul", begin, dim.lanes(self.sizes) // self.sizes[axis.block])
@@ -328,6 +369,7 @@ class PrecomputableFact:
     """An operand of dot number ``dot`` that an earlier grid loop may precompute.
 
     It has ``shape`` elements of ``dtype`` in tiles of ``axes``, with ``lanes`` of them for each element of an axis.
+    ``gathered`` is the slot of its load, if that has an index for each element.
     """
 
     dot: int
@@ -336,6 +378,7 @@ class PrecomputableFact:
     axes: tuple[int, int]
     lanes: tuple[int, int]
     shape: tuple[int, int]
+    gathered: int | None = None
 
     @property
     def numel(self) -> int:
@@ -352,6 +395,9 @@ def _fact(each: Computed, context: FactContext) -> PrecomputableFact:
     own = (row.block, column.block)
     inner = [[context.padded[block] for block in dim.blocks if block not in own] for dim in dims]
     lanes = [math.prod(sizes, start=dim.const) for sizes, dim in zip(inner, dims, strict=True)]
+    for at, (axis, dim) in enumerate(zip(each.axes, dims, strict=True)):
+        if axis.block not in dim.blocks:  # of each step, not of each element
+            lanes[at] //= int(context.program.blocks[axis.block].size or 1)
     rows, columns = (context.extents[axis.block] or 1 for axis in each.axes)
     return PrecomputableFact(
         dot=context.dots[each.dot.number],
@@ -360,6 +406,7 @@ def _fact(each: Computed, context: FactContext) -> PrecomputableFact:
         axes=own,
         lanes=(lanes[0], lanes[1]),
         shape=(rows * lanes[0], columns * lanes[1]),
+        gathered=each.main.attributes(MemoryAttrs).slot if gathers_elements(each.main) else None,
     )
 
 

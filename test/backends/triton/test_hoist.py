@@ -13,6 +13,7 @@ from harness import program_of, tensor
 
 import helion
 import helion.language as hl
+from benchmarks.unfitted import CELLS
 from helion import exc
 from helion._compiler.rewrites.precompute_operands import computed_operands
 from helion.backends.triton.execute.interpreter.races import detect_races
@@ -77,6 +78,48 @@ def zero_points(x, w, zeros):
     return out
 
 
+def joined(x, packed, book):
+    """Weights of a book of 16 numbers: each 16 bytes of a column are joined to 32 rows, a constant."""
+    m, n, half = x.size(0), packed.size(1), packed.size(0)
+    out = torch.empty([m, n], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_p in hl.tile(half, block_size=16):
+            code = packed[tile_p, tile_n].to(torch.int32)
+            weights = hl.join(book[code & 15], book[(code >> 4) & 15]).permute(0, 2, 1).reshape(32, tile_n)
+            rows = x[tile_m, tile_p.begin * 2 + hl.arange(32)]
+            acc = hl.dot(rows, weights.to(x.dtype), acc=acc)
+        out[tile_m, tile_n] = acc
+    return out
+
+
+def halves(x, packed, book):
+    """The first half of each 32 along K in low bits: two operands of the same bytes."""
+    m, n, half = x.size(0), packed.size(1), packed.size(0)
+    out = torch.empty([m, n], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_p in hl.tile(half, block_size=16):
+            code, at = packed[tile_p, tile_n].to(torch.int32), tile_p.begin * 2
+            acc = hl.dot(x[tile_m, at + hl.arange(16)], book[code & 15].to(x.dtype), acc=acc)
+            acc = hl.dot(x[tile_m, at + 16 + hl.arange(16)], book[(code >> 4) & 15].to(x.dtype), acc=acc)
+        out[tile_m, tile_n] = acc
+    return out
+
+
+def diagonals(x, vector):
+    """A matrix of constant diagonals from its vector, with an index for each element."""
+    n, c = x.size()
+    out = torch.empty([n, c], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([n, c]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(n):
+            weights = vector[tile_m.index[:, None] - tile_k.index[None, :] + (n - 1)]
+            acc = hl.dot(weights, x[tile_k, tile_n], acc=acc)
+        out[tile_m, tile_n] = acc
+    return out
+
+
 def written_weights(x, w, scale):
     """The kernel writes what it multiplies."""
     for tile_m in hl.tile(x.size(0)):
@@ -122,6 +165,31 @@ def _pairs(x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor) -> torch
     return x.double() @ (whole * scales.repeat_interleave(32, 0)).to(x.dtype).double()
 
 
+def _book(m: int, half: int, n: int) -> tuple[torch.Tensor, ...]:
+    return *_packed(m, half, n)[:2], torch.randn(16, generator=torch.Generator().manual_seed(n))
+
+
+def _joined(x: torch.Tensor, packed: torch.Tensor, book: torch.Tensor) -> torch.Tensor:
+    codes = torch.stack([packed & 15, (packed >> 4) & 15], 1).flatten(0, 1).long()
+    return x.double() @ book[codes].to(x.dtype).double()
+
+
+def _halves(x: torch.Tensor, packed: torch.Tensor, book: torch.Tensor) -> torch.Tensor:
+    parts = packed.view(-1, 16, packed.size(1))
+    codes = torch.cat([parts & 15, (parts >> 4) & 15], 1).flatten(0, 1).long()
+    return x.double() @ book[codes].to(x.dtype).double()
+
+
+def _diagonals(x: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
+    at = torch.arange(x.size(0))
+    return vector[at[:, None] - at + x.size(0) - 1].double() @ x.double()
+
+
+def _vector(n: int, c: int) -> tuple[torch.Tensor, ...]:
+    stream = torch.Generator().manual_seed(n)
+    return tuple(torch.randn(s, generator=stream).to(torch.bfloat16) for s in ((n, c), (2 * n - 1,)))
+
+
 def _both(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     rows = torch.relu(x)
     return (rows.double() + (rows * 2.0).double()) @ w.T.double() * scale.double()
@@ -138,6 +206,9 @@ CASES: dict[str, Case] = {
     "one row": (widened, _widened, _narrow(1, 63, 3, torch.float16), [16, 16, 16], 1),
     "pairs": (pairs, _pairs, _packed(33, 48, 65), [16, 16, 32], 1),
     "both sides": (both_sides, _both, _narrow(33, 77, 45, torch.float32), [16, 16, 32], 3),
+    "joined": (joined, _joined, _book(33, 48, 65), [16, 32], 1),
+    "halves": (halves, _halves, _book(33, 48, 65), [16, 32], 2),
+    "diagonals": (diagonals, _diagonals, _vector(65, 40), [16, 32, 32], 1),
     "zero points": (
         zero_points,
         _zeros,
@@ -190,6 +261,54 @@ def test_many_rows_have_their_weights_computed_first(m: int, first: bool) -> Non
     args = tensor(m, 4096, dtype=torch.bfloat16), tensor(4096, 4096, dtype=torch.int8), tensor(4096)
     bound = helion.kernel(widened, static_shapes=True).bind(args, target="h200")
     assert bound.default_config()["precompute_operands"] is first
+
+
+def test_lookups_of_many_rows_run_first() -> None:
+    """What a view joins to a constant counts as unpacked. Elements with an index each stay in the loop untuned."""
+    packed, book = tensor(2048, 4096, dtype=torch.int8), tensor(16)
+    for m, first in ((1024, True), (32, False)):
+        x = tensor(m, 4096, dtype=torch.bfloat16)
+        bound = helion.kernel(joined, static_shapes=True).bind((x, packed, book), target="h200")
+        (fact,) = bound._analysis.facts.precomputable
+        assert fact.shape == (4096, 4096) and fact.lanes == (2, 1) and fact.gathered is None
+        assert bound.default_config()["precompute_operands"] is first
+    x, vector = (tensor(*s, dtype=torch.bfloat16) for s in ((4096, 1024), (8191,)))
+    bound = helion.kernel(diagonals, static_shapes=True).bind((x, vector), target="h200")
+    (fact,) = bound._analysis.facts.precomputable
+    assert fact.gathered is not None and fact.role == "lhs" and fact.shape == (4096, 4096)
+    assert not bound.default_config()["precompute_operands"]
+
+
+@pytest.mark.parametrize("m", [16, 64, 1024])
+def test_scattered_rows_are_copied_beside_unpacked_weights(m: int) -> None:
+    """A tile has every second element of a row: its loads would wait in each step (measurement ``scattered_rows``)."""
+    cell = CELLS["zero_point_linear"]
+    _, *weights = cell.arguments("meta", False)
+    x = tensor(m, 4096, dtype=torch.bfloat16)
+    bound = helion.kernel(cell.kernel.fn, backend="triton").bind((x, *weights), target="h200")
+    found = bound.default_config()
+    assert found["pack_operands"] and found["precompute_operands"] is (m == 1024)
+    plain = helion.kernel(pairs, static_shapes=True).bind(
+        (x, tensor(2048, 4096, dtype=torch.int8), tensor(128, 4096)), target="h200"
+    )
+    assert "pack_operands" not in plain.default_config()
+
+
+def test_lanes_that_no_step_divides_stay_in_their_loop() -> None:
+    """A tile of 24 bytes gives 48 rows in 64 lanes."""
+
+    def ragged(x, packed):
+        out = torch.empty([x.size(0), packed.size(1)], dtype=torch.float32, device=x.device)
+        for tile_m, tile_n in hl.tile(out.size()):
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_p in hl.tile(packed.size(0), block_size=16):
+                rows = packed[tile_p.begin + hl.arange(48), tile_n].to(x.dtype) * 2.0
+                acc = hl.dot(x[tile_m, tile_p.begin * 3 + hl.arange(48)], rows, acc=acc)
+            out[tile_m, tile_n] = acc
+        return out
+
+    args = tensor(64, 192, dtype=torch.bfloat16), tensor(64, 64, dtype=torch.int8)
+    assert not computed_operands(program_of(ragged, *args))
 
 
 def test_predicted_memory_is_that_of_the_binary() -> None:

@@ -23,8 +23,8 @@ from ...choose import full_first, trust
 from ...predicted_time import proposal_us
 from ...sizing import all_sizes, clamp, estimate, programs_of
 from ...tuned import Tuned, tuned
-from .precomputed import hoisting, unhoisted
-from .rewritten_operands import unaligned_ratio
+from .precomputed import hoisting, launch_us, unhoisted
+from .unaligned import copy_numbers
 
 
 @dataclass(frozen=True)
@@ -61,25 +61,43 @@ class TritonHoistedOperandsHeuristic(Heuristic):
             return Declined("no operand over merged lanes can be precomputed")
         if why := unhoisted(facts, target):
             few = _few_rows(facts, target)
-            return Declined(why) if few is None else _with_copies(few, facts, target)
-        loaded = facts.after("precompute_operands").facts
-        feasible = _feasible(loaded, facts.precomputable, target)
-        best = full_first(feasible, lambda p: programs_of(loaded, p.block_sizes), target)
-        return Declined("no tile of the matmul fits without spilling") if best is None else hoisting((best,))
+            return Declined(why) if few is None else _with_copies(few, few, facts, (), target)
+        keys = ("precompute_operands",)
+        best = _largest(facts, keys, target)
+        if best is None:
+            return Declined("no tile of the matmul fits without spilling")
+        return hoisting(_with_copies(best, _largest(facts, (*keys, "pack_operands"), target), facts, keys, target))
 
 
-def _with_copies(few: TritonProposal, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...]:
-    """Return the proposal, and before it the same with copies of rows that are not aligned, if that is faster.
+def _largest(facts: KernelFacts, keys: tuple[str, ...], target: Target) -> TritonProposal | None:
+    """Return the first tile that fits and fills the waves, of a kernel that these rewrites change."""
+    loaded = facts.after(*keys).facts
+    feasible = _feasible(loaded, facts.precomputable, target)
+    return full_first(feasible, lambda p: programs_of(loaded, p.block_sizes), target)
 
-    Loads of their elements wait in each step; of copies, a loop prefetches them.
+
+def _with_copies(
+    as_written: TritonProposal,
+    copying: TritonProposal | None,
+    facts: KernelFacts,
+    before: tuple[str, ...],
+    target: Target,
+) -> tuple[TritonProposal, ...]:
+    """Return the proposal for facts after ``before``, and first one that also copies scattered rows, if that is faster.
+
+    A tile has every second of their elements. Loads of these wait in each step, and a loop prefetches copies.
     """
-    if not facts.unaligned_operands:
-        return (few,)
-    copied = replace(
-        few, reason=f"{few.reason}, scattered rows copied", launch={**few.launch, "pack_operands": True}
-    )
-    as_written, us = proposal_us(facts, few, target), proposal_us(facts, copied, target)
-    return (copied, few) if us <= trust(target).rewritten * unaligned_ratio() * as_written else (few,)
+    if not facts.unaligned_operands or copying is None:
+        return (as_written,)
+    packed = facts.after(*before, "pack_operands")
+    us = 2e-3 * packed.copied_bytes / target.bandwidth_gb_per_s + launch_us()
+    us += proposal_us(packed.facts, copying, target)
+    if us > trust(target).rewritten * copy_numbers().unaligned * proposal_us(
+        facts.after(*before).facts, as_written, target
+    ):
+        return (as_written,)
+    reason = f"{copying.reason}, scattered rows copied"
+    return replace(copying, reason=reason, launch={**copying.launch, "pack_operands": True}), as_written
 
 
 def _tiled(fact: MatmulFact) -> tuple[int | None, ...]:

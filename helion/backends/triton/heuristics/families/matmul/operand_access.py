@@ -74,14 +74,14 @@ def _beside_elements(fact: MatmulFact, operands: Sequence[MemoryOpFact], target:
     ``boxes_beside_elements``). Vectors of A, as of frames at a multiple of 16 bytes, are copied as well as B is.
     """
     left = [op for op in operands if op.slot == fact.lhs_slot and op.gathered]
-    single = fact.lhs_layout == "strided" and any(_reads_elements(op, fact) for op in left)
+    single = fact.lhs_layout == "strided" and any(reads_elements(op, fact) for op in left)
     if not (single and target.has("wgmma") and target.has("tensor_descriptor")) or fact.rhs_prologue:
         return frozenset()
     right = (op for op in operands if op.slot == fact.rhs_slot and op.slot != fact.lhs_slot)
     return frozenset(op.slot for op in right if op.static and not op.gathered and not _is_unaligned(op))
 
 
-def _reads_elements(op: MemoryOpFact, fact: MatmulFact) -> bool:
+def reads_elements(op: MemoryOpFact, fact: MatmulFact) -> bool:
     """Return whether known steps of the index leave no aligned vectors along K."""
     steps = dict(op.steps)
     if fact.k_axis not in steps or fact.m_axis not in steps:

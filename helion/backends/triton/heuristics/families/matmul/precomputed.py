@@ -17,6 +17,7 @@ from ......_support.records import dataclass, replace
 from ......hardware import Target
 from ....proposal import TritonProposal
 from ...tuned import Tuned, tuned
+from .operand_access import reads_elements
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,12 @@ class _Numbers(Tuned):
     rule: ClassVar[str] = "hoisting"
 
     #: Least time that a computed operand adds to the loop, as a fraction of the matmul's time at full rate.
-    #: For the right operand; for the left one, which the matrix unit takes from registers; and for merged lanes.
+    #: For the right operand; for the left one, which the matrix unit takes from registers; for merged lanes; and for
+    #: loads with an index for each element.
     added: float
     left: float
     unpacked: float
+    gathered: float
     #: Microseconds of a dependent launch.
     launch_us: float
 
@@ -44,6 +47,11 @@ def unhoisted(facts: KernelFacts, target: Target) -> str:
     return "" if first <= added else f"precomputed operands take {first:.0f} us, in the loop at least {added:.0f}"
 
 
+def launch_us() -> float:
+    """Return the microseconds of a dependent launch."""
+    return _TUNED.launch_us
+
+
 def hoisting(proposals: Iterable[TritonProposal]) -> tuple[TritonProposal, ...]:
     """Return the proposals, made for facts of precomputed operands, with the config key that precomputes them."""
     return tuple(replace(each, launch={**each.launch, "precompute_operands": True}) for each in proposals)
@@ -54,4 +62,7 @@ def _added_us(facts: KernelFacts, each: PrecomputableFact, target: Target) -> fl
     fact = facts.matmuls[each.dot]
     side = (fact.static_m if each.role == "rhs" else fact.static_n) or 1
     product = 2e-6 * side * each.numel / target.matrix_tflops_for(str(each.dtype).removeprefix("torch."))
+    if each.gathered is not None:
+        (load,) = [op for op in facts.memory_ops if op.slot == each.gathered]
+        return product * _TUNED.gathered if reads_elements(load, fact) else 0.0
     return product * (_TUNED.unpacked if max(each.lanes) > 1 else _TUNED.added if each.role == "rhs" else _TUNED.left)

@@ -12,28 +12,13 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from ......_compiler.facts.records import KernelFacts
-from ......_support.records import dataclass, replace
+from ......_support.records import replace
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import Target
 from ....proposal import TritonProposal
 from ...choose import trust
-from ...tuned import Tuned, tuned
 from .tiles import ProductSizer, ProductTile, Rewriting, single_product, sizer_as_written
-
-
-@dataclass(frozen=True)
-class _Numbers(Tuned):
-    rule: ClassVar[str] = "rewritten_matmul"
-
-    #: Ratio of the time of matmuls with unaligned rows to the prediction.
-    unaligned: int
-    #: Multiply-adds of the smallest matmul that is rewritten.
-    least: int
-    #: Microseconds by which a rewrite that launches copies must be faster than one that does not.
-    copy_us: float
-
-
-_TUNED = tuned(_Numbers)
+from .unaligned import copy_numbers
 
 #: Tiles with A and B swapped, each the fastest of a size in a sweep. Two programs share an SM: one runs its matmul
 #: while the other waits for its result.
@@ -46,11 +31,6 @@ _TURNED = (
 Option = tuple[TritonProposal, float]
 
 
-def unaligned_ratio() -> int:
-    """Return the ratio of the time of matmuls with unaligned rows to the prediction."""
-    return _TUNED.unaligned
-
-
 class TritonRewrittenMatmulHeuristic(Heuristic):
     name: ClassVar[str] = "TritonRewrittenMatmulHeuristic"
     promote_seed_to_default: ClassVar[bool] = True
@@ -61,10 +41,10 @@ class TritonRewrittenMatmulHeuristic(Heuristic):
         extents = single_product(facts)
         if isinstance(extents, Declined):
             return extents
-        if extents.batch * extents.m * extents.n * extents.k < _TUNED.least:
+        if extents.batch * extents.m * extents.n * extents.k < copy_numbers().least:
             return Declined("the matmul is small")
         before = sizer_as_written(facts, extents, target).fastest()[1]
-        before *= _TUNED.unaligned if facts.unaligned_operands else 1
+        before *= copy_numbers().unaligned if facts.unaligned_operands else 1
         found = [option for option in _options(facts, target) if option[1] <= _worth(option[0], target) * before]
         if not found:
             return Declined(f"no rewrite of the operands is predicted to take less than {before:.0f} us")
@@ -74,7 +54,7 @@ class TritonRewrittenMatmulHeuristic(Heuristic):
 def _cost(option: Option) -> float:
     proposal, us = option
     copies = proposal.launch.keys() & {"pack_operands", "transpose_operands"}
-    return us + _TUNED.copy_us if copies else us
+    return us + copy_numbers().copy_us if copies else us
 
 
 def _worth(proposal: TritonProposal, target: Target) -> float:
