@@ -10,6 +10,7 @@ from sample_kernels import attention
 
 import helion
 import helion.language as hl
+from benchmarks.unfitted import CELLS
 from benchmarks.unseen.attention import flash_forward
 from helion.backends.triton.heuristics.families.attention.decode import TritonAttentionDecodeHeuristic
 from helion.backends.triton.heuristics.families.attention.forward import TritonAttentionHeuristic
@@ -104,3 +105,12 @@ def test_wide_heads_have_longer_blocks_before_stages() -> None:
     q = tensor(1, 8, 2048, 512, dtype=torch.bfloat16)
     first = proposed(TritonAttentionHeuristic(), facts_of(flash_forward, q, q, q), H100)[0]
     assert (list(first.block_sizes.values())[-2:], first.num_warps, first.num_stages) == ([64, 64], 8, 1)
+
+
+def test_steps_of_several_scores_take_the_fastest_tile_that_does_not_spill() -> None:
+    """Their plan may take all registers (measurement ``several_scores``); a binary that spills leaves the tile by rule."""
+    q, v = tensor(32, 2048, 64, dtype=torch.bfloat16), tensor(32, 2048, 128, dtype=torch.bfloat16)
+    of_two = CELLS["differential_attention"].kernel.fn
+    found = proposed(TritonAttentionHeuristic(), facts_of(of_two, q, q, q, q, v, 0.3), target("h200"))
+    first, ruled = ((list(each.block_sizes.values())[-2:], each.num_warps, each.num_stages) for each in found[:2])
+    assert (first, ruled) == (([128, 64], 8, 3), ([128, 32], 8, 3))
