@@ -11,7 +11,7 @@ from sample_kernels import attention
 import helion
 import helion.language as hl
 from benchmarks.unfitted import CELLS
-from benchmarks.unseen.attention import flash_forward
+from benchmarks.unseen.attention import decode_one_token, flash_forward
 from helion.backends.triton.heuristics.families.attention.decode import TritonAttentionDecodeHeuristic
 from helion.backends.triton.heuristics.families.attention.forward import TritonAttentionHeuristic
 from helion.backends.triton.heuristics.sizing import estimate
@@ -114,3 +114,16 @@ def test_steps_of_several_scores_take_the_fastest_tile_that_does_not_spill() -> 
     found = proposed(TritonAttentionHeuristic(), facts_of(of_two, q, q, q, q, v, 0.3), target("h200"))
     first, ruled = ((list(each.block_sizes.values())[-2:], each.num_warps, each.num_stages) for each in found[:2])
     assert (first, ruled) == (([128, 64], 8, 3), ([128, 32], 8, 3))
+
+
+def test_decoding_of_converted_keys_takes_longer_steps_of_more_warps() -> None:
+    """Measurement ``converted_keys``; 16-bit keys keep the published tile."""
+    cell = CELLS["int8_cache_decode"]
+    q, *cache, lengths = cell.arguments("meta", False)
+    heuristic = TritonAttentionDecodeHeuristic()
+    first = proposed(heuristic, facts_of(cell.kernel.fn, q, *cache, lengths), target("h200"))[0]
+    assert (list(first.block_sizes.values())[-1], first.num_warps, first.num_stages) == (128, 4, 3)
+    keys = tensor(64, 8, 8192, 128, dtype=torch.bfloat16)
+    one = facts_of(decode_one_token, tensor(64, 64, 128, dtype=torch.bfloat16), keys, keys)
+    first = proposed(heuristic, one, target("h200"))[0]
+    assert (list(first.block_sizes.values())[-1], first.num_warps, first.num_stages) == (64, 2, 3)
