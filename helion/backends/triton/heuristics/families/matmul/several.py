@@ -20,7 +20,7 @@ from typing import ClassVar
 from ......_compiler.facts.records import KernelFacts
 from ......_shapes import cdiv
 from ......_support.records import dataclass, replace
-from ......autotuner.proposal import Declined, Heuristic
+from ......autotuner.proposal import Declined, Heuristic, Predicted
 from ......hardware import WARP_ROWS, Target
 from ....proposal import TritonProposal
 from ....resources.matrix import tile_shape
@@ -58,7 +58,7 @@ class _Numbers(Tuned):
     leading: int
     #: Split-K factors tried for the leading tiles, and the most programs per SM or tiles, or multiple of the tiles of
     #: the largest size.
-    parts: tuple[int, int, int]
+    parts: tuple[int, int, int, int]
     most_rounds: int
     #: Tiles whose programs leave more than all but one of so many SMs idle are not compared.
     idle: int
@@ -93,7 +93,7 @@ class TritonProductsHeuristic(Heuristic):
             return Declined("no tile of the matmuls fits without spilling")
         sure = tuple(proposal for proposal, certain in found if certain) or tuple(proposal for proposal, _ in found)
         if _chunks(facts):  # programs that share a chunk each multiply it by itself: more of them are no gain as such
-            best = min(sure, key=lambda p: _time(facts, p, target))
+            best = min(sure, key=lambda p: _predicted(facts, p, target).time_us)
             predicted = estimate(facts, target, best.block_sizes, best.num_warps or 1, best.num_stages or 1)
             able = target.has("wgmma") and safety.within(predicted, safety.state_with_blocks(target))
             return (_with_block_pointers(best, facts) if able else best,)
@@ -274,16 +274,23 @@ def _fastest(facts: KernelFacts, target: Target) -> TritonProposal | None:
             if (found := _deepest(facts, tile(each, line), target)) is not None:
                 us = proposal_us(facts, found, target)
                 timed += [(us, each, found)] if us <= worth else []
-    shared = []
-    for _, _, found in timed[: _TUNED.leading] if facts.splittable_k else ():
-        for parts in _TUNED.parts:
-            if parts * _programs(facts, found) <= _TUNED.most_rounds * target.num_sms and parts <= _steps(
-                facts, dict(found.block_sizes)
-            ):
-                split = replace(found, reason=f"{found.reason}, split-K by {parts}", launch={"split_k": parts})
-                shared.append((split, proposal_us(facts, split, target)))
+    leaders = [found for _, _, found in timed[: 2 * _TUNED.leading]] if facts.splittable_k else []
+    split = [each for found in leaders for each in _with_parts(facts, found, target)]
+    shared = [(each, proposal_us(facts, each, target)) for each in split]
     us, _, whole = min(timed, key=lambda option: option[0])
     return ordered(facts, unless_faster((whole, us), shared, trust(target).split_k), target)
+
+
+def _with_parts(facts: KernelFacts, whole: TritonProposal, target: Target) -> list[TritonProposal]:
+    """Return a tile with split-K: programs for a few rounds of the SMs, or for all that run at once if these are more."""
+    at_once = _predicted(facts, whole, target).occupancy_blocks
+    most = max(_TUNED.most_rounds, at_once) * target.num_sms // _programs(facts, whole)
+    most = min(most, _steps(facts, dict(whole.block_sizes)))
+    return [
+        replace(whole, reason=f"{whole.reason}, split-K by {parts}", launch={"split_k": parts})
+        for parts in _TUNED.parts
+        if parts <= most
+    ]
 
 
 def _deepest(facts: KernelFacts, sizes: dict[int, int], target: Target) -> TritonProposal | None:
@@ -316,9 +323,9 @@ def _with_more_warps(facts: KernelFacts, tile: TritonProposal, target: Target) -
     return replace(tile, num_warps=warps, reason=f"{tile.reason}, {warps} warps")
 
 
-def _time(facts: KernelFacts, proposal: TritonProposal, target: Target) -> float:
+def _predicted(facts: KernelFacts, proposal: TritonProposal, target: Target) -> Predicted:
     warps, stages = proposal.num_warps or _TUNED.warps[0], proposal.num_stages or 1
-    return estimate(facts, target, proposal.block_sizes, warps, stages).time_us
+    return estimate(facts, target, proposal.block_sizes, warps, stages)
 
 
 def _deepened(facts: KernelFacts, proposal: TritonProposal, target: Target) -> TritonProposal | None:
