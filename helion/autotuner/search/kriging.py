@@ -21,10 +21,11 @@ _FIRST_SPREAD = 0.3
 #: Prior weight of predictions: that of pairs of times whose squared logarithms sum up to this. Of 0.1, 0.3, 1 and 3 it
 #: gets nearest to optima that predictions miss (test/autotuner/test_search.py). It loses nothing on the kept sweeps.
 _TRUST = 0.3
-#: The prior standard deviation of the slope: half of a predicted difference may not exist. In the kept sweeps one
-#: config is predicted to take 3.4 times as long as the best of the others because of registers. It is faster than that
-#: one.
-_DOUBT = 0.5
+#: The prior standard deviation of the slope, and for each observation if that is more: a predicted difference may not
+#: exist. In the kept sweeps some configs are predicted to take much longer than the best of the others because of
+#: registers. They are faster than that one, and a search that has tried most others tries them (measurement
+#: ``search_doubt``).
+_DOUBT, _DOUBT_OF_EACH = 0.5, 0.12
 #: Observations beyond which only the fastest are used, so that a fit stays below a few milliseconds.
 _MOST = 300
 
@@ -57,7 +58,8 @@ class Kriging:
         middle = float(predicted.mean())
         seen = float(((predicted - middle) ** 2).sum()) / spread**2
         inverse = np.linalg.inv(covariance(features, features) + _NUGGET * np.eye(len(errors)))
-        deviation = 1.0 / math.sqrt(1.0 / _DOUBT**2 + seen)
+        doubt = max(_DOUBT, _DOUBT_OF_EACH * len(errors))
+        deviation = 1.0 / math.sqrt(1.0 / doubt**2 + seen)
         return cls(features, slope, deviation, middle, offset, spread, inverse, inverse @ (errors - offset))
 
     def at(self, features: Array, predicted: Array) -> tuple[Array, Array]:
