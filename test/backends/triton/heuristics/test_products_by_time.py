@@ -133,3 +133,23 @@ def test_programs_that_multiply_once_and_reduce_have_few_rows() -> None:
     """Measurement ``multiplied_once``."""
     seed = helion.kernel(turned_blocks).bind((tensor(16384, 4096), tensor(128, 128)), target="h200").seeds[0]
     assert seed.config["block_sizes"] == [64] and "multiply once" in seed.reason
+
+
+@helion.kernel(backend="triton", static_shapes=True)
+def head_norms(x: torch.Tensor, w: torch.Tensor, width: hl.constexpr) -> torch.Tensor:
+    m, k = x.size()
+    out = torch.empty([m, w.size(0)], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, w.size(0)], block_size=[None, width]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], w[tile_n, tile_k].T)
+        out[tile_m, tile_n] = (acc * torch.rsqrt((acc * acc).mean(-1, keepdim=True))).to(x.dtype)
+    return out
+
+
+@pytest.mark.parametrize(("width", "boxed"), [(128, True), (64, False)])
+def test_wide_sides_that_a_kernel_fixes_have_descriptors(width: int, boxed: bool) -> None:
+    """Measurement ``fixed_sides``: narrow ones are slower so."""
+    x, w = (torch.empty(n, 4096, dtype=torch.bfloat16, device="meta") for n in (4096, 4096))
+    found = head_norms.bind((x, w, width), target="h200").default_config()["indexing"]
+    assert found == (["tensor_descriptor"] * 2 + ["pointer"] if boxed else ["pointer"] * 3)

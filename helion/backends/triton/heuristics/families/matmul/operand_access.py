@@ -93,14 +93,18 @@ def boxed_operands(facts: KernelFacts, sizes: Mapping[int, int], target: Target)
     """Return the slots of operands of several matmuls that are faster with descriptors, with ``sizes`` of all axes.
 
     They are those of matmuls in loops along K whose right operand is K-major and whose tile the asynchronous unit takes
-    (the adapters of benchmarks/results/nvidia-h200-variants.jsonl).
+    (the adapters of benchmarks/results/nvidia-h200-variants.jsonl). Columns that the kernel fixes are wide (measurement
+    ``fixed_sides``).
     """
     if not (tuned(TileNumbers, target).descriptors_along_k and target.has("tensor_descriptor")):
         return frozenset()
     found: set[int] = set()
     for fact in facts.matmuls:
         operands = [op for op in facts.memory_ops if op.kind == "load" and op.slot in (fact.lhs_slot, fact.rhs_slot)]
-        tiled = None not in (fact.m_block_id, fact.n_block_id, fact.k_block_id) and fact.accumulator_loop is not None
+        fixed = [axis is not None and facts.axes[axis].kind == "fixed" for axis in (fact.m_axis, fact.n_axis)]
+        wide_enough = tile_shape(fact, sizes)[1] >= 2 * ASYNC_ROWS
+        sides = (fact.m_block_id is not None or fixed[0], fact.n_block_id is not None or (fixed[1] and wide_enough))
+        tiled = all(sides) and fact.k_block_id is not None and fact.accumulator_loop is not None
         wide = max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize) >= WIDE_ITEMSIZE
         computed = fact.lhs_prologue or fact.rhs_prologue or fact.lhs_layout == "strided" or len(operands) < 2
         if not tiled or wide or computed or fact.rhs_layout != "k_major" or tile_shape(fact, sizes)[0] < ASYNC_ROWS:
