@@ -9,6 +9,7 @@ from backends.cute.test_epilogue import CUTE, CUTLASS, VALUES, Number, run
 
 import helion
 import helion.language as hl
+from benchmarks.unfitted import CELLS
 from helion.backends.cute.codegen.attention.formula import inverses, quotients
 from helion.backends.cute.codegen.elements.quotients import has_inverse, is_hidden, quotient
 from helion.backends.cute.plan.attention.operands import Source
@@ -141,6 +142,14 @@ def test_scores_divided_by_other_values() -> None:
     for step in (Instruction("floor", (2,)), Instruction("lt", (2, constant(1.0)))):
         stepped = divided_score("number", step)
         assert quotients(stepped) == {} and inverses(stepped) == []
+
+
+def test_powers_of_two_of_scores_are_one_instruction() -> None:
+    """An exact one scales results below the normal numbers, in three instructions more for each element."""
+    cell = CELLS["retention"]
+    bound = helion.kernel(cell.kernel.fn, backend="cute").bind(cell.arguments("meta", False), target="h200")
+    (power,) = [line for line in bound.to_cute_code().splitlines() if "exp2" in line and line.strip().startswith("x")]
+    assert power.endswith("fastmath=True)")
 
 
 @helion.kernel(backend="cute")

@@ -130,7 +130,11 @@ def _tanh(x: str, inner: str = "1.0", outer: str = "1.0") -> str:
     return f"{factor!r} - {2 * factor!r} * cute.arch.rcp_approx(1.0 + {power})"
 
 
-_ABSOLUTE: Mapping[str, Callable[..., str]] = {"tanh": _tanh}
+_ABSOLUTE: Mapping[str, Callable[..., str]] = {
+    "tanh": _tanh,
+    # one instruction, which gives 0 for results below the normal numbers, where the exact one scales each element
+    "exp2": lambda x: f"cute.math.exp2({x}, fastmath=True)",
+}
 
 
 def head_axes(problem: ScoreProblem) -> tuple[str, ...]:
