@@ -15,7 +15,7 @@ from .plan.rowwise.passes import demand_of
 from .plan.rowwise.records import RowProblem
 from .plan.rowwise.shorts import short_quotients
 
-LEAST_AUTO_COLUMNS = 32768
+LEAST_AUTO_COLUMNS = 16385
 """Columns from which ``auto`` takes any row. The general backend holds shorter rows in registers as well, and is faster in
 nine of ten kernels of 8192 and 16384 columns."""
 

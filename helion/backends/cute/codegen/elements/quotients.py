@@ -15,6 +15,8 @@ from typing import TypeGuard
 
 from ...plan.epilogue import Constant
 from ...plan.reductions import Evaluated
+from ...plan.rowwise.records import RowProblem
+from ...plan.rowwise.shorts import EXTREMES, POWERS, short_values
 
 LEAST_DIVISOR = 2.0**-60
 """Constants from it to its reciprocal are divisors whose reciprocals and remainders are normal numbers."""
@@ -31,6 +33,33 @@ def has_inverse(number: int | Constant) -> TypeGuard[Constant]:
         return False
     size = abs(float(number.text))
     return LEAST_DIVISOR < size < 1 / LEAST_DIVISOR and math.frexp(size)[0] != 0.5
+
+
+#: Operations of row kernels whose own error, or choice among equals, is as large as that of a quotient within 2 units.
+ABSORBING = frozenset((*POWERS, *EXTREMES, "row_sum", "row_first"))
+
+
+@functools.lru_cache(maxsize=256)
+def near_quotients(problem: RowProblem) -> frozenset[int]:
+    """Return the quotients by other elements of a row of which outputs show no more than sums, powers and extremes of them.
+
+    A position is that of an element equal to the extreme, and all passes compute an element in the same way. Comparisons
+    and roundings could differ by a whole step.
+    """
+    epilogue, short = problem.epilogue, short_values(problem)
+    first = len(epilogue.operands) + 1
+    shown = {output.value for output in problem.outputs} - short
+    for value in reversed(range(first, epilogue.last + 1)):
+        made = epilogue.instruction(value)
+        if (value in shown or made.op in STEPS) and made.op not in ABSORBING and value not in short:
+            shown.update(each for each in made.arguments if isinstance(each, int))
+
+    def divides(value: int) -> bool:
+        made = epilogue.instruction(value)
+        over = made.arguments[1] if made.op == "div" else None
+        return isinstance(over, int) and over > 0 and not (epilogue.per_row[over] or epilogue.grouped[over])
+
+    return frozenset(value for value in range(first, epilogue.last + 1) if value not in shown and divides(value))
 
 
 @functools.lru_cache(maxsize=256)

@@ -26,8 +26,8 @@ from ...plan.rowwise.passes import RowPass, Schedule, kept_bytes, schedule_of
 from ...plan.rowwise.powers import fused_powers, fused_quotients, scaled_element
 from ...plan.rowwise.records import SIZE_N, RowLayout, RowPlan, RowProblem, pitch_name
 from ...plan.rowwise.shorts import short_quotients, short_values
-from ..elements.quotients import has_inverse
-from ..epilogue import SHORT, expression
+from ..elements.quotients import has_inverse, near_quotient, near_quotients
+from ..epilogue import SHORT, expression, literal
 from ..rows import REDUCTIONS
 from ..writer import Writer
 from .masks import term_of, zeroed
@@ -105,6 +105,8 @@ def row_expression(problem: RowProblem, value: int, names: Callable[[int], str],
         return f"rounded_float8({names(_reduced(made))})"
     if made.op == "div" and has_inverse(made.arguments[1]) and isinstance(x := made.arguments[0], int):
         return f"over({names(x)}, {made.arguments[1].text})"
+    if value in near_quotients(problem):
+        return near_quotient(*(literal(x) if isinstance(x, Constant) else names(x) for x in made.arguments))
     return expression(problem, value, names, position)
 
 

@@ -48,6 +48,8 @@ class RowRates:
     launch_us: float = 4.8
     shared: float = 1.0135
     """Factor of the time where a row is read again from shared memory."""
+    masked_work: float = 80.0
+    """Instructions of a granule of a thread at an end of a row that begins anywhere, where positions are compared."""
     numbered: float = 0.95
     """Factor of the time of numbered rows in several CTAs of an SM."""
     overlap: float = 3.5
@@ -84,7 +86,8 @@ def predicted_us(layout: RowLayout, m: int, target: Target, rates: RowRates = RA
     asking = min(1.0, asked * choice.cluster / slots / rates.asking)
     memory = elements * demand.column_bytes / (bandwidth / slots)
     warps = choice.ctas_per_sm * choice.rows * choice.warps
-    work = demand.work + (0 if layout.aligned else 1 + len(demand.vectors))
+    work: float = demand.work + (0 if layout.aligned else 1 + len(demand.vectors))
+    work += rates.masked_work / layout.thread_granules if demand.temporaries and not layout.aligned else 0
     work += 5 * layout.lanes * len(demand.inputs) if layout.by_words else 0
     instructions = elements * work
     if demand.sums:

@@ -15,11 +15,13 @@ from ...plan.rowwise.demand import GRANULE_BYTES, WORD_BYTES, RowDemand, is_wide
 from ...plan.rowwise.passes import POSITION_REGISTERS, held_bytes
 
 SFU_WORK, POLYNOMIAL_WORK, FP8_WORK = 2, 20, 6
+"""Instructions of an operation on the special function unit, of one that is a polynomial, and of a conversion to e4m3,
+approximately."""
 EXACT_WORK = 8
 """The same as ``SFU_WORK`` for elements of 32 bits, by ptxas for sm_90: 7 of an exponential, 10 of a division, 24 of a
 logarithm. Those of 16 bits have short forms, of one instruction each but for the logarithm's polynomial."""
-"""Instructions of an operation on the special function unit, of one that is a polynomial, and of a conversion to e4m3,
-approximately."""
+ACCESS_WORK, POSITION_WORK = 4, 8
+"""Instructions that load an element, and those of the search for one position."""
 
 
 SUMS = frozenset({"sum", "mean"})
@@ -70,12 +72,11 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
         return "the kernel reads no tensor of rows"
     loads += repeated
     reads = [op for op in facts.memory_ops if op.kind == "load"]
-    work = _work(facts, columns, min(op.itemsize for op in loads))
     vectors = [op for op in reads if len(op.tile_axes) == 1 and op.tile_axes[0] in columns]
     reductions = [fact for fact in facts.reductions if fact.axis in columns]
     stages = max((len(fact.stages) for fact in reductions), default=0)
     groups, wide = _groups(facts, parts, min(op.itemsize for op in loads))
-    positions = any(name.startswith("arg") for fact in reductions for name in fact.names)
+    positions = sum(name.startswith("arg") for fact in reductions for name in fact.names)
     stages = max(stages, 2) if positions else stages  # the extreme, then its position
     again = [op for op in loads if stages > 1 or any(each.feeds_store for each in reads if each.storage == op.storage)]
     exchanged = sum(len(fact.names) for fact in reductions)
@@ -84,6 +85,8 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
     ]
     pairs = [op for op in _accesses(facts, "store", rows, parts) if facts.axes[op.tile_axes[-1]].extent == n // 2]
     later = bool(stores or pairs) and not (len(columns) == 1 and _in_loops(facts, reductions))
+    walks = _walks(stages, len(columns), {name for fact in reductions for name in fact.names})
+    work = _work(facts, columns, [op.itemsize for op in loads], walks, positions)
     least, n, pitches = _bucket(facts, columns, loads, (*loads, *stores, *(sums if inner is not None else ())))
     demand = RowDemand(
         n=n,
@@ -96,15 +99,13 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
         held_bytes=sum(held_bytes(dtype_name(op.dtype)) for op in again) if later or stages > 1 else 0,
         exchanges=(exchanged + (stages > 1),) if stages else (),
         passes=stages + later,
-        walks=0
-        if inner is not None
-        else _walks(stages, len(columns), {name for fact in reductions for name in fact.names}),
+        walks=0 if inner is not None else walks,
         later=later,
         sums=len(sums) if inner is not None else 0,
         group=max(groups, default=0),
         pairs=tuple(op.itemsize for op in pairs),
         wide=wide,
-        temporaries=_place_registers(facts, columns, parts, positions or wide > 0),
+        temporaries=_place_registers(facts, columns, parts, positions > 0 or wide > 0),
         work=work + FP8_WORK * sum(op.dtype == torch.float8_e4m3fn for op in stores),
     )
     blocks = None if inner is None else grid[0]
@@ -188,11 +189,14 @@ def _accesses(facts: KernelFacts, kind: str, among: Sequence[int], columns: set[
     return list(found.values())
 
 
-def _work(facts: KernelFacts, columns: set[int], itemsize: int) -> int:
-    """Return the instructions per element, approximately, of rows of inputs of so many bytes or more."""
-    special = EXACT_WORK if itemsize >= WORD_BYTES else SFU_WORK
-    count = 4
+def _work(facts: KernelFacts, columns: set[int], itemsizes: Sequence[int], walks: int, positions: int) -> int:
+    """Return the instructions per element, approximately, of rows of inputs of these sizes.
+
+    Each pass after the first, up to that of a position, computes an element again.
+    """
+    special = EXACT_WORK if (max if positions else min)(itemsizes) >= WORD_BYTES else SFU_WORK
+    count = 0
     for work in facts.work:
         if columns & set(work.axes):
             count += work.ops + special * work.sfu_ops + POLYNOMIAL_WORK * work.polynomials
-    return count
+    return ACCESS_WORK + count * (walks - 1 if positions else 1) + POSITION_WORK * positions
