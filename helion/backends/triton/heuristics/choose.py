@@ -50,6 +50,8 @@ class Trust(Tuned):
     wide_programs: float
     #: Column reductions with half the warps, for a tile by the rule.
     lighter_columns: float
+    #: The same for programs that an SM holds one of, though there are more, by those of which it holds several.
+    overlapping_columns: float
     #: Rows held whole with a half or a quarter of the warps, for those by the rule.
     lighter_rows: float
     #: Fewer rows of a warp whose threads hold most of their registers, for those by the rule.

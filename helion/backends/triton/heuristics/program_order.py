@@ -1,4 +1,4 @@
-"""Orders of programs in which those next to each other load the same rows.
+"""Orders of programs in which those next to each other load the same rows, or are next to each other in memory.
 
 A grid over rows and over results of each row, such as lags or thresholds, loads a row once for each result. The caches
 keep it where the programs of one row follow each other. In the default order, those of one result do: each of them reads
@@ -16,6 +16,15 @@ from ..proposal import TritonProposal
 from .choose import trust, unless_faster
 from .predicted_time import proposal_us
 from .sizing import all_sizes, extent_of
+
+
+def innermost_first(first: int, facts: KernelFacts) -> dict[int, tuple[int, ...]]:
+    """Return ``loop_orders`` with neighbouring programs along ``first``, then along the last of the other axes."""
+    axes = facts.grid_axes
+    if facts.num_roots != 1 or len(axes) < 2 or first not in axes:
+        return {}
+    at = axes.index(first)
+    return {0: (at, *(other for other in reversed(range(len(axes))) if other != at))}
 
 
 def near_rows(proposal: TritonProposal, facts: KernelFacts, target: Target) -> TritonProposal:

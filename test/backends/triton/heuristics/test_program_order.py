@@ -86,3 +86,19 @@ def test_a_run_of_many_dimensions_is_not_divided_for_each_load() -> None:
     cell = CELLS["kron_matrices"]
     config = cell.kernel.bind(cell.arguments("meta", False), target="h200").default_config()
     assert config["flatten_loops"] == [False] and config["loop_orders"] == [[4, 3, 2, 1, 0]]
+
+
+@pytest.mark.parametrize("name", ["middle_softmax", "channels_first_norm", "perceptual_distance"])
+def test_neighbours_of_reduced_columns_are_along_contiguous_memory(name: str) -> None:
+    """Measurement ``columns_in_order``."""
+    cell = CELLS[name]
+    bound = helion.kernel(cell.kernel.fn, backend="triton").bind(cell.arguments("meta", False), target="h200")
+    assert bound.seeds[0].heuristic == "TritonColumnReductionHeuristic"
+    assert bound.default_config()["loop_orders"] == [[1, 0]]
+
+
+def test_a_tile_of_all_columns_has_no_neighbours_along_them() -> None:
+    kernel = helion.kernel(CELLS["middle_softmax"].kernel.fn, backend="triton")
+    bound = kernel.bind((tensor(4096, 1000, 16),), target="h200")
+    assert bound.seeds[0].heuristic == "TritonColumnReductionHeuristic"
+    assert bound.default_config()["loop_orders"] == [[0, 1]]

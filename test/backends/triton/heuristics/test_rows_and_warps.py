@@ -9,6 +9,7 @@ import torch
 
 import helion
 import helion.language as hl
+from benchmarks.unfitted import CELLS
 
 
 @helion.kernel(backend="triton")
@@ -44,6 +45,15 @@ def normalized(x: torch.Tensor) -> torch.Tensor:
     for tile in hl.tile(x.size(0)):
         row = x[tile, :].float()
         out[tile, :] = (row * torch.rsqrt((row * row).mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+    return out
+
+
+@helion.kernel(backend="triton")
+def middle_norms(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for b, s in hl.tile([x.size(0), x.size(2)]):
+        values = x[b, :, s].float()
+        out[b, :, s] = (values * torch.rsqrt((values * values).mean(1, keepdim=True) + 1e-6)).to(x.dtype)
     return out
 
 
@@ -260,3 +270,28 @@ def test_a_warp_has_fewer_rows_where_they_fill_its_registers() -> None:
     predicted, of_eight = (bound._analysis.predict(each) for each in (config, eight))
     assert config["num_warps"] == 1 and config["block_sizes"][0] < 8
     assert predicted.registers_per_thread <= of_eight.register_limit // 2 < of_eight.registers_per_thread
+
+
+@pytest.mark.parametrize(("columns", "rows", "warps"), [(4097, 1024, 8), (2001, 2048, 16)])
+def test_two_programs_overlap_where_an_sm_has_registers_for_one(columns: int, rows: int, warps: int) -> None:
+    """Row ``overlapping_columns`` of tuned.tsv; fewer programs than SMs overlap with none."""
+    kernel = helion.kernel(CELLS["welford_columns"].kernel.fn, backend="triton")
+    bound = kernel.bind((_meta(8192, columns, dtype=torch.float16),), target="h200")
+    config = bound.default_config()
+    assert config["num_warps"] == warps and config["block_sizes"][1] == rows
+    threads = 32 * warps * bound.resources(config).registers
+    assert (2 * threads <= bound.target.registers_per_sm) == (columns == 4097)
+
+
+def test_rows_held_whole_are_not_read_again_for_single_loads() -> None:
+    """Rows that begin anywhere have a load for each element (measurement ``columns_in_order``)."""
+    bound = middle_norms.bind((_meta(256, 96, 1001, dtype=torch.float32),), target="h200")
+    assert bound.seeds[0].heuristic == "TritonColumnReductionHeuristic"
+    assert bound.default_config()["reduction_loops"] == [None]
+
+
+def test_few_long_rows_have_an_sm_each() -> None:
+    """Row ``wide_programs`` of tuned.tsv."""
+    cell = CELLS["min_p_sample"]
+    bound = helion.kernel(cell.kernel.fn, backend="triton").bind(cell.arguments("meta", False), target="h200")
+    assert bound.default_config()["reduction_loops"][0] >= 8192 and bound.default_config()["num_warps"] == 32

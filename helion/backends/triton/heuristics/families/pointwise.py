@@ -26,6 +26,7 @@ from .. import register_safety as safety
 from ..choose import trust, unless_faster
 from ..near_gathers import fastest_tiles, gathered_rows, is_near
 from ..predicted_time import proposal_us
+from ..program_order import innermost_first
 from ..random_runs import shorter_runs
 from ..shared_operands import common_and_own, sharing_rows
 from ..sizing import beside_short_rows, estimate, extent_of, has_wide_memory, record_bytes, warps_for_threads
@@ -230,7 +231,7 @@ def _turned(tiles: TritonProposal, fact: PointwiseFact, facts: KernelFacts, targ
     highest = {axis.block_id: min(axis.padded or 2**30, axis.max_size or 2**30) for axis in facts.tunable_axes}
     elements, run = math.prod(tiles.block_sizes.values()), tiles.block_sizes[first]
     of_warp = target.warp_size * max(1, _VECTOR_BYTES // (fact.storage_itemsize * fact.max_op_slab))
-    orders, found = _innermost_first(first, facts), []
+    orders, found = innermost_first(first, facts), []
     while run <= min(elements, highest[first]):
         rows = elements // run
         while rows:
@@ -264,7 +265,7 @@ def _reused(tiles: TritonProposal, fact: PointwiseFact, facts: KernelFacts, targ
     if not across:
         return None
     axis = facts.axes[rows if rows is not None else across[-1]]
-    orders = _innermost_first(first, facts) if selects else tiles.loop_orders
+    orders = innermost_first(first, facts) if selects else tiles.loop_orders
     highest, warps = min(axis.padded or 2**30, axis.max_size or 2**30), tiles.num_warps or 1
     found = []
     for half_rows, fewer in _ROWS_AND_WARPS:
@@ -482,7 +483,7 @@ def _order(sizes: dict[int, int], fact: PointwiseFact, facts: KernelFacts) -> di
     (first,) = fact.contiguous_axes
     extent = facts.axes[first].extent
     covered = extent is not None and sizes.get(first, 1) >= extent
-    return {} if covered and len(facts.grid_axes) <= 2 else _innermost_first(first, facts)
+    return {} if covered and len(facts.grid_axes) <= 2 else innermost_first(first, facts)
 
 
 def _as_stored(facts: KernelFacts) -> dict[int, tuple[int, ...]]:
@@ -498,15 +499,6 @@ def _as_stored(facts: KernelFacts) -> dict[int, tuple[int, ...]]:
     }
     order = tuple(sorted(range(len(axes)), key=lambda at: steps.get(axes[at], 0)))
     return {} if order == tuple(range(len(axes))) or not steps.keys() >= set(axes) else {0: order}
-
-
-def _innermost_first(first: int, facts: KernelFacts) -> dict[int, tuple[int, ...]]:
-    """Return ``loop_orders`` with neighbouring programs along ``first``, then along the last of the other axes."""
-    axes = facts.grid_axes
-    if facts.num_roots != 1 or len(axes) < 2 or first not in axes:
-        return {}
-    at = axes.index(first)
-    return {0: (at, *(other for other in reversed(range(len(axes))) if other != at))}
 
 
 def _tile_elements(fact: PointwiseFact, facts: KernelFacts, target: Target) -> tuple[float, float]:

@@ -17,7 +17,7 @@ the loop prefetches: the assembler alone keeps few loads of a step in flight (me
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 from ......_compiler.facts.records import AxisFact, KernelFacts, MemoryOpFact, ReductionFact
@@ -26,8 +26,9 @@ from ......_support.records import dataclass, replace
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import VECTOR_BYTES, Target
 from ....proposal import TritonProposal
-from ...choose import trust, unless_faster
+from ...choose import Timed, trust, unless_faster
 from ...predicted_time import proposal_us
+from ...program_order import innermost_first
 from ...sizing import Chunks, Sizes, clamp, estimate, extent_of, programs_of, warps_for_threads
 from ...tuned import Tuned, tuned
 from .budget import Allocation, allocate, column_axis, reduction_alone
@@ -98,9 +99,12 @@ class TritonColumnReductionHeuristic(Heuristic):
         others = (*_lighter(found, column, facts, chosen, target), *_held(found, column, facts, chosen, target))
         lighter = [(each, proposal_us(facts, each, target)) for each in others]
         if lighter:
-            made = unless_faster((made, proposal_us(facts, made, target)), lighter, trust(target).lighter_columns)
+            timed = (made, proposal_us(facts, made, target))
+            best = unless_faster(timed, lighter, trust(target).lighter_columns)
+            made = _overlapping(timed, lighter, facts, target) if best is made else best
         late = _late(found, column, facts, target)
-        return (made,) if late is None else (late, made)
+        made = _in_memory_order(made, column, facts)
+        return (made,) if late is None else (_in_memory_order(late, column, facts), made)
 
 
 def _proposal(found: Allocation, sizes: Sizes, chunks: Chunks, warps: int) -> TritonProposal:
@@ -114,6 +118,41 @@ def _proposal(found: Allocation, sizes: Sizes, chunks: Chunks, warps: int) -> Tr
         num_warps=warps,
         num_stages=1,
     )
+
+
+def _overlapping(
+    first: Timed[TritonProposal], lighter: Iterable[Timed[TritonProposal]], facts: KernelFacts, target: Target
+) -> TritonProposal:
+    """Return fewer rows for fewer warps where an SM holds one program of several, if that is predicted to be as fast.
+
+    Nothing overlaps the loads of its steps with arithmetic. The registers of a thread stay the same, and an SM has room
+    for three such programs by prediction, which misses some registers.
+    """
+
+    def held(each: TritonProposal) -> float:
+        warps, chunks = each.num_warps or 1, each.reduction_loops
+        return estimate(facts, target, each.block_sizes, warps, 1, chunks).occupancy_blocks
+
+    def elements(each: TritonProposal) -> float:
+        return math.prod(each.block_sizes.values()) / (each.num_warps or 1)
+
+    made = first[0]
+    if programs_of(facts, made.block_sizes) <= target.num_sms or held(made) > 1:
+        return made
+    grid = {axis: size for axis, size in made.block_sizes.items() if axis in facts.grid_axes}
+    fewer = [each for each in lighter if grid.items() <= each[0].block_sizes.items()]
+    fewer = [each for each in fewer if elements(each[0]) <= elements(made) and held(each[0]) > 2]
+    return unless_faster(first, fewer, trust(target).overlapping_columns)
+
+
+def _in_memory_order(proposal: TritonProposal, column: int, facts: KernelFacts) -> TritonProposal:
+    """Return the proposal with neighbouring programs along contiguous columns, if a program has less than a row of them.
+
+    Programs that run at once then read whole pages of memory (measurement ``columns_in_order``).
+    """
+    if proposal.block_sizes.get(column, 1) >= extent_of(facts.axes[column]):
+        return proposal
+    return replace(proposal, loop_orders=innermost_first(column, facts))
 
 
 def _lighter(
@@ -302,12 +341,15 @@ def _fit_chunk(found: Allocation, facts: KernelFacts, target: Target, threads: i
 def _fit_loads(found: Allocation, facts: KernelFacts, column: int, threads: int) -> None:
     """Halve the chunk of rows that begin anywhere while a thread has more loads for it than registers next to its sums.
 
-    The assembler then makes some of them wait for others (measurement ``loads_of_columns``).
+    The assembler then makes some of them wait for others (measurement ``loads_of_columns``). Rows that are held whole, and
+    of which a value depends on the reduction, would be loaded again (measurement ``columns_in_order``).
     """
     axis = facts.axes[found.primary.axis]
     chunk = found.chunks.get(axis.block_id) or axis.padded
     wide = found.sizes.get(column)
     if axis.block_id not in found.chunks or wide is None:
+        return
+    if found.primary.re_read and found.chunks[axis.block_id] is None:
         return
     loads = [op for op in facts.memory_ops if op.kind == "load" and {axis.block_id, column} <= set(op.tile_axes)]
     each = min((_run_bytes(op) // op.itemsize for op in loads), default=VECTOR_BYTES)
