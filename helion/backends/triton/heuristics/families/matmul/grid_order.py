@@ -7,7 +7,8 @@ Where data decides the range along K, the sharing is not known and the order sta
 Matrices of a batch share nothing. Rows of a result that begin within sectors share one at each edge of a tile, which two
 programs write. It is written to memory once if they follow each other (measurement ``batched_order``).
 
-In grids of more axes, such as taps of a transposed convolution, programs that share an operand follow each other.
+In grids of more axes, such as taps of a transposed convolution, programs that share an operand follow each other. Axes of
+a batch do not count.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def ordered(facts: KernelFacts, proposal: TritonProposal, target: Target) -> Tri
         return proposal
     if proposal.loop_orders or proposal.pid_type is not None or "split_k" in proposal.launch:
         return proposal
-    if proposal.l2_groupings and len(facts.grid_axes) < 3:
+    if proposal.l2_groupings and len(set(facts.grid_axes) - _batch(facts)) < 3:
         return proposal
     if (rows := _along_rows(facts, proposal)) is not None:
         return rows
@@ -66,7 +67,7 @@ def _options(facts: KernelFacts, proposal: TritonProposal, target: Target) -> It
     for grid in grids:
         tiles = [cdiv(extent_of(facts.axes[axis]), sizes[axis]) for axis in grid.axes]
         several = [at for at, count in enumerate(tiles) if count > 1]
-        if len(tiles) > 2 and len(several) > 1:
+        if len(set(grid.axes) - _batch(facts)) > 2 and len(several) > 1 and not _end_within_sectors(facts):
             ungrouped = {root: group for root, group in proposal.l2_groupings.items() if root != grid.root}
             for order in _orders(facts, grid.axes, several):
                 reason = f"{proposal.reason}, programs that share an operand together"
@@ -76,6 +77,17 @@ def _options(facts: KernelFacts, proposal: TritonProposal, target: Target) -> It
             for group in groups:
                 reason = f"{proposal.reason}, {group} rows at a time"
                 yield replace(proposal, l2_groupings={grid.root: group}, reason=reason)
+
+
+def _batch(facts: KernelFacts) -> set[int]:
+    """Return the axes of the grid that every operand of a matmul and every result has: their programs share nothing."""
+    moved = (op for op in facts.memory_ops if op.matmul_operand or op.kind == "store")
+    return set(facts.grid_axes).intersection(*({*op.subscript_axes, *op.tile_axes} for op in moved))
+
+
+def _end_within_sectors(facts: KernelFacts) -> bool:
+    """Return whether rows of a result share sectors with their neighbours: only whole batches of them were timed."""
+    return any(op.kind == "store" and op.aligned * op.itemsize % SECTOR_BYTES for op in facts.memory_ops)
 
 
 def _orders(facts: KernelFacts, axes: tuple[int, ...], several: list[int]) -> Iterator[tuple[int, ...]]:
