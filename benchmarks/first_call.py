@@ -203,11 +203,11 @@ def alone(out: Path, every: Sequence[Cell], seconds: float) -> None:
 
 def calls(out: Path, every: Sequence[Cell], seconds: float) -> None:
     """Append a row for each cell: the seconds of the first call in this process, after one of each of ``WARM``, and of
-    that in a later process.
+    that in a later process. First calls are written before that process begins.
     """
     begun, rows = time.monotonic(), dict[str, dict[str, Any]]()
-    by_kernel = {cell.kernel: cell for cell in timed_cells()}
-    with tempfile.TemporaryDirectory() as name, out.open("a") as file:
+    by_kernel, before = {cell.kernel: cell for cell in timed_cells()}, out.read_text() if out.exists() else ""
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with caches(folder / "warm"):
             for kernel in WARM:
@@ -219,10 +219,16 @@ def calls(out: Path, every: Sequence[Cell], seconds: float) -> None:
             with caches(folder / "with"):
                 took, bound = called(cell, args, Settings().first_call_seconds)
             row = {"kernel": cell.kernel, "case": cell.case, "dtype": cell.dtype, "cpus": os.cpu_count()}
-            rows[" ".join(cell.key)] = {**row, "seconds": took, "backend": bound.backend}
+            row |= {"device": torch.cuda.get_device_name(), "seconds": took, "backend": bound.backend}
+            rows[" ".join(cell.key)] = row
+        out.write_text(before + _lines(rows.values()))
         for key, took in later(folder, list(rows)).items():
             rows[key]["later"] = took
-        file.writelines(json.dumps({"device": torch.cuda.get_device_name(), **row}) + "\n" for row in rows.values())
+        out.write_text(before + _lines(rows.values()))
+
+
+def _lines(rows: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(f"{json.dumps(row)}\n" for row in rows)
 
 
 def later(folder: Path, names: Sequence[str]) -> dict[str, float]:

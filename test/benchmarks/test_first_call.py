@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import helion
-from benchmarks import first_call_report
+from benchmarks import first_call, first_call_report
 from benchmarks.cells import swept_cells
 from benchmarks.first_call import ROOT, alone, caches, chosen, in_a_child, sampled, summary
 from benchmarks.sweep import OTHER_SAMPLES, parse
@@ -127,3 +127,26 @@ def test_calls_alone_leave_out_the_cells_of_the_file(tmp_path: Path) -> None:
     out.write_text(json.dumps(row) + "\n")
     alone(out, [cell], 60.0)
     assert [json.loads(line) for line in out.read_text().splitlines()] == [row]
+
+
+def test_first_calls_are_kept_where_the_later_process_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Bound:
+        backend = "triton"
+
+    monkeypatch.setattr(first_call, "called", lambda cell, args, seconds: (0.5, Bound()))
+    monkeypatch.setattr(first_call, "inputs", lambda cell, device: ())
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a GPU")
+    cells = [cell for cell, _ in chosen(swept_cells(), parse(OTHER_SAMPLES.read_text()), 2)]
+    out = tmp_path / "rows.jsonl"
+
+    def fails(folder: Path, names: list[str]) -> dict[str, float]:
+        raise RuntimeError("no such device")
+
+    monkeypatch.setattr(first_call, "later", fails)
+    with pytest.raises(RuntimeError, match="no such device"):
+        first_call.calls(out, cells, 1e9)
+    monkeypatch.setattr(first_call, "later", lambda folder, names: dict.fromkeys(names, 0.01))
+    first_call.calls(out, cells[:1], 1e9)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["kernel"] for row in rows] == [*(cell.kernel for cell in cells), cells[0].kernel]
+    assert [row.get("later") for row in rows] == [None, None, 0.01] and all(row["seconds"] == 0.5 for row in rows)
