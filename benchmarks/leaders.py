@@ -35,7 +35,7 @@ from benchmarks.sweep import (  # noqa: E402
     parse,
 )
 from benchmarks.time_model import FactsOf, mean_of  # noqa: E402
-from helion.autotuner.leaders import NUGGET, promising  # noqa: E402
+from helion.autotuner.leaders import NUGGET, promising, scale  # noqa: E402
 from helion.autotuner.search.domain import SpaceDomain  # noqa: E402
 from helion.autotuner.search.kriging import covariance  # noqa: E402
 from helion.autotuner.search.time_model import PredictedTime  # noqa: E402
@@ -77,7 +77,7 @@ def _sampled(cell: Cell, timed: Sequence[Timed], on: str, facts_of: FactsOf) -> 
     analysis = cell.function.bind(cell.args, target=on)._analysis
     facts, space = facts_of(analysis.facts), analysis.space
     model = PredictedTime(lambda config: analysis.backend.predict(facts, space.decode(config), analysis.target))
-    domain = SpaceDomain(space, model)
+    domain = SpaceDomain(space, model, scales=scale)
     configs = [space.normalize(row.config) for row in timed]
     log_predicted = np.array([model.log_time(config) for config in configs])
     fastest = int(np.argmin(log_predicted))

@@ -60,7 +60,7 @@ def drawn(cell: Cell, count: int, on: str) -> list[Row]:
     analysis, default = bound._analysis, bound.default_config()
     model = PredictedTime(analysis.predict)
     seeds = [seed.config for seed in bound.seeds]
-    domain = SpaceDomain(bound.config_spec, model, seeds, moves=_moves)
+    domain = SpaceDomain(bound.config_spec, model, seeds, moves=_moves, scales=leaders.scale)
     error = model.predicted(default).error
     near = itertools.islice(leaders.leaders(domain, default, error, model.fits), LEADERS)
     chosen = list(dict.fromkeys([default, *seeds, *near]))[: count // 3]
@@ -72,8 +72,8 @@ def drawn(cell: Cell, count: int, on: str) -> list[Row]:
 
 
 def _moves(field: Field) -> bool:
-    """Return whether mutations change a field: those of leaders, without policies of caches, which seldom tell."""
-    return leaders.is_moved(field) and field.key != "load_eviction_policies"
+    """Return whether mutations change a field: those of leaders, and ways to access memory."""
+    return leaders.is_moved(field) or field.key == "indexing"
 
 
 def draw(count: int, on: str) -> dict[str, list[Row]]:

@@ -15,15 +15,18 @@ from typing import Any
 import numpy as np
 
 from ..config import Config
+from .search import domain as domains
 from .search.domain import Domain
 from .search.kriging import covariance
 from .space import ConfigSpace, Field
 
-#: Configs whose neighbors are candidates, and neighbors of each. A config takes 1 to 4 ms to predict.
-_CENTRES, _NEIGHBOURS = 3, 24
-#: Keys of weight 1 that leaders differ in from seeds, besides all of a larger weight. They order the grid, or choose how
-#: memory is accessed; persistent grids and options of loops are left to searches.
-_KEYS = frozenset({"loop_orders", "l2_groupings", "indexing", "load_eviction_policies"})
+#: Configs whose neighbors are candidates, neighbors of each, and of the first one those in which two keys balance each
+#: other. A config takes 1 to 4 ms to predict.
+_CENTRES, _NEIGHBOURS, _BALANCED = 3, 24, 16
+#: Keys of weight 1 that leaders differ in from seeds, besides all of a larger weight. They order the grid. Other ways to
+#: access memory seldom gain anything (measurement ``gains_of_steps``); these, persistent grids and options of loops are left
+#: to searches.
+_KEYS = frozenset({"loop_orders", "l2_groupings"})
 #: Threads of a warp.
 _LANES = 32
 #: Draws of the errors of all candidates. The same seed gives the same leaders in every process.
@@ -37,9 +40,18 @@ NUGGET = 1e-3
 Array = Any
 
 
-def is_moved(field: Field) -> bool:
-    """Return whether leaders may differ from seeds in a field."""
-    return field.weight > 1 or field.key in _KEYS
+def is_moved(field: Field, pipelines: bool = True) -> bool:
+    """Return whether leaders may differ from seeds in a field. Stages only have an effect where a kernel ``pipelines``."""
+    return (field.weight > 1 or field.key in _KEYS) and (pipelines or field.key != "num_stages")
+
+
+def scale(field: Field) -> float:
+    """Return the scale of distances between values of a field. The reversal of an order is equally far for any length."""
+    scaled = domains.scale(field)
+    if field.key != "loop_orders":
+        return scaled
+    dims = max(map(len, field.default()), default=2)
+    return scaled / math.sqrt(dims * (dims**2 - 1) / 6)
 
 
 def code_length(space: ConfigSpace, config: Config, text: str) -> float:
@@ -59,9 +71,11 @@ def candidates(
     found = dict.fromkeys([first, *filter(allowed, domain.seeds)])
     centre = first
     centres = {first}
-    for _ in range(_CENTRES):
-        near = itertools.takewhile(lambda _: has_time(), itertools.islice(domain.neighbours(centre), _NEIGHBOURS))
-        found.update(dict.fromkeys(filter(allowed, near)))
+    for at in range(_CENTRES):
+        steps: Iterator[Config] = itertools.islice(domain.neighbours(centre), _NEIGHBOURS)
+        if not at:
+            steps = itertools.chain(steps, itertools.islice(domain.balanced(centre), _BALANCED))
+        found.update(dict.fromkeys(filter(allowed, itertools.takewhile(lambda _: has_time(), steps))))
         left = [config for config in found if config not in centres]
         if not left or not has_time():
             break

@@ -11,9 +11,11 @@ import torch
 
 import helion
 import helion.language as hl
-from helion.autotuner.leaders import candidates, is_moved, leaders, promising
+from helion.autotuner.leaders import candidates, is_moved, leaders, promising, scale
 from helion.autotuner.search.domain import SpaceDomain
 from helion.autotuner.search.time_model import PredictedTime
+from helion.autotuner.space.fields import LoopOrders, Slot
+from helion.fields import PermutationFragment
 
 
 def near(count: int) -> np.ndarray:
@@ -95,7 +97,7 @@ def test_candidates_of_a_kernel_are_legal_and_differ_in_few_keys(target: str) ->
     assert found[0] == default and len(found) > len(seeds) and len(set(found)) == len(found)
     assert set(found[1:]) <= set(asked) and all(config["num_warps"] <= 8 for config in found[1:])
     keys = {field.key for field in analysis.space.fields if is_moved(field)}
-    assert {"block_sizes", "num_warps", "indexing"} <= keys and "pid_type" not in keys
+    assert {"block_sizes", "num_warps", "loop_orders"} <= keys and not {"pid_type", "indexing"} & keys
     for config in found:
         assert analysis.space.normalize(config) == config
         assert any(_moved(config, other) <= keys | _LEGALISED for other in (default, *seeds, *found))
@@ -104,6 +106,38 @@ def test_candidates_of_a_kernel_are_legal_and_differ_in_few_keys(target: str) ->
     assert set(chosen) <= set(found)
     unresolved = leaders(domain, default, 0.3, allowed, resolution=model.predicted(default).time_us)
     assert next(unresolved, None) is None
+
+
+def test_balanced_steps_keep_the_elements_of_a_thread() -> None:
+    analysis = helion.kernel(scaled).bind(ARGS, target="h200").variant.analysis
+    domain = SpaceDomain(analysis.space, PredictedTime(analysis.predict), moves=is_moved)
+    given = {**analysis.default_config, "block_sizes": [64, 64, 64], "num_warps": 4, "num_stages": 2}
+    base = analysis.space.normalize(given)
+    found = list(domain.balanced(base))
+    assert len(set(found)) == len(found) > 3 and base not in found
+    for config in found:
+        tiles, warps = config["block_sizes"], config["num_warps"]
+        assert np.prod(tiles) // warps == 64**3 // 4 and sum(size != 64 for size in tiles) in (1, 2)
+        assert warps in (2, 4) and (warps == 2) == (np.prod(tiles) < 64**3)
+    assert set(found) <= set(candidates(domain, base, lambda config: True, lambda: True))
+
+
+def test_stages_are_left_where_nothing_is_pipelined() -> None:
+    analysis = helion.kernel(scaled).bind(ARGS, target="h200").variant.analysis
+    stages = analysis.space.field("num_stages")
+    assert is_moved(stages) and not is_moved(stages, pipelines=False)
+    assert is_moved(analysis.space.field("num_warps"), pipelines=False)
+
+
+def test_reversed_orders_are_equally_far_for_any_number_of_dimensions() -> None:
+    distances = []
+    for dims in (2, 3, 5):
+        order = PermutationFragment(dims)
+        slot = Slot(name="", at=0, fragment=order, initial=list(order.default()))
+        field = LoopOrders(slots=(slot,))
+        ways = [scale(field) * np.array(field.coordinates([list(way)])) for way in (range(dims), range(dims)[::-1])]
+        distances.append(float(np.linalg.norm(ways[0] - ways[1])))
+    assert distances == pytest.approx([distances[0]] * 3)
 
 
 def test_without_time_the_seeds_are_the_candidates() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import threading
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -294,11 +295,27 @@ def test_contenders_have_other_code_and_are_predicted_to_fit() -> None:
     assert len(found) == first_call.MOST and default not in found
     texts = [of.analysis.code(config).text for config in (default, *found)]
     assert len(set(texts)) == len(texts)
-    assert all(of.analysis.predict(config).fits and not of.analysis.predict(config).spills for config in found)
+    assert all(of.analysis.predict(config).fits for config in found)
+    assert {config["num_stages"] for config in found} == {default["num_stages"]}  # without matmuls it has no effect
     assert first_call.contenders(of, default, ENDLESS) == found  # the same in every process
     seeds = {seed.config for seed in bound.seeds}
     assert not seeds.issuperset(found)
     assert seeds.issuperset(first_call.contenders(of, default, LATE))
+
+
+def test_predicted_spills_count_by_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The assembler spills less often than is predicted."""
+    bound = kernel().bind((torch.empty(4096, 5000, device="meta"),), target="h200")
+    of, default = bound.variant.specialized, bound.default_config()
+    first, predict = first_call.contenders(of, default, ENDLESS)[0], type(of.analysis).predict
+
+    def spilling(self: Any, config: helion.Config) -> Any:
+        found = predict(self, config)
+        return dataclasses.replace(found, spill_risk=1.0) if config == first else found
+
+    monkeypatch.setattr(type(of.analysis), "predict", spilling)
+    assert of.analysis.predict(first).spills
+    assert first in first_call.contenders(of, default, ENDLESS)
 
 
 def test_kernels_that_run_too_long_have_no_contenders(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,6 +330,20 @@ def test_kernels_that_run_too_long_have_no_contenders(monkeypatch: pytest.Monkey
                 lambda self, config, predict=predict: dataclasses.replace(predict(self, config), time_us=2e5),
             )
             assert bool(first_call.contenders(of, default, ENDLESS)) == any_contends
+
+
+def test_longer_code_is_expected_to_compile_for_longer_by_less_than_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = kernel().bind((torch.empty(4096, 5000, device="meta"),), target="h200")
+    of, first = bound.variant.specialized, bound.default_config()
+    other = bound.config_spec.normalize({**first, "num_warps": 16})
+    for ratio, waits in ((1.0, False), (0.25, False), (4.0, True)):
+        submitted: list[dict[str, Any]] = []
+        pool = types.SimpleNamespace(submit=lambda *_, into=submitted, **given: into.append(given))
+        lengths = {first: 100.0, other: 100.0 * ratio}
+        monkeypatch.setattr(first_call, "_code_length", lambda of, config, of_each=lengths: of_each[config])
+        first_call._submit(of, pool, first, [other], ENDLESS)
+        (given,) = submitted
+        assert given["waits"] == waits and given["longer"] == (1.0 if ratio <= 1.0 else pytest.approx(2.3, abs=0.1))
 
 
 def test_a_backend_that_compiles_one_at_a_time_has_seeds_that_are_predicted_to_be_faster(
@@ -387,6 +418,30 @@ def test_contenders_are_compiled_along_with_the_default(
     assert len(texts) == 2 and texts[0] == bound.variant.analysis.code(bound.default_config()).text
     assert bound.config == doubted and searches == [2]
     remembered(monkeypatch, doubted, searches)
+
+
+def test_contenders_that_begin_too_late_are_not_compiled(
+    searches: list[int], doubted: helion.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But those are that are predicted to be clearly faster."""
+    submitted: list[int] = []
+    original = first_call._submit
+
+    def counted(of: Any, pool: Any, first: Any, others: Any, times: Any) -> None:
+        submitted.append(len(others))
+        original(of, pool, first, others, times)
+
+    monkeypatch.setattr(first_call, "_submit", counted)
+    launching(monkeypatch)
+    for part, faster, expected in ((0.35, False, 1), (0.0, False, 0), (0.0, True, 1)):
+        monkeypatch.setattr(first_call, "_COMPILING_ALONG", part)
+        monkeypatch.setattr(
+            first_call, "_worth_timing", lambda of, best, others, all_of=faster: others if all_of else []
+        )
+        x = ROWS[: 1 + len(submitted)].clone()
+        check(kernel(first_call_seconds=LONG + len(submitted))(x), x)
+        assert submitted[-1] == expected
+    assert len(searches) == 2
 
 
 def test_the_contenders_of_a_default_whose_binary_is_refused_are_not_measured(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Any, Protocol
 
@@ -18,6 +18,8 @@ _TRIES = 20
 #: Distance of one step of a key of weight 1, and the power of the weight that scales it for others. Without it, the
 #: many unimportant keys make all configs of a large space equally distant.
 _UNIT, _BY_WEIGHT = 0.4, 0.7
+#: Keys of the sizes of tiles, and of the threads that share them.
+_SIZES, _THREADS = frozenset({"block_sizes", "reduction_loops"}), frozenset({"num_warps"})
 #: Configs of a list that count as one step away.
 _NEAREST = 8
 
@@ -45,6 +47,12 @@ class Domain(Protocol):
 
     def neighbours(self, config: Config) -> Iterator[Config]:
         """Yield all configs one step away, those along the most important keys first; made on demand."""
+        ...
+
+    def balanced(self, config: Config) -> Iterator[Config]:
+        """Yield configs two steps away in which a thread has as many elements: smaller tiles with fewer warps, and one
+        tile traded for another.
+        """
         ...
 
     def differed(self, base: Config, plus: Config, minus: Config, rng: Random) -> Config | None:
@@ -83,7 +91,7 @@ class SpaceDomain:
     """The space of a kernel, without configs that are predicted not to fit; ``overrides`` are fixed.
 
     ``admit`` filters or replaces a full config, None drops it. ``seeds`` are used unchanged. Steps change only fields
-    that ``moves`` accepts.
+    that ``moves`` accepts. ``scales`` are those of distances.
     """
 
     configs = None
@@ -96,11 +104,13 @@ class SpaceDomain:
         overrides: Mapping[str, Any] | None = None,
         admit: Callable[[Config], Config | None] = lambda config: config,
         moves: Callable[[Field], bool] = lambda field: True,
+        scales: Callable[[Field], float] = scale,
     ) -> None:
         self.seeds = tuple(dict.fromkeys(seeds))
         self._admit = admit
         self._space = space
         self._model = model
+        self._scales = {field.key: scales(field) for field in space.fields}
         self._overrides = dict(overrides or {})
         free = (field for field in space.fields if field.key not in self._overrides and field.default() != [])
         self._movable = [field for field in free if moves(field)]
@@ -122,7 +132,7 @@ class SpaceDomain:
         return self._first(changed, other_than=config)
 
     def neighbours(self, config: Config) -> Iterator[Config]:
-        steps = [(field, value) for field in self._movable for value in field.neighbours(config[field.key])]
+        steps = list(_steps(self._movable, config))
         steps.sort(key=lambda step: -step[0].weight)
         given = {config}
         for field, value in steps:
@@ -131,6 +141,22 @@ class SpaceDomain:
                 given.add(other)
                 yield other
 
+    def balanced(self, config: Config) -> Iterator[Config]:
+        sizes = [field for field in self._movable if field.key in _SIZES]
+        threads = [field for field in self._movable if field.key in _THREADS]
+        given = {config}
+        for one, value in _steps(sizes, config):
+            grown, changed = _growth(one, config[one.key], value), {**config, one.key: value}
+            with_fewer = [(threads, grown)] if grown < 0.0 else []
+            for fields, balance in (*with_fewer, (sizes, -grown)):
+                for other, second in _steps(fields, changed):
+                    if _growth(other, changed[other.key], second) != balance:
+                        continue
+                    found = self._legal({**changed, other.key: second})
+                    if found is not None and found not in given:
+                        given.add(found)
+                        yield found
+
     def differed(self, base: Config, plus: Config, minus: Config, rng: Random) -> Config | None:
         def moved() -> Mapping[str, Any]:
             return {**base, **{f.key: _moved(f, base, plus, minus) for f in self._movable if rng.random() < _CROSSOVER}}
@@ -138,7 +164,8 @@ class SpaceDomain:
         return self._first(moved, other_than=base)
 
     def features(self, config: Config) -> Sequence[float]:
-        return [*coordinates(self._space.fields, config), *self._model.features(config)]
+        places = ((self._scales[field.key], field.coordinates(config[field.key])) for field in self._space.fields)
+        return [*(each * place for each, found in places for place in found), *self._model.features(config)]
 
     def log_time(self, config: Config) -> float:
         return self._model.log_time(config)
@@ -157,6 +184,16 @@ class SpaceDomain:
         except (exc.InvalidConfig, exc.NoFeasibleConfig):
             return None
         return config if config is not None and self._model.fits(config) else None
+
+
+def _steps(fields: Iterable[Field], values: Mapping[str, Any]) -> Iterator[tuple[Field, Any]]:
+    """Yield the fields with each value one step away."""
+    return ((field, value) for field in fields for value in field.neighbours(values[field.key]))
+
+
+def _growth(field: Field, before: Any, after: Any) -> float:
+    """Return the steps of size from one value of a field to another, less than 0 if it becomes smaller."""
+    return sum(field.coordinates(after)) - sum(field.coordinates(before))
 
 
 #: The fraction of keys that differential evolution changes.
@@ -202,6 +239,9 @@ class ListedDomain:
 
     def neighbours(self, config: Config) -> Iterator[Config]:
         return iter(self._near(self._places[self._at[config]], config)[:_NEAREST])
+
+    def balanced(self, config: Config) -> Iterator[Config]:
+        return iter(())
 
     def differed(self, base: Config, plus: Config, minus: Config, rng: Random) -> Config | None:
         up, down = self._places[self._at[plus]], self._places[self._at[minus]]

@@ -18,7 +18,7 @@ from ..specialization.specialized import Specialized
 from .keys import key_of, legal
 
 #: The tag of results on disk, which separates them from those of requested tuning. Its number changes with the rules.
-_TAG = "first call 3"
+_TAG = "first call 4"
 #: Tuning options, each of which means that the user decides when to tune.
 _DECIDED = (
     "autotune_baseline_fn",

@@ -10,6 +10,7 @@ Those that compile late are timed at the end, if they are predicted to be clearl
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import threading
@@ -46,9 +47,10 @@ from .chosen_before import is_decided
 from .evaluator import job_of
 from .session import OfflineJob
 
-#: Configs that are measured with the default one, and threads that compile them. More threads delay each other: parts
-#: of a compilation hold Python's lock, such as linking a library of functions. Two finish the first configs in time.
-MOST, _THREADS = 3, 2
+#: Configs that are measured with the default one, and most threads that compile them. One processor is left to the
+#: default, and machines with fewer than so many compile it alone. More threads delay each other: parts of a compilation
+#: hold Python's lock, such as linking a library of functions (measurement ``first_call_threads``).
+MOST, _THREADS, _PROCESSORS = 4, 3, 3
 #: The same where a backend compiles one config at a time. They are seeds, predicted to be clearly faster.
 _MOST_SEEDS = 2
 #: Ratio of predicted times below which a config is clearly faster: closer predictions do not tell.
@@ -58,9 +60,12 @@ _LESS = 0.97
 _PREDICTING, _COMPILING_ALONG, _COMPILING = 0.1, 0.35, 0.6
 #: The same after which no assembler runs that began with the default's.
 _ASSEMBLING_ALONG = 1.5
-#: Ratio of the lengths of two configs' code from which on the longer one may compile late (measurement
+#: Ratio of the times to compile two configs from which on the longer one may compile late (measurement
 #: ``late_contenders``).
 _LONGER = 1.3
+#: Power of the ratio of the lengths of their code that is taken for it: much of a compilation does not depend on the
+#: elements of a thread (measurement ``code_lengths``).
+_OF_LENGTH = 0.6
 #: Configs within this ratio of the least time of a few runs are ranked, and the fastest is compared with the default.
 #: Both take a part of ``first_call_seconds``.
 _CLOSE, _RANKING, _COMPARING = 1.3, 0.06, 0.1
@@ -123,7 +128,7 @@ def compiling_along(compiled: Compiled, args: Sequence[Any]) -> Iterator[Along |
     """
     of = compiled.specialized
     together = of.analysis.backend.toolchain.together()
-    if together is None or cpus() <= _THREADS or not _is_measured(of, args) or not _begun():
+    if together is None or cpus() < _PROCESSORS or not _is_measured(of, args) or not _begun():
         yield None
         return
     try:
@@ -131,9 +136,10 @@ def compiling_along(compiled: Compiled, args: Sequence[Any]) -> Iterator[Along |
         with compiled.lock, together as run, switching.often():
             began, seconds = time.monotonic(), of.settings.first_call_seconds
             ends = began + _ASSEMBLING_ALONG * seconds
-            pool = ThreadPool(run, 1 + _THREADS, math.inf, ends=ends)
+            threads = min(_THREADS, cpus() - 1)
+            pool = ThreadPool(run, 1 + threads, math.inf, ends=ends)
             try:
-                yield _begun_along(compiled, pool, ends)
+                yield _begun_along(compiled, pool, threads, ends)
             finally:
                 pool.close()
     finally:
@@ -151,19 +157,24 @@ def _is_measured(of: Specialized, args: Sequence[Any]) -> bool:
     )
 
 
-def _begun_along(compiled: Compiled, pool: ThreadPool, ends: float) -> Along:
+def _begun_along(compiled: Compiled, pool: ThreadPool, threads: int, ends: float) -> Along:
     """Begin to compile the default config and the first contenders, and wait for the default's end.
 
     Contenders are predicted once the default has been parsed: both take Python's lock, and all wait for the default.
+    They end about as long after it as they begin after it. Where that is too late, only those are compiled that may be timed
+    at the end.
     """
     of, parsed = compiled.specialized, threading.Event()
     default, seconds = of.analysis.default_config, of.settings.first_call_seconds
     compiled.expect_launch(default)
     pool.submit(default, _Unhurried(job_of(of, default)), ends=math.inf, parsed=parsed)
+    began = time.monotonic()
     parsed.wait(_PREDICTING * seconds)
     times = replace(Times.of(seconds, 0.0), end=ends)
     others = contenders(of, default, times)
-    _submit(of, pool, default, others[:_THREADS], times)  # the others begin where they can still be timed
+    if time.monotonic() - began > _COMPILING_ALONG * seconds:
+        others = _worth_timing(of, default, others)
+    _submit(of, pool, default, others[:threads], times)  # the others begin where they can still be timed
     pool.wait_for(default)
     pool.take_at(time.monotonic() + _COMPILING_ALONG * seconds)
     return Along(default=default, contenders=others, pool=pool)
@@ -177,7 +188,7 @@ def _submit(of: Specialized, pool: ThreadPool, first: Config, others: Sequence[C
     worth = _worth_timing(of, first, others)
     shortest = _code_length(of, first) if others else 0.0
     for config in others:
-        longer = max(1.0, _code_length(of, config) / shortest)
+        longer = max(1.0, _code_length(of, config) / shortest) ** _OF_LENGTH
         ends = times.end if config in worth else -math.inf
         pool.submit(config, _Launched(of, job_of(of, config)), ends=ends, waits=longer > _LONGER, longer=longer)
 
@@ -326,17 +337,15 @@ def contenders(of: Specialized, config: Config, times: Times) -> list[Config]:
         return _faster_seeds(of, config, times.compiling)
     model = PredictedTime(of.analysis.predict)
     seeds = [seed.config for seed in of.analysis.seeds.seeds]
-    domain = SpaceDomain(of.analysis.space, model, seeds, moves=leaders.is_moved)
-
-    def allowed(other: Config) -> bool:
-        return model.fits(other) and not model.predicted(other).spills
+    moves = functools.partial(leaders.is_moved, pipelines=bool(of.analysis.facts.matmuls))
+    domain = SpaceDomain(of.analysis.space, model, seeds, moves=moves, scales=leaders.scale)
 
     def has_time() -> bool:
         return time.monotonic() < times.predicting
 
     error = model.predicted(config).error
     measured = filter(model.fits, candidates.measured_elsewhere(of))
-    found = itertools.chain(measured, leaders.leaders(domain, config, error, allowed, has_time, RESOLUTION))
+    found = itertools.chain(measured, leaders.leaders(domain, config, error, model.fits, has_time, RESOLUTION))
     return list(itertools.islice(_differing(of, config, found), MOST))
 
 
