@@ -71,15 +71,16 @@ def fastest_rows(
 
 
 def holding_warps(warps: int, sizes: Mapping[int, int], facts: KernelFacts, target: Target) -> int:
-    """Return ``warps`` or more, so that the registers of a thread hold the loads of separate rows.
+    """Return ``warps`` or more, so that the registers of a thread hold all loads. Separate rows share some.
 
     ptxas moves them all to the front, and spills those that it has no registers for (measurement ``single_taps``).
     """
     while warps * target.warp_size < target.max_threads_per_block:
-        kept = kept_loads(facts, sizes, warps * target.warp_size, 0)
-        each = sum([kept.get(op.slot, 1.0) for op in facts.memory_ops if op.kind == "load"])
-        elements = math.prod(sizes.values()) / (warps * target.warp_size)
-        if not kept or elements * each <= target.max_registers_per_thread:
+        threads = warps * target.warp_size
+        kept = kept_loads(facts, sizes, threads, 0)
+        loads = [op for op in facts.memory_ops if op.kind == "load"]
+        each = [max(1.0, math.prod(sizes[axis] for axis in op.tile_axes) / threads) for op in loads]
+        if sum(kept.get(op.slot, 1.0) * n for op, n in zip(loads, each, strict=True)) <= target.max_registers_per_thread:
             break
         warps *= 2
     return warps
