@@ -80,7 +80,10 @@ def holding_warps(warps: int, sizes: Mapping[int, int], facts: KernelFacts, targ
         kept = kept_loads(facts, sizes, threads, 0)
         loads = [op for op in facts.memory_ops if op.kind == "load"]
         each = [max(1.0, math.prod(sizes[axis] for axis in op.tile_axes) / threads) for op in loads]
-        if sum(kept.get(op.slot, 1.0) * n for op, n in zip(loads, each, strict=True)) <= target.max_registers_per_thread:
+        if (
+            sum(kept.get(op.slot, 1.0) * n for op, n in zip(loads, each, strict=True))
+            <= target.max_registers_per_thread
+        ):
             break
         warps *= 2
     return warps
@@ -132,6 +135,8 @@ def _rows(first: AxisFact, facts: KernelFacts, *, taps: bool) -> Iterator[dict[i
                 yield {window.axis: rows}
     for one, other in itertools.combinations(windows, 2):
         for rows, more in tuned(_Numbers).two_rows:
+            if not saves_loads(*one.loads(rows)) and not saves_loads(*other.loads(more)):
+                continue
             if more <= _highest(facts.axes[other.axis]) and rows <= _highest(facts.axes[one.axis]):
                 yield {one.axis: rows, other.axis: more}
 

@@ -22,6 +22,7 @@ from .....autotuner.proposal import Declined, Heuristic
 from .....hardware import Target
 from ...proposal import TritonProposal
 from ...resources.tiles import beside_turned
+from ...row_windows import kept_loads
 from .. import register_safety as safety
 from ..choose import trust, unless_faster
 from ..near_gathers import fastest_tiles, gathered_rows, is_near
@@ -29,7 +30,7 @@ from ..predicted_time import proposal_us
 from ..program_order import innermost_first
 from ..random_runs import shorter_runs
 from ..shared_operands import common_and_own, sharing_rows
-from ..sizing import beside_short_rows, estimate, extent_of, has_wide_memory, record_bytes, warps_for_threads
+from ..sizing import all_sizes, beside_short_rows, estimate, extent_of, has_wide_memory, record_bytes, warps_for_threads
 from ..tuned import Tuned, tuned
 from ..window_rows import fastest_rows, holding_warps
 
@@ -301,6 +302,8 @@ def _around(tiles: TritonProposal, fact: PointwiseFact, facts: KernelFacts, targ
     sizes = {**tiles.block_sizes, first: run, others[0].block_id: planes, others[1].block_id: rows}
     elements = math.prod(sizes.values())
     warps = holding_warps(max(1, elements // (target.warp_size * numbers.window_elements)), sizes, facts, target)
+    if not kept_loads(facts, all_sizes(facts, sizes), warps * target.warp_size, 0):
+        return None  # rows without a load in common only leave registers for fewer warps
     if (
         elements * target.num_sms * numbers.waves > fact.total_numel
         or estimate(facts, target, sizes, warps, 1).spill_risk

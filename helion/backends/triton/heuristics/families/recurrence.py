@@ -101,6 +101,8 @@ class TritonRecurrenceHeuristic(Heuristic):
             stages = 0
         elif all(_is_long(axis) for axis in steps):
             stages, unrolled = _TUNED.deep_stages, _TUNED.steps
+        elif not many and stages * _step_bytes(facts) < target.in_flight_bytes * target.num_sms:
+            stages = _TUNED.deep_stages
         if estimate(facts, target, sizes, warps, 1).spill_risk:
             return Declined("the smallest tiles along contiguous memory spill")
         ahead = f"loads of {stages * unrolled} steps in flight" if stages else "no loads of tiles"
@@ -163,6 +165,14 @@ def _picked(facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | 
         return Declined("the smallest tiles along contiguous memory spill")
     reason = f"tiles of {_shape(sizes)} of rows selected by data, {warps} warps"
     return (TritonProposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=1),)
+
+
+def _step_bytes(facts: KernelFacts) -> int:
+    """Return the bytes that a step of all programs loads."""
+    loops = {region.region for region in facts.regions if region.kind == "loop"}
+    tiles = {axis.block_id for axis in facts.tunable_axes}
+    loads = [op for op in facts.memory_ops if op.kind == "load" and op.region in loops and tiles <= set(op.tile_axes)]
+    return grid_extent(facts) * sum([op.itemsize for op in loads])
 
 
 def _loads_tiles(facts: KernelFacts) -> bool:

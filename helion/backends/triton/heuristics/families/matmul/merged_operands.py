@@ -19,7 +19,7 @@ from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import VECTOR_BYTES, Target
 from ....proposal import TritonProposal
 from ...candidates import moderate_sizes
-from ...choose import full_first, trust
+from ...choose import full_first, trust, unless_faster
 from ...predicted_time import proposal_us
 from ...sizing import all_sizes, clamp, estimate, programs_of
 from ...tuned import Tuned, tuned
@@ -157,21 +157,24 @@ def _few_rows(facts: KernelFacts, target: Target) -> TritonProposal | None:
         if not facts.axes[axis].on_grid and facts.axes[axis].kind in tiled
     }
     steps = min((cdiv(facts.axes[axis].extent or 1, tiles[axis]) for axis in loops), default=1)
-    most = min(
-        _TUNED.filled * target.num_sms // max(1, programs_of(facts, sizes)),
-        steps // _TUNED.least_steps,
-        _TUNED.most_parts,
-    )
-    parts = previous_power_of_2(max(1, most))
+    room = _TUNED.filled * target.num_sms // max(1, programs_of(facts, sizes))
+    longest = min(steps // _TUNED.least_steps, _TUNED.most_parts)
+    parts = previous_power_of_2(max(1, min(room, longest)))
     boxed = _packed_loads(facts) if target.has("tensor_descriptor") else ()
-    return TritonProposal(
-        reason=f"{rows} rows, split-K by {parts}",
-        block_sizes=sizes,
-        num_warps=_TUNED.few_warps,
-        num_stages=_TUNED.few_stages,
-        indexing=dict.fromkeys(boxed, "tensor_descriptor"),
-        launch={"split_k": parts} if parts > 1 else {},
-    )
+
+    def split(parts: int) -> tuple[TritonProposal, float]:
+        tiles = TritonProposal(
+            reason=f"{rows} rows, split-K by {parts}",
+            block_sizes=sizes,
+            num_warps=_TUNED.few_warps,
+            num_stages=_TUNED.few_stages,
+            indexing=dict.fromkeys(boxed, "tensor_descriptor"),
+            launch={"split_k": parts} if parts > 1 else {},
+        )
+        return tiles, proposal_us(facts, tiles, target)
+
+    # a few more programs than the SMs have room for may still be faster than half of them
+    return unless_faster(split(parts), [split(2 * parts)] if 2 * parts <= longest else [], trust(target).split_k)
 
 
 def _packed_loads(facts: KernelFacts) -> tuple[int, ...]:
