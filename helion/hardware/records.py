@@ -18,6 +18,7 @@ FEATURES = frozenset(
         "lds_copy",
         "packed_k",
         "matrix_store",
+        "vector_atomics",
     }
 )
 """Every name that ``Target.features`` may contain."""

@@ -125,7 +125,7 @@ def _cdna(
 
 _AMPERE = frozenset({"cp_async"})
 _ADA = frozenset({"cp_async", "fp8"})
-_HOPPER = frozenset({"cp_async", "fp8", "tensor_descriptor", "clusters", "wgmma", "matrix_store"})
+_HOPPER = frozenset({"cp_async", "fp8", "tensor_descriptor", "clusters", "wgmma", "matrix_store", "vector_atomics"})
 _BLACKWELL = _HOPPER - {"wgmma"} | {"tcgen05", "warp_specialize", "scaled_mma"}
 _BLACKWELL_CONSUMER = _BLACKWELL - {"tcgen05"}
 

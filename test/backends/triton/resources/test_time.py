@@ -240,6 +240,28 @@ def test_memory_adds_pairs_of_16_bits_and_no_single_ones() -> None:
     assert lane_atomics(128, BF16) == lane_atomics(127, torch.float32) == 0
 
 
+def test_a_vector_of_floats_is_one_atomic() -> None:
+    def found(dtype: torch.dtype, columns: int, on: str = "h200") -> Demand:
+        bound = accumulated.bind((tensor(64, columns, dtype=dtype), tensor(64, columns, dtype=dtype)), target=on)
+        return demand(bound, block_sizes=[1, 512], num_warps=4)
+
+    integers, floats, odd = found(torch.int32, 512), found(torch.float32, 512), found(torch.float32, 511)
+    assert integers.line_atomics == pytest.approx(16 / 3 * floats.line_atomics)  # four, in the time of 3/4 of one
+    assert integers.accesses > floats.accesses and odd.line_atomics > 5 * floats.line_atomics
+    assert not target("a100").has("vector_atomics") and H200.has("vector_atomics")
+
+
+def test_each_slice_of_the_cache_serves_its_lines_of_atomics() -> None:
+    def found(rows: int, columns: int, *tile: int) -> float:
+        args = tensor(rows, columns, dtype=torch.float32), tensor(rows, columns, dtype=torch.float32)
+        return demand(accumulated.bind(args, target=H200), block_sizes=[*tile], num_warps=4).line_atomics
+
+    many = found(8192, 1024, 8, 128)  # a program has 32 of all lines
+    assert many == pytest.approx(32 * 0.75 / (H200.l2_bytes / 524288))
+    narrow = found(8192, 1024, 128, 2)
+    assert narrow == pytest.approx(many * 4 / 3), "a part of a sector takes as long as a sector"
+
+
 def test_taps_of_a_window_are_in_the_l1_cache() -> None:
     bound = fir.bind((tensor(256, 48000, dtype=torch.float32), tensor(33, dtype=torch.float32)), target=H200)
     near, far = (demand(bound, block_sizes=sizes, num_warps=8) for sizes in ([8, 128], [128, 512]))

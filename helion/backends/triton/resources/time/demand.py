@@ -31,6 +31,8 @@ _WARP = 32
 _L2_SHARE = 0.5
 #: Bytes of a tensor read by all programs that an SM keeps in L1.
 _NEAR_BYTES = 131072
+#: Floats of a vector that the memory adds in the time of one (measurement ``column_sums``).
+_ADDED_TOGETHER = 3.0
 #: Most neighbours in memory of one thread, whose atomics are instructions of their own.
 _NEIGHBOURS = 4
 #: Bytes of numbers that the memory adds in pairs alone.
@@ -38,6 +40,8 @@ _PAIRED_BYTES = 2
 #: Adjacent lines that slices of the cache serve at the same time, and those that meet in one slice (measurement
 #: ``meeting_atomics``).
 _LINES_APART, _LINES_MEETING = 4, 8
+#: Bytes of the cache that one slice has, which serves atomics of its lines one after the other (measurement ``slices_of_atomics``).
+_SLICE_BYTES = 524288
 #: Rows of one instruction of each matrix unit.
 _UNIT_ROWS = {"mma": 16, "wgmma": 64, "tcgen05": 128}
 _LEAST_COLUMNS = 8
@@ -217,7 +221,9 @@ class _Count:
         if counts(self.nest.elements[access.tile], access.bins, warps, self.target, access.summed):
             self._count(access, times, per_thread)
             return
-        sums["accesses"] += times * per_thread * warps
+        vectored = access.vectored and self.target.has("vector_atomics")
+        together = min(per_thread, width) if vectored else 1.0
+        sums["accesses"] += times * per_thread / together * warps
         if access.itemsize == _PAIRED_BYTES and width == 1:
             # the memory adds pairs of 16 bits; single ones compare and swap in a loop (measurement ``added_pairs``)
             sums["lane_atomics"] += times * per_thread * warps
@@ -228,7 +234,10 @@ class _Count:
         else:
             # of each line, an instruction has a part: a thread's neighbours are in others
             meeting = min(max(1.0, lines / _LINES_APART), _LINES_MEETING / _LINES_APART)
-            sums["line_atomics"] += met * min(per_thread, _NEIGHBOURS) * meeting
+            part = min(1.0, max(SECTOR_BYTES, run * access.itemsize) / _LINE)
+            meeting = max(meeting, part * lines * _SLICE_BYTES / self.target.l2_bytes)
+            cost = max(1.0, min(per_thread, _NEIGHBOURS) / together) * min(1.0, _ADDED_TOGETHER / together)
+            sums["line_atomics"] += met * cost * meeting
 
     def _evict(self, access: Access, asked: float, sector_bytes: float, times: float) -> None:
         """Add the bytes of loop loads by eviction policy, and those of sectors that other programs use."""

@@ -8,6 +8,8 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import torch
+
 from ....._compiler.facts.records import (
     AxisFact,
     KernelFacts,
@@ -30,6 +32,8 @@ _VALUES = {"argmax": 3, "argmin": 3}
 #: Elementwise ops that a random number takes the time of: ten rounds of Philox with four multiplications each, half of
 #: which are issued at half the rate. It is fitted to six kernels on an H200 (rows ``dropout_times`` of attention).
 RANDOM_OPS = 34
+#: Floats that one atomic adds a vector of, on GPUs that have such atomics.
+_VECTORED = (torch.float32, torch.float16, torch.bfloat16)
 #: Instructions of a quotient and a remainder: of a power of two, and of other constants.
 _MASKED, _DIVIDED = 0, 8
 
@@ -99,6 +103,8 @@ class Access(NamedTuple):
     """The power of two of a histogram, or of sums, that may take the place of an atomic's elements; else 0."""
     summed: bool
     """Set where each element of such an atomic is a value of its own."""
+    vectored: bool
+    """Set for an atomic on floats that GPUs with vector atomics add several of at once."""
 
 
 class Work(NamedTuple):
@@ -326,6 +332,7 @@ class _Preparation:
             placed=tuple(a for a in self.order if a in op.subscript_axes) if op.gathered and not op.steps else None,
             bins=width_of(op.bins, op.summed),
             summed=op.summed,
+            vectored=op.kind == "atomic" and op.dtype in _VECTORED,
         )
 
     def reduction(self, fact: ReductionFact, accesses: tuple[Access, ...]) -> Reduction:
