@@ -295,3 +295,36 @@ def test_few_long_rows_have_an_sm_each() -> None:
     cell = CELLS["min_p_sample"]
     bound = helion.kernel(cell.kernel.fn, backend="triton").bind(cell.arguments("meta", False), target="h200")
     assert bound.default_config()["reduction_loops"][0] >= 8192 and bound.default_config()["num_warps"] == 32
+
+
+@helion.kernel(backend="triton")
+def expert_loads(logits: torch.Tensor) -> torch.Tensor:
+    t, e = logits.shape
+    out = torch.zeros([hl.specialize(e)], dtype=torch.float32, device=logits.device)
+    for tile in hl.tile(t):
+        hl.atomic_add(out, [slice(None)], torch.softmax(logits[tile, :].float(), -1).sum(0))
+    return out
+
+
+@helion.kernel(backend="triton")
+def expert_shares(logits: torch.Tensor) -> torch.Tensor:
+    t, e = logits.shape
+    out = torch.empty([t, hl.specialize(e)], dtype=torch.float32, device=logits.device)
+    for tile in hl.tile(t):
+        out[tile, :] = torch.softmax(logits[tile, :].float(), -1)
+    return out
+
+
+@pytest.mark.parametrize("experts", [64, 160, 256])
+def test_programs_that_add_their_sums_to_memory_have_more_rows(experts: int) -> None:
+    logits = _meta(32768, experts)
+    summed, stored = (kernel.bind((logits,), target="h200").seeds[0] for kernel in (expert_loads, expert_shares))
+    assert summed.heuristic == stored.heuristic == "TritonStreamingReductionHeuristic"
+    assert summed.config["block_sizes"][0] >= 2 * stored.config["block_sizes"][0]
+    assert "adds their sums" not in stored.reason and (experts == 64 or "adds their sums" in summed.reason)
+    assert summed.predicted.spill_risk < 0.5
+
+
+def test_few_rows_are_left_to_as_many_programs_as_sms() -> None:
+    first = expert_loads.bind((_meta(2048, 160),), target="h200").seeds[0]
+    assert 2048 / first.config["block_sizes"][0] >= 64

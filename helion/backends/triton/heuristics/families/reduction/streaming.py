@@ -29,6 +29,7 @@ from .in_loops import alone_in_loops
 from .launch import launch
 from .lighter import in_quarter
 from .sharing import sharing
+from .summed import fewer_sums
 from .thin import thinner
 from .walked import in_short_steps
 
@@ -164,16 +165,14 @@ class TritonStreamingReductionHeuristic(Heuristic):
         programs = programs_of(facts, all_sizes(facts, first.block_sizes), primary.root)
         if programs > target.num_sms:
             many = _lighter(_fuller(_in_pairs(first, programs, facts, target), facts, target), facts, target)
-            many = thinner(many, _row_axes(found, facts), primary, facts, target)
-            shared = sharing(many, _row_axes(found, facts), _along(facts, primary), facts, target)
+            rows = _row_axes(found, facts)
+            many = fewer_sums(thinner(many, rows, primary, facts, target), rows, primary, facts, target)
+            shared = sharing(many, rows, _along(facts, primary), facts, target)
             steps = fewer_gathered(in_short_steps(shared, primary, facts, target), primary, facts, target)
             return (near_rows(steps, facts, target),)
         threads = _threads_of_few(facts, primary)
-        if (
-            first.num_warps is not None
-            and threads > first.num_warps * target.warp_size
-            and None in first.reduction_loops.values()
-        ):
+        fewer = first.num_warps is not None and threads > first.num_warps * target.warp_size
+        if fewer and None in first.reduction_loops.values():
             first = _proposal(allocate(facts, target), facts, target, threads=threads)
         timed = [(each, proposal_us(facts, each, target)) for each in (first, *_alone(facts, target))]
         best = unless_faster(timed[0], timed[1:], trust(target).wide_programs)
