@@ -2,11 +2,43 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from ...._compiler.facts.records import KernelFacts, MemoryOpFact
+from ...._support.records import dataclass, replace
+from ..proposal import TritonProposal
 from ..resources.time.roots import SECTOR_BYTES
+from .tuned import Tuned, tuned
 
 #: Bytes that rows share, for each byte of their own, from which fewer warps with more rows each are tried.
 _NEARLY = 0.75
+
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "pairs"
+
+    #: Rows and columns of a program whose loads have one of both axes each, and its warps.
+    rows: int
+    columns: int
+    warps: int
+
+
+def pair_tile(tiles: TritonProposal, axis: int, first: int, facts: KernelFacts) -> TritonProposal | None:
+    """Return a tile for pairs of rows and columns, where no load has both axes; None for other kernels.
+
+    A thread loads what each axis has once for all of its elements (measurement ``pairs_of_elements``).
+    """
+    loads = [op for op in facts.memory_ops if op.kind == "load"]
+    if facts.random_tiles or any({axis, first} <= set(op.tile_axes) or op.gathered for op in loads):
+        return None
+    numbers = tuned(_Numbers)
+    rows, run = numbers.rows, numbers.columns
+    if rows > facts.axes[axis].padded or run > facts.axes[first].padded:
+        return None
+    sizes = {**tiles.block_sizes, axis: rows, first: run}
+    reason = f"{tiles.reason}, of {rows} x {run}: pairs of a thread share operands"
+    return replace(tiles, reason=reason, block_sizes=sizes, num_warps=numbers.warps)
 
 
 def sharing_rows(first: int, facts: KernelFacts) -> int | None:

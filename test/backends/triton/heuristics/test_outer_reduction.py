@@ -45,6 +45,19 @@ def furthest(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 @helion.kernel()
+def largest_sums(x: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+    """The largest sum of each row of `x[B, K]` and each column of `steps[K, N]`."""
+    out = torch.empty([x.size(0), steps.size(1)], dtype=torch.float32, device=x.device)
+    for row, column in hl.tile(out.size()):
+        best = hl.full([row, column], float("-inf"), dtype=torch.float32)
+        for k in hl.tile(x.size(1)):
+            left, right = x[row, k].to(torch.float32), steps[k, column].to(torch.float32)
+            best = torch.maximum(best, (left[:, :, None] + right[None, :, :]).amax(1))
+        out[row, column] = best
+    return out
+
+
+@helion.kernel()
 def row_sum(x: torch.Tensor) -> torch.Tensor:
     out = torch.empty([x.size(0)], dtype=torch.float32, device=x.device)
     for tile in hl.tile(x.size(0)):
@@ -201,7 +214,7 @@ def test_results_of_all_batches_count() -> None:
         return torch.empty(batches, 4096, 3, device="meta"), torch.empty(batches, 4096, 3, device="meta")
 
     first = bound(nearest_of_a_cloud, clouds(8)).seeds[0]
-    assert (first.heuristic, first.config["block_sizes"], first.config["num_warps"]) == (RULE, [8, 1024], 4)
+    assert (first.heuristic, first.config["block_sizes"], first.config["num_warps"]) == (RULE, [4, 1024], 1)
     assert "4096 results are fewer" in dict(bound(nearest_of_a_cloud, clouds(1)).declined)[RULE]
 
 
@@ -291,3 +304,16 @@ def test_results_that_select_elements_are_fewer() -> None:
     seed = interpolated.bind((torch.empty(4096, 2048, device="meta"), vector, vector), target="h200").seeds[0]
     assert seed.heuristic == RULE and seed.config["block_sizes"][0] <= 16
     assert "of them at once" in seed.reason and seed.predicted.registers_per_thread <= 128
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_few_results_are_of_one_warp(dtype: torch.dtype) -> None:
+    """Measurement ``rows_of_results``; rows of more results share what a thread loads."""
+    steps = torch.empty(1024, 1024, dtype=dtype, device="meta")
+    for rows, sizes, warps in ((128, [1, 64, 16], 1), (8192, None, 4)):
+        x = torch.empty(rows, 1024, dtype=dtype, device="meta")
+        bound = helion.kernel(largest_sums.fn, backend="triton").bind((x, steps), target="h200")
+        config = bound.default_config()
+        assert bound.seeds[0].heuristic == RULE and config["num_warps"] == warps
+        assert config["block_sizes"] == sizes if sizes else config["block_sizes"][0] > 1
+        assert bound.resources(config).spill_bytes == 0

@@ -530,3 +530,36 @@ def test_rows_that_share_operands_are_few_where_elements_are_stored_in_parts() -
     cell = CELLS["conv_step"]
     parts = cell.kernel.bind(cell.arguments("meta", False), target="h200").seeds[0]
     assert "share operands" not in parts.reason and parts.config["block_sizes"][0] == 1
+
+
+@helion.kernel()
+def overlaps_of_pairs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([a.size(0), b.size(0)], dtype=torch.float32, device=a.device)
+    for i, j in hl.tile(out.size()):
+        left, right = (
+            torch.maximum(a[i, 0][:, None], b[j, 0][None, :]),
+            torch.minimum(a[i, 1][:, None], b[j, 1][None, :]),
+        )
+        out[i, j] = torch.relu(right - left)
+    return out
+
+
+@helion.kernel()
+def differences(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """A load has both axes."""
+    out = torch.empty_like(x)
+    for i, j in hl.tile(out.size()):
+        out[i, j] = (
+            torch.relu(a[i, 0][:, None] - b[j, 0][None, :]) * torch.relu(a[i, 1][:, None] - b[j, 1][None, :]) + x[i, j]
+        )
+    return out
+
+
+def test_pairs_share_what_rows_and_columns_load() -> None:
+    """Measurement ``pairs_of_elements``."""
+    a, b, x = tensor(8192, 2, dtype=FP32), tensor(8192, 2, dtype=FP32), tensor(8192, 8192, dtype=FP32)
+    config = helion.kernel(overlaps_of_pairs.fn, backend="triton").bind((a, b), target="h200").default_config()
+    assert config["block_sizes"] == [4, 512] and config["num_warps"] == 4
+    short = helion.kernel(overlaps_of_pairs.fn, backend="triton").bind((a, b[:200]), target="h200").seeds[0]
+    assert "pairs" not in short.reason
+    assert "pairs" not in helion.kernel(differences.fn, backend="triton").bind((a, b, x), target="h200").seeds[0].reason

@@ -328,3 +328,25 @@ def test_programs_that_add_their_sums_to_memory_have_more_rows(experts: int) -> 
 def test_few_rows_are_left_to_as_many_programs_as_sms() -> None:
     first = expert_loads.bind((_meta(2048, 160),), target="h200").seeds[0]
     assert 2048 / first.config["block_sizes"][0] >= 64
+
+
+@helion.kernel(backend="triton")
+def drawn(x: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0)], dtype=torch.int64, device=x.device)
+    for tile in hl.tile(x.size(0)):
+        out[tile] = torch.argmax(torch.softmax(x[tile, :].float(), -1) / noise[tile, :], -1)
+    return out
+
+
+@pytest.mark.parametrize(("rows", "chunk"), [(256, 4096), (2048, 2048)])
+def test_two_programs_of_an_sm_have_longer_chunks(rows: int, chunk: int) -> None:
+    """Measurement ``chunks_of_pairs``."""
+    args = (_meta(rows, 32000, dtype=torch.float32),) * 2
+    assert drawn.bind(args, target="h200").default_config()["reduction_loops"] == [chunk]
+
+
+@pytest.mark.parametrize(("steps", "columns"), [(512, 16), (150, 64)])
+def test_few_columns_are_held_whole_before_rows_are_read_again(steps: int, columns: int) -> None:
+    kernel = helion.kernel(CELLS["middle_softmax"].kernel.fn, backend="triton")
+    config = kernel.bind((_meta(64, steps, 1024),), target="h200").default_config()
+    assert config["reduction_loops"] == [None] and config["block_sizes"][1] <= columns

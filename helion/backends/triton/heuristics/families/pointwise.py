@@ -29,7 +29,7 @@ from ..near_gathers import fastest_tiles, gathered_rows, is_near
 from ..predicted_time import proposal_us
 from ..program_order import innermost_first
 from ..random_runs import shorter_runs
-from ..shared_operands import common_and_own, sharing_rows
+from ..shared_operands import common_and_own, pair_tile, sharing_rows
 from ..sizing import all_sizes, beside_short_rows, estimate, extent_of, has_wide_memory, record_bytes, warps_for_threads
 from ..tuned import Tuned, tuned
 from ..window_rows import fastest_rows, holding_warps
@@ -128,6 +128,10 @@ class TritonPointwiseHeuristic(Heuristic):
                 block_sizes=rows,
                 loop_orders=_order(rows, fact, facts),
             )
+            if around is None and (reused := _reused(tiles, fact, facts, target)) is not None:
+                return reused, tiles, shared
+            if around is None and (reused := _reused(tiles, fact, facts, target)) is not None:
+                return reused, tiles, shared
             return tiles, shared
         if around is not None:
             return around, tiles
@@ -268,6 +272,10 @@ def _reused(tiles: TritonProposal, fact: PointwiseFact, facts: KernelFacts, targ
     axis = facts.axes[rows if rows is not None else across[-1]]
     orders = innermost_first(first, facts) if selects else tiles.loop_orders
     highest, warps = min(axis.padded or 2**30, axis.max_size or 2**30), tiles.num_warps or 1
+    if (pairs := pair_tile(tiles, axis.block_id, first, facts)) is not None:
+        within = safety.within(estimate(facts, target, pairs.block_sizes, pairs.num_warps or 1, 1), safety.MANY_ROWS)
+        usual, shared = (proposal_us(facts, each, target) for each in (tiles, pairs))
+        return pairs if within and shared <= trust(target).reused * usual else None
     found = []
     for half_rows, fewer in _ROWS_AND_WARPS:
         count = tiles.block_sizes[axis.block_id] * half_rows // 2

@@ -26,6 +26,7 @@ from ......_support.records import dataclass, replace
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import VECTOR_BYTES, Target
 from ....proposal import TritonProposal
+from ....resources.time.roots import SECTOR_BYTES
 from ...choose import Timed, trust, unless_faster
 from ...predicted_time import proposal_us
 from ...program_order import innermost_first
@@ -96,7 +97,11 @@ class TritonColumnReductionHeuristic(Heuristic):
         _fit_loads(found, facts, column, threads)
         chosen = launch(found, facts, target, threads=threads)
         made = _proposal(found, chosen.sizes, chosen.chunks, chosen.num_warps)
-        others = (*_lighter(found, column, facts, chosen, target), *_held(found, column, facts, chosen, target))
+        others = (
+            *_lighter(found, column, facts, chosen, target),
+            *_held(found, column, facts, chosen, target),
+            *_read_once(found, column, facts, chosen, target),
+        )
         lighter = [(each, proposal_us(facts, each, target)) for each in others]
         if lighter:
             timed = (made, proposal_us(facts, made, target))
@@ -242,6 +247,26 @@ def _held(
             and not estimate(facts, target, sizes, warps, 1, chosen.chunks).spill_risk
         ):
             yield _proposal(found, sizes, chosen.chunks, warps)
+
+
+def _read_once(
+    found: Allocation, column: int, facts: KernelFacts, chosen: Launch, target: Target
+) -> Iterator[TritonProposal]:
+    """Yield programs of fewer columns, down to a sector of each row, that hold all rows which chunks would read again."""
+    axis = facts.axes[found.primary.axis]
+    chunk = chosen.chunks.get(axis.block_id)
+    if chunk is None or not found.primary.re_read or column not in chosen.sizes:
+        return
+    loads = [op for op in facts.memory_ops if op.kind == "load" and {axis.block_id, column} <= set(op.tile_axes)]
+    least = SECTOR_BYTES // min((op.itemsize for op in loads), default=1)
+    columns = chosen.sizes[column]
+    while columns >= max(least, facts.axes[column].min_size):
+        threads = axis.padded * columns // _TUNED.thread_elements
+        sizes, chunks = {**chosen.sizes, column: columns}, {**chosen.chunks, axis.block_id: None}
+        for warps in dict.fromkeys(warps_for_threads(times * threads, target) for times in (1, 2)):
+            if not estimate(facts, target, sizes, warps, 1, chunks).spill_risk:
+                yield _proposal(found, sizes, chunks, warps)
+        columns //= 2
 
 
 def _shared_rows(facts: KernelFacts, primary: ReductionFact, target: Target) -> AxisFact | None:

@@ -43,6 +43,12 @@ class _Numbers(Tuned):
     shared_results: int
     shared_elements: int
     shared_threads: int
+    #: The same for one warp, and least programs of it per SM.
+    warp_results: int
+    warp_elements: int
+    warp_programs: int
+    #: Elements of a step of one warp.
+    step: int
     #: Least elements that a load must be combined with: below, the kernel is memory-bound.
     least_reuse: int
     #: Least programs per SM, as far as tiles can shrink.
@@ -123,13 +129,36 @@ def _in_steps(proposal: TritonProposal, facts: KernelFacts, target: Target, prim
     Each step computes an exponential for the sum before it, next to one for each element.
     """
     if not primary.exponential_stages or len(primary.stages) < 2:
-        return proposal
+        return _of_one_warp(proposal, facts, target, primary)
     step, every = proposal.block_sizes[primary.axis], [proposal]
     for more in (4 * step, 8 * step, 16 * step, 32 * step):
         sizes = {**proposal.block_sizes, primary.axis: clamp(more, facts.axes[primary.axis])}
         if not estimate(facts, target, sizes, proposal.num_warps or 1, 1).spill_risk:
             every.append(replace(proposal, reason=f"{proposal.reason}, {more} at a time", block_sizes=sizes))
     timed = [(each, proposal_us(facts, each, target)) for each in every]
+    return unless_faster(timed[0], timed[1:], trust(target).lighter_rows)
+
+
+def _of_one_warp(
+    proposal: TritonProposal, facts: KernelFacts, target: Target, primary: ReductionFact
+) -> TritonProposal:
+    """Return a warp with two results of a thread and several elements in a step, if that is predicted to be faster.
+
+    It is for so few results that programs have one row of them: no other row shares what a thread loads, but its loads of a
+    step are in flight together (measurement ``rows_of_results``).
+    """
+    *others, last = (block for block in primary.tile if block != primary.axis)
+    if not others or any(proposal.block_sizes[block] > 1 for block in others):
+        return proposal
+    columns, step = 2 * target.warp_size, _TUNED.step
+    if facts.axes[last].padded < columns or facts.axes[primary.axis].padded < step:
+        return proposal
+    sizes = {**proposal.block_sizes, last: columns, primary.axis: step}
+    reason = f"{columns} results of {primary.extent} elements, {step} at a time, in one warp"
+    one = replace(proposal, reason=reason, block_sizes=sizes, num_warps=1)
+    if estimate(facts, target, sizes, 1, 1).spill_risk:
+        return proposal
+    timed = [(each, proposal_us(facts, each, target)) for each in (proposal, one)]
     return unless_faster(timed[0], timed[1:], trust(target).lighter_rows)
 
 
@@ -151,6 +180,8 @@ def _shared(
     results = programs_of(facts, least, primary.root)
     if results < rows * _TUNED.programs * target.num_sms:
         return Declined(f"{results} results are fewer than {rows} for each of {_TUNED.programs} programs per SM")
+    if (one := _shared_by_a_warp(block, results, facts, target, primary)) is not None:
+        return (one,)
     warps = warps_for_threads(_TUNED.shared_threads, target)
     fit = []
     for some, size in itertools.product((rows, rows // 2, rows // 4), (width, width // 2)):
@@ -164,6 +195,23 @@ def _shared(
     if not fit:
         return Declined(f"{rows // 4} results by {width // 2} elements do not fit in registers")
     return (min(fit, key=lambda each: proposal_us(facts, each, target)),)
+
+
+def _shared_by_a_warp(
+    block: int, results: int, facts: KernelFacts, target: Target, primary: ReductionFact
+) -> TritonProposal | None:
+    """Return the proposal of few results for a warp, which meets no other; None without registers, or with few programs.
+
+    A thread has many independent elements (measurement ``results_of_a_warp``).
+    """
+    axis, rows = facts.axes[primary.axis], _TUNED.warp_results
+    size = min(_TUNED.warp_elements, next_power_of_2(primary.extent))
+    sizes = {each.block_id: each.min_size for each in facts.tunable_axes}
+    sizes |= {primary.axis: clamp(size, axis), block: clamp(rows, facts.axes[block])}
+    if results < rows * _TUNED.warp_programs * target.num_sms or estimate(facts, target, sizes, 1, 1).spill_risk:
+        return None
+    reason = f"{rows} results of {primary.extent} elements, {size} at a time, shared by a warp"
+    return TritonProposal(reason=reason, block_sizes=sizes, num_warps=1, num_stages=1)
 
 
 def _reuse(along: list[MemoryOpFact], facts: KernelFacts, primary: ReductionFact) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
 from typing import ClassVar
 
 from ......_compiler.facts.records import AxisFact, KernelFacts, ReductionFact
@@ -24,6 +23,7 @@ from ...program_order import near_rows
 from ...sizing import all_sizes, estimate, grid_extent, programs_of
 from ...tuned import Tuned, tuned
 from .budget import Allocation, allocate, reduction_alone
+from .few_rows import Makes, one_on_each, two_on_each
 from .gathered import fewer_gathered
 from .in_loops import alone_in_loops
 from .launch import launch
@@ -164,8 +164,8 @@ class TritonStreamingReductionHeuristic(Heuristic):
         first = _whole_rows(_proposal(found, facts, target), primary, facts, target)
         programs = programs_of(facts, all_sizes(facts, first.block_sizes), primary.root)
         if programs > target.num_sms:
-            many = _lighter(_fuller(_in_pairs(first, programs, facts, target), facts, target), facts, target)
-            rows = _row_axes(found, facts)
+            few = two_on_each(first, primary, _stores_rows(facts, primary), _makes(facts, target), facts, target)
+            many, rows = _lighter(_fuller(few, facts, target), facts, target), _row_axes(found, facts)
             many = fewer_sums(thinner(many, rows, primary, facts, target), rows, primary, facts, target)
             shared = sharing(many, rows, _along(facts, primary), facts, target)
             steps = fewer_gathered(in_short_steps(shared, primary, facts, target), primary, facts, target)
@@ -174,9 +174,16 @@ class TritonStreamingReductionHeuristic(Heuristic):
         fewer = first.num_warps is not None and threads > first.num_warps * target.warp_size
         if fewer and None in first.reduction_loops.values():
             first = _proposal(allocate(facts, target), facts, target, threads=threads)
-        timed = [(each, proposal_us(facts, each, target)) for each in (first, *_alone(facts, target))]
+        width = _width(facts, primary, target, _is_compute_bound(facts, primary, target))
+        others = one_on_each(width, primary, _makes(facts, target), target)
+        timed = [(each, proposal_us(facts, each, target)) for each in (first, *others)]
         best = unless_faster(timed[0], timed[1:], trust(target).wide_programs)
         return (first,) if best is first else (best, first)
+
+
+def _makes(facts: KernelFacts, target: Target) -> Makes:
+    """Return the function that makes the proposal for a width and threads."""
+    return lambda width, threads: _proposal(allocate(facts, target), facts, target, width, threads)
 
 
 def _lighter(proposal: TritonProposal, facts: KernelFacts, target: Target) -> TritonProposal:
@@ -265,37 +272,6 @@ def _whole_rows(proposal: TritonProposal, primary: ReductionFact, facts: KernelF
     stages = min(_STAGES, target.smem_per_block_bytes // (programs * bytes_of_step))
     ranges = {"range_num_stages": {rows.block_id: stages}} if stages > 1 else {}
     return replace(proposal, reason=reason, block_sizes=sizes, reduction_loops=chunks, ranges=ranges)
-
-
-def _in_pairs(proposal: TritonProposal, programs: int, facts: KernelFacts, target: Target) -> TritonProposal:
-    """Return the same with half of the threads and elements for programs of which an SM gets two.
-
-    One of all threads leaves no registers for the other, which begins after it. Two at once overlap: one reads its row
-    for the first time while the other writes (measurement ``programs_in_pairs``).
-    """
-    most, primary = target.max_threads_per_block, allocate(facts, target).primary
-    alone = proposal.num_warps == most // target.warp_size and programs <= 2 * target.num_sms
-    if not alone or primary.full_extent or not primary.re_read or not _stores_rows(facts, primary):
-        return proposal
-    width = proposal.block_sizes[primary.axis]
-    if width >= primary.extent:
-        return proposal
-    found = _proposal(allocate(facts, target), facts, target, width // 2, most // 2)
-    return replace(found, reason=f"{found.reason}, two on each SM")
-
-
-def _alone(facts: KernelFacts, target: Target) -> Iterator[TritonProposal]:
-    """Yield wider programs that loop over longer chunks, for fewer programs than SMs.
-
-    Each then has an SM to itself, and only its own warps keep bytes in flight there.
-    """
-    for times, share in itertools.product((1, 2, 4, 8), (2, 1)):
-        found = allocate(facts, target)
-        width = times * _width(facts, found.primary, target, _is_compute_bound(facts, found.primary, target))
-        if width >= found.primary.extent:
-            return
-        proposal = _proposal(found, facts, target, width, target.max_threads_per_block // share)
-        yield replace(proposal, reason=f"{proposal.reason}, with an SM for each program")
 
 
 def _proposal(
