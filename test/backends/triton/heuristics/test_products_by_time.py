@@ -153,23 +153,3 @@ def test_wide_sides_that_a_kernel_fixes_have_descriptors(width: int, boxed: bool
     x, w = (torch.empty(n, 4096, dtype=torch.bfloat16, device="meta") for n in (4096, 4096))
     found = head_norms.bind((x, w, width), target="h200").default_config()["indexing"]
     assert found == (["tensor_descriptor"] * 2 + ["pointer"] if boxed else ["pointer"] * 3)
-
-
-@helion.kernel(backend="triton")
-def blocks_of_rows(x: torch.Tensor, w: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    m, n = ids.size(0), w.size(0)
-    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
-    for rows, columns in hl.tile([m, n], block_size=[64, None]):
-        acc = hl.zeros([rows, columns], dtype=torch.float32)
-        for inner in hl.tile(x.size(1)):
-            acc = hl.dot(x[ids[rows], inner], w[columns, inner].T, acc=acc)
-        out[rows, columns] = acc.to(x.dtype)
-    return out
-
-
-def test_one_warp_group_of_gathered_rows_is_left_where_it_is_predicted_to_be_slow() -> None:
-    """Tiles of 64 x 256 of one group take 250 us for 17000 gathered rows of 2048 by 1408, 64 x 128 215 us (an H200)."""
-    args = tensor(8192, 2048), tensor(1408, 2048), tensor(17024, dtype=torch.int32)
-    seeds = blocks_of_rows.bind(args, target="h200").seeds
-    (wide,) = (each for each in seeds if "one warp group" in each.reason)
-    assert seeds[0] is not wide and seeds[0].predicted.time_us < 0.9 * wide.predicted.time_us

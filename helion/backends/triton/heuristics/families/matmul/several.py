@@ -102,11 +102,9 @@ class TritonProductsHeuristic(Heuristic):
         deep = _deepened(facts, full, target)
         ruled: tuple[TritonProposal, ...] = (full,) if deep is None else (deep, full)
         wide = _one_group(facts, target) or _reduced_by_one_group(facts, target) if target.has("wgmma") else None
-        ruled = tuple(ordered(facts, each, target) for each in ruled)
         if wide is not None:
-            every = [(each, proposal_us(facts, each, target)) for each in (wide, *ruled)]
-            best = unless_faster(every[0], every[1:], trust(target).several_matmuls)
-            return (best, *(each for each in (wide, *ruled) if each is not best))
+            return (wide, *(ordered(facts, each, target) for each in ruled))
+        ruled = tuple(ordered(facts, each, target) for each in ruled)
         timed = _fastest(facts, target)
         first = ruled[0], proposal_us(facts, ruled[0], target)
         others = () if timed is None else ((timed, proposal_us(facts, timed, target)),)
