@@ -127,3 +127,18 @@ def test_decoding_of_converted_keys_takes_longer_steps_of_more_warps() -> None:
     one = facts_of(decode_one_token, tensor(64, 64, 128, dtype=torch.bfloat16), keys, keys)
     first = proposed(heuristic, one, target("h200"))[0]
     assert (list(first.block_sizes.values())[-1], first.num_warps, first.num_stages) == (64, 2, 3)
+
+
+def test_pages_take_the_most_stages_that_fit() -> None:
+    """Measurement ``paged_stages``."""
+    cell = CELLS["paged_prefill"]
+    args = cell.arguments("meta", False)
+    first, ruled = proposed(TritonAttentionHeuristic(), facts_of(cell.kernel.fn, *args), target("h200"))[:2]
+    assert (first.num_stages, ruled.num_stages) == (6, 3) and first.block_sizes == ruled.block_sizes
+
+
+def test_pages_of_8_bits_have_more_warps() -> None:
+    cell = CELLS["paged_fp8_decode"]
+    args = cell.arguments("meta", False)
+    first = proposed(TritonAttentionDecodeHeuristic(), facts_of(cell.kernel.fn, *args), target("h200"))[0]
+    assert first.num_warps == 4

@@ -77,22 +77,29 @@ def test_tiles_that_are_left_out_are_not_shared_in_advance(whole: bool) -> None:
 
 def test_a_descriptor_loads_what_lies_beside_single_elements() -> None:
     """Threads load single elements to registers. Picked rows of several elements are copied, as B is."""
-    config = hankel.bind((meta(8192), meta(4096, 1024)), target="h200").default_config()
+    config = hankel.bind((meta(8192), meta(4096, 256)), target="h200").default_config()
     assert config["indexing"] == ["pointer", "tensor_descriptor", "pointer"]
     args = meta(4096, 1024), meta(4096, dtype=torch.int64), meta(1024, 1024)
     assert "tensor_descriptor" not in picked_rows.bind(args, target="h200").default_config()["indexing"]
     assert (
         "tensor_descriptor"
-        not in hankel.bind((meta(8192), meta(4096, 1024)), target="sm_80").default_config()["indexing"]
+        not in hankel.bind((meta(8192), meta(4096, 256)), target="sm_80").default_config()["indexing"]
     )
-    odd = hankel.bind((meta(8192), meta(4096, 1023)), target="h200").default_config()
+    odd = hankel.bind((meta(8192), meta(4096, 255)), target="h200").default_config()
     assert "tensor_descriptor" not in odd["indexing"]
 
 
 @pytest.mark.parametrize(("hop", "box"), [(160, False), (8, False), (3, True)])
 def test_vectors_of_frames_are_copied_as_b_is(hop: int, box: bool) -> None:
-    config = frames.bind((meta(hop * 4096 + 1024), meta(1024, 1024), hop), target="h200").default_config()
+    config = frames.bind((meta(hop * 4096 + 1024), meta(1024, 256), hop), target="h200").default_config()
     assert config["indexing"] == ["pointer", "tensor_descriptor" if box else "pointer", "pointer"]
+
+
+@pytest.mark.parametrize(("hop", "first"), [(160, False), (8, False), (3, True)])
+def test_single_elements_of_many_columns_are_gathered_first(hop: int, first: bool) -> None:
+    """The loop over K then loads vectors. Those of frames at multiples of 16 bytes stay where they are."""
+    config = frames.bind((meta(hop * 4096 + 1024), meta(1024, 1024), hop), target="h200").default_config()
+    assert config["precompute_operands"] is first
 
 
 @pytest.mark.parametrize("n", [65, 200])

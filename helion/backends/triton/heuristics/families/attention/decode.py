@@ -114,8 +114,11 @@ def _fastest_first(facts: KernelFacts, found: list[TritonProposal], target: Targ
 
     Keys that a step converts, as those of 8 bits, keep more warps busy (measurement ``converted_keys``).
     """
+    fact = facts.attention
+    assert fact is not None
     timed = [(each, proposal_us(facts, each, target)) for each in found]
-    best = unless_faster(timed[0], timed[1:], trust(target).several_matmuls)
+    converted = any(op.itemsize == 1 and op.kind == "load" and op.region == fact.region for op in facts.memory_ops)
+    best = unless_faster(timed[0], timed[1:], 1.0 if converted else trust(target).several_matmuls)
     return [best, *(each for each in found if each is not best)]
 
 

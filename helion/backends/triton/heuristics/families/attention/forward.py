@@ -74,6 +74,8 @@ class _Numbers(Tuned):
     peeled_head: int
     #: The widest head for which the order of programs was measured.
     wide_head: int
+    #: Most stages of keys and values at loaded positions.
+    paged_stages: int
 
 
 class _Boxed(NamedTuple):
@@ -127,7 +129,8 @@ class TritonAttentionHeuristic(Heuristic):
             found = tuple(itertools.islice(_feasible(facts, fact, fact.query_axis, target, percent), _KEPT))
             if first or found:
                 faster = _of_several_scores(facts, fact, fact.query_axis, found, target)
-                return with_amd_options((*first, *faster, *found), facts, target)
+                deeper = _of_pages(facts, fact, found, target)
+                return with_amd_options((*first, *faster, *deeper, *found), facts, target)
         return Declined("no tile of queries and keys fits without spilling")
 
 
@@ -152,6 +155,24 @@ def _of_several_scores(
             timed.append((each, proposal_us(facts, each, target)))
     best = unless_faster((found[0], proposal_us(facts, found[0], target)), timed, trust(target).several_matmuls)
     return () if best is found[0] else (best,)
+
+
+def _of_pages(
+    facts: KernelFacts, fact: AttentionFact, found: tuple[TritonProposal, ...], target: Target
+) -> tuple[TritonProposal, ...]:
+    """Return the first tile found with the most stages that fit, where keys and values are at loaded positions.
+
+    Each of their loads waits for that of its position (measurement ``paged_stages``).
+    """
+    loads = [op for op in facts.memory_ops if op.region == fact.region and op.kind == "load" and op.gathered]
+    if not found or not target.has("wgmma") or sum(op.dtype.is_floating_point for op in loads) < 2:
+        return ()
+    first = found[0]
+    for stages in range(tuned(_Numbers, target).paged_stages, first.num_stages or 1, -1):
+        predicted = estimate(facts, target, first.block_sizes, first.num_warps or 1, stages)
+        if predicted.fits and not predicted.spill_risk:
+            return (replace(first, num_stages=stages, reason=f"{first.reason}, {stages} stages for loaded positions"),)
+    return ()
 
 
 def _boxed(facts: KernelFacts, fact: AttentionFact, query: int, target: Target) -> tuple[TritonProposal, ...]:

@@ -26,7 +26,7 @@ class _Numbers(Tuned):
 
     #: Least time that a computed operand adds to the loop, as a fraction of the matmul's time at full rate.
     #: For the right operand; for the left one, which the matrix unit takes from registers; for merged lanes; and for
-    #: loads with an index for each element.
+    #: loads with an index for each element (measurement ``gathered_first``).
     added: float
     left: float
     unpacked: float
