@@ -274,13 +274,15 @@ def test_lookups_of_many_rows_run_first() -> None:
         assert bound.default_config()["precompute_operands"] is first
 
 
-@pytest.mark.parametrize(("columns", "first"), [(1024, True), (512, True), (128, False)])
-def test_single_elements_of_many_columns_are_gathered_first(columns: int, first: bool) -> None:
-    """Measurement ``gathered_first``."""
-    x, vector = (tensor(*s, dtype=torch.bfloat16) for s in ((4096, columns), (8191,)))
+@pytest.mark.parametrize(
+    ("rows", "columns", "first"), [(4096, 1024, True), (4096, 512, True), (4096, 128, False), (32768, 1024, False)]
+)
+def test_single_elements_of_many_columns_are_gathered_first(rows: int, columns: int, first: bool) -> None:
+    """Measurement ``gathered_first``. A matrix that is much larger than all tensors stays in the loop."""
+    x, vector = (tensor(*s, dtype=torch.bfloat16) for s in ((rows, columns), (2 * rows - 1,)))
     bound = helion.kernel(diagonals, static_shapes=True).bind((x, vector), target="h200")
     (fact,) = bound._analysis.facts.precomputable
-    assert fact.gathered is not None and fact.role == "lhs" and fact.shape == (4096, 4096)
+    assert fact.gathered is not None and fact.role == "lhs" and fact.shape == (rows, rows)
     assert bound.default_config()["precompute_operands"] is first
 
 

@@ -31,6 +31,8 @@ class _Numbers(Tuned):
     left: float
     unpacked: float
     gathered: float
+    #: Most bytes of operands with an index for each element, as a multiple of those of all tensors of the kernel.
+    gathered_bytes: int
     #: Microseconds of a dependent launch.
     launch_us: float
 
@@ -42,6 +44,10 @@ def unhoisted(facts: KernelFacts, target: Target) -> str:
     """Return the reason not to precompute operands; empty where precomputing pays."""
     if not facts.precomputable:
         return "no operand of a matmul can be precomputed"
+    sizes = {op.storage: op.itemsize * math.prod(op.extents) for op in facts.memory_ops}
+    made = sum(each.numel * each.dtype.itemsize for each in facts.precomputable if each.gathered is not None)
+    if made > _TUNED.gathered_bytes * sum(sizes.values()):
+        return f"gathered operands take {made / 2**20:.0f} MiB"
     added = math.fsum(_added_us(facts, each, target) for each in facts.precomputable)
     first = 2e-3 * facts.after("precompute_operands").copied_bytes / target.bandwidth_gb_per_s + _TUNED.launch_us
     return "" if first <= added else f"precomputed operands take {first:.0f} us, in the loop at least {added:.0f}"
