@@ -43,7 +43,7 @@ from helion.backends.triton.resources.time.parameters import FITTED, fitted, lim
 
 Array = npt.NDArray[np.float64]
 
-#: Leaders of the table, beside the first config; the product times 3.
+#: Leaders of the table, beside the first config; the product times 4.
 COUNTS = (0, 1, 2, 3, 4, 6)
 #: Configs of a cell and cells of a unit from which an error is fitted, and the largest error of a cell that counts.
 _LEAST_CONFIGS, _LEAST_CELLS, _LARGEST = 8, 5, 1.0
