@@ -11,7 +11,7 @@ from harness import tensor
 import helion
 import helion.language as hl
 from benchmarks.unfitted import CELLS
-from helion.backends.triton.heuristics.program_order import near_rows
+from helion.backends.triton.heuristics.program_order import beside_pieces, near_rows
 from helion.backends.triton.proposal import TritonProposal
 from helion.hardware import target
 
@@ -102,3 +102,15 @@ def test_a_tile_of_all_columns_has_no_neighbours_along_them() -> None:
     bound = kernel.bind((tensor(4096, 1000, 16),), target="h200")
     assert bound.seeds[0].heuristic == "TritonColumnReductionHeuristic"
     assert bound.default_config()["loop_orders"] == [[0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("name", "order"), [("chunk_scan", (2, 3, 1, 0)), ("blocks_times", None), ("packed_scores", None)]
+)
+def test_programs_along_short_pieces_of_rows(name: str, order: tuple[int, ...] | None) -> None:
+    """Heads of 128 bytes lie between rows of a tile; the other kernels have whole rows, or heads apart."""
+    bound = CELLS[name].kernel.bind(CELLS[name].arguments("meta", False), target="h200")
+    plain = TritonProposal(reason="plain", num_warps=4, num_stages=1)
+    made = beside_pieces(plain, bound.facts)
+    assert made.loop_orders == ({} if order is None else {0: order})
+    assert beside_pieces(replace(plain, pid_type="xyz"), bound.facts).loop_orders == {}

@@ -31,7 +31,7 @@ _WARP = 32
 _L2_SHARE = 0.5
 #: Bytes of a tensor read by all programs that an SM keeps in L1.
 _NEAR_BYTES = 131072
-#: Floats of a vector that the memory adds in the time of one (measurement ``column_sums``).
+#: Floats of a vector that the memory adds in the time of one (measurement ``sums_in_memory``).
 _ADDED_TOGETHER = 3.0
 #: Most neighbours in memory of one thread, whose atomics are instructions of their own.
 _NEIGHBOURS = 4

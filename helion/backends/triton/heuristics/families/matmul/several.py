@@ -28,6 +28,7 @@ from ... import register_safety as safety
 from ...candidates import moderate_sizes
 from ...choose import full_first, trust, unless_faster
 from ...predicted_time import proposal_us
+from ...program_order import beside_pieces
 from ...sizing import all_sizes, estimate, most_warps, programs_of, wave_efficiency
 from ...tuned import Tuned, tuned
 from .grid_order import ordered
@@ -104,7 +105,7 @@ class TritonProductsHeuristic(Heuristic):
         wide = _one_group(facts, target) or _reduced_by_one_group(facts, target) if target.has("wgmma") else None
         if wide is not None:
             return (wide, *(ordered(facts, each, target) for each in ruled))
-        ruled = tuple(ordered(facts, each, target) for each in ruled)
+        ruled = tuple(beside_pieces(ordered(facts, each, target), facts) for each in ruled)
         timed = _fastest(facts, target)
         first = ruled[0], proposal_us(facts, ruled[0], target)
         others = () if timed is None else ((timed, proposal_us(facts, timed, target)),)
@@ -278,7 +279,8 @@ def _fastest(facts: KernelFacts, target: Target) -> TritonProposal | None:
     split = [each for found in leaders for each in _with_parts(facts, found, target)]
     shared = [(each, proposal_us(facts, each, target)) for each in split]
     us, _, whole = min(timed, key=lambda option: option[0])
-    return ordered(facts, unless_faster((whole, us), shared, trust(target).split_k), target)
+    best = unless_faster((whole, us), shared, trust(target).split_k)
+    return beside_pieces(ordered(facts, best, target), facts)
 
 
 def _with_parts(facts: KernelFacts, whole: TritonProposal, target: Target) -> list[TritonProposal]:

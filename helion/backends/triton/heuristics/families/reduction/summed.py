@@ -30,7 +30,7 @@ def fewer_sums(
 ) -> TritonProposal:
     """Return the same with more rows and warps, if that is predicted to be faster, for programs with such sums.
 
-    All programs add to the elements that no row selects, one after the other (measurement ``column_sums``).
+    All programs add to the elements that no row selects, one after the other (measurement ``sums_in_memory``).
     """
     able = [axis.block_id for axis in rows if axis.tunable]
     summed = any(op.tile_axes and not set(able).intersection(op.tile_axes) for op in facts.atomics)
