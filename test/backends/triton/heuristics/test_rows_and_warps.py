@@ -345,8 +345,9 @@ def test_two_programs_of_an_sm_have_longer_chunks(rows: int, chunk: int) -> None
     assert drawn.bind(args, target="h200").default_config()["reduction_loops"] == [chunk]
 
 
-@pytest.mark.parametrize(("steps", "columns"), [(512, 16), (150, 64)])
+@pytest.mark.parametrize(("steps", "columns"), [(512, 32), (150, 64)])
 def test_few_columns_are_held_whole_before_rows_are_read_again(steps: int, columns: int) -> None:
+    """Measurement ``columns_read_once``."""
     kernel = helion.kernel(CELLS["middle_softmax"].kernel.fn, backend="triton")
     config = kernel.bind((_meta(64, steps, 1024),), target="h200").default_config()
     assert config["reduction_loops"] == [None] and config["block_sizes"][1] <= columns

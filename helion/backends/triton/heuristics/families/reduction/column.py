@@ -252,19 +252,23 @@ def _held(
 def _read_once(
     found: Allocation, column: int, facts: KernelFacts, chosen: Launch, target: Target
 ) -> Iterator[TritonProposal]:
-    """Yield programs of fewer columns, down to a sector of each row, that hold all rows which chunks would read again."""
+    """Yield programs of fewer columns, down to a sector of each row, that hold all rows which chunks would read again.
+
+    Of several widths that fit, the widest reads the longest parts of lines (measurement ``columns_read_once``).
+    """
     axis = facts.axes[found.primary.axis]
     chunk = chosen.chunks.get(axis.block_id)
     if chunk is None or not found.primary.re_read or column not in chosen.sizes:
         return
     loads = [op for op in facts.memory_ops if op.kind == "load" and {axis.block_id, column} <= set(op.tile_axes)]
     least = SECTOR_BYTES // min((op.itemsize for op in loads), default=1)
-    columns = chosen.sizes[column]
-    while columns >= max(least, facts.axes[column].min_size):
+    columns, fit = chosen.sizes[column], False
+    while not fit and columns >= max(least, facts.axes[column].min_size):
         threads = axis.padded * columns // _TUNED.thread_elements
         sizes, chunks = {**chosen.sizes, column: columns}, {**chosen.chunks, axis.block_id: None}
         for warps in dict.fromkeys(warps_for_threads(times * threads, target) for times in (1, 2)):
             if not estimate(facts, target, sizes, warps, 1, chunks).spill_risk:
+                fit = True
                 yield _proposal(found, sizes, chunks, warps)
         columns //= 2
 
