@@ -28,6 +28,7 @@ import helion
 import helion.language as hl
 from helion import exc
 from helion._compiler.frontend.host.elementwise_layout import result_layout
+from helion._compiler.passes.analysis import collisions
 from helion.runtime import stub_driver
 from helion.runtime.generated.result_guards import ExpectedTensor, expected_tensors
 
@@ -578,6 +579,40 @@ def test_tensors_like_dense_ones_import_nothing_of_torchs_compiler() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=True
     )
     assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
+@helion.kernel
+def own_place(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Loads of computed subscripts from a tensor that is changed: the analysis of programs evaluates these."""
+    flat, columns = x.view(-1), x.size(1)
+    for rows in hl.tile(x.size(0)):
+        own = flat[rows.index * columns + places[rows]]
+        for cols in hl.tile(columns):
+            x[rows, cols] = x[rows, cols] - own[:, None]
+    return x
+
+
+def test_loads_from_a_changed_tensor_import_nothing_of_torchs_compiler() -> None:
+    code = (
+        "import sys, torch, helion\n"
+        "from kernels.test_host_tensors import own_place\n"
+        "args = torch.ones(8, 5), torch.zeros(8, dtype=torch.int64)\n"
+        "before = set(sys.modules)\n"
+        "own_place.bind(args, target='h200').to_triton_code()\n"
+        "heavy = ('sympy', 'torch._refs', 'torch._dynamo')\n"
+        "print([name for name in set(sys.modules) - before if name.startswith(heavy)])\n"
+    )
+    path = os.pathsep.join(str(ROOT / part) for part in (".", "test"))
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=True
+    )
+    assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("shapes", [(), ((),), ((3, 1), (1, 4)), ((4,), (2, 1, 4)), ((0,), (1,)), ((2, 3), ())])
+def test_lanes_are_the_elements_of_the_broadcast(shapes: tuple[tuple[int, ...], ...]) -> None:
+    expected = torch.broadcast_shapes(*shapes).numel()
+    assert collisions._lanes(*(torch.empty(shape, device="meta") for shape in shapes)) == expected
 
 
 def turned_in_place(x: torch.Tensor) -> torch.Tensor:

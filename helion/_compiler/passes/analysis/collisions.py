@@ -8,6 +8,7 @@ binding. A few programs that differ along two axes are looked at too, as for a t
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -229,7 +230,9 @@ class _Lanes:
 
 
 def _lanes(*values: torch.Tensor) -> int:
-    return torch.broadcast_shapes(*(each.shape for each in values)).numel()
+    """Return the elements of values that broadcast together. torch's own function imports sympy, which takes 0.4 s."""
+    sizes = itertools.zip_longest(*(reversed(each.shape) for each in values), fillvalue=1)
+    return math.prod(next((size for size in each if size != 1), 1) for each in sizes)
 
 
 def _seen(bound: Bound) -> int:
