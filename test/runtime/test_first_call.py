@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import threading
+import time
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -442,6 +443,25 @@ def test_contenders_that_begin_too_late_are_not_compiled(
         check(kernel(first_call_seconds=LONG + len(submitted))(x), x)
         assert submitted[-1] == expected
     assert len(searches) == 2
+
+
+@pytest.mark.parametrize("part, waits", [(1.5, True), (0.0, False)])
+def test_contenders_are_waited_for_up_to_a_time_after_the_call_begins(
+    searches: list[int], doubted: helion.Config, monkeypatch: pytest.MonkeyPatch, part: float, waits: bool
+) -> None:
+    until: list[float] = []
+    original = ThreadPool.take_at
+
+    def noted(self: ThreadPool, at: float) -> None:
+        until.append(at - time.monotonic())
+        original(self, at)
+
+    monkeypatch.setattr(ThreadPool, "take_at", noted)
+    monkeypatch.setattr(first_call, "_ASSEMBLING_ALONG", part)
+    launching(monkeypatch)
+    x = ROWS.clone()
+    check(kernel(first_call_seconds=LONG if waits else 1.0)(x), x)
+    assert (until[0] > 100.0) if waits else (until[0] <= 0.0)
 
 
 def test_the_contenders_of_a_default_whose_binary_is_refused_are_not_measured(

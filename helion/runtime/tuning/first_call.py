@@ -58,7 +58,7 @@ _LESS = 0.97
 #: Parts of ``first_call_seconds`` after which no further config is predicted, and after which those that have compiled
 #: are timed: from the end of the default's compilation on, if they began with it or after it.
 _PREDICTING, _COMPILING_ALONG, _COMPILING = 0.1, 0.35, 0.6
-#: The same after which no assembler runs that began with the default's.
+#: The same after which no assembler runs that began with the default's, and no result is waited for.
 _ASSEMBLING_ALONG = 1.5
 #: Ratio of the times to compile two configs from which on the longer one may compile late (measurement
 #: ``late_contenders``).
@@ -176,7 +176,8 @@ def _begun_along(compiled: Compiled, pool: ThreadPool, threads: int, ends: float
         others = _worth_timing(of, default, others)
     _submit(of, pool, default, others[:threads], times)  # the others begin where they can still be timed
     pool.wait_for(default)
-    pool.take_at(time.monotonic() + _COMPILING_ALONG * seconds)
+    now = time.monotonic()
+    pool.take_at(max(now, min(now + _COMPILING_ALONG * seconds, ends)))
     return Along(default=default, contenders=others, pool=pool)
 
 
