@@ -86,7 +86,8 @@ class TritonAttentionDecodeHeuristic(Heuristic):
         if programs <= target.num_sms and target.kind == "cuda" and not phases_share_warps:
             found = [*self.found(facts, target, (alone,)), *found]
         elif target.kind == "cuda" and facts.num_roots == 1 and not _splits(facts):
-            found = _fastest_first(facts, [*found, *self.found(facts, target, (alone,))], target)
+            longer = () if _has_pages(facts) else self.found(facts, target, (alone,))
+            found = _fastest_first(facts, [*found, *longer], target)
         return tuple(found[:2])
 
     def found(self, facts: KernelFacts, target: Target, candidates: Iterable[Tile]) -> list[TritonProposal]:
@@ -107,6 +108,12 @@ def _splits(facts: KernelFacts) -> bool:
     assert facts.attention is not None
     outer = facts.axes[facts.attention.key_axis].outer
     return outer is not None and facts.axes[outer].on_grid
+
+
+def _has_pages(facts: KernelFacts) -> bool:
+    """Return whether keys are at loaded positions, of which a longer step has more (measurement ``converted_keys``)."""
+    fact = facts.attention
+    return fact is not None and any(op.gathered and op.region == fact.region for op in facts.memory_ops)
 
 
 def _fastest_first(facts: KernelFacts, found: list[TritonProposal], target: Target) -> list[TritonProposal]:
