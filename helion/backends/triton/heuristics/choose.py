@@ -54,6 +54,8 @@ class Trust(Tuned):
     overlapping_columns: float
     #: Rows held whole with a half or a quarter of the warps, for those by the rule.
     lighter_rows: float
+    #: Shorter tiles of loops that read a row twice, in a part of the warps, for those of all threads.
+    shorter_loops: float
     #: Fewer rows of a warp whose threads hold most of their registers, for those by the rule.
     thinner_rows: float
     #: Programs of more short rows, for those by the rule.

@@ -27,7 +27,7 @@ from ....autotuner.proposal import Declined, Heuristic, Predicted, Proposal
 from ....hardware import Target
 from ..proposal import TritonProposal
 from ..together import TOGETHER
-from .choose import trust
+from .choose import trust, unless_faster
 from .predicted_time import proposal_us
 from .registry import HEURISTICS as RULES
 from .sizing import Chunks, Sizes, clamp, estimate, extent_of, halve, is_contiguous, programs_of
@@ -88,7 +88,7 @@ class OfAllLoops:
         if facts.pointwise is not None and (each := loop_by_loop(self.rule, facts, target)) is not None:
             return (*in_one_launch(each, facts, target), each)
         first = with_smaller_tiles(cast("TritonProposal", found[0]), facts, target)
-        first = with_half_lines(with_other_loops(first, facts, target), facts, target)
+        first = with_half_lines(with_other_loops(with_rules_alone(first, facts, target), facts, target), facts, target)
         return (*in_one_launch(first, facts, target), first, *found[1:])
 
 
@@ -113,6 +113,29 @@ def loop_by_loop(rule: Heuristic, facts: KernelFacts, target: Target) -> TritonP
     made = replace(found[0], reason=reason, block_sizes=sizes, loop_orders=orders, flatten_loops=flat)
     tried = [replace(made, num_warps=warps) for warps in dict.fromkeys(each.num_warps for each in found)]
     return min(tried, key=lambda each: proposal_us(facts, each, target))
+
+
+def with_rules_alone(proposal: TritonProposal, facts: KernelFacts, target: Target) -> TritonProposal:
+    """Return a proposal with the tiles of rules for grid loops with a loop of unknown length, if these are faster.
+
+    The rule of another grid loop leaves one element to such a loop (measurement ``triangles_beside_sums``).
+    """
+    multiplying = {facts.regions[fact.region].root for fact in facts.matmuls}
+    unknown = [
+        axis for axis in facts.tunable_axes if axis.extent is None and proposal.block_sizes.get(axis.block_id) == 1
+    ]
+    for root in {root for axis in unknown for root in _roots_of(axis, facts)} - multiplying:
+        own = {axis for region in facts.regions if region.root == root for axis in region.axes}
+        alone = (rule.propose(facts.apart[root].value, target) for rule in RULES)
+        made = cast("TritonProposal", next(each for each in alone if not isinstance(each, Declined))[0])
+        sizes = {axis: size for axis, size in made.block_sizes.items() if axis in own}
+        reason = f"{proposal.reason}; loop {root}: {made.reason}"
+        ours = replace(proposal, reason=reason, block_sizes={**proposal.block_sizes, **sizes})
+        tried = [ours, replace(ours, num_warps=made.num_warps)]
+        timed = [(each, proposal_us(facts, each, target)) for each in (proposal, *tried)]
+        if all(not _spills_more(each, proposal, facts, target) for each in tried):
+            proposal = unless_faster(timed[0], timed[1:], _TUNED.shorter)
+    return proposal
 
 
 def _loops_before(facts: KernelFacts) -> list[int]:

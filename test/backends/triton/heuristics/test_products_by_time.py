@@ -153,3 +153,44 @@ def test_wide_sides_that_a_kernel_fixes_have_descriptors(width: int, boxed: bool
     x, w = (torch.empty(n, 4096, dtype=torch.bfloat16, device="meta") for n in (4096, 4096))
     found = head_norms.bind((x, w, width), target="h200").default_config()["indexing"]
     assert found == (["tensor_descriptor"] * 2 + ["pointer"] if boxed else ["pointer"] * 3)
+
+
+@helion.kernel(backend="triton")
+def words_of_eight(x: torch.Tensor, words: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Weights of 4 bits, eight columns in a word, with a zero and a scale for each 128 rows."""
+    m, k = x.size()
+    n = scales.size(1)
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for rows, columns in hl.tile([m, n]):
+        acc = hl.zeros([rows, columns], dtype=torch.float32)
+        for inner in hl.tile(k, block_size=128):
+            shift = (columns.index % 8) * 4
+            codes = (words[inner, columns.index // 8] >> shift[None, :]) & 15
+            zero = (zeros[inner.id, columns.index // 8] >> shift) & 15
+            weights = (codes - zero[None, :]).to(x.dtype) * scales[inner.id, columns][None, :]
+            acc = hl.dot(x[rows, inner], weights, acc=acc)
+        out[rows, columns] = acc.to(x.dtype)
+    return out
+
+
+def words_for(m: int, k: int, n: int, device: str) -> tuple[torch.Tensor, ...]:
+    words, zeros = (
+        torch.randint(-(2**31), 2**31, [r, n // 8], device=device, dtype=torch.int32) for r in (k, k // 128)
+    )
+    scales = torch.rand([k // 128, n], device=device) * 0.01
+    return torch.randn([m, k], device=device, dtype=torch.float16), words, zeros, scales.to(torch.float16)
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+def test_words_of_several_weights_are_not_staged(rows: int) -> None:
+    first = words_of_eight.bind(words_for(rows, 4096, 11008, "meta"), target="h200").seeds[0]
+    assert first.config["num_stages"] == 1 and first.config["split_k"] >= 2 and "one stage" in first.reason
+    assert first.predicted.spill_risk < 0.5
+
+
+def test_words_of_several_weights_give_their_product() -> None:
+    x, words, zeros, scales = words_for(5, 256, 72, "cpu")
+    shifts = 4 * torch.arange(8, dtype=torch.int32)
+    codes, zero = (((each[:, :, None] >> shifts) & 15).flatten(1) for each in (words, zeros))
+    weights = (codes - zero.repeat_interleave(128, 0)).half() * scales.repeat_interleave(128, 0)
+    torch.testing.assert_close(words_of_eight(x, words, zeros, scales), x @ weights, rtol=2e-2, atol=2e-2)

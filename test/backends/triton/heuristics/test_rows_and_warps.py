@@ -351,3 +351,19 @@ def test_few_columns_are_held_whole_before_rows_are_read_again(steps: int, colum
     kernel = helion.kernel(CELLS["middle_softmax"].kernel.fn, backend="triton")
     config = kernel.bind((_meta(64, steps, 1024),), target="h200").default_config()
     assert config["reduction_loops"] == [None] and config["block_sizes"][1] <= columns
+
+
+def _losses(tokens: int, columns: int) -> helion.BoundKernel:
+    kernel = helion.kernel(CELLS["z_loss_in_place"].kernel.fn, backend="triton")
+    return kernel.bind((_meta(tokens, columns), _meta(tokens, dtype=torch.int64), 1e-2), target="h200")
+
+
+@pytest.mark.parametrize("columns", [32000, 32768, 50257, 128256])
+def test_loops_that_read_long_rows_twice_leave_room_for_other_programs(columns: int) -> None:
+    first = _losses(4096, columns).seeds[0]
+    _, summed, stored = first.config["block_sizes"]
+    assert first.config["num_warps"] <= 8 and summed == stored <= 8192 and "predicted to be faster" in first.reason
+
+
+def test_loops_over_short_rows_have_them_whole() -> None:
+    assert _losses(4096, 8192).seeds[0].config["block_sizes"] == [1, 8192, 8192]

@@ -309,3 +309,39 @@ def test_elementwise_loops_are_right_in_their_default() -> None:
     sums, turned = bound.compile_config(config)(x, y)
     torch.testing.assert_close(sums, x[:, :-1] + x[:, 1:])
     assert torch.equal(turned, y.T)
+
+
+@helion.kernel(backend="triton")
+def places_of_choices(ids: torch.Tensor, e: int) -> tuple[torch.Tensor, torch.Tensor]:
+    t, e = ids.size(0), hl.specialize(e)
+    out = torch.empty_like(ids)
+    counts = torch.empty([e], dtype=torch.int32, device=ids.device)
+    for choices in hl.tile(e):
+        total = hl.zeros([choices], dtype=torch.int32)
+        for rows in hl.tile(t):
+            total += (ids[rows][:, None] == choices.index[None, :]).to(torch.int32).sum(0)
+        counts[choices] = total
+    for rows in hl.tile(t):
+        own = ids[rows]
+        before = hl.zeros([rows], dtype=torch.int32)
+        for others in hl.tile(0, rows.end):
+            same = (ids[others][None, :] == own[:, None]) & (others.index[None, :] < rows.index[:, None])
+            before += same.to(torch.int32).sum(1)
+        out[rows] = before
+    return out, counts
+
+
+@pytest.mark.parametrize("choices", [8, 64, 1000])
+def test_loops_of_unknown_length_have_the_tiles_of_their_own_rule(choices: int) -> None:
+    ids = torch.empty(16384, dtype=torch.int32, device="meta")
+    first = places_of_choices.bind((ids, choices), target="h200").seeds[0]
+    assert first.config["block_sizes"][-1] >= 256 and "loop 1: tiles of" in first.reason
+    assert first.predicted.time_us < 200 and first.predicted.spill_risk < 0.5
+
+
+def test_places_are_right_with_these_tiles() -> None:
+    ids = torch.randint(0, 5, [333], dtype=torch.int32)
+    out, counts = places_of_choices(ids, 5)
+    hot = torch.nn.functional.one_hot(ids.long(), 5)
+    torch.testing.assert_close(out, (hot.cumsum(0).gather(1, ids.long()[:, None])[:, 0] - 1).to(torch.int32))
+    torch.testing.assert_close(counts, hot.sum(0).to(torch.int32))

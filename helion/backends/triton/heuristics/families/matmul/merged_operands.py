@@ -174,7 +174,32 @@ def _few_rows(facts: KernelFacts, target: Target) -> TritonProposal | None:
         return tiles, proposal_us(facts, tiles, target)
 
     # a few more programs than the SMs have room for may still be faster than half of them
-    return unless_faster(split(parts), [split(2 * parts)] if 2 * parts <= longest else [], trust(target).split_k)
+    best = unless_faster(split(parts), [split(2 * parts)] if 2 * parts <= longest else [], trust(target).split_k)
+    return _in_one_stage(best, facts, longest, target) if _gathers(facts) else best
+
+
+def _in_one_stage(staged: TritonProposal, facts: KernelFacts, longest: int, target: Target) -> TritonProposal:
+    """Return the same without a pipeline and with more parts of K, if that is predicted to be faster.
+
+    A pipeline stages a word for each element of a tile whose neighbours share words. Without it, more programs share an SM
+    (measurement ``words_of_elements``).
+    """
+    predicted = estimate(facts, target, staged.block_sizes, staged.num_warps or 1, 1)
+    at_once = max(1, predicted.occupancy_blocks) * target.num_sms // max(1, programs_of(facts, staged.block_sizes))
+    parts, every = staged.launch.get("split_k", 1), [staged]
+    while parts <= min(at_once, longest):
+        reason = f"{staged.reason.split(',')[0]}, split-K by {parts}, one stage"
+        every.append(replace(staged, reason=reason, num_stages=1, launch={"split_k": parts} if parts > 1 else {}))
+        parts *= 2
+    timed = [(each, proposal_us(facts, each, target)) for each in every]
+    return unless_faster(timed[0], timed[1:], trust(target).rewritten_split_k)
+
+
+def _gathers(facts: KernelFacts) -> bool:
+    """Return whether arithmetic selects the words of an operand that programs unpack."""
+    axes = [{axis for axis in each.axes if facts.axes[axis].tunable} for each in facts.precomputable]
+    words = [op for op in facts.memory_ops if op.kind == "load" and op.gathered]
+    return any(own and own <= set(op.tile_axes) for own in axes for op in words)
 
 
 def _packed_loads(facts: KernelFacts) -> tuple[int, ...]:

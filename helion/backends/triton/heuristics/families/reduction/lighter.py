@@ -40,3 +40,24 @@ def in_quarter(proposal: TritonProposal, primary: ReductionFact, facts: KernelFa
     same = [each for each in lighter if each.block_sizes == proposal.block_sizes and each.num_warps == fewer]
     timed = [(each, proposal_us(facts, each, target)) for each in (proposal, *same)]
     return unless_faster(timed[0], timed[1:], trust(target).lighter_rows)
+
+
+def shorter_loops(
+    proposal: TritonProposal, primary: ReductionFact, facts: KernelFacts, target: Target
+) -> TritonProposal:
+    """Return shorter tiles of all loops over a row in fewer warps, if that is predicted to be faster.
+
+    A program of all threads has an SM alone: it loads nothing while it reduces or stores (measurement ``rows_read_twice``).
+    """
+    loops = [axis for axis in facts.tunable_axes if not axis.on_grid and axis.extent == primary.extent]
+    warps, size = proposal.num_warps or 1, proposal.block_sizes.get(primary.axis, 1)
+    if primary.full_extent or not primary.re_read or warps < target.max_threads_per_block // target.warp_size:
+        return proposal
+    every = [proposal]
+    for tile, share in itertools.product((size // 2, size // 4, size // 8), (4, 8)):
+        sizes = {**proposal.block_sizes, **{axis.block_id: max(axis.min_size, tile) for axis in loops}}
+        if not estimate(facts, target, sizes, warps // share, 1, proposal.reduction_loops).spill_risk:
+            reason = f"{proposal.reason}; predicted to be faster in tiles of {tile} and {warps // share} warps"
+            every.append(replace(proposal, reason=reason, block_sizes=sizes, num_warps=warps // share))
+    timed = [(each, proposal_us(facts, each, target)) for each in every]
+    return unless_faster(timed[0], timed[1:], trust(target).shorter_loops)

@@ -27,7 +27,7 @@ from .few_rows import Makes, one_on_each, two_on_each
 from .gathered import fewer_gathered
 from .in_loops import alone_in_loops
 from .launch import launch
-from .lighter import in_quarter
+from .lighter import in_quarter, shorter_loops
 from .sharing import sharing
 from .summed import fewer_sums
 from .thin import thinner
@@ -165,6 +165,7 @@ class TritonStreamingReductionHeuristic(Heuristic):
         programs = programs_of(facts, all_sizes(facts, first.block_sizes), primary.root)
         if programs > target.num_sms:
             few = two_on_each(first, primary, _stores_rows(facts, primary), _makes(facts, target), facts, target)
+            few = shorter_loops(few, primary, facts, target)
             many, rows = _lighter(_fuller(few, facts, target), facts, target), _row_axes(found, facts)
             many = fewer_sums(thinner(many, rows, primary, facts, target), rows, primary, facts, target)
             shared = sharing(many, rows, _along(facts, primary), facts, target)
