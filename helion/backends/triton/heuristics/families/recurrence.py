@@ -149,22 +149,33 @@ def _picked(facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | 
     """Return the proposal for rows selected by data, whose loads wait for the index.
 
     Single elements are no rows: warps of one program share the lines around theirs (measurement ``selected_elements``).
+    Rows of whole dimensions count with all elements, and a thread has two vectors of them (measurement
+    ``selected_whole_rows``).
     """
-    several = len(facts.tunable_axes) > 1
-    sizes, room = (
-        {},
-        max(target.warp_size, min(_TUNED.picked, previous_power_of_2(grid_extent(facts) // target.num_sms))),
-    )
+    several, whole = len(facts.tunable_axes) > 1, _whole_row(facts)
+    most = max(1, _TUNED.picked // whole)
+    least = max(1, target.warp_size // whole)
+    sizes, room = {}, max(least, min(most, previous_power_of_2(grid_extent(facts) // target.num_sms)))
     for axis in sorted(facts.tunable_axes, key=lambda axis: _rank(axis, facts)):
         run = min(room, _TUNED.picked_run) if several and is_contiguous(axis, facts) else room
         sizes[axis.block_id] = clamp(min(run, axis.padded or run), axis)
         room = max(1, room // sizes[axis.block_id])
-    threads = math.prod(sizes.values()) // _TUNED.picked_thread_elements
+    vectors = 2 if whole > 1 else 1
+    threads = math.prod(sizes.values()) * whole // (vectors * _TUNED.picked_thread_elements)
     warps = max(1, min(_TUNED.most_warps, previous_power_of_2(threads // target.warp_size)))
     if estimate(facts, target, sizes, warps, 1).spill_risk:
         return Declined("the smallest tiles along contiguous memory spill")
     reason = f"tiles of {_shape(sizes)} of rows selected by data, {warps} warps"
     return (TritonProposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=1),)
+
+
+def _whole_row(facts: KernelFacts) -> int:
+    """Return the elements of the longest row that data selects, of whole dimensions."""
+    rows = [op.tile_axes for op in facts.memory_ops if op.kind == "load" and op.gathered]
+    whole = [
+        math.prod(facts.axes[a].padded for a in axes if a is not None and facts.axes[a].kind == "full") for axes in rows
+    ]
+    return max(1, *whole)
 
 
 def _step_bytes(facts: KernelFacts) -> int:
