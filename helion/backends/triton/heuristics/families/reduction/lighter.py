@@ -51,7 +51,8 @@ def shorter_loops(
     """
     loops = [axis for axis in facts.tunable_axes if not axis.on_grid and axis.extent == primary.extent]
     warps, size = proposal.num_warps or 1, proposal.block_sizes.get(primary.axis, 1)
-    if primary.full_extent or not primary.re_read or warps < target.max_threads_per_block // target.warp_size:
+    few = warps < target.max_threads_per_block // target.warp_size
+    if few or primary.full_extent or not primary.re_read or proposal.reduction_loops:  # steps of whole rows are no such
         return proposal
     every = [proposal]
     for tile, share in itertools.product((size // 2, size // 4, size // 8), (4, 8)):
