@@ -218,7 +218,7 @@ def test_calls_that_have_changed_something_are_not_made_again(failing: Callable[
     with pytest.raises(exc.TritonError):
         helion.kernel(counted, ignore_warnings=[exc.TensorOperationInWrapper])(X, count)
     assert count.item() == 1
-    x = torch.zeros(4096)
+    x = torch.zeros(1 << 18)  # long enough for a launch of each phase
     made = failing()
     kernel = helion.kernel(in_two_phases)
     bound = kernel.bind((x,))
@@ -234,7 +234,7 @@ def test_calls_that_have_changed_something_are_not_made_again(failing: Callable[
 def test_a_first_launch_that_does_not_fit_gives_way_wherever_it_stands(
     function: Callable[..., Any], before: int, failing: Callable[..., Failing]
 ) -> None:
-    x = torch.arange(4096.0) / 100  # long enough for several seeds
+    x = torch.arange(float(1 << 18)) / 1000  # long enough for several seeds, and a launch of each phase
     kernel = helion.kernel(function)
     expected = run_reference(kernel, (x.clone(),))
     made = failing(*[None] * before, TOO_BIG)
