@@ -10,6 +10,7 @@ from harness import tensor
 
 import helion
 import helion.language as hl
+from benchmarks.general import batched_matmul
 from benchmarks.unfitted import CELLS
 from benchmarks.workloads.products import (
     aligned_experts,
@@ -143,3 +144,9 @@ def test_programs_of_grids_of_many_axes_follow_those_that_share_an_operand(name:
     assert config["loop_orders"] == [order] and config["l2_groupings"] == [1]
     as_written = kernel._analysis.full_config({**config, "loop_orders": [sorted(order)]})
     assert kernel._analysis.predict(config).time_us < 0.97 * kernel._analysis.predict(as_written).time_us
+
+
+@pytest.mark.parametrize(("rows", "k", "order"), [(577, 577, [2, 1, 0]), (577, 576, [0, 1, 2]), (64, 577, [0, 1, 2])])
+def test_batches_of_rows_that_begin_anywhere_follow_each_other(rows: int, k: int, order: list[int]) -> None:
+    args = (tensor(64, rows, k, dtype=BF16), tensor(64, k, 64, dtype=BF16))
+    assert batched_matmul.bind(args, target="h200").default_config()["loop_orders"] == [order]

@@ -19,13 +19,13 @@ from typing import ClassVar
 from ......_compiler.facts.records import KernelFacts
 from ......_shapes import cdiv
 from ......_support.records import dataclass, replace
-from ......hardware import Target
+from ......hardware import VECTOR_BYTES, Target
 from ....proposal import TritonProposal
 from ....resources.time.demand import rereads_depend_on_groups
 from ....resources.time.roots import SECTOR_BYTES
 from ...choose import trust, unless_faster
 from ...predicted_time import proposal_us
-from ...sizing import all_sizes, extent_of
+from ...sizing import all_sizes, extent_of, programs_of
 from ...tuned import Tuned, tuned
 
 
@@ -49,10 +49,10 @@ def ordered(facts: KernelFacts, proposal: TritonProposal, target: Target) -> Tri
         return proposal
     if proposal.loop_orders or proposal.pid_type is not None or "split_k" in proposal.launch:
         return proposal
+    if (rows := _along_rows(facts, proposal, target)) is not None:
+        return rows
     if proposal.l2_groupings and len(set(facts.grid_axes) - _batch(facts)) < 3:
         return proposal
-    if (rows := _along_rows(facts, proposal)) is not None:
-        return rows
     options = (proposal, *_options(facts, proposal, target))
     first, *others = ((option, proposal_us(facts, option, target)) for option in options)
     return unless_faster(first, others, trust(target).grid_order)
@@ -102,8 +102,12 @@ def _orders(facts: KernelFacts, axes: tuple[int, ...], several: list[int]) -> It
             yield order
 
 
-def _along_rows(facts: KernelFacts, proposal: TritonProposal) -> TritonProposal | None:
-    """Return the order along rows, one matrix of a batch after the other, if tiles of these rows share sectors."""
+def _along_rows(facts: KernelFacts, proposal: TritonProposal, target: Target) -> TritonProposal | None:
+    """Return the order along rows, one matrix of a batch after the other, if tiles of these rows share sectors.
+
+    It is also that of matrices whose rows begin anywhere: programs of many of them at once read each in short pieces
+    (measurement ``batched_order``).
+    """
     if len(facts.matmuls) != 1 or facts.num_roots != 1:
         return None
     (fact,), (grid, *_) = facts.matmuls, [region for region in facts.regions if region.kind == "root"]
@@ -116,7 +120,12 @@ def _along_rows(facts: KernelFacts, proposal: TritonProposal) -> TritonProposal 
     apart = all(set(batch) <= set(op.subscript_axes) for op in (*operands, *results))
     within = all(op.inner_axis == n and op.aligned * op.itemsize % SECTOR_BYTES for op in results)
     sizes = all_sizes(facts, proposal.block_sizes)
-    if len(operands) != 2 or not results or not apart or not within or extent_of(facts.axes[n]) <= sizes[n]:
+    waits = programs_of(facts, sizes) > target.num_sms
+    anywhere = waits and any(op.aligned * op.itemsize % VECTOR_BYTES for op in operands)
+    across, along = (extent_of(facts.axes[axis]) > sizes[axis] for axis in (m, n))
+    if len(operands) != 2 or not results or not apart or not ((within and along) or (anywhere and (across or along))):
         return None
     order = tuple(grid.axes.index(axis) for axis in (n, m, *reversed(batch)))
-    return replace(proposal, loop_orders={grid.root: order}, reason=f"{proposal.reason}, along rows first")
+    return replace(
+        proposal, loop_orders={grid.root: order}, l2_groupings={}, reason=f"{proposal.reason}, along rows first"
+    )
