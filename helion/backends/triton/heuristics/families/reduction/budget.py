@@ -106,19 +106,43 @@ def reduction_alone(facts: KernelFacts) -> ReductionFact | Declined:
 def column_axis(facts: KernelFacts, fact: ReductionFact) -> int | None:
     """Return the tile of the grid along which all tensors that ``fact`` reduces are contiguous, if there is one.
 
-    Tensors much smaller than the largest do not count, such as a mask that all columns share.
+    Tensors much smaller than the largest do not count, such as a mask that all columns share. Columns may be of short
+    records, such as the parts of complex numbers.
     """
-    spanning = [op for op in facts.memory_ops if _is_spanned(op, facts, fact)]
-    most = max((op.accessed_numel * op.itemsize for op in spanning), default=0)
-    found: set[int | None] = set()
-    for op in spanning:
-        if op.accessed_numel * op.itemsize * _TUNED.small >= most:
-            layout = zip(op.subscript_axes, op.strides, op.extents, strict=True)
-            found.update([axis for axis, stride, extent in layout if stride == 1 and extent > 1] or [None])
-    block = found.pop() if len(found) == 1 else None
+    found = {(axis, parts) for op in _spanning(facts, fact) for axis, parts in _contiguous(op, facts, fact)}
+    block, _ = found.pop() if len(found) == 1 else (None, 1)
     if block is None or block == fact.axis:
         return None
     return block if facts.axes[block].on_grid and facts.axes[block].tunable else None
+
+
+def column_bytes(facts: KernelFacts, fact: ReductionFact) -> int:
+    """Return the bytes of an element of a column, with all parts of a record."""
+    found = [(op.itemsize * parts, parts) for op in _spanning(facts, fact) for _, parts in _contiguous(op, facts, fact)]
+    return max((size for size, parts in found if parts > 1), default=max(1, fact.input_load_itemsize))
+
+
+def _spanning(facts: KernelFacts, fact: ReductionFact) -> list[MemoryOpFact]:
+    """Return the loads of values that ``fact`` reduces, of the largest tensors."""
+    spanning = [op for op in facts.memory_ops if _is_spanned(op, facts, fact)]
+    most = max((op.accessed_numel * op.itemsize for op in spanning), default=0)
+    return [op for op in spanning if op.accessed_numel * op.itemsize * _TUNED.small >= most]
+
+
+def _contiguous(op: MemoryOpFact, facts: KernelFacts, fact: ReductionFact) -> list[tuple[int | None, int]]:
+    """Return the axes along which a load is contiguous, each with the elements of a record of whole dimensions.
+
+    A dimension that ``fact`` reduces is no part of a record.
+    """
+    layout = list(zip(op.subscript_axes, op.strides, op.extents, strict=True))
+    parts = 1
+    while True:
+        found = [(axis, extent) for axis, stride, extent in layout if stride == parts and extent > 1]
+        records = {axis.block_id for axis in facts.axes if axis.kind == "full" and axis.block_id != fact.axis}
+        whole = [extent for axis, extent in found if axis in records]
+        if len(found) != 1 or not whole or parts * whole[0] * op.itemsize > _VECTOR_BYTES:
+            return [(axis, parts) for axis, _ in found] or [(None, 1)]
+        parts *= whole[0]
 
 
 def _is_spanned(op: MemoryOpFact, facts: KernelFacts, fact: ReductionFact) -> bool:
@@ -204,9 +228,11 @@ class _Allocator:
         block = column_axis(self.facts, fact)
         if block is None:
             return
-        axis, itemsize = self.facts.axes[block], max(1, fact.input_load_itemsize)
+        axis, itemsize = self.facts.axes[block], column_bytes(self.facts, fact)
         programs = math.prod(map(extent_of, self.together(axis)))
-        size = min(max(1, axis.padded), _LINE_BYTES // itemsize)
+        # columns of records begin anywhere: a line more for the sectors that programs share
+        lines = _LINE_BYTES * (2 if itemsize > max(1, fact.input_load_itemsize) else 1)
+        size = min(max(1, axis.padded), lines // itemsize)
         stores = any(
             op.kind == "store" and axis.block_id in op.tile_axes and op.rank > 1 for op in self.facts.memory_ops
         )
