@@ -66,6 +66,8 @@ class Trust(Tuned):
     short_steps: float
     #: Programs of the same rows together, for those of the same result of each row.
     near_rows: float
+    #: Nearby tiles and warps of a reduction, for those by its rule.
+    nearby: float
     #: Two rows of a batch that share loads, for one.
     sharing_rows: float
     #: Half the rows of a program that accumulates gradients, for as many as give each SM one.

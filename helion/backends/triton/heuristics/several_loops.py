@@ -28,6 +28,7 @@ from ....hardware import Target
 from ..proposal import TritonProposal
 from ..together import TOGETHER
 from .choose import trust, unless_faster
+from .nearby import with_nearby
 from .predicted_time import proposal_us
 from .registry import HEURISTICS as RULES
 from .sizing import Chunks, Sizes, clamp, estimate, extent_of, halve, is_contiguous, programs_of
@@ -78,7 +79,10 @@ class OfAllLoops:
     def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
         found = self.rule.propose(facts, target)
         if facts.num_roots == 1:
-            return found
+            if isinstance(found, Declined) or not self.rule.promote_seed_to_default:
+                return found
+            following = itertools.dropwhile(lambda rule: rule is not self.rule, RULES)
+            return with_nearby(found, facts, target, itertools.islice(following, 1, None))
         if isinstance(found, Declined):
             chunks = _chunks(facts)
             again = self.rule.propose(_with_chunks(facts, chunks), target) if chunks else found

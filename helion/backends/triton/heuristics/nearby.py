@@ -1,0 +1,149 @@
+"""Tiles near those of a rule, for reductions that memory does not limit.
+
+A rule knows a class of kernels by its bytes. Where instructions, latency or starting programs take longer, more or fewer
+rows in fewer warps may take half of the time (measurement ``nearby_tiles``). Steps double or halve one tile, or halve the
+warps, while the predicted time falls.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import ClassVar, cast
+
+from ...._compiler.facts.records import AxisFact, KernelFacts
+from ...._support.records import dataclass, replace
+from ....autotuner.proposal import Declined, Heuristic, Proposal
+from ....hardware import Target
+from ..proposal import TritonProposal
+from . import register_safety as safety
+from .choose import trust
+from .predicted_time import proposal_timing, proposal_us
+from .sizing import clamp, estimate, extent_of
+from .tuned import Tuned, tuned
+
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "nearby"
+
+    #: Share of the predicted time that memory takes from which it limits a kernel.
+    limits: float
+    #: Shortest predicted time: below, launches and latency take most of it.
+    least_us: float
+    #: Ratio of predicted times up to which the first step leads to others; it changes one tile or the warps.
+    promising: float
+    #: Ratio of predicted times that tells nothing: of such steps, the one with the fewest warps is taken.
+    alike: float
+    #: Most steps from the tiles of the rule.
+    steps: int
+
+
+def with_nearby(
+    found: tuple[Proposal, ...], facts: KernelFacts, target: Target, rivals: Iterable[Heuristic] = ()
+) -> tuple[Proposal, ...]:
+    """Return the proposals after one of nearby tiles, if that is predicted to be much faster than the first.
+
+    It must be faster than the other proposals and those of ``rivals``, the rules that follow, too.
+    """
+    if not found or not _applies(facts):
+        return found
+    first = cast("TritonProposal", found[0])
+    if first.pid_type is not None or first.launch or first.ranges or any(first.reduction_loops.values()):
+        return found
+    before, numbers = proposal_timing(facts, first, target), tuned(_Numbers)
+    if before.us < numbers.least_us or dict(before.units)["memory"] >= numbers.limits * before.us:
+        return found
+    best, us = first, before.us
+    for at in range(numbers.steps):
+        timed = [(proposal_us(facts, each, target), each) for each in _steps(best, facts, target, few=at == 0)]
+        least = min((after for after, _ in timed), default=us)
+        if least >= (numbers.promising if at == 0 else 1.0) * us:
+            break
+        alike = [pair for pair in timed if pair[0] <= min(us, numbers.alike * least)]
+        us, best = min(alike, key=lambda pair: (pair[1].num_warps or 1, pair[0]))
+    if us > trust(target).nearby * before.us or any(each < us for each in _others(found[1:], rivals, facts, target)):
+        return found
+    shape = " x ".join(map(str, best.block_sizes.values()))
+    return (replace(best, reason=f"{first.reason}; predicted to be faster in {shape}, {best.num_warps} warps"), *found)
+
+
+def _others(
+    found: Iterable[Proposal], rivals: Iterable[Heuristic], facts: KernelFacts, target: Target
+) -> Iterator[float]:
+    """Yield the predicted times of the other proposals of a rule and of those of the rules that follow."""
+    made = (rule.propose(facts, target) for rule in rivals if rule.promote_seed_to_default)
+    for each in (*found, *itertools.chain.from_iterable(one for one in made if not isinstance(one, Declined))):
+        yield proposal_us(facts, cast("TritonProposal", each), target)
+
+
+def _applies(facts: KernelFacts) -> bool:
+    """Return whether the kernel reduces in one grid loop, over lengths that are known, without atomics or a matmul.
+
+    A second loop over the same rows has tiles of its own, which predictions do not rank.
+    Programs that accumulate along features have as many rows as leave each SM one of them.
+    """
+    if any(fact.per_feature_accumulator for fact in facts.reductions) or _are_pairs(facts):
+        return False
+    known = all(axis.extent is not None or axis.outer is not None for axis in facts.axes)
+    loops = [axis for axis in facts.tunable_axes if not axis.on_grid]
+    others = (
+        len(loops) > 1
+        or facts.matmuls
+        or facts.scans
+        or facts.sorts
+        or facts.atomics
+        or facts.pointwise
+        or facts.messages
+    )
+    return facts.num_roots == 1 and bool(facts.reductions) and known and not others
+
+
+def _are_pairs(facts: KernelFacts) -> bool:
+    """Return whether results along two axes of the grid each reduce what two loads have of one of them.
+
+    Their rule was timed, and predictions do not rank the elements of a step (measurement ``rows_of_results``).
+    """
+    primary = facts.primary_reduction
+    if primary is None:
+        return False
+    grid = {axis for axis in primary.tile if axis in facts.grid_axes}
+    loads = [op for op in facts.memory_ops if op.kind == "load" and primary.axis in op.tile_axes]
+    return len(grid) > 1 and sum(not grid <= set(op.tile_axes) for op in loads) > 1
+
+
+def _steps(proposal: TritonProposal, facts: KernelFacts, target: Target, *, few: bool) -> Iterator[TritonProposal]:
+    """Yield the same with one tile doubled, halved, or halved for another one, and with half of the warps.
+
+    If ``few``, tiles double in as many warps and halve in half of them: as many elements of a thread in smaller programs.
+    Where registers do not hold the tile, threads may have half of the elements.
+    """
+    sizes, warps, chunks = dict(proposal.block_sizes), proposal.num_warps or 1, proposal.reduction_loops
+
+    def registers(tiles: Mapping[int, int], count: int) -> int | None:
+        """Return the registers of a thread that cannot hold its part of a tile, None of others."""
+        predicted = estimate(facts, target, tiles, count, 1, chunks)
+        return None if safety.within(predicted, safety.MANY_ROWS) else predicted.registers_per_thread
+
+    fewer_warps, short = max(1, warps // 2), registers(sizes, warps)
+    halved = {fewer_warps} if short is None else {warps, fewer_warps}
+    axes = [axis for axis in facts.tunable_axes if axis.block_id in sizes]
+    tried = [(sizes, warps // 2)] if warps > 1 else []
+    for axis in axes:
+        size = sizes[axis.block_id]
+        for changed, counts in ((2 * size, {warps}), (size // 2, halved)):
+            if _allows(axis, changed):
+                every = counts if few else {warps, fewer_warps}
+                tried += [({**sizes, axis.block_id: changed}, count) for count in every]
+    for fewer, more in itertools.permutations(axes, 2) if not few else ():
+        half, double = sizes[fewer.block_id] // 2, 2 * sizes[more.block_id]
+        if _allows(fewer, half) and _allows(more, double):
+            tried.append(({**sizes, fewer.block_id: half, more.block_id: double}, warps))
+    for each, count in tried:
+        needs = registers(each, count)
+        if needs is None or (short is not None and needs < short):
+            yield replace(proposal, block_sizes=each, num_warps=count)
+
+
+def _allows(axis: AxisFact, size: int) -> bool:
+    return bool(size) and clamp(size, axis) == size and size < 2 * extent_of(axis)
