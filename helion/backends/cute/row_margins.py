@@ -41,7 +41,8 @@ because the general backend reads such a row once."""
 
 SUMS_LEAD = Lead(ratio=0.94, saved_us=7.0)
 """The same for rows that are reduced once, and of which no exponential or logarithm is taken: the general backend's times
-are predicted within a tenth (row_sum and long_sum). They are the simplest kernels, and the soonest compiled."""
+are predicted within a tenth (row_sum and long_sum). They are the simplest kernels, and the soonest compiled. So are
+searches for a position among loaded elements (row_argmax)."""
 MOST_SUMMED = 131072
 """The most columns of such rows that are faster: those of 262144 are slower (row_sum of the same rows)."""
 
@@ -77,8 +78,11 @@ def rows_on_request(program: Program, target: Target, request: str) -> str:
 def _saves_instructions(problem: RowProblem) -> bool:
     """Return whether a kernel is faster for short rows as well: sums over rows, positions, short logarithms, and quotients
     by a number of the launch as arguments of exponentials."""
-    positions = any(made.op == "row_first" for made in problem.epilogue.instructions)
-    return bool(problem.sums or positions or short_logs(problem) or _multiplies_quotients(problem))
+    return bool(problem.sums or _finds_positions(problem) or short_logs(problem) or _multiplies_quotients(problem))
+
+
+def _finds_positions(problem: RowProblem) -> bool:
+    return any(made.op == "row_first" for made in problem.epilogue.instructions)
 
 
 def _multiplies_quotients(problem: RowProblem) -> bool:
@@ -99,7 +103,8 @@ def rows_lead(program: Program) -> Lead:
         return QUOTIENTS_LEAD
     powers = any(made.op in ("exp", "exp2") for made in problem.epilogue.instructions)
     stores = problem.elements or problem.sums or problem.groups
-    summed = problem.n <= MOST_SUMMED and not stores and not demand_of(problem).held_bytes
+    searched = _finds_positions(problem) and not _elementwise(problem)
+    summed = problem.n <= MOST_SUMMED and not stores and (searched or not demand_of(problem).held_bytes)
     lead = SUMS_LEAD if summed else ROWS_LEAD
     lead = READS_LEAD if powers and not stores else lead
     lead = MASKS_LEAD if demand_of(problem).repeated else lead

@@ -20,7 +20,7 @@ approximately."""
 EXACT_WORK = 8
 """The same as ``SFU_WORK`` for elements of 32 bits, by ptxas for sm_90: 7 of an exponential, 10 of a division, 24 of a
 logarithm. Those of 16 bits have short forms, of one instruction each but for the logarithm's polynomial."""
-ACCESS_WORK, POSITION_WORK = 4, 8
+ACCESS_WORK, POSITION_WORK = 4, 4
 """Instructions that load an element, and those of the search for one position."""
 
 
