@@ -131,7 +131,10 @@ def with_rules_alone(proposal: TritonProposal, facts: KernelFacts, target: Targe
     for root in {root for axis in unknown for root in _roots_of(axis, facts)} - multiplying:
         own = {axis for region in facts.regions if region.root == root for axis in region.axes}
         alone = (rule.propose(facts.apart[root].value, target) for rule in RULES)
-        made = cast("TritonProposal", next(each for each in alone if not isinstance(each, Declined))[0])
+        found = next((each for each in alone if not isinstance(each, Declined)), ())
+        if not found:
+            continue
+        made = cast("TritonProposal", found[0])
         sizes = {axis: size for axis, size in made.block_sizes.items() if axis in own}
         reason = f"{proposal.reason}; loop {root}: {made.reason}"
         ours = replace(proposal, reason=reason, block_sizes={**proposal.block_sizes, **sizes})

@@ -32,9 +32,9 @@ def two_on_each(
     """Return the same with other chunks for programs of which an SM gets two.
 
     One of all threads leaves no registers for the other, which begins after it. Two of half the threads and elements
-    overlap: one reads its row for the first time while the other writes (measurement ``programs_in_pairs``), if the rows of
-    the kernel's own loop are stored (``stores``). Chunks of a row that is not stored are for as many programs as registers allow; of two, they are twice as long, if that is
-    predicted to be as fast (measurement ``chunks_of_pairs``).
+    overlap: one reads its row for the first time while the other writes (measurement ``programs_in_pairs``), if the rows
+    of the kernel's own loop are stored (``stores``). Chunks of a row that is not stored are for as many programs as
+    registers allow. Of two, they are twice as long, if that is predicted to be as fast (measurement ``chunks_of_pairs``).
     """
     if programs_of(facts, all_sizes(facts, proposal.block_sizes), primary.root) > 2 * target.num_sms:
         return proposal
