@@ -100,11 +100,11 @@ def beside_turned(store: MemoryOpFact, facts: KernelFacts) -> tuple[int, ...] | 
     Such a tile goes through shared memory, in which its rows meet in the same banks.
     """
     inner = store.inner_axis if store.kind == "store" else None
-    tile = Counter(store.tile_axes)
+    if inner is None:
+        return None
+    tile = sorted(store.tile_axes)
     for op in facts.memory_ops:
-        if inner is None or op.kind != "load" or op.region != store.region or Counter(op.tile_axes) != tile:
-            continue
-        other = op.inner_axis
-        if other is not None and other != inner:
-            return tuple((tile - Counter((inner, other))).elements())
+        other = op.inner_axis if op.kind == "load" and op.region == store.region else None
+        if other is not None and other != inner and sorted(op.tile_axes) == tile:
+            return tuple((Counter(store.tile_axes) - Counter((inner, other))).elements())
     return None

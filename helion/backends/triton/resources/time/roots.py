@@ -206,6 +206,12 @@ class _Preparation:
         self.regions = tuple(each.region for each in facts.regions if each.root == root)
         self.matmuls = tuple(fact for fact in facts.matmuls if fact.region in self.regions)
         self.tiles: dict[tuple[int, ...], int] = {}
+        self.carried = facts.prefetchable_slots
+        #: The axes of the loops around each region.
+        self.loops: list[tuple[int, ...]] = []
+        for fact in facts.regions:  # parents come first
+            outside = () if fact.parent is None else self.loops[fact.parent]
+            self.loops.append((*outside, *fact.axes) if fact.kind == "loop" else outside)
 
     def tile(self, axes: tuple[int, ...]) -> int:
         return self.tiles.setdefault(axes, len(self.tiles))
@@ -227,12 +233,12 @@ class _Preparation:
             extents=tuple(map(_extent, facts.axes)),
             split=self.is_split(),
             divided=_divided(facts) if self.is_split() else (),
-            loops=tuple(self.around(each.region) for each in facts.regions),
+            loops=tuple(self.loops),
             storing=frozenset(
                 op.region for op in operations if op.kind != "load" and facts.regions[op.region].kind == "loop"
             ),
-            uneven=any(self.is_uneven(axis) for region in regions for axis in self.around(region)),
-            longest=max((self.longest(axis) for region in regions for axis in self.around(region)), default=1.0),
+            uneven=any([self.is_uneven(axis) for region in regions for axis in self.loops[region]]),
+            longest=max([self.longest(axis) for region in regions for axis in self.loops[region]], default=1.0),
             regions=regions,
             accesses=accesses,
             work=tuple(
@@ -263,12 +269,7 @@ class _Preparation:
 
     def is_split(self) -> bool:
         """Return whether split-K is of this grid loop: of several it is the one with matmuls."""
-        return self.facts.num_roots == 1 or any(self.facts.split_axis in self.around(each) for each in self.regions)
-
-    def around(self, region: int) -> tuple[int, ...]:
-        fact = self.facts.regions[region]
-        outside = () if fact.parent is None else self.around(fact.parent)
-        return (*outside, *fact.axes) if fact.kind == "loop" else outside
+        return self.facts.num_roots == 1 or any(self.facts.split_axis in self.loops[each] for each in self.regions)
 
     def is_uneven(self, axis: int) -> bool:
         fact = self.facts.axes[axis]
@@ -320,14 +321,14 @@ class _Preparation:
             unit_stride=_unit_stride(op),
             inside=tuple(axis for axis in self.order if axis in reached),
             apart=tuple(axis for axis in self.order if axis not in reached),
-            again=tuple(a for a in self.around(op.region) if a not in reached) if walks else (),
-            outside=tuple(a for a in self.around(op.region) if a not in op.tile_axes),
+            again=tuple([a for a in self.loops[op.region] if a not in reached]) if walks else (),
+            outside=tuple([a for a in self.loops[op.region] if a not in op.tile_axes]),
             looped=op.looped if op.kind == "load" else (),
             numbered=op.kind == "store" and None in op.subscript_axes,
             copied_bytes=op.itemsize * (min(VECTOR_BYTES // op.itemsize, aligned) if inner is not None else 1),
             feeds_dots=any(op.region == fact.region for fact in self.matmuls),
             in_loop=self.facts.regions[op.region].kind == "loop",
-            carried=op.kind == "load" and op.slot in self.facts.prefetchable_slots,
+            carried=op.kind == "load" and op.slot in self.carried,
             turned=beside_turned(op, self.facts),
             placed=tuple(a for a in self.order if a in op.subscript_axes) if op.gathered and not op.steps else None,
             bins=width_of(op.bins, op.summed),
