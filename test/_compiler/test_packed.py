@@ -9,7 +9,7 @@ import torch
 
 import helion
 import helion.language as hl
-from helion._compiler.facts.packed import packed_starts
+from helion._compiler.facts.packed import packed_starts, rounded_dtypes
 
 
 def shifted(x: torch.Tensor) -> torch.Tensor:
@@ -71,3 +71,34 @@ def test_fields_begin_at_shifts_and_at_factors_of_rounded_numbers(
 ) -> None:
     bound = helion.kernel(function).bind((torch.randn(64, 64),), target="sm_90")
     assert packed_starts(bound._analysis.program) == starts
+
+
+def brightened(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for rows, columns in hl.tile(x.size()):
+        out[rows, columns] = (x[rows, columns].to(torch.float32) * 1.5 + 0.5).to(torch.uint8)
+    return out
+
+
+def thresholded(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x, dtype=torch.bool)
+    for rows, columns in hl.tile(x.size()):
+        out[rows, columns] = x[rows, columns].to(torch.float32) * 1.5 > 3.0
+    return out
+
+
+def inverted(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for rows, columns in hl.tile(x.size()):
+        out[rows, columns] = 255 - x[rows, columns]
+    return out
+
+
+@pytest.mark.parametrize(
+    ("function", "dtypes"), [(brightened, (torch.float32,)), (thresholded, (torch.float32,)), (inverted, ())]
+)
+def test_integers_are_rounded_from_numbers_that_a_kernel_computes(
+    function: Callable[..., torch.Tensor], dtypes: tuple[torch.dtype, ...]
+) -> None:
+    bound = helion.kernel(function).bind((torch.zeros(64, 64, dtype=torch.uint8),), target="sm_90")
+    assert rounded_dtypes(bound._analysis.program) == dtypes

@@ -331,6 +331,10 @@ def test_rounded_integers_may_be_one_off() -> None:
     assert "differs in 10 of" in difference(after, reference, Tolerance(), sources=reference), "it is not written"
     assert "autotune_baseline_accuracy_check_fn" in difference(many, expected, Tolerance(), floating)
     assert "by up to 2" in difference(far, expected, Tolerance(), floating)
+    computed = Tolerance(rounded=(torch.float32,))
+    assert difference(few, expected, computed, [expected]) == "", "the kernel computes floating-point numbers"
+    assert "differs in" in difference(many, expected, computed, [expected])
+    assert "by up to 2" in difference(far, expected, computed, [expected])
     assert difference(far, expected, Tolerance(atol=2.0), [expected]) == ""
     assert "by up to 2" in difference(far, expected, Tolerance(atol=1.0), floating)
     truths = torch.arange(1000) > 500

@@ -1,6 +1,8 @@
-"""Small integers that a kernel packs into larger ones, as two numbers of four bits into a byte."""
+"""Integers that a kernel rounds from floating-point numbers, and small ones that it packs into larger ones."""
 
 from __future__ import annotations
+
+import torch
 
 from ..ir.grammar import IotaAttrs, Op, Operand, PointwiseAttrs, Program, Value
 from .walk import MAX_HOPS
@@ -25,6 +27,18 @@ def packed_starts(program: Program) -> tuple[int, ...]:
         elif _name(op) == "mul" and any(_is_rounded(makers, each, MAX_HOPS) for each in op.operands):
             found |= {each.bit_length() - 1 for each in op.operands if isinstance(each, int) and _is_power(each)}
     return tuple(sorted(found))
+
+
+def rounded_dtypes(program: Program) -> tuple[torch.dtype, ...]:
+    """Return the floating-point dtypes of which a kernel makes integers or truth values, by name."""
+    found = {
+        each.dtype
+        for op in program.walk()
+        if any(not result.dtype.is_floating_point for result in op.results)
+        for each in op.operands
+        if isinstance(each, Value) and each.dtype.is_floating_point
+    }
+    return tuple(sorted(found, key=str))
 
 
 def _distances(makers: _Makers, operand: Operand) -> set[int]:

@@ -27,12 +27,14 @@ _ELEMENT = 16.0
 class Tolerance:
     """Absolute and relative tolerances that the user has set; None takes those of the dtype.
 
-    ``packed`` are the bits at which the kernel puts small integers into larger ones, from the second on.
+    ``packed`` are the bits at which the kernel puts small integers into larger ones, from the second on. ``rounded`` are
+    the floating-point dtypes of which it makes integers.
     """
 
     atol: float | None = None
     rtol: float | None = None
     packed: tuple[int, ...] = ()
+    rounded: tuple[torch.dtype, ...] = ()
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -57,12 +59,15 @@ def difference(
 
     The least precise dtype among ``inputs`` bounds the precision, too: an fp32 sum of bf16 products is as exact as
     these. ``sources`` are the arguments before the call where ``actual`` are those after it. Integers may be rounded from
-    them, or from ``inputs``, but those that the reference leaves as they were are compared exactly.
+    them, from ``inputs``, or from what the kernel computes. Those that the reference leaves as they were are compared
+    exactly.
     """
     ours, theirs = list(leaves(actual)), list(leaves(expected))
     if len(ours) != len(theirs):
         return f"{len(ours)} results, the reference has {len(theirs)}"
-    least, share, before = _least_precise(inputs), _least_precise(sources or inputs), list(leaves(sources))
+    least, before = _least_precise(inputs), list(leaves(sources))
+    share = max((_bound(dtype) for dtype in tolerance.rounded), default=0.0)
+    share = max(share, _least_precise(sources or inputs))
     for at, (mine, right) in enumerate(zip(ours, theirs, strict=True)):
         kept = at < len(before) and _is_kept(before[at], right)
         wrong = _wrong(mine, right, tolerance, least, 0.0 if kept else share)
@@ -105,8 +110,8 @@ def _wrong(mine: Any, right: Any, tolerance: Tolerance, least: float, share: flo
 def _miscounted(mine: torch.Tensor, right: torch.Tensor, tolerance: Tolerance, share: float) -> str:
     """Describe what is wrong with integers or truth values.
 
-    Those that a kernel rounds from floating-point inputs may be one off in a share of the elements, by the dtype of the
-    inputs. A sum in another order moves a quotient across a half. So may the small integers that it packs into others.
+    Those that a kernel rounds from floating-point numbers may be one off in a share of the elements, by the dtype of the
+    numbers. A sum in another order moves a quotient across a half. So may the small integers that it packs into others.
     """
     differs = mine != right
     count = int(differs.sum())

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ... import exc
-from ..._compiler.facts.packed import packed_starts
+from ..._compiler.facts.packed import packed_starts, rounded_dtypes
 from ..._support import logs as _logging
 from ..._support.nested import copy_tensors, tensors_in
 from ...autotuner.cache.rows import Entry, Key, Row
@@ -238,7 +238,12 @@ def _task(of: Specialized, args: Sequence[Any], options: Options) -> Task:
         args=tuple(args),
         expected=expected,
         changed=changed,
-        tolerance=Tolerance(atol=options.atol, rtol=options.rtol, packed=packed_starts(of.analysis.program)),
+        tolerance=Tolerance(
+            atol=options.atol,
+            rtol=options.rtol,
+            packed=packed_starts(of.analysis.program),
+            rounded=rounded_dtypes(of.analysis.program),
+        ),
         device=device,
         seed=options.random_seed,
         check=options.check,
