@@ -162,5 +162,5 @@ def test_index_tensors_of_one_tile_are_warned_about(
     kernel.bind((torch.zeros(9, 9), torch.arange(8), torch.zeros(8)))
     said = capfd.readouterr().err
     expected = function is not all_pairs
-    assert said.count("WARNING[IndexTensorsNotPaired]: 1-D index tensors of one tile") == expected
+    assert said.count("WARNING[IndexTensorsNotPaired]: 1-D index tensors of one size") == expected
     assert not expected or ("in 'x', [t, t]" in said and "flat[rows * n + columns]" in said)

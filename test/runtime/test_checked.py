@@ -190,6 +190,14 @@ def test_a_tile_that_an_argument_sizes_is_checked() -> None:
         kernel(torch.ones(N), N + 1)
 
 
+@pytest.mark.parametrize("static", [False, True])
+def test_tiles_of_a_size_that_only_the_launch_knows_are_chosen_in_checked_mode(static: bool) -> None:
+    kernel = helion.kernel(long_copy, checked=True, static_shapes=static)
+    assert torch.equal(kernel(torch.ones(N), N - 1), torch.ones(N - 1))
+    with pytest.raises(exc.IndexOutOfRange, match="'long_copy' reads 'x' out of range in dimension 0"):
+        kernel(torch.ones(N), N + 1)
+
+
 def column(x: torch.Tensor, at: int) -> torch.Tensor:
     out = torch.empty([x.size(0)], dtype=x.dtype)
     for tile in hl.tile(x.size(0)):

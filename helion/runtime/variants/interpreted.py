@@ -52,7 +52,8 @@ def _divided(of: Specialized, sizes: Mapping[Any, int], slots: Mapping[Any, Sequ
     """Return the sizes of the tiles that cover a whole axis of the grid, made smaller than the axis."""
     program, found = of.analysis.program, {}
     for block in (axis.block for root in program.roots for axis in root.axes if axis.block in sizes):
-        extent = hint_of(program.blocks[block].extent or 0)
+        extent = program.blocks[block].extent
+        extent = 0 if extent is None else hint_of(extent)
         smaller = [size for size in slots[block] if size < extent]
         if smaller and sizes[block] >= extent:
             found[block] = max(smaller)
