@@ -8,6 +8,7 @@ from . import (
     cameras,
     contractions,
     convolutions,
+    convolved,
     decoding,
     encodings,
     filters,
@@ -22,6 +23,7 @@ from . import (
     mixtures,
     objectives,
     physics,
+    pictures,
     pipelines,
     product_sums,
     products,
@@ -31,6 +33,7 @@ from . import (
     rows,
     scans,
     scores,
+    segments,
     series,
     serving,
     signals,
@@ -52,7 +55,8 @@ MODULES = (
     rows, statistics, sums, layouts, encodings, ragged, sparse, scans, series, images, windows, filters, geometry,
     physics, training, products, contractions, structured, product_sums, convolutions, mixtures, quantized, attention,
     scores, decoding, graphics, axes, pipelines, vision, graphs, signals, solvers, gradients, serving, generation,
-    cameras, simulations, records, mixers, transforms, objectives, synthesis,
+    cameras, simulations, records, mixers, transforms, objectives, synthesis, pictures,
+    convolved, segments,
 )  # fmt: skip
 CELLS: dict[str, UserKernel] = {name: cell for module in MODULES for name, cell in module.CELLS.items()}
 assert len(CELLS) == sum(len(module.CELLS) for module in MODULES), "two kernels have one name"
