@@ -11,6 +11,7 @@ from . import (
     convolved,
     decoding,
     encodings,
+    fields,
     filters,
     generation,
     geometry,
@@ -34,6 +35,7 @@ from . import (
     scans,
     scores,
     segments,
+    sequences,
     series,
     serving,
     signals,
@@ -56,7 +58,7 @@ MODULES = (
     physics, training, products, contractions, structured, product_sums, convolutions, mixtures, quantized, attention,
     scores, decoding, graphics, axes, pipelines, vision, graphs, signals, solvers, gradients, serving, generation,
     cameras, simulations, records, mixers, transforms, objectives, synthesis, pictures,
-    convolved, segments,
+    convolved, segments, sequences, fields,
 )  # fmt: skip
 CELLS: dict[str, UserKernel] = {name: cell for module in MODULES for name, cell in module.CELLS.items()}
 assert len(CELLS) == sum(len(module.CELLS) for module in MODULES), "two kernels have one name"
