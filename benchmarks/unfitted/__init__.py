@@ -20,6 +20,7 @@ from . import (
     graphs,
     images,
     layouts,
+    matchings,
     mixers,
     mixtures,
     objectives,
@@ -57,8 +58,8 @@ MODULES = (
     rows, statistics, sums, layouts, encodings, ragged, sparse, scans, series, images, windows, filters, geometry,
     physics, training, products, contractions, structured, product_sums, convolutions, mixtures, quantized, attention,
     scores, decoding, graphics, axes, pipelines, vision, graphs, signals, solvers, gradients, serving, generation,
-    cameras, simulations, records, mixers, transforms, objectives, synthesis, pictures,
-    convolved, segments, sequences, fields,
+    cameras, simulations, records, mixers, transforms, objectives, synthesis, pictures, convolved,
+    segments, sequences, fields, matchings,
 )  # fmt: skip
 CELLS: dict[str, UserKernel] = {name: cell for module in MODULES for name, cell in module.CELLS.items()}
 assert len(CELLS) == sum(len(module.CELLS) for module in MODULES), "two kernels have one name"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch.nn.grad import conv2d_weight
 
 import helion
 import helion.language as hl
@@ -19,21 +20,20 @@ def decoder_conv(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> t
     b, h, w, c = x.size()
     d = weight.size(3)
     out = torch.empty([b, h, 2, w, 2, d], dtype=x.dtype, device=x.device)
-    for tile_b, tile_h, tile_w, tile_d in hl.tile([b, h, w, d], block_size=[1, 1, None, None]):
+    for tile_b, tile_h, part, tile_w, tile_d in hl.tile([b, h, 4, w, d], block_size=[1, 1, 1, None, None]):
         bi, y = tile_b.begin, tile_h.begin
-        for py in hl.static_range(2):
-            for px in hl.static_range(2):
-                acc = hl.zeros([tile_w, tile_d], dtype=torch.float32)
-                for i in hl.static_range(2):
-                    row = y + py - i
-                    for j in hl.static_range(2):
-                        columns = tile_w.index + (px - j)
-                        inside = (columns >= 0) & (columns < w) & (row >= 0) & (row < h)
-                        for tile_c in hl.tile(c):
-                            v = hl.load(x, [bi, row, columns, tile_c], extra_mask=inside[:, None])
-                            acc = hl.dot(v, weight[1 - py + 2 * i, 1 - px + 2 * j, tile_c, tile_d], acc=acc)
-                acc = acc + bias[tile_d].to(torch.float32)[None, :]
-                out[bi, y, py, tile_w, px, tile_d] = torch.where(acc > 0, acc, 0.2 * acc).to(x.dtype)
+        py, px = part.begin // 2, part.begin % 2
+        acc = hl.zeros([tile_w, tile_d], dtype=torch.float32)
+        for i in hl.static_range(2):
+            row = y + py - i
+            for j in hl.static_range(2):
+                columns = tile_w.index + (px - j)
+                inside = (columns >= 0) & (columns < w) & (row >= 0) & (row < h)
+                for tile_c in hl.tile(c):
+                    v = hl.load(x, [bi, row, columns, tile_c], extra_mask=inside[:, None])
+                    acc = hl.dot(v, weight[1 - py + 2 * i, 1 - px + 2 * j, tile_c, tile_d], acc=acc)
+        acc = acc + bias[tile_d].to(torch.float32)[None, :]
+        out[bi, y, py, tile_w, px, tile_d] = torch.where(acc > 0, acc, 0.2 * acc).to(x.dtype)
     return out.view(b, 2 * h, 2 * w, d)
 
 
@@ -104,7 +104,7 @@ def conv_weight_gradient(x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
 
 def conv_weight_gradient_torch(x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
     sizes = (grad.size(3), x.size(3), 3, 3)
-    found = torch.nn.grad.conv2d_weight(x.permute(0, 3, 1, 2), sizes, grad.permute(0, 3, 1, 2))
+    found = conv2d_weight(x.permute(0, 3, 1, 2), sizes, grad.permute(0, 3, 1, 2))
     return high(found).permute(2, 3, 1, 0)
 
 

@@ -245,7 +245,7 @@ CELLS.add(
 @helion.kernel
 def power_mean_pool(x: torch.Tensor, power: torch.Tensor, eps: float) -> torch.Tensor:
     """Generalized means over pixels of `[N, S, C]` with an exponent of each channel."""
-    n, s, c = x.size()
+    n, _, c = x.size()
     out = torch.empty([n, c], dtype=x.dtype, device=x.device)
     for tile_n, tile_c in hl.tile([n, c]):
         p = power[tile_c]

@@ -187,9 +187,7 @@ def fractional_ranks_torch(x: torch.Tensor) -> torch.Tensor:
 
 CELLS.add(
     fractional_ranks,
-    lambda device, small: (
-        torch.randint(0, 90, (5, 37) if small else (8192, 256), device=device).to(torch.float32),
-    ),
+    lambda device, small: (torch.randint(0, 90, (5, 37) if small else (8192, 256), device=device).to(torch.float32),),
     fractional_ranks_torch,
 )
 
