@@ -16,7 +16,8 @@ CELLS = Cells()
 
 @helion.kernel
 def decoder_conv(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Leaky relu of a transposed 4x4 convolution of stride 2 and padding 1: `x[B, H, W, C]`, `weight[4, 4, C, D]`."""
+    """Return leaky relu of a transposed 4x4 convolution of stride 2 and padding 1: `x[B, H, W, C]`,
+    `weight[4, 4, C, D]`."""
     b, h, w, c = x.size()
     d = weight.size(3)
     out = torch.empty([b, h, 2, w, 2, d], dtype=x.dtype, device=x.device)
@@ -53,7 +54,8 @@ CELLS.add(decoder_conv, make_decoder_conv, decoder_conv_torch)
 
 @helion.kernel
 def positional_conv(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """`x + gelu(conv(x))` of `x[B, T, G, C]` by even numbers of taps `weight[K, G, C, C]` in groups, centred in time."""
+    """Return `x + gelu(conv(x))` of `x[B, T, G, C]` by even numbers of taps `weight[K, G, C, C]` in groups, centred in
+    time."""
     b, t, g, c = x.size()
     taps = weight.size(0)
     c = hl.specialize(c)
@@ -88,7 +90,8 @@ CELLS.add(positional_conv, make_positional_conv, positional_conv_torch)
 
 @helion.kernel
 def conv_weight_gradient(x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-    """Gradient `[3, 3, C, D]` of the weights of a 3x3 convolution of `x[N, H + 2, W + 2, C]`, from `grad[N, H, W, D]`."""
+    """Return gradient `[3, 3, C, D]` of the weights of a 3x3 convolution of `x[N, H + 2, W + 2, C]`, from
+    `grad[N, H, W, D]`."""
     n, h, w, d = grad.size()
     c = x.size(3)
     out = torch.empty([3, 3, c, d], dtype=torch.float32, device=x.device)
@@ -120,7 +123,7 @@ CELLS.add(conv_weight_gradient, make_conv_weight_gradient, conv_weight_gradient_
 def spectral_conv(
     real: torch.Tensor, imag: torch.Tensor, weight_real: torch.Tensor, weight_imag: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Complex products `bim,iom->bom` of the modes of a Fourier layer, each part of numbers a tensor in fp32."""
+    """Return complex products `bim,iom->bom` of the modes of a Fourier layer, each part of numbers a tensor in fp32."""
     b, c, m = real.size()
     d = weight_real.size(1)
     out_real = torch.empty([b, d, m], dtype=torch.float32, device=real.device)
@@ -161,7 +164,8 @@ CELLS.add(spectral_conv, make_spectral_conv, spectral_conv_torch)
 
 @helion.kernel
 def late_interaction(queries: torch.Tensor, documents: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Scores `[N]` of documents `[N, T, D]` of so many tokens: the sums over `queries[Q, D]` of the best products."""
+    """Return scores `[N]` of documents `[N, T, D]` of so many tokens: the sums over `queries[Q, D]` of the best
+    products."""
     q, d = queries.size()
     n = documents.size(0)
     q, d = hl.specialize(q), hl.specialize(d)
@@ -195,7 +199,7 @@ CELLS.add(late_interaction, make_late_interaction, late_interaction_torch)
 
 @helion.kernel
 def cosine_pairs(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Cosines `[M, N]` of all pairs of rows of `x[M, K]` and `y[N, K]`; the norms are summed up beside the products."""
+    """Return cosines `[M, N]` of all pairs of rows of `x[M, K]` and `y[N, K]`; the norms are sums of the same loop."""
     m, k = x.size()
     n = y.size(0)
     out = torch.empty([m, n], dtype=x.dtype, device=x.device)
@@ -226,7 +230,8 @@ CELLS.add(
 
 @helion.kernel
 def hardest_triplets(x: torch.Tensor, labels: torch.Tensor, margin: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Triplet losses `[N]` of rows with the farthest of their class and the nearest of others, and its distance."""
+    """Return triplet losses `[N]` of rows with the farthest of their class and the nearest of others, and its
+    distance."""
     n, d = x.size()
     d = hl.specialize(d)
     loss = torch.empty([n], dtype=torch.float32, device=x.device)

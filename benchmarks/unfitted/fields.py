@@ -26,7 +26,8 @@ def nine_points(x: torch.Tensor, grid: Any, rows: tuple[Any, ...], columns: tupl
 def gray_scott(
     u: torch.Tensor, v: torch.Tensor, feed: torch.Tensor, kill: float, step: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A step of two reacting substances on periodic grids `[B, H, W]`, by nine points, with a feed `[B]` of each grid."""
+    """Return a step of two reacting substances on periodic grids `[B, H, W]`, by nine points, with a feed `[B]` of each
+    grid."""
     b, h, w = u.size()
     new_u, new_v = torch.empty_like(u), torch.empty_like(v)
     for tile_b, tile_h, tile_w in hl.tile([b, h, w]):
@@ -69,7 +70,7 @@ CELLS.add(gray_scott, make_gray_scott, gray_scott_torch)
 
 @helion.kernel
 def carry_smoke(density: torch.Tensor, velocity: torch.Tensor, step: float, fade: float) -> torch.Tensor:
-    """Densities `[C, H, W]` carried by velocities `[2, H, W]`: each pixel looks back, with bilinear samples."""
+    """Return densities `[C, H, W]` carried by velocities `[2, H, W]`: each pixel looks back, with bilinear samples."""
     c, h, w = density.size()
     flat = density.view(c, h * w)
     out = torch.empty_like(density)
@@ -114,8 +115,8 @@ CELLS.add(carry_smoke, make_carry_smoke, carry_smoke_torch)
 def three_nearest(
     points: torch.Tensor, known: torch.Tensor, features: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Features `[B, N, C]` of points `[B, N, 3]`: means of those `[B, M, C]` of the three nearest of `known[B, M, 3]`,
-    weighted by their inverse squared distances; and the squared distances `[B, N, 3]`."""
+    """Return features `[B, N, C]` of points `[B, N, 3]`: means of those `[B, M, C]` of the three nearest of
+    `known[B, M, 3]`, weighted by their inverse squared distances; and the squared distances `[B, N, 3]`."""
     b, n, _ = points.size()
     m, c = known.size(1), features.size(2)
     out = torch.empty([b, n, c], dtype=features.dtype, device=points.device)
@@ -174,7 +175,8 @@ CELLS.add(three_nearest, make_three_nearest, three_nearest_torch)
 
 @helion.kernel
 def farthest_points(points: torch.Tensor, count: int) -> torch.Tensor:
-    """Places `[B, K]` of points `[B, 3, N]`, each the farthest from those that are chosen before it, from the first."""
+    """Return places `[B, K]` of points `[B, 3, N]`, each the farthest from those that are chosen before it, from the
+    first."""
     b, _, n = points.size()
     n = hl.specialize(n)
     out = torch.empty([b, count], dtype=torch.int32, device=points.device)
@@ -215,7 +217,8 @@ CELLS.add(farthest_points, make_farthest_points, farthest_points_torch)
 def pose_equations(
     jacobian: torch.Tensor, residual: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`J^T W J`, `J^T W r` and the error of each of N problems, `J[N, M, 6]` and `r[N, M]`, with weights of Huber."""
+    """Return `J^T W J`, `J^T W r` and the error of each of N problems, `J[N, M, 6]` and `r[N, M]`, with weights of
+    Huber."""
     n, m, d = jacobian.size()
     d = hl.specialize(d)
     matrix = torch.empty([n, d, d], dtype=torch.float32, device=jacobian.device)
@@ -267,7 +270,7 @@ def spread(v: torch.Tensor) -> torch.Tensor:
 
 @helion.kernel
 def morton_codes(points: torch.Tensor, low: torch.Tensor, high_end: torch.Tensor) -> torch.Tensor:
-    """Morton codes `[N]` of 30 bits of points `[N, 3]` in a box from `low[3]` to `high_end[3]`."""
+    """Return Morton codes `[N]` of 30 bits of points `[N, 3]` in a box from `low[3]` to `high_end[3]`."""
     n = points.size(0)
     codes = torch.empty([n], dtype=torch.int32, device=points.device)
     for tile in hl.tile(n):

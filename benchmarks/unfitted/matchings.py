@@ -17,7 +17,8 @@ CELLS = Cells()
 def crops_and_flips(
     pixels: torch.Tensor, tops: torch.Tensor, lefts: torch.Tensor, flips: torch.Tensor, size: int
 ) -> torch.Tensor:
-    """Planes `[B, 3, size, size]` from -1 to 1 in fp16, of parts of bytes `[B, H, W, 3]`, some of them mirrored."""
+    """Return planes `[B, 3, size, size]` from -1 to 1 in fp16, of parts of bytes `[B, H, W, 3]`, some of them
+    mirrored."""
     b, _, _, c = pixels.size()
     out = torch.empty([b, c, size, size], dtype=torch.float16, device=pixels.device)
     for bi, tile_h, tile_w in hl.tile([b, size, size], block_size=[1, None, None]):
@@ -53,7 +54,8 @@ CELLS.add(crops_and_flips, make_crops_and_flips, crops_and_flips_torch)
 
 @helion.kernel
 def max_pool_places(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Maxima of 3x3 windows of stride 2 and padding 1 of `x[N, H, W, C]`, and where in its window each one is."""
+    """Return maxima of 3x3 windows of stride 2 and padding 1 of `x[N, H, W, C]`, and where in its window each one
+    is."""
     n, h, w, c = x.size()
     oh, ow = (h + 1) // 2, (w + 1) // 2
     out = torch.empty([n, oh, ow, c], dtype=x.dtype, device=x.device)
@@ -93,7 +95,8 @@ CELLS.add(max_pool_places, make_max_pool_places, max_pool_places_torch)
 
 @helion.kernel
 def soft_dice(logits: torch.Tensor, masks: torch.Tensor, smooth: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Dice losses `[N]` of sigmoids of logits `[N, P]` and masks of bytes, and their gradients for the logits."""
+    """Return dice losses `[N]` of sigmoids of logits `[N, P]` and masks of bytes, and their gradients for the
+    logits."""
     n, p = logits.size()
     loss = torch.empty([n], dtype=torch.float32, device=logits.device)
     grad = torch.empty_like(logits)
@@ -133,7 +136,8 @@ CELLS.add(soft_dice, make_soft_dice, soft_dice_torch)
 
 @helion.kernel
 def dual_softmax(scores: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Softmax along rows times softmax along columns of `scores[B, M, N]`, and the best of each row of the product."""
+    """Return softmax along rows times softmax along columns of `scores[B, M, N]`, and the best of each row of the
+    product."""
     b, m, n = scores.size()
     columns_lse = torch.empty([b, n], dtype=torch.float32, device=scores.device)
     out = torch.empty_like(scores)
@@ -172,7 +176,8 @@ CELLS.add(
 
 @helion.kernel
 def pack_fp4(x: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes of 4-bit floats (sign, 2 bits of exponent, 1 of mantissa), two a byte, of `x[M, G, 16]`; e4m3 scales."""
+    """Return codes of 4-bit floats (sign, 2 bits of exponent, 1 of mantissa), two a byte, of `x[M, G, 16]`; e4m3
+    scales."""
     m, groups, _ = x.size()
     pairs = x.view(m, groups, 8, 2)
     codes = torch.empty([m, groups, 8], dtype=torch.uint8, device=x.device)
@@ -213,7 +218,8 @@ CELLS.add(
 def escape_times(
     real: torch.Tensor, imag: torch.Tensor, center_real: float, center_imag: float, limit: int
 ) -> torch.Tensor:
-    """Number of steps `[H, W]` until `z * z + c` leaves a circle, for z at `real[W]` and `imag[H]`; at most ``limit``."""
+    """Return number of steps `[H, W]` until `z * z + c` leaves a circle, for z at `real[W]` and `imag[H]`; at most
+    ``limit``."""
     h, w = imag.size(0), real.size(0)
     out = torch.empty([h, w], dtype=torch.int16, device=real.device)
     for tile_h, tile_w in hl.tile([h, w]):
@@ -258,7 +264,8 @@ CELLS.add(escape_times, make_escape_times, escape_times_torch)
 
 @helion.kernel
 def in_polygons(points: torch.Tensor, corners: torch.Tensor) -> torch.Tensor:
-    """Bytes `[N, P]`: is a point of `[N, 2]` in a polygon of corners `[P, 2, K]`, by the parity of crossed edges."""
+    """Return bytes `[N, P]`: is a point of `[N, 2]` in a polygon of corners `[P, 2, K]`, by the parity of crossed
+    edges."""
     n = points.size(0)
     p, _, k = corners.size()
     out = torch.empty([n, p], dtype=torch.uint8, device=points.device)

@@ -15,7 +15,8 @@ CELLS = Cells()
 
 @helion.kernel
 def shifted_windows(x: torch.Tensor, shift: int) -> torch.Tensor:
-    """Windows `[B, H / 7, W / 7, 7, 7, C]` of pictures `[B, H, W, C]` that are rolled by ``shift`` pixels before."""
+    """Return windows `[B, H / 7, W / 7, 7, 7, C]` of pictures `[B, H, W, C]` that are rolled by ``shift`` pixels
+    before."""
     b, h, w, c = x.size()
     out = torch.empty([b, h // 7, w // 7, 7, 7, c], dtype=x.dtype, device=x.device)
     for bi, wy, wx in hl.grid([b, h // 7, w // 7]):
@@ -48,7 +49,7 @@ def batch_norm_relu(
     momentum: float,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Batch norm of `x[N, C, S]` in training and a relu; running means and variances `[C]` change in place."""
+    """Return batch norm of `x[N, C, S]` in training and a relu; running means and variances `[C]` change in place."""
     n, c, s = x.size()
     count = n * s
     out = torch.empty_like(x)
@@ -95,7 +96,7 @@ CELLS.add(batch_norm_relu, make_batch_norm_relu, batch_norm_relu_torch)
 
 @helion.kernel
 def adaptive_instance_norm(content: torch.Tensor, style: torch.Tensor, eps: float) -> torch.Tensor:
-    """Pictures `[N, S, C]` with the mean and deviation over pixels of another picture `[N, R, C]`."""
+    """Return pictures `[N, S, C]` with the mean and deviation over pixels of another picture `[N, R, C]`."""
     n, s, c = content.size()
     r = style.size(1)
     out = torch.empty_like(content)
@@ -147,7 +148,8 @@ def reflected(index: torch.Tensor, size: int) -> torch.Tensor:
 
 @helion.kernel
 def blur_downsample(x: torch.Tensor) -> torch.Tensor:
-    """Pictures `[N, H, W, C]` of half the size, by the filter (1, 3, 3, 1) in both directions with mirrored borders."""
+    """Return pictures `[N, H, W, C]` of half the size, by the filter (1, 3, 3, 1) in both directions with mirrored
+    borders."""
     n, h, w, c = x.size()
     out = torch.empty([n, h // 2, w // 2, c], dtype=x.dtype, device=x.device)
     taps = (0.125, 0.375, 0.375, 0.125)
@@ -179,7 +181,7 @@ CELLS.add(
 
 @helion.kernel
 def pixels_to_patches(pixels: torch.Tensor, mean: torch.Tensor, deviation: torch.Tensor) -> torch.Tensor:
-    """Normalized patches `[B, H / 4, W / 4, 4, 4, 3]` in fp16 of bytes `[B, 3, H, W]`."""
+    """Return normalized patches `[B, H / 4, W / 4, 4, 4, 3]` in fp16 of bytes `[B, 3, H, W]`."""
     b, c, h, w = pixels.size()
     parts = pixels.view(b, c, h // 4, 4, w // 4, 4)
     out = torch.empty([b, h // 4, w // 4, 4, 4, c], dtype=torch.float16, device=pixels.device)
@@ -214,7 +216,7 @@ def cubic_weight(distance: torch.Tensor) -> torch.Tensor:
 
 @helion.kernel
 def bicubic_enlarge(x: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Bicubic resizing of planes `[P, H, W]` to `[P, height, width]`, with clamped borders."""
+    """Return bicubic resizing of planes `[P, H, W]` to `[P, height, width]`, with clamped borders."""
     p, h, w = x.size()
     out = torch.empty([p, height, width], dtype=x.dtype, device=x.device)
     for tile_p, tile_y, tile_x in hl.tile([p, height, width]):
@@ -244,7 +246,7 @@ CELLS.add(
 
 @helion.kernel
 def power_mean_pool(x: torch.Tensor, power: torch.Tensor, eps: float) -> torch.Tensor:
-    """Generalized means over pixels of `[N, S, C]` with an exponent of each channel."""
+    """Return generalized means over pixels of `[N, S, C]` with an exponent of each channel."""
     n, _, c = x.size()
     out = torch.empty([n, c], dtype=x.dtype, device=x.device)
     for tile_n, tile_c in hl.tile([n, c]):
@@ -269,7 +271,7 @@ CELLS.add(power_mean_pool, make_power_mean_pool, power_mean_pool_torch)
 
 @helion.kernel
 def strip_means(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Means of the rows and of the columns of planes: `[N, C, H]` and `[N, C, W]` of `x[N, C, H, W]`."""
+    """Return means of the rows and of the columns of planes: `[N, C, H]` and `[N, C, W]` of `x[N, C, H, W]`."""
     n, c, h, w = x.size()
     of_rows = torch.empty([n, c, h], dtype=x.dtype, device=x.device)
     of_columns = torch.empty([n, c, w], dtype=x.dtype, device=x.device)
@@ -289,7 +291,8 @@ CELLS.add(
 
 @helion.kernel
 def involution(x: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
-    """3x3 filters `[N, H, W, G, 9]` of each pixel and group of channels, applied to `x[N, H, W, G, C]`; zeros outside."""
+    """Return 3x3 filters `[N, H, W, G, 9]` of each pixel and group of channels, applied to `x[N, H, W, G, C]`; zeros
+    outside."""
     n, h, w, g, c = x.size()
     c = hl.specialize(c)
     out = torch.empty_like(x)
@@ -327,7 +330,8 @@ CELLS.add(involution, make_involution, involution_torch)
 
 @helion.kernel
 def stereo_costs(left: torch.Tensor, right: torch.Tensor, shifts: int) -> torch.Tensor:
-    """Mean products over channels `[N, H, D, W]` of `left[N, H, W, C]` and the pixel of `right` d places before."""
+    """Return mean products over channels `[N, H, D, W]` of `left[N, H, W, C]` and the pixel of `right` d places
+    before."""
     n, h, w, c = left.size()
     out = torch.empty([n, h, shifts, w], dtype=left.dtype, device=left.device)
     for tile_n, tile_h, tile_w in hl.tile([n, h, w], block_size=[1, 1, None]):

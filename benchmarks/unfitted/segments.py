@@ -15,7 +15,7 @@ CELLS = Cells()
 
 @helion.kernel
 def unsorted_maxima(x: torch.Tensor, ids: torch.Tensor, segments: int) -> torch.Tensor:
-    """Maxima `[S, D]` of the rows of `x[N, D]` of each id, in any order; segments without rows have -inf."""
+    """Return maxima `[S, D]` of the rows of `x[N, D]` of each id, in any order; segments without rows have -inf."""
     n, d = x.size()
     out = torch.full([segments, d], float("-inf"), dtype=torch.float32, device=x.device)
     for tile_n, tile_d in hl.tile([n, d]):
@@ -39,7 +39,7 @@ CELLS.add(unsorted_maxima, make_unsorted_maxima, unsorted_maxima_torch)
 
 @helion.kernel
 def jagged_moments(x: torch.Tensor, offsets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and deviation `[S, D]` of the columns of each run of rows of `x[N, D]`."""
+    """Return mean and deviation `[S, D]` of the columns of each run of rows of `x[N, D]`."""
     segments, d = offsets.size(0) - 1, x.size(1)
     mean = torch.empty([segments, d], dtype=torch.float32, device=x.device)
     deviation = torch.empty([segments, d], dtype=torch.float32, device=x.device)
@@ -80,7 +80,7 @@ CELLS.add(jagged_moments, make_jagged_moments, jagged_moments_torch)
 
 @helion.kernel
 def byte_histograms(pixels: torch.Tensor) -> torch.Tensor:
-    """Numbers of pixels `[N, 256]` of each value, in every plane of bytes `[N, P]`."""
+    """Return numbers of pixels `[N, 256]` of each value, in every plane of bytes `[N, P]`."""
     n, p = pixels.size()
     counts = torch.zeros([n, 256], dtype=torch.int32, device=pixels.device)
     flat = counts.view(-1)
@@ -107,7 +107,8 @@ CELLS.add(
 
 @helion.kernel
 def pack_left(x: torch.Tensor, threshold: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Numbers of each row above a threshold, moved to its begin, with their places; zeros follow, -1 as a place."""
+    """Return numbers of each row above a threshold, moved to its begin, with their places; zeros follow, -1 as a
+    place."""
     n, width = x.size()
     values = torch.zeros([n, width], dtype=x.dtype, device=x.device)
     places = torch.full([n, width], -1, dtype=torch.int32, device=x.device)
@@ -140,7 +141,8 @@ CELLS.add(
 
 @helion.kernel
 def long_prefix_sums(x: torch.Tensor) -> torch.Tensor:
-    """Sums of all numbers up to each one of a long vector: sums of parts, their prefix sums, and the parts' own."""
+    """Return sums of all numbers up to each one of a long vector: sums of parts, their prefix sums, and the parts'
+    own."""
     n = x.size(0)
     block = hl.register_block_size(n)
     parts = helion.cdiv(n, block)
@@ -163,7 +165,8 @@ CELLS.add(
 
 @helion.kernel
 def fractional_ranks(x: torch.Tensor) -> torch.Tensor:
-    """Rank of each number in its row, from 0; equal numbers share the mean of their ranks. All pairs are compared."""
+    """Return rank of each number in its row, from 0; equal numbers share the mean of their ranks. All pairs are
+    compared."""
     n, width = x.size()
     out = torch.empty([n, width], dtype=torch.float32, device=x.device)
     for tile_n, tile_i in hl.tile([n, width]):
@@ -194,7 +197,7 @@ CELLS.add(
 
 @helion.kernel
 def column_distributions(x: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
-    """The part of each column of `x[N, C]` that is at most each of its `levels[K, C]`: `[K, C]`."""
+    """Return the part of each column of `x[N, C]` that is at most each of its `levels[K, C]`: `[K, C]`."""
     n, c = x.size()
     k = hl.specialize(levels.size(0))
     out = torch.empty([k, c], dtype=torch.float32, device=x.device)
@@ -222,7 +225,7 @@ CELLS.add(column_distributions, make_column_distributions, column_distributions_
 
 @helion.kernel
 def crossed_embeddings(ids: torch.Tensor, pairs: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Rows `[B, P, D]` of a table at the hash of two of the ids `[B, F]`, for the pairs of fields `[P, 2]`."""
+    """Return rows `[B, P, D]` of a table at the hash of two of the ids `[B, F]`, for the pairs of fields `[P, 2]`."""
     b, _ = ids.size()
     p, (rows, d) = pairs.size(0), table.size()
     out = torch.empty([b, p, d], dtype=table.dtype, device=table.device)
@@ -251,7 +254,8 @@ CELLS.add(crossed_embeddings, make_crossed_embeddings, crossed_embeddings_torch)
 
 @helion.kernel
 def pack_book4(weights: torch.Tensor, book: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Indices of the nearest of 16 sorted numbers, two a byte `[N, 32]`, of weights `[N, 64]` by their largest one."""
+    """Return indices of the nearest of 16 sorted numbers, two a byte `[N, 32]`, of weights `[N, 64]` by their largest
+    one."""
     n, width = weights.size()
     half = width // 2
     pairs = weights.view(n, half, 2)
@@ -287,7 +291,7 @@ CELLS.add(pack_book4, make_pack_book4, pack_book4_torch)
 
 @helion.kernel
 def signs_from_bits(bits: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-    """`scale` where a bit is set and `-scale`, plus `shift`, of each column: `[M, 8 N]` from bytes `[M, N]`."""
+    """Return `scale` where a bit is set and `-scale`, plus `shift`, of each column: `[M, 8 N]` from bytes `[M, N]`."""
     m, n = bits.size()
     out = torch.empty([m, n, 8], dtype=torch.bfloat16, device=bits.device)
     scales, shifts = scale.view(n, 8), shift.view(n, 8)
@@ -318,7 +322,8 @@ CELLS.add(signs_from_bits, make_signs_from_bits, signs_from_bits_torch)
 def segmentation_loss(
     logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor, ignored: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weighted cross entropy `[N, S]` of logits `[N, C, S]`, and the sums of weights; some pixels have an ignored label."""
+    """Return weighted cross entropy `[N, S]` of logits `[N, C, S]`, and the sums of weights; some pixels have an
+    ignored label."""
     n, c, s = logits.size()
     loss = torch.empty([n, s], dtype=torch.float32, device=logits.device)
     total = torch.zeros([n], dtype=torch.float32, device=logits.device)

@@ -15,7 +15,8 @@ CELLS = Cells()
 
 @helion.kernel
 def viterbi_tags(emissions: torch.Tensor, transitions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Best scores `[B]` and tags `[B, T]` of chains with emissions `[B, T, S]` and transitions `[S, S]` from each tag."""
+    """Return best scores `[B]` and tags `[B, T]` of chains with emissions `[B, T, S]` and transitions `[S, S]` from
+    each tag."""
     b, t, s = emissions.size()
     s = hl.specialize(s)
     back = torch.empty([b, t, s], dtype=torch.int32, device=emissions.device)
@@ -60,8 +61,8 @@ CELLS.add(viterbi_tags, make_viterbi_tags, viterbi_tags_torch)
 
 @helion.kernel
 def ctc_alphas(logp: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Losses `[B]` and forward scores `[B, T, 2 L + 1]` of CTC, of log-probabilities `[T, B, V]` (blank is 0) and labels
-    `[B, 2 L + 1]` with the blanks between."""
+    """Return losses `[B]` and forward scores `[B, T, 2 L + 1]` of CTC, of log-probabilities `[T, B, V]` (blank is 0)
+    and labels `[B, 2 L + 1]` with the blanks between."""
     t, b, _ = logp.size()
     s = hl.specialize(labels.size(1))
     alphas = torch.empty([b, t, s], dtype=torch.float32, device=logp.device)
@@ -123,7 +124,8 @@ def then(
 
 @helion.kernel
 def time_warping(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Distances `[N]` of series `x[N, T]` and `y[N, U]` by dynamic time warping, row by row with a scan of minima."""
+    """Return distances `[N]` of series `x[N, T]` and `y[N, U]` by dynamic time warping, row by row with a scan of
+    minima."""
     n, t = x.size()
     u = hl.specialize(y.size(1))
     out = torch.empty([n], dtype=torch.float32, device=x.device)
@@ -164,7 +166,8 @@ CELLS.add(time_warping, make_time_warping, time_warping_torch)
 
 @helion.kernel
 def pitch_differences(x: torch.Tensor, hop: int, lags: int) -> torch.Tensor:
-    """Squared differences `[B, F, L]` of windows of 512 samples and those up to L samples later, each over its mean."""
+    """Return squared differences `[B, F, L]` of windows of 512 samples and those up to L samples later, each over its
+    mean."""
     b, n = x.size()
     frames = (n - 512 - lags) // hop + 1
     out = torch.empty([b, frames, lags], dtype=torch.float32, device=x.device)
@@ -216,7 +219,8 @@ CELLS.add(pitch_differences, make_pitch_differences, pitch_differences_torch, pi
 def recurrence_gradient(
     gate: torch.Tensor, states: torch.Tensor, grad: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of inputs and gates of `h[t] = gate[t] h[t - 1] + x[t]`, all `[B, T, C]`, from that of the states."""
+    """Return gradients of inputs and gates of `h[t] = gate[t] h[t - 1] + x[t]`, all `[B, T, C]`, from that of the
+    states."""
     b, t, c = gate.size()
     grad_x = torch.empty_like(grad)
     grad_gate = torch.empty_like(gate)
