@@ -24,6 +24,7 @@ from . import (
     mixers,
     mixtures,
     objectives,
+    orders,
     physics,
     pictures,
     pipelines,
@@ -59,7 +60,7 @@ MODULES = (
     physics, training, products, contractions, structured, product_sums, convolutions, mixtures, quantized, attention,
     scores, decoding, graphics, axes, pipelines, vision, graphs, signals, solvers, gradients, serving, generation,
     cameras, simulations, records, mixers, transforms, objectives, synthesis, pictures, convolved,
-    segments, sequences, fields, matchings,
+    segments, sequences, fields, matchings, orders,
 )  # fmt: skip
 CELLS: dict[str, UserKernel] = {name: cell for module in MODULES for name, cell in module.CELLS.items()}
 assert len(CELLS) == sum(len(module.CELLS) for module in MODULES), "two kernels have one name"
