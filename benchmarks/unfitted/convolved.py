@@ -44,7 +44,7 @@ def decoder_conv_torch(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
 
 
 def make_decoder_conv(device: str, small: bool) -> Arguments:
-    b, h, w, c, d = (2, 4, 6, 32, 24) if small else (32, 32, 32, 512, 256)
+    b, h, w, c, d = (2, 4, 6, 32, 24) if small else (16, 32, 32, 512, 256)
     weight = normal(device, 4, 4, c, d, dtype=BF16, scale=0.02)
     return normal(device, b, h, w, c, dtype=BF16), weight, normal(device, d, dtype=BF16)
 
@@ -112,7 +112,7 @@ def conv_weight_gradient_torch(x: torch.Tensor, grad: torch.Tensor) -> torch.Ten
 
 
 def make_conv_weight_gradient(device: str, small: bool) -> Arguments:
-    n, h, w, c, d = (2, 3, 16, 32, 24) if small else (32, 28, 28, 256, 256)
+    n, h, w, c, d = (2, 3, 16, 32, 24) if small else (8, 28, 28, 256, 256)
     return normal(device, n, h + 2, w + 2, c, dtype=BF16), normal(device, n, h, w, d, dtype=BF16)
 
 

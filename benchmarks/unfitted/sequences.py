@@ -157,7 +157,7 @@ def time_warping_torch(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def make_time_warping(device: str, small: bool) -> Arguments:
-    n, t, u = (3, 9, 13) if small else (4096, 96, 128)
+    n, t, u = (3, 9, 13) if small else (2048, 96, 128)
     return normal(device, n, t), normal(device, n, u)
 
 
@@ -208,7 +208,7 @@ def pitch_differences_baseline(x: torch.Tensor, hop: int, lags: int) -> torch.Te
 
 
 def make_pitch_differences(device: str, small: bool) -> Arguments:
-    b, n, hop, lags = (2, 900, 100, 37) if small else (32, 80000, 160, 256)
+    b, n, hop, lags = (2, 900, 100, 37) if small else (16, 80000, 160, 256)
     return normal(device, b, n), hop, lags
 
 
