@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from . import (
+    attending,
     attention,
     axes,
+    blocks,
     cameras,
     contractions,
     convolutions,
@@ -24,12 +26,14 @@ from . import (
     mixers,
     mixtures,
     objectives,
+    operands,
     orders,
     physics,
     pictures,
     pipelines,
     product_sums,
     products,
+    projections,
     quantized,
     ragged,
     records,
@@ -48,8 +52,10 @@ from . import (
     structured,
     sums,
     synthesis,
+    tokens,
     training,
     transforms,
+    updates,
     vision,
     windows,
 )  # fmt: skip
@@ -61,6 +67,7 @@ MODULES = (
     scores, decoding, graphics, axes, pipelines, vision, graphs, signals, solvers, gradients, serving, generation,
     cameras, simulations, records, mixers, transforms, objectives, synthesis, pictures, convolved,
     segments, sequences, fields, matchings, orders,
+    blocks, projections, attending, updates, operands, tokens,
 )  # fmt: skip
 CELLS: dict[str, UserKernel] = {name: cell for module in MODULES for name, cell in module.CELLS.items()}
 assert len(CELLS) == sum(len(module.CELLS) for module in MODULES), "two kernels have one name"
