@@ -372,7 +372,8 @@ class _Formula(model._Formula):
         instructions = np.maximum(own, self.issued / self.issue)
         alone = np.maximum(1.0, model._WARPS_FOR_ALL_UNITS / d.warps)
         matrix = self.matrix_us * alone + p.product_us * d.products
-        pipelined = d.pipelined_rounds * p.wait_us * p.pipelined_wait
+        arrived = d.staged_bytes * p.port_share / (model._PORT_BYTES_PER_CYCLE * self.clock)
+        pipelined = d.pipelined_rounds * p.pipelined_us + arrived
         fixed = found["start_us"] * self.begun + code["barriers"] * found["barrier_us"]
         fixed = fixed + (code["shuffles"] * found["shuffle_us"] + code["shared"] * found["shared_us"]) / d.warps
         fixed = fixed + d.stores * p.store_us + d.descriptors * p.descriptor_us + d.turned_bytes * p.turned_us

@@ -3,8 +3,8 @@
     python benchmarks/time_model.py              several halves held out in turn, then what the product has, by kernel
     python benchmarks/time_model.py --fit        writes the parameters that the product has, from all kernels
 
-Neither needs a GPU: the times are those of benchmarks/results/nvidia-h200-sweeps.tsv and nvidia-h200-samples.tsv, and the
-fit stays near the rates that benchmarks/calibrate.py has measured. What the product has is scored on
+Neither needs a GPU: the times are those of benchmarks/results/nvidia-h200-sweeps.tsv and nvidia-h200-samples.tsv, with
+matmuls of nvidia-h200-recent-samples.tsv in the product. The fit stays near the rates that benchmarks/calibrate.py has measured. What the product has is scored on
 nvidia-h200-holdout.tsv and nvidia-h200-unfitted-samples.tsv too, which no fit sees. Fitting takes scipy (``pip install --group fit``).
 """
 
@@ -71,6 +71,9 @@ OF_MEMORY = (
     "lost_share",
     "first_share",
     "last_share",
+    "first_others",
+    "others_share",
+    "shifted_share",
     "line_atomic_us",
     "lane_atomic_us",
 )
@@ -115,19 +118,21 @@ RANGES: Mapping[str, tuple[float, float, float]] = {
     "line_atomic_us": (0.0054, 0.0006, 0.05),
     "lane_atomic_us": (0.00205, 0.0005, 0.01),
     "program_ops": (50, 10, 200),
-    "dependency": (2.7, 1, 5),
+    "dependency": (2, 1.5, 5),
     "step_waits": (1, 0.01, 2),
     "step_ops": (0.3, 0.001, 4),
     "program_us": (0.055, 0.01, 0.15),
     "warp_us": (0.006, 0.001, 0.03),
-    "start_us": (0.3, 0.1, 2),
-    "wait_us": (0.5, 0.05, 1.5),
+    "start_us": (0.524, 0.1, 0.6),
+    "wait_us": (0.7, 0.05, 1),
     "stored_wait": (5, 0.5, 8),
     "looped_wait": (0.5, 0.05, 1.5),
     "boxed_wait": (1.5, 0.05, 5),
     "fenced_wait": (0.5, 0.05, 5),
     "byte_us": (1e-4, 3e-6, 1e-3),
-    "pipelined_wait": (0.5, 0.02, 6),
+    "fill_us": (0.7, 0.1, 2),
+    "pipelined_us": (0.7, 0.02, 3),
+    "port_share": (1, 0.001, 3),
     "exchange_us": (0.1, 0.001, 2),
     "barrier_us": (0.1, 0.005, 1),
     "shuffle_us": (0.01, 5e-4, 0.1),
@@ -137,7 +142,7 @@ RANGES: Mapping[str, tuple[float, float, float]] = {
     "turned_us": (1e-5, 1e-7, 1e-3),
     "hidden": (0.5, 0.01, 1),
     "matrix": (1.2, 1.05, 2),
-    "synchronous": (2, 1, 4),
+    "synchronous": (1.6, 1.4, 4),
     "converted": (3, 1, 8),
     "product_us": (0.05, 0.001, 0.6),
     "operand_share": (0.5, 0.01, 1.5),
@@ -156,6 +161,8 @@ RANGES: Mapping[str, tuple[float, float, float]] = {
     "joined": (1, 0.01, 10),
     "chained": (1, 0.3, 12),
     "together": (3, 1, 12),
+    "staged": (4, 1, 12),
+    "uneven": (0.5, 0.001, 1),
 }
 #: Weights of the fit: of parameters that leave where they begin, of a cell's absolute times beside the order in it, and
 #: the logarithm of a time over the best of its cell from which on it counts less.
@@ -466,7 +473,9 @@ def main() -> int:
         "without": [cell for cell in cells if not cell.has_products],
     }
     if options.fit:
-        products, others = (fit(Table(group), measured) for group in groups.values())
+        later = swept(parse(RECENT.read_text()), swept_cells())
+        products = fit(Table([*groups["with products"], *(cell for cell in later if cell.has_products)]), measured)
+        others = fit(Table(groups["without"]), measured)
         FITTED.write_text(write(dataclasses.replace(fitted(), **MEASURED, products=products, others=others)))
         fitted.cache_clear()
         cells = swept([*rows, *samples], timed_cells())
@@ -492,7 +501,7 @@ def main() -> int:
     print(f"kernels that nothing is fitted to, parameters of the product: {summary(held)}")
     print(f"kernels as users write them, which nothing is fitted to: {summary(of_product(unfitted()))}")
     recent = of_product(swept(parse(RECENT.read_text()), swept_cells()))
-    print(f"samples around later seeds, which nothing is fitted to: {summary(recent)}")
+    print(f"samples around later seeds, to which matmuls are fitted too: {summary(recent)}")
     other = swept(parse(OTHER_SAMPLES.read_text()), swept_cells(), OTHER_TARGET)
     print(f"{OTHER_TARGET}, which nothing is fitted to: {summary(of_product(other))}")
     print("", "kernels that nothing is fitted to:", *comparison(held), sep="\n")

@@ -103,7 +103,7 @@ class Cute:
         return shapes.shape_of_program(program).on_request(program, facts, target)
 
     def lead(self, program: Program, facts: KernelFacts) -> Lead:
-        return shapes.shape_of_program(program).lead(program, facts)
+        return shapes.lead_of(program, facts)
 
     def derivative(
         self,

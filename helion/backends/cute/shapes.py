@@ -14,7 +14,7 @@ from ..._compiler.facts.records import KernelFacts
 from ..._compiler.host.build import HostBuilder
 from ..._compiler.ir.effects import meets_other_gpus
 from ..._compiler.ir.grammar import Program
-from ..._support.records import dataclass
+from ..._support.records import dataclass, replace
 from ...autotuner.margins import PREDICTABLE_LEAD, Lead
 from ...autotuner.proposal import Predicted
 from ...autotuner.space.own import OwnKeys
@@ -128,6 +128,16 @@ def _matmul_on_request(program: Program, facts: KernelFacts, target: Target) -> 
     return f"matmuls {part} run on request, {_REQUEST}" if part else ""
 
 
+GENERAL_MATMULS, GENERAL_ATTENTION = 1.06, 1.15
+"""Factors of the general backend's predicted times of matmuls and of attention, with which the leads below were timed.
+Predictions for fewer rows than ``WGMMA_ROWS`` are as they were (measurement ``staged_leads``)."""
+
+
+SEQUENCE_LEAD, LEAST_LOOPS = Lead(ratio=0.97, corrected=1.35), 4
+"""The same for products of so many loops or more that follow each other, such as the taps of a convolution. The general
+backend fills a pipeline in each; here one loop has all steps (measurement ``loops_in_sequence``)."""
+
+
 COPIES_LEAD = Lead(ratio=0.9)
 """The time of warps that copy operands through registers is one number for all types and strides. Predictions of operands
 in memory, and of sums along K, are up to a tenth too low, without strided outputs
@@ -177,7 +187,7 @@ def _matmul_lead(program: Program, facts: KernelFacts) -> Lead:
     if shape.problem.groups is not None and shape.products > 1:
         return GATED_GROUPS_LEAD
     if not (shape.problem.copied or shape.problem.summed):
-        return PREDICTABLE_LEAD
+        return SEQUENCE_LEAD if len(facts.matmuls) >= LEAST_LOOPS * shape.products else PREDICTABLE_LEAD
     if can_convert(shape.problem) and shape.problem.n <= FEW_ROWS:
         return CONVERTED_LEADS[2 * shape.problem.n > FEW_ROWS]
     if any(source.is_interleaved for each in known_product(program).problem.copied for source in each.sources):
@@ -234,9 +244,10 @@ def _chained_on_request(program: Program, facts: KernelFacts, target: Target) ->
     return next((f"matmuls {part} run on request, {_REQUEST}" for part in parts if part), "")
 
 
-CHAINED_LEAD = Lead(ratio=0.9)
+CHAINED_LEADS = Lead(ratio=0.78), Lead(ratio=0.9)
 """The time of the first matmul, of few columns, is not predicted (low_rank in
-benchmarks/results/cute/nvidia-h200-parts.jsonl)."""
+benchmarks/results/cute/nvidia-h200-parts.jsonl). For fewer rows than ``WGMMA_ROWS``, the general backend takes less than it
+predicts (measurement ``staged_leads``)."""
 
 CHAINED = Shape(
     name="products in sequence",
@@ -253,7 +264,7 @@ CHAINED = Shape(
     kernel=chained_kernel_of,
     verify=_verify_chained,
     on_request=_chained_on_request,
-    lead=lambda program, facts: CHAINED_LEAD,
+    lead=lambda program, facts: CHAINED_LEADS[_has_many_rows(facts)],
 )
 """Two matmuls, of which the last one multiplies the result of the first. Facts are those of the last one."""
 
@@ -386,6 +397,21 @@ BACKWARD = Shape(
 
 SHAPES: tuple[Shape, ...] = (BACKWARD, ATTENTION, ROWS, CHAINED, MATMUL)
 """Most specific first; the last one claims every program."""
+
+
+def lead_of(program: Program, facts: KernelFacts) -> Lead:
+    """Return the lead of a kernel over the general backend."""
+    shape = shape_of_program(program)
+    lead = shape.lead(program, facts)
+    factor = GENERAL_ATTENTION if shape is ATTENTION else GENERAL_MATMULS if _has_many_rows(facts) else 1.0
+    return replace(lead, corrected=lead.corrected * factor)
+
+
+def _has_many_rows(facts: KernelFacts) -> bool:
+    if not facts.matmuls:
+        return False
+    shape = shape_of(facts)
+    return isinstance(shape, str) or min(shape.problem.m, shape.problem.n) >= WGMMA_ROWS
 
 
 def shape_of_program(program: Program) -> Shape:

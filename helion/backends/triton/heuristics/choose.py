@@ -30,6 +30,8 @@ class Trust(Tuned):
     full_waves: float
     #: The fastest tile of several matmuls, for the first that fills the waves.
     several_matmuls: float
+    #: Fewer rows of programs that multiply once, for the usual tile.
+    fewer_multiplied: float
     #: Shorter runs of random numbers, for those by the rule.
     shorter_runs: float
     #: Fewer and longer rows of a permuted copy, for the tile of other elementwise kernels.

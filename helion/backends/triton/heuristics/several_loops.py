@@ -369,19 +369,38 @@ def in_one_launch(proposal: TritonProposal, facts: KernelFacts, target: Target) 
         or proposal.launch
     ):
         return ()
-    predicted = _estimate(proposal, facts, target)
-    together = [
-        replace(
-            proposal,
-            reason=f"{proposal.reason}, in one launch of {each} programs per SM",
-            indexing={},
-            pid_type="persistent_interleaved",
-            launch={TOGETHER: True, "num_sm_multiplier": each},
+    timed = [
+        (proposal_us(facts, each, target), at, each)
+        for at, each in enumerate(
+            replace(
+                tile,
+                reason=f"{tile.reason}, in one launch of {each} programs per SM",
+                indexing={},
+                pid_type="persistent_interleaved",
+                launch={TOGETHER: True, "num_sm_multiplier": each},
+            )
+            for tile in (proposal, *_wider(proposal, facts, target))
+            for each in _TUNED.per_sm
+            if each <= _estimate(tile, facts, target).occupancy_blocks
         )
-        for each in _TUNED.per_sm
-        if each <= predicted.occupancy_blocks
     ]
-    timed = [(proposal_us(facts, each, target), at) for at, each in enumerate(together)]
-    best = min(timed, default=None)
-    enough = trust(target).one_launch * proposal_us(facts, proposal, target)
-    return () if best is None or best[0] > enough else (together[best[1]],)
+    us, _, best = min(timed, default=(math.inf, 0, proposal))
+    return (best,) if us <= trust(target).one_launch * proposal_us(facts, proposal, target) else ()
+
+
+def _wider(proposal: TritonProposal, facts: KernelFacts, target: Target) -> Iterator[TritonProposal]:
+    """Yield the tiles of a matmul with twice the elements along one axis of the grid and twice the warps.
+
+    An SM has one such program for two. With all phases in one launch, fewer programs wait at each barrier.
+    """
+    for axis in facts.tunable_axes if len(facts.matmuls) > 1 else ():
+        size, warps = proposal.block_sizes.get(axis.block_id), 2 * (proposal.num_warps or 4)
+        if size is None or not axis.on_grid or size >= extent_of(axis) or clamp(2 * size, axis) == size:
+            continue
+        sizes = {**proposal.block_sizes, axis.block_id: clamp(2 * size, axis)}
+        if min(programs_of(facts, sizes, root) for root in axis.roots) < target.num_sms:
+            continue
+        wider = replace(proposal, block_sizes=sizes, num_warps=warps, reason=f"{proposal.reason}, twice the tile")
+        predicted = _estimate(wider, facts, target)
+        if predicted.fits and not predicted.spill_risk:
+            yield wider

@@ -50,6 +50,9 @@ _CONVERTED_ROWS = 128
 _ACCUMULATOR_BYTES = 4
 #: Bytes of an operand that one warp instruction (ldmatrix) loads to registers for the synchronous unit.
 _FRAGMENT_BYTES = 256
+#: Cost of such an instruction, which computes no address and has no mask, relative to another access. Tiles of few rows,
+#: which alone have this unit on a GPU with another, take the time of a whole access (measurement ``staged_loops``).
+_FRAGMENT_ACCESSES = 0.2
 #: Least columns of an accumulator per warp.
 _FRAGMENT_COLUMNS = 8
 #: Cost of an exchange within a warp, relative to a memory access.
@@ -181,15 +184,17 @@ class _Count:
         sums["sector_bytes"] += sector_bytes * fresh
         distance = self._distance(access) if kind == "load" else 0
         if times > 1:
-            sums["prefetched_bytes" if distance and not self.mine.matmuls else "looped_bytes"] += asked
+            sums["prefetched_bytes" if distance else "looped_bytes"] += asked
         else:
             sums["straight_bytes"] += asked
+        if distance:
+            sums["staged_bytes"] += asked / distance
         self._evict(access, asked, sector_bytes, times)
         per_thread = numel / threads if numel > threads else 1.0
         if kind == "atomic":
             self._atomic(access, times, per_thread, useful, run, width)
         elif access.slot in launch.boxed:
-            sums["descriptors"] += not launch.persistent
+            sums["descriptors"] += self._begun if self.mine.matmuls else not launch.persistent
         else:
             sums["accesses"] += times * max(1.0, per_thread / width) * kept * launch.warps
         shared = tuple([axis for axis in access.apart if nest.trips[axis] > 1]) if access.apart else ()
@@ -282,6 +287,9 @@ class _Count:
         (measurement ``narrow_copies``).
         """
         launch = self.launch
+        if access.feeds_dots and not access.in_loop:
+            # only a persistent program has a loop around it, the one over tiles
+            return launch.tile_stages.get(self.root, 1) - 1 if launch.persistent and self.mine.is_flat else 0
         if access.slot in launch.boxed:
             return self._stages - 1 if access.feeds_dots else 0
         if access.feeds_dots or (access.in_loop and launch.own_stages > 1):
@@ -384,6 +392,11 @@ class _Count:
         missed = 1.0 - min(1.0, self.target.l2_bytes * _L2_SHARE / max(1.0, reach))
         return max(0.0 if is_seen else min(once, asked), asked * missed)
 
+    @property
+    def _begun(self) -> float:
+        """Return the programs that begin for each tile: less than one if they are persistent."""
+        return min(1.0, self._at_once() / self.nest.programs) if self.launch.persistent else 1.0
+
     def _at_once(self) -> float:
         return self.target.num_sms * self.sums["resident"]
 
@@ -398,7 +411,8 @@ class _Count:
         for (region, walked, distance, boxed), times in self.waits.items():
             if distance:
                 sums["pipelined_rounds"] += times / distance
-                sums["fills"] += 1
+                # a tile loop fills its pipeline once for all tiles of a program
+                sums["fills"] += 1 if self.mine.loops[region] else self._begun
             elif times > 1:
                 fenced = region in self.fenced and not walked
                 stored = region in self.mine.storing
@@ -568,7 +582,8 @@ class _Count:
         read *= repeats
         sums["operand_bytes"] += read
         if unit == "mma":
-            sums["accesses"] += read / _FRAGMENT_BYTES
+            other = target.has("wgmma") or target.has("tcgen05")
+            sums["accesses"] += read / _FRAGMENT_BYTES * (1.0 if other else _FRAGMENT_ACCESSES)
         if fact.consumes and rows < WARP_ROWS * launch.warps:
             sums["turned_bytes"] += times * rows * depth * fact.lhs_dtype.itemsize
         sums["products"] += times

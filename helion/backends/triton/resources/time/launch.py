@@ -17,7 +17,7 @@ class Launch:
 
     Orders and groupings go by the number of the grid loop. ``boxed`` and ``evictions`` name the memory slots with
     tensor descriptors or an eviction policy. ``own_stages`` are those of a loop's own option, which also prefetch loads
-    that feed no dot. Loops over single indices load ``ahead`` steps before the use. ``flattened`` are the grid loops over the product of their extents, ``fused`` those whose tile
+    that feed no dot. ``tile_stages`` are those of the loop over tiles of a persistent program. Loops over single indices load ``ahead`` steps before the use. ``flattened`` are the grid loops over the product of their extents, ``fused`` those whose tile
     loop is flattened with the loops inside. ``parts`` is the split-K factor, and ``copied_bytes`` those of operands
     that are copied first. ``per_sm`` is the number of persistent programs launched per SM, and ``blocked`` is set where
     each of them takes consecutive tiles. ``together``: programs meet at barriers, in place of a launch for each phase.
@@ -28,6 +28,7 @@ class Launch:
     warps: int
     stages: int
     own_stages: int = 1
+    tile_stages: Mapping[int, int] = field(default_factory=dict)
     ahead: int = 0
     boxed: frozenset[int] = frozenset()
     evictions: Mapping[int, str] = field(default_factory=dict)
@@ -57,6 +58,7 @@ def launch_of(decisions: Decisions, copied_bytes: int = 0) -> Launch:
         warps=values["num_warps"],
         stages=max(inside, default=values["num_stages"]),
         own_stages=max([1, *(given for place, given in stages.items() if given and not isinstance(place, int))]),
+        tile_stages={root: stages[loop] or values["num_stages"] for root, loop in roots},
         ahead=values.get("prefetch_distance", 0),
         boxed=frozenset(slot for slot, way in decisions.accesses("indexing").items() if way == _BOXES),
         evictions={slot: how for slot, how in decisions.accesses("load_eviction_policies").items() if how},

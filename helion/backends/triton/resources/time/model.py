@@ -2,10 +2,9 @@
 
 Configs of nearly equal time are ranked badly, others well (measurement ``ranked_spreads``). Some terms rank no better
 on kernels and GPUs that the parameters were not fitted to (measurement ``tried_terms``). Counts of the binary explain few
-of the errors within a kernel's configs (measurement ``assembled_terms``). With lines and prefetches
-counted for matmuls, defaults that depend on margins between kinds of launches get worse (measurement
-``matmul_counts``). Terms of loops that prefetch rank matmuls better, but change defaults that nothing has timed
-(measurement ``staged_loops``).
+of the errors within a kernel's configs (measurement ``assembled_terms``). With lines counted for matmuls, defaults
+that depend on margins between kinds of launches get worse (measurement ``matmul_counts``). Prefetched loads of a matmul's
+loop are in flight during the steps before, over one port of each SM (measurement ``staged_loops``).
 """
 
 from __future__ import annotations
@@ -25,6 +24,8 @@ Value = Any
 _SCHEDULERS = 4
 #: Bytes per cycle of an SM's shared memory.
 _SHARED_BYTES_PER_CYCLE = 128
+#: Bytes per cycle from the L2 cache to one SM.
+_PORT_BYTES_PER_CYCLE = 64
 #: Least registers per thread of a launch.
 _LEAST_REGISTERS = 16
 #: Warps that reach the matrix units of all schedulers.
@@ -124,6 +125,8 @@ class _Formula:
         rounds = self.per_sm / self.at_once
         units = self._norm((instructions, matrix, shared, self.asked * self.per_sm), _UNITS)
         waits = self.m.maximum(0.0, chain * self.per_sm - units) / self.at_once
+        # no SM has a part of a program
+        units = units * (1 + p.uneven * (self.m.ceil(self.per_sm) / self.per_sm - 1))
         programs_overlap = self.m.minimum(_ABRUPT, 1 + p.chained * (self.at_once - 1))
         on_sm = self._norm((units, waits), programs_overlap)
         devices_overlap = self.m.minimum(p.sharp, p.lone + p.joined * (self.at_once - 1))
@@ -231,7 +234,8 @@ class _Formula:
         matrix = self.matrix_us * alone + p.product_us * d.products
         waits = d.straight_rounds + d.stored_rounds * p.stored_wait + d.looped_rounds * p.looped_wait
         waits = (waits + d.boxed_rounds * p.boxed_wait + d.fenced_rounds * p.fenced_wait) * p.wait_us
-        pipelined = d.pipelined_rounds * p.wait_us * p.pipelined_wait
+        arrived = d.staged_bytes * p.port_share / (_PORT_BYTES_PER_CYCLE * self.clock)
+        pipelined = d.pipelined_rounds * p.pipelined_us + arrived
         looped_bytes, straight_bytes = d.looped_bytes / d.warps * p.byte_us, d.straight_bytes / d.warps * p.byte_us
         exchanged = d.exchanges * p.exchange_us + d.barriers * p.barrier_us + d.shuffles * p.shuffle_us
         exchanged = (
@@ -247,13 +251,12 @@ class _Formula:
         )
         apart = d.looped_rounds + d.stored_rounds + d.boxed_rounds + d.fenced_rounds
         repeats = apart + d.pipelined_rounds > 0
-        # a matmul waits for its operands; other loads that a loop prefetches are in flight meanwhile
-        matrix = matrix + self.m.where(d.products > 0, pipelined, 0.0)
-        waits_for_loads = apart + d.products > 0
-        waits_and_own = waits + self.m.where(waits_for_loads, own * _DRIFTED, 0.0)
+        # warps of a matmul's loop meet in each step
+        drifts = (apart > 0) * (d.products == 0)
+        waits_and_own = waits + self.m.where(drifts, own * _DRIFTED, 0.0)
         loop = self._norm((waits_and_own, instructions, looped_bytes, matrix), p.together)
-        loop = self._norm((loop, self.m.where(d.products > 0, 0.0, pipelined)), _UNITS)
-        fixed = (fixed + d.fills * p.wait_us) * (1 - d.fused * p.hidden)
+        loop = self._norm((loop, pipelined), p.staged)  # prefetched loads are in flight during the steps before
+        fixed = (fixed + d.fills * p.fill_us) * (1 - d.fused * p.hidden)
         return fixed + self.m.where(repeats, loop, waits + instructions + matrix)
 
     def _begun(self) -> Value:

@@ -93,8 +93,12 @@ class Parameters:
     """The same in a loop in which warps wait for each other."""
     byte_us: float
     """A byte of one warp's load: a warp has few of them in flight."""
-    pipelined_wait: float
-    """Fraction of a wait that one iteration costs with one stage more than needed."""
+    fill_us: float
+    """The first loads of a loop that prefetches."""
+    pipelined_us: float
+    """A prefetched load, over the steps between it and its use."""
+    port_share: float
+    """Time of a prefetched byte, relative to 64 of them in a cycle of an SM."""
     exchange_us: float
     """A reduction across warps."""
     barrier_us: float
@@ -148,6 +152,10 @@ class Parameters:
     """Exponent that joins this with the time of one program."""
     together: float
     """Exponent that joins the parts of a program in the iterations of a loop."""
+    staged: float
+    """Exponent that joins these with the prefetched loads of the loop."""
+    uneven: float
+    """Fraction of the work by which the SMs with the most programs exceed the mean that others cannot hide."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

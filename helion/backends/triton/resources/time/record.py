@@ -118,3 +118,5 @@ class Demand(NamedTuple):
     """1 where consecutive tiles of a persistent program have loops that are longer than the mean."""
     fused: float
     """1 where the next tile's loads begin before the last one is stored."""
+    staged_bytes: float
+    """Bytes of loads that a loop prefetches, over the steps between."""

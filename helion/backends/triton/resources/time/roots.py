@@ -183,6 +183,8 @@ class Root(NamedTuple):
     held: tuple[tuple[int, int], ...]
     numbering: int
     """Instructions by which an element of a flattened grid finds its indices, where computed subscripts need them."""
+    is_flat: bool
+    """Set for a grid loop without loops inside."""
     consumed: tuple[tuple[MatmulFact, frozenset[int]], ...]
     """Matmuls whose results others of the same loop consume, with the tiles of their rows and columns."""
     tables: frozenset[int]
@@ -254,6 +256,7 @@ class _Preparation:
             tables=tables(self.facts),
             held=tuple(dict.fromkeys(known)),
             tiles=tuple(self.tiles),
+            is_flat=len(regions) == 1,
             numbering=self.numbering() if not self.matmuls and any(op.steps for op in operations) else 0,
             consumed=tuple(
                 (fact, frozenset(n for axes, n in self.tiles.items() if axes[-2:] == (fact.m_axis, fact.n_axis)))

@@ -159,7 +159,7 @@ def _with_fewer_rows(facts: KernelFacts, tile: TritonProposal, target: Target) -
         predicted = estimate(facts, target, each.block_sizes, each.num_warps or 1, 1)
         if predicted.fits and not predicted.spill_risk:
             found.append((each, proposal_us(facts, each, target)))
-    best = unless_faster((tile, proposal_us(facts, tile, target)), found, trust(target).several_matmuls)
+    best = unless_faster((tile, proposal_us(facts, tile, target)), found, trust(target).fewer_multiplied)
     return None if best is tile else best
 
 
