@@ -786,6 +786,28 @@ def test_rows_of_a_loop_belong_to_what_looks_up_its_length() -> None:
     assert {axis.name: axis.mean for axis in bound.facts.axes if axis.extent is None} == {"own": 1200, "packed": 50}
 
 
+@helion.kernel(static_shapes=True)
+def _listed_blocks(x: torch.Tensor, counts: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+    """Sums of the blocks of 64 columns in `blocks[T / 64, N]`, for each 64 rows of `x[B, T, D]`."""
+    batch, rows, _ = x.size()
+    out = torch.zeros([batch, rows], dtype=torch.float32, device=x.device)
+    for tile_b, tile_m in hl.tile([batch, rows], block_size=[1, 64]):
+        b, m = tile_b.begin, tile_m.id
+        total = hl.zeros([tile_m], dtype=torch.float32)
+        for i in hl.grid(counts[m]):
+            at = blocks[m, i] * 64 + hl.arange(64)
+            total = total + x[b, at, :].sum(-1)
+        out[b, tile_m] = total
+    return out
+
+
+def test_a_tile_number_selects_the_length_of_a_loop() -> None:
+    """The list of a tile has up to 24 blocks, in each of the three batches."""
+    counts, blocks = (torch.empty(n, dtype=torch.int32, device="meta") for n in ((32,), (32, 24)))
+    bound = _listed_blocks.bind((torch.empty(3, 2048, 128, device="meta"), counts, blocks), target="h100")
+    assert [axis.mean for axis in bound.facts.axes if axis.extent is None] == [24]
+
+
 @pytest.mark.parametrize("static_shapes", (True, False))
 @pytest.mark.parametrize(
     ("window", "expected"),

@@ -115,6 +115,7 @@ def _mean(
     Of all accesses, use the one that indexes the most grid axes, and a direct access before a gather. Divide only by
     axes with a fixed tile if there are any: a bound is one number, looked up by such an axis. If all of them index the
     access, rows along other axes share its extent. An access by all axes that look up the bound has rows of its own.
+    Tile numbers index an access too.
     """
     bound = looked_up.bounds.get(axis, frozenset())
     found: list[tuple[bool, int, int]] = []
@@ -127,10 +128,11 @@ def _mean(
         reach = op.extents[op.subscript_axes.index(axis)] if direct else max(gathered, default=1)
         root = regions[op.region].root
         around = {a.block_id for a in axes if a.on_grid and root in a.roots} | set(op.tile_axes)
-        sharing = around - set(op.subscript_axes) - {axis}
+        indexed = {*op.subscript_axes, *(looked_up.numbers.get(op.slot, ()) if op.kind == "load" else ())}
+        sharing = around - indexed - {axis}
         fixed = {a for a in around - {axis} if not axes[a].tunable}
         sharing = sharing & fixed or (set() if fixed else sharing)
-        if bound and bound <= set(op.subscript_axes):
+        if bound and bound <= indexed:
             sharing = set()
         parts = math.prod(max(1, axes[a].extent or axes[a].size or 1) for a in sharing)
         found.append((not direct and paged is None, parts, max(1, cdiv(paged or reach, parts))))

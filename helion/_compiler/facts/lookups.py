@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from ..._shapes import hint_of
 from ..._support.records import dataclass
@@ -17,10 +17,12 @@ class Lookups:
     ``reaches``: by slot of a load and axis, the indices of the axis that a subscript by quotients of them reaches, as
     ``table.size(1) * 64`` for ``table[b, tile.index // 64]``; or one by positions from a start on, as
     ``values.size(0)`` for ``values[start + tile.index]``. The number of a tile of 64 is such a quotient.
+    ``numbers``: by slot of a load, the axes whose tile numbers are subscripts, as in ``table[tile.id]``.
     """
 
     bounds: Mapping[int, frozenset[int]]
     reaches: Mapping[tuple[int, int], int]
+    numbers: Mapping[int, frozenset[int]]
 
 
 def lookups(walk: Walk) -> Lookups:
@@ -30,7 +32,11 @@ def lookups(walk: Walk) -> Lookups:
         for axis in op.attrs.axes if isinstance(op.attrs, ForAttrs) else ():
             ends = [op.operands[each.at] for each in (axis.begin, axis.end) if isinstance(each, OperandRef)]
             bounds[axis.block] = frozenset[int]().union(*(selecting(walk, each, MAX_HOPS) for each in ends))
-    return Lookups(bounds=bounds, reaches={key: reach for load in walk.loads for key, reach in _reaches(walk, load)})
+    return Lookups(
+        bounds=bounds,
+        reaches={key: reach for load in walk.loads for key, reach in _reaches(walk, load)},
+        numbers={load.attributes(MemoryAttrs).slot: frozenset(_numbers(walk, load)) for load in walk.loads},
+    )
 
 
 def selecting(walk: Walk, operand: Operand, hops: int) -> frozenset[int]:
@@ -80,11 +86,26 @@ def _position(walk: Walk, operand: Operand) -> tuple[int, int] | None:
 
 def _number(walk: Walk, operand: Operand) -> tuple[int, int] | None:
     """Return the axis whose tiles an index counts, and their fixed size, or None."""
+    counted = _counted(walk, operand)
+    size = None if counted is None else walk.program.blocks[counted].size
+    return (counted, size) if counted is not None and isinstance(size, int) else None
+
+
+def _numbers(walk: Walk, load: Op) -> Iterator[int]:
+    """Yield the axes whose tiles a subscript of a load counts."""
+    for index in load.attributes(MemoryAttrs).indices:
+        counted = None if index.operand is None else _counted(walk, load.operands[index.operand])
+        if counted is not None:
+            yield counted
+
+
+def _counted(walk: Walk, operand: Operand) -> int | None:
     made = _uncast(walk, operand)
-    if made is None or not isinstance(made.attrs, TileAttrs) or made.attrs.field != "id":
-        return None
-    size = walk.program.blocks[made.attrs.block].size
-    return (made.attrs.block, size) if isinstance(size, int) else None
+    return (
+        made.attrs.block
+        if made is not None and isinstance(made.attrs, TileAttrs) and made.attrs.field == "id"
+        else None
+    )
 
 
 def _uncast(walk: Walk, operand: Operand) -> Op | None:
