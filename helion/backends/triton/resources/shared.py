@@ -370,7 +370,24 @@ def _product_exchanges(
             # a loaded value converts its layout anywhere before its use
             after = None if op.kind == "load" else op.after
             boxed = op.kind == "store" and op.slot in descriptor_slots and _may_use_descriptor(op, facts)
-            yield Exchange(region=op.region, size=size, after=after, boxed=boxed)
+            region = _begun_with(op, facts, sizes) if op.kind == "load" and product else op.region
+            yield Exchange(region=region, size=size, after=after, boxed=boxed)
+
+
+def _begun_with(op: MemoryOpFact, facts: KernelFacts, sizes: Mapping[int, int]) -> int:
+    """Return the region in which a loaded tile takes the layout of a matmul's result.
+
+    A loop of one step has no sums before it: Triton begins them with a tile that is added to the result. Its layout then
+    changes next to the operands.
+    """
+    for fact in facts.matmuls:
+        loop = facts.regions[fact.region]
+        axes = [facts.axes[axis] for axis in loop.axes]
+        once = all(axis.extent is not None and sizes[axis.block_id] >= axis.extent for axis in axes)
+        behind = loop.kind == "loop" and loop.parent == op.region and {fact.m_axis, fact.n_axis} <= set(op.tile_axes)
+        if once and behind and op.after > fact.number:
+            return fact.region
+    return op.region
 
 
 def _product_rounds(

@@ -150,3 +150,30 @@ def test_programs_of_grids_of_many_axes_follow_those_that_share_an_operand(name:
 def test_batches_of_rows_that_begin_anywhere_follow_each_other(rows: int, k: int, order: list[int]) -> None:
     args = (tensor(64, rows, k, dtype=BF16), tensor(64, k, 64, dtype=BF16))
     assert batched_matmul.bind(args, target="h200").default_config()["loop_orders"] == [order]
+
+
+def test_groups_of_the_first_axis_are_of_rows_and_not_of_a_batch() -> None:
+    cell = CELLS["grouped_pointwise"]
+    kernel = cell.kernel.bind(cell.arguments("meta", False), target="h200")
+    assert all(seed.config["l2_groupings"] == [1] for seed in kernel.seeds)
+    rows = (tensor(16384, 512, dtype=BF16), tensor(512, 1024, dtype=BF16), tensor(1024, dtype=BF16))
+    assert packed_geglu.bind(rows, target="h200").default_config()["l2_groupings"] > [1]
+
+
+@pytest.mark.parametrize("gpu", ["h200", "h100"])
+def test_products_with_all_of_k_have_an_order_too(gpu: str) -> None:
+    cell = CELLS["rotated_int8"]
+    kernel = cell.kernel.bind(cell.arguments("meta", False), target=gpu)
+    config = kernel.default_config()
+    assert config["loop_orders"] == [[1, 0]]
+    as_written = kernel._analysis.full_config({**config, "loop_orders": [[0, 1]]})
+    assert kernel._analysis.predict(config).time_us < 0.97 * kernel._analysis.predict(as_written).time_us
+
+
+@pytest.mark.parametrize(
+    ("gpu", "depth", "k"), [("h200", 40, 64), ("h200", 64, 64), ("h200", 80, 64), ("h100", 24, 32)]
+)
+def test_a_k_of_less_than_a_line_is_one_step(gpu: str, depth: int, k: int) -> None:
+    args = (tensor(64, 12, 576, depth, dtype=BF16), tensor(64, 12, 576, depth, dtype=BF16))
+    kernel = _scores.bind((*args, tensor(64, 12, 576, 576, dtype=BF16)), target=gpu)
+    assert kernel.default_config()["block_sizes"][-1] == k

@@ -504,3 +504,24 @@ def test_grid_loops_of_one_launch_share_their_memory(gpu: str) -> None:
     taken = Triton().predict(bound.facts, bound.config_spec.decode(bound.config_spec.normalize(config)), bound.target)
     real = bound.resources(config).shared_bytes
     assert real <= taken.shared_bytes <= 1.10 * real + 2048
+
+
+@helion.kernel
+def _with_residual(x: torch.Tensor, y: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    m, k = x.size()
+    out = torch.empty_like(residual)
+    for rows, columns in hl.tile([m, residual.size(1)]):
+        acc = hl.zeros([rows, columns])
+        for inner in hl.tile(k):
+            acc = torch.addmm(acc, x[rows, inner], y[inner, columns])
+        out[rows, columns] = (acc + residual[rows, columns].to(torch.float32)).to(out.dtype)
+    return out
+
+
+@pytest.mark.parametrize(("depth", "real"), [(60, 24576), (64, 24576), (128, 32768)])
+def test_a_sum_of_one_step_begins_with_the_tile_that_is_added(depth: int, real: int) -> None:
+    shapes = ((100, depth), (depth, 100), (100, 100))
+    args = tuple(torch.empty(*shape, device="meta", dtype=torch.bfloat16) for shape in shapes)
+    kernel = _with_residual.bind(args, target="h200")
+    full = kernel.config_spec.normalize(helion.Config(block_sizes=[64, 64, 64], num_warps=4, num_stages=2))
+    assert kernel._analysis.predict(full).shared_bytes == real == kernel.resources(full).shared_bytes

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
-from ......_compiler.facts.records import KernelFacts, MatmulFact
+from ......_compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact
 from ......_shapes import cdiv
 from ......_support.records import dataclass
 from ...sizing import extent_of, is_chosen
@@ -76,9 +77,40 @@ def _extent(facts: KernelFacts, axis: int, slot: int | None, grid: set[int]) -> 
     return None
 
 
+def within_rows(op: MemoryOpFact) -> Iterator[int]:
+    """Yield the axes along which a program's rows are pieces of longer rows."""
+    places = [*zip(op.subscript_axes, op.strides, op.extents, strict=True)]
+    longest = max((stride for axis, stride, _ in places if axis in op.tile_axes), default=0)
+    for axis, stride, extent in places:
+        if axis is not None and axis not in op.tile_axes and extent > 1 and stride < longest:
+            yield axis
+
+
+def begins_with_pieces(facts: KernelFacts, fact: MatmulFact) -> bool:
+    """Return whether the first axis of the matmul's grid is one of pieces of rows (measurement ``grouped_pieces``).
+
+    Programs of all pieces read whole rows together.
+    """
+    root = facts.regions[fact.region].root
+    first = {region.axes[:1] for region in facts.regions if region.kind == "root" and region.root == root}
+    return any((axis,) in first for op in facts.memory_ops for axis in within_rows(op))
+
+
 def is_branched(facts: KernelFacts, region: int) -> bool:
     """Return whether a condition of the grid's tiles decides if a region runs, so that tiles differ in their work."""
     at: int | None = region
     while at is not None and facts.regions[at].kind != "branch":
         at = facts.regions[at].parent
     return at is not None
+
+
+def axes_beside(facts: KernelFacts) -> tuple[int, ...]:
+    """Return the tiles of separate loops as long as K, such as one that computes the norm of an operand's rows."""
+    fact = facts.matmuls[0]
+    assert fact.k_block_id is not None
+    own, k = (fact.m_block_id, fact.n_block_id, fact.k_block_id), facts.axes[fact.k_block_id]
+    return tuple(
+        axis.block_id
+        for axis in facts.tunable_axes
+        if axis.block_id not in own and not axis.on_grid and k.extent is not None and axis.extent == k.extent
+    )

@@ -8,7 +8,7 @@ Matrices of a batch share nothing. Rows of a result that begin within sectors sh
 programs write. It is written to memory once if they follow each other (measurement ``batched_order``).
 
 In grids of more axes, such as taps of a transposed convolution, programs that share an operand follow each other. Axes of
-a batch do not count.
+a batch do not count, but those of groups do, whose rows are pieces of longer ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from ......_compiler.facts.records import KernelFacts
+from ......_compiler.facts.records import KernelFacts, MatmulFact
 from ......_shapes import cdiv
 from ......_support.records import dataclass, replace
 from ......hardware import VECTOR_BYTES, Target
@@ -27,6 +27,7 @@ from ...choose import trust, unless_faster
 from ...predicted_time import proposal_us
 from ...sizing import all_sizes, extent_of, programs_of
 from ...tuned import Tuned, tuned
+from .extents import within_rows
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def ordered(facts: KernelFacts, proposal: TritonProposal, target: Target) -> Tri
 
     Return it unchanged where no order is faster, where the time is not known, or where it proposes an order already.
     """
-    if any(fact.k_block_id is None or facts.axes[fact.k_block_id].extent is None for fact in facts.matmuls):
+    if any(facts.axes[axis].extent is None for fact in facts.matmuls for axis in _ranges(facts, fact)):
         return proposal
     if proposal.loop_orders or proposal.pid_type is not None or "split_k" in proposal.launch:
         return proposal
@@ -79,10 +80,25 @@ def _options(facts: KernelFacts, proposal: TritonProposal, target: Target) -> It
                 yield replace(proposal, l2_groupings={grid.root: group}, reason=reason)
 
 
+def _ranges(facts: KernelFacts, fact: MatmulFact) -> Iterator[int]:
+    """Yield the tile along K; without one, the axes of the loops next to and around a matmul."""
+    if fact.k_block_id is not None:
+        yield fact.k_block_id
+        return
+    root = facts.regions[fact.region].root
+    for region in facts.regions:
+        if region.kind == "loop" and region.root == root:
+            yield from region.axes
+
+
 def _batch(facts: KernelFacts) -> set[int]:
-    """Return the axes of the grid that every operand of a matmul and every result has: their programs share nothing."""
-    moved = (op for op in facts.memory_ops if op.matmul_operand or op.kind == "store")
-    return set(facts.grid_axes).intersection(*({*op.subscript_axes, *op.tile_axes} for op in moved))
+    """Return the axes of the grid that every operand of a matmul and every result has, as whole matrices.
+
+    Their programs share nothing. Matrices whose rows are pieces of the same longer rows share pages of memory.
+    """
+    moved = [op for op in facts.memory_ops if op.matmul_operand or op.kind == "store"]
+    batch = set(facts.grid_axes).intersection(*({*op.subscript_axes, *op.tile_axes} for op in moved))
+    return batch - {axis for op in moved for axis in within_rows(op)}
 
 
 def _end_within_sectors(facts: KernelFacts) -> bool:
@@ -92,14 +108,15 @@ def _end_within_sectors(facts: KernelFacts) -> bool:
 
 def _orders(facts: KernelFacts, axes: tuple[int, ...], several: list[int]) -> Iterator[tuple[int, ...]]:
     """Yield the orders in which programs that share a load of a matmul follow each other, for each load; the last axis of
-    several fastest."""
+    several fastest. The others follow from the last to the first, then from the first to the last."""
     last_first, found = [*reversed(range(len(axes)))], set[tuple[int, ...]]()
     for op in (op for op in facts.memory_ops if op.kind == "load" and op.matmul_operand):
         apart = [at for at in last_first if at in several and axes[at] not in (*op.subscript_axes, *op.tile_axes)]
-        order = (*apart, *(at for at in last_first if at not in apart))
-        if apart and order not in found:
-            found.add(order)
-            yield order
+        others = [at for at in last_first if at not in apart]
+        for order in ((*apart, *others), (*apart, *reversed(others))):
+            if apart and order not in found:
+                found.add(order)
+                yield order
 
 
 def _along_rows(facts: KernelFacts, proposal: TritonProposal, target: Target) -> TritonProposal | None:

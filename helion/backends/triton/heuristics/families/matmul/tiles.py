@@ -23,7 +23,7 @@ from ... import register_safety as safety
 from ...choose import Timed, fastest, trust, unless_faster
 from ...sizing import WARP_ROWS, all_sizes, clamp, estimate, nearest_size, tiles, tunables, wave_efficiency
 from ...tuned import tuned
-from .extents import Extents, is_branched, product_extents
+from .extents import Extents, axes_beside, begins_with_pieces, is_branched, product_extents
 from .operand_access import WIDE_ITEMSIZE, are_k_major, count_operands, operand_access
 from .spans import deeper, halves, with_fewer_parts
 from .tile_numbers import TileNumbers
@@ -56,7 +56,7 @@ def single_product(facts: KernelFacts) -> Extents | Declined:
     extents = product_extents(facts)
     if isinstance(extents, str):
         return Declined(extents)
-    beside = _beside(facts)
+    beside = axes_beside(facts)
     for axis in facts.tunable_axes:
         if axis.block_id not in (*axes, *beside) and not axis.on_grid:
             return Declined(f"{axis.name} is a tile of neither the matmul nor the grid")
@@ -115,6 +115,7 @@ class ProductSizer:
         self.operands = count_operands(facts) if self.tuned.operands_once else (len(facts.matmuls),) * 2
         self.many_batches = self.batch >= self.tuned.many_batches * target.num_sms
         self.mma_v2 = self.tuned.mma_v2_for_tf32 and self.itemsize == WIDE_ITEMSIZE and not are_k_major(fact)
+        self.in_pieces = begins_with_pieces(facts, fact)
         #: The matmul's loop also reduces elements of operands, for which they go to registers as well.
         self.summed = any(reduction.region == fact.region for reduction in facts.reductions)
         #: Two dots share A, and operands go through registers: each warp then has all columns of both.
@@ -378,7 +379,8 @@ class ProductSizer:
     def pipeline(self, m: int, n: int) -> tuple[int, int]:
         """Return the K tile for four stages, then as many stages as fit.
 
-        Several operands on a side take three of a whole line (measurement ``lines_of_operands``).
+        Several operands on a side take three of a whole line (measurement ``lines_of_operands``). Less than a line is
+        one step, which multiplies as many padded elements as two (measurement ``one_step``).
         """
         least, depth = self.least_k, self.depth(m, n)
         short = depth <= self.tuned.short_k
@@ -387,7 +389,8 @@ class ProductSizer:
             # the sums hold all of an operand's tile in registers, with an address for each element
             most_k = min(most_k, self.tuned.summed_line // self.itemsize)
         line = self.tuned.whole_line // self.itemsize
-        k = max(previous_power_of_2(depth if short else depth // 4), line if depth >= 3 * line else 0)
+        whole = next_power_of_2(depth) if depth <= line else previous_power_of_2(depth)
+        k = max(whole if short else previous_power_of_2(depth // 4), line if depth >= 3 * line else 0)
         k = max(least, min(most_k, k))
 
         def fits(k: int, stages: int) -> bool:
@@ -418,7 +421,7 @@ class ProductSizer:
         for block, size in ((fact.m_block_id, tile.m), (fact.n_block_id, tile.n), (fact.k_block_id, tile.k)):
             assert block is not None
             sizes[block] = max(axes[block].min_size, size)
-        sizes.update((block, clamp(self.tuned.beside * tile.k, axes[block])) for block in _beside(self.facts))
+        sizes.update((block, clamp(self.tuned.beside * tile.k, axes[block])) for block in axes_beside(self.facts))
         if self.span is not None:
             sizes[self.span] = nearest_size(next_power_of_2(self.depth(tile.m, tile.n)), axes[self.span])
         self.rest(sizes)
@@ -549,7 +552,7 @@ class ProductSizer:
         group, root = {}, self.facts.regions[self.fact.region].root
         if grouped and self.branched and min(grid_m, grid_n) >= self.tuned.persistent_group:
             group = {root: self.tuned.persistent_group}
-        elif grouped and grid_m > 1 and grid_m >= self.tuned.tall * grid_n:
+        elif grouped and grid_m > 1 and grid_m >= self.tuned.tall * grid_n and not self.in_pieces:
             group = {root: self.tuned.group}
         splits = self.splits(tile.m, tile.n) * self.parts
         parts = f"split-K by {splits}, " if splits > 1 else ""
@@ -568,18 +571,6 @@ class ProductSizer:
             ),
             launch=tunables(self.facts, sizes) | descriptors | parted | dict(self.rewriting.keys),
         )
-
-
-def _beside(facts: KernelFacts) -> tuple[int, ...]:
-    """Return the tiles of separate loops as long as K, such as one that computes the norm of an operand's rows."""
-    fact = facts.matmuls[0]
-    assert fact.k_block_id is not None
-    own, k = (fact.m_block_id, fact.n_block_id, fact.k_block_id), facts.axes[fact.k_block_id]
-    return tuple(
-        axis.block_id
-        for axis in facts.tunable_axes
-        if axis.block_id not in own and not axis.on_grid and k.extent is not None and axis.extent == k.extent
-    )
 
 
 @functools.lru_cache(maxsize=16)
