@@ -21,6 +21,7 @@ from .passes.always.drop_fills import drop_fills
 from .passes.always.masks import mask_tails
 from .passes.always.narrow_sorts import narrow_sorts
 from .passes.always.simplify import drop_dead, merge_common
+from .passes.always.slice_windows import slice_windows
 from .passes.always.spread_loops import spread_loops
 from .passes.always.unit_logarithms import narrow_logarithms
 from .passes.always.unroll_taps import unroll_taps
@@ -44,6 +45,7 @@ PASSES: tuple[Pass, ...] = (
     check_messages,
     spread_loops,
     unroll_taps,
+    slice_windows,
     narrow_logarithms,
     mask_tails,
     check_jagged,
@@ -98,7 +100,7 @@ def differentiable(traced: Traced) -> Program:
     recorded = traced.recorded
     if recorded is None:
         return traced.program
-    if not any(root.spread for root in traced.program.roots) and all(op.kind != "vjp" for op in recorded.walk()):
+    if not any(root.spread or root.sliced for root in traced.program.roots) and all(op.kind != "vjp" for op in recorded.walk()):
         return traced.program
     return drop_dead(merge_common(recorded))
 

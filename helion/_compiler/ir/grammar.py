@@ -581,6 +581,8 @@ class Root:
     launch: int = 0
     #: Dimensions of loops in the source's grid loop that became its last axes here, or were unrolled.
     spread: int = 0
+    #: True if whole dimensions of the source have a load for each of their elements here.
+    sliced: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

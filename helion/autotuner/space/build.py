@@ -77,7 +77,7 @@ def build_space(
     fields: list[Field] = [
         BlockSizes(slots=tiles),
         *_loop_fields(shape, program),
-        ReductionLoops(slots=chunks),
+        ReductionLoops(slots=chunks, spare=any(root.sliced for root in program.roots)),
         *more.fields,
         _epilogue_field(shape, program, target),
     ]
