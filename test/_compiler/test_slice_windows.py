@@ -1,4 +1,4 @@
-"""Windows of two axes that a kernel reduces: which have a load for each place, and the values."""
+"""Windows of two axes that a kernel reduces: which have a load for each place of a row, and the values."""
 
 from __future__ import annotations
 
@@ -116,14 +116,26 @@ def test_places_are_loads(case: tuple[Case, Case]) -> None:
     x = torch.empty([2, 5, 7, 4, 7, 5], device="meta")
     loads = _loads(helion.kernel(case[0]).bind((x,), target="h200"))
     slot, _ = loads[0]
-    assert sum(at == slot for at, _ in loads) == 20, "each place of a window of 4 by 5 has a load of the same slot"
+    assert [each for each in loads if each[0] == slot] == [loads[0]] * 5, "each place has a load of the same slot"
 
 
-def test_a_vector_stays_whole() -> None:
-    """Two places next to each other in memory are one vector, which a thread has."""
-    x = torch.empty([2, 64, 112, 2, 112, 2], device="meta")
-    loads = _loads(helion.kernel(largest).bind((x,), target="h200"))
-    assert loads == [(0, 3), (0, 3)]
+@pytest.mark.parametrize("places", [2, 4, 8])
+def test_a_vector_stays_whole(places: int) -> None:
+    """A power of two of places next to each other in memory is a vector, which a thread has."""
+    x = torch.empty([2, 64, 112, 3, 112, places], device="meta")
+    assert len(_loads(helion.kernel(largest).bind((x,), target="h200"))) == 1
+
+
+def test_a_program_has_few_windows() -> None:
+    """Each place reads the lines of all places of its row: programs of one window of 7 x 7 keep them in the cache."""
+    x = torch.empty([64, 512, 7, 4, 7, 5], device="meta", dtype=torch.bfloat16)
+    bound = helion.kernel(means, backend="triton").bind((x,), target="h200")
+    assert bound.short_config(bound.default_config()).to_dict() == {
+        "block_sizes": [1],
+        "reduction_loops": [None],
+        "num_warps": 1,
+        "num_stages": 1,
+    }
 
 
 @pytest.mark.parametrize("case", WHOLE, ids=lambda case: case[0].__name__)

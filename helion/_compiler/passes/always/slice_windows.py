@@ -1,18 +1,18 @@
-"""Sums over windows of two axes as sums of loads, one for each place of a window.
+"""Sums over rows of windows as sums of loads, one for each place of a row.
 
-A tile of windows has a lane for each place, and lanes without one where the window's extent is no power of two. Threads
-exchange the places of each window in steps (measurement ``sliced_windows``). Before, with windows of ``b2`` by ``b3`` places::
+A tile of windows has a lane for each place, and lanes without one where a row has no power of two of them. Threads
+exchange the places of each row in steps (measurement ``sliced_windows``). Before, with rows of ``b3``, which has 3 places::
 
     %1: [b0, b1, b2, b1, b3] = load x[b0, b1, b2, b1, b3]
     %2: [b0, b1, b2, b1] = reduce sum %1 over 4
-    %3: [b0, b1, b1] = reduce sum %2 over 2
 
-after, for each place ``i, j`` of a window::
+after::
 
-    %4: [b0, b1, b1] = load x[b0, b1, 0, b1, 0]; %5: [b0, b1, b1] = load x[b0, b1, 0, b1, 1]; ..
-    %3 = add %4, %5; ..
+    %3: [b0, b1, b2, b1] = load x[b0, b1, b2, b1, 0]; %4: .. = load x[b0, b1, b2, b1, 1]; %5: .. = load x[b0, b1, b2, b1, 2]
+    %6 = add %3, %4; %2 = add %6, %5
 
-The places of one vector of memory stay lanes: their sums take no exchange.
+Rows of 2, 4 and 8 places stay lanes, which a thread loads at once. So do the rows of a window: lanes of consecutive rows are
+near each other in memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LONGEST, _MOST = 8, 32
 
 
 def slice_windows(program: Program) -> Program:
-    """Return the program with a load for each place of the windows of two axes that it only reduces."""
+    """Return the program with a load for each place of a row of the windows that it only reduces."""
     numbers: Numbers | None = None
     roots = list(program.roots)
     for at, root in enumerate(roots):
@@ -177,8 +177,8 @@ class _Slicer:
                 places = _places(self.program, op.result.dims, at)
                 if index.kind != "block" or not isinstance(index.shift, int):
                     raise Declined("places by an index")
-                if fixed_at(stride, 1) and not places & (places - 1):
-                    raise Declined("places of one vector")
+                if not fixed_at(stride, 1) or not places & (places - 1):
+                    raise Declined("places that fill a vector, or a row of lanes")
                 index = Index("scalar", shift=index.shift + place, operand=index.operand)
             indices.append(replace(index, positions=tuple(each - (each > at) for each in index.positions)))
         if attrs.mask is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from typing import ClassVar
 
 from ......_compiler.facts.records import AxisFact, KernelFacts, ReductionFact
@@ -341,10 +342,18 @@ def _eviction(facts: KernelFacts, primary: ReductionFact, width: int, target: Ta
         own = [op for op in facts.memory_ops if op.load_slot in rows and not op.gathered]
         bytes_read = sum(math.prod(op.extents) * op.itemsize for op in own)
         many = target.kind == "cuda" and bytes_read > _TUNED.streamed * target.l2_bytes
-        return {} if many else {op.load_slot: "first" for op in own if op.load_slot is not None}
+        # each place of a window reads lines that the others read
+        places = _places(facts, primary)
+        once = [op.load_slot for op in own if places[op.slot] <= 1]
+        return {} if many else {slot: "first" for slot in once if slot is not None}
     if not again or not stores or primary.extent <= 2 * _TUNED.held:
         return {}
     return {slot: "last" if first else "first" for slot, first in rows.items()}
+
+
+def _places(facts: KernelFacts, primary: ReductionFact) -> Counter[int]:
+    """Return the loads of an access by its slot: one for each place of a window (measurement ``sliced_windows``)."""
+    return Counter(op.slot for op in facts.memory_ops if op.kind == "load" and primary.axis in op.tile_axes)
 
 
 def _is_heavy(primary: ReductionFact) -> bool:
@@ -481,6 +490,7 @@ def _set_rows(found: Allocation, facts: KernelFacts, target: Target, compute_bou
     loads = (op.itemsize for op in facts.memory_ops if op.kind == "load" and primary.axis in op.tile_axes)
     itemsize = max(_itemsize(primary), *loads) if _is_heavy(primary) else _itemsize(primary)
     row = (facts.axes[primary.axis].padded or primary.extent) * _inside(facts, primary) * itemsize
+    row *= max(_places(facts, primary).values(), default=1)
     waves = previous_power_of_2(grid_extent(facts, primary.root) // (target.num_sms * _TUNED.min_waves))
     if _is_alone(facts, primary):
         waves = 1
