@@ -374,3 +374,24 @@ def test_loops_over_pieces_of_rows_keep_their_steps() -> None:
     cell = CELLS["group_norm_silu"]
     first = helion.kernel(cell.kernel.fn, backend="triton").bind(cell.arguments("meta", False), target="h200").seeds[0]
     assert first.config["block_sizes"] == [512, 512] and first.config["num_warps"] >= 16
+
+
+@helion.kernel(backend="triton")
+def lagged_sums(x: torch.Tensor, padded: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0), 16], dtype=torch.float32, device=x.device)
+    for rows in hl.tile(x.size(0)):
+        sums = [hl.zeros([rows]) for _ in range(16)]
+        for tile in hl.tile(x.size(1)):
+            now = x[rows, tile]
+            sums = [sums[lag] + (now * padded[rows, tile.index + lag]).sum(1) for lag in range(16)]
+        for lag in hl.static_range(16):
+            out[rows, lag] = sums[lag]
+    return out
+
+
+def test_many_loads_of_a_row_leave_each_thread_an_element() -> None:
+    """The bytes of a thread are divided by the loads of a row, of which there may be more than bytes."""
+    x, padded = _meta(4096, 4097, dtype=torch.float32), _meta(4096, 4113, dtype=torch.float32)
+    config = dict(lagged_sums.bind((x, padded), target="h200").default_config())
+    rows, width = config["block_sizes"]
+    assert rows * width >= 32 * config["num_warps"]

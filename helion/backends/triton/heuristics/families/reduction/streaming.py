@@ -575,7 +575,7 @@ def _threads(
             each *= 2
         if primary.full_extent and _row_loads(facts, primary.axis, 2) > max(1, _row_stores(facts, primary)):
             each = min(each, _TUNED.gated_thread_elements)
-    return max(least, min(most, elements // each))
+    return max(least, min(most, elements // max(1, each)))
 
 
 def _threads_of_few(facts: KernelFacts, primary: ReductionFact) -> int:
