@@ -100,7 +100,9 @@ def differentiable(traced: Traced) -> Program:
     recorded = traced.recorded
     if recorded is None:
         return traced.program
-    if not any(root.spread or root.sliced for root in traced.program.roots) and all(op.kind != "vjp" for op in recorded.walk()):
+    if not any(root.spread or root.sliced for root in traced.program.roots) and all(
+        op.kind != "vjp" for op in recorded.walk()
+    ):
         return traced.program
     return drop_dead(merge_common(recorded))
 

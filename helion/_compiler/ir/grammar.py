@@ -579,10 +579,8 @@ class Root:
     phase: int = 0
     #: Roots of one launch have one position in the host code, and their kernels take the same arguments.
     launch: int = 0
-    #: Dimensions of loops in the source's grid loop that became its last axes here, or were unrolled.
-    spread: int = 0
-    #: True if whole dimensions of the source have a load for each of their elements here.
-    sliced: bool = False
+    spread: int = 0  # Dimensions of loops inside it in the source that became its last axes here, or were unrolled.
+    sliced: bool = False  # Whole dimensions of the source have a load for each of their elements here.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
