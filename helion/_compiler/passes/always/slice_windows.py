@@ -110,7 +110,8 @@ class _Slicer:
         combine, ops, left = str(REDUCTIONS[attrs.name].combine), list[Op](), list(attrs.dims)
         for at in reversed(attrs.dims):
             try:
-                places = [self.slice(value, at, place) for place in range(_places(self.program, value.dims, at))]
+                count = _places(self.program, value.dims, at)
+                places: list[Operand] = [self.slice(value, at, place) for place in range(count)]
             except Declined:
                 continue
             if not places:
