@@ -33,6 +33,7 @@ from .accesses.repeated_loads import load_once
 from .accesses.runs import join_runs
 from .accesses.slice_lanes import slice_lanes
 from .accesses.tables import look_up_tables
+from .accesses.whole_records import access_records
 from .align import align_rows
 from .backwards import turn_loops
 from .carries import share_variables
@@ -130,6 +131,7 @@ STEPS: tuple[Step, ...] = (
     SUBTILE,
     *rewrites.schedule("peel_masks", "swap_ab"),
     Step("triton.unroll_rows", unroll_rows),
+    Step("triton.whole_records", access_records),
     Step("triton.loads_before_stores", load_before_stores),
     Step("triton.pairs", pair_accesses),
     Step("triton.repeated_loads", load_once),

@@ -143,7 +143,7 @@ class _Planner:
             origin_lines=self.settings.output_origin_lines,
             tunables={name: self.decisions.values[name] for name, _ in self.program.tunables},
             full_masked=frozenset(
-                b.id for b in self.program.blocks if b.kind == "full" and self.is_ragged(b.extent, b.id)
+                b.id for b in self.rolled.blocks if b.kind == "full" and self.is_ragged(b.extent, b.id)
             ),
         )
 

@@ -32,6 +32,7 @@ from ..random_runs import shorter_runs
 from ..shared_operands import common_and_own, pair_tile, sharing_rows
 from ..sizing import all_sizes, beside_short_rows, estimate, extent_of, has_wide_memory, record_bytes, warps_for_threads
 from ..tuned import Tuned, tuned
+from ..whole_records import of_records
 from ..window_rows import fastest_rows, holding_warps
 
 
@@ -109,6 +110,8 @@ class TritonPointwiseHeuristic(Heuristic):
         tiles = _at_once(_tiles(sizes, warps_for_threads(threads, target), fact, facts), fact, facts, target)
         tiles = shorter_runs(tiles, fact, facts, target) if facts.random_tiles else tiles
         sizes, reason = dict(tiles.block_sizes), tiles.reason
+        if whole := of_records(tiles, facts, target):
+            return *whole, tiles
         if (turned := _turned(tiles, fact, facts, target)) is not None:
             return turned, tiles
         if fact.run_order and _begin_anywhere(fact, facts):
