@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ...._compiler.facts.records import KernelFacts
+from ...._compiler.passes.analysis.whole_records import LEAST_ACCESSES, is_whole, record_of
 from ...._support.records import replace
 from ....hardware import Target
 from ..proposal import TritonProposal
-from ..records import LEAST_ACCESSES, is_whole, record_of
 
 
 def of_records(tiles: TritonProposal, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...]:

@@ -38,10 +38,10 @@ from ....._compiler.ir.grammar import (
     Value,
     ViewAttrs,
 )
+from ....._compiler.passes.analysis.whole_records import LEAST_ACCESSES, is_whole, record_of
 from ....._compiler.rewrites.steps import StepInputs
-from ....._shapes import Dim, next_power_of_2
+from ....._shapes import Dim, fixed_at, next_power_of_2
 from ....._support.records import dataclass, field, replace
-from ...records import LEAST_ACCESSES, is_whole, record_of
 
 
 def access_records(program: Program, inputs: StepInputs) -> Program:
@@ -165,7 +165,7 @@ def _element(
     for at, (index, stride) in enumerate(zip(attrs.indices, tensor.strides, strict=True)):
         if index.operand is not None or not isinstance(index.shift, int) or not isinstance(stride, int):
             return None
-        if index.kind == "block" and index.block == block and index.shift == 0 and along is None:
+        if index.kind == "block" and index.block == block and fixed_at(index.shift, 0) and along is None:
             along = at
         elif index.kind == "scalar":
             element += index.shift * stride
@@ -217,7 +217,7 @@ def _access(group: _Group, made: _Made, block: Block) -> MemoryAttrs:
 
 
 def _load(group: _Group, out: Builder, made: _Made, same: Mapping[int, Value]) -> None:
-    """Append the load of whole records, and the ops that take them apart into the results of the group."""
+    """Append the load of whole records, and the ops that separate them into the results of the group."""
     block = made.block(group.record)
     any_result = next(iter(group.ops.values())).result
     (rows,), dtype = any_result.dims, any_result.dtype

@@ -1,11 +1,11 @@
-"""Records in memory, such as small matrices, whose elements a kernel accesses one by one (``lower/accesses/whole_records.py``)."""
+"""Records in memory, such as small matrices, whose elements a kernel accesses one by one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-#: Bytes of a record up to which the caches keep those of all threads, most elements that a thread has registers for, and
-#: least accesses of single elements.
+#: Bytes up to which caches keep the records of all threads, and elements that a thread has registers for.
+#: The last number has the least accesses of single elements.
 _CACHED_BYTES, _MOST_ELEMENTS, LEAST_ACCESSES = 64, 64, 9
 
 
