@@ -37,7 +37,7 @@ from benchmarks.timing import LEAST_REPETITIONS, GraphTimer, Timer, reason  # no
 from benchmarks.turns import in_turn, turn  # noqa: E402
 from benchmarks.unfitted_times import where  # noqa: E402
 from helion import Config  # noqa: E402
-from helion._testing import map_tensors  # noqa: E402
+from helion._support.nested import copy_tensors  # noqa: E402
 from helion.autotuner import leaders  # noqa: E402
 from helion.autotuner.search.domain import SpaceDomain  # noqa: E402
 from helion.autotuner.search.time_model import PredictedTime  # noqa: E402
@@ -123,7 +123,7 @@ def prepared(
     cell: Cell, args: tuple[Any, ...], configs: Configs, device_ok: Callable[[], bool], end: float, claims: Claims
 ) -> tuple[dict[int, Callable[[], Any]], list[tuple[int, str]]]:
     """Return functions of the configs that run and are right, and why others are not, until ``end``."""
-    given = functools.partial(map_tensors, args, torch.clone)  # kernels may write into their arguments
+    given = functools.partial(copy_tensors, args)  # kernels may write into their arguments
     assert cell.baseline is not None
     expected, bound = cell.baseline(*given()), cell.function.bind(args)
     functions: dict[int, Callable[[], Any]] = {}

@@ -32,7 +32,7 @@ from benchmarks.tuned_sample import done  # noqa: E402
 from benchmarks.turns import in_turn, turn  # noqa: E402
 from benchmarks.unfitted import CELLS  # noqa: E402
 from benchmarks.unfitted_report import UNFITTED  # noqa: E402
-from helion._testing import map_tensors  # noqa: E402
+from helion._support.nested import copy_tensors  # noqa: E402
 
 OUT = ROOT / "build" / "unfitted.jsonl"
 #: Seconds between two lines of a process that has the GPU.
@@ -52,7 +52,7 @@ def measured(
     cell = CELLS[name]
     torch.manual_seed(0)
     args = cell.arguments(device, small)
-    given = functools.partial(map_tensors, args, torch.clone)  # kernels may write into their arguments
+    given = functools.partial(copy_tensors, args)  # kernels may write into their arguments
     bound = cell.kernel.bind(args)
     configs: dict[str, helion.Config] = {"default": bound.default_config()}
     if tuned:  # a first call after the search would take the config that was found

@@ -171,7 +171,8 @@ class Views:
     def compile_config(self, config: ConfigLike = None, *, allow_print: bool = True) -> Callable[..., Any]:
         """Generate, load and return the function for a config: it takes the arguments of a call.
 
-        As in a call, tensors that do not begin at multiples of 16 bytes run a config with ``tensor_descriptor`` by pointers.
+        It raises ``exc.BoundToOtherArguments`` for others than those that the code was generated for. As in a call, tensors
+        that do not begin at multiples of 16 bytes run a config with ``tensor_descriptor`` by pointers.
 
         Args:
             config: as for ``to_code``.
@@ -181,7 +182,7 @@ class Views:
             exc.InvalidConfig: the config is not legal for the kernel.
         """
         compiled, full = self.variant.for_config(config)
-        return compiled.for_any_alignment(full, allow_print)
+        return self.variant.checked(compiled.for_any_alignment(full, allow_print))
 
     def get_cached_path(self, config: ConfigLike = None) -> str:
         """Return the path of the file that holds the generated module of a config."""

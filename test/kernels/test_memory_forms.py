@@ -871,7 +871,7 @@ def test_compare_and_swap_on_short_tiles() -> None:
         expected, value = torch.where(x % 2 == 0, x, -1), x + 100
         for size in (8, 64):
             changed = x.clone()
-            before = swap.bind((x, x, x)).compile_config({"block_sizes": [size]})(changed, expected, value)
+            before = swap.bind((x, expected, value)).compile_config({"block_sizes": [size]})(changed, expected, value)
             torch.testing.assert_close(before, x)
             torch.testing.assert_close(changed, torch.where(x % 2 == 0, value, x))
 

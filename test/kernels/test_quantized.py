@@ -113,7 +113,11 @@ def test_loads_are_wide(kernel: helion.Kernel, count: int) -> None:
     bound = kernel.bind((torch.zeros(1 << 14, dtype=dtype), torch.zeros(64, 8, dtype=torch.int32)), target="sm_90")
     plan = bound._analysis.code(bound.default_config()).plan
     function = inspect.unwrap(bound.compile_config()).__globals__["tl"].int64 and bound.compile_config()
-    jitted = next(v for n, v in function.__globals__.items() if n.startswith("_helion_") and hasattr(v, "arg_names"))
+    jitted = next(
+        v
+        for n, v in inspect.unwrap(function).__globals__.items()
+        if n.startswith("_helion_") and hasattr(v, "arg_names")
+    )
     ptx = compile_offline(jitted, **offline_signature(plan, bound.target)).asm["ptx"]
     wide = re.findall(r"ld\.global(?:\.\w+::\w+)*\.(?:v2\.)?b64", ptx)
     assert len(wide) % count == 0 and wide

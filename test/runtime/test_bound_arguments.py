@@ -80,6 +80,8 @@ def test_other_arguments_are_refused(args: tuple[torch.Tensor, ...], named: str)
     bound = add.bind((torch.ones(63), torch.ones(63)))
     with pytest.raises(helion.exc.BoundToOtherArguments, match=f"'add' was bound for other arguments: {named}"):
         bound(*args)
+    with pytest.raises(helion.exc.BoundToOtherArguments, match=f"'add' was bound for other arguments: {named}"):
+        bound.compile_config()(*args)
 
 
 def test_other_numbers_are_refused_where_they_are_compiled_in() -> None:
@@ -88,6 +90,8 @@ def test_other_numbers_are_refused_where_they_are_compiled_in() -> None:
     torch.testing.assert_close(bound(x, 3), 3 * x)
     with pytest.raises(helion.exc.BoundToOtherArguments, match="is 2, bound for 3"):
         bound(x, 2)
+    with pytest.raises(helion.exc.BoundToOtherArguments, match="is 2, bound for 3"):
+        bound.compile_config()(x, k=2)
     torch.testing.assert_close(scaled_if(x, 2), x)
 
 

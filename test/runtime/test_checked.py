@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -316,7 +317,7 @@ def ptx(kernel: helion.Kernel, *args: Any) -> str:
     module = bound.compile_config(allow_print=False)
     (name,) = code.plan.kernel_names
     signature = offline_signature(code.plan, bound.target, 0)
-    text = offline.compile_offline(module.__globals__[name], **signature).asm["ptx"]
+    text = offline.compile_offline(inspect.unwrap(module).__globals__[name], **signature).asm["ptx"]
     assert isinstance(text, str)
     return text
 

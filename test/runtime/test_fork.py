@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 import signal
 import threading
@@ -137,7 +138,7 @@ def test_a_compilation_of_another_thread_is_forgotten(held: Callable[[Any], None
     double(torch.ones(3))
     bound = double.bind((torch.ones(3),))
     module = bound.compile_config(bound.config)
-    (kernel,) = [each for each in module.__globals__.values() if isinstance(each, JITFunction)]
+    (kernel,) = [each for each in inspect.unwrap(module).__globals__.values() if isinstance(each, JITFunction)]
     held(_locks.TRITON_LOCK)
     held(kernel._hash_lock)
     vars(nvidia)["print"] = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import inspect
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -239,7 +240,7 @@ def test_pre_run_hooks(device: Device) -> None:
     x, y = sample(), sample()
     check(add, x, y)
     calls: list[int] = []
-    kernel = add.bind((x, y)).compile_config().__globals__["_helion_add"]
+    kernel = inspect.unwrap(add.bind((x, y)).compile_config()).__globals__["_helion_add"]
     kernel.add_pre_run_hook(lambda *args, **options: calls.append(len(args)))
     check(add, x, y)
     assert calls == [3]
@@ -257,7 +258,7 @@ def test_changed_global_raises_tritons_error(device: Device) -> None:
     add = adder()
     x, y = sample(), sample()
     check(add, x, y)
-    module = add.bind((x, y)).compile_config().__globals__
+    module = inspect.unwrap(add.bind((x, y)).compile_config()).__globals__
     former = module["_BLOCK_SIZE_0"]
     module["_BLOCK_SIZE_0"] = triton.language.constexpr(128)
     with pytest.raises(RuntimeError, match="Global variable _BLOCK_SIZE_0 has changed"):
@@ -279,7 +280,7 @@ def test_explicit_launcher_overrides(device: Device) -> None:
 def test_two_bound_kernels_share_text_but_no_launcher(device: Device) -> None:
     first, second = adder(), adder()
     args = (sample(), sample())
-    functions = [kernel.bind(args).compile_config() for kernel in (first, second)]
+    functions = [inspect.unwrap(kernel.bind(args).compile_config()) for kernel in (first, second)]
     launchers = [function.__kwdefaults__["_launcher"] for function in functions]
     assert launchers[0] is not launchers[1]
     assert all(isinstance(each.inner, fast_launch.FastLauncher) for each in launchers)
@@ -288,7 +289,7 @@ def test_two_bound_kernels_share_text_but_no_launcher(device: Device) -> None:
 def test_skipped_by_the_environment(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HELION_SKIP_FAST_LAUNCHER", "1")
     add = adder()
-    function = add.bind((sample(), sample())).compile_config()
+    function = inspect.unwrap(add.bind((sample(), sample())).compile_config())
     assert not isinstance(function.__kwdefaults__["_launcher"].inner, fast_launch.FastLauncher)
     runs = count_runs(monkeypatch)
     for _ in range(3):
@@ -317,7 +318,7 @@ def test_unknown_triton_falls_back_for_good(device: Device, monkeypatch: pytest.
     for _ in range(3):
         check(add, x, y)
     assert len(runs) == 3
-    assert add.bind((x, y)).compile_config().__kwdefaults__["_launcher"].inner.dead
+    assert inspect.unwrap(add.bind((x, y)).compile_config()).__kwdefaults__["_launcher"].inner.dead
 
 
 def test_a_binary_that_fails_its_check_is_not_launched(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -418,12 +419,8 @@ def test_entries_keep_no_tensor(device: Device) -> None:
     add = adder()
     x, y = sample(), sample()
     add(x, y)
-    site = (
-        add.bind((x, y))
-        .compile_config()
-        .__kwdefaults__["_launcher"]
-        .inner.site(add.bind((x, y)).compile_config().__globals__["_helion_add"])
-    )
+    function = inspect.unwrap(add.bind((x, y)).compile_config())
+    site = function.__kwdefaults__["_launcher"].inner.site(function.__globals__["_helion_add"])
     assert site.last[1] == (None, None, None)
     assert dispatchable((x,))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
 import weakref
@@ -114,6 +115,7 @@ class Variant:
         self.compiled = Compiled(of, self._run_others)
         self.choice = Choice(self.compiled, self._forget_calls)
         self._is_set = False
+        self._checked: dict[Callable[..., Any], Callable[..., Any]] = {}
         #: True if other processes may run the code of the config in use, which they would choose as well.
         self.keeps = False
         if of.is_eager:  # an eager kernel need not compile
@@ -230,6 +232,19 @@ class Variant:
             return self.compiled, self.full(None)
         analysis, full = self.analysis.for_config(config, printed=printed)
         return self._compiled_by(analysis), full
+
+    def checked(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that refuses other arguments than those the code was generated for, and calls ``run``."""
+        found = self._checked.get(run)
+        if found is None:
+
+            @functools.wraps(run)
+            def checked(*args: Any, _launcher: Callable[..., Any] | None = None, **keywords: Any) -> Any:
+                self.check_arguments(self.kernel.normalize_args(*args, **keywords))
+                return run(*args, **keywords) if _launcher is None else run(*args, _launcher=_launcher, **keywords)
+
+            found = self._checked.setdefault(run, checked)
+        return found
 
     def for_backend(self, name: str, config: ConfigLike) -> tuple[Compiled, Config]:
         """Return the result of ``for_config`` for the text of a backend by name, with its default for None.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -82,7 +83,7 @@ def sources(kernel: Any, config: dict[str, Any], *calls: tuple[Any, ...], target
     """The texts of the kernels that calls lead to."""
     found = set()
     for arguments in calls:
-        loaded = kernel.bind(arguments, target=target).compile_config(config).__globals__
+        loaded = inspect.unwrap(kernel.bind(arguments, target=target).compile_config(config)).__globals__
         found.add(loaded[f"_helion_{kernel.name}"].source)
     return found
 
@@ -174,7 +175,7 @@ def tiled_rows(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def test_numbers_of_a_call_come_before_sizes() -> None:
     x, y, weight = values(100, 64), values(64, 96), values(96)
     kernel = helion.kernel(scaled_norm.fn, backend="cute", static_shapes=False)
-    loaded = kernel.bind((x, y, weight, 1e-6, 1.0)).compile_config().__globals__["_helion_scaled_norm"]
+    loaded = inspect.unwrap(kernel.bind((x, y, weight, 1e-6, 1.0)).compile_config()).__globals__["_helion_scaled_norm"]
     kinds = [kind for kind in loaded.pointers if kind in ("number", "size", "pitch")]
     assert kinds == sorted(kinds, key=("number", "size", "pitch").index) and {*kinds} >= {"number", "size"}
     expected = scaled_norm(x, y, weight, 1e-6, 1.0)
@@ -263,7 +264,7 @@ def test_numbers_of_a_launch_take_their_places() -> None:
 def test_a_module_by_itself_checks_its_launches() -> None:
     """Called without the guards of a kernel."""
     launch = dynamic(products.matmul).bind(pair(64, 96, 72)).compile_config()
-    described = launch.__globals__["_helion_matmul"]
+    described = inspect.unwrap(launch).__globals__["_helion_matmul"]
     x, y = pair(64, 96, 70)
     out = torch.empty(64, 96, dtype=BF16)
     with pytest.raises(launcher.LaunchFailed, match="x has a stride of 70 elements"):

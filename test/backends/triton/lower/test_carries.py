@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Any
 
@@ -18,7 +19,7 @@ def ttir(kernel: helion.Kernel, *args: Any) -> str:
     bound = kernel.bind(args, target="sm_90")
     config = bound.conservative_config()
     function = bound.compile_config(config)
-    (jit,) = (v for k, v in function.__globals__.items() if k.startswith("_helion_"))
+    (jit,) = (v for k, v in inspect.unwrap(function).__globals__.items() if k.startswith("_helion_"))
     signature = offline_signature(bound._analysis.code(config).plan, bound.target)
     return compile_offline(jit, **signature).asm["ttir"]
 

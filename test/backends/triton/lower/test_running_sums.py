@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 
@@ -21,7 +23,7 @@ def ttgir(kernel: helion.Kernel, target: str, unroll: int = 0) -> str:
         {"block_sizes": [1, 1024], "num_warps": 4, "range_unroll_factors": [0, unroll]}
     )
     function = bound.compile_config(config)
-    (jit,) = (v for k, v in function.__globals__.items() if k.startswith("_helion_"))
+    (jit,) = (v for k, v in inspect.unwrap(function).__globals__.items() if k.startswith("_helion_"))
     signature = offline_signature(bound._analysis.code(config).plan, bound.target)
     return compile_offline(jit, **signature).asm["ttgir"]
 
