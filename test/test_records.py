@@ -200,6 +200,30 @@ class Compared:
     inside: "Compared | None" = None
 
 
+@records.dataclass(frozen=True, kw_only=True)
+class Counted:
+    x: int
+
+    @functools.cached_property
+    def doubled(self) -> int:
+        return 2 * self.x
+
+
+class Checked(Counted):
+    def __init__(self, *, x: int) -> None:
+        if x < 0:
+            raise ValueError(x)
+        super().__init__(x=x)
+
+
+def test_replace_takes_no_computed_values_and_calls_own_initializers() -> None:
+    one = Counted(x=1)
+    assert one.doubled == 2 and records.replace(one, x=3).doubled == 6
+    assert records.replace(Checked(x=1), x=2) == Checked(x=2)
+    with pytest.raises(ValueError, match="-1"):
+        records.replace(Checked(x=1), x=-1)
+
+
 def test_instances_are_pickled() -> None:
     for one in (Kept(1, "z"), Compared(x=1, inside=Compared(x=2))):
         assert pickle.loads(pickle.dumps(one)) == one

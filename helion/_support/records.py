@@ -27,13 +27,22 @@ else:
 
     def replace(obj, /, **changes):
         """Return a copy of a record with these fields changed, as ``dataclasses.replace`` does."""
-        names = _given_names(obj.__class__)
+        cls = obj.__class__
+        names, plain = _given_names(cls)
         if names is None:
             return dataclasses.replace(obj, **changes)
+        if plain:
+            given = obj.__dict__
+            values = {name: given[name] for name in names}
+            values.update(changes)
+            if len(values) == len(names):
+                made = object.__new__(cls)
+                made.__dict__.update(values)
+                return made
         for name in names:
             if name not in changes:
                 changes[name] = getattr(obj, name)
-        return obj.__class__(**changes)
+        return cls(**changes)
 
 
 _Method = Callable[..., Any]
@@ -78,12 +87,22 @@ def _made(
 
 
 @functools.cache
-def _given_names(cls: Any) -> tuple[str, ...] | None:
-    """Return the names of all fields; None for classes that are no records, and where a field is computed."""
-    if not dataclasses.is_dataclass(cls):
-        return None
-    fields = dataclasses.fields(cls)
-    return tuple([f.name for f in fields]) if all([f.init for f in fields]) else None
+def _given_names(cls: Any) -> tuple[tuple[str, ...] | None, bool]:
+    """Return the names of all fields, and whether records keep them in a dict without further work.
+
+    There are no names for classes that are no records, and where a field is computed.
+    """
+    made: Any = cls
+    if not dataclasses.is_dataclass(cls) or not all([f.init for f in dataclasses.fields(cls)]):
+        return None, False
+    own_methods = hasattr(made, "__post_init__") or made.__new__ is not object.__new__
+    made_here = getattr(made.__init__, "made_for", None) is made
+    return tuple([f.name for f in dataclasses.fields(cls)]), made_here and not own_methods and not _has_slots(made)
+
+
+def _has_slots(cls: type) -> bool:
+    """Return whether some field of a record is in a slot."""
+    return any(each.__dict__.get("__slots__") for each in cls.__mro__)
 
 
 def _later(cls: type, name: str, make: Callable[[Any], _Method]) -> _Method:
@@ -94,6 +113,7 @@ def _later(cls: type, name: str, make: Callable[[Any], _Method]) -> _Method:
         setattr(cls, name, made)
         return made(self, *args, **kwargs)
 
+    method.made_for = cls  # type: ignore[attr-defined]
     return method
 
 
@@ -102,12 +122,13 @@ def _compiled(cls: type, name: str, parameters: list[str], lines: list[str], kno
     method: _Method = known[name]
     method.__qualname__ = f"{cls.__qualname__}.{name}"
     method.__module__ = cls.__module__
+    method.made_for = cls  # type: ignore[attr-defined]
     return method
 
 
 def _initializer(cls: Any, frozen: bool) -> _Method:
     known: dict[str, Any] = {"_set": object.__setattr__, "_absent": object()}
-    positional, keywords, lines = ["self"], ["*"], []
+    positional, keywords, values = ["self"], ["*"], {}
     for each in dataclasses.fields(cls):
         name, value, default = each.name, each.name, ""
         if each.default_factory is not dataclasses.MISSING:
@@ -121,7 +142,13 @@ def _initializer(cls: Any, frozen: bool) -> _Method:
         if each.init:
             (keywords if each.kw_only else positional).append(f"{name}={default}" if default else name)
         if each.init or default:
-            lines.append(f"_set(self, {name!r}, {value})" if frozen else f"self.{name} = {value}")
+            values[name] = value
+    if not frozen:
+        lines = [f"self.{name} = {value}" for name, value in values.items()]
+    elif _has_slots(cls):
+        lines = [f"_set(self, {name!r}, {value})" for name, value in values.items()]
+    else:  # half of the time of a call for each field
+        lines = [f"self.__dict__.update({', '.join(f'{name}={value}' for name, value in values.items())})"]
     if hasattr(cls, "__post_init__"):
         lines.append("self.__post_init__()")
     parameters = positional + (keywords if len(keywords) > 1 else [])
