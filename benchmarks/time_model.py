@@ -258,7 +258,7 @@ def _counted(
 
     original = predict.demanded
     # a time that was kept from an earlier call has no demands
-    with mock.patch.object(predict, "demanded", noted), mock.patch.multiple(predict, _RECENT=[], _RECENTLY=0):
+    with mock.patch.object(predict, "demanded", noted), mock.patch.multiple(predict, _RECENT={}, _RECENTLY=0):
         us = backend.predict(facts, decisions, on).time_us
     products = any(has_products for has_products, _ in calls)
     asked = tuple(each for has_products, found in calls if has_products == products for each in found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...._compiler.facts.records import KernelFacts
 from ....hardware import Target
 from ..proposal import TritonProposal
-from ..resources.time.launch import Launch
+from ..resources.time.launch import Launch, changed_orders, grouped
 from ..resources.time.predict import Timing, timing
 from ..together import TOGETHER
 from .sizing import all_sizes, estimate
@@ -29,8 +29,8 @@ def proposal_timing(facts: KernelFacts, proposal: TritonProposal, target: Target
         warps=warps,
         stages=stages,
         boxed=frozenset(slot for slot, way in proposal.indexing.items() if way == "tensor_descriptor"),
-        orders=proposal.loop_orders,
-        groupings=proposal.l2_groupings,
+        orders=changed_orders(proposal.loop_orders),
+        groupings=grouped(proposal.l2_groupings),
         flattened=frozenset(root for root, flat in proposal.flatten_loops.items() if flat),
         persistent=persistent,
         per_sm=proposal.launch.get("num_sm_multiplier", 1) if persistent else None,

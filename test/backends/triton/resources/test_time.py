@@ -25,6 +25,8 @@ from benchmarks.workloads.gathers import bilinear_samples, unpacked_weights
 from benchmarks.workloads.products import block_sparse_product, gated_state_scan, lower_triangle_product
 from benchmarks.workloads.rows import wave_step
 from helion.autotuner.proposal import Predicted
+from helion.backends.triton.heuristics.predicted_time import proposal_timing
+from helion.backends.triton.proposal import TritonProposal
 from helion.backends.triton.resources.time import parameters
 from helion.backends.triton.resources.time.demand import demands
 from helion.backends.triton.resources.time.launch import launch_of
@@ -659,6 +661,21 @@ def test_a_prediction_costs_little() -> None:
     full = bound.config_spec.normalize(TILES)
     decisions, taken, facts = bound.config_spec.decode(full), bound._analysis.predict(full), bound._analysis.facts
     assert calls(lambda: timing(facts, launch_of(decisions), taken, H200)) <= 650
+
+
+def test_equal_launches_are_timed_once() -> None:
+    bound = product()
+    facts, spec = bound._analysis.facts, bound.config_spec
+    sizes = {axis.block_id: 64 for axis in facts.tunable_axes}
+    proposal = TritonProposal(reason="", block_sizes=sizes, num_warps=4, num_stages=3)
+    one = proposal_timing(facts, proposal, H200)
+    for same in ({}, {"loop_orders": {0: (0, 1)}}, {"l2_groupings": {0: 1}}):
+        assert proposal_timing(facts, dataclasses.replace(proposal, **same), H200) is one
+    for other in ({"loop_orders": {0: (1, 0)}}, {"l2_groupings": {0: 8}}, {"num_warps": 8}):
+        assert proposal_timing(facts, dataclasses.replace(proposal, **other), H200) is not one
+    plain, ordered = (launch_of(spec.decode(spec.normalize({**TILES, **each}))) for each in ({}, {"loop_orders": [[0, 1]]}))
+    assert plain == ordered and plain.orders == plain.groupings == {}
+    assert launch_of(spec.decode(spec.normalize({**TILES, "l2_groupings": [8]}))).groupings == {0: 8}
 
 
 @helion.kernel

@@ -133,8 +133,6 @@ class TritonPointwiseHeuristic(Heuristic):
             )
             if around is None and (reused := _reused(tiles, fact, facts, target)) is not None:
                 return reused, tiles, shared
-            if around is None and (reused := _reused(tiles, fact, facts, target)) is not None:
-                return reused, tiles, shared
             return tiles, shared
         if around is not None:
             return around, tiles

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ....._compiler.decisions import Decisions
 from ....._support.records import dataclass, field
@@ -46,6 +46,16 @@ class Launch:
     peeled: bool = False
 
 
+def changed_orders(orders: Mapping[int, Sequence[int] | None]) -> dict[int, tuple[int, ...]]:
+    """Return the orders of dimensions without those as written, so that equal launches compare equal."""
+    return {root: tuple(order) for root, order in orders.items() if order and list(order) != sorted(order)}
+
+
+def grouped(groupings: Mapping[int, int]) -> dict[int, int]:
+    """Return the same of the groups of rows, without those of one row."""
+    return {root: rows for root, rows in groupings.items() if rows > 1}
+
+
 def launch_of(decisions: Decisions, copied_bytes: int = 0) -> Launch:
     values, stages = decisions.values, decisions.entries["range_num_stages"]
     # an entry of a grid loop belongs to the loop, that of an inner loop to one of its dimensions
@@ -63,8 +73,8 @@ def launch_of(decisions: Decisions, copied_bytes: int = 0) -> Launch:
         boxed=frozenset(slot for slot, way in decisions.accesses("indexing").items() if way == _BOXES),
         evictions={slot: how for slot, how in decisions.accesses("load_eviction_policies").items() if how},
         uncached=frozenset(slot for slot, how in decisions.accesses("load_cache_modifiers").items() if how == ".cg"),
-        orders={root: tuple(order) for root, order in orders.items() if order},
-        groupings={root: decisions.at("l2_groupings", loop) or 1 for root, loop in roots},
+        orders=changed_orders(orders),
+        groupings=grouped({root: decisions.at("l2_groupings", loop) or 1 for root, loop in roots}),
         flattened=frozenset(root for root, loop in roots if decisions.at("flatten_loops", loop)),
         persistent=persistent,
         blocked=values["pid_type"] == "persistent_blocked",

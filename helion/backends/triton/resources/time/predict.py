@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import threading
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -57,12 +58,14 @@ def timing(facts: KernelFacts, launch: Launch, predicted: Predicted, target: Tar
     """
     parameters = fitted().products if facts.matmuls else fitted().others
     asked = facts, predicted, target, parameters
-    for known in _RECENT[:]:
+    for known in _RECENT.get(id(predicted), ()):
         if all(map(operator.is_, known.asked, asked)) and known.root == root and known.launch == launch:
             return known.timing
     made = _timing(*asked, launch, root)
-    _RECENT.insert(0, _Known(asked, launch, root, made))
-    del _RECENT[_RECENTLY:]
+    with _LOCK:
+        _RECENT[id(predicted)] = (_Known(asked, launch, root, made), *_RECENT.pop(id(predicted), ()))
+        while len(_RECENT) > _RECENTLY:
+            del _RECENT[next(iter(_RECENT))]
     return made
 
 
@@ -75,9 +78,10 @@ class _Known(NamedTuple):
     timing: Timing
 
 
-#: The last launches, the latest first, and their number.
-_RECENT: list[_Known] = []
-_RECENTLY = 4
+#: The last launches by the identity of their ``predicted``, the latest last, and the number of those.
+_RECENT: dict[int, tuple[_Known, ...]] = {}
+_RECENTLY = 64
+_LOCK = threading.Lock()
 
 
 def _timing(
