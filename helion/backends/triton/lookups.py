@@ -36,6 +36,7 @@ def looks_up_tables_alone(facts: KernelFacts, region: int) -> bool:
 
 def passed_bytes(facts: KernelFacts, sizes: Mapping[int, int]) -> Iterator[tuple[int, int]]:
     """Yield the region of each lookup in a table, and the bytes of its places or results, which change layout."""
-    for op in facts.memory_ops:
-        if op.slot in tables(facts):
+    known = tables(facts)
+    for op in facts.memory_ops if known else ():
+        if op.slot in known:
             yield op.region, op.itemsize * math.prod(sizes[axis] for axis in op.tile_axes)

@@ -34,9 +34,11 @@ def kept_loads(facts: KernelFacts, sizes: Mapping[int, int], threads: int, root:
     found: dict[int, float] = {}
     for window in facts.row_windows:
         rows = sizes[window.axis]
+        if window.root != root or not 2 <= rows <= MOST_ROWS:
+            continue
         tiles = [op.tile_axes for op in facts.memory_ops if window.axis in op.tile_axes]
         lanes = max((_lanes(axes, window.axis, sizes) for axes in tiles), default=0)
-        if window.root != root or not is_unrolled(rows, lanes, threads):
+        if not is_unrolled(rows, lanes, threads):
             continue
         asked, made = window.loads(rows)
         if not saves_loads(asked, made):

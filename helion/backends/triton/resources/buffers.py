@@ -36,5 +36,6 @@ class Passing:
 
 def peak(passing: list[Passing], dots: int) -> int:
     """Return the most bytes live at the same one of ``dots``."""
-    numbers = range(dots if passing else 0)
-    return max([sum([p.size for p in passing if p.after <= number <= p.until]) for number in numbers], default=0)
+    if not passing:
+        return 0
+    return max([sum([p.size for p in passing if p.after <= number <= p.until]) for number in range(dots)], default=0)

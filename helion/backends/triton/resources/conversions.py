@@ -20,6 +20,7 @@ from .tiles import (
     halved_widths,
     is_joined,
     is_loaded_once,
+    shared_widths,
     tile_bytes,
     vector_elements,
     widths_of,
@@ -134,14 +135,17 @@ def transposed_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: in
     threads = num_warps * target.warp_size
     most = 0
     for group in known.alike(facts):
-        halves, once = group.halves, [op for op in group.ops if op.quotients and is_loaded_once(op, facts, sizes)]
-        if once:
+        halves = group.halves
+        if group.quotients and (once := [op for op in group.ops if is_loaded_once(op, facts, sizes)]):
             # the others are converted as they are loaded
             group = group._replace(ops=tuple(op for op in group.ops if op not in once), halves=False)
         axes, ops = group.axes, group.ops
+        own = [vector_elements(op, sizes, threads) for op in ops]
         # halves of a pair are separated within a thread
-        pairs = any([sizes[op.tile_axes[-1]] == 2 and vector_elements(op, sizes, threads) < 2 for op in ops])
-        widths = widths_of(ops, sizes, threads) | _aligned_widths(ops, facts, sizes, threads)
+        pairs = any([width < 2 and sizes[op.tile_axes[-1]] == 2 for op, width in zip(ops, own, strict=True)])
+        widths = shared_widths(ops, own)
+        if group.stored and len(ops) > 1:
+            widths |= _aligned_widths(ops, facts, sizes, threads)
         if ops and (group.paired or halves):
             widths |= halved_widths(ops, group.paired, sizes, threads)
         differ = group.turned or pairs or len(widths) > 1
@@ -150,14 +154,14 @@ def transposed_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: in
         if group.summary:
             # it has the layout of the tile whose reductions it is computed from
             most = max(most, *(tile_bytes((axes, max(_FLOAT_BYTES, op.itemsize)), sizes) for op in ops), 0)
-        numel = math.prod([sizes[axis] for axis in axes])
+        numel = tile_bytes((axes, 1), sizes)
         if group.paired and 2 * numel == threads:
             # each thread loads half a pair; with fewer elements than threads, it loads both
             most = max(most, *(2 * numel * op.itemsize for op in ops))
         if group.shared and group.stored and numel < threads:
             # with fewer elements than threads it is computed in the layout of another tile
             most = max(most, *(numel * max(_FLOAT_BYTES, op.itemsize) for op in ops))
-    return max(most, *(tile_bytes(tile, sizes) for tile in facts.transposed_squares), 0)
+    return max([most, *[tile_bytes(tile, sizes) for tile in facts.transposed_squares]])
 
 
 def _turned_bytes(
@@ -193,12 +197,13 @@ def _aligned_widths(
     if not any([op.kind == "store" for op in ops]):
         return found
     for op in ops:
+        if not op.looped or op.kind != "load" or not op.feeds_store:
+            continue
         *others, axis = op.tile_axes
         extent = facts.axes[axis].extent if facts.axes[axis].static else None
-        again = op.kind == "load" and op.feeds_store and dict(op.looped).get(axis, 0) > 1
-        if again and known.is_of_rows_alike(facts, axis):
+        if dict(op.looped).get(axis, 0) <= 1 or known.is_of_rows_alike(facts, axis):
             continue
-        if not again or not op.static or op.gathered or op.inner_axis != axis or any(sizes[o] > 1 for o in others):
+        if not op.static or op.gathered or op.inner_axis != axis or any(sizes[o] > 1 for o in others):
             continue
         width = min(VECTOR_BYTES // op.itemsize, sizes[axis] // threads)
         if extent is not None and is_long(extent, sizes[axis]) and width > vector_elements(op, sizes, threads):

@@ -56,7 +56,7 @@ class Alike(NamedTuple):
     ``repeats``: several dimensions are one axis. ``summary``: a stored tile that is not loaded, is reduced itself, and
     shares axes with another reduced tile. ``shared``: another tile has some of the axes. ``stored``: one is a store.
     ``paired``: one access takes two neighbours that the kernel takes one by one (``lower/accesses/pairs.py``). ``halves``: a
-    computed tile of pairs has the axes, and its elements are separated or joined.
+    computed tile of pairs has the axes, and its elements are separated or joined. ``quotients``: lanes share elements of one.
     """
 
     axes: Axes
@@ -69,6 +69,7 @@ class Alike(NamedTuple):
     stored: bool
     paired: bool
     halves: bool
+    quotients: bool
 
 
 class Expanded(NamedTuple):
@@ -142,6 +143,7 @@ def alike(facts: KernelFacts) -> tuple[Alike, ...]:
                 stored=any(op.kind == "store" for op in ops),
                 paired=_are_paired(ops),
                 halves=(*rows, 2) in pairs,
+                quotients=any(op.quotients for op in ops),
             )
         )
     return tuple(found)

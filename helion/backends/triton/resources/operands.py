@@ -38,52 +38,9 @@ _TURNED_BYTES = 2
 _ASYNC_COPY_BYTES = 4
 
 
-def operand_bytes(
-    facts: KernelFacts,
-    sizes: Mapping[int, int],
-    num_warps: int,
-    num_stages: int,
-    target: Target,
-    exchanges: Sequence[Exchange],
-    unrolled: int = 1,
-    fused: frozenset[int] = frozenset(),
-    boxed: frozenset[int] = frozenset(),
-    persistent: bool = False,
-) -> int:
-    """Return the bytes per block for the operands of all dots, and for ``exchanges`` live at the same time.
-
-    Each grid loop is a kernel of its own. Loops have ``unrolled`` steps per iteration. ``fused`` are the grid loops
-    that are one loop with those inside, ``boxed`` the memory slots with descriptors. ``persistent`` programs prefetch
-    for the next tile if no loop is left in a tile.
-    """
-    if not facts.matmuls:
-        return 0
-    units = tuple(unit_of(fact, sizes, num_warps, target) for fact in facts.matmuls)
-    options = (unrolled, fused, boxed, persistent)
-    tally = _Tally(facts, sizes, num_warps, num_stages, target, units, list(exchanges), *options)
-    tally.staged()
-    tally.computed()
-    barriers = _BARRIER_BYTES if "tcgen05" in units else 0
-    return max(tally.total(root) for root in range(facts.num_roots)) + barriers
-
-
-def prefetched_sources(
-    facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, num_stages: int, target: Target
-) -> frozenset[int]:
-    """Return the memory slots of loads that operands are computed from and that loops prefetch.
-
-    They are read from shared memory in the layout in which they are combined.
-    """
-    if num_stages == 1:
-        return frozenset()
-    units = tuple(unit_of(fact, sizes, num_warps, target) for fact in facts.matmuls)
-    tally = _Tally(facts, sizes, num_warps, num_stages, target, units, [])
-    return frozenset(op.slot for _, op in tally.source_loads)
-
-
 @dataclass
-class _Tally:
-    """Shared memory by region. ``loops`` has the bytes of each loop.
+class Operands:
+    """Shared memory of the operands of all dots by region. ``loops`` has the bytes of each loop.
 
     ``turns`` has, by region, the largest of the operands that use the same memory one after the other.
     """
@@ -93,7 +50,6 @@ class _Tally:
     num_warps: int
     num_stages: int
     target: Target
-    units: tuple[Unit, ...]
     exchanges: list[Exchange]
     loops: dict[int, int] = field(default_factory=dict, init=False)
     turns: dict[int, int] = field(default_factory=dict, init=False)
@@ -107,6 +63,9 @@ class _Tally:
     persistent: bool = False
 
     def __post_init__(self) -> None:
+        self.units = tuple([unit_of(fact, self.sizes, self.num_warps, self.target) for fact in self.facts.matmuls])
+        self.slots = {op.slot: op for op in self.facts.memory_ops}
+        self.stages: dict[int, int] = {}
         for region in self.facts.regions:  # parents come first
             gone = region.kind == "loop" and self.runs_once(region.region)
             self.homes.append(self.homes[region.parent] if gone and region.parent is not None else region.region)
@@ -119,6 +78,24 @@ class _Tally:
         self.pipes = [home if home in loops and self.num_stages > 1 else None for home in self.homes]
         #: Slots of tables that are loaded before the loops.
         self.tables = tables(self.facts) if self.target.kind == "cuda" and self.num_stages > 1 else frozenset()
+
+    def bytes(self) -> int:
+        """Return the bytes per block for the operands of all dots, and for the exchanges live at the same time.
+
+        Each grid loop is a kernel of its own.
+        """
+        self.staged()
+        self.computed()
+        barriers = _BARRIER_BYTES if "tcgen05" in self.units else 0
+        return max([self.total(root) for root in range(self.facts.num_roots)]) + barriers
+
+    def prefetched_sources(self) -> frozenset[int]:
+        """Return the memory slots of loads that operands are computed from and that loops prefetch.
+
+        They are read from shared memory in the layout in which they are combined, except those for the next tile.
+        """
+        loads = self.source_loads if self.num_stages > 1 else []
+        return frozenset([op.slot for loop, op in loads if loop not in self.tile_loops])
 
     def home(self, region: int) -> int:
         """Return the region that ops of ``region`` end up in: loops of one iteration disappear."""
@@ -139,9 +116,12 @@ class _Tally:
 
         Loads that give the index of others have an equal part of the steps on CUDA, and one step each on AMD.
         """
-        lookups = self.lookups_of(loop)
-        left = self.num_stages - lookups if self.target.kind == "hip" else (self.num_stages - 1) // (1 + lookups) + 1
-        return max(2, left)
+        found = self.stages.get(loop)
+        if found is None:
+            lookups, hip = self.lookups_of(loop), self.target.kind == "hip"
+            found = max(2, self.num_stages - lookups if hip else (self.num_stages - 1) // (1 + lookups) + 1)
+            self.stages[loop] = found
+        return found
 
     def lookups_of(self, loop: int) -> int:
         """Return the lookups of a step: Triton hoists those of loop-invariant indices, except with tcgen05."""
@@ -186,13 +166,11 @@ class _Tally:
 
         The dot then reads it from the shared memory it was written to after the load.
         """
-        op = next(op for op in self.facts.memory_ops if op.slot == operand.slot)
-        return self.target.kind == "cuda" and operand.direct and self.is_narrow(op)
+        return self.target.kind == "cuda" and operand.direct and self.is_narrow(self.slots[operand.slot])
 
     def staged(self) -> None:
         """Add operands that are loaded, and those computed from one load alone."""
-        slots = {op.slot: op for op in self.facts.memory_ops}
-        uses = Counter(operand.slot for operand in self.facts.staged)
+        uses = Counter([operand.slot for operand in self.facts.staged])
         transposed = {o.slot for o in self.facts.staged if self.is_turned(o) and self.is_permuted(o)}
         # operands that other ops read too are copied to registers, so no buffer is still in use by an asynchronous dot
         copied = {o.slot for o in self.facts.staged if o.shared or o.worked or not o.direct}
@@ -217,8 +195,8 @@ class _Tally:
                 continue
             turned = operand.slot in transposed if uses[operand.slot] > 1 else self.is_turned(operand)
             copies = self.stages_of(loop) - (is_waiting(unit) or (unit == "wgmma" and operand.slot in copied))
-            ahead, own = self.in_loop(operand, fact, unit, self.is_narrow(slots[operand.slot]), turned, copies)
-            if ahead and self.is_converted(slots[operand.slot], unit):
+            ahead, own = self.in_loop(operand, fact, unit, self.is_narrow(self.slots[operand.slot]), turned, copies)
+            if ahead and self.is_converted(self.slots[operand.slot], unit):
                 if operand.slot not in prefetched:
                     last = max(o.dot for o in self.facts.staged if o.slot == operand.slot)
                     # the load of the next dot's operand may precede this dot
@@ -372,8 +350,8 @@ class _Tally:
             loop = self.pipes[op.region]
             if loop is None or loop not in computing:
                 continue
-            loaded = op.kind == "load" and op.tile_axes and op.slot not in known | self.tables
-            loaded = loaded and not any(axes <= set(op.tile_axes) for axes in added)
+            loaded = op.kind == "load" and op.tile_axes and op.slot not in known and op.slot not in self.tables
+            loaded = loaded and not any([axes.issubset(op.tile_axes) for axes in added])
             if loaded and not self.is_narrow(op):
                 found.append((loop, op))
         return found
@@ -462,7 +440,7 @@ class _Tally:
         turned = operand.role == "rhs" and self.is_permuted(operand) and operand.direct and not operand.shared
         if not turned or operand.itemsize != _TURNED_BYTES or not self.target.has("lds_copy"):
             return False
-        op = next(op for op in self.facts.memory_ops if op.slot == operand.slot)
+        op = self.slots[operand.slot]
         m, n, _ = tile_shape(fact, self.sizes)
         of_warp, (down, across) = fragment_warps((m, n), self.num_warps, self.target)
         whole = vector_elements(op, self.sizes, 1) * op.itemsize >= VECTOR_BYTES
@@ -524,8 +502,7 @@ class _Tally:
         """Return whether a loop prefetches a left operand of ``mma``, which reads the rows as they are, on CUDA."""
         cuda = self.target.kind == "cuda" and self.pipeline_of(operand.region) is not None
         rows = operand.role == "lhs" and operand.direct and not self.is_permuted(operand)
-        op = next(op for op in self.facts.memory_ops if op.slot == operand.slot)
-        return cuda and rows and not self.is_left(operand.dot) and not self.is_narrow(op)
+        return cuda and rows and not self.is_left(operand.dot) and not self.is_narrow(self.slots[operand.slot])
 
     def takes_transpose(self, fact: MatmulFact) -> bool:
         """Return whether the left operand comes from another dot's transpose, whose rows are distributed over all
@@ -537,7 +514,7 @@ class _Tally:
     def depth(self, fact: MatmulFact, m: int) -> int:
         """Return K of a tile whose axes a view has merged: elements of the left operand's load over its rows."""
         loads = [o for o in self.facts.staged if o.dot == fact.number and o.role == "lhs"]
-        return max((self.sides(o, fact)[1] // (m * fact.lhs_dtype.itemsize) for o in loads), default=1)
+        return max([self.sides(o, fact)[1] // (m * fact.lhs_dtype.itemsize) for o in loads], default=1)
 
     def total(self, root: int) -> int:
         """Return the bytes of one kernel: the largest of those live during a loop, or between loops."""
@@ -555,17 +532,16 @@ class _Tally:
 
     def nested(self, region: int) -> int:
         """Return the bytes of the regions in ``region``, which run consecutively."""
-        return max((self.inside(r.region) for r in self.facts.regions if r.parent == region), default=0)
+        return max([self.inside(r.region) for r in self.facts.regions if r.parent == region], default=0)
 
     def inside(self, region: int) -> int:
         """Return the bytes of a loop or branch: its operands stay live while nested loops and exchanges run."""
         own = [p for p in self.passing if p.region == region]
         if self.home(region) != region:
             return self.nested(region)
-        passing = max(
-            peak(own, len(self.facts.matmuls)) + self.turns.get(region, 0), self.at_once(own, self.exchanged(region))
-        )
-        if any(each.parent == region for each in self.facts.regions):
+        least = peak(own, len(self.facts.matmuls)) + self.turns.get(region, 0)
+        passing = max(least, self.at_once(own, self.exchanged(region)))
+        if any([each.parent == region for each in self.facts.regions]):
             passing = max(passing, self.held(own, region) + self.nested(region))
         return self.unrolled * self.loops.get(region, 0) + passing
 
@@ -575,9 +551,8 @@ class _Tally:
 
     def at_once(self, passing: list[Passing], exchanges: list[Exchange]) -> int:
         """Return the most bytes of ``passing`` live at a dot, or during one of ``exchanges``."""
-        return max(
-            [peak(passing, len(self.facts.matmuls)), *(self.beside(passing, each) + each.size for each in exchanges)]
-        )
+        most = peak(passing, len(self.facts.matmuls))
+        return max([most, *[self.beside(passing, each) + each.size for each in exchanges]])
 
     def beside(self, passing: list[Passing], exchange: Exchange) -> int:
         """Return the bytes of ``passing`` live during an exchange."""

@@ -10,11 +10,12 @@ matmuls, and 13 and 15 % with them. On AMD it is 18 and 11 %, 14 and 21 %.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
-from ...._compiler.facts.records import KernelFacts, LiveTile, LiveTiles, MemoryOpFact, ReductionFact
+from ...._compiler.facts.records import KernelFacts, LiveTiles, ReductionFact
 from ...._shapes import cdiv
 from ....hardware import REGISTER_BYTES, WARP_ROWS, Target
 from .fragments import beside_registers, fragment_registers, indexed_elements, narrow_stores
@@ -27,7 +28,7 @@ from .results import (
     transposed_left_registers,
     transposed_registers,
 )
-from .tiles import VECTOR_BYTES, tile_bytes, vector_elements
+from .tiles import VECTOR_BYTES, tile_bytes, vector_elements, vector_of
 
 #: Registers per random number of a thread: Philox works on four words, and ptxas computes all numbers of a tile at
 #: once. Offline for sm_90 and sm_100, with 4 to 32 of them a thread, 2 to 3.5.
@@ -154,16 +155,18 @@ def pressure(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, targe
 
     The risk is between 0 (none) and 1 (certain).
     """
-    late, spread = late_registers(facts, sizes, num_warps, register_limit(num_warps, target), target)
-    resident, needed, held, kept = (each + late for each in _tile_registers(facts, sizes, spread, target))
+    late, spread, limit = 0, num_warps, register_limit(num_warps, target)
+    if facts.late_reductions:
+        late, spread = late_registers(facts, sizes, num_warps, limit, target)
+    resident, needed, held, kept = [each + late for each in _tile_registers(facts, sizes, spread, target)]
     wanted = round(_wanted(resident, held, facts, sizes, spread, target))
-    scanned = _combined_registers(facts, sizes, num_warps, target)
+    scanned = _combined_registers(facts, sizes, num_warps, target) if facts.scans else 0.0
     slack = 1.0 if facts.matmuls else _slack(facts, sizes, target)
     tiles = needed / _SLACK
     if target.kind == "hip" and not facts.matmuls:
         tiles = _AMD_BASE + _AMD_HELD * held + _AMD_RESIDENT * needed
     need = max(wanted / slack, tiles, kept + scanned + _LEAST_BASE)
-    over = need / register_limit(num_warps, target) - 1
+    over = need / limit - 1
     factor = (_APART if facts.matmuls else _REDUCED if facts.reductions else 1.0) if target.has("tcgen05") else 1.0
     return round(wanted * factor), round(need), min(1.0, max(0.0, over / _CERTAIN))
 
@@ -194,17 +197,21 @@ def _wanted(
     if facts.matmuls:
         weights = _AMD_DOTS if amd else _DOTS
         features["overflow"] = max(0.0, held + _PRODUCT_BASE - register_limit(num_warps, target))
-    terms = []
-    for name, weight in weights.items():
-        if name in features:
-            value = features[name]
-        elif name in _OF_THREADS:
-            value = _OF_THREADS[name](facts, sizes, threads)
-        else:
-            value = _OF_MATMULS[name](facts, sizes, num_warps, target)
-        terms.append(weight * value)
+    terms = [weights[name] * value for name, value in features.items() if name in weights]
+    for name in _others(facts, amd):
+        of_matmuls = _OF_MATMULS.get(name)
+        value = of_matmuls(facts, sizes, num_warps, target) if of_matmuls else _OF_THREADS[name](facts, sizes, threads)
+        terms.append(weights[name] * value)
     # exact, so that rounding is the same in every version of Python
     return math.fsum(terms)
+
+
+@functools.lru_cache(maxsize=64)
+def _others(facts: KernelFacts, amd: bool) -> tuple[str, ...]:
+    """Return the weighted features that are not in ``_features``, without those that are zero whatever the sizes."""
+    weights = (_AMD_DOTS if amd else _DOTS) if facts.matmuls else _AMD_PLAIN if amd else _PLAIN
+    names = [name for name in weights if name in _OF_THREADS or name in _OF_MATMULS]
+    return tuple(name for name in names if name not in _ARE_THERE or _ARE_THERE[name](facts))
 
 
 def _features(
@@ -238,7 +245,7 @@ def _accesses(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> tup
         region, numel = op.region, _product(sizes, op.tile_axes)
         each, width = 1.0, 1
         if numel > threads:
-            each, width = numel / threads, vector_elements(op, sizes, threads)
+            each, width = numel / threads, vector_of(op, numel, threads)
         accesses[region] = accesses.get(region, 0.0) + (each / width if each > width else 1.0)
         if op.kind == "load":
             loads[region] = loads.get(region, 0.0) + max(1.0, each * op.itemsize / REGISTER_BYTES)
@@ -262,20 +269,18 @@ def _narrow_loads(facts: KernelFacts, sizes: Mapping[int, int], threads: int) ->
     found: dict[int, float] = {}
     for op in facts.memory_ops:
         if op.kind == "load" and op.itemsize == 1:
-            found[op.region] = found.get(op.region, 0.0) + _each(op, sizes, threads) / REGISTER_BYTES
+            each = max(1.0, _product(sizes, op.tile_axes) / threads)
+            found[op.region] = found.get(op.region, 0.0) + each / REGISTER_BYTES
     return max(found.values(), default=0.0)
-
-
-def _each(op: MemoryOpFact, sizes: Mapping[int, int], threads: int) -> float:
-    """Return the elements of a tile in memory per thread, at least one."""
-    return max(1.0, _product(sizes, op.tile_axes) / threads)
 
 
 def _operations(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> float:
     """Return the elementwise ops of a thread in one iteration: the maximum over regions."""
     found: dict[int, float] = {}
     for item in facts.work:
-        found[item.region] = found.get(item.region, 0.0) + item.ops * max(1.0, _product(sizes, item.axes) / threads)
+        numel = _product(sizes, item.axes)
+        each = item.ops * (numel / threads) if numel > threads else float(item.ops)
+        found[item.region] = found.get(item.region, 0.0) + each
     return max(found.values(), default=0.0)
 
 
@@ -287,8 +292,6 @@ def _elements(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> flo
 
 def _special_elements(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> float:
     """Return the elements of a thread whose special functions are live together."""
-    if not any([item.sfu_ops for item in facts.work]):
-        return 0.0
     return min(_elements(facts, sizes, threads), _MOST_SPECIAL if facts.matmuls else math.inf)
 
 
@@ -324,7 +327,7 @@ def _tile_registers(
     ``converted_rows``), so that needed tiles are packed there. In a loop, loads of the next step take these registers.
     """
     threads = num_warps * target.warp_size
-    products = frozenset(fact.axes for fact in facts.accumulators if fact.of_dot)
+    products = frozenset([fact.axes for fact in facts.accumulators if fact.of_dot])
     # a chunked row is reduced into an accumulator of the chunk's shape, live during the loop over chunks
     extra: dict[int, float] = {}
     together = 0.0
@@ -335,22 +338,22 @@ def _tile_registers(
             together = max(together, own * _tiles_together(fact))
     singles = [fact for fact in facts.reductions if sizes[fact.axis] == 1 < facts.axes[fact.axis].padded]
 
-    known: dict[LiveTiles, float] = {}  # without matmuls, snapshots of several kinds are the same
+    known: dict[tuple[int, LiveTiles], float] = {}  # snapshots of several kinds are the same
 
     def most(snapshots: tuple[tuple[LiveTiles, ...], ...], least_rows: int) -> float:
         found = together
         for root in snapshots:
             for tiles in root:
-                own = None if products else known.get(tiles)
+                key = least_rows if products else 1, tiles
+                own = known.get(key)
                 if own is None:
                     live = _added_at_once(tiles, singles) if singles else tiles
                     own = _snapshot(live, sizes, threads, products, least_rows)
                     if extra:
-                        own += max(
-                            (extra[axis] for axis in extra if any(axis in tile[0] for tile in live)), default=0.0
-                        )
-                    known[tiles] = own
-                found = max(found, own)
+                        own += max([extra[axis] for axis in extra if any([axis in t[0] for t in live])], default=0.0)
+                    known[key] = own
+                if own > found:
+                    found = own
         return found
 
     resident = most(facts.resident_tiles, 1)
@@ -415,12 +418,8 @@ def _place_registers(facts: KernelFacts, sizes: Mapping[int, int], threads: int)
     return most
 
 
-def _numel(tile: LiveTile, sizes: Mapping[int, int]) -> int:
-    return _product(sizes, tile[0])
-
-
 def _random_numbers(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> float:
-    return max([_numel(tile, sizes) for tile in facts.random_tiles], default=0) / threads
+    return max([_product(sizes, axes) for axes, _ in facts.random_tiles], default=0) / threads
 
 
 def _snapshot(
@@ -438,13 +437,13 @@ def _snapshot(
     if not tiles:
         return 0.0
     total = 0
-    for at, (tile_axes, _) in enumerate(tiles):
+    for tile in tiles:
         numel = 1
-        for axis in tile_axes:
+        for axis in tile[0]:
             numel *= sizes[axis]
         if numel > total:
-            total, largest = numel, at
-    axes, itemsize = tiles[largest]
+            total, largest = numel, tile
+    axes, itemsize = largest
     columns = sizes[axes[-1]] if axes else 1
     rows = total // columns
     if axes in products and rows < least_rows:
@@ -455,16 +454,20 @@ def _snapshot(
         thread_rows = min(float(rows), max(2.0, rows / 8 / max(1, threads // 32)))
     else:
         across = min(threads, max(1, columns * itemsize // VECTOR_BYTES))
-        thread_rows = max(1.0, rows / max(1, threads // across))
-    thread_columns = max(1.0, each / thread_rows)
+        beside = threads // across
+        thread_rows = rows / beside if rows > beside else 1.0
+    thread_columns = each / thread_rows if each > thread_rows else 1.0
     inside, sum_of = set(axes), 0.0
     for tile_axes, size in tiles:
-        if tile_axes and inside.issuperset(tile_axes):
+        if tile_axes == axes and axes:
+            count = thread_columns * thread_rows if len(axes) > 1 else thread_columns
+        elif tile_axes and inside.issuperset(tile_axes):
             count = thread_columns if tile_axes[-1] == axes[-1] else 1.0
             if len(tile_axes) > 1 or tile_axes[-1] != axes[-1]:
                 count *= thread_rows
         else:
-            count = max(1.0, _product(sizes, tile_axes) / threads)
+            numel = _product(sizes, tile_axes)
+            count = numel / threads if numel > threads else 1.0
         registers = count * size / REGISTER_BYTES
         sum_of += registers if registers > 1.0 else 1.0
     return sum_of
@@ -569,6 +572,16 @@ _OF_THREADS: Mapping[str, Callable[[KernelFacts, Mapping[int, int], int], float]
     "narrow_loads": _narrow_loads,
     "summed": summed_elements,
     "polynomials": _polynomial_elements,
+}
+#: Features that are zero for kernels without what they count.
+_ARE_THERE: Mapping[str, Callable[[KernelFacts], bool]] = {
+    "special": lambda facts: any(item.sfu_ops for item in facts.work),
+    "scanned": lambda facts: bool(facts.scans),
+    "random": lambda facts: bool(facts.random_tiles),
+    "places": _has_places,
+    "curves": lambda facts: any(item.polynomials for item in facts.work),
+    "polynomials": lambda facts: any(item.polynomials for item in facts.work),
+    "narrow_loads": lambda facts: any(op.itemsize == 1 for op in facts.memory_ops),
 }
 #: Those of matmuls: addresses of operands, fragments, and copies of results.
 _OF_MATMULS: Mapping[str, Callable[[KernelFacts, Mapping[int, int], int, Target], float]] = {

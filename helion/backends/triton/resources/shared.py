@@ -18,7 +18,7 @@ from .buffers import Exchange
 from .conversions import expanded_bytes, narrow_bytes, transposed_bytes, width_rounds
 from .layouts import fragment_held, moved_at_once, rounds, rows_held, spread
 from .matrix import is_k_major, is_swapped, is_transposed, keeps_rows, tile_shape, unit_of
-from .operands import operand_bytes, prefetched_sources
+from .operands import Operands
 from .tiles import VECTOR_BYTES, tile_bytes, vector_elements
 
 #: Rows of tensor memory.
@@ -51,22 +51,29 @@ def shared_bytes(
     inside; ``persistent`` programs compute several tiles.
     """
     options = (unrolled, fused, descriptor_slots, persistent)
-    results = _reduction_bytes(facts, sizes, num_warps, target)
-    exchanges = [Exchange(region=region, size=size) for region, size in results.items()]
-    looked_up = passed_bytes(facts, sizes) if target.kind == "cuda" and num_stages > 1 else ()
-    exchanges += [Exchange(region=region, size=size) for region, size in looked_up]
-    prefetched = prefetched_sources(facts, sizes, num_warps, num_stages, target) if facts.matmuls else frozenset()
-    exchanges += _product_exchanges(facts, sizes, num_warps, target, prefetched, descriptor_slots)
-    return max(
-        operand_bytes(facts, sizes, num_warps, num_stages, target, exchanges, *options),
-        max((each.size for each in exchanges), default=0),
-        narrow_bytes(facts, sizes, num_warps, target),
-        transposed_bytes(facts, sizes, num_warps, target),
-        expanded_bytes(facts, sizes, num_warps * target.warp_size, target),
-        _scan_bytes(facts, sizes, num_warps, target),
-        _sort_bytes(facts, sizes, num_warps),
-        _atomic_bytes(facts, sizes, num_warps, target),
-    )
+    results = _reduction_bytes(facts, sizes, num_warps, target) if facts.reductions else {}
+    most = max(results.values(), default=0)
+    if facts.matmuls:
+        exchanges = [Exchange(region=region, size=size) for region, size in results.items()]
+        looked_up = passed_bytes(facts, sizes) if target.kind == "cuda" and num_stages > 1 else ()
+        exchanges += [Exchange(region=region, size=size) for region, size in looked_up]
+        operands = Operands(facts, sizes, num_warps, num_stages, target, exchanges, *options)
+        prefetched = operands.prefetched_sources()
+        exchanges += _product_exchanges(facts, sizes, num_warps, target, prefetched, descriptor_slots)
+        most = max([each.size for each in exchanges], default=0)
+        most = max(most, operands.bytes())  # adds exchanges of its own
+    else:
+        most = max(
+            most,
+            narrow_bytes(facts, sizes, num_warps, target),
+            transposed_bytes(facts, sizes, num_warps, target),
+            expanded_bytes(facts, sizes, num_warps * target.warp_size, target),
+        )
+    if facts.scans:
+        most = max(most, _scan_bytes(facts, sizes, num_warps, target))
+    if facts.sorts:
+        most = max(most, _sort_bytes(facts, sizes, num_warps))
+    return max(most, _atomic_bytes(facts, sizes, num_warps, target)) if facts.atomics else most
 
 
 def descriptor_bytes(facts: KernelFacts, sizes: Mapping[int, int], slots: frozenset[int], num_stages: int) -> int:
@@ -132,20 +139,21 @@ def _reduction_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: in
     threads = num_warps * target.warp_size
     for fact in facts.reductions:
         # dimensions of one length are one axis, possibly twice in the tile
-        numel = math.prod(sizes[axis] for axis in fact.tile)
+        numel = tile_bytes((fact.tile, 1), sizes)
         result = numel // sizes[fact.axis]
         if fact.tile[-1] != fact.axis:
             across = _across(fact, facts, sizes, threads) // target.warp_size
             warps = min(num_warps // max(1, min(num_warps, across)), sizes[fact.axis])
         else:
             warps = _sharing(fact, facts, sizes, num_warps, target)
-        kept = set(fact.tile) - {fact.axis}
-        stored = [op.itemsize for op in facts.memory_ops if op.tile_axes and kept.issuperset(op.tile_axes)]
         size = result * warps * (fact.itemsize + _index_bytes(fact)) if warps > 1 else 0
-        if warps <= 1 and result > 1 and stored:
-            # a wider sum, such as int64, is narrowed before
-            size = result * (min(fact.itemsize, max(_FLOAT_BYTES, *stored)) + _index_bytes(fact))
-            size //= _stored_rounds(fact, facts, sizes, threads, target)
+        if warps <= 1 and result > 1:
+            kept = set(fact.tile) - {fact.axis}
+            stored = [op.itemsize for op in facts.memory_ops if op.tile_axes and kept.issuperset(op.tile_axes)]
+            if stored:
+                # a wider sum, such as int64, is narrowed before
+                size = result * (min(fact.itemsize, max(_FLOAT_BYTES, *stored)) + _index_bytes(fact))
+                size //= _stored_rounds(fact, facts, sizes, threads, target)
         if sizes[fact.axis] < facts.axes[fact.axis].padded and numel < threads:
             # chunks smaller than the number of threads, which then repeat them, convert their layout after the first
             # one
@@ -220,12 +228,14 @@ def _warps_in_row(
     fact: ReductionFact, facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target
 ) -> int:
     """Return the most warps along the reduced axis, over all accesses of such a tile."""
-    ops = [op for op in facts.memory_ops if set(op.tile_axes) == set(fact.tile)]
-    rows = all(op.tile_axes == fact.tile and op.inner_axis in (fact.axis, None) for op in ops)
-    if not rows or facts.matmuls:
+    if facts.matmuls:
+        return num_warps
+    tile = set(fact.tile)
+    ops = [op for op in facts.memory_ops if tile == set(op.tile_axes)]
+    if not all([op.tile_axes == fact.tile and op.inner_axis in (fact.axis, None) for op in ops]):
         return num_warps
     threads = num_warps * target.warp_size
-    vectors = {1, *(vector_elements(op, sizes, threads) for op in ops)}
+    vectors = {1, *[vector_elements(op, sizes, threads) for op in ops]}
     return max(spread(fact.tile, sizes, vector, num_warps, target)[fact.axis][2] for vector in vectors)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ...._compiler.facts.records import KernelFacts, LiveTile, MemoryOpFact
 from ....hardware import VECTOR_BYTES
@@ -25,8 +25,11 @@ def vector_elements(op: MemoryOpFact, sizes: Mapping[int, int], threads: int) ->
     numel = 1
     for axis in op.tile_axes:
         numel *= sizes[axis]
-    if numel < 2 * threads:
-        return 1
+    return vector_of(op, numel, threads) if numel >= 2 * threads else 1
+
+
+def vector_of(op: MemoryOpFact, numel: int, threads: int) -> int:
+    """Return the same for a tile of ``numel`` elements, at least one for each thread."""
     width = min(VECTOR_BYTES // op.itemsize, numel // threads)
     return math.gcd(width, op.aligned) if width > 1 else 1
 
@@ -53,8 +56,14 @@ def is_joined(op: MemoryOpFact, facts: KernelFacts) -> bool:
 
 def widths_of(ops: Collection[MemoryOpFact], sizes: Mapping[int, int], threads: int) -> set[int]:
     """Return the elements per thread of accesses of one tile: loads take the widest of all, stores their own."""
-    own = [vector_elements(op, sizes, threads) for op in ops]
-    return {max(own) if op.kind == "load" else width for op, width in zip(ops, own, strict=True)}
+    return shared_widths(ops, [vector_elements(op, sizes, threads) for op in ops])
+
+
+def shared_widths(ops: Collection[MemoryOpFact], own: Sequence[int]) -> set[int]:
+    """Return the same for accesses that alone would have their ``own`` elements per thread."""
+    if not own or min(own) == (widest := max(own)):
+        return set(own[:1])
+    return {widest if op.kind == "load" else width for op, width in zip(ops, own, strict=True)}
 
 
 def halved_widths(ops: Collection[MemoryOpFact], paired: bool, sizes: Mapping[int, int], threads: int) -> set[int]:

@@ -673,7 +673,9 @@ def test_equal_launches_are_timed_once() -> None:
         assert proposal_timing(facts, dataclasses.replace(proposal, **same), H200) is one
     for other in ({"loop_orders": {0: (1, 0)}}, {"l2_groupings": {0: 8}}, {"num_warps": 8}):
         assert proposal_timing(facts, dataclasses.replace(proposal, **other), H200) is not one
-    plain, ordered = (launch_of(spec.decode(spec.normalize({**TILES, **each}))) for each in ({}, {"loop_orders": [[0, 1]]}))
+    plain, ordered = (
+        launch_of(spec.decode(spec.normalize({**TILES, **each}))) for each in ({}, {"loop_orders": [[0, 1]]})
+    )
     assert plain == ordered and plain.orders == plain.groupings == {}
     assert launch_of(spec.decode(spec.normalize({**TILES, "l2_groupings": [8]}))).groupings == {0: 8}
 

@@ -84,11 +84,8 @@ def demands(facts: KernelFacts, launch: Launch, predicted: Predicted, target: Ta
 def rereads_depend_on_groups(facts: KernelFacts, target: Target) -> bool:
     """Return whether programs share a load that the L2 cache cannot keep. Else groups of rows change no time."""
     accesses = (access for root in roots_of(facts) for access in root.accesses)
-    return any(each.kind == "load" and each.apart and not _stays_cached(each, target) for each in accesses)
-
-
-def _stays_cached(access: Access, target: Target) -> bool:
-    return access.once_bytes <= target.l2_bytes * _L2_SHARE
+    kept = target.l2_bytes * _L2_SHARE
+    return any(each.kind == "load" and each.apart and each.once_bytes > kept for each in accesses)
 
 
 class _Count:
@@ -98,11 +95,14 @@ class _Count:
         self, launch: Launch, predicted: Predicted, target: Target, mine: Root, kept: Mapping[int, float]
     ) -> None:
         self.launch, self.predicted, self.target, self.mine, self.root = launch, predicted, target, mine, mine.root
-        self.kept = {} if mine.root in launch.flattened else kept
+        self.flattened = mine.root in launch.flattened
+        self.kept = {} if self.flattened else kept
         self.nest = Nest(mine, launch.sizes, launch.parts)
         self.fastest = self.nest.ordered(launch)
         self.threads = launch.warps * target.warp_size
+        self.cached_bytes = target.l2_bytes * _L2_SHARE
         self.first = self.fastest[:1]
+        self.stages = launch.stages if mine.matmuls else launch.own_stages
         #: The regions whose reductions run after their loops.
         late: dict[int, int] = {}
         if mine.late:
@@ -154,71 +154,77 @@ class _Count:
             self._sort(sort)
         for fact in self.mine.matmuls:
             self._product(fact)
-        return Demand(*sums.values())  # in the order of the fields
+        return tuple.__new__(Demand, sums.values())  # in the order of the fields
 
     def _largest_times(self) -> int:
-        nest, tiles = self.nest, self.mine.tiles
-        held = [(nest.elements[tile], nest.times(region) * nest.chunks(tiles[tile])) for region, tile in self.mine.held]
-        return max([(1, 1), *held])[1]
+        nest, most, times = self.nest, 1, 1
+        for region, tile in self.mine.held:
+            if (elements := nest.elements[tile]) >= most:
+                each = nest.runs[region] * nest.chunks(self.mine.tiles[tile])
+                if elements > most or each > times:
+                    most, times = elements, each
+        return times
 
     def _access(self, access: Access) -> None:
         # most of a prediction's time: helpers are called only where needed (measurement ``seeding_accesses``)
         sums, nest, launch, kind, threads = self.sums, self.nest, self.launch, access.kind, self.threads
-        passes, times = nest.repeats(access)
+        slot, itemsize, region, is_load = access.slot, access.itemsize, access.region, kind == "load"
+        passes, times = nest.repeats(access) if nest.walked else (1, nest.runs[region])
         numel, useful = nest.elements[access.tile], nest.useful[access.tile]
-        itemsize = access.itemsize
-        if access.slot in self.mine.tables and self._stages > 1:
-            self._look_up(times * max(1.0, numel / self.threads) * launch.warps)
+        per_thread = numel / threads if numel > threads else 1.0
+        if self.stages > 1 and slot in self.mine.tables:
+            self._look_up(times * per_thread * launch.warps)
             return
         run, width = self._run(access, numel) if access.inner is not None else (1.0, 1.0)
-        kept = self.kept.get(access.slot, 1.0) if self.kept and kind == "load" else 1.0
+        kept = self.kept.get(slot, 1.0) if self.kept and is_load else 1.0
         every = times * useful * itemsize / (self._sharing(access) if access.quotients else 1)
         asked = every * kept
         near, step = (run, itemsize) if access.strided is None else (nest.used[access.strided[0]], access.strided[1])
-        runs = asked / itemsize / max(near, 1.0)
+        runs = asked / itemsize / (near if near > 1.0 else 1.0)
         sector_bytes = runs * -(-near * step // SECTOR_BYTES) * SECTOR_BYTES
         fresh = self._fresh(access, every) if access.again else 1.0
         sums["asked_bytes"] += asked * fresh
-        if kind != "atomic" and not self.mine.matmuls:
+        if not self.mine.matmuls and kind != "atomic":
             sums["lines"] += runs * -(-near * step // _LINE)
         sums["sector_bytes"] += sector_bytes * fresh
-        distance = self._distance(access) if kind == "load" else 0
+        distance = self._distance(access) if is_load else 0
         if times > 1:
             sums["prefetched_bytes" if distance else "looped_bytes"] += asked
         else:
             sums["straight_bytes"] += asked
         if distance:
             sums["staged_bytes"] += asked / distance
-        self._evict(access, asked, sector_bytes, times)
-        per_thread = numel / threads if numel > threads else 1.0
+        if launch.evictions or is_load:
+            self._evict(access, asked, sector_bytes, times)
         if kind == "atomic":
             self._atomic(access, times, per_thread, useful, run, width)
-        elif access.slot in launch.boxed:
+        elif slot in launch.boxed:
             sums["descriptors"] += self._begun if self.mine.matmuls else not launch.persistent
         else:
-            sums["accesses"] += times * max(1.0, per_thread / width) * kept * launch.warps
+            sums["accesses"] += times * (per_thread / width if per_thread > width else 1.0) * kept * launch.warps
         shared = tuple([axis for axis in access.apart if nest.trips[axis] > 1]) if access.apart else ()
-        shifted = kind == "load" and self._is_shifted(access, shared)
+        shifted = is_load and bool(self.just_read) and self._is_shifted(access, shared)
         # rows that share loads reach the same elements with fewer of them
         self._traffic(access, every, passes, shared)
-        if kind == "store":
+        if is_load:
+            if slot not in launch.uncached:
+                if access.once_bytes <= _NEAR_BYTES and self._of_all_programs(access):
+                    sums["near_bytes"] += sector_bytes * fresh
+                elif shifted:
+                    sums["shifted_bytes"] += sector_bytes * fresh
+            walked = tuple([axis for axis in access.axes if axis in nest.walked]) if nest.walked else ()
+            waits: float = times
+            if region in self.streamed:
+                waits *= max(1.0, per_thread / width / _IN_FLIGHT)
+            key = region, walked, distance, not distance and slot in launch.boxed
+            if self.waits.get(key, 0.0) < waits:
+                self.waits[key] = waits
+        elif kind == "store":
             sums["written_bytes"] += max(0.0, sector_bytes - asked)
             sums["stores"] += times
             if access.turned is not None:
                 rows = min(_WARP, math.prod(launch.sizes[axis] for axis in access.turned))
                 sums["conflicting_bytes"] += 2 * times * numel * itemsize * rows
-        elif kind == "load":
-            if access.slot not in launch.uncached and self._is_near(access):
-                sums["near_bytes"] += sector_bytes * fresh
-            elif shifted and access.slot not in launch.uncached:
-                sums["shifted_bytes"] += sector_bytes * fresh
-            walked = tuple([axis for axis in access.axes if axis in nest.walked]) if nest.walked else ()
-            waits: float = times
-            if access.region in self.streamed:
-                waits *= max(1.0, per_thread / width / _IN_FLIGHT)
-            key = access.region, walked, distance, not distance and access.slot in launch.boxed
-            if self.waits.get(key, 0.0) < waits:
-                self.waits[key] = waits
 
     def _atomic(self, access: Access, times: float, per_thread: float, useful: float, run: float, width: float) -> None:
         """Add the atomics of an access, or the histogram or sums that take their place."""
@@ -249,18 +255,15 @@ class _Count:
         sums, eviction = self.sums, self.launch.evictions.get(access.slot)
         if eviction and times > 1:
             sums[f"{eviction}_bytes"] += asked
-        if access.kind == "load" and access.inner in self.mine.order and sector_bytes > asked:
+        if sector_bytes > asked and access.kind == "load" and access.inner in self.mine.order:
             sums["others_bytes"] += sector_bytes - asked
             sums["first_others_bytes"] += sector_bytes - asked if eviction == "first" else 0.0
             sums["sectors_in_flight"] += sector_bytes / times
 
-    def _is_near(self, access: Access) -> bool:
-        return access.once_bytes <= _NEAR_BYTES and self._of_all_programs(access)
-
     def _is_shifted(self, access: Access, shared: tuple[int, ...]) -> bool:
         """Return whether the program has just read a tile of the same elements, but for a shift."""
-        known = (access.storage, shared, access.region) in self.just_read
-        return known and 2 * access.once_bytes > access.whole_bytes
+        place = access.storage, shared, access.region
+        return 2 * access.once_bytes > access.whole_bytes and place in self.just_read
 
     def _look_up(self, lanes: float) -> None:
         """Add lookups in a table, whose places and elements change layout (measurement ``tables_in_loops``)."""
@@ -291,16 +294,12 @@ class _Count:
             # only a persistent program has a loop around it, the one over tiles
             return launch.tile_stages.get(self.root, 1) - 1 if launch.persistent and self.mine.is_flat else 0
         if access.slot in launch.boxed:
-            return self._stages - 1 if access.feeds_dots else 0
-        if access.feeds_dots or (access.in_loop and launch.own_stages > 1):
+            return self.stages - 1 if access.feeds_dots else 0
+        if access.feeds_dots or (launch.own_stages > 1 and access.in_loop):
             held = max(1, self.nest.elements[access.tile] // self.threads) * access.itemsize
             if self.root not in launch.fused and min(held, access.copied_bytes) >= _COPY_BYTES:
-                return self._stages - 1
+                return self.stages - 1
         return launch.ahead if access.carried else 0
-
-    @property
-    def _stages(self) -> int:
-        return self.launch.stages if self.mine.matmuls else self.launch.own_stages
 
     def _of_all_programs(self, access: Access) -> bool:
         trips = self.nest.trips
@@ -319,53 +318,58 @@ class _Count:
         """Return the contiguous elements of a contiguous access in memory, and the elements of one thread's."""
         inner, widest = access.inner, access.widest
         assert inner is not None
-        run, tiled = self.nest.run(access), self.launch.sizes[inner]
-        if self.root in self.launch.flattened and inner in self.mine.order:
+        tiled = self.launch.sizes[inner]
+        if self.flattened and inner in self.mine.order:
             # a tile is a run of the flat index, along the last of the axes in their order
             run, tiled = (float(numel), numel) if inner == self.fastest[-1] else (1.0, 1)
             widest = access.widest_of_run
-        return run, float(max(1, min(widest, tiled, numel // self.threads)))
+        else:
+            run = self.nest.run(access)
+        if numel < 2 * self.threads:
+            return run, 1.0
+        return run, float(min(widest, tiled, numel // self.threads))
 
     def _traffic(self, access: Access, asked: float, passes: int, shared: tuple[int, ...]) -> None:
         """Add the bytes from and to memory: each once, and again where the cache has lost it in between.
 
         Programs along the axes ``shared`` access the same tile.
         """
-        sums, nest, once = self.sums, self.nest, access.once_bytes
+        sums, nest, once, kind = self.sums, self.nest, access.once_bytes, access.kind
         programs = nest.programs
         first = asked / passes
         total = programs * first if access.numbered else min(once, programs * first)
         again = 0.0
-        small = _stays_cached(access, self.target)
+        small = once <= self.cached_bytes
         place = access.storage, shared
-        if access.kind == "load" and access.placed is not None and not shared and not small:
+        if kind == "load" and access.placed is not None and not shared and not small:
             total = self._selected_bytes(access.placed, once, programs * asked, place in self.seen)
             self.seen[place] = max(self.seen.get(place, 0.0), total)
-        elif access.kind == "load":
+        elif kind == "load":
             if shared and not small:
                 total = max(total, nest.covered(self.launch, self._at_once(), shared) * first)
             near = *place, access.region
-            known, read = self._known(place, access, total), total
+            known, read = self._known(place, access, total) if place in self.seen else 0.0, total
             again, total = (0.0 if small or near in self.just_read else known), total - known
             if not nest.walked or nest.walked.isdisjoint(access.axes):
                 self.just_read.add(near)
             if passes > 1 and not small:
                 again += programs * first * (passes - 1)
             self.seen[place] = self.seen.get(place, 0.0) + read - known
-            walks = nest.walks(access) if access.outside else 1
-            if walks > 1 and not (small or shared):
-                # each pass of a loop around the row loops reads all rows again
-                again += programs * first * (1 - 1 / walks)
-                first /= walks
-        elif access.kind == "store" and not shared:
+            if access.outside and not (small or shared):
+                walks = nest.walks(access)
+                if walks > 1:
+                    # each pass of a loop around the row loops reads all rows again
+                    again += programs * first * (1 - 1 / walks)
+                    first /= walks
+        elif kind == "store" and not shared:
             # a program finds its own stores in the cache, and storing again replaces them
             if place in self.stored:
                 again, total = (0.0 if small else total), 0.0
             self.stored.add(place)
             self.seen[place] = max(self.seen.get(place, 0.0), first * programs)
         sums["new_bytes"] += total / programs
-        sums["again_bytes"] += again / programs
         if again:
+            sums["again_bytes"] += again / programs
             sums["row_bytes"] += first
         together = self._run_bytes(access)
         if together < _RUN_BYTES:
@@ -402,7 +406,7 @@ class _Count:
 
     def _run_bytes(self, access: Access) -> float:
         """Return the bytes along the contiguous axis that adjacent programs read together."""
-        if self.root in self.launch.flattened or not access.unit_stride.isdisjoint(self.first):
+        if self.flattened or not access.unit_stride.isdisjoint(self.first):
             return _RUN_BYTES
         return access.itemsize * (1.0 if access.inner is None else self.nest.used[access.inner])
 
@@ -423,18 +427,22 @@ class _Count:
 
     def _elementwise(self) -> None:
         sums, nest = self.sums, self.nest
-        merged = self.mine.order if self.mine.numbering and self.root in self.launch.flattened else ()
+        merged = self.mine.order if self.mine.numbering and self.flattened else ()
         if merged:
             elements = math.prod(self.launch.sizes[axis] for axis in merged)
             issued = max(1.0, elements / self.threads) * self.launch.warps
             sums["straight_issue"] += issued * self.mine.numbering
+        warps, held = self.launch.warps, dict[int, float]()
         for region, tile, axes, ops, sfu_ops in self.mine.work:
-            times = nest.times(region) * nest.chunks(axes)
-            issued = times * self._held(tile) * self.launch.warps
-            issued *= self.repeated.get(tile, 1)
+            times = nest.runs[region] * nest.chunks(axes) if nest.walked else nest.runs[region]
+            if (each := held.get(tile)) is None:
+                each = held[tile] = self._held(tile)
+            issued = times * each * warps
+            if self.repeated:
+                issued *= self.repeated.get(tile, 1)
             sums["looped_issue" if times > 1 else "straight_issue"] += issued * ops
             sums["special"] += issued * sfu_ops
-            sums["steps"] += times * self.launch.warps * ops
+            sums["steps"] += times * warps * ops
             if nest.walked and not nest.walked.isdisjoint(axes):
                 sums["walked_issue"] += issued * ops
                 sums["walked_special"] += issued * sfu_ops
@@ -451,7 +459,7 @@ class _Count:
         are values of their own are spread over all threads.
         """
         numel, axes = self.nest.elements[tile], self.mine.tiles[tile]
-        held = max(1.0, numel / self.threads)
+        held = numel / self.threads if numel > self.threads else 1.0
         if self.mine.matmuls or self.kept or numel == 1:
             return held
         if self.along.keys() > set(axes):

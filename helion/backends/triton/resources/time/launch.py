@@ -68,7 +68,7 @@ def launch_of(decisions: Decisions, copied_bytes: int = 0) -> Launch:
         warps=values["num_warps"],
         stages=max(inside, default=values["num_stages"]),
         own_stages=max([1, *(given for place, given in stages.items() if given and not isinstance(place, int))]),
-        tile_stages={root: stages[loop] or values["num_stages"] for root, loop in roots},
+        tile_stages={root: stages[loop] or values["num_stages"] for root, loop in roots} if persistent else {},
         ahead=values.get("prefetch_distance", 0),
         boxed=frozenset(slot for slot, way in decisions.accesses("indexing").items() if way == _BOXES),
         evictions={slot: how for slot, how in decisions.accesses("load_eviction_policies").items() if how},

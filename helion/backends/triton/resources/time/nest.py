@@ -42,11 +42,11 @@ class Nest:
             trips.update((axis, cdiv(trips[axis], parts)) for axis in root.divided)
         self.elements = [_product(sizes, axes) for axes in root.tiles]
         self.useful = [_product(used, axes) for axes in root.tiles]
-        self._times = [_product(trips, axes) for axes in root.loops]
+        self.runs = [_product(trips, axes) for axes in root.loops]
 
     def times(self, region: int) -> int:
         """Return the runs of ``region`` in one program."""
-        return self._times[region]
+        return self.runs[region]
 
     def chunks(self, axes: Iterable[int]) -> int:
         """Return the chunks that a tile over ``axes`` is processed in."""
@@ -55,9 +55,9 @@ class Nest:
     def repeats(self, access: Access) -> tuple[int, int]:
         """Return the passes over a chunked row, and the executions of the access in a program."""
         if not self.walked:
-            return 1, self._times[access.region]
+            return 1, self.runs[access.region]
         passes = max([1, *(count for axis, count in access.looped if axis in self.walked)])
-        return passes, self._times[access.region] * self.chunks(access.axes) * passes
+        return passes, self.runs[access.region] * self.chunks(access.axes) * passes
 
     def walks(self, access: Access) -> int:
         """Return the number of times a program reads the same elements."""
@@ -89,7 +89,7 @@ class Nest:
     @property
     def iterations(self) -> int:
         """Runs of the innermost loop or chunk of a program."""
-        return max([self._times[region] for region in self._root.regions]) * self.chunks(self.walked)
+        return max([self.runs[region] for region in self._root.regions]) * self.chunks(self.walked)
 
     def ordered(self, launch: Launch) -> tuple[int, ...]:
         """Return the axes of the grid, the fastest first."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import operator
-import threading
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ....._compiler.facts.records import KernelFacts
+from ....._support.locks import new_lock
 from ....._support.records import dataclass
 from .....autotuner.proposal import Predicted
 from .....hardware import Target
@@ -81,7 +81,7 @@ class _Known(NamedTuple):
 #: The last launches by the identity of their ``predicted``, the latest last, and the number of those.
 _RECENT: dict[int, tuple[_Known, ...]] = {}
 _RECENTLY = 64
-_LOCK = threading.Lock()
+_LOCK = new_lock()
 
 
 def _timing(

@@ -18,6 +18,7 @@ from ....._compiler.facts.records import (
     MemoryOpFact,
     ReductionFact,
 )
+from ....._support.records import dataclass
 from ...histograms import width_of
 from ...lookups import tables
 from ..paired import half_of_pair, paired_stores
@@ -51,7 +52,8 @@ class Extent(NamedTuple):
     whole: int
 
 
-class Access(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
     """A load, store or atomic of a tile, which is number ``tile`` of the root's.
 
     ``inner`` is the contiguous axis, or None. ``nested`` begins with it and its elements in memory; each further axis is
