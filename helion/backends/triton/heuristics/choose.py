@@ -85,6 +85,10 @@ class Trust(Tuned):
     split_k: float
     #: Tiles of rows that a loop computes from several loads, for those by the formula.
     computed_rows: float
+    #: Longer pipelines and more rows of matmuls of a large batch, for those by the formula.
+    pipelined: float
+    #: The programs of each matrix of a batch together, where an operand exceeds the cache, for those of all matrices.
+    whole_batches: float
     #: Unfused matmuls, for the fused kernel's promoted seed.
     unfused: float
     #: Fewer rows per program after an unfused matmul, for as many as the budget allows.

@@ -142,3 +142,12 @@ def test_pages_of_8_bits_have_more_warps() -> None:
     args = cell.arguments("meta", False)
     first = proposed(TritonAttentionDecodeHeuristic(), facts_of(cell.kernel.fn, *args), target("h200"))[0]
     assert (list(first.block_sizes.values())[-1], first.num_warps) == (64, 4)
+
+
+def test_steps_that_keep_more_than_a_softmax_are_of_one_group_of_warps() -> None:
+    """Registers of one group hold 64 rows there, and 128 of a plain softmax."""
+    cell = CELLS["attention_entropy"]
+    config = cell.kernel.bind(cell.arguments("meta", False), target="h200").default_config()
+    assert config["block_sizes"] == [64, 64] and config["num_warps"] == 4 and config["num_stages"] == 3
+    plain = proposed(TritonAttentionHeuristic(), attention_facts(64), target("h200"))[0]
+    assert 128 in plain.block_sizes.values() or plain.launch.get("indexing")

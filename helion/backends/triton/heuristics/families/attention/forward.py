@@ -130,7 +130,8 @@ class TritonAttentionHeuristic(Heuristic):
             if first or found:
                 faster = _of_several_scores(facts, fact, fact.query_axis, found, target)
                 deeper = _of_pages(facts, fact, found, target)
-                return with_amd_options((*first, *faster, *deeper, *found), facts, target)
+                lower = () if first or faster else _of_one_group(facts, fact, fact.query_axis, found, target)
+                return with_amd_options((*first, *faster, *deeper, *lower, *found), facts, target)
         return Declined("no tile of queries and keys fits without spilling")
 
 
@@ -155,6 +156,28 @@ def _of_several_scores(
             timed.append((each, proposal_us(facts, each, target)))
     best = unless_faster((found[0], proposal_us(facts, found[0], target)), timed, trust(target).several_matmuls)
     return () if best is found[0] else (best,)
+
+
+def _of_one_group(
+    facts: KernelFacts, fact: AttentionFact, query: int, found: tuple[TritonProposal, ...], target: Target
+) -> tuple[TritonProposal, ...]:
+    """Return a tile of one group of warps, if it is predicted to be faster than one of two groups for narrow heads.
+
+    Steps that keep more than a softmax leave no registers for all queries in one group. Several programs of half of
+    them share an SM (measurement ``attention_moments``).
+    """
+    narrow = target.has("wgmma") and _has_narrow_heads(facts, fact.key_axis)
+    tile = next(each for each in _CANDIDATES if each.held == ASYNC_ROWS)
+    if not narrow or not found or (found[0].num_warps or 0) <= tile.warps:
+        return ()
+    sizes = _sizes_of(facts, query, fact.key_axis, tile)
+    predicted = fits(facts, target, sizes, tile, safety.attention(target))
+    if predicted is None or sizes[query] != tile.held:
+        return ()
+    programs = programs_of(facts, sizes, facts.attention_root)
+    half = _proposal(facts, sizes, tile, predicted, programs, target)
+    first, other = ((each, proposal_us(facts, each, target)) for each in (found[0], half))
+    return () if unless_faster(first, (other,), trust(target).several_matmuls) is found[0] else (half,)
 
 
 def _of_pages(

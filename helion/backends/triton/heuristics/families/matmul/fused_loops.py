@@ -3,22 +3,30 @@
 A separate loop for each tap fills its pipeline again, and has nothing to prefetch where the channels are one tile
 (measurement ``fused_loops``). Tiles of 128 rows were best there, with 128 columns where there are as many, though half of
 the last tile of 320 is empty. K takes the widest line that divides the channels, and a fourth stage where it is short.
+Each warp has rows of its own.
+
+Where the loop computes the rows from what it loads, such as a norm and an activation, programs have four warps: two of
+them compute and multiply in turns. Programs of other columns compute the rows again. Tiles have 256 columns where these
+are predicted to be faster (measurement ``computed_taps``).
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from ......_compiler.facts.records import KernelFacts
 from ......_support.records import dataclass
 from ......autotuner.proposal import Declined, Heuristic
-from ......hardware import Target
+from ......hardware import WARP_ROWS, Target
 from ....proposal import TritonProposal
+from ....resources.matrix import tile_shape
 from ...candidates import moderate_sizes
-from ...choose import full_first
-from ...sizing import estimate, programs_of
+from ...choose import full_first, trust, unless_faster
+from ...predicted_time import proposal_us
+from ...sizing import all_sizes, estimate, programs_of
 from ...tuned import Tuned, tuned
 
 
@@ -28,6 +36,11 @@ class _Numbers(Tuned):
 
     #: M, N and warps, from large to small.
     sides: tuple[tuple[int, int, int], ...]
+    #: The same for rows that the loop computes, and those of 256 columns.
+    computed_sides: tuple[tuple[int, int, int], ...]
+    wide_sides: tuple[tuple[int, int, int], ...]
+    #: Fewest warps of a tile that has not 16 rows for each.
+    few_warps: int
     #: Most bytes of a tile along K, and stages of such tiles; shorter ones have one more.
     line: int
     stages: int
@@ -53,19 +66,33 @@ class TritonJoinedLoopsHeuristic(Heuristic):
         if k < max(channels.min_size, target.min_dot(itemsize)[2]):
             return Declined(f"no tile divides the {channels.extent} elements of the loops")
         stages = _TUNED.stages if k == line else _TUNED.stages + 1
-        feasible = _feasible(loaded, facts.fusible_axes, k, stages, target)
-        best = full_first(feasible, lambda p: programs_of(loaded, p.block_sizes), target)
-        return Declined("no tile of the matmul fits without spilling") if best is None else (best,)
+        tiles = functools.partial(_feasible, loaded, facts.fusible_axes, k, stages, target)
+        ratio = trust(target).computed_rows if any(fact.lhs_prologue for fact in loaded.matmuls) else 0.0
+        sides = _TUNED.computed_sides if ratio else _TUNED.sides
+        best = full_first(tiles(sides), lambda p: programs_of(loaded, p.block_sizes), target)
+        if best is None:
+            return Declined("no tile of the matmul fits without spilling")
+        if not ratio:
+            return (best,)
+        first, *wide = ((each, proposal_us(loaded, each, target)) for each in (best, *tiles(_TUNED.wide_sides)))
+        chosen = unless_faster(first, wide, ratio)
+        return (best,) if chosen is best else (chosen, best)
 
 
 def _feasible(
-    facts: KernelFacts, loops: tuple[int, ...], k: int, stages: int, target: Target
+    facts: KernelFacts,
+    loops: tuple[int, ...],
+    k: int,
+    stages: int,
+    target: Target,
+    sides: tuple[tuple[int, int, int], ...],
 ) -> Iterator[TritonProposal]:
-    for m, n, warps in _TUNED.sides:
+    for m, n, warps in sides:
         sizes = moderate_sizes(facts, {"m": m, "n": n, "k": k})
         sizes.update(dict.fromkeys(loops, k))
         if any(fact.static_n is not None and _is_too_wide(n, fact.static_n) for fact in facts.matmuls):
             continue
+        warps = min(warps, max(_TUNED.few_warps, _rows(facts, sizes) // WARP_ROWS))
         for depth in range(stages, 0, -1):
             predicted = estimate(facts, target, sizes, warps, depth)
             if predicted.fits and not predicted.spill_risk:
@@ -77,6 +104,11 @@ def _feasible(
                     launch={"fuse_loops": True},
                 )
                 break
+
+
+def _rows(facts: KernelFacts, sizes: Mapping[int, int]) -> int:
+    every = all_sizes(facts, sizes)
+    return min(tile_shape(fact, every)[0] for fact in facts.matmuls)
 
 
 def _is_too_wide(side: int, extent: int) -> bool:

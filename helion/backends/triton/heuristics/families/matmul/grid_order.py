@@ -13,6 +13,7 @@ a batch do not count, but those of groups do, whose rows are pieces of longer on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -52,15 +53,21 @@ def ordered(facts: KernelFacts, proposal: TritonProposal, target: Target) -> Tri
         return proposal
     if (rows := _along_rows(facts, proposal, target)) is not None:
         return rows
-    if proposal.l2_groupings and len(set(facts.grid_axes) - _batch(facts)) < 3:
+    batch, ratio = _batch(facts), trust(target).grid_order
+    if batch and _exceed_cache(facts, target) and trust(target).whole_batches:
+        batch, ratio = set(), min(ratio, trust(target).whole_batches)
+    if proposal.l2_groupings and len(set(facts.grid_axes) - batch) < 3:
         return proposal
-    options = (proposal, *_options(facts, proposal, target))
+    options = (proposal, *_options(facts, proposal, batch, target))
     first, *others = ((option, proposal_us(facts, option, target)) for option in options)
-    return unless_faster(first, others, trust(target).grid_order)
+    return unless_faster(first, others, ratio)
 
 
-def _options(facts: KernelFacts, proposal: TritonProposal, target: Target) -> Iterator[TritonProposal]:
-    """Yield the column-major order, then groups of rows if they may change the time."""
+def _options(facts: KernelFacts, proposal: TritonProposal, batch: set[int], target: Target) -> Iterator[TritonProposal]:
+    """Yield the column-major order, then groups of rows if they may change the time.
+
+    Orders of more axes are those of the axes that are not of a ``batch``.
+    """
     groups = _TUNED.groups if rereads_depend_on_groups(facts, target) else ()
     roots = {facts.regions[fact.region].root for fact in facts.matmuls}
     sizes = all_sizes(facts, proposal.block_sizes)
@@ -68,7 +75,7 @@ def _options(facts: KernelFacts, proposal: TritonProposal, target: Target) -> It
     for grid in grids:
         tiles = [cdiv(extent_of(facts.axes[axis]), sizes[axis]) for axis in grid.axes]
         several = [at for at, count in enumerate(tiles) if count > 1]
-        if len(set(grid.axes) - _batch(facts)) > 2 and len(several) > 1 and not _end_within_sectors(facts):
+        if len(set(grid.axes) - batch) > 2 and len(several) > 1 and not _end_within_sectors(facts):
             ungrouped = {root: group for root, group in proposal.l2_groupings.items() if root != grid.root}
             for order in _orders(facts, grid.axes, several):
                 reason = f"{proposal.reason}, programs that share an operand together"
@@ -99,6 +106,16 @@ def _batch(facts: KernelFacts) -> set[int]:
     moved = [op for op in facts.memory_ops if op.matmul_operand or op.kind == "store"]
     batch = set(facts.grid_axes).intersection(*({*op.subscript_axes, *op.tile_axes} for op in moved))
     return batch - {axis for op in moved for axis in within_rows(op)}
+
+
+def _exceed_cache(facts: KernelFacts, target: Target) -> bool:
+    """Return whether some operand of all matrices of a batch exceeds the cache.
+
+    In row-major order, each operand is read again once programs of all matrices had their turn (measurement
+    ``batched_order``).
+    """
+    operands = (op for op in facts.memory_ops if op.matmul_operand)
+    return any(math.prod(op.extents) * op.itemsize > target.l2_bytes for op in operands)
 
 
 def _end_within_sectors(facts: KernelFacts) -> bool:

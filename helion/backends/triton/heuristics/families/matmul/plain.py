@@ -31,6 +31,7 @@ from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import Target
 from ....proposal import TritonProposal
 from ...amd_options import with_amd_options
+from .batches import with_pipeline
 from .grid_order import ordered
 from .precomputed import hoisting, unhoisted
 from .tiles import ProductSizer, single_product, sizer_as_written
@@ -46,5 +47,6 @@ class TritonMatmulHeuristic(Heuristic):
             return extents
         if not unhoisted(facts, target):
             return hoisting(ProductSizer(facts.after("precompute_operands").facts, extents, target).proposals())
-        found = sizer_as_written(facts, extents, target).proposals()
-        return with_amd_options(tuple(ordered(facts, each, target) for each in found), facts, target)
+        sizer = sizer_as_written(facts, extents, target)
+        found = with_pipeline(sizer, tuple(ordered(facts, each, target) for each in sizer.proposals()))
+        return with_amd_options(found, facts, target)

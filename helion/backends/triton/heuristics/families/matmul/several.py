@@ -183,8 +183,8 @@ def _with_block_pointers(proposal: TritonProposal, facts: KernelFacts) -> Triton
 def _one_group(facts: KernelFacts, target: Target) -> TritonProposal | None:
     """Return a proposal for a matmul whose kernel fixes M to the rows of one warp group.
 
-    It has as many columns as the instruction takes, with descriptors along them. Return None for other matmuls, or too
-    few tiles.
+    It has as many columns as the instruction takes, with descriptors along them unless threads gather the rows of the
+    other operand (measurement ``gathered_blocks``). Return None for other matmuls, or too few tiles.
     """
     if len(facts.matmuls) != 1:
         return None
@@ -202,7 +202,9 @@ def _one_group(facts: KernelFacts, target: Target) -> TritonProposal | None:
         return None
     if wave_efficiency(_count_programs(facts, sizes), target) < trust(target).full_waves:
         return None
-    right = [op for op in facts.memory_ops if op.slot == fact.rhs_slot and op.kind == "load"]
+    loads = [op for op in facts.memory_ops if op.kind == "load"]
+    gathers = any(op.gathered for op in loads if op.slot == fact.lhs_slot)
+    right = [op for op in loads if op.slot == fact.rhs_slot and not gathers]
     boxed = {op.slot: "tensor_descriptor" for op in right if op.static and not op.gathered}
     proposal = TritonProposal(
         reason=f"{_TUNED.group_rows} x {columns} tiles of one warp group, {stages} stages",

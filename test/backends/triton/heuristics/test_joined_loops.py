@@ -1,0 +1,75 @@
+"""Tiles of taps in one loop, of rows that are loaded and of rows that the loop computes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from harness import tensor
+
+import helion
+import helion.language as hl
+from helion.hardware import WARP_ROWS
+
+BF16 = torch.bfloat16
+
+
+def _taps(x, g, w, gated):
+    b, t, channels = x.size()
+    gated = hl.specialize(gated)
+    out = torch.empty([b, t, w.size(2)], dtype=x.dtype, device=x.device)
+    for tile_b, rows, columns in hl.tile([b, t, w.size(2)], block_size=[1, None, None]):
+        acc = hl.zeros([rows, columns])
+        for tap in hl.static_range(4):
+            at = rows.index + tap - 3
+            inside = at >= 0
+            for inner in hl.tile(channels):
+                v = hl.load(x, [tile_b.begin, at, inner], extra_mask=inside[:, None])
+                if gated:
+                    gate = hl.load(g, [tile_b.begin, at, inner], extra_mask=inside[:, None])
+                    v = (v.to(torch.float32) * torch.sigmoid(gate.to(torch.float32))).to(x.dtype)
+                acc = hl.dot(v, w[tap, inner, columns], acc=acc)
+        out[tile_b.begin, rows, columns] = acc.to(x.dtype)
+    return out
+
+
+TAPS = helion.kernel(_taps)
+
+
+def _bound(rows: int, columns: int, gated: bool, gpu: str):
+    x = tensor(8, rows, 512, dtype=BF16)
+    return TAPS.bind((x, x, tensor(4, 512, columns, dtype=BF16), gated), target=gpu)
+
+
+@pytest.mark.parametrize(
+    ("columns", "gated", "tile", "warps"),
+    [(512, False, [128, 128], 8), (512, True, [128, 256], 8), (128, True, [128, 128], 4)],
+)
+def test_programs_that_compute_rows_have_all_columns_or_four_warps(
+    columns: int, gated: bool, tile: list[int], warps: int
+) -> None:
+    bound = _bound(4096, columns, gated, "h200")
+    config = bound.default_config()
+    assert config["fuse_loops"] and config["block_sizes"][:2] == tile and config["num_warps"] == warps
+    assert bound.resources(config).spill_bytes == 0
+
+
+@pytest.mark.parametrize("gpu", ["h200", "a100", "mi300x"])
+@pytest.mark.parametrize("rows", [32, 64, 4096])
+def test_each_warp_of_more_than_four_has_rows_of_its_own(rows: int, gpu: str) -> None:
+    config = _bound(rows, 512, False, gpu).default_config()
+    assert config["fuse_loops"] and config["num_warps"] <= max(4, config["block_sizes"][0] // WARP_ROWS)
+
+
+@pytest.mark.parametrize("gpu", ["a100", "mi300x"])
+def test_rows_are_computed_in_tiles_of_the_rule_where_nothing_was_timed(gpu: str) -> None:
+    computed, loaded = (_bound(4096, 512, gated, gpu).default_config() for gated in (True, False))
+    assert computed["block_sizes"][1] <= 128 and loaded["block_sizes"][1] <= 128
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_taps_are_right_in_one_loop(gated: bool) -> None:
+    x, g = torch.randn(2, 63, 64), torch.randn(2, 63, 64)
+    w = torch.randn(4, 64, 48)
+    v = x * torch.sigmoid(g) if gated else x
+    want = torch.nn.functional.conv1d(torch.nn.functional.pad(v.transpose(1, 2), (3, 0)), w.permute(2, 1, 0))
+    torch.testing.assert_close(TAPS(x, g, w, gated), want.transpose(1, 2), atol=1e-3, rtol=1e-3)
