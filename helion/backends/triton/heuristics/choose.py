@@ -70,6 +70,8 @@ class Trust(Tuned):
     near_rows: float
     #: Nearby tiles and warps of a reduction, for those by its rule.
     nearby: float
+    #: The tiles of each grid loop alone, for those by the rule of one of them.
+    loops_alone: float
     #: Two rows of a batch that share loads, for one.
     sharing_rows: float
     #: Half the rows of a program that accumulates gradients, for as many as give each SM one.

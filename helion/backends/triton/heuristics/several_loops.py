@@ -93,6 +93,7 @@ class OfAllLoops:
             return (*in_one_launch(each, facts, target), each)
         first = with_smaller_tiles(cast("TritonProposal", found[0]), facts, target)
         first = with_half_lines(with_other_loops(with_rules_alone(first, facts, target), facts, target), facts, target)
+        first = each_alone(first, facts, target)
         return (*in_one_launch(first, facts, target), first, *found[1:])
 
 
@@ -107,6 +108,11 @@ def loop_by_loop(rule: Heuristic, facts: KernelFacts, target: Target) -> TritonP
         if isinstance(proposals, Declined):
             return None
         found.append(cast("TritonProposal", proposals[0]))
+    return min(_together(found, facts), key=lambda each: proposal_us(facts, each, target))
+
+
+def _together(found: list[TritonProposal], facts: KernelFacts) -> list[TritonProposal]:
+    """Return the proposals for each grid loop as those of the kernel, with the warps of each of them."""
     sizes, orders, flat = dict[int, int](), dict[int, tuple[int, ...]](), dict[int, bool]()
     for root, (before, each) in enumerate(zip(_loops_before(facts), found, strict=True)):
         own = {axis for region in facts.regions if region.root == root for axis in region.axes}
@@ -115,8 +121,39 @@ def loop_by_loop(rule: Heuristic, facts: KernelFacts, target: Target) -> TritonP
         flat |= {root if number >= 0 else number - before: flag for number, flag in each.flatten_loops.items()}
     reason = "; ".join(f"loop {at}: {each.reason}" for at, each in enumerate(found))
     made = replace(found[0], reason=reason, block_sizes=sizes, loop_orders=orders, flatten_loops=flat)
-    tried = [replace(made, num_warps=warps) for warps in dict.fromkeys(each.num_warps for each in found)]
-    return min(tried, key=lambda each: proposal_us(facts, each, target))
+    return [replace(made, num_warps=warps) for warps in dict.fromkeys(each.num_warps for each in found)]
+
+
+def each_alone(proposal: TritonProposal, facts: KernelFacts, target: Target) -> TritonProposal:
+    """Return a proposal, or that of the rule and its nearby tiles for each grid loop alone where it is much faster.
+
+    The rule of one grid loop knows nothing of the others, nor do nearby tiles (measurement ``loops_alone``).
+    """
+    if facts.matmuls or not facts.reductions or proposal.pid_type is not None or proposal.launch or proposal.ranges:
+        return proposal
+    found: list[TritonProposal] = []
+    for alone in facts.apart:
+        made = _made_by_rules(alone.value, target)
+        if (
+            made is None
+            or made.pid_type is not None
+            or made.launch
+            or made.ranges
+            or any(made.reduction_loops.values())
+        ):
+            return proposal
+        found.append(made)
+    timed = [(each, proposal_us(facts, each, target)) for each in _together(found, facts)]
+    return unless_faster((proposal, proposal_us(facts, proposal, target)), timed, trust(target).loops_alone)
+
+
+def _made_by_rules(alone: KernelFacts, target: Target) -> TritonProposal | None:
+    """Return the first proposal of the first rule for the kernel of one grid loop, or a nearby one."""
+    for at, rule in enumerate(RULES):
+        found = rule.propose(alone, target)
+        if not isinstance(found, Declined) and (rule.promote_seed_to_default or rule is RULES[-1]):
+            return cast("TritonProposal", with_nearby(found, alone, target, RULES[at + 1 :])[0])
+    return None
 
 
 def with_rules_alone(proposal: TritonProposal, facts: KernelFacts, target: Target) -> TritonProposal:

@@ -355,3 +355,37 @@ def test_places_are_right_with_these_tiles() -> None:
     hot = torch.nn.functional.one_hot(ids.long(), 5)
     torch.testing.assert_close(out, (hot.cumsum(0).gather(1, ids.long()[:, None])[:, 0] - 1).to(torch.int32))
     torch.testing.assert_close(counts, hot.sum(0).to(torch.int32))
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("centered_int8_keys", {"block_sizes": [128], "num_warps": 4}),
+        ("dual_softmax", {"block_sizes": [1, 8, 512, 1, 1], "num_warps": 4}),
+        ("pitch_differences", {"block_sizes": [64, 64, 1, 8], "num_warps": 4}),
+    ],
+)
+def test_reductions_have_the_tiles_of_each_loop_alone(name: str, config: dict[str, object]) -> None:
+    cell = CELLS[name]
+    bound = helion.kernel(cell.kernel.fn, backend="triton").bind(cell.arguments("meta", False), target="h200")
+    found = bound.default_config()
+    assert {key: found[key] for key in config} == config
+
+
+def test_loops_alone_replace_a_rule_only_where_much_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell, gpu = CELLS["centered_int8_keys"], target("h200")
+    bound = helion.kernel(cell.kernel.fn, backend="triton").bind(cell.arguments("meta", False), target="h200")
+    facts = bound._analysis.facts
+    (block,) = {axis.block_id for axis in facts.tunable_axes}
+    ruled = TritonProposal(reason="", block_sizes={block: 1024}, num_warps=32)
+    assert several_loops.each_alone(ruled, facts, gpu).num_warps == 4
+    less = replace(several_loops.trust(gpu), loops_alone=0.5)
+    monkeypatch.setattr(several_loops, "trust", lambda _: less)
+    assert several_loops.each_alone(ruled, facts, gpu) is ruled
+
+
+def test_loops_with_matmuls_keep_their_rule() -> None:
+    x, y = (torch.empty(512, 512, device="meta", dtype=torch.bfloat16) for _ in range(2))
+    facts = in_parts.bind((x, y, 4), target="h200")._analysis.facts
+    ruled = TritonProposal(reason="", block_sizes={}, num_warps=4)
+    assert several_loops.each_alone(ruled, facts, target("h200")) is ruled
