@@ -46,6 +46,8 @@ class Trust(Tuned):
     fewer_atomics: float
     #: A quarter or an eighth of the results of a reduction over pairs, for all that registers hold.
     fewer_results: float
+    #: Steps of a vector of rows of both sides of pairs, for single elements.
+    vector_steps: float
     #: Half the warps and half the tile that a loop between bounds from data reduces, for those by the rule.
     fewer_reducing: float
     #: Programs of more warps and longer chunks, for fewer programs than SMs.

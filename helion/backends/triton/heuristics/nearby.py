@@ -37,6 +37,8 @@ class _Numbers(Tuned):
     alike: float
     #: Most steps from the tiles of the rule.
     steps: int
+    #: Bytes of the shortest pieces of rows of a program: the others of a line are read by another one.
+    piece_bytes: int
 
 
 def with_nearby(
@@ -128,21 +130,29 @@ def _steps(proposal: TritonProposal, facts: KernelFacts, target: Target, *, few:
     fewer_warps, short = max(1, warps // 2), registers(sizes, warps)
     halved = {fewer_warps} if short is None else {warps, fewer_warps}
     axes = [axis for axis in facts.tunable_axes if axis.block_id in sizes]
+    least = {axis.block_id: _shortest(axis, facts) for axis in axes}
     tried = [(sizes, warps // 2)] if warps > 1 else []
     for axis in axes:
         size = sizes[axis.block_id]
         for changed, counts in ((2 * size, {warps}), (size // 2, halved)):
-            if _allows(axis, changed):
+            if _allows(axis, changed) and changed >= min(size, least[axis.block_id]):
                 every = counts if few else {warps, fewer_warps}
                 tried += [({**sizes, axis.block_id: changed}, count) for count in every]
     for fewer, more in itertools.permutations(axes, 2) if not few else ():
         half, double = sizes[fewer.block_id] // 2, 2 * sizes[more.block_id]
-        if _allows(fewer, half) and _allows(more, double):
+        if half >= least[fewer.block_id] and _allows(fewer, half) and _allows(more, double):
             tried.append(({**sizes, fewer.block_id: half, more.block_id: double}, warps))
     for each, count in tried:
         needs = registers(each, count)
         if needs is None or (short is not None and needs < short):
             yield replace(proposal, block_sizes=each, num_warps=count)
+
+
+def _shortest(axis: AxisFact, facts: KernelFacts) -> int:
+    """Return the elements along an axis of the grid of the shortest pieces of rows of a program (measurement ``held_columns``)."""
+    loads = (op for op in facts.memory_ops if op.inner_axis == axis.block_id and len(op.tile_axes) > 1)
+    most = max((tuned(_Numbers).piece_bytes // op.itemsize for op in loads), default=1)
+    return most if axis.on_grid else 1
 
 
 def _allows(axis: AxisFact, size: int) -> bool:

@@ -338,17 +338,17 @@ def _tile_registers(
             together = max(together, own * _tiles_together(fact))
     singles = [fact for fact in facts.reductions if sizes[fact.axis] == 1 < facts.axes[fact.axis].padded]
 
-    known: dict[tuple[int, LiveTiles], float] = {}  # snapshots of several kinds are the same
+    known: dict[tuple[int, bool, LiveTiles], float] = {}  # snapshots of several kinds are the same
 
-    def most(snapshots: tuple[tuple[LiveTiles, ...], ...], least_rows: int) -> float:
+    def most(snapshots: tuple[tuple[LiveTiles, ...], ...], least_rows: int, apart: bool = False) -> float:
         found = together
         for root in snapshots:
             for tiles in root:
-                key = least_rows if products else 1, tiles
+                key = least_rows if products else 1, apart, tiles
                 own = known.get(key)
                 if own is None:
                     live = _added_at_once(tiles, singles) if singles else tiles
-                    own = _snapshot(live, sizes, threads, products, least_rows)
+                    own = _snapshot(live, sizes, threads, products, least_rows, apart)
                     if extra:
                         own += max([extra[axis] for axis in extra if any([axis in t[0] for t in live])], default=0.0)
                     known[key] = own
@@ -361,12 +361,18 @@ def _tile_registers(
     needed, kept = (facts.packed_tiles, facts.kept_tiles) if packs else (facts.needed_tiles, facts.held_tiles)
     merged = _merged_registers(facts, sizes, threads)
     held = max(most(facts.held_tiles, WARP_ROWS), merged)
+    apart = packs and not facts.matmuls and _have_parts(facts)
     return (
         resident,
-        resident if needed == facts.resident_tiles else most(needed, 1),
+        resident if needed == facts.resident_tiles and not apart else most(needed, 1, apart),
         held,
-        held if kept == facts.held_tiles else max(most(kept, WARP_ROWS), merged),
+        held if kept == facts.held_tiles and not apart else max(most(kept, WARP_ROWS, apart), merged),
     )
+
+
+def _have_parts(facts: KernelFacts) -> bool:
+    """Return whether a reduction keeps a batch beside the axis that is contiguous in its tile, as sums of ``x[B, K, N]`` do."""
+    return any(len(fact.tile) > 2 and fact.axis != fact.tile[-1] for fact in facts.reductions)
 
 
 def _merged_registers(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> float:
@@ -428,11 +434,13 @@ def _snapshot(
     threads: int,
     products: frozenset[tuple[int, ...]],
     least_rows: int,
+    apart: bool = False,
 ) -> float:
     """Return the registers of one thread for all of ``tiles``. Accumulators of dots have at least ``least_rows`` rows.
 
     The largest tile is distributed over the threads. Tiles that span some of its axes have the layout of its slices,
-    which several threads repeat.
+    which several threads repeat. Slices of several axes count as all rows of a thread, to which the weights are fitted, or,
+    if ``apart``, as their own.
     """
     if not tiles:
         return 0.0
@@ -462,9 +470,9 @@ def _snapshot(
         if tile_axes == axes and axes:
             count = thread_columns * thread_rows if len(axes) > 1 else thread_columns
         elif tile_axes and inside.issuperset(tile_axes):
-            count = thread_columns if tile_axes[-1] == axes[-1] else 1.0
-            if len(tile_axes) > 1 or tile_axes[-1] != axes[-1]:
-                count *= thread_rows
+            count, others = (thread_columns, tile_axes[:-1]) if tile_axes[-1] == axes[-1] else (1.0, tile_axes)
+            if others:
+                count *= min(thread_rows, _product(sizes, others)) if apart else thread_rows
         else:
             numel = _product(sizes, tile_axes)
             count = numel / threads if numel > threads else 1.0

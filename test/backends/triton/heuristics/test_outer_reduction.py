@@ -317,3 +317,23 @@ def test_few_results_are_of_one_warp(dtype: torch.dtype) -> None:
         assert bound.seeds[0].heuristic == RULE and config["num_warps"] == warps
         assert config["block_sizes"] == sizes if sizes else config["block_sizes"][0] > 1
         assert bound.resources(config).spill_bytes == 0
+
+
+@pytest.mark.parametrize(("dtype", "columns", "step"), [(torch.float32, 64, 4), (torch.bfloat16, 32, 8)])
+def test_pairs_of_rows_load_vectors(dtype: torch.dtype, columns: int, step: int) -> None:
+    """Measurement ``vectors_of_pairs``."""
+    rows = tuple(torch.empty(2048, 256, dtype=dtype, device="meta") for _ in range(2))
+    first = bound(furthest, rows).seeds[0]
+    assert first.heuristic == RULE and first.config["num_warps"] == 4
+    assert first.config["block_sizes"] == [16, columns, step]
+    x, y = torch.randn(33, 17).to(dtype), torch.randn(41, 17).to(dtype)
+    far = (x.float()[:, None] - y.float()).abs().amax(-1)
+    torch.testing.assert_close(furthest(x, y), far)
+    config = helion.Config(block_sizes=[16, columns, step], num_warps=4)
+    torch.testing.assert_close(furthest.bind((x, y)).compile_config(config)(x, y), far)
+
+
+def test_columns_of_the_other_side_are_loaded_one_element_at_a_time() -> None:
+    """A step of several elements is one of several rows there."""
+    square = tuple(torch.empty(2048, 2048, device="meta") for _ in range(2))
+    assert bound(longest_paths, square).seeds[0].config["block_sizes"][2] == 1

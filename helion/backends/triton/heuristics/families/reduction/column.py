@@ -30,7 +30,7 @@ from ....resources.time.roots import SECTOR_BYTES
 from ...choose import Timed, trust, unless_faster
 from ...predicted_time import proposal_us
 from ...program_order import innermost_first
-from ...sizing import Chunks, Sizes, clamp, estimate, extent_of, programs_of, warps_for_threads
+from ...sizing import Chunks, Sizes, all_sizes, clamp, estimate, extent_of, programs_of, warps_for_threads
 from ...tuned import Tuned, tuned
 from .budget import Allocation, allocate, column_axis, reduction_alone
 from .launch import Launch, launch
@@ -62,9 +62,13 @@ class _Numbers(Tuned):
     late_bytes: int
     late_thread_bytes: int
     late_stages: int
-    #: Rows that one warp holds whole, and warps of an SM that hide what they wait for.
+    #: Rows that one warp holds whole, and warps of an SM that hide what they wait for. Elements that a thread of a
+    #: program of few warps loads of rows held whole.
     held_rows: int
     held_warps: int
+    held_elements: int
+    #: Most warps of a program of columns that chunks would read again.
+    read_warps: int
 
 
 _TUNED = tuned(_Numbers)
@@ -108,7 +112,7 @@ class TritonColumnReductionHeuristic(Heuristic):
             best = unless_faster(timed, lighter, trust(target).lighter_columns)
             made = _overlapping(timed, lighter, facts, target) if best is made else best
         late = _late(found, column, facts, target)
-        made = _in_memory_order(made, column, facts)
+        made = _in_memory_order(_in_few_warps(made, found, column, facts, target), column, facts)
         return (made,) if late is None else (_in_memory_order(late, column, facts), made)
 
 
@@ -249,6 +253,38 @@ def _held(
             yield _proposal(found, sizes, chosen.chunks, warps)
 
 
+def _in_few_warps(
+    proposal: TritonProposal, found: Allocation, column: int, facts: KernelFacts, target: Target
+) -> TritonProposal:
+    """Return few warps for rows that are held whole and used again, with the widest part of the columns that fits.
+
+    More warps exchange parts of each column's results, with barriers, and fewer of their programs share an SM. Rows that
+    begin anywhere have twice the columns, but a load of each element (measurement ``held_columns``).
+    """
+    axis, chunks = facts.axes[found.primary.axis], dict(proposal.reduction_loops)
+    whole = chunks.get(axis.block_id, axis.padded) is None or proposal.block_sizes.get(axis.block_id) == axis.padded
+    columns, most = proposal.block_sizes.get(column), warps_for_threads(_TUNED.least_threads, target)
+    if not whole or not found.primary.re_read or columns is None or 2 * (proposal.num_warps or 1) <= most:
+        return proposal
+    loads = [op for op in facts.memory_ops if op.kind == "load" and {axis.block_id, column} <= set(op.tile_axes)]
+    singly = any(_run_bytes(op) <= op.itemsize for op in loads)
+    room = _TUNED.held_elements // 2 if singly else _TUNED.held_elements
+    least = max(facts.axes[column].min_size, _LINE_BYTES // 2 // min((op.itemsize for op in loads), default=1))
+    columns = clamp(2 * columns, facts.axes[column]) if singly else columns
+    while columns >= least:
+        sizes = {**proposal.block_sizes, column: columns}
+        every = all_sizes(facts, sizes, chunks)
+        elements = sum(math.prod(every[a] for a in op.tile_axes) for op in loads)
+        for warps in (most // 2, most):
+            enough = warps * programs_of(facts, sizes, found.primary.root) >= _TUNED.held_warps * target.num_sms
+            if elements > room * warps * target.warp_size or not enough:
+                continue
+            if not estimate(facts, target, sizes, warps, 1, chunks).spill_risk:
+                return _proposal(found, sizes, chunks, warps)
+        columns //= 2
+    return proposal
+
+
 def _read_once(
     found: Allocation, column: int, facts: KernelFacts, chosen: Launch, target: Target
 ) -> Iterator[TritonProposal]:
@@ -268,7 +304,7 @@ def _read_once(
         sizes, chunks = {**chosen.sizes, column: columns}, {**chosen.chunks, axis.block_id: None}
         for warps in dict.fromkeys(warps_for_threads(times * threads, target) for times in (1, 2)):
             if not estimate(facts, target, sizes, warps, 1, chunks).spill_risk:
-                fit = True
+                fit = warps <= _TUNED.read_warps
                 yield _proposal(found, sizes, chunks, warps)
         columns //= 2
 

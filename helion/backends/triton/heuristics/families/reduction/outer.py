@@ -21,7 +21,7 @@ from ......_compiler.facts.records import KernelFacts, MemoryOpFact, ReductionFa
 from ......_shapes import next_power_of_2
 from ......_support.records import dataclass
 from ......autotuner.proposal import Declined, Heuristic
-from ......hardware import Target
+from ......hardware import VECTOR_BYTES, Target
 from ....proposal import TritonProposal
 from ...choose import trust, unless_faster
 from ...predicted_time import proposal_us
@@ -49,6 +49,10 @@ class _Numbers(Tuned):
     warp_programs: int
     #: Elements of a step of one warp.
     step: int
+    #: Where programs load vectors of rows of both sides: rows of the first one, elements of a step, and warps.
+    vector_rows: int
+    vector_step: int
+    vector_warps: int
     #: Least elements that a load must be combined with: below, the kernel is memory-bound.
     least_reuse: int
     #: Least programs per SM, as far as tiles can shrink.
@@ -129,7 +133,7 @@ def _in_steps(proposal: TritonProposal, facts: KernelFacts, target: Target, prim
     Each step computes an exponential for the sum before it, next to one for each element.
     """
     if not primary.exponential_stages or len(primary.stages) < 2:
-        return _of_one_warp(proposal, facts, target, primary)
+        return _by_vectors(_of_one_warp(proposal, facts, target, primary), facts, target, primary)
     step, every = proposal.block_sizes[primary.axis], [proposal]
     for more in (4 * step, 8 * step, 16 * step, 32 * step):
         sizes = {**proposal.block_sizes, primary.axis: clamp(more, facts.axes[primary.axis])}
@@ -160,6 +164,32 @@ def _of_one_warp(
         return proposal
     timed = [(each, proposal_us(facts, each, target)) for each in (proposal, one)]
     return unless_faster(timed[0], timed[1:], trust(target).lighter_rows)
+
+
+def _by_vectors(
+    proposal: TritonProposal, facts: KernelFacts, target: Target, primary: ReductionFact
+) -> TritonProposal:
+    """Return steps of a vector of several rows of each side, if that is predicted to be faster, for rows of memory.
+
+    A load of single elements of rows takes a line for each of them. Of vectors, a thread combines each with those of several
+    rows (measurement ``vectors_of_pairs``).
+    """
+    kept = [block for block in primary.tile if block != primary.axis]
+    loads = [op for op in facts.memory_ops if op.kind == "load" and primary.axis in op.tile_axes]
+    sides = {block for op in loads for block in op.tile_axes if len(op.tile_axes) == 2}
+    if len(kept) != 2 or not sides.issuperset(kept) or any(op.inner_axis != primary.axis or op.gathered for op in loads):
+        return proposal
+    axis, every = facts.axes[primary.axis], [proposal]
+    vector, rows = VECTOR_BYTES // max(op.itemsize for op in loads), _TUNED.vector_rows
+    for step in (vector, vector // 2):
+        wanted = {primary.axis: step, kept[0]: rows, kept[1]: _TUNED.vector_step // (rows * step)}
+        sizes = {**proposal.block_sizes, **{block: clamp(size, facts.axes[block]) for block, size in wanted.items()}}
+        if not estimate(facts, target, sizes, _TUNED.vector_warps, 1).spill_risk:
+            shape = " by ".join(str(sizes[block]) for block in kept)
+            reason = f"{shape} results of {primary.extent} elements, {step} at a time, {_TUNED.vector_warps} warps"
+            every.append(replace(proposal, reason=reason, block_sizes=sizes, num_warps=_TUNED.vector_warps))
+    timed = [(each, proposal_us(facts, each, target)) for each in every]
+    return unless_faster(timed[0], timed[1:], trust(target).vector_steps)
 
 
 def _shared(
