@@ -20,6 +20,7 @@ from .ir.watch import watching
 from .passes.always.drop_fills import drop_fills
 from .passes.always.masks import mask_tails
 from .passes.always.narrow_sorts import narrow_sorts
+from .passes.always.narrow_sums import narrow_sums
 from .passes.always.simplify import drop_dead, merge_common
 from .passes.always.slice_windows import slice_windows
 from .passes.always.spread_loops import spread_loops
@@ -39,6 +40,7 @@ PASSES: tuple[Pass, ...] = (
     merge_common,
     drop_dead,
     narrow_sorts,
+    narrow_sums,
     drop_fills,
     check_dependencies,
     check_overlaps,

@@ -22,6 +22,7 @@ from .fragments import beside_registers, fragment_registers, indexed_elements, n
 from .known import again
 from .late import late_registers
 from .results import (
+    keeps_parts,
     met_registers,
     promoted_registers,
     summed_elements,
@@ -329,8 +330,7 @@ def _tile_registers(
     threads = num_warps * target.warp_size
     products = frozenset([fact.axes for fact in facts.accumulators if fact.of_dot])
     # a chunked row is reduced into an accumulator of the chunk's shape, live during the loop over chunks
-    extra: dict[int, float] = {}
-    together = 0.0
+    extra, together = dict[int, float](), 0.0
     for fact in facts.reductions:
         if facts.axes[fact.axis].rollable and sizes[fact.axis] < facts.axes[fact.axis].padded:
             own = _snapshot(((fact.tile, fact.itemsize),), sizes, threads, products, 1)
@@ -361,18 +361,10 @@ def _tile_registers(
     needed, kept = (facts.packed_tiles, facts.kept_tiles) if packs else (facts.needed_tiles, facts.held_tiles)
     merged = _merged_registers(facts, sizes, threads)
     held = max(most(facts.held_tiles, WARP_ROWS), merged)
-    apart = packs and not facts.matmuls and _have_parts(facts)
-    return (
-        resident,
-        resident if needed == facts.resident_tiles and not apart else most(needed, 1, apart),
-        held,
-        held if kept == facts.held_tiles and not apart else max(most(kept, WARP_ROWS, apart), merged),
-    )
-
-
-def _have_parts(facts: KernelFacts) -> bool:
-    """Return whether a reduction keeps a batch beside the axis that is contiguous in its tile, as sums of ``x[B, K, N]`` do."""
-    return any(len(fact.tile) > 2 and fact.axis != fact.tile[-1] for fact in facts.reductions)
+    apart = packs and not facts.matmuls and keeps_parts(facts)
+    needs = resident if needed == facts.resident_tiles and not apart else most(needed, 1, apart)
+    keeps = held if kept == facts.held_tiles and not apart else max(most(kept, WARP_ROWS, apart), merged)
+    return resident, needs, held, keeps
 
 
 def _merged_registers(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> float:
@@ -439,8 +431,7 @@ def _snapshot(
     """Return the registers of one thread for all of ``tiles``. Accumulators of dots have at least ``least_rows`` rows.
 
     The largest tile is distributed over the threads. Tiles that span some of its axes have the layout of its slices,
-    which several threads repeat. Slices of several axes count as all rows of a thread, to which the weights are fitted, or,
-    if ``apart``, as their own.
+    which several threads repeat. Those of several axes count as rows of a thread, as fitted, or, if ``apart``, as their own.
     """
     if not tiles:
         return 0.0

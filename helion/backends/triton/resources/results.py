@@ -83,3 +83,8 @@ def transposed_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps
             m, n, _ = tile_shape(fact, sizes)
             most = max(most, m * n / (num_warps * target.warp_size))
     return most
+
+
+def keeps_parts(facts: KernelFacts) -> bool:
+    """Return whether a reduction keeps a batch next to the contiguous axis of its tile, as of ``x[B, K, N]``."""
+    return any(len(fact.tile) > 2 and fact.axis != fact.tile[-1] for fact in facts.reductions)

@@ -337,3 +337,27 @@ def test_columns_of_the_other_side_are_loaded_one_element_at_a_time() -> None:
     """A step of several elements is one of several rows there."""
     square = tuple(torch.empty(2048, 2048, device="meta") for _ in range(2))
     assert bound(longest_paths, square).seeds[0].config["block_sizes"][2] == 1
+
+
+@helion.kernel
+def apart(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Sums of absolute differences of pairs of rows, which are loaded whole."""
+    out = torch.empty([x.size(0), y.size(0)], dtype=torch.float32, device=x.device)
+    for i, j in hl.tile(out.size()):
+        out[i, j] = (x[i, :][:, None, :] - y[j, :][None, :, :]).abs().sum(-1)
+    return out
+
+
+def test_pairs_of_whole_rows_load_vectors() -> None:
+    """Measurement ``vectors_of_pairs``."""
+    first = bound(apart, tuple(torch.empty(2048, 64, device="meta") for _ in range(2))).seeds[0]
+    assert first.heuristic == RULE and first.config["block_sizes"] == [16, 64] and first.config["num_warps"] == 4
+    few = bound(apart, tuple(torch.empty(256, 64, device="meta") for _ in range(2)))
+    short = bound(apart, tuple(torch.empty(4096, 4, device="meta") for _ in range(2)))
+    for other in (few, short):
+        assert "loaded in chunks" in dict(other.declined)[RULE]
+    x, y = torch.randn(33, 65), torch.randn(41, 65)
+    far = (x[:, None] - y).abs().sum(-1)
+    torch.testing.assert_close(apart(x, y), far)
+    config = helion.Config(block_sizes=[16, 32], reduction_loops=[16], num_warps=4)
+    torch.testing.assert_close(apart.bind((x, y)).compile_config(config)(x, y), far)

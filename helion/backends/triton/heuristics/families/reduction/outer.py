@@ -79,10 +79,11 @@ class TritonOuterReductionHeuristic(Heuristic):
         if not kept or not all(facts.axes[block].on_grid and facts.axes[block].tunable for block in kept):
             return Declined("an axis that the reduction keeps is no tile of the grid")
         along = [op for op in (*facts.memory_ops, *facts.atomics) if primary.axis in op.tile_axes]
-        if primary.full_extent and any(len(op.tile_axes) > 1 for op in along):
-            return Declined(f"rows along axis {primary.axis} are loaded in chunks")
-        elements = math.prod(extent_of(facts.axes[block]) for block in kept)
         reuse = _reuse(along, facts, primary)
+        if primary.full_extent and any(len(op.tile_axes) > 1 for op in along):
+            pairs = _whole_pairs(facts, target, primary) if reuse >= _TUNED.least_reuse else None
+            return Declined(f"rows along axis {primary.axis} are loaded in chunks") if pairs is None else (pairs,)
+        elements = math.prod(extent_of(facts.axes[block]) for block in kept)
         if reuse < _TUNED.least_reuse:
             return Declined(f"loads along axis {primary.axis} serve only {reuse} elements each")
         _, *more = kept
@@ -166,30 +167,61 @@ def _of_one_warp(
     return unless_faster(timed[0], timed[1:], trust(target).lighter_rows)
 
 
-def _by_vectors(
-    proposal: TritonProposal, facts: KernelFacts, target: Target, primary: ReductionFact
-) -> TritonProposal:
+def _by_vectors(proposal: TritonProposal, facts: KernelFacts, target: Target, primary: ReductionFact) -> TritonProposal:
     """Return steps of a vector of several rows of each side, if that is predicted to be faster, for rows of memory.
 
     A load of single elements of rows takes a line for each of them. Of vectors, a thread combines each with those of several
     rows (measurement ``vectors_of_pairs``).
     """
-    kept = [block for block in primary.tile if block != primary.axis]
-    loads = [op for op in facts.memory_ops if op.kind == "load" and primary.axis in op.tile_axes]
-    sides = {block for op in loads for block in op.tile_axes if len(op.tile_axes) == 2}
-    if len(kept) != 2 or not sides.issuperset(kept) or any(op.inner_axis != primary.axis or op.gathered for op in loads):
+    if (vector := _vector(facts, primary)) is None:
         return proposal
-    axis, every = facts.axes[primary.axis], [proposal]
-    vector, rows = VECTOR_BYTES // max(op.itemsize for op in loads), _TUNED.vector_rows
+    every = [proposal]
     for step in (vector, vector // 2):
-        wanted = {primary.axis: step, kept[0]: rows, kept[1]: _TUNED.vector_step // (rows * step)}
-        sizes = {**proposal.block_sizes, **{block: clamp(size, facts.axes[block]) for block, size in wanted.items()}}
+        sizes, reason = _of_vectors(facts, primary, step)
+        sizes = {**proposal.block_sizes, **sizes, primary.axis: clamp(step, facts.axes[primary.axis])}
         if not estimate(facts, target, sizes, _TUNED.vector_warps, 1).spill_risk:
-            shape = " by ".join(str(sizes[block]) for block in kept)
-            reason = f"{shape} results of {primary.extent} elements, {step} at a time, {_TUNED.vector_warps} warps"
             every.append(replace(proposal, reason=reason, block_sizes=sizes, num_warps=_TUNED.vector_warps))
     timed = [(each, proposal_us(facts, each, target)) for each in every]
     return unless_faster(timed[0], timed[1:], trust(target).vector_steps)
+
+
+def _whole_pairs(facts: KernelFacts, target: Target, primary: ReductionFact) -> TritonProposal | None:
+    """Return chunks of a vector of several rows of each side, for pairs of rows that the kernel loads whole.
+
+    A thread keeps sums of its elements of a chunk until the end (measurement ``vectors_of_pairs``).
+    """
+    vector, axis = _vector(facts, primary), facts.axes[primary.axis]
+    if vector is None or not axis.rollable or primary.re_read or axis.padded < 2 * vector:
+        return None
+    sizes, reason = _of_vectors(facts, primary, vector)
+    sizes = {each.block_id: each.min_size for each in facts.tunable_axes} | sizes
+    chunks = {primary.axis: vector}
+    few = programs_of(facts, sizes, primary.root) < _TUNED.programs * target.num_sms
+    if few or estimate(facts, target, sizes, _TUNED.vector_warps, 1, chunks).spill_risk:
+        return None
+    return TritonProposal(
+        reason=reason, block_sizes=sizes, reduction_loops=chunks, num_warps=_TUNED.vector_warps, num_stages=1
+    )
+
+
+def _vector(facts: KernelFacts, primary: ReductionFact) -> int | None:
+    """Return the elements of a vector of rows of both sides along the reduced axis; None where rows lie otherwise."""
+    loads = [op for op in facts.memory_ops if op.kind == "load" and primary.axis in op.tile_axes]
+    sides = {block for op in loads for block in op.tile_axes if len(op.tile_axes) == 2}
+    if len(primary.tile) != 3 or sides != set(primary.tile):
+        return None
+    if any(op.inner_axis != primary.axis or op.gathered for op in loads):
+        return None
+    return VECTOR_BYTES // max(op.itemsize for op in loads)
+
+
+def _of_vectors(facts: KernelFacts, primary: ReductionFact, step: int) -> tuple[Sizes, str]:
+    """Return the rows of both sides for steps of vectors, and the reason."""
+    first, second = (block for block in primary.tile if block != primary.axis)
+    wanted = {first: _TUNED.vector_rows, second: _TUNED.vector_step // (_TUNED.vector_rows * step)}
+    sizes = {block: clamp(size, facts.axes[block]) for block, size in wanted.items()}
+    shape = " by ".join(map(str, sizes.values()))
+    return sizes, f"{shape} results of {primary.extent} elements, {step} at a time, {_TUNED.vector_warps} warps"
 
 
 def _shared(
