@@ -10,12 +10,12 @@ from ...._shapes import cdiv, hint_of, previous_power_of_2
 from ....fields import PowerOfTwoFragment
 from ....hardware import Target
 from ...decisions import Decisions
-from ...ir.grammar import Bound, ForAttrs, LoopAxis, OperandRef, Program
+from ...ir.grammar import Bound, LoopAxis, OperandRef, Program
 from ...ir.rewrite import Declined
 from ..record import FactContext, Rewrite, RuleContext, Values
 from ..steps import StepInputs
 from .fact import SplitFact
-from .legality import OPEN_GRID, accumulation_loop, split_epilogue_loops, split_root
+from .legality import OPEN_GRID, accumulation_loop, axis_to_split, split_epilogue_loops, split_root
 from .partials import split_accumulation
 
 #: Largest factor: the reduction kernel has this many loads in flight at once.
@@ -29,8 +29,7 @@ _LEAST_PART, _LARGE_TILE, _WAVES = 128, 128, 4
 def split_axis(program: Program) -> LoopAxis:
     """Return the axis of the accumulation loop of a program that can be split."""
     loop = accumulation_loop(program)
-    (axis,) = next(op.attributes(ForAttrs).axes for op in program.walk() if op.number == loop)
-    return axis
+    return axis_to_split(next(op for op in program.walk() if op.number == loop))
 
 
 def _applies(program: Program, target: Target | None) -> str:

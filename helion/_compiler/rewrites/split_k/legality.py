@@ -6,8 +6,21 @@ import itertools
 
 import torch
 
-from ...._shapes import fixed_at
-from ...ir.grammar import DotAttrs, ForAttrs, Op, Operand, PointwiseAttrs, Program, Region, Root, TileAttrs, Value
+from ...._shapes import cdiv, fixed_at, hint_of
+from ...ir.grammar import (
+    DotAttrs,
+    ForAttrs,
+    LoopAxis,
+    Op,
+    Operand,
+    OperandRef,
+    PointwiseAttrs,
+    Program,
+    Region,
+    Root,
+    TileAttrs,
+    Value,
+)
 from ...ir.operands import accumulator_of
 from ...ir.ops import OPS
 from ...ir.rewrite import Declined, remembered
@@ -23,6 +36,8 @@ _COMBINED = frozenset(("add", "maximum", "minimum"))
 #: Types of partials that are summed with a reduction.
 SUMMED = frozenset((torch.float32, torch.float64, torch.int32, torch.int64))
 
+#: Elements of a tile along K that is long enough for the matrix unit.
+_LARGE_STEP = 64
 #: Reason against splitting that disappears if every call has the same sizes.
 OPEN_GRID = "the sizes of the grid differ from call to call"
 
@@ -70,6 +85,25 @@ def summing(ops: tuple[Op, ...]) -> list[Op]:
     return [first, *carrying]
 
 
+def axis_to_split(loop: Op) -> LoopAxis:
+    """Return the axis of a reduction loop of which each program takes a part: the one of the most steps.
+
+    Among equals it is the outermost, so that inner steps stay together.
+    """
+    return max(filter(_has_parts, loop.attributes(ForAttrs).axes), key=_least_steps)
+
+
+def _has_parts(axis: LoopAxis) -> bool:
+    return axis.jagged is None and fixed_at(axis.begin, 0) and fixed_at(axis.step, 1)
+
+
+def _least_steps(axis: LoopAxis) -> int:
+    """Return the steps seen when binding, of an axis of tiles those of large ones."""
+    assert not isinstance(axis.end, OperandRef)
+    extent = int(hint_of(axis.end))
+    return extent if axis.scalar else cdiv(extent, _LARGE_STEP)
+
+
 def is_guard(op: Op) -> bool:
     """Return whether an op is an ``if`` around stores of a kind that may follow the loop."""
     return op.kind == "if" and not op.results and all(_may_follow(each) for r in op.regions for each in r.ops)
@@ -91,10 +125,9 @@ def split_epilogue_loops(program: Program) -> tuple[int, ...]:
 
 def _check_loop(loop: Op) -> None:
     attrs, (body,) = loop.attributes(ForAttrs), loop.regions
-    if len(attrs.axes) != 1 or len(loop.operands) != attrs.carried:
-        raise Declined("the loop is over several dimensions, or its bounds depend on data")
-    (axis,) = attrs.axes
-    if axis.jagged is not None or not fixed_at(axis.begin, 0) or not fixed_at(axis.step, 1):
+    if len(loop.operands) != attrs.carried:
+        raise Declined("the loop's bounds depend on data")
+    if not any(map(_has_parts, attrs.axes)):
         raise Declined("the loop is not over tiles or single indices from 0 on")
     inside = list(itertools.chain.from_iterable(op.walk() for op in body.ops))
     if any(op.kind not in ("load", "for") and (OPS[op.kind].stays or OPS[op.kind].writes) for op in inside):

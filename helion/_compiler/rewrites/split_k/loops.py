@@ -108,16 +108,18 @@ def _check_memory(program: Program, ops: list[Op], inside: Mapping[int, Op], onc
             raise Declined("iterations of a loop after the sums may access the same element")
 
 
-def split_loop(op: Op, split: Split, read: frozenset[int], renamed: Mapping[int, Value]) -> Op:
-    """Return the loop ``op`` over one of the ranges of ``split``, with values renamed.
+def split_loop(op: Op, block: int, split: Split, read: frozenset[int], renamed: Mapping[int, Value]) -> Op:
+    """Return the loop ``op`` over one of the ranges of ``split`` of its axis ``block``, with values renamed.
 
     It runs backwards if it reads a tensor of ``read``, those that the reduction loop has read. The ends of all ranges
     are then still in the cache.
     """
     attrs = op.attributes(ForAttrs)
-    (axis,) = attrs.axes
-    axis = replace(axis, split=split, backwards=_reads_again(op, axis, read))
-    return renaming(replace(op, attrs=replace(attrs, axes=(axis,))), renamed)
+    axes = tuple(
+        replace(axis, split=split, backwards=_reads_again(op, axis, read)) if axis.block == block else axis
+        for axis in attrs.axes
+    )
+    return renaming(replace(op, attrs=replace(attrs, axes=axes)), renamed)
 
 
 def _reads_again(loop: Op, axis: LoopAxis, read: frozenset[int]) -> bool:

@@ -55,7 +55,7 @@ from ...ir.ops import OPS
 from ...ir.reductions import REDUCTIONS
 from ...ir.rewrite import Declined
 from ...passes.always.simplify import drop_dead
-from .legality import accumulation_loop, combinations, is_guard, split_root, summing
+from .legality import accumulation_loop, axis_to_split, combinations, is_guard, split_root, summing
 from .loops import done_once, renaming, split_loop, split_loop_blocks
 
 #: Elements of a tile of the second grid loop, and its maximal columns. An output of 64 K elements gives at least as
@@ -267,7 +267,7 @@ class _Splitter:
         mine = Split(block=split.id, count=self.count)
         loop = replace(loop, operands=())
         read = _tensors_read(self.sums[number - 1]) if number % 2 else frozenset()
-        ops.append(replace(split_loop(loop, mine, read, renamed), operands=tuple(neutral)))
+        ops.append(replace(split_loop(loop, axis_to_split(loop).block, mine, read, renamed), operands=tuple(neutral)))
         part = out.emit("tile", (), self.before.index_dtype, (), TileAttrs(split.id, "index"), "part")
         for each in parts:
             operands, indices = self.indices(out, each.value, part, {})
@@ -335,7 +335,7 @@ class _Splitter:
         alone = tuple(renaming(op, renamed) for op in self.rest if op.number in once)
         for op in self.rest:
             if isinstance(op.attrs, ForAttrs):
-                ops.append(split_loop(op, Split(block=mine.id, count=count), read, renamed))
+                ops.append(split_loop(op, op.attrs.axes[0].block, Split(block=mine.id, count=count), read, renamed))
                 read = frozenset()
             elif op.number not in once:
                 ops.append(renaming(op, renamed))

@@ -6,9 +6,13 @@ import math
 from collections.abc import Iterator
 
 from ......_compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact
-from ......_shapes import cdiv
+from ......_shapes import cdiv, next_power_of_2, previous_power_of_2
 from ......_support.records import dataclass
+from ....resources.matrix import ASYNC_ROWS
 from ...sizing import extent_of, is_chosen
+
+#: Least side of a tile that matrix units take.
+MIN_SIDE = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,3 +118,15 @@ def axes_beside(facts: KernelFacts) -> tuple[int, ...]:
         for axis in facts.tunable_axes
         if axis.block_id not in own and not axis.on_grid and k.extent is not None and axis.extent == k.extent
     )
+
+
+def largest_side(extent: int) -> int:
+    """Return the largest tile for a side.
+
+    Two tiles would read the other operand twice, and only pay where the second has little to do. A short side has one tile:
+    two of half its size compute as many padded rows (measurement ``rows_in_one_tile``).
+    """
+    if extent <= ASYNC_ROWS:
+        return max(MIN_SIDE, next_power_of_2(extent))
+    below = previous_power_of_2(extent)
+    return max(MIN_SIDE, 2 * below if 2 * extent >= 3 * below and extent > below else below)

@@ -49,6 +49,8 @@ class TileNumbers(Tuned):
     few_rows_line: int
     #: Bytes along K of an unaligned operand whose elements are also summed.
     summed_line: int
+    #: Most bytes of a K that a loop is around, for which one tile has all of it.
+    nested_line: int
     #: Bytes of a tile along K, if K has three such tiles: a line of the shared memory swizzle.
     whole_line: int
     #: Smallest transposed alternate.

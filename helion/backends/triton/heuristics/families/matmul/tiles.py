@@ -23,13 +23,11 @@ from ... import register_safety as safety
 from ...choose import Timed, fastest, trust, unless_faster
 from ...sizing import WARP_ROWS, all_sizes, clamp, estimate, nearest_size, tiles, tunables, wave_efficiency
 from ...tuned import tuned
-from .extents import Extents, axes_beside, begins_with_pieces, is_branched, product_extents
+from .extents import MIN_SIDE, Extents, axes_beside, begins_with_pieces, is_branched, largest_side, product_extents
 from .operand_access import WIDE_ITEMSIZE, are_k_major, count_operands, operand_access
 from .spans import deeper, halves, with_fewer_parts
 from .tile_numbers import TileNumbers
 from .unstaged import with_shared_rows, without_stages
-
-_MIN_SIDE = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +105,7 @@ class ProductSizer:
         #: Each accumulator has an fp32 partial next to it.
         self.promoted = not fact.lhs_format and is_k_major(fact) and bool(partial_sum(dtypes, self.tuned.max_k, target))
         self.looped = any(side.extent is None for side in sides)
-        self.caps = (_cap(found.m), _cap(found.n))
+        self.caps = (largest_side(found.m), largest_side(found.n))
         staged = [operand.itemsize for operand in facts.staged if operand.dot == fact.number]
         self.itemsize = max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize, *staged)
         #: Left and right operands of all matmuls: an operand that several of them read is staged once. Offline, the
@@ -197,7 +195,7 @@ class ProductSizer:
             line = self.tuned.few_rows_line if self.few and sum(self.operands) == 2 else self.tuned.least_line
             wide = k >= min(line // self.itemsize, previous_power_of_2(self.depth(m, n) // self.tuned.pipeline))
             safe = not predicted.spills and (not self.share_rows or safety.within(predicted, safety.FRAGMENTS))
-            if (wide and predicted.fits and safe) or max(m, n) <= _MIN_SIDE:
+            if (wide and predicted.fits and safe) or max(m, n) <= MIN_SIDE:
                 return tile
             m, n = self.smaller(m, n)
             warps = self.warps(m, n) if self.few else warps
@@ -239,7 +237,7 @@ class ProductSizer:
             return min(self.tuned.mma_v2_tile[0], cap_m), min(self.tuned.mma_v2_tile[1], cap_n)
         if not self.access.aligned:
             return m, min(n, self.tuned.unaligned_columns)
-        if not self.looped and self.extents[2] <= self.tuned.short_k:
+        if not self.looped and self.summed_k <= self.tuned.short_k:
             return min(self.tuned.short_tile[0], cap_m), min(self.tuned.short_tile[1], cap_n)
         budget = self.target.registers_per_sm // (self.tuned.accumulator_share * (2 if self.promoted else 1))
         if m * n < budget:
@@ -306,7 +304,7 @@ class ProductSizer:
             blocks = self.blocks(*sides)
             return sum(sides) * max(cdiv(blocks, self.target.num_sms), blocks / self.tuned.fed_sms)
 
-        options = [(a, b) for a in halves(m, _MIN_SIDE) for b in halves(n, _MIN_SIDE)]
+        options = [(a, b) for a in halves(m, MIN_SIDE) for b in halves(n, MIN_SIDE)]
         return min(options, key=lambda sides: (cost(sides), -sides[0], -sides[1]))
 
     def shared(self, first: ProductTile) -> TritonProposal | None:
@@ -389,6 +387,10 @@ class ProductSizer:
             # the sums hold all of an operand's tile in registers, with an address for each element
             most_k = min(most_k, self.tuned.summed_line // self.itemsize)
         line = self.tuned.whole_line // self.itemsize
+        if self.found.steps > 1 and next_power_of_2(depth) * self.itemsize <= self.tuned.nested_line:
+            # one step along K: the loop around it is then the one that prefetches
+            least, depth = next_power_of_2(depth), next_power_of_2(depth) * self.found.steps
+            short, most_k = False, least
         whole = next_power_of_2(depth) if depth <= line else previous_power_of_2(depth)
         k = max(whole if short else previous_power_of_2(depth // 4), line if depth >= 3 * line else 0)
         k = max(least, min(most_k, k))
@@ -521,7 +523,7 @@ class ProductSizer:
 
     def transposed(self, tile: ProductTile) -> ProductTile | None:
         """Return the alternate with twice the rows and half the columns, where that is possible."""
-        m, n = min(tile.m * 2, self.caps[0]), max(tile.n // 2, _MIN_SIDE)
+        m, n = min(tile.m * 2, self.caps[0]), max(tile.n // 2, MIN_SIDE)
         if self.looped or m == tile.m or n == tile.n or m * n < self.tuned.smallest_alternate:
             return None
         other = ProductTile(m=m, n=n, k=tile.k, warps=tile.warps, stages=tile.stages)
@@ -577,15 +579,3 @@ class ProductSizer:
 def sizer_as_written(facts: KernelFacts, extents: Extents, target: Target) -> ProductSizer:
     """Return the sizer of the matmul without a rewrite; a repeated call returns the same, with the times that it knows."""
     return ProductSizer(facts, extents, target)
-
-
-def _cap(extent: int) -> int:
-    """Return the largest tile for a side.
-
-    Two tiles would read the other operand twice, and only pay where the second has little to do. A short side has one tile:
-    two of half its size compute as many padded rows (measurement ``rows_in_one_tile``).
-    """
-    if extent <= ASYNC_ROWS:
-        return max(_MIN_SIDE, next_power_of_2(extent))
-    below = previous_power_of_2(extent)
-    return max(_MIN_SIDE, 2 * below if 2 * extent >= 3 * below and extent > below else below)
