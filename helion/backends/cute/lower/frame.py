@@ -166,13 +166,13 @@ def _is_plain(index: Index) -> bool:
 
 def place_of(frame: Frame, op: Op, *, aligned: bool = True) -> Place:
     """Return the place that `op` accesses, and check that the loops cover the tensor's extents, and that it is ``aligned``
-    to 16 bytes. Threads access numbers of rows one by one, which may begin anywhere."""
+    to 16 bytes. Threads access numbers of rows one by one, and single numbers, which may begin anywhere."""
     blocks, tensor = blocks_of(frame, op), frame.tensor(op)
     walked = [at for at, index in enumerate(op.attributes(MemoryAttrs).indices) if index.kind == "block"]
     shape, wanted = tuple(tensor.shape[at] for at in walked), tuple(frame.extent(block) for block in blocks)
     if len(shape) != len(wanted) or not all(map(equal, shape, wanted)):
         raise Refusal(f"{tensor.name} is {tuple(tensor.shape)}, of which tiles cover {wanted}")
-    if aligned and blocks != (frame.m,) and not tensor.aligned:
+    if aligned and blocks not in ((), (frame.m,)) and not tensor.aligned:
         raise Refusal(f"{tensor.name} may begin at an address that is no multiple of 16 bytes")
     return Place(tensor=tensor, blocks=blocks, strides=tuple(tensor.strides[at] for at in walked))
 
