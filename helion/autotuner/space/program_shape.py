@@ -149,6 +149,8 @@ class _Walker:
         self.evicted: set[int] = set()
         self.matrix_blocks: set[int] = set()
         self.volumes: dict[Dims, Volume] = {}
+        #: The identities of dims seen: most values share a tuple, and equal ones take long to compare.
+        self.seen: set[int] = set()
         # per block, the outer block of each of its loops (None: the loop has its own bounds)
         self.bounds: dict[int, set[int | None]] = {}
         self.tiles: dict[int, TileAttrs] = {}
@@ -190,7 +192,10 @@ class _Walker:
 
     def measure(self, op: Op) -> None:
         for value in op.results:
-            if value.dims and value.dims not in self.volumes:
+            if not value.dims or id(value.dims) in self.seen:
+                continue
+            self.seen.add(id(value.dims))
+            if value.dims not in self.volumes:
                 self.volumes[value.dims] = Volume(
                     constant=math.prod(dim.const for dim in value.dims),
                     blocks=tuple(self.sized_by(block) for dim in value.dims for block in dim.blocks),

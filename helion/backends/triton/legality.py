@@ -40,16 +40,23 @@ REGISTER_LIMITS = (32, 64, 128, 256)
 class LaunchContext(RuleContext):
     """The context of all rules, besides decisions.
 
-    ``chained`` are the dots that the kernel chains, and ``asynchronous`` those that wgmma may compute. ``orders_memory``:
-    some loads read what the kernel stores. ``paired``: accesses of two neighboring elements may become one.
+    ``chained`` are the dots that the kernel chains, and ``asynchronous`` those that wgmma may compute.
     """
 
     shape: ProgramShape
     settings: Settings
     chained: tuple[Op, ...]
     asynchronous: tuple[Op, ...]
-    orders_memory: bool
-    paired: bool
+
+    @functools.cached_property
+    def orders_memory(self) -> bool:
+        """Set where some loads read what the kernel stores."""
+        return any(rewrites(self.program, root.body) for root in self.program.roots)
+
+    @functools.cached_property
+    def paired(self) -> bool:
+        """Set where accesses of two neighboring elements may become one."""
+        return not self.settings.checked and may_pair(self.program)
 
 
 _Step = Callable[[LaunchContext, Decisions, bool], Decisions]
@@ -67,8 +74,6 @@ def rules(
         settings=settings,
         chained=chained_products(program) if is_asynchronous else (),
         asynchronous=asynchronous_products(program) if is_asynchronous else (),
-        orders_memory=any(rewrites(program, root.body) for root in program.roots),
-        paired=not settings.checked and may_pair(program),
         lowered=functools.partial(_rewritten, program, target, settings),
     )
     return tuple(
@@ -405,7 +410,7 @@ def _access_options(context: LaunchContext, decisions: Decisions, repair: bool) 
 def _pairs(context: LaunchContext, decisions: Decisions, repair: bool) -> Decisions:
     """Drop the cache options of an access that another one covers."""
     keys = ("load_eviction_policies", "load_cache_modifiers", "store_cache_modifiers")
-    if not context.paired or not any(any(decisions.accesses(key).values()) for key in keys):
+    if not any(any(decisions.accesses(key).values()) for key in keys) or not context.paired:
         return decisions
     return without_gone_accesses(_lowered(context, decisions).program, decisions)
 

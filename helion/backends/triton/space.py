@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..._compiler.ir.grammar import Block, LoopAxis, OperandRef, Program
@@ -37,6 +37,16 @@ VERBATIM_PREFIX = "_triton_config_"
 STATIC_TRIPS = 8
 #: Most pipeline stages of a loop over single indices without a matmul, whose steps wait for loads alone.
 _STEP_STAGES = 8
+
+_DEEP, _NO_STAGES = IntegerFragment(0, _STEP_STAGES, 0), EnumFragment((0,))
+#: Ways to access memory. An unsupported one falls back to pointers, so that one config serves many shapes and targets.
+_WAYS = EnumFragment(("pointer", "block_ptr", "tensor_descriptor"))
+#: "" caches at all levels. Loads: .cg bypasses L1. Stores: .cs is evicted first, .wt writes through L2.
+_OF_LOADS, _OF_STORES, _EVICTION = (
+    EnumFragment(("", ".cg")),
+    EnumFragment(("", ".cs", ".wt")),
+    EnumFragment(("", "first", "last")),
+)
 
 PID_TYPES = ("flat", "xyz", "persistent_blocked", "persistent_interleaved")
 #: Keys that other implementations have, and why they are refused here.
@@ -104,15 +114,16 @@ def own_keys(shape: ProgramShape, program: Program, target: Target, settings: Se
 def _range_fields(shape: ProgramShape, target: Target, settings: Settings, absent: dict[str, str]) -> list[Field]:
     """Return fields with one entry per grid loop and per dimension of a device loop."""
     fields: list[Field] = []
+    per, spread = "grid loop and per dimension of a device loop", tuple(_spread_slots(shape))
+    grids = [f"the grid over {shape.axes_text(loop.axes)}" if loop.root is not None else "" for loop in shape.loops]
     for option in RANGE_OPTIONS:
         key = option.key
         if key == "range_warp_specializes" and (why := _no_specialization(target, settings)):
             absent[key] = why
             continue
-        slots = tuple(_range_slots(shape, key, option.values))
-        per = "grid loop and per dimension of a device loop"
-        elsewhere = IntegerFragment(0, _STEP_STAGES) if key == "range_num_stages" else None
-        fields.append(PerSlot(key=key, slots=slots, per=per, elsewhere=elsewhere, spread=tuple(_spread_slots(shape))))
+        slots = tuple(_range_slots(shape, grids, key, option.values))
+        elsewhere = _DEEP if key == "range_num_stages" else None
+        fields.append(PerSlot(key=key, slots=slots, per=per, elsewhere=elsewhere, spread=spread))
     return fields
 
 
@@ -125,24 +136,24 @@ def _spread_slots(shape: ProgramShape) -> Iterable[int]:
         at += loop.spread
 
 
-def _range_slots(shape: ProgramShape, key: str, fragment: Fragment) -> Iterable[Slot]:
+def _range_slots(shape: ProgramShape, grids: Sequence[str], key: str, fragment: Fragment) -> Iterable[Slot]:
+    """Yield the slots of one option; ``grids`` are the names of the grid loops, by the number of the loop."""
     for number, loop in enumerate(shape.loops):
         if key == "range_num_stages" and loop.rewritten:
             remedy = f"the loop loads and stores {loop.rewritten!r}, and prefetching could read it before it is written"
-            choice: Fragment = EnumFragment((0,))
+            choice: Fragment = _NO_STAGES
         else:
             choice, remedy = fragment, ""
         if loop.root is not None:
-            name = f"the grid over {shape.axes_text(loop.axes)}"
-            ids = tuple(axis.block for axis in loop.axes)
-            yield Slot(name=name, at=number, fragment=choice, initial=choice.default(), ids=ids, remedy=remedy)
+            ids = tuple([axis.block for axis in loop.axes])
+            yield Slot(name=grids[number], at=number, fragment=choice, initial=choice.default(), ids=ids, remedy=remedy)
             continue
         for place, axis in enumerate(loop.axes):
             deep = key == "range_num_stages" and axis.scalar and not shape.matrix_blocks and not remedy
             yield Slot(
                 name=f"the loop over {shape.blocks[axis.block].name}",
                 at=(number, place),
-                fragment=IntegerFragment(0, _STEP_STAGES, 0) if deep else choice,
+                fragment=_DEEP if deep else choice,
                 initial=choice.default(),
                 ids=(axis.block,),
                 remedy=remedy,
@@ -184,18 +195,24 @@ def _is_static(block: Block, axis: LoopAxis) -> bool:
 
 def _launch_fields(shape: ProgramShape, target: Target, absent: dict[str, str]) -> list[Field]:
     pid_types, remedies = _pid_types(shape, target)
+    pid_type = Scalar(key="pid_type", fragment=EnumFragment(pid_types), initial=pid_types[0], remedies=remedies)
+    first, others, lacking = _options_of(target, multiplies=bool(shape.matrix_blocks))
+    absent.update(lacking)
+    return [*first, pid_type, *others]
+
+
+@functools.lru_cache(maxsize=16)
+def _options_of(target: Target, *, multiplies: bool) -> tuple[tuple[Field, ...], tuple[Field, ...], Mapping[str, str]]:
+    """Return the fields of launches before ``pid_type`` and after it, and the reasons against other options."""
+    absent: dict[str, str] = {}
     maxnreg = (None, 32, 64, 128, 256) if target.kind == "cuda" else (None,)
     # 32 registers leave ptxas too few besides the operands and accumulators of a warp group's matrix instruction
-    searched = tuple(n for n in maxnreg if n != 32 or not (shape.matrix_blocks and target.has("wgmma")))
-    fields: list[Field] = [
+    searched = tuple(n for n in maxnreg if n != 32 or not (multiplies and target.has("wgmma")))
+    first = (
         Scalar(key="num_warps", weight=4.0, fragment=PowerOfTwoFragment(1, warps_that_fit(target)), initial=4),
         Scalar(key="num_stages", weight=2.0, fragment=IntegerFragment(1, 8), initial=1),
-        Scalar(
-            key="pid_type",
-            fragment=EnumFragment(pid_types),
-            initial=pid_types[0],
-            remedies=remedies,
-        ),
+    )
+    fields: list[Field] = [
         Scalar(key="num_sm_multiplier", fragment=PowerOfTwoFragment(1, 128), initial=1),
         Scalar(key="maxnreg", fragment=EnumFragment(maxnreg), initial=None, searched=EnumFragment(searched)),
     ]
@@ -217,7 +234,7 @@ def _launch_fields(shape: ProgramShape, target: Target, absent: dict[str, str]) 
         fields.append(OptionsFile(key="advanced_controls_file", fragment=EnumFragment((None,))))
     else:
         absent["advanced_controls_file"] = f"it is an option of ptxas, and the target is {target}"
-    return fields
+    return first, tuple(fields), absent
 
 
 def _barrier_fields(program: Program, target: Target, settings: Settings, absent: dict[str, str]) -> Iterator[Field]:
@@ -259,16 +276,12 @@ def _pid_types(shape: ProgramShape, target: Target) -> tuple[tuple[str, ...], di
 
 def _memory_fields(shape: ProgramShape) -> list[Field]:
     copied = bool(shape.rollable)  # rolling a reduction repeats accesses
-    # an unsupported mechanism falls back to pointers, so that one config serves many shapes and targets
-    pointers: dict[str, Any] = {"choice": EnumFragment(("pointer", "block_ptr", "tensor_descriptor")), "copied": copied}
-    # "" caches at all levels. Loads: .cg bypasses L1. Stores: .cs is evicted first, .wt writes through L2.
-    of_loads, of_stores = EnumFragment(("", ".cg")), EnumFragment(("", ".cs", ".wt"))
-    eviction = EnumFragment(("", "first", "last"))
+    pointers: dict[str, Any] = {"choice": _WAYS, "copied": copied}
 
     def per_access(key: str, named: Iterable[tuple[int, str]], per: str, choice: EnumFragment) -> PerAccess:
         return PerAccess(key=key, slots=_access_slots(named, choice), per=per, choice=choice, copied=copied)
 
-    accesses = _access_slots(enumerate(shape.accesses), pointers["choice"])
+    accesses = _access_slots(enumerate(shape.accesses), _WAYS)
     open_loads = enumerate(shape.loads_left_open)
     return [
         Indexing(key="indexing", slots=accesses, per="load and store", **pointers),
@@ -279,11 +292,12 @@ def _memory_fields(shape: ProgramShape) -> list[Field]:
             ignored="atomic operations use pointers",
             **{**pointers, "copied": True},
         ),
-        per_access("load_eviction_policies", open_loads, "load without an eviction policy of its own", eviction),
-        per_access("load_cache_modifiers", shape.loads.items(), "load", of_loads),
-        per_access("store_cache_modifiers", shape.stores.items(), "store", of_stores),
+        per_access("load_eviction_policies", open_loads, "load without an eviction policy of its own", _EVICTION),
+        per_access("load_cache_modifiers", shape.loads.items(), "load", _OF_LOADS),
+        per_access("store_cache_modifiers", shape.stores.items(), "store", _OF_STORES),
     ]
 
 
 def _access_slots(named: Iterable[tuple[int, str]], choice: EnumFragment) -> tuple[Slot, ...]:
-    return tuple(Slot(name=name, at=at, fragment=choice, initial=choice.default(), ids=(at,)) for at, name in named)
+    initial = choice.default()
+    return tuple([Slot(name=name, at=at, fragment=choice, initial=initial, ids=(at,)) for at, name in named])

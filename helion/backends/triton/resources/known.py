@@ -187,13 +187,16 @@ def again(facts: KernelFacts) -> tuple[Again, ...]:
     """Return the loads that two loops over different tiles of the same dimensions have in common."""
     found = []
     roots = {region.region: region.root for region in facts.regions}
-    loads = [op for op in facts.memory_ops if op.kind == "load" and op.tile_axes and not op.gathered]
-    for at, op in enumerate(loads):
-        for other in loads[:at]:
-            alike = (op.storage, op.strides, op.scales) == (other.storage, other.strides, other.scales)
-            if alike and op.region != other.region and roots[op.region] == roots[other.region]:
+    places: dict[tuple[object, ...], list[MemoryOpFact]] = {}
+    for op in facts.memory_ops:
+        if op.kind != "load" or not op.tile_axes or op.gathered:
+            continue
+        alike = places.setdefault((op.storage, op.strides, op.scales, roots[op.region]), [])
+        for other in alike:
+            if op.region != other.region:
                 pairs = zip(op.subscript_axes, other.subscript_axes, strict=True)
                 once = [axis for pair in pairs if pair[0] != pair[1] for axis in pair]
                 if once and None not in once:
                     found.append(Again(op, tuple(axis for axis in once if axis is not None)))
+        alike.append(op)
     return tuple(found)

@@ -165,6 +165,8 @@ class _Formula:
     def _spilled(self) -> Value:
         """Return the bytes that a program stores and loads because registers run out."""
         d, p = self.d, self.p
+        if self.m is NUMBERS and _REGISTER_SCALES[-1] * d.needed <= min(p.spill_free, _ABANDONED[0]) * d.limit:
+            return 0.0  # as the terms below give
         few, over, many = [self.m.maximum(0.0, d.needed * scale - d.limit * p.spill_free) for scale in _REGISTER_SCALES]
         over = (few + 2 * over + many) / 4
         abandoned = self._ramp(d.needed / d.limit, *_ABANDONED)

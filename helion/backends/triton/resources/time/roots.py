@@ -290,16 +290,18 @@ class _Preparation:
         computed = bool(op.steps)
         if self.matmuls and computed:  # lanes have a matmul's layout (measurement ``looked_up_biases``)
             op = _with_run(op) if op.matmul_operand else dataclasses.replace(op, steps=())
-        if op.slot in paired_stores(self.facts):
+        if self.matmuls and op.slot in paired_stores(self.facts):
             op = half_of_pair(op)
         dimensions = tuple(zip(op.subscript_axes, op.strides, op.extents, op.scales, strict=True))
+        is_load, around = op.kind == "load", self.loops[op.region]
         together = [a for a, stride, extent, scale in dimensions if a is not None and stride == scale == 1 < extent]
         inner = together[-1] if together else None
         apart = [stride for axis, stride, extent, _ in dimensions if axis != inner and stride > 1 and extent > 1]
         reached = {*op.tile_axes, *op.subscript_axes, *(axis for axis, _ in op.steps)}
         near = {axis for axis, _ in op.steps} if op.gathered else {*op.subscript_axes, *op.tile_axes}
         walks = (
-            op.kind == "load"
+            is_load
+            and bool(around)
             and (op.gathered or not computed)
             and near.issuperset(op.tile_axes)
             and (op.gathered or None not in op.subscript_axes)
@@ -314,8 +316,7 @@ class _Preparation:
             axes=op.tile_axes,
             itemsize=op.itemsize,
             once_bytes=op.accessed_numel * op.itemsize,
-            whole_bytes=math.prod([e for e, stride in zip(op.extents, op.strides, strict=True) if stride])
-            * op.itemsize,
+            whole_bytes=math.prod([extent for _, stride, extent, _ in dimensions if stride]) * op.itemsize,
             inner=inner,
             strided=None if together else _near(op) if op.gathered else _strided(op),
             quotients=op.quotients if inner is None else (),
@@ -324,19 +325,19 @@ class _Preparation:
             widest=min(vector, aligned),
             widest_of_run=vector if op.is_one_run(self.grid) else min(vector, aligned),
             unit_stride=_unit_stride(op),
-            inside=tuple(axis for axis in self.order if axis in reached),
-            apart=tuple(axis for axis in self.order if axis not in reached),
-            again=tuple([a for a in self.loops[op.region] if a not in reached]) if walks else (),
-            outside=tuple([a for a in self.loops[op.region] if a not in op.tile_axes]),
-            looped=op.looped if op.kind == "load" else (),
+            inside=tuple([axis for axis in self.order if axis in reached]),
+            apart=tuple([axis for axis in self.order if axis not in reached]),
+            again=tuple([a for a in around if a not in reached]) if walks else (),
+            outside=tuple([a for a in around if a not in op.tile_axes]),
+            looped=op.looped if is_load else (),
             numbered=op.kind == "store" and None in op.subscript_axes,
-            copied_bytes=op.itemsize * (min(VECTOR_BYTES // op.itemsize, aligned) if inner is not None else 1),
-            feeds_dots=any(op.region == fact.region for fact in self.matmuls),
+            copied_bytes=op.itemsize * (min(vector, aligned) if inner is not None else 1),
+            feeds_dots=any([op.region == fact.region for fact in self.matmuls]),
             in_loop=self.facts.regions[op.region].kind == "loop",
-            carried=op.kind == "load" and op.slot in self.carried,
-            turned=beside_turned(op, self.facts),
+            carried=is_load and op.slot in self.carried,
+            turned=beside_turned(op, self.facts) if op.kind == "store" else None,
             placed=tuple(a for a in self.order if a in op.subscript_axes) if op.gathered and not op.steps else None,
-            bins=width_of(op.bins, op.summed),
+            bins=width_of(op.bins, op.summed) if op.bins else 0,
             summed=op.summed,
             vectored=op.kind == "atomic" and op.dtype in _VECTORED,
         )
