@@ -77,6 +77,7 @@ def _kernel(e: Emission) -> list[str]:
     e.lines.add(f"def {e.kernel.name}({', '.join(parameters)}):")
     with e.lines.indent():
         _wide_numbers(e)
+        _multiples(e)
         _full_blocks(e)
         top = len(e.lines.lines)
         grid.emit_roots(e)
@@ -89,6 +90,13 @@ def _wide_numbers(e: Emission) -> None:
     for number in e.kernel.launch.numbers:
         if number.kind is int and (e.wide or not -WIDE <= number.hint < WIDE) and -(2**63) <= number.hint < 2**63:
             e.lines.add(f"{number.name} = tl.cast({number.name}, tl.int64)")
+
+
+def _multiples(e: Emission) -> None:
+    """Redefine numbers as multiples of the power of two that divides them, which Triton then knows."""
+    for number in e.kernel.launch.numbers:
+        if number.unit:
+            e.lines.add(f"{number.name} = {number.name} // {number.unit} * {number.unit}")
 
 
 def _full_blocks(e: Emission) -> None:

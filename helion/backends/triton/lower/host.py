@@ -11,6 +11,7 @@ from ...._compiler.host.program import HostProgram
 from ...._compiler.ir.grammar import HostTensor
 from ...._shapes import Expr, Number, dtype_name
 from ..plan.records import ARRIVED, BlockPlan, GridPlan, LaunchArguments, Plan, constexpr_parameters
+from ..plan.units import KNOWN
 
 #: The variable with the number of SMs for persistent programs.
 _NUM_SM = "_NUM_SM"
@@ -40,6 +41,10 @@ def _before(plan: Plan, launch: LaunchArguments, host: HostBuilder) -> Iterator[
     for block in launch.blocks:
         if block.dynamic is not None:
             yield _dynamic_size(plan, block, block.dynamic, host)
+    for number in launch.numbers:
+        if number.unit:
+            value = host.number(number.expr, parent=True)
+            yield f"{number.unit} = ({value} | {KNOWN}) & -({value} | {KNOWN})"
     if plan.launch.persistent:
         device = host.source(launch.tensors[0].tensor.source)
         reserved = f", {plan.launch.reserved_sms}" if plan.launch.reserved_sms else ""

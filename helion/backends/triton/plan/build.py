@@ -55,6 +55,7 @@ from .records import (
     TensorArgument,
 )
 from .renewed import renewed_operands
+from .units import host_parts, numbers_with_units
 
 #: The prefix of launch options under any name.
 _VERBATIM = "_triton_config_"
@@ -249,14 +250,17 @@ class _Planner:
         the host.
         """
         found: dict[Any, NumberArgument] = {}
-        plain = self.unspecialized()
+        plain, units = self.unspecialized(), numbers_with_units(part)
         for expr in (*_expressions(part, blocks), *self.numbers_of_bins(part)):
             for each in host_parts(expr):
                 if each.key not in known:
                     name = self.names.fresh(_argument_name(each))
                     specialized = all(leaf.args[0] not in plain for leaf in each.leaves())
                     known[each.key] = NumberArgument(
-                        name=name, expr=each, specialized=specialized or each.kind is not int
+                        name=name,
+                        expr=each,
+                        specialized=specialized or each.kind is not int,
+                        unit=f"_UNIT_{name}" if specialized and each.key in units else "",
                     )
                 found[each.key] = known[each.key]
         return tuple(found.values())
@@ -446,14 +450,6 @@ def _argument_name(expr: Expr) -> str:
         (*_, last) = expr.args
         return _argument_name(last) if isinstance(last, Expr) else "number"
     return str(expr.args[0]) if expr.op == "host" else "number"
-
-
-def host_parts(expr: Expr) -> list[Expr]:
-    """Return the largest parts of an expression that do not depend on block sizes."""
-    kinds = {leaf.op for leaf in expr.leaves()}
-    if "block" not in kinds:
-        return [expr] if "host" in kinds else []
-    return [part for arg in expr.args if isinstance(arg, Expr) for part in host_parts(arg)]
 
 
 def _tensors(program: Program) -> set[int]:

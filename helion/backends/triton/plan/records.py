@@ -84,12 +84,14 @@ class RangePlan:
 class NumberArgument:
     """A host number passed to the kernel under ``name``: ``expr`` evaluated on the host.
 
-    Triton compiles separate binaries for 1 and multiples of 16 of those that are ``specialized``.
+    Triton compiles separate binaries for 1 and multiples of 16 of those that are ``specialized``. ``unit`` names the
+    constant with the power of two, up to 16, that divides the number; it is empty where no access needs it.
     """
 
     name: str
     expr: Expr
     specialized: bool = True
+    unit: str = ""
 
     @property
     def kind(self) -> type:
@@ -236,4 +238,5 @@ class LoopPlan:
 def constexpr_parameters(plan: Plan, launch: LaunchArguments) -> list[str]:
     """Return the compile-time constants that the host computes at every call, in launch order."""
     sizes = [block.symbol for block in launch.blocks if block.dynamic is not None]
-    return [*sizes, *(["_NUM_SM"] if plan.launch.persistent else [])]
+    units = [number.unit for number in launch.numbers if number.unit]
+    return [*sizes, *units, *(["_NUM_SM"] if plan.launch.persistent else [])]

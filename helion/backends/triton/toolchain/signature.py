@@ -10,6 +10,7 @@ from ...._shapes import hint_of
 from ....hardware import Target
 from ..codegen.ops.literals import SIGNATURE_DTYPES
 from ..plan.records import ARRIVED, NumberArgument, Plan
+from ..plan.units import KNOWN
 
 #: AMD's backend addresses smaller tensors with buffer instructions.
 _SMALL_BYTES = 2**31
@@ -23,6 +24,7 @@ def offline_signature(plan: Plan, target: Target, phase: int = 0) -> dict[str, A
     if plan.are_together(launch):
         types[ARRIVED] = "*i32"
     constexprs = {b.symbol: b.size for b in launch.blocks if b.dynamic is not None}
+    constexprs |= {a.unit: math.gcd(a.hint, KNOWN) for a in launch.numbers if a.unit}
     if plan.launch.persistent:
         constexprs["_NUM_SM"] = target.num_sms
     types.update(dict.fromkeys(constexprs, "constexpr"))
