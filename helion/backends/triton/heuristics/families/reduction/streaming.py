@@ -20,7 +20,7 @@ from ....proposal import TritonProposal
 from ....resources.traffic import work
 from ...choose import trust, unless_faster
 from ...predicted_time import proposal_us
-from ...program_order import near_rows
+from ...program_order import beside_pieces, near_rows
 from ...sizing import all_sizes, estimate, grid_extent, programs_of
 from ...tuned import Tuned, tuned
 from .budget import Allocation, allocate, reduction_alone
@@ -171,7 +171,7 @@ class TritonStreamingReductionHeuristic(Heuristic):
             many = fewer_sums(thinner(many, rows, primary, facts, target), rows, primary, facts, target)
             shared = sharing(many, rows, _along(facts, primary), facts, target)
             steps = fewer_gathered(in_short_steps(shared, primary, facts, target), primary, facts, target)
-            return (near_rows(steps, facts, target),)
+            return (beside_pieces(near_rows(steps, facts, target), facts),)
         threads = _threads_of_few(facts, primary)
         fewer = first.num_warps is not None and threads > first.num_warps * target.warp_size
         if fewer and None in first.reduction_loops.values():
