@@ -114,3 +114,37 @@ def test_programs_along_short_pieces_of_rows(name: str, order: tuple[int, ...] |
     made = beside_pieces(plain, bound.facts)
     assert made.loop_orders == ({} if order is None else {0: order})
     assert beside_pieces(replace(plain, pid_type="xyz"), bound.facts).loop_orders == {}
+
+
+@helion.kernel(backend="triton")
+def group_norm(x: torch.Tensor, groups: hl.constexpr) -> torch.Tensor:
+    """Norm of groups of channels `[N, S, G, W]`: pieces of rows of all channels."""
+    n, s, c = x.size()
+    out = torch.empty_like(x)
+    parts, result = x.view(n, s, groups, c // groups), out.view(n, s, groups, c // groups)
+    for image, group in hl.grid([n, groups]):
+        total, squares = hl.zeros([]), hl.zeros([])
+        for rows in hl.tile(s):
+            v = parts[image, rows, group, :].float()
+            total += v.sum()
+            squares += (v * v).sum()
+        mean = total / (s * (c // groups))
+        inverse = torch.rsqrt(squares / (s * (c // groups)) - mean * mean + 1e-5)
+        for rows in hl.tile(s):
+            result[image, rows, group, :] = ((parts[image, rows, group, :].float() - mean) * inverse).to(x.dtype)
+    return out
+
+
+@pytest.mark.parametrize(("groups", "order"), [(32, [[1, 0]]), (16, [[1, 0]]), (1, [[0, 1]])])
+def test_groups_of_channels_follow_each_other(groups: int, order: list[list[int]]) -> None:
+    """Programs of neighbouring groups share lines of memory; one group of all channels has no neighbour."""
+    x = torch.empty([16, 4096, 320], device="meta", dtype=torch.bfloat16)
+    assert group_norm.bind((x, groups), target="h200").default_config()["loop_orders"] == order
+
+
+def test_groups_in_any_order_are_right() -> None:
+    x = torch.randn(2, 37, 30)
+    expected = torch.nn.functional.group_norm(x.transpose(1, 2), 3).transpose(1, 2)
+    for order in ([0, 1], [1, 0]):
+        kernel = helion.kernel(group_norm.fn, config=helion.Config(block_sizes=[16, 32], loop_orders=[order]))
+        torch.testing.assert_close(kernel(x, 3), expected, atol=1e-4, rtol=1e-4)
