@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-#: Bytes up to which caches keep the records of all threads, and elements that a thread has registers for.
+#: Bytes that memory moves at once, of which a record has more, and elements that a thread has registers for.
 #: The last number has the least accesses of single elements.
-_CACHED_BYTES, _MOST_ELEMENTS, LEAST_ACCESSES = 64, 64, 9
+_SECTOR_BYTES, _MOST_ELEMENTS, LEAST_ACCESSES = 32, 64, 9
 
 
 def is_whole(record: int, itemsize: int) -> bool:
     """Return whether programs access records of so many elements as a whole."""
-    return record * itemsize > _CACHED_BYTES and record <= _MOST_ELEMENTS
+    return record * itemsize > _SECTOR_BYTES and record <= _MOST_ELEMENTS
 
 
 def record_of(shape: Sequence[object], strides: Sequence[object], along: int) -> int:

@@ -93,7 +93,7 @@ def _wide_numbers(e: Emission) -> None:
 
 
 def _multiples(e: Emission) -> None:
-    """Redefine numbers as multiples of the power of two that divides them, which Triton then knows."""
+    """Make numbers multiples of the power of two that divides them, which Triton then knows."""
     for number in e.kernel.launch.numbers:
         if number.unit:
             e.lines.add(f"{number.name} = {number.name} // {number.unit} * {number.unit}")

@@ -129,7 +129,9 @@ def each_alone(proposal: TritonProposal, facts: KernelFacts, target: Target) -> 
 
     The rule of one grid loop knows nothing of the others, nor do nearby tiles (measurement ``loops_alone``).
     """
-    if facts.matmuls or not facts.reductions or proposal.pid_type is not None or proposal.launch or proposal.ranges:
+    if facts.matmuls or not facts.reductions or any(op.gathered for op in facts.memory_ops):
+        return proposal  # predictions do not rank tiles of computed subscripts
+    if proposal.pid_type is not None or proposal.launch or proposal.ranges:
         return proposal
     found: list[TritonProposal] = []
     for alone in facts.apart:

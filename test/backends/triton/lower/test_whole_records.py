@@ -81,6 +81,18 @@ def with_neighbour(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def squares(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    k = hl.specialize(x.size(1))
+    for tile in hl.tile(x.size(0)):
+        first = x[tile, 0, 0]
+        for i in hl.static_range(k):
+            for j in hl.static_range(k):
+                value = x[tile, i, j]
+                out[tile, i, j] = value * value + first
+    return out
+
+
 Case = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -159,8 +171,19 @@ def test_other_tiles_load_elements(warps: int, rows: int) -> None:
     assert "x_records" not in bound.to_triton_code(helion.Config(block_sizes=[rows], num_warps=warps))
 
 
-def test_short_records_are_loaded_by_element() -> None:
-    """The cache keeps the lines of records of 4 by 4 elements for all threads."""
-    cell = CELLS["inverses4"]
-    bound = helion.kernel(cell.kernel.fn, backend="triton").bind(cell.arguments("meta", False), target="h200")
-    assert "x_records" not in bound.to_triton_code(ONE_WARP)
+@pytest.mark.parametrize(
+    ("k", "dtype", "whole"), [(3, torch.float32, True), (3, torch.bfloat16, False), (4, torch.bfloat16, False)]
+)
+def test_records_of_a_sector_are_loaded_by_element(k: int, dtype: torch.dtype, whole: bool) -> None:
+    """Memory moves 32 bytes at once: records of more take several accesses of each lane."""
+    x = torch.empty([4096, k, k], device="meta", dtype=dtype)
+    bound = helion.kernel(squares, backend="triton").bind((x,), target="h200")
+    assert ("x_records" in bound.to_triton_code(ONE_WARP)) == whole
+    assert (bound.default_config()["block_sizes"] == [32]) == whole
+
+
+@pytest.mark.parametrize("n", [32, 63, 1000])
+@pytest.mark.parametrize("k", [3, 4])
+def test_short_records(k: int, n: int) -> None:
+    x = torch.randn(n, k, k)
+    torch.testing.assert_close(helion.kernel(squares, config=ONE_WARP)(x), x * x + x[:, :1, :1])
