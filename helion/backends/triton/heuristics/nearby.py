@@ -149,10 +149,15 @@ def _steps(proposal: TritonProposal, facts: KernelFacts, target: Target, *, few:
 
 
 def _shortest(axis: AxisFact, facts: KernelFacts) -> int:
-    """Return the elements along an axis of the grid of the shortest pieces of rows of a program (measurement ``held_columns``)."""
+    """Return the elements of the shortest pieces of rows of a program, along an axis of the grid.
+
+    Only programs that hold the reduced axis whole have any (measurement ``held_columns``).
+    """
+    primary = facts.primary_reduction
+    if primary is None or not axis.on_grid or facts.axes[primary.axis].kind != "full":
+        return 1
     loads = (op for op in facts.memory_ops if op.inner_axis == axis.block_id and len(op.tile_axes) > 1)
-    most = max((tuned(_Numbers).piece_bytes // op.itemsize for op in loads), default=1)
-    return most if axis.on_grid else 1
+    return max((tuned(_Numbers).piece_bytes // op.itemsize for op in loads), default=1)
 
 
 def _allows(axis: AxisFact, size: int) -> bool:

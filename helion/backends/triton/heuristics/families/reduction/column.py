@@ -112,7 +112,7 @@ class TritonColumnReductionHeuristic(Heuristic):
             best = unless_faster(timed, lighter, trust(target).lighter_columns)
             made = _overlapping(timed, lighter, facts, target) if best is made else best
         late = _late(found, column, facts, target)
-        made = _in_memory_order(_in_few_warps(made, found, column, facts, target), column, facts)
+        made = _in_memory_order(_in_few_warps(made, found, column, facts, chosen, target), column, facts)
         return (made,) if late is None else (_in_memory_order(late, column, facts), made)
 
 
@@ -254,7 +254,7 @@ def _held(
 
 
 def _in_few_warps(
-    proposal: TritonProposal, found: Allocation, column: int, facts: KernelFacts, target: Target
+    proposal: TritonProposal, found: Allocation, column: int, facts: KernelFacts, chosen: Launch, target: Target
 ) -> TritonProposal:
     """Return few warps for rows that are held whole and used again, with the widest part of the columns that fits.
 
@@ -263,7 +263,7 @@ def _in_few_warps(
     """
     axis, chunks = facts.axes[found.primary.axis], dict(proposal.reduction_loops)
     whole = chunks.get(axis.block_id, axis.padded) is None or proposal.block_sizes.get(axis.block_id) == axis.padded
-    columns, most = proposal.block_sizes.get(column), warps_for_threads(_TUNED.least_threads, target)
+    columns, most = chosen.sizes.get(column), warps_for_threads(_TUNED.least_threads, target)
     if not whole or not found.primary.re_read or columns is None or 2 * (proposal.num_warps or 1) <= most:
         return proposal
     loads = [op for op in facts.memory_ops if op.kind == "load" and {axis.block_id, column} <= set(op.tile_axes)]
