@@ -5,10 +5,11 @@ from __future__ import annotations
 from ...._compiler.facts.records import KernelFacts
 from ....hardware import Target
 from ..proposal import TritonProposal
+from ..resources.predict import predict
 from ..resources.time.launch import Launch, changed_orders, grouped
 from ..resources.time.predict import Timing, timing
 from ..together import TOGETHER
-from .sizing import all_sizes, estimate
+from .sizing import all_sizes
 
 _WARPS = 4
 
@@ -22,7 +23,7 @@ def proposal_timing(facts: KernelFacts, proposal: TritonProposal, target: Target
     """Return the same with the times of each unit."""
     warps, stages = proposal.num_warps or _WARPS, proposal.num_stages or 1
     sizes = all_sizes(facts, proposal.block_sizes, proposal.reduction_loops)
-    predicted = estimate(facts, target, proposal.block_sizes, warps, stages, proposal.reduction_loops)
+    predicted = predict(facts, sizes, warps, stages, target)
     persistent = (proposal.pid_type or "").startswith("persistent")
     launch = Launch(
         sizes=sizes,

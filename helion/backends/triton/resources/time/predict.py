@@ -54,7 +54,7 @@ def timing(facts: KernelFacts, launch: Launch, predicted: Predicted, target: Tar
     """Return the predicted time, of one grid loop alone if ``root`` is its number.
 
     ``predicted`` has the registers and shared memory of the launch. A repeated call returns the same object: the
-    legalizer asks for launches that heuristics have chosen (measurement ``seeding_recent``).
+    legalizer asks for launches that heuristics have chosen (measurements ``seeding_equal`` and ``seeding_recent``).
     """
     parameters = fitted().products if facts.matmuls else fitted().others
     asked = facts, predicted, target, parameters
