@@ -95,19 +95,22 @@ def unaligned_operands(program: Program) -> tuple[CopiedOperand, ...]:
     loads = (_load_of(value, makers) for value in operands)
     fed = {load.result.number for load in loads if load is not None}
     rows = tuple(each for each in _operands(program, fed) if not _rows_are_aligned(each))
-    return (*rows, *_scattered_operands(program))
+    return (*rows, *_unaligned_batches(program))
 
 
-def _scattered_operands(program: Program) -> tuple[CopiedOperand, ...]:
-    """Return the loads of operands whose contiguous dimension is a batch, or has one index for all lanes.
+def _unaligned_batches(program: Program) -> tuple[CopiedOperand, ...]:
+    """Return the loads of operands with unaligned rows, or with scattered elements, of tensors of several matrices.
 
-    Each element of such a tile is in a sector of its own. The copy is contiguous along K.
+    Elements are scattered where the contiguous dimension is a batch, or has one index for all lanes. Each element of a
+    tile is in a sector of its own, and the copy is contiguous along K.
     """
     sides = _sides_of_operands(program)
     found = []
     for each in _operands(program, {*sides}, matrices=False):
         depths, matrix = sides[each.load.result.number]
-        if len(depths) == 1 and depths <= {*each.blocks} and each.blocks[each.along] not in matrix:
+        if each.blocks[each.along] in matrix:
+            found += [] if _rows_are_aligned(each) else [each]
+        elif len(depths) == 1 and depths <= {*each.blocks}:
             found.append(replace(each, to=each.blocks.index(*depths)))
     return tuple(found)
 
@@ -118,7 +121,7 @@ def scattered_results(program: Program) -> tuple[CopiedOperand, ...]:
     Each is all that the program does with its tensor. The matmul stores to a copy that is contiguous along N, and a
     grid loop after it copies that to the tensor.
     """
-    if not _scattered_operands(program):
+    if all(each.to == each.along for each in _unaligned_batches(program)):
         return ()
     (root,) = program.roots
     axes = {axis.block: axis for axis in root.axes}
@@ -319,7 +322,8 @@ def _operand(
 
 
 def _rows_are_aligned(each: CopiedOperand) -> bool:
-    return int(each.tensor.strides[1 - each.along]) * each.tensor.dtype.itemsize % _ALIGNMENT == 0
+    others = (int(stride) for at, stride in enumerate(each.tensor.strides) if at != each.along)
+    return all(stride * each.tensor.dtype.itemsize % _ALIGNMENT == 0 for stride in others)
 
 
 def _whole(axis: LoopAxis, extent: int) -> bool:
@@ -450,6 +454,12 @@ class _Copier:
 def _sides(each: CopiedOperand, sizes: Mapping[int, int]) -> tuple[int, ...]:
     """Return the sides of a copied tile. A transposing copy reads and writes full cache lines on both sides."""
     tiles = [1 if block is None else sizes[block] for block in each.blocks]
+    if len(tiles) > 2 and each.to == each.along:
+        others = [at for at in range(len(tiles)) if at != each.along]
+        near = min(others, key=lambda at: abs(int(each.tensor.strides[at])))
+        sides = [1] * len(tiles)
+        sides[each.along], sides[near] = min(_COLUMNS, tiles[each.along]), min(_ROWS, tiles[near])
+        return tuple(sides)
     if len(tiles) > 2:
         side = _TRANSPOSED_BYTES // each.tensor.dtype.itemsize
         along = min(side, next_power_of_2(int(each.tensor.shape[each.along])))

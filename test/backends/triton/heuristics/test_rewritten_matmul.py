@@ -116,6 +116,49 @@ def test_batches_are_turned_around() -> None:
     assert config["swap_ab"] and config["indexing"] == ["tensor_descriptor", "tensor_descriptor", "pointer"]
 
 
+@helion.kernel(static_shapes=True)
+def batched_in_pieces(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Multiply `[B, M, K]` or, with two dimensions, one `[M, K]` for all by `[B, K, N]`."""
+    b, k, n = y.size()
+    m = x.size(-2)
+    out = torch.empty([b, m, n], dtype=x.dtype, device=x.device)
+    for tile_b, tile_m, tile_n in hl.tile([b, m, n], block_size=[1, None, None]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            left = x[tile_m, tile_k] if x.ndim == 2 else x[tile_b.begin, tile_m, tile_k]
+            acc = torch.addmm(acc, left, y[tile_b.begin, tile_k, tile_n])
+        out[tile_b.begin, tile_m, tile_n] = acc.to(x.dtype)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "copied"),
+    [
+        ((8, 2047, 2047), (8, 2047, 2047), True),
+        ((513, 513), (64, 513, 512), True),
+        ((64, 577, 577), (64, 577, 64), False),
+        ((16, 1024, 1024), (16, 1024, 1024), False),
+    ],
+)
+def test_batches_of_unaligned_rows_are_copied_where_that_pays(
+    left: tuple[int, ...], right: tuple[int, ...], copied: bool
+) -> None:
+    kernel = batched_in_pieces.bind(tuple(tensor(*each, dtype=torch.bfloat16) for each in (left, right)), target="h200")
+    config = kernel.default_config()
+    assert config.get("pack_operands", False) is copied
+    assert kernel._analysis.predict(config).fits
+
+
+@pytest.mark.parametrize("left", [(3, 37, 45), (37, 45)])
+@pytest.mark.parametrize("columns", [29, 32])
+def test_copies_of_batches_are_right(left: tuple[int, ...], columns: int) -> None:
+    x, y = torch.randn(*left).bfloat16(), torch.randn(3, 45, columns).bfloat16()
+    config = helion.Config(block_sizes=[32, 16, 16], pack_operands=True)
+    found = helion.kernel(batched_in_pieces.fn, static_shapes=True, config=config)(x, y)
+    expected = x.double() @ y.double()
+    assert (found.double() - expected).norm() <= 4e-3 * expected.norm()
+
+
 @pytest.mark.parametrize("size", [4096, 100])
 def test_others_are_multiplied_as_they_are(size: int) -> None:
     assert not bound(size, size, size).default_config().get("pack_operands", False)

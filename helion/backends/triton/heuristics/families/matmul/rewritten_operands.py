@@ -1,6 +1,7 @@
 """Matmuls with operands that wgmma does not read as they are: unaligned rows, or TF32 that is not K-major.
 
-Matches the same kernels as the heuristic of plain matmuls. Unaligned rows are copied to aligned ones first. TF32
+Matches the same kernels as the heuristic of plain matmuls. Unaligned rows are copied to aligned ones first, those of
+batches where the copies are predicted to pay. TF32
 matmuls either swap A and B or copy operands K-major, whichever is predicted to be faster. The swap needs tensor
 descriptors, without which it is slower than the synchronous unit (measurements ``rewritten_operands`` and
 ``swapped_operands``).
@@ -14,9 +15,13 @@ from typing import ClassVar
 from ......_compiler.facts.records import KernelFacts
 from ......_support.records import replace
 from ......autotuner.proposal import Declined, Heuristic
-from ......hardware import Target
+from ......hardware import VECTOR_BYTES, Target
 from ....proposal import TritonProposal
 from ...choose import trust
+from ...predicted_time import proposal_us
+from .extents import Extents
+from .grid_order import ordered
+from .precomputed import launch_us
 from .tiles import ProductSizer, ProductTile, Rewriting, single_product, sizer_as_written
 from .unaligned import copy_numbers
 
@@ -25,6 +30,15 @@ from .unaligned import copy_numbers
 _TURNED = (
     ProductTile(m=128, n=128, k=32, warps=8, stages=3),
     ProductTile(m=128, n=64, k=64, warps=4, stages=3),
+    ProductTile(m=64, n=64, k=64, warps=4, stages=4),
+)
+
+#: Tiles of copied batches beside that of the formula.
+_OF_BATCHES = (
+    ProductTile(m=128, n=128, k=64, warps=8, stages=3),
+    ProductTile(m=128, n=128, k=64, warps=4, stages=3),
+    ProductTile(m=128, n=64, k=64, warps=4, stages=4),
+    ProductTile(m=64, n=128, k=64, warps=4, stages=4),
     ProductTile(m=64, n=64, k=64, warps=4, stages=4),
 )
 
@@ -43,12 +57,47 @@ class TritonRewrittenMatmulHeuristic(Heuristic):
             return extents
         if extents.batch * extents.m * extents.n * extents.k < copy_numbers().least:
             return Declined("the matmul is small")
+        if extents.batch > 1 and not _is_tf32(facts) and _has_unaligned_rows(facts):
+            return _aligned_batches(facts, extents, target)
         before = sizer_as_written(facts, extents, target).fastest()[1]
         before *= copy_numbers().unaligned if facts.unaligned_operands else 1
         found = [option for option in _options(facts, target) if option[1] <= _worth(option[0], target) * before]
         if not found:
             return Declined(f"no rewrite of the operands is predicted to take less than {before:.0f} us")
         return tuple(proposal for proposal, _ in sorted(found, key=_cost))
+
+
+def _has_unaligned_rows(facts: KernelFacts) -> bool:
+    """Return whether rows of an operand begin anywhere, and its contiguous dimension is one of the matrix."""
+    fact = facts.matmuls[0]
+    operands = [op for op in facts.memory_ops if op.kind == "load" and op.slot in (fact.lhs_slot, fact.rhs_slot)]
+    matrix = {fact.m_axis, fact.n_axis, fact.k_axis}
+    return any(op.inner_axis in matrix and op.aligned * op.itemsize % VECTOR_BYTES for op in operands)
+
+
+def _aligned_batches(facts: KernelFacts, extents: Extents, target: Target) -> tuple[TritonProposal, ...] | Declined:
+    """Return the matmul of copies of the matrices with aligned rows, in the order and tiles of least predicted time.
+
+    Each matrix is copied once. The copies pay where programs of several tiles or batches read it.
+    """
+    before = min(
+        proposal_us(facts, ordered(facts, each, target), target)
+        for each in sizer_as_written(facts, extents, target).proposals()
+    )
+    changed = facts.after("pack_operands")
+    copied = single_product(changed.facts)
+    if isinstance(copied, Declined):
+        return copied
+    rewriting = Rewriting(keys={"pack_operands": True}, copied_bytes=changed.copied_bytes)
+    sizer = ProductSizer(changed.facts, copied, target, rewriting=rewriting)
+    tiles = (sizer.fastest()[0], *(proposal for proposal, _ in sizer.options(_OF_BATCHES)))
+    options = [ordered(changed.facts, each, target) for each in tiles]
+    best, us = min(((each, proposal_us(changed.facts, each, target)) for each in options), key=lambda option: option[1])
+    us += 2e-3 * changed.copied_bytes / target.bandwidth_gb_per_s + launch_us()
+    if us > trust(target).rewritten * before:
+        return Declined(f"matmuls of copies are predicted to take {us:.0f} us, as written {before:.0f}")
+    root = facts.regions[facts.matmuls[0].region].root
+    return (replace(best, loop_orders=dict(zip([root], best.loop_orders.values(), strict=False))),)
 
 
 def _cost(option: Option) -> float:
