@@ -111,11 +111,12 @@ def _predict(
     last = stored_behind_loops(facts) & descriptor_slots if once else frozenset()
     ran = of_a_run(facts, sizes) if flattened else (facts, sizes)
     shared = shared_bytes(*ran, num_warps, num_stages, target, unrolled, fused, descriptor_slots, persistent)
-    shared += unrolled * descriptor_bytes(facts, sizes, descriptor_slots - last, num_stages)
-    shared = max(shared, descriptor_bytes(facts, sizes, last, num_stages))
+    if descriptor_slots:
+        shared += unrolled * descriptor_bytes(facts, sizes, descriptor_slots - last, num_stages)
+        shared = max(shared, descriptor_bytes(facts, sizes, last, num_stages))
     shared = max(shared, combined_bytes(facts, sizes, num_warps, prefetch_stages, target, parts))
     shared += unrolled * prefetched_bytes(facts, sizes, prefetch_stages, target, persistent)
-    columns = tensor_memory_columns(facts, sizes, num_warps, target)
+    columns = tensor_memory_columns(facts, sizes, num_warps, target) if target.has("tcgen05") else 0
     limit = register_limit(num_warps, target)
     if ahead and registers > limit:
         risk = 1.0
@@ -193,9 +194,14 @@ def _why_not(
     threads = num_warps * target.warp_size
     if threads > target.max_threads_per_block:
         return f"{threads} threads per block are needed, {target} has {target.max_threads_per_block}"
-    for tiles in facts.live_tiles:
-        for axes, _ in tiles:
-            numel = math.prod([sizes[axis] for axis in axes])
-            if numel > target.max_tensor_numel:
-                return f"a tile of {numel} elements exceeds the limit of {target.max_tensor_numel} elements"
+    for axes in _live_axes(facts):
+        numel = math.prod([sizes[axis] for axis in axes])
+        if numel > target.max_tensor_numel:
+            return f"a tile of {numel} elements exceeds the limit of {target.max_tensor_numel} elements"
     return ""
+
+
+@functools.lru_cache(maxsize=64)
+def _live_axes(facts: KernelFacts) -> tuple[tuple[int, ...], ...]:
+    """Return the axes of all live tiles, each once."""
+    return tuple(dict.fromkeys(axes for tiles in facts.live_tiles for axes, _ in tiles))
