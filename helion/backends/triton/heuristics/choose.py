@@ -48,6 +48,8 @@ class Trust(Tuned):
     fewer_results: float
     #: Steps of a vector of rows of both sides of pairs, for single elements.
     vector_steps: float
+    #: A warp for results of one row of several, for a thread of each result of several rows.
+    one_row: float
     #: Half the warps and half the tile that a loop between bounds from data reduces, for those by the rule.
     fewer_reducing: float
     #: Programs of more warps and longer chunks, for fewer programs than SMs.

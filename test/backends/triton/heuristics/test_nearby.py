@@ -29,7 +29,6 @@ GPU = target("h200")
         ("neighbour_attention", [8], 1),
         ("factorization_scores", [4], 1),
         ("common_neighbours", [4, 256], 1),
-        ("smallest_hashes", [1, 128, 32], 1),
     ],
 )
 def test_measured_kernels_have_their_fast_tiles(name: str, sizes: list[int], warps: int) -> None:

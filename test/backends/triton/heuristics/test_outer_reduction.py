@@ -7,6 +7,7 @@ import torch
 
 import helion
 import helion.language as hl
+from benchmarks.unfitted import CELLS
 from helion.runtime.bound import BoundKernel
 
 RULE = "TritonOuterReductionHeuristic"
@@ -361,3 +362,32 @@ def test_pairs_of_whole_rows_load_vectors() -> None:
     torch.testing.assert_close(apart(x, y), far)
     config = helion.Config(block_sizes=[16, 32], reduction_loops=[16], num_warps=4)
     torch.testing.assert_close(apart.bind((x, y)).compile_config(config)(x, y), far)
+
+
+@helion.kernel()
+def ranks(x: torch.Tensor) -> torch.Tensor:
+    """The rank of each number in its row."""
+    n, width = x.size()
+    out = torch.empty([n, width], dtype=torch.float32, device=x.device)
+    for rows, places in hl.tile([n, width]):
+        own, below = x[rows, places], hl.zeros([rows, places], dtype=torch.float32)
+        for others in hl.tile(width):
+            below += (x[rows, others][:, None, :] < own[:, :, None]).to(torch.float32).sum(-1)
+        out[rows, places] = below
+    return out
+
+
+def test_results_of_a_row_share_its_vectors() -> None:
+    """Measurement ``results_of_a_row``."""
+    first = bound(ranks, (torch.empty(8192, 256, device="meta"),)).seeds[0]
+    assert first.heuristic == RULE and first.config["block_sizes"] == [1, 256, 4] and first.config["num_warps"] == 1
+    few = bound(ranks, (torch.empty(1024, 256, device="meta"),)).seeds[0]
+    assert "results of a row" not in few.reason
+    cell = CELLS["smallest_hashes"]
+    config = cell.kernel.bind(cell.arguments("meta", False), target="h200").default_config()
+    assert config["block_sizes"] == [1, 128, 32] and config["num_warps"] == 1
+    x = torch.randn(5, 65)
+    expected = (x[:, None, :] < x[:, :, None]).sum(-1).to(torch.float32)
+    torch.testing.assert_close(ranks(x), expected)
+    config = helion.Config(block_sizes=[1, 128, 4], num_warps=1)
+    torch.testing.assert_close(ranks.bind((x,)).compile_config(config)(x), expected)

@@ -53,6 +53,9 @@ class _Numbers(Tuned):
     vector_rows: int
     vector_step: int
     vector_warps: int
+    #: Where results of one row of several combine with elements of that row: results of a warp, and elements of a step.
+    row_results: int
+    row_steps: tuple[int, ...]
     #: Least elements that a load must be combined with: below, the kernel is memory-bound.
     least_reuse: int
     #: Least programs per SM, as far as tiles can shrink.
@@ -174,7 +177,7 @@ def _by_vectors(proposal: TritonProposal, facts: KernelFacts, target: Target, pr
     rows (measurement ``vectors_of_pairs``).
     """
     if (vector := _vector(facts, primary)) is None:
-        return proposal
+        return _of_a_row(proposal, facts, target, primary)
     every = [proposal]
     for step in (vector, vector // 2):
         sizes, reason = _of_vectors(facts, primary, step)
@@ -183,6 +186,30 @@ def _by_vectors(proposal: TritonProposal, facts: KernelFacts, target: Target, pr
             every.append(replace(proposal, reason=reason, block_sizes=sizes, num_warps=_TUNED.vector_warps))
     timed = [(each, proposal_us(facts, each, target)) for each in every]
     return unless_faster(timed[0], timed[1:], trust(target).vector_steps)
+
+
+def _of_a_row(proposal: TritonProposal, facts: KernelFacts, target: Target, primary: ReductionFact) -> TritonProposal:
+    """Return a warp for results of one row of several, with several of its elements in a step, if predicted to be faster.
+
+    It is for elements that all results of a row combine with, such as ranks within it. A thread loads vectors of them for
+    several results (measurement ``results_of_a_row``).
+    """
+    loads = [op for op in facts.memory_ops if op.kind == "load" and primary.axis in op.tile_axes]
+    rows = {block for op in loads for block in op.tile_axes} - {primary.axis}
+    first, *others = (block for block in primary.tile if block != primary.axis)
+    if rows != {first} or len(others) != 1 or any(op.inner_axis != primary.axis or op.gathered for op in loads):
+        return proposal
+    wanted = {first: 1, others[0]: min(_TUNED.row_results, facts.axes[others[0]].padded or 1)}
+    sizes, every = {**proposal.block_sizes, **wanted}, [proposal]
+    if programs_of(facts, sizes, primary.root) < _TUNED.warp_programs * target.num_sms:
+        return proposal
+    for step in _TUNED.row_steps:
+        tiles = {block: clamp(size, facts.axes[block]) for block, size in {**sizes, primary.axis: step}.items()}
+        if not estimate(facts, target, tiles, 1, 1).spill_risk:
+            reason = f"{tiles[others[0]]} results of a row of {primary.extent} elements, {step} at a time, in one warp"
+            every.append(replace(proposal, reason=reason, block_sizes=tiles, num_warps=1))
+    timed = [(each, proposal_us(facts, each, target)) for each in every]
+    return unless_faster(timed[0], timed[1:], trust(target).one_row)
 
 
 def _whole_pairs(facts: KernelFacts, target: Target, primary: ReductionFact) -> TritonProposal | None:
