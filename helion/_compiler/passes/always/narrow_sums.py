@@ -1,7 +1,7 @@
 """Sums of integers of which only the low 32 bits are used become sums of 32 bits.
 
 The sum of integers of 32 bits or of conditions has 64. A program that adds it to a count of 32 bits drops the others, which
-no lower bit depends on. Before::
+no lower bit depends on (measurement ``sums_of_conditions``). Before::
 
     %8 = cast %7 to int64
     %9 = reduce sum %8 over 2
