@@ -41,11 +41,10 @@
     while      WhileAttrs     carried                         a region with the condition, and the body
     if         None           condition                       two regions; results merge
 
-The region of a scan or a fold combines two sets of scalars into one.
-
-All records are immutable. Numbers identify values and ops; ``build.py`` assigns each number once in a program. A
-rewrite keeps the number of an op that survives, however it changes, and gives a new one to a copy. Within a program one
-object represents each value, so ``is`` also distinguishes values.
+The region of a scan or a fold combines two sets of scalars into one. All records are immutable. Numbers identify
+values and ops; ``build.py`` assigns each number once in a program. A rewrite keeps the number of an op that survives,
+however it changes, and gives a new one to a copy. Within a program one object represents each value, so ``is`` also
+distinguishes values.
 """
 
 from __future__ import annotations
@@ -134,7 +133,8 @@ class MemoryAttrs:
     - ``atomic`` is the operation of an atomic, ``sem`` its memory order, ``scope`` the programs that see it: those of
       this GPU (``gpu``) or of all GPUs (``sys``). The result of an ``unread`` atomic has no use.
     - ``padded``: memory of whole tiles, with zeros out of range. ``aligned``: lanes begin at its multiples; 0 if unknown.
-    - ``run``: last dimensions whose lanes are one run with the one before. ``lanes``: most of a thread at once; 0 for a vector.
+      ``based``: pointers begin with the tile. ``lanes``: most lanes of a thread at once; 0 for a vector.
+    - ``run``: last dimensions whose lanes are one run with the one before.
     - ``mark``: operand with the mark of the words. A load waits for it; two more are its note, and nanoseconds until then.
     """
 
@@ -153,6 +153,7 @@ class MemoryAttrs:
     aligned: int = 0
     run: int = 0
     lanes: int = 0
+    based: bool = False
     mark: int | None = None
 
 
@@ -388,8 +389,7 @@ class LoopAxis:
     whole: bool = False
     #: True for a grid whose last tile has its own code, so that the other tiles need no masks.
     parted: bool = False
-    #: True for a loop that visits its tiles from the last to the first.
-    backwards: bool = False
+    backwards: bool = False  # True for a loop that visits its tiles from the last to the first.
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import torch
 
 from ...._compiler.ir.grammar import Index, MemoryAttrs, Op, Value
 from ...._compiler.ir.operands import unaddressed
-from ...._shapes import ONE, Dims, Expr
+from ...._shapes import ONE, Dims, Expr, fixed_at
 from ...._support.records import dataclass
 from .emission import Emission
 
@@ -49,8 +49,11 @@ def pointer(e: Emission, op: Op, attrs: MemoryAttrs, dims: Dims, run: Run | None
     parts = []
     far = not e.wide and tensor.made and any(isinstance(extent, Expr) for extent in tensor.shape)
     rank, indices = attrs.rank - attrs.run, attrs.indices[: -attrs.run - 1] if run else attrs.indices
+    base = ""
     for at, (index, stride) in enumerate(zip(indices, tensor.strides, strict=False)):
         text = index_text(e, op, index, rank)
+        if attrs.based and index.block is not None and fixed_at(stride, 1):
+            base, text = _based(e, op, index, rank)
         if far and at < tensor.ndim - 1:
             # no argument has the number of its elements
             text = f"{text}.to(tl.int64)"
@@ -64,6 +67,8 @@ def pointer(e: Emission, op: Op, attrs: MemoryAttrs, dims: Dims, run: Run | None
     if run is not None:
         parts.append(e.spread(run.lanes, (rank - 1,), rank))
     name = e.tensor_names[attrs.tensor]
+    if base:
+        return f"({name} + {base}) + {' + '.join(reversed(parts))}"
     if attrs.lanes:
         # always 0, as Triton's choice of layouts does not know: vectors are no wider than the elements given
         zero = "tl.minimum(tl.program_id(0), 0)"
@@ -75,6 +80,18 @@ def pointer(e: Emission, op: Op, attrs: MemoryAttrs, dims: Dims, run: Run | None
     if attrs.aligned:
         return f"{name} + tl.multiple_of({' + '.join(parts)}, {_multiples(e, attrs)})"
     return f"{name} + ({' + '.join(parts)})" if len(parts) > 1 else f"{name} + {parts[0]}" if parts else name
+
+
+def _based(e: Emission, op: Op, index: Index, rank: int) -> tuple[str, str]:
+    """Return the begin of a tile with the shift of an index, and the lanes of the tile from there."""
+    assert index.block is not None
+    text = f"tl.arange(0, {e.symbol(index.block)})"
+    begin = [e.active(index.block).offset]
+    if index.operand is not None:
+        begin.append(e.operand(op.operands[index.operand]))
+    if isinstance(index.shift, Expr) or index.shift != 0:
+        begin.append(e.number(index.shift))
+    return f"({' + '.join(begin)})" if len(begin) > 1 else begin[0], e.spread(text, index.positions, rank)
 
 
 def _multiples(e: Emission, attrs: MemoryAttrs) -> list[int]:

@@ -44,6 +44,7 @@ from .early_loads import load_first
 from .early_operands import load_early
 from .float_reads import read_as_floats
 from .near_lanes import near_lanes
+from .peel_tails import peel_tails
 from .pin_reductions import pin_reductions
 from .summed_logs import shorten_logs
 from .unroll_rows import unroll_rows
@@ -142,6 +143,7 @@ STEPS: tuple[Step, ...] = (
     Step("triton.backwards", turn_loops),
     Step("triton.whole_tiles", part_whole_tiles),
     Step("triton.late_reductions", reduce_after_loops),
+    Step("triton.peel_tails", peel_tails),
     Step("triton.pin_reductions", pin_reductions),
     Step("triton.fold_merged_iota", _count_lanes),
     Step("triton.gathers", widen_gathers),
