@@ -31,6 +31,8 @@ class _Numbers(Tuned):
     runs: tuple[int, ...]
     #: Ratio of predicted times that tells nothing.
     alike: float
+    #: Most single elements that a thread loads: the assembler has them all in flight, and spills where they are more.
+    loads: int
     #: Most elements of a row of which a program gathers all, and elements of a thread.
     row: int
     row_elements: int
@@ -52,7 +54,9 @@ def fastest_tiles(usual: tuple[TritonProposal, ...], facts: KernelFacts, target:
     timed = [(each, proposal_us(facts, each, target)) for each in usual]
     least = min(us for _, us in timed)
     first = next(each for each, us in timed if us <= alike * least)
-    found = [each for each in _candidates(usual[-1], facts) if not _spills(each, facts, target)]
+    most = tuned(_Numbers).loads
+    fitting = (each for each in _candidates(usual[-1], facts) if _loads(each, facts, target) <= most)
+    found = [each for each in fitting if not _spills(each, facts, target)]
     others = [(each, proposal_us(facts, each, target)) for each in found]
     best = min((us for _, us in others), default=least)
     if alike * best < least:
@@ -87,6 +91,13 @@ def _lighter(tiles: TritonProposal) -> TritonProposal:
 
 def _spills(tiles: TritonProposal, facts: KernelFacts, target: Target) -> bool:
     return bool(estimate(facts, target, tiles.block_sizes, tiles.num_warps or 1, 1).spill_risk)
+
+
+def _loads(tiles: TritonProposal, facts: KernelFacts, target: Target) -> int:
+    """Return the elements that a thread gathers: of each tap of a window."""
+    taps = sum(op.kind == "load" and op.gathered for op in facts.memory_ops)
+    lanes = math.prod(tiles.block_sizes.values()) * _whole(facts)
+    return taps * lanes // (target.warp_size * (tiles.num_warps or 1))
 
 
 def _candidates(tiles: TritonProposal, facts: KernelFacts) -> Iterator[TritonProposal]:

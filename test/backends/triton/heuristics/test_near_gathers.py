@@ -7,6 +7,7 @@ from harness import tensor
 
 import helion
 import helion.language as hl
+from benchmarks.unfitted import CELLS
 from helion.backends.triton.heuristics.near_gathers import is_near
 
 
@@ -132,3 +133,12 @@ def test_rows_that_data_selects_as_a_whole_are_as_many_as_others() -> None:
     args = (tensor(32768, 2048), tensor(32768, dtype=torch.int64))
     selected, others = (helion.kernel(fn).bind(args, target="h200").default_config() for fn in (amounts, unmoved))
     assert selected["block_sizes"] == others["block_sizes"] and selected["num_warps"] == others["num_warps"]
+
+
+def test_a_thread_loads_few_elements_of_many_taps() -> None:
+    """16 taps of 16 elements are loads that the assembler spills (measurement ``taps_in_flight``)."""
+    cell = CELLS["bicubic_enlarge"]
+    bound = helion.kernel(cell.kernel.fn, backend="triton").bind(cell.arguments("meta", False), target="h200")
+    config = bound.default_config()
+    assert (config["block_sizes"], config["num_warps"]) == ([1, 4, 64], 1)
+    assert not bound.resources(config).spill_bytes
