@@ -89,7 +89,7 @@ def _based(e: Emission, op: Op, index: Index, rank: int) -> tuple[str, str]:
     begin = [e.active(index.block).offset]
     if index.operand is not None:
         begin.append(e.operand(op.operands[index.operand]))
-    if isinstance(index.shift, Expr) or index.shift != 0:
+    if not fixed_at(index.shift, 0):
         begin.append(e.number(index.shift))
     return f"({' + '.join(begin)})" if len(begin) > 1 else begin[0], e.spread(text, index.positions, rank)
 

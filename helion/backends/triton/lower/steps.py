@@ -29,6 +29,7 @@ from ..divisions import divide_naturals, multiply_by_reciprocals
 from ..lane_order import order_lanes
 from .accesses.loads_before_stores import load_before_stores
 from .accesses.pairs import pair_accesses
+from .accesses.peel_tails import peel_tails
 from .accesses.repeated_loads import load_once
 from .accesses.runs import join_runs
 from .accesses.slice_lanes import slice_lanes
@@ -44,7 +45,6 @@ from .early_loads import load_first
 from .early_operands import load_early
 from .float_reads import read_as_floats
 from .near_lanes import near_lanes
-from .peel_tails import peel_tails
 from .pin_reductions import pin_reductions
 from .summed_logs import shorten_logs
 from .unroll_rows import unroll_rows

@@ -16,13 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ...._compiler.ir.build import Numbers
-from ...._compiler.ir.grammar import ForAttrs, LoopAxis, MemoryAttrs, Op, Program, Region
-from ...._compiler.ir.rewrite import expand_ops
-from ...._compiler.rewrites.peel_masks.loops import Copier
-from ...._compiler.rewrites.steps import StepInputs
-from ...._shapes import fixed_at
-from ...._support.records import replace
+from ....._compiler.ir.build import Numbers
+from ....._compiler.ir.grammar import ForAttrs, LoopAxis, MemoryAttrs, Op, Program, Region
+from ....._compiler.ir.rewrite import expand_ops
+from ....._compiler.rewrites.peel_masks.loops import Copier
+from ....._compiler.rewrites.steps import StepInputs
+from ....._shapes import fixed_at
+from ....._support.records import replace
 
 #: Least whole tiles of a row, and most ops of a body: printing it twice takes instructions and time to compile.
 _LEAST_TILES, _MOST_OPS = 4, 64
@@ -31,7 +31,7 @@ _KINDS = frozenset(("number", "tile", "iota", "full", "load", "pointwise", "redu
 
 
 def peel_tails(program: Program, inputs: StepInputs) -> Program:
-    """Return the program with the last tile of loops over rows that begin anywhere apart."""
+    """Return the program with a loop of its own for the last tile of rows that begin anywhere."""
     if inputs.checked or inputs.unrolled or inputs.repeated or not inputs.steady or inputs.staged:
         return program
     if inputs.block_accesses or not any(isinstance(op.attrs, ForAttrs) for op in program.walk()):
