@@ -17,6 +17,7 @@ from .frontend.guards import Traced
 from .frontend.trace import trace
 from .ir.grammar import Program
 from .ir.watch import watching
+from .passes.always.add_products import add_products
 from .passes.always.drop_fills import drop_fills
 from .passes.always.masks import mask_tails
 from .passes.always.narrow_sorts import narrow_sorts
@@ -48,6 +49,7 @@ PASSES: tuple[Pass, ...] = (
     spread_loops,
     unroll_taps,
     slice_windows,
+    add_products,
     narrow_logarithms,
     mask_tails,
     check_jagged,
