@@ -96,7 +96,9 @@ def _lengths_between(
         return None, None
 
     def at(bound: LoopBound, place: float) -> float:
-        return max(0.0, place + bound.shift) if isinstance(bound, TileBound) else bound
+        if not isinstance(bound, TileBound):
+            return bound
+        return max(0.0, place - place % bound.multiple + bound.shift if bound.multiple > 1 else place + bound.shift)
 
     places = [extent * (each + 0.5) / _PLACES for each in range(_PLACES)]
     found = [max(0.0, at(end, place) - at(begin, place)) for place in places]

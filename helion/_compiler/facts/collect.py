@@ -184,12 +184,15 @@ def _attention(walk: Walk, fact: AttentionFact | None) -> AttentionFact | None:
     if fact is None:
         return None
     program, queries, keys = walk.program, fact.query_axis, fact.key_axis
-    _, end = walk.diagonal.get(keys, (None, None))
+    begin, end = walk.diagonal.get(keys, (None, None))
     return replace(
         fact,
         hidden=keys in hidden_blocks(program),
         diagonal=isinstance(end, TileBound) and end.block == queries,
         window=None if queries is None else window_of(program, queries, keys),
+        chunk=begin.multiple
+        if isinstance(begin, TileBound) and begin.block == queries and begin.multiple > 1
+        else None,
     )
 
 

@@ -20,8 +20,7 @@ from ..rewrites.precompute_operands import PrecomputableFact as PrecomputableFac
 from ..rewrites.unfuse_matmul import UnfusedMatmulFact as UnfusedMatmulFact
 from .access import MemoryOpFact, RowWindow, SortFact
 
-#: One tile in registers: the axes it spans and the bytes of one element. A dimension of constant size multiplies the
-#: bytes, so ``itemsize * product of the sizes of the axes`` is the tile's exact size.
+#: One tile in registers: the axes it spans and the bytes of one element, which dimensions of constant size multiply.
 LiveTile = tuple[tuple[int, ...], int]
 LiveTiles = tuple[LiveTile, ...]
 
@@ -309,10 +308,10 @@ class MatmulWithTiledReductionEpilogueFact:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionFact:
     """Two dots in one loop, the second fed by the first: through a reduction over the loop's axis, or (``weighted``) none.
-    ``query_axis`` is M of both, None if the kernel has a constant number of queries. ``key_axis`` is N of the first and
-    K of the second. ``region`` is the loop. ``hidden``: position comparisons mask whole tiles of keys in the loop
-    (``rewrites/peel_masks``). ``diagonal``: the loop ends at the end of the query tile, or a number of keys
-    from there. ``window``: the keys that a query sees at most, where comparisons bound their distance in both directions.
+    ``query_axis`` is M of both, None if the kernel has a constant number of queries. ``key_axis`` is N of the first and K of the
+    second. ``region`` is the loop. ``hidden``: position comparisons mask whole tiles of keys in the loop. ``diagonal``: the loop
+    ends at the end of the query tile, or a number of keys from there. It begins with the ``chunk`` of the tile's first query, if
+    that has a length. ``window``: the keys that a query sees at most, where comparisons bound both directions.
     """
 
     query_axis: int | None
@@ -321,6 +320,7 @@ class AttentionFact:
     hidden: bool = False
     diagonal: bool = False
     window: int | None = None
+    chunk: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,10 +33,12 @@ _FOLLOWED = frozenset(("load", "pointwise", "view", "mask"))
 
 
 class TileBound(NamedTuple):
-    """A bound of a loop that follows the tile of another axis: the tile's begin or end, plus ``shift`` elements."""
+    """A bound of a loop that follows the tile of another axis: the tile's begin or end, rounded down to a ``multiple``, plus
+    ``shift`` elements."""
 
     block: int
     shift: int
+    multiple: int = 1
 
 
 #: A bound of a loop: one that follows a tile, or a number.
@@ -214,6 +216,10 @@ def _value(walk: Walk, operand: Operand, fields: tuple[str, ...], hops: int = MA
         return int(hint_of(attrs.expr))
     if maker is None or not isinstance(attrs, PointwiseAttrs) or not hops:
         return None
+    if (length := chunk_length(walk.makers, maker)) is not None:
+        base = _value(walk, _divided(walk.makers, maker), fields, hops - 1)
+        rounded = isinstance(base, TileBound) and base == TileBound(base.block, 0)
+        return base._replace(multiple=length) if rounded else None  # type: ignore[union-attr]
     values = [_value(walk, each, fields, hops - 1) for each in maker.operands]
     tiles = [each for each in values if isinstance(each, TileBound)]
     if attrs.name in ("minimum", "maximum"):  # the other value is the end of a tensor
@@ -223,7 +229,47 @@ def _value(walk: Walk, operand: Operand, fields: tuple[str, ...], hops: int = MA
     first, second = values
     sign = 1 if attrs.name == "add" else -1
     if isinstance(first, TileBound) and isinstance(second, int):
-        return TileBound(first.block, first.shift + sign * second)
+        return first._replace(shift=first.shift + sign * second)
     if isinstance(first, int) and isinstance(second, TileBound) and attrs.name == "add":
-        return TileBound(second.block, second.shift + first)
+        return second._replace(shift=second.shift + first)
     return first + sign * second if isinstance(first, int) and isinstance(second, int) else None
+
+
+def chunk_length(makers: Makers, op: Op) -> int | None:
+    """Return the length of chunks if an op computes the first element of one: ``x // length * length`` or ``x - x % length``.
+
+    A number of a launch is the one seen when binding.
+    """
+    rounded = _rounded(makers, op)
+    if rounded is None:
+        return None
+    quotient, _ = rounded
+    length = _number(makers, quotient.operands[1])
+    factor = _number(makers, rounded[1]) if quotient.attrs != PointwiseAttrs("remainder") else length
+    return length if length is not None and length == factor and length > 0 else None
+
+
+def _rounded(makers: Makers, op: Op) -> tuple[Op, Operand] | None:
+    """Return the quotient, or the remainder, of an op that may compute the first element of a chunk, and its other operand."""
+    name = op.attrs.name if isinstance(op.attrs, PointwiseAttrs) else ""
+    wanted, orders = {"mul": ("floordiv", (0, 1)), "sub": ("remainder", (1,))}.get(name, ("", ()))
+    for at in orders:
+        made, other = makers.of(op.operands[at]), op.operands[1 - at]
+        if made is not None and made.attrs == PointwiseAttrs(wanted) and (name == "mul" or made.operands[0] == other):
+            return made, other
+    return None
+
+
+def _divided(makers: Makers, op: Op) -> Operand:
+    """Return what the op rounds down to a multiple."""
+    rounded = _rounded(makers, op)
+    assert rounded is not None
+    return rounded[0].operands[0]
+
+
+def _number(makers: Makers, operand: Operand) -> int | None:
+    """Return an integer, or one of a launch as seen when binding."""
+    maker = makers.of(operand)
+    if maker is not None and isinstance(maker.attrs, NumberAttrs):
+        return int(hint_of(maker.attrs.expr))
+    return operand if isinstance(operand, int) else None

@@ -36,6 +36,7 @@ from .lower.attention.consecutive import with_joined_loops
 from .lower.attention.kernel import (
     attention_multiples,
     attention_pieces,
+    attention_ranges,
     backward_multiples,
     backward_pieces,
     build_attention,
@@ -336,6 +337,7 @@ ATTENTION = Shape(
     describes=describes,
     refusal=attention_refusal,
     multiples=attention_multiples,
+    ranges=attention_ranges,
     keys=attention_keys,
     described=lambda program: with_joined_loops(with_whole_keys(program).program),
     predict=_predict_attention,

@@ -77,12 +77,9 @@ def window_of(program: Program, rows: int, block: int) -> int | None:
     """
     peeler = Peeler(program, {})
     loops = [op for op in program.walk() if op.kind == "for" and is_peelable(program, op)]
-    lines = [
-        condition.line
-        for op in loops
-        if op.attributes(ForAttrs).axes[0].block == block
-        for condition in peeler.conditions(op, block)
-    ]
+    of_block = [op for op in loops if op.attributes(ForAttrs).axes[0].block == block]
+    lines = [condition.line for op in of_block for condition in peeler.conditions(op, block)]
+    lines += [line for op in of_block for line in peeler.distances(op, block)]
     known = [(line, peeler.start_of(line)) for line in lines]
     compared = [
         (line.slope, start)
@@ -186,6 +183,19 @@ class _Reader:
         sign, shift = _COMPARISONS[name]
         line = Line(start=shift).plus(left, sign).plus(right, -sign)
         return Condition(value=op.result.number, line=line) if abs(line.slope) == 1 else None
+
+    def distance(self, op: Op) -> tuple[Line, ...]:
+        """Return the two lines that are at least 0 where an absolute value is at most a number, or less."""
+        name = op.attrs.name if isinstance(op.attrs, PointwiseAttrs) else ""
+        sides = op.operands if name in ("le", "lt") else op.operands[::-1] if name in ("ge", "gt") else ()
+        maker = self.makers.of(sides[0]) if sides else None
+        if maker is None or maker.attrs != PointwiseAttrs("abs"):
+            return ()
+        line, most = self.line(maker.operands[0]), self.compared(sides[1], sides[0])
+        if line is None or most is None or abs(line.slope) != 1:
+            return ()
+        most = most.plus(Line(start=-1)) if name in ("lt", "gt") else most
+        return most.plus(line), most.plus(line, -1)
 
     def compared(self, operand: Operand, other: Operand) -> Line | None:
         """Return one side of a comparison with ``other``: a line, or any scalar, which is converted to the index
@@ -304,11 +314,19 @@ class Peeler:
         return begins, _of(hidden, False, falls=True) or _of(found, True, falls=False)
 
     def conditions(self, op: Op, block: int) -> list[Condition]:
+        reader = self._reader(op, block)
+        return [each for o in op.regions[0].ops if (each := reader.condition(o)) is not None]
+
+    def distances(self, op: Op, block: int) -> list[Line]:
+        """Return the lines that bound distances from indices of ``block`` in either direction."""
+        reader = self._reader(op, block)
+        return [line for o in op.regions[0].ops for line in reader.distance(o)]
+
+    def _reader(self, op: Op, block: int) -> _Reader:
         (body,) = op.regions
         inside = frozenset(value.number for o in body.ops for value in o.results)
         inside |= {param.number for param in body.params}
-        reader = _Reader(self.program, block, self.makers, inside)
-        return [each for o in body.ops if (each := reader.condition(o)) is not None]
+        return _Reader(self.program, block, self.makers, inside)
 
     def hides(self, op: Op) -> bool:
         """Return whether a comparison may be false in whole tiles of the loop ``op``."""

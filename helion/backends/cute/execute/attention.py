@@ -244,6 +244,8 @@ def _seen(problem: ScoreProblem, head: tuple[int, ...] = ()) -> torch.Tensor:
         before = distance <= problem.band.last
         prefix = problem.band.prefix
         seen &= before if prefix is None else before | (torch.arange(problem.keys) < place_at(prefix, head))
+    if problem.band.chunk:
+        seen &= torch.arange(problem.keys) >= queries[:, None] // problem.band.chunk * problem.band.chunk
     return seen
 
 

@@ -14,7 +14,15 @@ from typing import ClassVar
 from ...._compiler.facts.records import KernelFacts
 from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
-from ..plan.attention.build import KEY_STEP, LEAST_STAGES, MOST_KEYS, bias_registers, consumer_registers, registers_of
+from ..plan.attention.build import (
+    KEY_STEP,
+    LEAST_STAGES,
+    MOST_KEYS,
+    MOST_STAGES,
+    bias_registers,
+    consumer_registers,
+    registers_of,
+)
 from ..plan.attention.records import LATENT_GROUPS, AttentionChoice
 from ..plan.records import WGMMA_ROWS
 from ..proposal import CuteProposal
@@ -144,7 +152,20 @@ def _stages(shape: AttentionShape, groups: int, keys: int, target: Target) -> in
         third = groups == 1 or (_overlaps(shape, groups, target) and shape.keys <= MANY_BLOCKS * keys)
         return LEAST_STAGES + third if not few and not shape.bounded else None
     short = shape.ranged or (shape.bounded and (shape.window is not None or shape.keys <= SHORT_KEYS))
-    return LEAST_STAGES if shape.v_columns == 128 and keys == FORMULA_KEYS and short and groups > 1 else None
+    if shape.v_columns == WIDE and keys == FORMULA_KEYS and short and groups > 1:
+        return LEAST_STAGES
+    return (
+        _stages_beside_queries(shape, groups, keys, target) if shape.v_columns < WIDE and short and groups > 1 else None
+    )
+
+
+def _stages_beside_queries(shape: AttentionShape, groups: int, keys: int, target: Target) -> int | None:
+    """Return the most stages of K and V that leave room for the queries of the next tile, and for an output of its own; None
+    where all of them do, or too few (measurement ``stages_beside_queries``)."""
+    rows, size = WGMMA_ROWS * groups, shape.operand_bytes
+    tiles = rows * (2 * size * shape.qk_columns + shape.output_bytes * shape.v_columns) + 2048
+    stages = (target.smem_per_block_bytes - tiles) // (size * keys * shape.columns_in_memory)
+    return stages if LEAST_STAGES <= stages < MOST_STAGES else None
 
 
 def _takes_turns(shape: AttentionShape) -> bool:

@@ -36,6 +36,9 @@ MASK_OPS = {"bounds": 2, "window": 5, "loaded": 4}
 """Those of a mask that most blocks do not have, by its kind. One by positions compares and selects. A window subtracts, compares
 twice, joins and selects, and so do loaded bounds, which need no difference."""
 
+CHUNK_OPS = 2
+"""Those that a mask by chunks adds to one by positions: a comparison of quotients, and a junction."""
+
 ROUNDING_OPS = 2.5
 """Instructions for an element of a product that is rounded and added: half a conversion, a shift or a mask, an addition, half a copy."""
 
@@ -201,7 +204,7 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
     scores, output = terms[0], facts.matmuls[-1]
     queries = facts.axes[fact.query_axis].extent
     axis = facts.axes[fact.key_axis]
-    keys = axis.extent or loaded_keys(facts, scores, axis)
+    keys = axis.extent or loaded_keys(facts, scores, axis, fact.window is not None)
     dims = [_extent(facts, each.k_axis, each.static_k) for each in terms]
     v = _extent(facts, output.n_axis, output.static_n)
     if queries is None or keys is None or None in dims or v is None:
@@ -216,6 +219,8 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
     bounded = (fact.diagonal or fact.hidden) and 2 * queries > keys
     key_bytes = keys * (qk if latent else qk + v) * scores.rhs_dtype.itemsize
     heads, queries = _packed(facts, fact.query_axis, queries, others, loaded_bytes // max(1, key_bytes))
+    if fact.chunk is not None and fact.chunk < min(queries, keys):  # chunks take as long as heads
+        heads, queries, keys = heads * -(-queries // fact.chunk), fact.chunk, fact.chunk
     return AttentionShape(
         heads=heads,
         queries=queries,
@@ -251,7 +256,7 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
 
 def _mask_operations(fact: AttentionFact, keys: AxisFact) -> int:
     if fact.diagonal or fact.hidden:
-        return MASK_OPS["window" if fact.window else "bounds"]
+        return MASK_OPS["window" if fact.window else "bounds"] + CHUNK_OPS * (fact.chunk is not None)
     return MASK_OPS["loaded"] if keys.extent is None else 0
 
 
@@ -309,13 +314,18 @@ def _extent(facts: KernelFacts, axis: int | None, static: int | None) -> int | N
     return static if static is not None else None if found is None else found.extent
 
 
-def loaded_keys(facts: KernelFacts, scores: MatmulFact, axis: AxisFact) -> int | None:
-    """Return an estimate of a loaded number of keys: those that each head has, or the mean if heads share them."""
+def loaded_keys(facts: KernelFacts, scores: MatmulFact, axis: AxisFact, windowed: bool = False) -> int | None:
+    """Return an estimate of a loaded number of keys: those that each head has, or the mean if heads share them.
+
+    Of a loop that ends with the tile of queries, it is the number for the last tile.
+    """
     loads = [op for op in facts.memory_ops if op.kind == "load" and op.slot == scores.rhs_slot]
     of_heads = {each.block_id for each in facts.axes if each.on_grid and not each.tunable}
     own = any(of_heads <= {*op.subscript_axes} for op in loads)
     rows = rows_of(facts, scores, axis.block_id)
-    return rows if own or axis.mean is None else axis.mean
+    if own or axis.mean is None or (windowed and axis.longest is not None):
+        return rows
+    return axis.longest or axis.mean
 
 
 def rows_of(facts: KernelFacts, matmul: MatmulFact, axis: int) -> int | None:

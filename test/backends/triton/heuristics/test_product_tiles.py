@@ -11,6 +11,9 @@ from harness import tensor
 
 import helion
 import helion.language as hl
+from benchmarks.unfitted import CELLS
+
+BF16 = torch.bfloat16
 
 FP16 = torch.float16
 
@@ -125,3 +128,11 @@ def test_few_rows_read_whole_lines(rows: int, vocabulary: int) -> None:
     bound = helion.kernel(cubes, backend="triton").bind((tensor(rows, 4096), tensor(vocabulary, 4096)), target="h200")
     _, columns, k = bound.default_config()["block_sizes"]
     assert (columns, k) == (128, 128) and bound.default_config()["pid_type"] == "flat"
+
+
+@pytest.mark.parametrize(("rows", "held"), [(5, 8), (16, 16), (17, 32), (24, 32), (33, 64)])
+def test_few_rows_of_unpacked_weights_are_one_tile(rows: int, held: int) -> None:
+    """Programs of several tiles of rows would each unpack the same weights."""
+    args = (tensor(rows, 4096, dtype=BF16), tensor(14336, 4096, dtype=torch.int8), tensor(14336, 32, dtype=BF16))
+    kernel = CELLS["int8_groups_few_rows"].kernel.bind((*args, tensor(14336, dtype=BF16)), target="h200")
+    assert kernel.default_config()["block_sizes"][0] == held

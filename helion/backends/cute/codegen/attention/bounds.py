@@ -53,7 +53,7 @@ def bounds_function(plan: ScorePlan) -> list[str]:
     loaded, origin, shift = spans.bounds_of(plan), spans.less_origin(plan), " + shift" if band.shift else ""
     lines = [f"def blocks_of({', '.join(['tile_m', *spans.names(plan), *numbers.parameters(plan)])}):"]
     blocks = f"cutlass.max((limit + {keys - 1}) // {keys}, 1)" if plan.is_limited else numbers.parts(total, keys)
-    of_tile, rows = band.first_of("tile_m", rows)
+    of_tile, rows = band.queries_of("tile_m", rows)
     zero, end, whole, begin, edge = "cutlass.Int32(0)", f"cutlass.Int32({blocks})", "end", "zero", "zero"
     if blocks == "2":  # a loop that is known to run once becomes straight code, which needs more registers
         end = f"cute.arch.make_warp_uniform({end})"
@@ -69,15 +69,16 @@ def bounds_function(plan: ScorePlan) -> list[str]:
     if "ends" in loaded:
         of_rows = f"cutlass.max(least_ends{origin}, zero) // {keys}"
         whole = of_rows if band.last is None else f"cutlass.min({whole}, {of_rows})"
-    if band.first is not None:
+    if band.has_first:
         lines += [
-            f"    hidden = {of_tile} + {text_of(band.first)}{shift}{origin}",
+            f"    hidden = {band.first_of(of_tile)}{origin}",
             f"    begin = cutlass.min(cutlass.max(hidden, zero) // {keys}, end - 1)",
         ]
-        begin, edge = "begin", f"(cutlass.max(hidden + {rows - 1}, zero) + {keys - 1}) // {keys}"
+        last = f"{band.first_of(f'{of_tile} + {rows - 1}')}{origin}" if band.chunk else f"hidden + {rows - 1}"
+        begin, edge = "begin", f"(cutlass.max({last}, zero) + {keys - 1}) // {keys}"
     if "begins" in loaded:
         of_rows = f"(most_begins{origin} + {keys - 1}) // {keys}"
-        edge = of_rows if band.first is None else f"cutlass.max({edge}, {of_rows})"
+        edge = f"cutlass.max({edge}, {of_rows})" if band.has_first else of_rows
     return [*lines, f"    return {begin}, end, {whole}, {edge}"]
 
 

@@ -230,18 +230,18 @@ def seen_lines(plan: AttentionPlan, query: str, row: str = "") -> list[str]:
     """Return the definitions of the last key, and of the first one, that a query sees, from the first key of the block. ``row`` is
     the index of its bounds."""
     band, loaded = plan.problem.band, spans.bounds_of(plan)
-    shift, query = " + shift" if band.shift else "", band.query(query)
+    query = band.query(query)
     keys = f"{spans.plus_origin(plan)}limit" if plan.is_limited else text_of(plan.problem.keys)
     lines = [f"last = {numbers.less(keys, 1)} - first_key"]
     if band.last is not None:
         lines.append(f"last = cutlass.min(last, {band.last_of(query)} - first_key)")
     if "ends" in loaded:
         lines.append(f"last = cutlass.min(last, row_ends{row} - 1 - first_key)")
-    if band.first is not None:
-        lines.append(f"first = {query} + {text_of(band.first)}{shift} - first_key")
+    if band.has_first:
+        lines.append(f"first = {band.first_of(query)} - first_key")
     if "begins" in loaded:
         first = f"row_begins{row} - first_key"
-        lines.append(f"first = {first if band.first is None else f'cutlass.max(first, {first})'}")
+        lines.append(f"first = {f'cutlass.max(first, {first})' if band.has_first else first}")
     return lines
 
 

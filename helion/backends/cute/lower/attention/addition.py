@@ -48,6 +48,10 @@ class Addition:
             raise Refusal(
                 f"{access.tensor.name} has another shape than {loops.tensor(load).name} has for streamed rows"
             )
+        if access.parts:
+            raise Refusal(
+                f"{access.tensor.name} is indexed by a part of the dimensions of a head, which is not implemented"
+            )
         if matrix.pitch < matrix.columns:
             raise Refusal(f"{access.tensor.name} has rows that overlap in memory, which is not implemented")
         return AtomicSum(left=left, right=owned.index(right), finish=self.finish, matrix=matrix)

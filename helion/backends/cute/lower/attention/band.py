@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ....._compiler.ir.grammar import ForAttrs, NumberAttrs, Op, Operand, OperandRef, PointwiseAttrs, Value
 from ....._shapes import Expr, Number, fixed_at, hint_of
 from ....._support.records import dataclass, replace
@@ -12,7 +14,7 @@ from ...plan.refusal import Refusal
 from ..numbers import equal, size
 from .loops import Loops, is_position
 from .places import ZERO, access_of, added, loaded_value, subtracted
-from .values import end_of_tile
+from .values import end_of_tile, name_of_op
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,10 @@ def band_of(loops: Loops, condition: Operand, seen: bool = True) -> Band | None:
 
 
 _NEGATED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
+_MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+_QUERY, _KEY = Affine(1, 0, 0), Affine(0, 1, 0)
+LONGEST_CHUNK = 2**31
+"""Chunks are shorter than this, so that multiples of them are 32-bit integers."""
 
 
 def _of_comparison(loops: Loops, made: Op, seen: bool) -> Band | None:
@@ -91,7 +97,7 @@ def _of_comparison(loops: Loops, made: Op, seen: bool) -> Band | None:
     if one is None or other is None:
         return None
     if one.key < other.key:  # mirror the comparison
-        one, other, name = other, one, {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}[name]
+        one, other, name = other, one, _MIRRORED[name]
     key, query, number = one.key - other.key, one.query - other.query, one.number - other.number
     if (key, query) != (1, -1):
         return None
@@ -120,9 +126,11 @@ def _of_distance(loops: Loops, value: Operand, name: str, most: Number) -> Band 
 
 def joined(loops: Loops, *bands: Band) -> Band:
     """Return the keys that all bands have. Raises ``Refusal``."""
-    shifts = {band.shift for band in bands if not band.is_whole}
+    shifts = {band.shift for band in bands if (band.first, band.last) != (None, None)}
     if len(shifts) > 1:
         raise Refusal("masks by distances of queries and keys plus different loaded integers are not implemented")
+    if len({band.chunk for band in bands if band.chunk}) > 1:
+        raise Refusal("masks by chunks of several lengths are not implemented")
     firsts = [band.first for band in bands if band.first is not None]
     lasts = [band.last for band in bands if band.last is not None]
     return Band(
@@ -130,6 +138,7 @@ def joined(loops: Loops, *bands: Band) -> Band:
         last=loops.numbers.least(lasts, "bound_last") if lasts else None,
         shift=next(iter(shifts), None),
         prefix=next((band.prefix for band in bands if band.prefix is not None), None),
+        chunk=next((band.chunk for band in bands if band.chunk), 0),
     )
 
 
@@ -161,7 +170,7 @@ def _prefix_of(loops: Loops, condition: Operand, seen: bool) -> Place | None:
     if one is None or other is None:
         return None
     if one.key < other.key:
-        one, other, name = other, one, {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}[name]
+        one, other, name = other, one, _MIRRORED[name]
     if (one.key - other.key, one.query - other.query) != (1, 0) or name not in ("lt", "le"):
         return None
     place, number = subtracted(other.loaded, one.loaded), other.number - one.number + (1 if name == "le" else 0)
@@ -174,10 +183,106 @@ def _moved(loops: Loops, place: Place, number: Number) -> Place:
     return moved if place == ZERO else added(place, moved)
 
 
+def chunk_of_mask(loops: Loops, condition: Operand, seen: bool) -> int:
+    """Return the length of chunks, or 0 for another condition.
+
+    It is ``seen`` where query and key are in one chunk, or where the key is not before the query's chunk.
+    """
+    made = loops.stripped(condition)
+    name = name_of_op(made)
+    if made is None or len(made.operands) != 2:
+        return 0
+    if name == ("eq" if seen else "ne"):
+        found = [_quotient(loops, each) for each in made.operands]
+        (one, first), (other, second) = (each if each is not None else (None, 0) for each in found)
+        same = one is not None and other is not None and equal(first, second)
+        return _length(loops, first) if same and (one, other) in ((_QUERY, _KEY), (_KEY, _QUERY)) else 0
+    name = name if seen else _NEGATED.get(name, "")
+    key, query = made.operands
+    if affine_of(loops, key) != _KEY:
+        key, query, name = query, key, _MIRRORED.get(name, "")
+    if name != "ge" or affine_of(loops, key) != _KEY:
+        return 0
+    length = _start(loops, query, lambda value: affine_of(loops, value) == _QUERY)
+    return 0 if length is None else _length(loops, length)
+
+
+def chunk_of_begin(loops: Loops, begin: Operand) -> Number | None:
+    """Return the length of the chunks of which a loop over keys begins with that of the tile's first query, or None."""
+    return _start(loops, begin, lambda value: is_position(loops.stripped(value), ("begin",)) == loops.queries)
+
+
+def begins_with_chunk(loops: Loops, begin: Operand, band: Band) -> bool:
+    """Return whether a loop over keys begins with the chunk of the tile's first query, before which a band shows no keys."""
+    found = chunk_of_begin(loops, begin) if band.chunk else None
+    return found is not None and equal(found, loops.numbers.number(band.chunk))
+
+
+def shows_whole_chunks(band: Band) -> bool:
+    """Return whether the chunks of a band hide only keys before that of a query, since the band hides all keys after it."""
+    if not band.chunk:
+        return True
+    return (
+        (band.shift, band.prefix) == (None, None) and band.last is not None and is_known(band.last) and band.last <= 0
+    )
+
+
+def _length(loops: Loops, number: Number) -> int:
+    """Return the length of chunks as the plan has it, 0 if it may not be positive: launches check that of an argument."""
+    if isinstance(number, Expr):
+        argument = number.op == "host" and number.args[0] in loops.program.host.symbols
+        return loops.numbers.of(number, "chunk") if argument and 0 < number.hint < LONGEST_CHUNK else 0
+    return int(number) if 0 < number < LONGEST_CHUNK else 0
+
+
+def _number(loops: Loops, value: Operand) -> Number | None:
+    """Return the integer of the launch that a value is, or None."""
+    found = affine_of(loops, value)
+    return found.number if found is not None and found == Affine(0, 0, found.number) else None
+
+
+def _quotient(loops: Loops, value: Operand) -> tuple[Affine, Number] | None:
+    """Return what is divided, and by what, if a value is such a quotient."""
+    made = loops.stripped(value)
+    while made is not None and name_of_op(made) == "cast" and not made.result.dtype.is_floating_point:
+        made = loops.stripped(made.operands[0])
+    if made is None or name_of_op(made) not in ("floordiv", "truncdiv"):
+        return None
+    divided, length = affine_of(loops, made.operands[0]), _number(loops, made.operands[1])
+    return None if divided is None or length is None else (divided, length)
+
+
+def _start(loops: Loops, value: Operand, is_base: Callable[[Operand], bool]) -> Number | None:
+    """Return the length of chunks if a value is the first element of that of a base: ``base // length * length``, or ``base -
+    base % length``; else None."""
+    made = loops.stripped(value)
+    while made is not None and (made.kind == "full" or name_of_op(made) == "cast"):
+        if made.result.dtype.is_floating_point:
+            return None
+        made = loops.stripped(made.operands[0])
+    name = name_of_op(made)
+    if made is None or name not in ("mul", "sub"):
+        return None
+    for part, other in (made.operands, made.operands[::-1]) if name == "mul" else (made.operands[::-1],):
+        inner = loops.stripped(part)
+        if inner is None or name_of_op(inner) not in (("floordiv", "truncdiv") if name == "mul" else ("remainder",)):
+            continue
+        base, length = inner.operands[0], _number(loops, inner.operands[1])
+        factor = _number(loops, other) if name == "mul" else length
+        if length is None or factor is None or not is_base(base) or (name == "sub" and not is_base(other)):
+            continue
+        return length if equal(length, factor) else None
+    return None
+
+
 def every_query_sees(loops: Loops, band: Band, keys: int) -> bool:
     """Return whether each query has at least one key in the band, in every launch."""
     numbers, queries = loops.numbers, loops.numbers.number(loops.extent(loops.queries))
     sees = not _end(loops).is_loaded and band.shift is None and (not is_known(keys) or keys > 0)  # launches have keys
+    if band.chunk:  # a query sees itself
+        sees &= numbers.at_most(queries, numbers.number(keys)) and (
+            band.first is None or numbers.at_most(band.first, 0)
+        )
     if band.last is not None:
         sees &= numbers.at_most(0, band.last)
     if band.first is not None:
@@ -193,7 +298,7 @@ def whole_where_empty(loops: Loops, band: Band, keys: int) -> tuple[Band, Number
     It is None if a query may see no key of a band that is not empty.
     """
     numbers, queries = loops.numbers, loops.numbers.number(loops.extent(loops.queries))
-    if band.first is None or band.last is None or band.shift or band.prefix or _end(loops).is_loaded:
+    if band.first is None or band.last is None or band.shift or band.prefix or band.chunk or _end(loops).is_loaded:
         return None
     first, last = numbers.number(band.first), numbers.number(band.last)
     if not numbers.at_most(0, last) or not numbers.at_most(queries + last, numbers.number(keys)):
@@ -348,15 +453,22 @@ def _least(loops: Loops, one: Number | None, other: Number | None) -> Number | N
     return loops.numbers.number(loops.numbers.least(known, "size_end")) if known else None
 
 
-def covered_keys(loops: Loops, band: Band, stored: int) -> int:
-    """Return the number of keys of the loop, of which tensors have ``stored``. Raises ``Refusal`` if the size of tiles
-    would change the result."""
+def covered_keys(
+    loops: Loops, band: Band, stored: int, covers_band: Callable[[Operand], bool] = lambda begin: False
+) -> int:
+    """Return the number of keys of the loop, of which tensors have ``stored``.
+
+    ``covers_band`` returns whether the band hides all keys before a begin. Raises ``Refusal`` if the size of tiles would change
+    the result.
+    """
     (axis,) = loops.loop.attributes(ForAttrs).axes
     block = loops.program.blocks[axis.block]
     plain = block.kind == "tile" and not axis.scalar and axis.jagged is None and axis.split is None
     begin = loops.loop.operands[axis.begin.at] if isinstance(axis.begin, OperandRef) else axis.begin
     first = begin_of_loop(loops, begin) if isinstance(begin, (int, Value)) else None
     if end_of_tile(loops, begin, "amin") is not None or loaded_begin(loops) is not None:
+        first = EVERY_KEY
+    if isinstance(begin, Value) and covers_band(begin):
         first = EVERY_KEY
     if not plain or first is None or not equal(axis.step, 1):
         raise Refusal("a loop over keys from 0, or from the first query of the tile plus a number, is implemented")

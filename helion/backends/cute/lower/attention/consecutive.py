@@ -3,6 +3,13 @@
 A causal kernel often has two loops: over the keys before the tile of queries without a mask, and over the tile's own keys
 with one. Their ranges are adjacent, and their bodies differ in that mask alone. The masked body then runs over both
 ranges, if the mask hides nothing of the other one.
+
+A branch around the loops may skip tiles of queries of which masks let no store pass. The kernel skips these by the masks::
+
+    if tile.begin < length:                                        q = hl.load(..)
+        q = hl.load(..)                                      →     ..
+        ..                                                         hl.store(.., extra_mask=tile.index < length)
+        hl.store(.., extra_mask=tile.index < length)
 """
 
 from __future__ import annotations
@@ -20,6 +27,7 @@ from ....._compiler.ir.grammar import (
     Op,
     Operand,
     OperandRef,
+    PointwiseAttrs,
     Program,
     TileAttrs,
     Value,
@@ -37,8 +45,11 @@ from .values import is_lowest, name_of_op
 
 
 def with_joined_loops(program: Program) -> Program:
-    """Return the program with one loop for each run of loops over adjacent ranges of keys, and for passes over the same keys."""
-    program = without_padding(program)
+    """Return the program with one loop for each run of loops over adjacent ranges of keys, and for passes over the same keys.
+
+    A branch around them that skips tiles is gone.
+    """
+    program = without_padding(without_skipped_tiles(program))
     while (shorter := _with_a_joined_pair(program)) is not None:
         program = shorter
     return with_one_pass(program)
@@ -205,8 +216,80 @@ class _Pair:
             band = band_of(loops, selection.operands[0], seen=kept == 1)
             if past is None or band is None or not is_lowest(loops, selection.operands[3 - kept]):
                 return False
-            if band.first is not None or band.last is None or not isinstance(past, int):
+            if band.has_first or band.last is None or not isinstance(past, int):
                 return False
             if not (is_known(band.last) and is_known(past)) or band.last < past - 1:
                 return False
         return True
+
+
+def without_skipped_tiles(program: Program) -> Program:
+    """Return the program without a branch around all of its loops that skips tiles of which no element is stored."""
+    if len(program.roots) != 1:
+        return program
+    (root,) = program.roots
+    nested = [op for op in root.body.ops if op.regions]
+    if [op.kind for op in nested] != ["if"]:
+        return program
+    (branch,) = nested
+    then, other = branch.regions
+    makers = Makers.among(program.walk())
+    bound = _bound(makers, branch.operands[0], "tile")
+    effects = [op for op in then.walk() if op.kind not in _PURE]
+    if bound is None or branch.results or other.ops or not effects:
+        return program
+    if any(op.kind != "store" or bound not in _stored_below(makers, op) for op in effects):
+        return program
+    at = root.body.ops.index(branch)
+    ops = (*root.body.ops[:at], *then.ops, *root.body.ops[at + 1 :])
+    return replace(program, roots=(replace(root, body=replace(root.body, ops=ops)),))
+
+
+_PURE = ("number", "tile", "iota", "full", "load", "pointwise", "reduce", "dot", "view", "mask", "for", "random")
+
+
+def _stored_below(makers: Makers, store: Op) -> set[tuple[int, int]]:
+    """Return the blocks and values of which a store's mask lets indices of the block below the value pass alone."""
+    mask = store.attributes(MemoryAttrs).mask
+    waiting, found = [] if mask is None else [store.operands[mask]], set[tuple[int, int]]()
+    while waiting:
+        made = _stripped(makers, waiting.pop())
+        if made is not None and made.attrs in (PointwiseAttrs("bitwise_and"), PointwiseAttrs("logical_and")):
+            waiting += made.operands
+        elif made is not None and (bound := _bound(makers, made.result, "iota")) is not None:
+            found.add(bound)
+    return found
+
+
+def _bound(makers: Makers, condition: Operand, kind: str) -> tuple[int, int] | None:
+    """Return the block and the value of a condition that the tile's begin, or each index with ``kind`` "iota", is below the
+    value."""
+    made = _stripped(makers, condition)
+    name = made.attrs.name if made is not None and isinstance(made.attrs, PointwiseAttrs) else ""
+    if made is None or name not in ("lt", "gt"):
+        return None
+    low, high = made.operands if name == "lt" else made.operands[::-1]
+    position, end = _stripped(makers, low), _scalar(makers, high)
+    if position is None or end is None or position.kind != kind:
+        return None
+    if isinstance(position.attrs, TileAttrs) and position.attrs.field == "begin":
+        return position.attrs.block, end.number
+    plain = isinstance(position.attrs, IotaAttrs) and not position.attrs.relative
+    plain = plain and (position.attrs.start, position.attrs.step) == (0, 1)
+    return (position.attrs.block, end.number) if plain else None
+
+
+def _stripped(makers: Makers, operand: Operand) -> Op | None:
+    made = makers.of(operand)
+    while made is not None and made.kind in ("view", "mask"):
+        made = makers.of(made.operands[0])
+    return made
+
+
+def _scalar(makers: Makers, operand: Operand) -> Value | None:
+    """Return the integer of all elements of an operand, or None."""
+    made = makers.of(operand)
+    while isinstance(operand, Value) and operand.dims and made is not None and made.kind in ("view", "full"):
+        operand = made.operands[0]
+        made = makers.of(operand)
+    return operand if isinstance(operand, Value) and not operand.dims and not operand.dtype.is_floating_point else None

@@ -31,6 +31,7 @@ from ...resources.umma_backward import umma_backward_choice
 from ..names import as_written
 from ..numbers import dividing
 from .backward import Backward, backward_of
+from .band import LONGEST_CHUNK
 from .recognise import Attention, attention_of
 
 T = TypeVar("T")
@@ -128,6 +129,20 @@ def _pieces(plan: LaunchPlan, scores: ScorePlan, host: HostBuilder) -> str:
 def attention_multiples(program: Program) -> dict[str, int]:
     """Return the divisors of host numbers by which kernels of attention differ; none for refused programs."""
     return _multiples(program, known_attention)
+
+
+def attention_ranges(program: Program) -> dict[str, range]:
+    """Return the values of host numbers that generated code is for: positive lengths of chunks."""
+    try:
+        found = known_attention(program)
+    except (Refusal, NeedsValue):
+        return {}
+    chunk = found.problem.band.chunk
+    return (
+        {found.loops.numbers.expressions[chunk.name].args[0]: range(1, LONGEST_CHUNK)}
+        if isinstance(chunk, LaunchInt)
+        else {}
+    )
 
 
 def backward_multiples(program: Program) -> dict[str, int]:

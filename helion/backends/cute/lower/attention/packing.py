@@ -25,9 +25,9 @@ def with_packed_heads(loops: Loops, problem: AttentionProblem) -> AttentionProbl
     """Return the problem with heads as rows, or the same one where that does not apply."""
     others = len(problem.sources) > len(problem.loaded)
     spanned = problem.key_span is not None
-    begins = problem.band.first is None and is_known(problem.band.last) and (not spanned or problem.band.is_whole)
+    begins = not problem.band.has_first and is_known(problem.band.last) and (not spanned or problem.band.is_whole)
     varies = not begins and (spanned or problem.runtime)
-    shifted = problem.query_span is not None or problem.band.shift is not None or problem.band.prefix is not None
+    shifted = problem.query_span is not None or problem.band.shift or problem.band.prefix or problem.band.chunk
     known = all(map(is_known, (problem.queries, problem.band.first, problem.band.last)))
     few = problem.queries == 1 or (known and problem.queries < WGMMA_ROWS)
     if not few or problem.rests or others or varies or shifted or _reads_positions(problem):

@@ -47,6 +47,8 @@ class Access:
     ends: dict[int, Place]
     pages: dict[int, tuple[Pages, int | Expr]]
     """By block: the pages that its indices select, and the table's argument of a launch."""
+    parts: frozenset[int] = frozenset()
+    """Blocks of consecutive indices that may be fewer than a dimension has."""
 
     def check_plain(self) -> None:
         """Check that indices of tiles are those of rows, without a mask. Raises ``Refusal``."""
@@ -63,7 +65,7 @@ def access_of(loops: Loops, op: Op, left_out: int | None = None) -> Access:
     attrs, tensor = op.attributes(MemoryAttrs), loops.tensor(op)
     ends = {} if attrs.mask is None else _ends_of_mask(loops, op.operands[attrs.mask], tensor.name)
     strides, extents, modes, numbers = dict[int, int](), dict[int, int](), list[Mode](), loops.numbers
-    rows, pages = dict[int, Place](), dict[int, tuple[Pages, int | Expr]]()
+    rows, pages, parts = dict[int, Place](), dict[int, tuple[Pages, int | Expr]](), set[int]()
     offset: Number = 0
     name = name_of(tensor)
     pool, found = _pool_of(loops, op)
@@ -72,10 +74,13 @@ def access_of(loops: Loops, op: Op, left_out: int | None = None) -> Access:
             continue
         shape = numbers.of(tensor.shape[at], f"size_{name}_{at}")
         stride = numbers.of(tensor.strides[at], f"stride_{name}_{at}", PITCH)
-        if _is_slice(loops, index):
-            assert isinstance(index.shift, int) and index.block is not None
-            strides[index.block], extents[index.block] = stride, loops.extent(index.block)
-            offset = offset + numbers.number(stride) * index.shift
+        if (part := _slice_of(loops, op, index)) is not None:
+            columns, start = part
+            if columns in strides:
+                raise Refusal(f"{tensor.name} is indexed twice by one tile")
+            strides[columns], extents[columns] = stride, _part_of(loops, tensor.name, shape, part)
+            parts |= {columns} if index.kind == "tensor" and extents[columns] != shape else set()
+            offset = offset + numbers.number(stride) * start
             continue
         paged = found.get(at) or pages_of(loops, op, index)
         pages |= {} if paged is None else {loops.keys: paged}
@@ -87,10 +92,6 @@ def access_of(loops: Loops, op: Op, left_out: int | None = None) -> Access:
                 modes += _of_tiles(loops, op, shape, stride)
                 shape = loops.rows
             is_whole = loops.program.blocks[block].kind == "full"
-            if index.kind == "tensor" and is_whole and loops.extent(block) != shape:
-                raise Refusal(
-                    f"{tensor.name} is indexed by a part of the dimensions of a head, which is not implemented"
-                )
             strides[block], extents[block] = stride, loops.extent(block) if is_whole else shape
             rows |= {} if row == ZERO else {block: row}
             continue
@@ -117,19 +118,47 @@ def access_of(loops: Loops, op: Op, left_out: int | None = None) -> Access:
         rows=rows,
         ends=ends,
         pages=pages,
+        parts=frozenset(parts),
     )
 
 
-def _is_slice(loops: Loops, index: Index) -> bool:
-    """Return whether an index is a slice of a dimension of a head that does not begin with its first element."""
+def _part_of(loops: Loops, name: str, shape: int, part: tuple[int, int]) -> int:
+    """Return the number of indices of a part of a dimension. Raises ``Refusal`` if the dimension has fewer."""
+    block, start = part
+    extent = loops.extent(block)
+    if is_known(shape) and is_known(extent) and start + extent > shape:
+        raise Refusal(f"{name} has {shape} dimensions of a head, and more are read")
+    return extent
+
+
+def _slice_of(loops: Loops, op: Op, index: Index) -> tuple[int, int] | None:
+    """Return the block of a slice of a dimension of a head, or of as many consecutive indices, and the first element; None for
+    other indices, and for slices that begin with the first element."""
+    if not isinstance(index.shift, int) or index.shift < 0:
+        return None
+    if index.kind == "tensor" and index.operand is not None:
+        found = _consecutive(loops, op.operands[index.operand])
+        return None if found is None or found[1] < 0 else (found[0], found[1] + index.shift)
     block = None if index.kind != "block" or index.block is None else loops.program.blocks[index.block]
-    return (
-        block is not None
-        and block.kind == "full"
-        and index.operand is None
-        and isinstance(index.shift, int)
-        and index.shift > 0
-    )
+    if block is None or block.kind != "full" or index.operand is not None or not index.shift:
+        return None
+    return block.id, index.shift
+
+
+def _consecutive(loops: Loops, value: Operand) -> tuple[int, int] | None:
+    """Return the block whose indices a value is, of a dimension without tiles, and the number that is added to them; or None."""
+    made = loops.stripped(value)
+    while made is not None and made.attrs == PointwiseAttrs("cast") and not made.result.dtype.is_floating_point:
+        made = loops.stripped(made.operands[0])
+    if made is not None and made.kind == "iota":
+        return (int(made.attrs.block), 0) if _is_whole(loops, made) else None
+    if made is None or made.attrs != PointwiseAttrs("add"):
+        return None
+    for one, other in (made.operands, made.operands[::-1]):
+        found = _consecutive(loops, one) if isinstance(other, int) else None
+        if found is not None and isinstance(other, int):
+            return found[0], found[1] + other
+    return None
 
 
 def pages_of(loops: Loops, op: Op, index: Index) -> tuple[Pages, int | Expr] | None:

@@ -21,7 +21,7 @@ from ...plan.attention.build import MOST_COLUMNS, check_problem
 from ...plan.attention.records import AttentionProblem, Band, Formula, KeyRange, without_rest
 from ...plan.refusal import Refusal
 from ..rewrites.key_parts import with_whole_keys
-from .band import covered_keys, every_query_sees, key_span
+from .band import begins_with_chunk, covered_keys, every_query_sees, key_span
 from .consecutive import with_joined_loops
 from .formula import FormulaReader
 from .lefts import Lefts
@@ -78,7 +78,7 @@ class Weighting:
 
 
 def attention_of(program: Program, packed: bool = True) -> Attention:
-    """Return the attention that ``program`` computes. If ``packed``, heads may be rows of a tile, and bands have prefixes.
+    """Return the attention that ``program`` computes. If ``packed``, heads may be rows of a tile, and bands have prefixes and chunks.
 
     Raises ``Refusal``.
     """
@@ -168,7 +168,9 @@ def _is_latent(problem: AttentionProblem, same: bool) -> bool:
 def _with_softmax(loops: Loops, finish: Finish, packed: bool) -> Weighting:
     softmax = softmax_of(loops)
     scores = scores_of(loops, softmax.scores, packed)
-    keys = covered_keys(loops, scores.band, stored_keys(loops))
+    keys = covered_keys(
+        loops, scores.band, stored_keys(loops), lambda begin: begins_with_chunk(loops, begin, scores.band)
+    )
     start = start_of(loops, softmax, every_query_sees(loops, scores.band, keys))
     finish.start_from(softmax, start)
     check_range(loops, scores.range)

@@ -14,7 +14,16 @@ from ...plan.attention.records import Band, Formula
 from ...plan.epilogue import MAX_NUMBERED, Constant, constant
 from ...plan.refusal import Refusal
 from ..chain import ROUNDED, Reference
-from .band import band_of, every_query_sees, joined, prefixed_band_of, reached_keys, whole_where_empty
+from .band import (
+    band_of,
+    chunk_of_mask,
+    every_query_sees,
+    joined,
+    prefixed_band_of,
+    reached_keys,
+    shows_whole_chunks,
+    whole_where_empty,
+)
 from .formula import FormulaReader
 from .loops import Loops
 from .operands import stored_keys
@@ -25,9 +34,18 @@ PRODUCT = "product"
 
 
 def scores_of(loops: Loops, scores: Operand, prefixes: bool) -> Scores:
-    """Return the formula of the scores, in which masks by a number stay that a score may be below. Bands have ``prefixes``."""
-    found = Scores(loops, scores, prefixes)
-    return found if found.above_masks else Scores(loops, scores, prefixes, by_numbers=False)
+    """Return the formula of the scores, in which masks by a number stay that a score may be below.
+
+    Bands have ``prefixes``, and chunks, unless queries see keys after theirs.
+    """
+    for chunks in (True, False) if prefixes else (False,):
+        for by_numbers in (True, False):
+            found = Scores(loops, scores, prefixes, by_numbers, chunks)
+            if found.above_masks or not by_numbers:
+                break
+        if not found.band.chunk or (shows_whole_chunks(found.band) and found.range == LoadedRange()):
+            break
+    return found
 
 
 class Scores:
@@ -37,12 +55,12 @@ class Scores:
     positive numbers, roundings, and sums.
     """
 
-    def __init__(self, loops: Loops, scores: Operand, prefixes: bool, by_numbers: bool = True) -> None:
+    def __init__(self, loops: Loops, scores: Operand, prefixes: bool, by_numbers: bool, chunks: bool) -> None:
         self.loops, self.band, self.range = loops, Band(), LoadedRange()
         self.reader = FormulaReader(loops, (PRODUCT,), loops.keys, "scores")
         product = loops.first.result
         self.reader.known[product.number] = self.reader.rounded(PRODUCT, product.dtype)
-        self.by_numbers, self.prefixes = by_numbers, prefixes
+        self.by_numbers, self.prefixes, self.chunks = by_numbers, prefixes, chunks
         self.above_masks = True
         """True if no score is as low as a mask by a number, so that the mask's weights are zero where a query sees any key."""
         self.lowest: dict[int, float] = {}
@@ -155,6 +173,8 @@ class Scores:
         found = band_of(self.loops, condition, seen)
         if found is None and self.prefixes:
             found = prefixed_band_of(self.loops, condition, seen)
+        if found is None and self.chunks and (chunk := chunk_of_mask(self.loops, condition, seen)):
+            found = Band(chunk=chunk)
         if found is None or ((found.prefix or band.prefix) and found.last is not None and band.last is not None):
             return None
         return joined(self.loops, band, found)

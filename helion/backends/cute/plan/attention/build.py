@@ -238,7 +238,7 @@ def combining_ctas(problem: AttentionProblem, choice: AttentionChoice, target: T
 def visited_blocks(problem: AttentionProblem, rows: int, keys: int) -> int:
     """Return the blocks of keys that the first tile of queries visits, at least one."""
     band, blocks = problem.band, -(-problem.keys // keys)
-    _, rows = band.first_of("", rows)
+    _, rows = band.queries_of("", rows)
     end = blocks if band.last is None else max(1, min(blocks, -(-max(band.last + rows, 0) // keys)))
     begin = 0 if band.first is None else min(max(band.first, 0) // keys, end - 1)
     return end - begin

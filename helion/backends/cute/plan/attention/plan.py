@@ -108,6 +108,7 @@ def _band_lines(plan: ScorePlan, row: str, streamed: str) -> list[str]:
     if band.prefix is not None:
         sees = [f"({sees[0]} or {streamed} < {band.prefix.text(tuple(f'head[{at}]' for at in range(9)))})"]
     sees += [] if band.first is None else [f"{streamed} >= {row} + {text_of(band.first)}"]
+    sees += [f"{streamed} >= {row} // {text_of(band.chunk)} * {text_of(band.chunk)}"] if band.chunk else []
     return [f"  a {row} sees {' and '.join(sees)}: blocks {', '.join(('first', *plan.parts))}"] if sees else []
 
 

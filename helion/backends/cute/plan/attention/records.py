@@ -12,9 +12,10 @@ from ....._support.records import dataclass, replace
 from ..dtypes import itemsize
 from ..epilogue import Constant, Instruction
 from ..records import WGMMA_ROWS
+from .bands import Band
 from .blocks import last_keys_share_a_block
 from .magnitude import LARGE, LARGEST_FLOAT, largest
-from .numbers import is_known, launch_integers, text_of
+from .numbers import is_known, launch_integers
 from .operands import OMITTED, Matrix, Place, RandomNumbers, Source, text_without
 
 Scheduler = Literal["static", "dynamic"]
@@ -55,41 +56,6 @@ class Formula:
                 waiting += (each for each in made.arguments if not isinstance(each, Constant))
             found.add(value)
         return found
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Band:
-    """The keys that a query sees: ``first`` <= key - query - ``shift`` <= ``last``, where None is no bound, or no shift.
-
-    Keys below ``prefix`` are seen whatever the last one is. The query is the row, or the row modulo ``period`` where the heads of a group are rows of one tile.
-    """
-
-    first: int | None = None
-    last: int | None = None
-    shift: Place | None = None
-    period: int = 0
-    prefix: Place | None = None
-
-    def __repr__(self) -> str:
-        return text_without(self, [name for name in ("period", "prefix") if not getattr(self, name)])
-
-    @property
-    def is_whole(self) -> bool:
-        return self.first is None and self.last is None
-
-    def last_of(self, query: str) -> str:
-        """Return the text of the last key of a query."""
-        assert self.last is not None
-        last = f"{query} + {text_of(self.last)}{' + shift' if self.shift else ''}"
-        return f"cutlass.max({last}, prefix - 1)" if self.prefix else last
-
-    def query(self, row: str) -> str:
-        """Return the text of the query of a row."""
-        return f"({row}) % {self.period}" if self.period else row
-
-    def first_of(self, tile: str, rows: int) -> tuple[str, int]:
-        """Return the text of the first query of a tile of ``rows``, and the number of its queries."""
-        return ("0", self.period) if self.period else (f"{tile} * {rows}", rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +172,7 @@ class ScoreProblem:
     @property
     def has_first(self) -> bool:
         """True if there is a first key that a query sees, other than key 0."""
-        return self.band.first is not None or (self.key_range is not None and self.key_range.begins is not None)
+        return self.band.has_first or (self.key_range is not None and self.key_range.begins is not None)
 
     @property
     def has_last(self) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from ......_compiler.facts.records import KernelFacts, MatmulFact, PrecomputableFact
-from ......_shapes import cdiv, previous_power_of_2
+from ......_shapes import cdiv, next_power_of_2, previous_power_of_2
 from ......_support.records import dataclass, replace
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import VECTOR_BYTES, Target
@@ -143,7 +143,8 @@ def _few_rows(facts: KernelFacts, target: Target) -> TritonProposal | None:
         return None
     itemsize = max(each.dtype.itemsize for each in facts.precomputable)
     sizes = moderate_sizes(
-        facts, {"m": max(_TUNED.least_rows, rows), "n": _TUNED.columns, "k": 2 * _TUNED.line // itemsize}
+        facts,
+        {"m": max(_TUNED.least_rows, next_power_of_2(rows)), "n": _TUNED.columns, "k": 2 * _TUNED.line // itemsize},
     )
     predicted = estimate(facts, target, sizes, _TUNED.few_warps, _TUNED.few_stages)
     if not predicted.fits or predicted.spill_risk:
