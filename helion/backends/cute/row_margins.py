@@ -11,7 +11,7 @@ from .lower.rowwise.kernel import known_rows
 from .plan.build import unit_of
 from .plan.epilogue import Instruction
 from .plan.rowwise.logs import short_logs
-from .plan.rowwise.passes import demand_of
+from .plan.rowwise.passes import demand_of, schedule_of
 from .plan.rowwise.records import RowProblem
 from .plan.rowwise.shorts import short_quotients
 
@@ -56,6 +56,10 @@ LOGS_LEAD = replace(ROWS_LEAD, ratio=0.85, corrected=1.22)
 QUOTIENTS_LEAD = replace(ROWS_LEAD, ratio=0.92, corrected=1.2)
 """The same for quotients as arguments of exponentials, which the model counts as divisions (grpo_loss)."""
 
+CURVES_LEAD = replace(ROWS_LEAD, ratio=0.92, corrected=1.7)
+"""The same where one reduction is over polynomials that stay in registers. Facts count these in each pass, and the general
+backend's loops compute them in each (measurement ``kept_polynomials``)."""
+
 EXACT_LOGS_LEAD = replace(ROWS_LEAD, ratio=0.92)
 """The same for logarithms of 32-bit elements, whose times in the general backend are predicted within 7 %."""
 
@@ -92,6 +96,12 @@ def _multiplies_quotients(problem: RowProblem) -> bool:
     return any(isinstance(over, int) and 0 < over <= len(epilogue.operands) for over in divisors)
 
 
+def _keeps_curves(problem: RowProblem) -> bool:
+    """Return whether the last pass of two reads a polynomial of the only input from registers."""
+    schedule = schedule_of(problem)
+    return bool(schedule.kept) and len(problem.inputs) == 1 and len(schedule.passes) == 2
+
+
 def rows_lead(program: Program) -> Lead:
     """Return the lead over the general backend from which ``auto`` takes a row kernel."""
     problem = known_rows(program).problem
@@ -99,6 +109,8 @@ def rows_lead(program: Program) -> Lead:
         return LOGS_LEAD
     if any(made.op == "log" for made in _elementwise(problem)):
         return EXACT_LOGS_LEAD
+    if _keeps_curves(problem):
+        return CURVES_LEAD
     if _multiplies_quotients(problem):
         return QUOTIENTS_LEAD
     powers = any(made.op in ("exp", "exp2") for made in problem.epilogue.instructions)

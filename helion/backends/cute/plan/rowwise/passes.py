@@ -23,8 +23,12 @@ from .records import RowProblem
 
 HALF = ("bfloat16", "float16")
 ROUNDED_BYTES = {"round_bfloat16": 2, "round_float16": 2}
-COSTLY = {"exp": 4, "log": 12, "div": 8, "tanh": 8, "erf": 20, "gelu": 24, "log1p": 14, "sqrt": 6, "rsqrt": 6}
+COSTLY = {"exp": 4, "log": 12, "div": 8, "tanh": 14, "erf": 20, "gelu": 24, "log1p": 14, "sqrt": 6, "rsqrt": 6}
 """Instructions of operations that take several, approximately; of any other: one."""
+POLYNOMIALS = frozenset({"tanh", "erf", "gelu", "expm1", "log1p"})
+"""Operations of dozens of instructions, each with a choice of two ways to compute it."""
+MOST_KEPT_COLUMNS = 2**17
+"""Columns up to which CTAs of a cluster have registers for a value of 32 bits of each."""
 POSITION_REGISTERS = 24
 """Registers of the search for a position, whose comparisons keep unpacked elements alive, and of numbers of columns:
 grpo_loss with 64 elements of a thread spilled (measurement ``column_numbers``). The same of numbers of groups."""
@@ -111,7 +115,7 @@ def schedule_of(problem: RowProblem) -> Schedule:
         targets[last].append(_term(epilogue, value))
     later = [value for target in targets[1 + once :] for value in target]
     held = tuple(value for value in epilogue.elements_for(later) if _is_input(epilogue, value))
-    kept = _kept(epilogue, targets, later, held)
+    kept = _kept(epilogue, targets, later, held, _keeps_costly(problem))
     passes = []
     if once:
         targets[:2] = [[*targets[0], *targets[1]], []]
@@ -289,17 +293,32 @@ def _is_input(epilogue: Epilogue, value: int) -> bool:
     return 0 < value <= len(epilogue.operands) and epilogue.operands[value - 1].kind == "exact"
 
 
-def _kept(epilogue: Epilogue, targets: list[list[int]], later: list[int], held: tuple[int, ...]) -> int:
-    """Return the value of the first pass that later passes can read in place of several inputs, with fewer bytes; or
-    0."""
+def _keeps_costly(problem: RowProblem) -> bool:
+    """Return whether threads have registers for a value of each element that takes many instructions."""
+    return problem.n <= MOST_KEPT_COLUMNS and not (problem.sums or problem.wide)
+
+
+def _kept(epilogue: Epilogue, targets: list[list[int]], later: list[int], held: tuple[int, ...], costly: bool) -> int:
+    """Return the value of the first pass that later passes can read in place of inputs; or 0.
+
+    It has fewer bytes than several of them, or with ``costly`` is a polynomial of one of them.
+    """
     bytes_held = sum(itemsize(epilogue.operands[value - 1].dtype) for value in held)
-    for value in reversed(epilogue.elements_for(targets[0])) if len(held) > 1 else ():
-        if value <= len(epilogue.operands) or kept_bytes(epilogue, value) >= bytes_held:
+    for value in reversed(epilogue.elements_for(targets[0])) if held else ():
+        if value <= len(epilogue.operands):
+            continue
+        fewer = len(held) > 1 and kept_bytes(epilogue, value) < bytes_held
+        if not fewer and not (costly and len(held) == 1 and _is_polynomial(epilogue, value)):
             continue
         after = epilogue.elements_for(later, value)
         if value in after and not any(_is_input(epilogue, x) for x in after):
             return value
     return 0
+
+
+def _is_polynomial(epilogue: Epilogue, value: int) -> bool:
+    """Return whether a polynomial is among the instructions that compute a value from the inputs."""
+    return any(made.op in POLYNOMIALS for each in epilogue.elements_for([value]) if (made := epilogue.made(each)))
 
 
 def _work(epilogue: Epilogue, schedule: Schedule) -> int:

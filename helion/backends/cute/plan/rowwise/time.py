@@ -52,11 +52,14 @@ class RowRates:
     """Instructions of a granule of a thread at an end of a row that begins anywhere, where positions are compared."""
     numbered: float = 0.95
     """Factor of the time of numbered rows in several CTAs of an SM."""
+    cached_code: float = 2.0**17
+    """Bytes of instructions that an SM caches: beyond, each row fetches the rest again."""
     overlap: float = 3.5
     """Exponent of the norm that combines the times of a row."""
 
 
 RATES = RowRates()
+INSTRUCTION_BYTES = 16
 MOST_ROUNDS = 4
 """The most blocks of a cluster, where these do not have a power of two of rows."""
 
@@ -68,6 +71,12 @@ def resident(layout: RowLayout, target: Target) -> int:
         return target.num_sms * choice.ctas_per_sm
     found = choice.ctas_per_sm * sum(sms // choice.cluster for sms in gpcs)
     return max(1, found * target.num_sms // sum(gpcs))
+
+
+def code_bytes(layout: RowLayout) -> float:
+    """Return the bytes of the instructions for all elements of a thread, whose passes are unrolled."""
+    granules = layout.chunk_granules if layout.rolled else layout.thread_granules
+    return float(INSTRUCTION_BYTES * granules * layout.lanes * layout.demand.work)
 
 
 def predicted_us(layout: RowLayout, m: int, target: Target, rates: RowRates = RATES, span: int = 1) -> float:
@@ -94,7 +103,7 @@ def predicted_us(layout: RowLayout, m: int, target: Target, rates: RowRates = RA
         each = rates.row_work + rates.sent_work * max(demand.exchanges, default=0)
         instructions = instructions * rates.summed_work + layout.threads * each
     issue = instructions * choice.ctas_per_sm / rates.issue / rates.clock_ghz
-    issue *= max(1.0, rates.issuing_warps / warps)
+    issue *= max(1.0, rates.issuing_warps / warps) * max(1.0, code_bytes(layout) / rates.cached_code)
     waits = rates.wait_ns * (rates.summed_wait if demand.sums else 1.0)
     if layout.partials > 1:
         cluster = rates.cluster_ns + rates.per_cta_ns * choice.cluster

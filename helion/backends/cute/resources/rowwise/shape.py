@@ -12,7 +12,7 @@ from ....._shapes import dtype_name
 from ....._support.records import dataclass, field
 from ...plan.rowwise.buckets import bucket_of
 from ...plan.rowwise.demand import GRANULE_BYTES, WORD_BYTES, RowDemand, is_wide
-from ...plan.rowwise.passes import POSITION_REGISTERS, held_bytes
+from ...plan.rowwise.passes import MOST_KEPT_COLUMNS, POSITION_REGISTERS, held_bytes
 
 SFU_WORK, POLYNOMIAL_WORK, FP8_WORK = 2, 20, 6
 """Instructions of an operation on the special function unit, of one that is a polynomial, and of a conversion to e4m3,
@@ -23,6 +23,8 @@ logarithm. Those of 16 bits have short forms, of one instruction each but for th
 ACCESS_WORK, POSITION_WORK = 4, 4
 """Instructions that load an element, and those of the search for one position."""
 
+LEAST_KEPT_WALKS = 2
+"""Passes over a row from which on polynomials are probably before the last one: facts do not say where."""
 
 SUMS = frozenset({"sum", "mean"})
 """Reductions that one pass over a row may have, though one depends on another."""
@@ -79,15 +81,15 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
     positions = sum(name.startswith("arg") for fact in reductions for name in fact.names)
     stages = max(stages, 2) if positions else stages  # the extreme, then its position
     again = [op for op in loads if stages > 1 or any(each.feeds_store for each in reads if each.storage == op.storage)]
-    exchanged = sum(len(fact.names) for fact in reductions)
     sums = [
         op for op in facts.memory_ops if op.kind == "store" and len(op.tile_axes) == 1 and op.tile_axes[0] in columns
     ]
     pairs = [op for op in _accesses(facts, "store", rows, parts) if facts.axes[op.tile_axes[-1]].extent == n // 2]
     later = bool(stores or pairs) and not (len(columns) == 1 and _in_loops(facts, reductions))
     walks = _walks(stages, len(columns), {name for fact in reductions for name in fact.names})
-    work = _work(facts, columns, [op.itemsize for op in loads], walks, positions)
     least, n, pitches = _bucket(facts, columns, loads, (*loads, *stores, *(sums if inner is not None else ())))
+    keeps = inner is None and not wide and len(again) == 1 and _keeps_costly(facts, columns, walks if later else 0, n)
+    work = _work(facts, columns, [op.itemsize for op in loads], walks, positions, 1 if keeps else walks - (not later))
     demand = RowDemand(
         n=n,
         least=least,
@@ -96,8 +98,9 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
         pitches=pitches,
         vectors=tuple({op.storage: op.itemsize for op in vectors}.values()),
         repeated=bool(repeated),
-        held_bytes=sum(held_bytes(dtype_name(op.dtype)) for op in again) if later or stages > 1 else 0,
-        exchanges=(exchanged + (stages > 1),) if stages else (),
+        held_bytes=_held_bytes(again if later or stages > 1 else [], keeps),
+        keeps_computed=keeps,
+        exchanges=(sum(len(fact.names) for fact in reductions) + (stages > 1),) if stages else (),
         passes=stages + later,
         walks=0 if inner is not None else walks,
         later=later,
@@ -189,14 +192,29 @@ def _accesses(facts: KernelFacts, kind: str, among: Sequence[int], columns: set[
     return list(found.values())
 
 
-def _work(facts: KernelFacts, columns: set[int], itemsizes: Sequence[int], walks: int, positions: int) -> int:
+def _held_bytes(again: Sequence[MemoryOpFact], keeps: bool) -> int:
+    """Return the bytes of an element between passes: of a polynomial, or of what is read ``again``."""
+    return WORD_BYTES if keeps else sum(held_bytes(dtype_name(op.dtype)) for op in again)
+
+
+def _keeps_costly(facts: KernelFacts, columns: set[int], walks: int, n: int) -> bool:
+    """Return whether threads keep polynomials of elements that two later passes read."""
+    computed = any(work.polynomials for work in facts.work if columns & set(work.axes))
+    return computed and walks > LEAST_KEPT_WALKS and n <= MOST_KEPT_COLUMNS
+
+
+def _work(
+    facts: KernelFacts, columns: set[int], itemsizes: Sequence[int], walks: int, positions: int, times: int
+) -> int:
     """Return the instructions per element, approximately, of rows of inputs of these sizes.
 
-    Each pass after the first, up to that of a position, computes an element again.
+    Each pass after the first, up to that of a position, computes an element again. Polynomials are computed ``times`` times.
     """
     special = EXACT_WORK if (max if positions else min)(itemsizes) >= WORD_BYTES else SFU_WORK
-    count = 0
+    count = polynomials = 0
     for work in facts.work:
         if columns & set(work.axes):
-            count += work.ops + special * work.sfu_ops + POLYNOMIAL_WORK * work.polynomials
-    return ACCESS_WORK + count * (walks - 1 if positions else 1) + POSITION_WORK * positions
+            count += work.ops + special * work.sfu_ops
+            polynomials += work.polynomials
+    count = count * (walks - 1 if positions else 1) + POLYNOMIAL_WORK * polynomials * max(1, times)
+    return ACCESS_WORK + count + POSITION_WORK * positions
