@@ -58,7 +58,7 @@ def with_nearby(
         return found
     best, us = first, before.us
     for at in range(numbers.steps):
-        timed = [(proposal_us(facts, each, target), each) for each in _steps(best, facts, target, few=at == 0)]
+        timed = [(proposal_us(facts, each, target), each) for each in steps(best, facts, target, few=at == 0)]
         least = min((after for after, _ in timed), default=us)
         if least >= (numbers.promising if at == 0 else 1.0) * us:
             break
@@ -74,7 +74,8 @@ def _others(
     found: Iterable[Proposal], rivals: Iterable[Heuristic], facts: KernelFacts, target: Target
 ) -> Iterator[float]:
     """Yield the predicted times of the other proposals of a rule and of those of the rules that follow."""
-    made = (rule.propose(facts, target) for rule in rivals if rule.promote_seed_to_default)
+    asked = (rule for rule in rivals if rule.promote_seed_to_default and not rule.fallback_only)
+    made = (rule.propose(facts, target) for rule in asked)
     for each in (*found, *itertools.chain.from_iterable(one for one in made if not isinstance(one, Declined))):
         yield proposal_us(facts, cast("TritonProposal", each), target)
 
@@ -114,7 +115,7 @@ def _are_pairs(facts: KernelFacts) -> bool:
     return len(grid) > 1 and sum(not grid <= set(op.tile_axes) for op in loads) > 1
 
 
-def _steps(proposal: TritonProposal, facts: KernelFacts, target: Target, *, few: bool) -> Iterator[TritonProposal]:
+def steps(proposal: TritonProposal, facts: KernelFacts, target: Target, *, few: bool) -> Iterator[TritonProposal]:
     """Yield the same with one tile doubled, halved, or halved for another one, and with half of the warps.
 
     If ``few``, tiles double in as many warps and halve in half of them: as many elements of a thread in smaller programs.

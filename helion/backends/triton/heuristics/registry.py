@@ -21,11 +21,13 @@ from .families.matmul.several import TritonProductsHeuristic
 from .families.matmul.skinny import TritonSkinnyGemmHeuristic
 from .families.matmul.unfused import TritonProductsFirstHeuristic
 from .families.pointwise import TritonPointwiseHeuristic
+from .families.predicted_tiles import TritonPredictedTilesHeuristic
 from .families.recurrence import TritonRecurrenceHeuristic
 from .families.reduction.column import TritonColumnReductionHeuristic
 from .families.reduction.feature_gradient import TritonFeatureGradientHeuristic
 from .families.reduction.nested import TritonNestedReductionHeuristic
 from .families.reduction.outer import TritonOuterReductionHeuristic
+from .families.reduction.sequential import TritonSequentialReductionHeuristic
 from .families.reduction.split import TritonSplitReductionHeuristic
 from .families.reduction.streaming import TritonStreamingReductionHeuristic
 from .families.reduction.user_tiled import TritonUserTiledReductionHeuristic
@@ -58,6 +60,7 @@ FAMILIES: dict[str, tuple[Heuristic, ...]] = {
     "scan": (TritonLongScanHeuristic(), TritonColumnScanHeuristic(), TritonStateRecurrenceHeuristic()),
     "exchange": (TritonExchangeHeuristic(),),
     "reduction": (
+        TritonSequentialReductionHeuristic(),
         TritonSplitReductionHeuristic(),
         TritonOuterReductionHeuristic(),
         TritonColumnReductionHeuristic(),
@@ -71,7 +74,7 @@ FAMILIES: dict[str, tuple[Heuristic, ...]] = {
     "recurrence": (TritonRecurrenceHeuristic(),),
     "scatter": (TritonScatterHeuristic(),),
     "unfused matmul": (TritonProductsFirstHeuristic(),),
-    "fallback": (TritonFallbackHeuristic(),),
+    "fallback": (TritonPredictedTilesHeuristic(), TritonFallbackHeuristic()),
 }
 
 HEURISTICS: tuple[Heuristic, ...] = tuple(rule for family in FAMILIES.values() for rule in family)

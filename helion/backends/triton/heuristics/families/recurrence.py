@@ -66,6 +66,9 @@ class _Numbers(Tuned):
     crossed_runs: tuple[int, ...]
     crossed_rows: tuple[int, ...]
     crossed_elements: tuple[int, ...]
+    #: Elements along a third axis, whose rows share the loads that lack it, and along the two others; of a thread then.
+    crossed_batches: tuple[int, ...]
+    crossed_batch_elements: int
 
 
 _TUNED = tuned(_Numbers)
@@ -129,7 +132,10 @@ def _crossed(tiles: TritonProposal, facts: KernelFacts, target: Target) -> Itera
     loads = [op for op in facts.memory_ops if op.kind == "load" and facts.regions[op.region].kind == "loop"]
     if len(kept) < 2 or not loads or any(kept <= set(op.tile_axes) for op in loads):
         return
-    last, rows, *_ = sorted(facts.tunable_axes, key=lambda axis: _rank(axis, facts))
+    last, rows, *others = sorted(facts.tunable_axes, key=lambda axis: _rank(axis, facts))
+    if others and extent_of(others[0]) >= _TUNED.crossed_batches[0] and (found := _batch(tiles, facts, target)):
+        yield found
+        return
     tried = itertools.product(_TUNED.crossed_runs, _TUNED.crossed_rows, _TUNED.crossed_elements)
     for run, count, each in tried:
         warps = run * count // (target.warp_size * each)
@@ -139,6 +145,25 @@ def _crossed(tiles: TritonProposal, facts: KernelFacts, target: Target) -> Itera
             continue
         reason = f"tiles of {_shape(sizes)} that share loads, {warps} warps"
         yield replace(tiles, reason=reason, block_sizes=sizes, ranges={}, num_warps=warps)
+
+
+def _batch(tiles: TritonProposal, facts: KernelFacts, target: Target) -> TritonProposal | None:
+    """Return a tile of several rows of a batch that share weights, whose loads are prefetched into registers.
+
+    Without that each step waits for its loads, and predictions do not rank such tiles (measurement ``prefetched_products``).
+    Return None if a load cannot be prefetched, or registers do not hold the tile.
+    """
+    loads = {op.slot for op in facts.memory_ops if op.kind == "load" and facts.regions[op.region].kind == "loop"}
+    last, rows, batch, *_ = sorted(facts.tunable_axes, key=lambda axis: _rank(axis, facts))
+    sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
+    for axis, size in zip((batch, rows, last), _TUNED.crossed_batches, strict=True):
+        sizes[axis.block_id] = clamp(min(size, axis.padded or size), axis)
+    warps = max(1, math.prod(sizes.values()) // (target.warp_size * _TUNED.crossed_batch_elements))
+    if not loads <= set(facts.prefetchable_slots) or estimate(facts, target, sizes, warps, 1).spill_risk:
+        return None
+    reason = f"tiles of {_shape(sizes)} that share loads, which are prefetched, {warps} warps"
+    launch = {"prefetch_distance": 1}
+    return replace(tiles, reason=reason, block_sizes=sizes, ranges={}, num_warps=warps, launch=launch)
 
 
 def _shape(sizes: dict[int, int]) -> str:

@@ -433,11 +433,11 @@ class _Count:
             issued = max(1.0, elements / self.threads) * self.launch.warps
             sums["straight_issue"] += issued * self.mine.numbering
         warps, held = self.launch.warps, dict[int, float]()
-        for region, tile, axes, ops, sfu_ops in self.mine.work:
+        for region, tile, axes, ops, sfu_ops, apart in self.mine.work:
             times = nest.runs[region] * nest.chunks(axes) if nest.walked else nest.runs[region]
             if (each := held.get(tile)) is None:
                 each = held[tile] = self._held(tile)
-            issued = times * each * warps
+            issued = times * (max(1.0, nest.elements[tile] / self.threads) if apart else each) * warps
             if self.repeated:
                 issued *= self.repeated.get(tile, 1)
             sums["looped_issue" if times > 1 else "straight_issue"] += issued * ops

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from ....._compiler.facts.records import (
     MatmulFact,
     MemoryOpFact,
     ReductionFact,
+    WorkFact,
 )
 from ....._support.records import dataclass
 from ...histograms import width_of
@@ -117,6 +118,8 @@ class Work(NamedTuple):
     axes: tuple[int, ...]
     ops: int
     sfu_ops: int
+    apart: bool
+    """Set for ops of a loop that has no tile with more axes: their values have a layout of their own."""
 
 
 class Reduction(NamedTuple):
@@ -217,6 +220,14 @@ class _Preparation:
             outside = () if fact.parent is None else self.loops[fact.parent]
             self.loops.append((*outside, *fact.axes) if fact.kind == "loop" else outside)
 
+    def is_apart(self, work: WorkFact, held: Sequence[tuple[int, tuple[int | None, ...]]]) -> bool:
+        """Return whether ops are in a loop that has no tile with more axes, nor has a loop inside of it."""
+        facts, inside = self.facts.regions, {work.region}
+        for each in facts[work.region + 1 :]:  # parents come first
+            inside |= {each.region} if each.parent in inside else set()
+        axes = {axis for region, tile in held if region in inside for axis in tile if axis is not None}
+        return facts[work.region].kind == "loop" and axes <= set(work.axes)
+
     def tile(self, axes: tuple[int, ...]) -> int:
         return self.tiles.setdefault(axes, len(self.tiles))
 
@@ -246,7 +257,14 @@ class _Preparation:
             regions=regions,
             accesses=accesses,
             work=tuple(
-                Work(w.region, self.tile(w.axes), w.axes, w.ops + RANDOM_OPS * w.randoms, w.sfu_ops)
+                Work(
+                    w.region,
+                    self.tile(w.axes),
+                    w.axes,
+                    w.ops + RANDOM_OPS * w.randoms,
+                    w.sfu_ops,
+                    self.is_apart(w, held),
+                )
                 for w in facts.work
                 if w.region in regions
             ),
