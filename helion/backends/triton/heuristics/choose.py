@@ -93,6 +93,8 @@ class Trust(Tuned):
     split_k: float
     #: Tiles of rows that a loop computes from several loads, for those by the formula.
     computed_rows: float
+    #: Nearby tiles and warps of several matmuls, for those by the rule.
+    near_products: float
     #: Longer pipelines and more rows of matmuls of a large batch, for those by the formula.
     pipelined: float
     #: The programs of each matrix of a batch together, where an operand exceeds the cache, for those of all matrices.

@@ -32,6 +32,7 @@ from ...program_order import beside_pieces
 from ...sizing import all_sizes, estimate, most_warps, programs_of, wave_efficiency
 from ...tuned import Tuned, tuned
 from .grid_order import ordered
+from .near_products import near
 from .operand_access import boxed_operands
 
 
@@ -113,6 +114,8 @@ class TritonProductsHeuristic(Heuristic):
         if (fewer := _with_fewer_sums(facts, best, target) or _with_fewer_rows(facts, best, target)) is not None:
             return fewer, best, *ruled
         chosen = ruled if best is ruled[0] else (best, *ruled)
+        if (nearby := near(facts, best, target)) is not None:
+            chosen = (nearby, *chosen)
         boxed = boxed_operands(facts, all_sizes(facts, chosen[0].block_sizes), target)
         return (_with_descriptors(chosen[0], boxed), *chosen) if boxed else chosen
 

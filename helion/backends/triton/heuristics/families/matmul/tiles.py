@@ -377,8 +377,8 @@ class ProductSizer:
     def pipeline(self, m: int, n: int) -> tuple[int, int]:
         """Return the K tile for four stages, then as many stages as fit.
 
-        Several operands on a side take three of a whole line (measurement ``lines_of_operands``). Less than a line is
-        one step, which multiplies as many padded elements as two (measurement ``one_step``).
+        Several operands on a side take three of a whole line (measurement ``lines_of_operands``). Up to two lines
+        are one step, which multiplies as many padded elements as two (measurement ``one_step``).
         """
         least, depth = self.least_k, self.depth(m, n)
         short = depth <= self.tuned.short_k
@@ -391,7 +391,7 @@ class ProductSizer:
             # one step along K: the loop around it is then the one that prefetches
             least, depth = next_power_of_2(depth), next_power_of_2(depth) * self.found.steps
             short, most_k = False, least
-        whole = next_power_of_2(depth) if depth <= line else previous_power_of_2(depth)
+        whole = next_power_of_2(depth) if depth <= 2 * line else previous_power_of_2(depth)
         k = max(whole if short else previous_power_of_2(depth // 4), line if depth >= 3 * line else 0)
         k = max(least, min(most_k, k))
 
