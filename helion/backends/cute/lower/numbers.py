@@ -109,14 +109,14 @@ def at_most(one: Number, other: Number) -> bool:
     return not terms and difference >= 0
 
 
-def exact_in_fp32(program: Program, number: int | Expr) -> dict[str, range]:
-    """Return the integers that are exact in fp32, by the name of a number that is one of them now. Raises ``Refusal`` for
-    others, and for numbers that the arguments do not have."""
+def exact_in_fp32(program: Program, number: int | Expr, below: int = MAX_NUMBERED) -> dict[str, range]:
+    """Return the integers ``below`` a limit that are exact in fp32, by the name of a number that is one of them now. Raises
+    ``Refusal`` for others, and for numbers that the arguments do not have."""
     if not isinstance(number, Expr) or number.op != "host" or number.args[0] not in program.host.symbols:
         raise Refusal("comparisons of two integers, which fp32 may not hold, are not implemented")
-    values = range(1 - MAX_NUMBERED, MAX_NUMBERED)
+    values = range(1 - MAX_NUMBERED, below)
     if number.hint not in values:
         raise Refusal(
-            f"integers are compared with {number!r}, which is {number.hint}; less than {MAX_NUMBERED} is exact in fp32"
+            f"integers are compared with {number!r}, which is {number.hint}; less than {below} is exact in fp32"
         )
     return {number.args[0]: values}

@@ -31,11 +31,12 @@ from ..plan.finish import SIZE_M, counts_rows, with_most_rows
 from ..plan.operands import gains_by_turning, stores_along_m
 from ..plan.records import SWIZZLE_BYTES, GemmProblem
 from ..plan.refusal import Refusal
-from .chain import COMPARISONS, EXAMPLE_MULTIPLE, ROUNDED, Chain, Reference, is_integer, starts_from_zero
+from .chain import EXAMPLE_MULTIPLE, ROUNDED, Chain, starts_from_zero
 from .epilogue.column_pairs import pairs_of, same_columns, with_column_pairs
-from .epilogue.row_blocks import BlockChain, same_rows, with_row_blocks
+from .epilogue.compared import ProductChain
+from .epilogue.row_blocks import same_rows, with_row_blocks
 from .frame import Frame, blocks_of, place_of
-from .numbers import equal, exact_in_fp32, example, size
+from .numbers import equal, example, size
 from .operands import Multiplied, common_dtype, multiplied, sum_along_k
 from .rewrites.picks import Pick
 from .rewrites.sums import with_sums
@@ -209,22 +210,6 @@ def _with_sums(frame: Frame, product: Product, chain: Chain, copies: int) -> Pro
     sources = (*product.sources[:copies], *more, *product.sources[copies:])
     problem = replace(product.problem, summed=tuple(summed))
     return replace(product, operands=tuple(operands), sources=sources, problem=problem)
-
-
-class ProductChain(BlockChain):
-    """A trace of the epilogue. Loaded integers may be compared with numbers of the launch that fp32 holds, ``exact``."""
-
-    def __init__(self, frame: Frame, sums: Value) -> None:
-        super().__init__(frame, sums)
-        self.exact: dict[str, range] = {}
-
-    def _check_integers(self, op: Op, name: str, arguments: Sequence[Reference]) -> None:
-        loaded = [self.loads[x] for x in arguments if isinstance(x, str) and x in self.loads]
-        sources = {operand.kind: source for operand, source in loaded}
-        if name in COMPARISONS and {*sources} == {"column", "number"} and all(map(is_integer, op.operands)):
-            self.exact |= exact_in_fp32(self.frame.program, sources["number"])
-        else:
-            super()._check_integers(op, name, arguments)
 
 
 # Loops -----------------------------------------------------------------------------------------------------------------
