@@ -77,7 +77,9 @@ def test_labels_less_a_number(first: int, dtype: torch.dtype) -> None:
     wanted = torch.where(here, logits.gather(1, torch.where(here, place, 0)[:, None])[:, 0], 0.0)
     torch.testing.assert_close(own.double(), wanted, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(top.double(), logits.amax(1), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(sums.double(), torch.exp(logits - logits.amax(1, keepdim=True)).sum(1), rtol=1e-4, atol=0)
+    torch.testing.assert_close(
+        sums.double(), torch.exp(logits - logits.amax(1, keepdim=True)).sum(1), rtol=1e-4, atol=0
+    )
 
 
 def test_a_constant_and_other_columns() -> None:
@@ -137,3 +139,34 @@ def test_a_loss_of_a_shard_is_one_kernel() -> None:
     labels = torch.empty(4096, dtype=torch.int64, device="meta")
     bound = helion.kernel(of_a_shard, backend="auto").bind((x, w, labels, 16032), target="h200")
     assert bound.backend == "cute"
+
+
+@pytest.mark.parametrize("rank", [0, 3, -2])
+def test_the_first_class_may_follow_from_a_number_of_the_launch(rank: int) -> None:
+    """Each call checks that number instead."""
+
+    @helion.kernel(backend="cute")
+    def own_logits(x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, rank: int) -> torch.Tensor:
+        t, d = x.size()
+        v = w.size(0)
+        out = torch.empty([t, v], dtype=torch.float32, device=x.device)
+        for rows, cols in hl.tile([t, v]):
+            logits = hl.zeros([rows, cols], dtype=torch.float32)
+            for inner in hl.tile(d):
+                logits = hl.dot(x[rows, inner], w[cols, inner].T, acc=logits)
+            hit = cols.index[None, :] == (labels[rows] - (5 - rank * v))[:, None]
+            out[rows, cols] = torch.where(hit, logits, 0.0)
+        return out
+
+    x, w, labels = given()
+    found = own_logits(x, w, labels, rank)
+    hit = (labels - (5 - rank * 88))[:, None] == torch.arange(88)
+    torch.testing.assert_close(found.double(), torch.where(hit, x.double() @ w.double().T, 0.0), rtol=1e-4, atol=1e-4)
+    most = (2**24 - 1 + 5) // 88
+    own_logits(x, w, labels, most)
+    with pytest.raises(exc.CuteUnsupported, match="exact in fp32"):
+        own_logits(x, w, labels, most + 1)
+    least = -((2**24 - 1 - 88 - 5) // 88)
+    own_logits(x, w, labels, least)
+    with pytest.raises(exc.CuteUnsupported, match="exact in fp32"):
+        own_logits(x, w, labels, least - 1)

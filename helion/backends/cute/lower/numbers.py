@@ -112,11 +112,26 @@ def at_most(one: Number, other: Number) -> bool:
 def exact_in_fp32(program: Program, number: int | Expr, below: int = MAX_NUMBERED) -> dict[str, range]:
     """Return the integers ``below`` a limit that are exact in fp32, by the name of a number that is one of them now. Raises
     ``Refusal`` for others, and for numbers that the arguments do not have."""
-    if not isinstance(number, Expr) or number.op != "host" or number.args[0] not in program.host.symbols:
+    leaf, factor, constant = _of_one_number(number)
+    if leaf is None or leaf.args[0] not in program.host.symbols:
         raise Refusal("comparisons of two integers, which fp32 may not hold, are not implemented")
-    values = range(1 - MAX_NUMBERED, below)
-    if number.hint not in values:
+    least, most = 1 - MAX_NUMBERED - constant, below - 1 - constant
+    if factor < 0:
+        least, most = -most, -least
+    values = range(-(-least // abs(factor)), most // abs(factor) + 1)
+    if leaf.hint not in values:
         raise Refusal(
-            f"integers are compared with {number!r}, which is {number.hint}; less than {below} is exact in fp32"
+            f"integers are compared with {number!r}, which is {hint_of(number)}; less than {below} is exact in fp32"
         )
-    return {number.args[0]: values}
+    return {leaf.args[0]: values}
+
+
+def _of_one_number(number: Number) -> tuple[Expr | None, int, int]:
+    """Return the number of the launch, the factor and the constant that a number is the sum of; None for others."""
+    terms, constant = linear(number)
+    leaves = {leaf.key: leaf for leaf in number.leaves()} if isinstance(number, Expr) else {}
+    if len(terms) != 1:
+        return None, 0, constant
+    ((key, factor),) = terms.items()
+    leaf = leaves.get(key)
+    return (leaf if leaf is not None and leaf.op == "host" else None), factor, constant
