@@ -103,8 +103,8 @@ def test_parts_of_one_dimension_add_up(
         torch.testing.assert_close(each.double(), want, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize(("images", "rows", "axis"), [(64, 28, 0), (8, 28, 1), (28, 28, 0)])
-def test_the_dimension_of_most_steps_is_split(images: int, rows: int, axis: int) -> None:
+@pytest.mark.parametrize(("images", "rows", "axis"), [(64, 28, 0), (8, 28, 0), (4, 28, 1), (28, 28, 0)])
+def test_a_dimension_of_many_steps_is_split_rather_than_the_last(images: int, rows: int, axis: int) -> None:
     facts = facts_of(of_taps, tensor(images, rows + 2, 30, 64, dtype=BF16), tensor(images, rows, 28, 64, dtype=BF16))
     assert facts.split_axis is not None
     assert facts.axes[facts.split_axis].extent == (images, rows)[axis]

@@ -36,8 +36,8 @@ _COMBINED = frozenset(("add", "maximum", "minimum"))
 #: Types of partials that are summed with a reduction.
 SUMMED = frozenset((torch.float32, torch.float64, torch.int32, torch.int64))
 
-#: Elements of a tile along K that is long enough for the matrix unit.
-_LARGE_STEP = 64
+#: Elements of a tile along K that is long enough for the matrix unit, and steps of an axis that has enough parts.
+_LARGE_STEP, _ENOUGH_STEPS = 64, 8
 #: Reason against splitting that disappears if every call has the same sizes.
 OPEN_GRID = "the sizes of the grid differ from call to call"
 
@@ -86,11 +86,18 @@ def summing(ops: tuple[Op, ...]) -> list[Op]:
 
 
 def axis_to_split(loop: Op) -> LoopAxis:
-    """Return the axis of a reduction loop of which each program takes a part: the one of the most steps.
+    """Return the axis of a reduction loop of which each program takes a part: the one of the most steps, or the outermost
+    of several.
 
-    Among equals it is the outermost, so that inner steps stay together.
+    The steps of the last axis prefetch each other, so that one of the others comes first if it has enough of them
+    (measurement ``split_nests``).
     """
-    return max(filter(_has_parts, loop.attributes(ForAttrs).axes), key=_least_steps)
+    *outer, last = loop.attributes(ForAttrs).axes
+    able = [axis for axis in outer if _has_parts(axis)]
+    longest = max(able, key=_least_steps, default=None)
+    if longest is not None and (_least_steps(longest) >= _ENOUGH_STEPS or not _has_parts(last)):
+        return longest
+    return max(filter(_has_parts, (*able, last)), key=_least_steps)
 
 
 def _has_parts(axis: LoopAxis) -> bool:

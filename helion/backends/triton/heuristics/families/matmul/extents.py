@@ -21,7 +21,8 @@ class Extents:
 
     An extent that depends on data or on another tile is the operand's, divided by the number of grid tiles that do not
     index it. For groups this is the mean number of rows. ``span`` is a tile of the grid that bounds K, so that several
-    programs compute split-K partials of one matmul. ``steps`` are those of the loops of a program around the loop over K.
+    programs compute split-K partials of one matmul. ``steps`` are those of the loops of a program around the loop over K,
+    and ``inner`` those of the innermost of them.
     """
 
     m: int
@@ -30,6 +31,7 @@ class Extents:
     batch: int
     span: int | None
     steps: int = 1
+    inner: int = 1
 
 
 def product_extents(facts: KernelFacts) -> Extents | str:
@@ -52,18 +54,19 @@ def product_extents(facts: KernelFacts) -> Extents | str:
     span = outer if outer in grid and outer is not None and is_chosen(facts.axes[outer]) else None
     others = grid - {fact.m_block_id, fact.n_block_id, span}
     batch = math.prod(cdiv(extent_of(facts.axes[axis]), facts.axes[axis].size or 1) for axis in others)
-    return Extents(
-        m=found["M"], n=found["N"], k=found["K"], batch=batch, span=span, steps=_steps_around(facts, fact, grid)
-    )
+    around = _steps_around(facts, fact, grid)
+    sides = {"m": found["M"], "n": found["N"], "k": found["K"]}
+    return Extents(**sides, batch=batch, span=span, steps=math.prod(around), inner=around[-1] if around else 1)
 
 
 def _grid_around(facts: KernelFacts, fact: MatmulFact) -> set[int]:
     return {axis for axis in facts.enclosing_axes(fact.region) if facts.axes[axis].on_grid}
 
 
-def _steps_around(facts: KernelFacts, fact: MatmulFact, grid: set[int]) -> int:
-    around = set(facts.enclosing_axes(fact.region)) - grid - {fact.k_block_id}
-    return math.prod(cdiv(extent_of(facts.axes[axis]), facts.axes[axis].size or 1) for axis in around)
+def _steps_around(facts: KernelFacts, fact: MatmulFact, grid: set[int]) -> list[int]:
+    """Return the steps of each loop of a program around the loop over K, the outermost first."""
+    around = [axis for axis in facts.enclosing_axes(fact.region) if axis not in grid and axis != fact.k_block_id]
+    return [cdiv(extent_of(facts.axes[axis]), facts.axes[axis].size or 1) for axis in around]
 
 
 def _extent(facts: KernelFacts, axis: int, slot: int | None, grid: set[int]) -> int | None:

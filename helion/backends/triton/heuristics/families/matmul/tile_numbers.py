@@ -51,6 +51,8 @@ class TileNumbers(Tuned):
     summed_line: int
     #: Most bytes of a K that a loop is around, for which one tile has all of it.
     nested_line: int
+    #: Most stages of a loop around such a K.
+    nested_stages: int
     #: Bytes of a tile along K, if K has three such tiles: a line of the shared memory swizzle.
     whole_line: int
     #: Smallest transposed alternate.

@@ -387,9 +387,10 @@ class ProductSizer:
             # the sums hold all of an operand's tile in registers, with an address for each element
             most_k = min(most_k, self.tuned.summed_line // self.itemsize)
         line = self.tuned.whole_line // self.itemsize
-        if self.found.steps > 1 and next_power_of_2(depth) * self.itemsize <= self.tuned.nested_line:
-            # one step along K: the loop around it is then the one that prefetches
-            least, depth = next_power_of_2(depth), next_power_of_2(depth) * self.found.steps
+        nested = self.found.steps > 1 and next_power_of_2(depth) * self.itemsize <= self.tuned.nested_line
+        if nested:
+            # one step along K: the loop around it is then the one that prefetches, and begins anew in each step of others
+            least, depth = next_power_of_2(depth), next_power_of_2(depth) * max(1, self.found.inner // 2)
             short, most_k = False, least
         whole = next_power_of_2(depth) if depth <= 2 * line else previous_power_of_2(depth)
         k = max(whole if short else previous_power_of_2(depth // 4), line if depth >= 3 * line else 0)
@@ -405,6 +406,7 @@ class ProductSizer:
         while k > least and not fits(k, self.tuned.pipeline - (several and k * self.itemsize == self.tuned.whole_line)):
             k //= 2
         usual = self.tuned.looped_stages if self.looped else self.tuned.max_stages
+        usual = min(usual, self.tuned.nested_stages) if nested else usual
         most = self.tuned.many_batches_stages if self.many_batches else usual
         most = min(most, self.tuned.mma_v2_tile[4] if self.mma_v2 else most, max(2, depth // k))
         return k, next((s for s in range(most, 1, -1) if fits(k, s)), 2)
