@@ -35,8 +35,8 @@ def _taps(x, g, w, gated):
 TAPS = helion.kernel(_taps)
 
 
-def _bound(rows: int, columns: int, gated: bool, gpu: str):
-    x = tensor(8, rows, 512, dtype=BF16)
+def _bound(rows: int, columns: int, gated: bool, gpu: str, batch: int = 8):
+    x = tensor(batch, rows, 512, dtype=BF16)
     return TAPS.bind((x, x, tensor(4, 512, columns, dtype=BF16), gated), target=gpu)
 
 
@@ -73,3 +73,16 @@ def test_taps_are_right_in_one_loop(gated: bool) -> None:
     v = x * torch.sigmoid(g) if gated else x
     want = torch.nn.functional.conv1d(torch.nn.functional.pad(v.transpose(1, 2), (3, 0)), w.permute(2, 1, 0))
     torch.testing.assert_close(TAPS(x, g, w, gated), want.transpose(1, 2), atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "tile"),
+    [(32, 512, [32, 256]), (28, 256, [32, 256]), (16, 128, [16, 128]), (64, 512, [64, 128])],
+)
+def test_rows_that_the_asynchronous_unit_does_not_take_have_wide_tiles(
+    rows: int, columns: int, tile: list[int]
+) -> None:
+    bound = _bound(rows, columns, False, "h200", batch=2048)
+    config = bound.default_config()
+    assert config["fuse_loops"] and config["block_sizes"][:2] == tile and config["num_warps"] == 4
+    assert bound.resources(config).spill_bytes == 0

@@ -7,7 +7,8 @@ Each warp has rows of its own.
 
 Where the loop computes the rows from what it loads, such as a norm and an activation, programs have four warps: two of
 them compute and multiply in turns. Programs of other columns compute the rows again. Tiles have 256 columns where these
-are predicted to be faster (measurement ``computed_taps``).
+are predicted to be faster (measurement ``computed_taps``). So they do where the kernel has fewer rows than the
+asynchronous matrix unit takes, as in short rows of pictures (measurement ``short_rows``).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ......_support.records import dataclass
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import WARP_ROWS, Target
 from ....proposal import TritonProposal
-from ....resources.matrix import tile_shape
+from ....resources.matrix import ASYNC_ROWS, tile_shape
 from ...candidates import moderate_sizes
 from ...choose import full_first, trust, unless_faster
 from ...predicted_time import proposal_us
@@ -39,6 +40,8 @@ class _Numbers(Tuned):
     #: The same for rows that the loop computes, and those of 256 columns.
     computed_sides: tuple[tuple[int, int, int], ...]
     wide_sides: tuple[tuple[int, int, int], ...]
+    #: Tiles that come first where the kernel has fewer rows than the asynchronous unit takes.
+    short_sides: tuple[tuple[int, int, int], ...]
     #: Fewest warps of a tile that has not 16 rows for each.
     few_warps: int
     #: Most bytes of a tile along K, and stages of such tiles; shorter ones have one more.
@@ -69,6 +72,11 @@ class TritonJoinedLoopsHeuristic(Heuristic):
         tiles = functools.partial(_feasible, loaded, facts.fusible_axes, k, stages, target)
         ratio = trust(target).computed_rows if any(fact.lhs_prologue for fact in loaded.matmuls) else 0.0
         sides = _TUNED.computed_sides if ratio else _TUNED.sides
+        if (
+            target.has("wgmma")
+            and _rows(loaded, moderate_sizes(loaded, {"m": ASYNC_ROWS, "n": 16, "k": k})) < ASYNC_ROWS
+        ):
+            sides = (*_TUNED.short_sides, *sides)
         best = full_first(tiles(sides), lambda p: programs_of(loaded, p.block_sizes), target)
         if best is None:
             return Declined("no tile of the matmul fits without spilling")
