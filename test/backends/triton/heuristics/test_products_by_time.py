@@ -194,3 +194,62 @@ def test_words_of_several_weights_give_their_product() -> None:
     codes, zero = (((each[:, :, None] >> shifts) & 15).flatten(1) for each in (words, zeros))
     weights = (codes - zero.repeat_interleave(128, 0)).half() * scales.repeat_interleave(128, 0)
     torch.testing.assert_close(words_of_eight(x, words, zeros, scales), x @ weights, rtol=2e-2, atol=2e-2)
+
+
+def heads_of_rows(x: torch.Tensor, w: torch.Tensor, dim: int) -> torch.Tensor:
+    """`x[T, K] @ w[H D, K].T` by heads, whose columns begin at a computed place."""
+    t, k = x.size()
+    dim = hl.specialize(dim)
+    heads = w.size(0) // dim
+    out = torch.empty([heads, t, dim], dtype=x.dtype, device=x.device)
+    for tile, rows in hl.tile([heads, t], block_size=[1, None]):
+        own = tile.begin * dim + hl.arange(dim)
+        acc = hl.zeros([rows, dim], dtype=torch.float32)
+        for inner in hl.tile(k):
+            acc = hl.dot(x[rows, inner], w[own, inner].T, acc=acc)
+        out[tile.begin, rows, :] = acc.to(x.dtype)
+    return out
+
+
+def heads_of_data(x: torch.Tensor, w: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """The same with columns that data select."""
+    t, k = x.size()
+    dim = hl.specialize(places.size(1))
+    out = torch.empty([places.size(0), t, dim], dtype=x.dtype, device=x.device)
+    for tile, rows in hl.tile([places.size(0), t], block_size=[1, None]):
+        own = places[tile.begin, :]
+        acc = hl.zeros([rows, dim], dtype=torch.float32)
+        for inner in hl.tile(k):
+            acc = hl.dot(x[rows, inner], w[own, inner].T, acc=acc)
+        out[tile.begin, rows, :] = acc.to(x.dtype)
+    return out
+
+
+@pytest.mark.parametrize(("dim", "boxed"), [(128, True), (64, False)])
+def test_rows_beside_lines_at_a_computed_place_have_a_descriptor(dim: int, boxed: bool) -> None:
+    given = (torch.empty(rows, 4096, dtype=torch.bfloat16, device="meta") for rows in (4096, 48 * dim))
+    bound = helion.kernel(heads_of_rows, backend="triton").bind((*given, dim), target="h200")
+    config = bound.default_config()
+    assert (config["indexing"][0] == "tensor_descriptor") == boxed and "tensor_descriptor" not in config["indexing"][1:]
+    if boxed:
+        assert (config["block_sizes"], config["num_warps"], config["num_stages"]) == ([256, 64], 8, 4)
+    found = bound.resources(config)
+    assert found.spill_bytes == 0 and not found.overflow
+
+
+@pytest.mark.parametrize("gpu", ["h200", "a100", "b200"])
+def test_lines_that_data_select_have_pointers_beside_them(gpu: str) -> None:
+    x, w = (torch.empty(rows, 4096, dtype=torch.bfloat16, device="meta") for rows in (4096, 6144))
+    places = torch.empty(48, 128, dtype=torch.int64, device="meta")
+    bound = helion.kernel(heads_of_data, backend="triton").bind((x, w, places), target=gpu)
+    assert "tensor_descriptor" not in bound.default_config()["indexing"]
+
+
+def test_heads_of_rows_are_right_with_a_descriptor() -> None:
+    x, w = torch.randn(77, 96), torch.randn(384, 96)
+    kernel = helion.kernel(heads_of_rows, backend="triton")
+    bound = kernel.bind((x, w, 128))
+    config = {"block_sizes": [32, 32], "indexing": ["tensor_descriptor", "pointer", "pointer"]}
+    found = bound.compile_config(bound.config_spec.normalize(config))(x, w, 128)
+    wanted = (x.double() @ w.double().T).unflatten(1, (3, 128)).transpose(0, 1)
+    torch.testing.assert_close(found.double(), wanted, atol=1e-3, rtol=1e-3)

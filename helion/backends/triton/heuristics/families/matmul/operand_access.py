@@ -114,6 +114,33 @@ def boxed_operands(facts: KernelFacts, sizes: Mapping[int, int], target: Target)
     return frozenset(found)
 
 
+def boxes_beside_lines(facts: KernelFacts, sizes: Mapping[int, int], target: Target) -> frozenset[int]:
+    """Return the slot of the rows of a matmul whose columns begin at a computed place, with ``sizes`` of all axes.
+
+    Those are as the weights of a head in a matrix of all heads: `w[head * d + hl.arange(d), inner]`. Pointers load them,
+    and a descriptor is faster for the rows (measurement ``boxes_beside_lines``).
+    """
+    if len(facts.matmuls) != 1 or not (
+        tuned(TileNumbers, target).descriptors_along_k and target.has("tensor_descriptor")
+    ):
+        return frozenset()
+    (fact,) = facts.matmuls
+    rows, columns, _ = tile_shape(fact, sizes)
+    fixed = fact.n_axis is not None and facts.axes[fact.n_axis].kind == "full" and columns >= 2 * ASYNC_ROWS
+    tiled = fact.m_block_id is not None and fact.k_block_id is not None and fact.accumulator_loop is not None
+    narrow = max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize) < WIDE_ITEMSIZE
+    computed = fact.lhs_prologue or fact.rhs_prologue or not are_k_major(fact)
+    if not (fixed and tiled and narrow) or computed or rows < 2 * ASYNC_ROWS:
+        return frozenset()
+    loads: dict[int | None, MemoryOpFact] = {op.slot: op for op in facts.memory_ops if op.kind == "load"}
+    left, right = loads.get(fact.lhs_slot), loads.get(fact.rhs_slot)
+    if left is None or right is None or left is right or left.gathered or not left.static or _is_unaligned(left):
+        return frozenset()
+    steps: dict[int | None, float] = dict(right.steps)
+    aligned = steps.get(fact.n_axis, 1) * right.itemsize % _ALIGNED_BYTES == 0
+    return frozenset((left.slot,)) if right.gathered and steps.get(fact.k_axis) == 1 and aligned else frozenset()
+
+
 def count_operands(facts: KernelFacts) -> tuple[int, int]:
     """Return the number of left and right operands of matmuls: those of one load count once, and each computed one
     counts.

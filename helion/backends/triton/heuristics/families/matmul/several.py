@@ -33,7 +33,7 @@ from ...sizing import all_sizes, estimate, most_warps, programs_of, wave_efficie
 from ...tuned import Tuned, tuned
 from .grid_order import ordered
 from .near_products import near
-from .operand_access import boxed_operands
+from .operand_access import boxed_operands, boxes_beside_lines
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,8 @@ class TritonProductsHeuristic(Heuristic):
         if (nearby := near(facts, best, target)) is not None:
             chosen = (nearby, *chosen)
         boxed = boxed_operands(facts, all_sizes(facts, chosen[0].block_sizes), target)
-        return (_with_descriptors(chosen[0], boxed), *chosen) if boxed else chosen
+        loaded = _with_descriptors(chosen[0], boxed) if boxed else _with_boxes_beside_lines(facts, chosen[0], target)
+        return chosen if loaded is None else (loaded, *chosen)
 
 
 def _with_fewer_sums(facts: KernelFacts, tile: TritonProposal, target: Target) -> TritonProposal | None:
@@ -169,6 +170,26 @@ def _with_fewer_rows(facts: KernelFacts, tile: TritonProposal, target: Target) -
 def _with_descriptors(proposal: TritonProposal, slots: frozenset[int]) -> TritonProposal:
     reason = f"{proposal.reason}, descriptors for K-major operands"
     return replace(proposal, indexing=dict.fromkeys(slots, "tensor_descriptor"), reason=reason)
+
+
+def _with_boxes_beside_lines(facts: KernelFacts, tile: TritonProposal, target: Target) -> TritonProposal | None:
+    """Return the tile with a descriptor for its rows next to columns at a computed place, or the same with twice the rows
+    and warps and the most stages, by predicted time; None for other kernels.
+    """
+    slots = boxes_beside_lines(facts, all_sizes(facts, tile.block_sizes), target)
+    m = facts.matmuls[0].m_block_id
+    if not slots or m is None:
+        return None
+    sizes, warps = {**tile.block_sizes, m: 2 * tile.block_sizes[m]}, 2 * (tile.num_warps or 1)
+    found = [_with_descriptors(tile, slots)]
+    for stages in range(_TUNED.most_stages, 1, -1):
+        predicted = estimate(facts, target, sizes, warps, stages)
+        if predicted.fits and not predicted.spill_risk and sizes[m] <= (facts.axes[m].max_size or sizes[m]):
+            reason = f"{tile.reason}, twice the rows in {stages} stages"
+            taller = replace(tile, reason=reason, block_sizes=sizes, num_warps=warps, num_stages=stages)
+            found.append(_with_descriptors(taller, slots))
+            break
+    return min(found, key=lambda each: proposal_us(facts, each, target))
 
 
 def _with_block_pointers(proposal: TritonProposal, facts: KernelFacts) -> TritonProposal:
