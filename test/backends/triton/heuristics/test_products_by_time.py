@@ -253,3 +253,44 @@ def test_heads_of_rows_are_right_with_a_descriptor() -> None:
     found = bound.compile_config(bound.config_spec.normalize(config))(x, w, 128)
     wanted = (x.double() @ w.double().T).unflatten(1, (3, 128)).transpose(0, 1)
     torch.testing.assert_close(found.double(), wanted, atol=1e-3, rtol=1e-3)
+
+
+def farthest(x: torch.Tensor, labels: torch.Tensor, margin: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """A loss of the farthest row of the same label and the nearest of the others, whose norms each step computes."""
+    n, d = x.size()
+    d = hl.specialize(d)
+    far = torch.empty([n], dtype=torch.float32, device=x.device)
+    near = torch.empty([n], dtype=torch.float32, device=x.device)
+    for rows in hl.tile(n):
+        own = x[rows, :]
+        own_norm = (own.to(torch.float32) * own.to(torch.float32)).sum(-1)
+        own_label = labels[rows]
+        most = hl.zeros([rows], dtype=torch.float32)
+        least = hl.full([rows], float("inf"), dtype=torch.float32)
+        for columns in hl.tile(n):
+            other = x[columns, :]
+            norm = (other.to(torch.float32) * other.to(torch.float32)).sum(-1)
+            square = own_norm[:, None] + norm[None, :] - 2.0 * hl.dot(own, other.T)
+            distance = torch.sqrt(torch.clamp(square, min=1e-6))
+            same = own_label[:, None] == labels[columns][None, :]
+            most = torch.maximum(most, torch.amax(torch.where(same, distance, 0.0), 1))
+            least = torch.minimum(least, torch.amin(torch.where(same, float("inf"), distance), 1))
+        far[rows] = torch.relu(most - least + margin)
+        near[rows] = least
+    return far, near
+
+
+def test_steps_that_reduce_products_have_twice_the_columns_where_that_is_faster() -> None:
+    x, labels = (torch.empty(size, dtype=dtype, device="meta") for size, dtype in (((8192, 256), torch.bfloat16), ((8192,), torch.int64)))  # fmt: skip
+    bound = helion.kernel(farthest, backend="triton").bind((x, labels, 0.3), target="h200")
+    config = bound.default_config()
+    assert config["block_sizes"] == [64, 128] and config["num_warps"] == 16
+    found = bound.resources(config)
+    assert found.spill_bytes == 0 and not found.overflow
+    x, labels = torch.randn(77, 32), torch.randint(0, 5, (77,))
+    far, near = helion.kernel(farthest, backend="triton")(x, labels, 0.3)
+    distance = torch.cdist(x.double(), x.double()).clamp(min=1e-3)
+    same = labels[:, None] == labels
+    most, least = distance.masked_fill(~same, 0.0).amax(1), distance.masked_fill(same, torch.inf).amin(1)
+    torch.testing.assert_close(far.double(), torch.relu(most - least + 0.3), atol=2e-3, rtol=1e-3)
+    torch.testing.assert_close(near.double(), least, atol=2e-3, rtol=1e-3)

@@ -111,8 +111,10 @@ class TritonProductsHeuristic(Heuristic):
         first = ruled[0], proposal_us(facts, ruled[0], target)
         others = () if timed is None else ((timed, proposal_us(facts, timed, target)),)
         best = unless_faster(first, others, trust(target).several_matmuls)
-        if (fewer := _with_fewer_sums(facts, best, target) or _with_fewer_rows(facts, best, target)) is not None:
-            return fewer, best, *ruled
+        others_of = (_with_fewer_sums, _with_fewer_rows, _with_more_columns)
+        changed = next((each for of in others_of if (each := of(facts, best, target)) is not None), None)
+        if changed is not None:
+            return changed, best, *ruled
         chosen = ruled if best is ruled[0] else (best, *ruled)
         if (nearby := near(facts, best, target)) is not None:
             chosen = (nearby, *chosen)
@@ -167,14 +169,35 @@ def _with_fewer_rows(facts: KernelFacts, tile: TritonProposal, target: Target) -
     return None if best is tile else best
 
 
+def _with_more_columns(facts: KernelFacts, tile: TritonProposal, target: Target) -> TritonProposal | None:
+    """Return the tile with twice the columns, for rows that stay while each step of a loop multiplies and reduces them.
+
+    A step then waits once for twice the work (measurement ``reduced_columns``).
+    """
+    fact = facts.matmuls[0]
+    n, loop = fact.n_block_id, facts.regions[fact.region]
+    reduced = any(each.axis == n and each.region == fact.region for each in facts.reductions)
+    if len(facts.matmuls) != 1 or n is None or fact.k_block_id is not None or not reduced or loop.axes != (n,):
+        return None
+    found, sizes = [], {**tile.block_sizes, n: 2 * tile.block_sizes.get(n, 1)}
+    for warps in ((tile.num_warps or 1), 2 * (tile.num_warps or 1)):
+        predicted = estimate(facts, target, sizes, warps, tile.num_stages or 1)
+        if warps <= _TUNED.warps[-1] and predicted.fits and not predicted.spill_risk:
+            each = replace(tile, reason=f"{tile.reason}, twice the columns", block_sizes=sizes, num_warps=warps)
+            found.append((each, proposal_us(facts, each, target)))
+    best = unless_faster((tile, proposal_us(facts, tile, target)), found, trust(target).several_matmuls)
+    return None if best is tile else best
+
+
 def _with_descriptors(proposal: TritonProposal, slots: frozenset[int]) -> TritonProposal:
     reason = f"{proposal.reason}, descriptors for K-major operands"
     return replace(proposal, indexing=dict.fromkeys(slots, "tensor_descriptor"), reason=reason)
 
 
 def _with_boxes_beside_lines(facts: KernelFacts, tile: TritonProposal, target: Target) -> TritonProposal | None:
-    """Return the tile with a descriptor for its rows next to columns at a computed place, or the same with twice the rows
-    and warps and the most stages, by predicted time; None for other kernels.
+    """Return the tile with a descriptor for rows that are next to columns at a computed place; None for other kernels.
+
+    It has twice the rows and warps, and the most stages, where that is predicted to be faster.
     """
     slots = boxes_beside_lines(facts, all_sizes(facts, tile.block_sizes), target)
     m = facts.matmuls[0].m_block_id

@@ -389,7 +389,7 @@ class ProductSizer:
         line = self.tuned.whole_line // self.itemsize
         nested = self.found.steps > 1 and next_power_of_2(depth) * self.itemsize <= self.tuned.nested_line
         if nested:
-            # one step along K: the loop around it is then the one that prefetches, and begins anew in each step of others
+            # one step along K: the loop around it is then the one that prefetches
             least, depth = next_power_of_2(depth), next_power_of_2(depth) * max(1, self.found.inner // 2)
             short, most_k = False, least
         whole = next_power_of_2(depth) if depth <= 2 * line else previous_power_of_2(depth)
