@@ -1,7 +1,7 @@
 """Steps in memory of computed subscripts whose neighbours are near: those of images, windows and interpolations.
 
-A clamp, a remainder or a scaled position moves by few elements from one index of its axis to the next one. An index that
-is loaded may be anywhere. Positions after a loaded begin are near each other, as those of packed rows are.
+A clamp, a remainder, a mask or a scaled position moves by few elements from one index of its axis to the next one.
+An index that is loaded may be anywhere. Positions after a loaded begin are near each other, as those of packed rows are.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from .walk import Walk
 _Steps = dict[int, float | None]
 
 _SAME = frozenset(("cast", "floor", "ceil", "round", "trunc", "neg", "abs", "relu"))
+#: Ops with a number that permute or drop bits: neighbours stay in the same sectors of memory.
+_BITS = frozenset(("bitwise_and", "bitwise_or", "bitwise_xor"))
 _BETWEEN = frozenset(("minimum", "maximum", "fmin", "fmax", "clamp"))
 _DEPTH = 24
 
@@ -79,7 +81,7 @@ def _steps(operand: Operand, walk: Walk, depth: int) -> _Steps | None:
     if name in ("add", "sub"):
         return _sum(known, -1.0 if name == "sub" else 1.0)
     first, *others = known
-    if len(known) != 2 or (not first and name != "mul") or (any(others) and first):
+    if len(known) != 2 or (not first and name != "mul" and name not in _BITS) or (any(others) and first):
         return None
     factor = op.operands[0] if not first else op.operands[1]
     scaled = first or others[0]
@@ -88,7 +90,9 @@ def _steps(operand: Operand, walk: Walk, depth: int) -> _Steps | None:
     if name in ("div", "floordiv"):
         inverse = 1.0 / factor if isinstance(factor, (int, float)) and factor else None
         return {axis: _scaled(step, inverse) for axis, step in scaled.items()}
-    return scaled if name in ("remainder", "fmod") else None
+    if name in ("lshift", "rshift") and isinstance(factor, int):
+        return {axis: _scaled(step, 2.0 ** (factor if name == "lshift" else -factor)) for axis, step in scaled.items()}
+    return scaled if name in ("remainder", "fmod") or name in _BITS else None
 
 
 def _from_begins(begins: Sequence[Operand], known: Sequence[_Steps], walk: Walk) -> _Steps | None:

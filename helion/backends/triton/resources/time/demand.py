@@ -253,7 +253,7 @@ class _Count:
     def _evict(self, access: Access, asked: float, sector_bytes: float, times: float) -> None:
         """Add the bytes of loop loads by eviction policy, and those of sectors that other programs use."""
         sums, eviction = self.sums, self.launch.evictions.get(access.slot)
-        if eviction and times > 1:
+        if eviction and times > 1 and access.read_again:
             sums[f"{eviction}_bytes"] += asked
         if sector_bytes > asked and access.kind == "load" and access.inner in self.mine.order:
             sums["others_bytes"] += sector_bytes - asked
@@ -406,7 +406,7 @@ class _Count:
 
     def _run_bytes(self, access: Access) -> float:
         """Return the bytes along the contiguous axis that adjacent programs read together."""
-        if self.flattened or not access.unit_stride.isdisjoint(self.first):
+        if not self.launch.blocked and (self.flattened or not access.unit_stride.isdisjoint(self.first)):
             return _RUN_BYTES
         return access.itemsize * (1.0 if access.inner is None else self.nest.used[access.inner])
 

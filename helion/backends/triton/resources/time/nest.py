@@ -112,13 +112,15 @@ class Nest:
     def together(self, launch: Launch, at_once: float) -> dict[int, float]:
         """Return the distinct tiles along each axis of the grid that ``at_once`` programs have.
 
-        They are neighbours. Where each has a block of consecutive tiles, they are evenly spaced.
+        They are neighbours. Where each has a block of consecutive tiles, they are evenly spaced along the slowest axes,
+        and anywhere along the others (measurement ``blocks_of_tiles``).
         """
         order, left = list(self.ordered(launch)), min(at_once, self.programs)
         cover: dict[int, float] = {}
         if launch.blocked:
+            running = left
             for axis in reversed(order):
-                cover[axis] = min(left, self.trips[axis])
+                cover[axis] = min(left if left > 1.0 else running, self.trips[axis])
                 left = max(1.0, left / self.trips[axis])
             return cover
         root = self._root.root

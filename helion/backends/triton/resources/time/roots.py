@@ -106,6 +106,9 @@ class Access:
     """The power of two of a histogram, or of sums, that may take the place of an atomic's elements; else 0."""
     summed: bool
     """Set where each element of such an atomic is a value of its own."""
+    read_again: bool
+    """Set where a later load, another pass or another program may read the same elements. An eviction policy changes no traffic
+    of others (measurement ``read_once``)."""
     vectored: bool
     """Set for an atomic on floats that GPUs with vector atomics add several of at once."""
 
@@ -214,6 +217,7 @@ class _Preparation:
         self.matmuls = tuple(fact for fact in facts.matmuls if fact.region in self.regions)
         self.tiles: dict[tuple[int, ...], int] = {}
         self.carried = facts.prefetchable_slots
+        self.last_reads = {op.storage: op.slot for op in facts.memory_ops if op.kind == "load"}
         #: The axes of the loops around each region.
         self.loops: list[tuple[int, ...]] = []
         for fact in facts.regions:  # parents come first
@@ -325,6 +329,9 @@ class _Preparation:
             and (op.gathered or None not in op.subscript_axes)
         )
         aligned, vector = math.gcd(_ALIGNED, *apart), VECTOR_BYTES // op.itemsize
+        outside = tuple([a for a in around if a not in op.tile_axes])
+        others = tuple([axis for axis in self.order if axis not in reached])
+        passes = max([1, *(count for _, count in op.looped)])
         return Access(
             kind=op.kind,
             slot=op.slot,
@@ -344,9 +351,9 @@ class _Preparation:
             widest_of_run=vector if op.is_one_run(self.grid) else min(vector, aligned),
             unit_stride=_unit_stride(op),
             inside=tuple([axis for axis in self.order if axis in reached]),
-            apart=tuple([axis for axis in self.order if axis not in reached]),
+            apart=others,
             again=tuple([a for a in around if a not in reached]) if walks else (),
-            outside=tuple([a for a in around if a not in op.tile_axes]),
+            outside=outside,
             looped=op.looped if is_load else (),
             numbered=op.kind == "store" and None in op.subscript_axes,
             copied_bytes=op.itemsize * (min(vector, aligned) if inner is not None else 1),
@@ -357,6 +364,7 @@ class _Preparation:
             placed=tuple(a for a in self.order if a in op.subscript_axes) if op.gathered and not op.steps else None,
             bins=width_of(op.bins, op.summed) if op.bins else 0,
             summed=op.summed,
+            read_again=bool(outside or others) or passes > 1 or self.last_reads.get(op.storage, -1) > op.slot,
             vectored=op.kind == "atomic" and op.dtype in _VECTORED,
         )
 
