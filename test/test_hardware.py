@@ -50,8 +50,14 @@ def test_h200_differs_from_h100_in_memory_only() -> None:
     assert h100.name == h200.name == "sm_90"
     assert (h100.bandwidth_gb_per_s, h200.bandwidth_gb_per_s) == (3350, 4800)
     assert (h100.l2_bytes, h200.l2_bytes) == (50 * 2**20, 60 * 2**20)
-    same = {"device": h100.device, "bandwidth_gb_per_s": 3350, "l2_bytes": h100.l2_bytes}
+    same = {"device": h100.device, "bandwidth_gb_per_s": 3350, "l2_bytes": h100.l2_bytes, "l2_slices": h100.l2_slices}
     assert dataclasses.replace(h200, **same) == h100
+
+
+def test_caches_have_slices() -> None:
+    """Slices of an A100 read 64 of its 5120 bytes in a cycle; each XCD of an MI300X has 16 of 256 KiB."""
+    assert target("a100").l2_slices == 5120 // 64 and target("mi300x").l2_slices == 4 * 2**20 // (256 * 2**10)
+    assert all(16 <= each.l2_slices <= 128 for each in map(target, known_targets()))
 
 
 @pytest.mark.parametrize("row", [row for _, row in ROWS], ids=str)

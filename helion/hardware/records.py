@@ -94,6 +94,8 @@ class Target:
     max_threads_per_block: int
     l2_bytes: int
     """Cache that one SM accesses: on AMD that of one XCD, without the last-level cache."""
+    l2_slices: int
+    """Parts of that cache, over which its lines are spread. Each serves the atomics of its lines one after the other."""
     bandwidth_gb_per_s: float
     fp32_tflops: float
     """Fused multiply-adds outside of the matrix units, counted as two operations."""

@@ -2,6 +2,10 @@
 
 Sources: the vendors' data sheets, the CUDA programming guide's table of compute capabilities, and AMD's CDNA ISA and
 tuning guides. Rates are dense, without sparsity, with fp32 accumulation if the sheet distinguishes it.
+
+Slices of the L2 cache: an A100 has 80, which read 64 bytes each of the 5120 in a cycle (its white paper), 16 for each stack of
+memory. CDNA has 16 channels in each XCD. Of other GPUs no number is published: those with HBM have as many for each stack, those
+with GDDR four for each channel of 32 bits. Those of the Max 1550 read the published rate of its cache by 64 bytes in a cycle.
 """
 
 from __future__ import annotations
@@ -46,6 +50,7 @@ def _cuda(
     max_warps_per_sm: int,
     max_blocks_per_sm: int,
     l2_mib: int,
+    l2_slices: int,
     bandwidth_gb_per_s: float,
     fp32_tflops: float,
     matrix_tflops: tuple[tuple[str, float], ...],
@@ -72,6 +77,7 @@ def _cuda(
         max_blocks_per_sm=max_blocks_per_sm,
         max_threads_per_block=1024,
         l2_bytes=l2_mib * _MIB,
+        l2_slices=l2_slices,
         bandwidth_gb_per_s=bandwidth_gb_per_s,
         fp32_tflops=fp32_tflops,
         matrix_tflops=matrix_tflops,
@@ -114,6 +120,7 @@ def _cdna(
         max_blocks_per_sm=32,
         max_threads_per_block=1024,
         l2_bytes=4 * _MIB,
+        l2_slices=16,
         bandwidth_gb_per_s=bandwidth_gb_per_s,
         fp32_tflops=fp32_tflops,
         matrix_tflops=matrix_tflops,
@@ -141,6 +148,7 @@ ROWS: tuple[tuple[tuple[str, ...], Target], ...] = (
             max_warps_per_sm=64,
             max_blocks_per_sm=32,
             l2_mib=40,
+            l2_slices=80,
             bandwidth_gb_per_s=2039,
             fp32_tflops=19.5,
             matrix_tflops=_rates(half=312, tf32=156, int8=624, fp64=19.5),
@@ -157,6 +165,7 @@ ROWS: tuple[tuple[tuple[str, ...], Target], ...] = (
             max_warps_per_sm=48,
             max_blocks_per_sm=16,
             l2_mib=6,
+            l2_slices=48,
             bandwidth_gb_per_s=600,
             fp32_tflops=31.2,
             matrix_tflops=_rates(half=125, tf32=62.5, int8=250, fp64=0.49),
@@ -173,6 +182,7 @@ ROWS: tuple[tuple[tuple[str, ...], Target], ...] = (
             max_warps_per_sm=48,
             max_blocks_per_sm=16,
             l2_mib=6,
+            l2_slices=48,
             bandwidth_gb_per_s=936,
             fp32_tflops=35.6,
             matrix_tflops=_rates(half=71, tf32=35.6, int8=284, fp64=0.56),
@@ -189,6 +199,7 @@ ROWS: tuple[tuple[tuple[str, ...], Target], ...] = (
             max_warps_per_sm=48,
             max_blocks_per_sm=24,
             l2_mib=96,
+            l2_slices=48,
             bandwidth_gb_per_s=864,
             fp32_tflops=91.6,
             matrix_tflops=_rates(half=362, tf32=183, fp8=733, int8=733, fp64=1.4),
@@ -205,6 +216,7 @@ ROWS: tuple[tuple[tuple[str, ...], Target], ...] = (
             max_warps_per_sm=48,
             max_blocks_per_sm=24,
             l2_mib=72,
+            l2_slices=48,
             bandwidth_gb_per_s=1008,
             fp32_tflops=82.6,
             matrix_tflops=_rates(half=165, tf32=82.6, fp8=330, int8=661, fp64=1.3),
@@ -221,6 +233,7 @@ ROWS: tuple[tuple[tuple[str, ...], Target], ...] = (
             max_warps_per_sm=64,
             max_blocks_per_sm=32,
             l2_mib=50,
+            l2_slices=80,
             bandwidth_gb_per_s=3350,
             fp32_tflops=67,
             matrix_tflops=_rates(half=989, tf32=495, fp8=1979, int8=1979, fp64=67),
@@ -237,6 +250,7 @@ ROWS: tuple[tuple[tuple[str, ...], Target], ...] = (
             max_warps_per_sm=64,
             max_blocks_per_sm=32,
             l2_mib=60,
+            l2_slices=96,
             bandwidth_gb_per_s=4800,
             fp32_tflops=67,
             matrix_tflops=_rates(half=989, tf32=495, fp8=1979, int8=1979, fp64=67),
@@ -253,6 +267,7 @@ ROWS: tuple[tuple[tuple[str, ...], Target], ...] = (
             max_warps_per_sm=64,
             max_blocks_per_sm=32,
             l2_mib=126,
+            l2_slices=128,
             bandwidth_gb_per_s=8000,
             fp32_tflops=80,
             matrix_tflops=_rates(half=2250, tf32=1100, fp8=4500, fp4=9000, int8=4500, fp64=37),
@@ -269,6 +284,7 @@ ROWS: tuple[tuple[tuple[str, ...], Target], ...] = (
             max_warps_per_sm=64,
             max_blocks_per_sm=32,
             l2_mib=126,
+            l2_slices=128,
             bandwidth_gb_per_s=8000,
             fp32_tflops=80,
             matrix_tflops=_rates(half=2250, tf32=1100, fp8=4500, fp4=13500, int8=165, fp64=1.25),
@@ -285,6 +301,7 @@ ROWS: tuple[tuple[tuple[str, ...], Target], ...] = (
             max_warps_per_sm=48,
             max_blocks_per_sm=24,
             l2_mib=96,
+            l2_slices=64,
             bandwidth_gb_per_s=1792,
             fp32_tflops=105,
             matrix_tflops=_rates(half=210, tf32=105, fp8=419, fp4=1676, int8=838, fp64=1.6),
@@ -343,6 +360,7 @@ ROWS: tuple[tuple[tuple[str, ...], Target], ...] = (
             max_blocks_per_sm=64,
             max_threads_per_block=1024,
             l2_bytes=408 * _MIB,
+            l2_slices=128,
             bandwidth_gb_per_s=3277,
             fp32_tflops=52,
             matrix_tflops=_rates(half=832, tf32=419, int8=1664, fp64=52),

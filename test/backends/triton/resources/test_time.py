@@ -259,7 +259,7 @@ def test_each_slice_of_the_cache_serves_its_lines_of_atomics() -> None:
         return demand(accumulated.bind(args, target=H200), block_sizes=[*tile], num_warps=4).line_atomics
 
     many = found(8192, 1024, 8, 128)  # a program has 32 of all lines
-    assert many == pytest.approx(32 * 0.75 / (H200.l2_bytes / 524288))
+    assert many == pytest.approx(32 * 0.75 * 0.8 / H200.l2_slices)
     narrow = found(8192, 1024, 128, 2)
     assert narrow == pytest.approx(many * 4 / 3), "a part of a sector takes as long as a sector"
 

@@ -40,8 +40,8 @@ _PAIRED_BYTES = 2
 #: Adjacent lines that slices of the cache serve at the same time, and those that meet in one slice (measurement
 #: ``meeting_atomics``).
 _LINES_APART, _LINES_MEETING = 4, 8
-#: Bytes of the cache that one slice has, which serves atomics of its lines one after the other (measurement ``slices_of_atomics``).
-_SLICE_BYTES = 524288
+#: Time of a line's atomic where others of its slice of the cache wait, relative to others of the line (measurement ``slices_of_atomics``).
+_SLICE_SHARE = 0.8
 #: Rows of one instruction of each matrix unit.
 _UNIT_ROWS = {"mma": 16, "wgmma": 64, "tcgen05": 128}
 _LEAST_COLUMNS = 8
@@ -246,7 +246,7 @@ class _Count:
             # of each line, an instruction has a part: a thread's neighbours are in others
             meeting = min(max(1.0, lines / _LINES_APART), _LINES_MEETING / _LINES_APART)
             part = min(1.0, max(SECTOR_BYTES, run * access.itemsize) / _LINE)
-            meeting = max(meeting, part * lines * _SLICE_BYTES / self.target.l2_bytes)
+            meeting = max(meeting, part * lines * _SLICE_SHARE / self.target.l2_slices)
             cost = max(1.0, min(per_thread, _NEIGHBOURS) / together) * min(1.0, _ADDED_TOGETHER / together)
             sums["line_atomics"] += met * cost * meeting
 
