@@ -42,6 +42,7 @@ class MemoryOpFact:
       those that data selects, and for accesses that are not gathered.
     - ``bins``: the elements among which an atomic adds a number to each that a tile of indices selects; else 0.
     - ``summed``: true if each lane adds a value of its own to its bin; otherwise all add the same number.
+    - ``atomic``: the operation of an atomic, such as ``add``; else empty.
     """
 
     slot: int
@@ -72,6 +73,7 @@ class MemoryOpFact:
     bins: int = 0
     summed: bool = False
     steps: tuple[tuple[int, float], ...] = ()
+    atomic: str = ""
 
     @functools.cached_property
     def itemsize(self) -> int:

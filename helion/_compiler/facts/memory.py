@@ -37,8 +37,9 @@ def memory_facts(
 
 def atomic_facts(walk: Walk, flow: Flow, axes: tuple[AxisFact, ...]) -> tuple[MemoryOpFact, ...]:
     read = {value.number for op in walk.program.walk() for value in op.reads()} if walk.atomics else set()
-    facts = ((op, _fact(op, walk, flow, axes, {}, {}, {}, MergedTiles(walk))) for op in walk.atomics)
-    return tuple(fact if op.result.number in read else _with_bins(fact, op, walk) for op, fact in facts)
+    facts = [(op, _fact(op, walk, flow, axes, {}, {}, {}, MergedTiles(walk))) for op in walk.atomics]
+    named = [(op, replace(fact, atomic=op.attributes(MemoryAttrs).atomic or "")) for op, fact in facts]
+    return tuple(fact if op.result.number in read else _with_bins(fact, op, walk) for op, fact in named)
 
 
 def _casts(walk: Walk) -> dict[int, list[Op]]:

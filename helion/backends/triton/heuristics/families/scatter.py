@@ -23,7 +23,7 @@ from ....._compiler.facts.records import AxisFact, KernelFacts
 from ....._shapes import cdiv, next_power_of_2, previous_power_of_2
 from ....._support.records import dataclass, replace
 from .....autotuner.proposal import Declined, Heuristic
-from .....hardware import Target
+from .....hardware import WARP_THREADS, Target
 from ...histograms import counts, issued_per_warp, most_summed, width_of
 from ...proposal import TritonProposal
 from ..choose import fastest, trust, unless_faster
@@ -64,6 +64,8 @@ _TUNED = tuned(_Numbers)
 _WAITING = 128
 #: Elements of a tile that counts. More of them wait for no fewer votes.
 _COUNTED = 8192
+#: Atomics of largest and least values, and the warps of programs with one of each thread.
+_EXTREMES, _SPREAD_WARPS = ("max", "min"), 8
 #: Most instructions of a thread that counts: its code has those of each element, and takes seconds to compile with more
 #: (measurement ``long_histograms``).
 _COUNTING = 2048
@@ -95,6 +97,7 @@ class TritonScatterHeuristic(Heuristic):
             _proposal(*each, "that leave few atomics an address")
             for each in (*_longer(sizes, warps, facts, target), *_counting(sizes, facts, target))
         ]
+        longer += [_proposal(*each, "with an atomic of each thread") for each in _spread(sizes, facts)]
         timed = [(each, proposal_us(facts, each, target)) for each in (first, *longer) if longer]
         least = min((us for _, us in timed), default=0.0)
         # of tiles that are alike, small and square ones write the longest parts of rows of both orders
@@ -166,6 +169,27 @@ def _longer(
                     break
                 yield larger, count
                 size = clamp(2 * size, facts.axes[axis]) if 2 * size <= extent_of(facts.axes[axis]) else 0
+
+
+def _spread(sizes: Mapping[int, int], facts: KernelFacts) -> Iterator[tuple[dict[int, int], int]]:
+    """Yield a smaller tile with an element for each thread, for largest and least values.
+
+    They are an instruction for each lane, and for floats two. Neighbours of a thread in memory meet in a line of the
+    cache, one after the other (measurement ``scattered_extremes``).
+    """
+    if facts.num_roots != 1 or any(a.kind == "full" for a in facts.axes):
+        return
+    if all(op.atomic not in _EXTREMES for op in facts.atomics):
+        return
+    smaller, threads = dict(sizes), _SPREAD_WARPS * WARP_THREADS
+    axes = [a for a in facts.tunable_axes if a.block_id in smaller]
+    while math.prod(smaller.values()) > threads:
+        able = [a for a in axes if smaller[a.block_id] > a.min_size]
+        if not able:
+            return
+        axis = max(able, key=lambda a: (not is_contiguous(a, facts), smaller[a.block_id]))
+        smaller[axis.block_id] //= 2
+    yield smaller, _SPREAD_WARPS
 
 
 def _counting(sizes: Mapping[int, int], facts: KernelFacts, target: Target) -> Iterator[tuple[dict[int, int], int]]:

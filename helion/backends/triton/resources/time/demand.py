@@ -40,8 +40,9 @@ _PAIRED_BYTES = 2
 #: Adjacent lines that slices of the cache serve at the same time, and those that meet in one slice (measurement
 #: ``meeting_atomics``).
 _LINES_APART, _LINES_MEETING = 4, 8
-#: Time of a line's atomic where others of its slice of the cache wait, relative to others of the line (measurement ``slices_of_atomics``).
-_SLICE_SHARE = 0.8
+#: Time of a line's atomic in a busy slice, and of a lane's, over that in a busy line (measurements
+#: ``slices_of_lanes`` and ``slices_of_atomics``).
+_SLICE_SHARE, _LANE_SHARE = 0.8, 0.4
 #: Rows of one instruction of each matrix unit.
 _UNIT_ROWS = {"mma": 16, "wgmma": 64, "tcgen05": 128}
 _LEAST_COLUMNS = 8
@@ -241,7 +242,7 @@ class _Count:
         lines = max(1.0, access.once_bytes / _LINE)
         met = times * useful / min(run, _WARP) / lines
         if access.inner is None:
-            sums["lane_atomics"] += met
+            sums["lane_atomics"] += max(met, times * useful * _LANE_SHARE / self.target.l2_slices)
         else:
             # of each line, an instruction has a part: a thread's neighbours are in others
             meeting = min(max(1.0, lines / _LINES_APART), _LINES_MEETING / _LINES_APART)

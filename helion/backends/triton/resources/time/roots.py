@@ -365,7 +365,7 @@ class _Preparation:
             bins=width_of(op.bins, op.summed) if op.bins else 0,
             summed=op.summed,
             read_again=bool(outside or others) or passes > 1 or self.last_reads.get(op.storage, -1) > op.slot,
-            vectored=op.kind == "atomic" and op.dtype in _VECTORED,
+            vectored=op.atomic == "add" and op.dtype in _VECTORED,
         )
 
     def reduction(self, fact: ReductionFact, accesses: tuple[Access, ...]) -> Reduction:
