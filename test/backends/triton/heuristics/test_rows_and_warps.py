@@ -369,11 +369,11 @@ def test_loops_over_short_rows_have_them_whole() -> None:
     assert _losses(4096, 8192).seeds[0].config["block_sizes"] == [1, 8192, 8192]
 
 
-def test_loops_over_pieces_of_rows_keep_their_steps() -> None:
-    """A group norm of 16 x 4096 x 320 takes 124 us in steps of 512 rows, 143 in steps of 256 and 8 warps (an H200)."""
+def test_loops_over_pieces_of_rows_have_long_steps() -> None:
+    """A group norm of 16 x 4096 x 320 takes 89 us in steps of 1024 rows, 117 in 512, 126 in 256 and 8 warps (an H200)."""
     cell = CELLS["group_norm_silu"]
     first = helion.kernel(cell.kernel.fn, backend="triton").bind(cell.arguments("meta", False), target="h200").seeds[0]
-    assert first.config["block_sizes"] == [512, 512] and first.config["num_warps"] >= 16
+    assert first.config["block_sizes"] == [1024, 1024] and first.config["num_warps"] == 32
 
 
 @helion.kernel(backend="triton")

@@ -48,17 +48,21 @@ def shorter_loops(
     """Return shorter tiles of all loops over a row in fewer warps, if that is predicted to be faster.
 
     A program of all threads has an SM alone: it loads nothing while it reduces or stores (measurement ``rows_read_twice``).
+    Steps of whole rows may be twice as long instead: short rows leave registers (measurement ``groups_of_channels``).
     """
     loops = [axis for axis in facts.tunable_axes if not axis.on_grid and axis.extent == primary.extent]
     warps, size = proposal.num_warps or 1, proposal.block_sizes.get(primary.axis, 1)
     few = warps < target.max_threads_per_block // target.warp_size
-    if few or primary.full_extent or not primary.re_read or proposal.reduction_loops:  # steps of whole rows are no such
+    if few or primary.full_extent or not primary.re_read or any(proposal.reduction_loops.values()):
         return proposal
     every = [proposal]
-    for tile, share in itertools.product((size // 2, size // 4, size // 8), (4, 8)):
+    shorter = itertools.product((size // 2, size // 4, size // 8), (4, 8))
+    for tile, share in ((2 * size, 1),) if proposal.reduction_loops else shorter:
         sizes = {**proposal.block_sizes, **{axis.block_id: max(axis.min_size, tile) for axis in loops}}
         if not estimate(facts, target, sizes, warps // share, 1, proposal.reduction_loops).spill_risk:
-            reason = f"{proposal.reason}; predicted to be faster in tiles of {tile} and {warps // share} warps"
+            longer = f"{proposal.reason}; steps of {tile} are predicted to be faster"
+            fewer = f"{proposal.reason}; predicted to be faster in tiles of {tile} and {warps // share} warps"
+            reason = longer if share == 1 else fewer
             every.append(replace(proposal, reason=reason, block_sizes=sizes, num_warps=warps // share))
     timed = [(each, proposal_us(facts, each, target)) for each in every]
     return unless_faster(timed[0], timed[1:], trust(target).shorter_loops)
