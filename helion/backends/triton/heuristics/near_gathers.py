@@ -94,7 +94,7 @@ def _spills(tiles: TritonProposal, facts: KernelFacts, target: Target) -> bool:
 
 
 def _loads(tiles: TritonProposal, facts: KernelFacts, target: Target) -> int:
-    """Return the elements that a thread gathers: of each tap of a window."""
+    """Return the elements that a thread gathers: of each tap of a window (measurement ``taps_in_flight``)."""
     taps = sum(op.kind == "load" and op.gathered for op in facts.memory_ops)
     lanes = math.prod(tiles.block_sizes.values()) * _whole(facts)
     return taps * lanes // (target.warp_size * (tiles.num_warps or 1))
