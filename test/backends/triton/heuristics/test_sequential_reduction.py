@@ -46,7 +46,7 @@ def test_few_warps_meet_in_no_barrier(states: int, warps: int) -> None:
 def test_long_rows_and_kernels_with_tiles_have_other_rules() -> None:
     rule = TritonSequentialReductionHeuristic()
     assert isinstance(rule.propose(bound(256)._analysis.facts, GPU), Declined)
-    for name in ("dual_softmax", "soft_dice", "ctc_alphas", "selective_scan"):
+    for name in ("dual_softmax", "soft_dice", "ctc_alphas", "selective_scan", "farthest_points"):
         cell = CELLS[name]
         facts = cell.kernel.bind(cell.arguments("meta", False), target="h200")._analysis.facts
         assert isinstance(rule.propose(facts, GPU), Declined)

@@ -1,7 +1,8 @@
 """Programs of one row that take steps in order, and reduce a tile in each: few warps, which meet in no barrier.
 
 The chain of steps takes the time. Warps of a program exchange partial results in each reduction, and wait twice for it
-(measurement ``sequential_rows``). Matches loops over single indices that carry a row, without any tile to choose.
+(measurement ``sequential_rows``). Matches loops over single indices that carry a row and reduce a tile of two dimensions,
+without any tile to choose.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class TritonSequentialReductionHeuristic(Heuristic):
             return Declined("the kernel has tiles to choose, a matmul, a scan, an atomic or several grids")
         steps = {region.region for region in facts.regions if region.kind == "loop" and _is_single(facts, region.axes)}
         reduced = [fact.tile for fact in facts.reductions if fact.region in steps]
-        if not reduced or not facts.accumulators:
-            return Declined("no loop over single indices carries a row and reduces a tile")
+        if not facts.accumulators or max(map(len, reduced), default=0) < 2:
+            return Declined("no loop over single indices carries a row and reduces a tile of two dimensions")
         elements = max(math.prod(max(1, facts.axes[axis].padded) for axis in tile) for tile in reduced)
         numbers = tuned(_Numbers)
         warps = next_power_of_2(-(-elements // (target.warp_size * numbers.thread_elements)))
