@@ -33,7 +33,7 @@ _TURNED = (
     ProductTile(m=64, n=64, k=64, warps=4, stages=4),
 )
 
-#: Tiles of copied batches beside that of the formula.
+#: Tiles of copied batches, compared with that of the formula.
 _OF_BATCHES = (
     ProductTile(m=128, n=128, k=64, warps=8, stages=3),
     ProductTile(m=128, n=128, k=64, warps=4, stages=3),
