@@ -52,6 +52,8 @@ class _Numbers(Tuned):
     thread_elements: int
     reduced_elements: int
     sm_warps: int
+    #: Warps of a program that gives each thread one atomic.
+    spread_warps: int
     #: Rows of tiles in a group of programs.
     grouped_rows: int
     #: Ratio of predicted times of halvings that tells nothing, and of tiles that leave few atomics.
@@ -64,8 +66,6 @@ _TUNED = tuned(_Numbers)
 _WAITING = 128
 #: Elements of a tile that counts. More of them wait for no fewer votes.
 _COUNTED = 8192
-#: Atomics of largest and least values, and the warps of programs with one of each thread.
-_EXTREMES, _SPREAD_WARPS = ("max", "min"), 8
 #: Most instructions of a thread that counts: its code has those of each element, and takes seconds to compile with more
 #: (measurement ``long_histograms``).
 _COUNTING = 2048
@@ -179,9 +179,9 @@ def _spread(sizes: Mapping[int, int], facts: KernelFacts) -> Iterator[tuple[dict
     """
     if facts.num_roots != 1 or any(a.kind == "full" for a in facts.axes):
         return
-    if all(op.atomic not in _EXTREMES for op in facts.atomics):
+    if all(op.atomic not in ("max", "min") for op in facts.atomics):
         return
-    smaller, threads = dict(sizes), _SPREAD_WARPS * WARP_THREADS
+    smaller, threads = dict(sizes), _TUNED.spread_warps * WARP_THREADS
     axes = [a for a in facts.tunable_axes if a.block_id in smaller]
     while math.prod(smaller.values()) > threads:
         able = [a for a in axes if smaller[a.block_id] > a.min_size]
@@ -189,7 +189,7 @@ def _spread(sizes: Mapping[int, int], facts: KernelFacts) -> Iterator[tuple[dict
             return
         axis = max(able, key=lambda a: (not is_contiguous(a, facts), smaller[a.block_id]))
         smaller[axis.block_id] //= 2
-    yield smaller, _SPREAD_WARPS
+    yield smaller, _TUNED.spread_warps
 
 
 def _counting(sizes: Mapping[int, int], facts: KernelFacts, target: Target) -> Iterator[tuple[dict[int, int], int]]:

@@ -33,15 +33,6 @@ _TURNED = (
     ProductTile(m=64, n=64, k=64, warps=4, stages=4),
 )
 
-#: Tiles of copied batches, compared with that of the formula.
-_OF_BATCHES = (
-    ProductTile(m=128, n=128, k=64, warps=8, stages=3),
-    ProductTile(m=128, n=128, k=64, warps=4, stages=3),
-    ProductTile(m=128, n=64, k=64, warps=4, stages=4),
-    ProductTile(m=64, n=128, k=64, warps=4, stages=4),
-    ProductTile(m=64, n=64, k=64, warps=4, stages=4),
-)
-
 Option = tuple[TritonProposal, float]
 
 
@@ -90,7 +81,8 @@ def _aligned_batches(facts: KernelFacts, extents: Extents, target: Target) -> tu
         return copied
     rewriting = Rewriting(keys={"pack_operands": True}, copied_bytes=changed.copied_bytes)
     sizer = ProductSizer(changed.facts, copied, target, rewriting=rewriting)
-    tiles = (sizer.fastest()[0], *(proposal for proposal, _ in sizer.options(_OF_BATCHES)))
+    several = [ProductTile(m=m, n=n, k=k, warps=w, stages=stages) for m, n, k, w, stages in copy_numbers().batches]
+    tiles = (sizer.fastest()[0], *(proposal for proposal, _ in sizer.options(several)))
     options = [ordered(changed.facts, each, target) for each in tiles]
     best, us = min(((each, proposal_us(changed.facts, each, target)) for each in options), key=lambda option: option[1])
     us += 2e-3 * changed.copied_bytes / target.bandwidth_gb_per_s + launch_us()

@@ -20,6 +20,8 @@ class CopyNumbers(Tuned):
     least: int
     #: Microseconds by which a rewrite that launches copies must be faster than one that does not.
     copy_us: float
+    #: Tiles of copied batches, compared with that of the formula: M, N, K, warps and stages.
+    batches: tuple[tuple[int, int, int, int, int], ...]
 
 
 _TUNED = tuned(CopyNumbers)
