@@ -31,10 +31,13 @@ _WIDE = 4
 def add_products(program: Program) -> Program:
     """Return the program with products added that loops subtract; the same program if there are none."""
     numbers: Numbers | None = None
+    loops = [op for op in program.walk() if isinstance(op.attrs, ForAttrs)]
+    given = {value.number for loop in loops for value in loop.operands if isinstance(value, Value)}
+    chained = {value.number for loop in loops for value in loop.results} & given
 
     def changed(op: Op) -> Iterator[Op]:
         nonlocal numbers
-        found = _subtracted(op)
+        found = _subtracted(op, chained)
         if not found:
             yield op
             return
@@ -44,8 +47,11 @@ def add_products(program: Program) -> Program:
     return expand_ops(program, changed)
 
 
-def _subtracted(loop: Op) -> dict[int, Op]:
-    """Return the ops that subtract products from values that a loop carries, by the position of the value."""
+def _subtracted(loop: Op, chained: set[int]) -> dict[int, Op]:
+    """Return the ops that subtract products from values that a loop carries, by the position of the value.
+
+    Values that one loop passes to the next, ``chained``, stay: all loops then add to the same accumulator.
+    """
     if not isinstance(loop.attrs, ForAttrs):
         return {}
     (body,) = loop.regions
@@ -54,6 +60,9 @@ def _subtracted(loop: Op) -> dict[int, Op]:
     for at, (param, result) in enumerate(zip(body.params, body.results, strict=True)):
         op = makers.get(result.number) if isinstance(result, Value) else None
         if op is None or op.attrs != _SUB or op.operands[0] is not param or op.result.dims != param.dims:
+            continue
+        passed = {each.number for each in (loop.operands[at], loop.results[at]) if isinstance(each, Value)}
+        if passed & chained or not param.dtype.is_floating_point:
             continue
         product = op.operands[1]
         made = makers.get(product.number) if isinstance(product, Value) else None
