@@ -324,10 +324,17 @@ WEIGHTS_LEAD = Lead(corrected=1.07)
 ``weights_without_softmax``)."""
 
 
+RANDOM_LEAD = Lead(corrected=1 / GENERAL_ATTENTION)
+"""The general backend's time of random numbers is predicted as it is
+(dropout_times in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
+
+
 def _attention_lead(program: Program, facts: KernelFacts) -> Lead:
     problem = known_attention(program).problem
     if problem.k.pages is not None:
         return PAGES_LEAD
+    if problem.draws:
+        return RANDOM_LEAD
     return PREDICTABLE_LEAD if problem.softmax else WEIGHTS_LEAD
 
 
@@ -380,6 +387,16 @@ def _verify_backward(plan: CuteBackwardPlan) -> None:
     verify_backward(plan.roles)
 
 
+WIDE_HEAD, WIDE_GRADIENTS_LEAD = 128, Lead(corrected=1.2)
+"""For gradients of heads of so many dimensions the general backend takes a fifth longer than it predicts, next to heads of 64
+(sequence_times in benchmarks/results/cute/nvidia-h200-attention.jsonl)."""
+
+
+def _backward_lead(program: Program, facts: KernelFacts) -> Lead:
+    wide = known_backward(program).problem.owned[0].columns >= WIDE_HEAD
+    return WIDE_GRADIENTS_LEAD if wide else PREDICTABLE_LEAD
+
+
 BACKWARD = Shape(
     name="gradients of attention",
     claims=has_backward,
@@ -394,6 +411,7 @@ BACKWARD = Shape(
     kernel=_backward_kernel,
     verify=_verify_backward,
     on_request=_backward_on_request,
+    lead=_backward_lead,
 )
 """Gradients of attention: two products of a tile with a block, and sums of what is computed from them @ the block."""
 
