@@ -20,7 +20,7 @@ from helion.runtime.bound import BoundKernel
 from helion.settings import Settings
 
 #: Kernels that order or number the elements of rows, which takes sizes that are known at compilation.
-KNOWN_SIZES = ("nucleus", "quartiles", "run_positions")
+KNOWN_SIZES = ("nucleus", "quartiles")
 
 
 @pytest.mark.parametrize("static", [True, False], ids=["static", "dynamic"])
