@@ -112,14 +112,17 @@ def test_one_program_stores_the_sums_that_all_repeat() -> None:
 @pytest.mark.parametrize("name", ["h200", "b200", "a100", "rtx4090"])
 @pytest.mark.parametrize("fn", [complex_gram, gradients, guarded_gradients])
 def test_few_results_of_many_rows_are_split(fn: Callable[..., Any], name: str) -> None:
-    """Two tiles of 128 by 256 would leave the other SMs idle. Before Hopper, operands take registers: K is shorter."""
+    """Two tiles of 128 by 256 would leave the other SMs idle. Before Hopper, operands take registers: K is shorter.
+
+    The assembler says that none spills where the prediction is not sure.
+    """
     x = torch.empty(65536, 256, dtype=torch.bfloat16, device="meta")
     bound = helion.kernel(fn, backend="triton").bind((x, x), target=name)
     config = bound.default_config()
     assert config["split_k"] > 1
     whole = bound.config_spec.normalize({**config, "split_k": 1})
     assert 2 * bound._analysis.predict(config).time_us < bound._analysis.predict(whole).time_us
-    assert not bound._analysis.predict(config).spill_risk
+    assert not bound._analysis.predict(config).spill_risk or not bound.resources(config).spill_bytes
 
 
 def reversed_difference(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
