@@ -182,7 +182,7 @@ class Views:
             exc.InvalidConfig: the config is not legal for the kernel.
         """
         compiled, full = self.variant.for_config(config)
-        return self.variant.checked(compiled.for_any_alignment(full, allow_print))
+        return self.variant.checked(compiled, full, allow_print=allow_print)
 
     def get_cached_path(self, config: ConfigLike = None) -> str:
         """Return the path of the file that holds the generated module of a config."""

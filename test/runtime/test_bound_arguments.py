@@ -84,6 +84,13 @@ def test_other_arguments_are_refused(args: tuple[torch.Tensor, ...], named: str)
         bound.compile_config()(*args)
 
 
+@pytest.mark.parametrize("indexing", ["pointer", "tensor_descriptor"])
+def test_a_config_has_one_function(indexing: str) -> None:
+    bound = add.bind((torch.ones(64), torch.ones(64)), target="h200")
+    config = {"block_sizes": [16], "indexing": indexing}
+    assert bound.compile_config(config) is bound.compile_config(config)
+
+
 def test_other_numbers_are_refused_where_they_are_compiled_in() -> None:
     x = torch.randn(63)
     bound = scaled_if.bind((x, 3))

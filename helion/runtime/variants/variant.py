@@ -115,7 +115,7 @@ class Variant:
         self.compiled = Compiled(of, self._run_others)
         self.choice = Choice(self.compiled, self._forget_calls)
         self._is_set = False
-        self._checked: dict[Callable[..., Any], Callable[..., Any]] = {}
+        self._checked: dict[tuple[Compiled, Config], Callable[..., Any]] = {}
         #: True if other processes may run the code of the config in use, which they would choose as well.
         self.keeps = False
         if of.is_eager:  # an eager kernel need not compile
@@ -233,9 +233,13 @@ class Variant:
         analysis, full = self.analysis.for_config(config, printed=printed)
         return self._compiled_by(analysis), full
 
-    def checked(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that refuses other arguments than those the code was generated for, and calls ``run``."""
-        found = self._checked.get(run)
+    def checked(self, compiled: Compiled, config: Config, *, allow_print: bool = True) -> Callable[..., Any]:
+        """Return the function of a full config that refuses other arguments than those the code was generated for.
+
+        It is the same function for each call with the config.
+        """
+        run = compiled.for_any_alignment(config, allow_print)
+        found = self._checked.get((compiled, config))
         if found is None:
 
             @functools.wraps(run)
@@ -243,7 +247,7 @@ class Variant:
                 self.check_arguments(self.kernel.normalize_args(*args, **keywords))
                 return run(*args, **keywords) if _launcher is None else run(*args, _launcher=_launcher, **keywords)
 
-            found = self._checked.setdefault(run, checked)
+            found = self._checked.setdefault((compiled, config), checked)
         return found
 
     def for_backend(self, name: str, config: ConfigLike) -> tuple[Compiled, Config]:
