@@ -1,0 +1,223 @@
+"""Statistics and weighted sums over places, channels, tokens or layers."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+import helion
+import helion.language as hl
+
+from .cell import BF16, FP16, Arguments, Cells, high, normal
+
+CELLS = Cells()
+
+
+@helion.kernel
+def global_response_norm(x: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
+    """Global response norm of ConvNeXt: `x[B, H, W, C]` by the norms of channels relative to their mean, plus x."""
+    b, h, w, c = x.size()
+    places = x.view(b, h * w, c)
+    norms = torch.empty([b, c], dtype=torch.float32, device=x.device)
+    out = torch.empty_like(places)
+    for batch, channels in hl.tile([b, c]):
+        v = places[batch, :, channels].to(torch.float32)
+        norms[batch, channels] = torch.sqrt((v * v).sum(1))
+    hl.barrier()
+    for batch, rows in hl.tile([b, h * w], block_size=[1, None]):
+        i = batch.begin
+        norm = norms[i, :]
+        scale = norm / (norm.mean(-1) + 1e-6) * gamma[:].to(torch.float32) + 1.0
+        v = places[i, rows, :].to(torch.float32)
+        out[i, rows, :] = (v * scale[None, :] + beta[:].to(torch.float32)[None, :]).to(x.dtype)
+    return out.view(b, h, w, c)
+
+
+def global_response_norm_torch(x: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
+    v = high(x)
+    norm = v.norm(dim=(1, 2), keepdim=True)
+    return (high(gamma) * v * (norm / (norm.mean(-1, keepdim=True) + 1e-6)) + high(beta) + v).to(x.dtype)
+
+
+def make_global_response_norm(device: str, small: bool) -> Arguments:
+    b, h, w, c = (2, 5, 6, 20) if small else (128, 28, 28, 768)
+    return normal(device, b, h, w, c, dtype=BF16), normal(device, c, dtype=BF16), normal(device, c, dtype=BF16)
+
+
+CELLS.add(global_response_norm, make_global_response_norm, global_response_norm_torch)
+
+
+@helion.kernel
+def class_map(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Best class of each pixel of `logits[B, C, H, W]`, and its probability."""
+    b, c, h, w = logits.size()
+    planes = logits.view(b, c, h * w)
+    best = torch.empty([b, h * w], dtype=torch.int64, device=logits.device)
+    sure = torch.empty([b, h * w], dtype=torch.float32, device=logits.device)
+    for batch, places in hl.tile([b, h * w]):
+        x = planes[batch, :, places].to(torch.float32)
+        top = x.amax(1)
+        best[batch, places] = torch.argmax(x, 1)
+        sure[batch, places] = 1.0 / torch.exp(x - top[:, None, :]).sum(1)
+    return best.view(b, h, w), sure.view(b, h, w)
+
+
+def class_map_torch(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    x = high(logits)
+    return x.argmax(1), torch.softmax(x, 1).amax(1)
+
+
+def make_class_map(device: str, small: bool) -> Arguments:
+    b, c, h, w = (2, 5, 7, 9) if small else (8, 21, 513, 513)
+    x = torch.rand([b, c, h, w], device=device).argsort(1).float()
+    return ((x * 0.25 + normal(device, b, 1, h, w)).to(FP16),)
+
+
+CELLS.add(class_map, make_class_map, class_map_torch)
+
+
+@helion.kernel
+def mixture_of_layers(hidden: torch.Tensor, scores: torch.Tensor, gamma: torch.Tensor) -> torch.Tensor:
+    """`gamma[1]` times the mean of `hidden[L, T, D]` over layers, weighted by the softmax of `scores[L]`."""
+    layers, t, d = hidden.size()
+    layers = hl.specialize(layers)
+    out = torch.empty([t, d], dtype=hidden.dtype, device=hidden.device)
+    for tokens, cols in hl.tile([t, d]):
+        weights = torch.softmax(scores[:], dim=0)
+        v = hidden[:, tokens, cols].to(torch.float32)
+        out[tokens, cols] = (gamma[0] * (v * weights[:, None, None]).sum(0)).to(hidden.dtype)
+    return out
+
+
+def mixture_of_layers_torch(hidden: torch.Tensor, scores: torch.Tensor, gamma: torch.Tensor) -> torch.Tensor:
+    weights = torch.softmax(scores, 0)[:, None, None]
+    return (gamma * (high(hidden) * weights).sum(0)).to(hidden.dtype)
+
+
+def make_mixture_of_layers(device: str, small: bool) -> Arguments:
+    layers, t, d = (5, 13, 24) if small else (25, 8192, 1024)
+    return normal(device, layers, t, d, dtype=BF16), normal(device, layers), torch.full([1], 1.5, device=device)
+
+
+CELLS.add(mixture_of_layers, make_mixture_of_layers, mixture_of_layers_torch)
+
+
+@helion.kernel
+def sentence_embeddings(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Means of the tokens of `hidden[B, T, D]` where `mask[B, T]` is not 0, divided by their 2-norms."""
+    b, t, d = hidden.size()
+    d = hl.specialize(d)
+    out = torch.empty([b, d], dtype=torch.float32, device=hidden.device)
+    for i in hl.grid(b):
+        total = hl.zeros([d], dtype=torch.float32)
+        count = hl.zeros([], dtype=torch.float32)
+        for tokens in hl.tile(t):
+            valid = mask[i, tokens].to(torch.float32)
+            total += (hidden[i, tokens, :].to(torch.float32) * valid[:, None]).sum(0)
+            count += valid.sum()
+        mean = total / torch.clamp(count, min=1e-9)
+        out[i, :] = mean / torch.clamp(torch.sqrt((mean * mean).sum(-1)), min=1e-12)
+    return out
+
+
+def sentence_embeddings_torch(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    valid = mask.to(torch.float32)[:, :, None]
+    mean = (high(hidden) * valid).sum(1) / valid.sum(1).clamp(min=1e-9)
+    return F.normalize(mean, dim=-1)
+
+
+def make_sentence_embeddings(device: str, small: bool) -> Arguments:
+    b, t, d = (5, 21, 40) if small else (512, 384, 768)
+    lengths = torch.randint(t // 2, t + 1, [b, 1], device=device)
+    return normal(device, b, t, d, dtype=FP16), (torch.arange(t, device=device) < lengths).to(torch.int64)
+
+
+CELLS.add(sentence_embeddings, make_sentence_embeddings, sentence_embeddings_torch)
+
+
+@helion.kernel
+def cosine_of_channels(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Cosines of the feature vectors at each place of two images `[B, C, H, W]`."""
+    n, c, h, w = a.size()
+    left, right = a.flatten(2), b.flatten(2)
+    out = torch.empty([n, h * w], dtype=torch.float32, device=a.device)
+    for image, places in hl.tile([n, h * w]):
+        dot = hl.zeros([image, places], dtype=torch.float32)
+        aa = hl.zeros([image, places], dtype=torch.float32)
+        bb = hl.zeros([image, places], dtype=torch.float32)
+        for channels in hl.tile(c):
+            x = left[image, channels, places].to(torch.float32)
+            y = right[image, channels, places].to(torch.float32)
+            dot += (x * y).sum(1)
+            aa += (x * x).sum(1)
+            bb += (y * y).sum(1)
+        out[image, places] = dot / torch.clamp(torch.sqrt(aa * bb), min=1e-8)
+    return out.view(n, h, w)
+
+
+def cosine_of_channels_torch(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    x, y = high(a), high(b)
+    return (x * y).sum(1) / torch.clamp(torch.sqrt((x * x).sum(1) * (y * y).sum(1)), min=1e-8)
+
+
+def make_cosine_of_channels(device: str, small: bool) -> Arguments:
+    n, c, h, w = (2, 19, 5, 7) if small else (16, 256, 75, 101)
+    a = normal(device, n, c, h, w)
+    return a.to(FP16), (a + normal(device, n, c, h, w)).to(FP16)
+
+
+CELLS.add(cosine_of_channels, make_cosine_of_channels, cosine_of_channels_torch)
+
+
+@helion.kernel
+def explained_variance(values: torch.Tensor, returns: torch.Tensor) -> torch.Tensor:
+    """Share of the variance of each row of `returns[M, N]` that `values` explain."""
+    m, _ = values.size()
+    out = torch.empty([m], dtype=torch.float32, device=values.device)
+    for tile in hl.tile(m):
+        r = returns[tile, :].to(torch.float32)
+        off = r - values[tile, :].to(torch.float32)
+        out[tile] = 1.0 - torch.var(off, -1) / torch.clamp(torch.var(r, -1), min=1e-8)
+    return out
+
+
+def explained_variance_torch(values: torch.Tensor, returns: torch.Tensor) -> torch.Tensor:
+    r = high(returns)
+    return 1 - torch.var(r - high(values), -1) / torch.var(r, -1).clamp(min=1e-8)
+
+
+def make_explained_variance(device: str, small: bool) -> Arguments:
+    m, n = (9, 77) if small else (1000, 50001)
+    returns = normal(device, m, n)
+    return returns + 0.5 * normal(device, m, n), returns
+
+
+CELLS.add(explained_variance, make_explained_variance, explained_variance_torch)
+
+
+@helion.kernel
+def variance_covariance_terms(x: torch.Tensor, target: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hinge of the standard deviation of each column of `x[M, N]` below a target, and the means: a part of VICReg."""
+    m, n = x.size()
+    hinge = torch.empty([n], dtype=torch.float32, device=x.device)
+    mean = torch.empty([n], dtype=torch.float32, device=x.device)
+    for cols in hl.tile(n):
+        v = x[:, cols].to(torch.float32)
+        mu = v.mean(0)
+        centered = v - mu[None, :]
+        mean[cols] = mu
+        hinge[cols] = torch.relu(target - torch.sqrt((centered * centered).sum(0) / (m - 1) + 1e-4))
+    return hinge, mean
+
+
+def variance_covariance_terms_torch(x: torch.Tensor, target: float) -> tuple[torch.Tensor, torch.Tensor]:
+    v = high(x)
+    return torch.relu(target - torch.sqrt(v.var(0) + 1e-4)), v.mean(0)
+
+
+def make_variance_covariance_terms(device: str, small: bool) -> Arguments:
+    m, n = (33, 50) if small else (8192, 8192)
+    return normal(device, m, n, dtype=BF16) + 0.25, 2.0
+
+
+CELLS.add(variance_covariance_terms, make_variance_covariance_terms, variance_covariance_terms_torch)
