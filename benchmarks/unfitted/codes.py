@@ -15,7 +15,7 @@ CELLS = Cells()
 
 @helion.kernel
 def int8_of_columns(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes of `x[M, N]` in int8 with a scale for each column, which is its largest magnitude over 127."""
+    """Return codes of `x[M, N]` in int8 with a scale for each column, which is its largest magnitude over 127."""
     m, n = x.size()
     codes = torch.empty([m, n], dtype=torch.int8, device=x.device)
     scales = torch.empty([n], dtype=torch.float32, device=x.device)
@@ -47,7 +47,7 @@ CELLS.add(int8_of_columns, make_int8_of_columns, int8_of_columns_torch)
 
 @helion.kernel
 def unpack_awq(packed: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Weights `[K, N]` in fp16 of `packed[K, N / 8]`, with zeros `[K / 128, N / 8]` alike and scales `[K / 128, N]`.
+    """Return weights `[K, N]` in fp16 of `packed[K, N / 8]`, with such zeros and with scales `[K / 128, N]`.
     The 4-bit code of column `8 i + j` is nibble `j / 2 + 4 (j % 2)` of number `i`."""
     k, n8 = packed.size()
     out = torch.empty([k, 8 * n8], dtype=scales.dtype, device=packed.device)
@@ -114,7 +114,7 @@ CELLS.add(add_fp8_rows, make_add_fp8_rows, add_fp8_rows_torch)
 
 @helion.kernel
 def delayed_fp8(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes of `x[M, N]` in fp8 by a scale of the step before, and the largest magnitude for the next."""
+    """Return codes of `x[M, N]` in fp8 by a scale of the step before, and the largest magnitude for the next."""
     m, n = x.size()
     codes = torch.empty(x.size(), dtype=torch.float8_e4m3fn, device=x.device)
     largest = torch.zeros([1], dtype=torch.float32, device=x.device)
@@ -142,7 +142,8 @@ CELLS.add(delayed_fp8, make_delayed_fp8, delayed_fp8_torch)
 def rescale_gelu(
     sums: torch.Tensor, row_scale: torch.Tensor, column_scale: torch.Tensor, bias: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sums `[M, N]` of an int8 product times scales of rows and columns, plus bias and GELU, in int8 by rows again."""
+    """Return sums `[M, N]` of an int8 product times scales of rows and columns, plus bias and GELU, in int8 by rows
+    again."""
     m, _ = sums.size()
     codes = torch.empty(sums.size(), dtype=torch.int8, device=sums.device)
     scales = torch.empty([m], dtype=torch.float32, device=sums.device)
@@ -175,7 +176,8 @@ CELLS.add(rescale_gelu, make_rescale_gelu, rescale_gelu_torch)
 
 @helion.kernel
 def read_int8_blocks(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Weights `[N, K]` in bf16 from int8 codes and a scale for each block of 128 by 128; the last ones are cut."""
+    """Return weights `[N, K]` in bf16 from int8 codes and a scale for each block of 128 by 128; the last ones are
+    cut."""
     n, k = codes.size()
     out = torch.empty([n, k], dtype=torch.bfloat16, device=codes.device)
     for rows, cols in hl.tile([n, k]):
@@ -206,7 +208,7 @@ CELLS.add(read_int8_blocks, make_read_int8_blocks, read_int8_blocks_torch, read_
 
 @helion.kernel
 def value_heads_to_fp8(qkv: torch.Tensor, heads: hl.constexpr) -> tuple[torch.Tensor, torch.Tensor]:
-    """The last heads of `qkv[T, H, D]` in fp8, with a scale for each token and head."""
+    """Return the last heads of `qkv[T, H, D]` in fp8, with a scale for each token and head."""
     t, h, d = qkv.size()
     values = qkv[:, h - heads :]
     codes = torch.empty([t, heads, d], dtype=torch.float8_e4m3fn, device=qkv.device)

@@ -17,7 +17,8 @@ CELLS = Cells()
 
 @helion.kernel
 def next_token_loss(logits: torch.Tensor, ids: torch.Tensor, pad: int) -> torch.Tensor:
-    """Cross entropy `[B, T - 1]` of logits `[B, T, V]` with the next of the tokens `ids[B, T]`; 0 where that is pad."""
+    """Return cross entropy `[B, T - 1]` of logits `[B, T, V]` with the next of the tokens `ids[B, T]`; 0 where that
+    is pad."""
     b, t, _ = logits.size()
     seen, following = logits[:, :-1], ids[:, 1:]
     out = torch.empty([b, t - 1], dtype=torch.float32, device=logits.device)
@@ -48,7 +49,7 @@ CELLS.add(next_token_loss, make_next_token_loss, next_token_loss_torch)
 
 @helion.kernel
 def log_softmax_gradient(grad: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Gradient of a log-softmax of rows from its results `out[M, N]`."""
+    """Return gradient of a log-softmax of rows from its results `out[M, N]`."""
     dx = torch.empty_like(grad)
     for tile in hl.tile(grad.size(0)):
         g = grad[tile, :].to(torch.float32)
@@ -72,7 +73,7 @@ CELLS.add(log_softmax_gradient, make_log_softmax_gradient, log_softmax_gradient_
 
 @helion.kernel
 def multiclass_hinge(logits: torch.Tensor, labels: torch.Tensor, margin: float) -> torch.Tensor:
-    """Mean over the other classes of `max(0, margin - own + x)` for each row of `logits[M, N]`."""
+    """Return mean over the other classes of `max(0, margin - own + x)` for each row of `logits[M, N]`."""
     m, n = logits.size()
     flat = logits.view(-1)
     out = torch.empty([m], dtype=torch.float32, device=logits.device)
@@ -103,11 +104,12 @@ CELLS.add(multiclass_hinge, make_multiclass_hinge, multiclass_hinge_torch, multi
 
 @helion.kernel
 def gaussian_likelihood(moments: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Mean negative log-likelihood of each image `target[B, C, H, W]` under means and log-variances `[B, 2C, H, W]`."""
+    """Return mean negative log-likelihood of each image `target[B, C, H, W]` under means and log-variances `[B, 2C,
+    H, W]`."""
     b, c, h, w = target.size()
     n = c * h * w
-    mean, logvar = moments.chunk(2, dim=1)
-    mean, logvar = mean.flatten(1), logvar.flatten(1)
+    both = moments.view(b, 2 * n)
+    mean, logvar = both.narrow(1, 0, n), both.narrow(1, n, n)
     flat = target.view(b, n)
     out = torch.empty([b], dtype=torch.float32, device=target.device)
     for tile in hl.tile(b):
@@ -134,7 +136,7 @@ CELLS.add(gaussian_likelihood, make_gaussian_likelihood, gaussian_likelihood_tor
 
 @helion.kernel
 def jensen_shannon(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Jensen-Shannon divergence of the softmaxes of the rows of two tensors of logits `[M, N]`."""
+    """Return Jensen-Shannon divergence of the softmaxes of the rows of two tensors of logits `[M, N]`."""
     m, _ = a.size()
     out = torch.empty([m], dtype=torch.float32, device=a.device)
     for tile in hl.tile(m):
@@ -162,7 +164,7 @@ CELLS.add(jensen_shannon, make_jensen_shannon, jensen_shannon_torch)
 
 @helion.kernel
 def masked_huber(predicted: torch.Tensor, target: torch.Tensor, mask: torch.Tensor, delta: float) -> torch.Tensor:
-    """Mean Huber loss over the valid frames of each sample: `[B, T, D]` with a mask `[B, T]`."""
+    """Return mean Huber loss over the valid frames of each sample: `[B, T, D]` with a mask `[B, T]`."""
     b, t, d = predicted.size()
     out = torch.empty([b], dtype=torch.float32, device=predicted.device)
     for i in hl.grid(b):
@@ -197,7 +199,8 @@ CELLS.add(masked_huber, make_masked_huber, masked_huber_torch)
 def mixup_loss(
     logits: torch.Tensor, first: torch.Tensor, second: torch.Tensor, share: torch.Tensor, smoothing: float
 ) -> torch.Tensor:
-    """Cross entropy `[M]` of `logits[M, N]` with two labels each, the first with weight `share[M]`, and smoothing."""
+    """Return cross entropy `[M]` of `logits[M, N]` with two labels each, the first with weight `share[M]`, and
+    smoothing."""
     m, n = logits.size()
     flat = logits.view(-1)
     out = torch.empty([m], dtype=torch.float32, device=logits.device)
@@ -230,7 +233,7 @@ CELLS.add(mixup_loss, make_mixup_loss, mixup_loss_torch)
 
 @helion.kernel
 def asymmetric_loss(logits: torch.Tensor, targets: torch.Tensor, clip: float) -> torch.Tensor:
-    """Asymmetric focal loss of several labels, summed for each row: logits `[M, N]`, targets of booleans."""
+    """Return asymmetric focal loss of several labels, summed for each row: logits `[M, N]`, targets of booleans."""
     m, _ = logits.size()
     out = torch.empty([m], dtype=torch.float32, device=logits.device)
     for tile in hl.tile(m):
@@ -261,7 +264,7 @@ CELLS.add(asymmetric_loss, make_asymmetric_loss, asymmetric_loss_torch)
 
 @helion.kernel
 def label_ranks(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """How many classes have a larger logit than the label, for each row of `[M, N]`; equal ones count if before it."""
+    """Count the classes with a larger logit than the label, for each row of `[M, N]`; equal ones count if before it."""
     m, n = logits.size()
     flat = logits.view(-1)
     out = torch.empty([m], dtype=torch.int32, device=logits.device)
@@ -291,7 +294,8 @@ CELLS.add(label_ranks, make_label_ranks, label_ranks_torch)
 
 @helion.kernel
 def padded_score_softmax(scores: torch.Tensor, padding: torch.Tensor, bias: torch.Tensor, scale: float) -> torch.Tensor:
-    """Softmax of scaled scores `[B, H, Q, K]` plus a bias `[H, Q, K]`, without the keys where `padding[B, K]` is true."""
+    """Return softmax of scaled scores `[B, H, Q, K]` plus a bias `[H, Q, K]`, without keys where `padding[B, K]` is
+    true."""
     b, h, q, _ = scores.size()
     out = torch.empty_like(scores)
     for batch, head, rows in hl.tile([b, h, q], block_size=[1, 1, None]):
@@ -323,7 +327,8 @@ CELLS.add(padded_score_softmax, make_padded_score_softmax, padded_score_softmax_
 def dropped_softmax_gradient(
     grad: torch.Tensor, p: torch.Tensor, keep: torch.Tensor, rate: float, scale: float
 ) -> torch.Tensor:
-    """Gradient for scores of attention, through a dropout with mask `keep` after a softmax `p`, all `[B, Q, K]`."""
+    """Return gradient for scores of attention, through a dropout with mask `keep` after a softmax `p`, all `[B, Q,
+    K]`."""
     b, q, _ = p.size()
     out = torch.empty_like(p)
     for batch, rows in hl.tile([b, q]):

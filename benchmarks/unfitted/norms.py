@@ -19,7 +19,7 @@ CELLS = Cells()
 def instance_norm_leaky(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, slope: float, eps: float
 ) -> torch.Tensor:
-    """Instance norm of images `[B, C, H, W]` with a weight for each channel, then a leaky ReLU."""
+    """Return instance norm of images `[B, C, H, W]` with a weight for each channel, then a leaky ReLU."""
     b, c, h, w = x.size()
     planes = x.view(b, c, h * w)
     out = torch.empty_like(planes)
@@ -56,7 +56,7 @@ def group_norm_channels_last(
 ) -> torch.Tensor:
     """Group norm and SiLU of images `[B, C, H, W]` whose channels are contiguous in memory."""
     b, c, h, w = x.size()
-    size = c // groups
+    size = hl.specialize(c) // groups
     pixels = x.permute(0, 2, 3, 1).view(b, h * w, groups, size)
     out = torch.empty_like(pixels)
     gains, shifts = weight.view(groups, size), bias.view(groups, size)
@@ -102,7 +102,7 @@ def normed_gelu_gradient(
     mean: torch.Tensor,
     rstd: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of `gelu(layer_norm(x[M, N]))` for x, weight and bias, from saved statistics `[M]`."""
+    """Return gradients of `gelu(layer_norm(x[M, N]))` for x, weight and bias, from saved statistics `[M]`."""
     m, n = x.size()
     dx = torch.empty_like(x)
     dweight = torch.zeros([n], dtype=torch.float32, device=x.device)
@@ -156,7 +156,7 @@ CELLS.add(normed_gelu_gradient, make_normed_gelu_gradient, normed_gelu_gradient_
 def latent_split_norms(
     x: torch.Tensor, q_weight: torch.Tensor, kv_weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """RMS norms of two parts of the columns of `x[T, Q + K + R]`, and a copy of the last R columns."""
+    """Return RMS norms of two parts of the columns of `x[T, Q + K + R]`, and a copy of the last R columns."""
     t, n = x.size()
     q, k = q_weight.size(0), kv_weight.size(0)
     r = n - q - k
@@ -197,7 +197,7 @@ CELLS.add(latent_split_norms, make_latent_split_norms, latent_split_norms_torch)
 def batch_norm_train(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Batch norm of rows `x[M, C]` in training: results, means and variances of the columns."""
+    """Return batch norm of rows `x[M, C]` in training: results, means and variances of the columns."""
     m, c = x.size()
     out = torch.empty_like(x)
     total = torch.zeros([c], dtype=torch.float32, device=x.device)
@@ -239,7 +239,7 @@ CELLS.add(batch_norm_train, make_batch_norm_train, batch_norm_train_torch)
 
 @helion.kernel
 def weight_norm_bf16(v: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of `v[M, N]` in fp32 divided by their norms, times `g[M]`, in bf16; also the norms."""
+    """Return rows of `v[M, N]` in fp32 divided by their norms, times `g[M]`, in bf16; also the norms."""
     m, _ = v.size()
     out = torch.empty(v.size(), dtype=torch.bfloat16, device=v.device)
     norms = torch.empty([m], dtype=torch.float32, device=v.device)
@@ -268,7 +268,7 @@ CELLS.add(weight_norm_bf16, make_weight_norm_bf16, weight_norm_bf16_torch)
 def smoothed_norm_int8(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, smooth: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Layer norm of `x[M, N]` divided by `smooth[N]`, in int8 with a scale for each row."""
+    """Return layer norm of `x[M, N]` divided by `smooth[N]`, in int8 with a scale for each row."""
     m, _ = x.size()
     codes = torch.empty(x.size(), dtype=torch.int8, device=x.device)
     scales = torch.empty([m], dtype=torch.float32, device=x.device)
@@ -305,7 +305,7 @@ CELLS.add(smoothed_norm_int8, make_smoothed_norm_int8, smoothed_norm_int8_torch)
 def dynamic_tanh_gradient(
     grad: torch.Tensor, x: torch.Tensor, alpha: torch.Tensor, weight: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of `tanh(alpha * x) * weight + bias` for x `[M, N]`, alpha `[1]`, weight and bias."""
+    """Return gradients of `tanh(alpha * x) * weight + bias` for x `[M, N]`, alpha `[1]`, weight and bias."""
     m, n = x.size()
     dx = torch.empty_like(x)
     dalpha = torch.zeros([1], dtype=torch.float32, device=x.device)
@@ -347,7 +347,7 @@ CELLS.add(dynamic_tanh_gradient, make_dynamic_tanh_gradient, dynamic_tanh_gradie
 def masked_dropout_norm(
     x: torch.Tensor, residual: torch.Tensor, keep: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, p: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`residual + dropout(x)` with a given mask, and its layer norm, all `[M, N]`."""
+    """Return `residual + dropout(x)` with a given mask, and its layer norm, all `[M, N]`."""
     m, _ = x.size()
     stream, out = torch.empty_like(x), torch.empty_like(x)
     for tile in hl.tile(m):

@@ -15,7 +15,7 @@ CELLS = Cells()
 
 @helion.kernel
 def deep_to_space(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Pixel shuffle by 2 of `x[B, H, W, 4C]` plus `bias[C]` with SiLU: `[B, 2H, 2W, C]`, channels are last."""
+    """Return pixel shuffle by 2 of `x[B, H, W, 4C]` plus `bias[C]` with SiLU: `[B, 2H, 2W, C]`, channels are last."""
     b, h, w, c4 = x.size()
     c = c4 // 4
     parts = x.view(b * h, w, c, 2, 2)
@@ -49,6 +49,7 @@ def fill_key_pages(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Write tokens `[T, H, D]` to slots of caches in place: keys `[P, H, D / 8, 16, 8]`, values `[P, H, D, 16]`."""
     t, h, d = keys.size()
+    h, d = hl.specialize(h), hl.specialize(d)
     page = value_cache.size(3)
     k = keys.view(t, h, d // 8, 8)
     for tokens in hl.tile(t):
@@ -91,7 +92,7 @@ CELLS.add(fill_key_pages, make_fill_key_pages, fill_key_pages_torch)
 
 @helion.kernel
 def symmetrize(a: torch.Tensor) -> torch.Tensor:
-    """The symmetric part of a square matrix, `(a + a.T) / 2`."""
+    """Return the symmetric part of a square matrix, `(a + a.T) / 2`."""
     n, _ = a.size()
     out = torch.empty_like(a)
     for rows, cols in hl.tile([n, n]):
@@ -113,7 +114,7 @@ CELLS.add(symmetrize, make_symmetrize, symmetrize_torch)
 
 @helion.kernel
 def shuffle_two_branches(left: torch.Tensor, right: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Channels of `left` and of `relu(right * scale[C])` in turn, both `[B, C, H, W]`: `[B, 2C, H, W]`."""
+    """Return channels of `left` and of `relu(right * scale[C])` in turn, both `[B, C, H, W]`: `[B, 2C, H, W]`."""
     b, c, h, w = left.size()
     a, z = left.flatten(2), right.flatten(2)
     out = torch.empty([b, c, 2, h * w], dtype=left.dtype, device=left.device)
@@ -145,7 +146,7 @@ CELLS.add(shuffle_two_branches, make_shuffle_two_branches, shuffle_two_branches_
 
 @helion.kernel
 def pool_stem(x: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-    """Max pooling of 3 by 3 with stride 2 and a margin of 1, of `relu(x + shift[C])` for `x[B, H, W, C]`."""
+    """Return max pooling of 3 by 3 with stride 2 and a margin of 1, of `relu(x + shift[C])` for `x[B, H, W, C]`."""
     b, h, w, c = x.size()
     oh, ow = (h + 1) // 2, (w + 1) // 2
     out = torch.empty([b, oh, ow, c], dtype=x.dtype, device=x.device)
@@ -178,7 +179,7 @@ CELLS.add(pool_stem, make_pool_stem, pool_stem_torch)
 
 @helion.kernel
 def average_and_max(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and maximum over the places of `x[B, H, W, C]`, both `[B, C]` in fp32."""
+    """Return mean and maximum over the places of `x[B, H, W, C]`, both `[B, C]` in fp32."""
     b, h, w, c = x.size()
     places = x.view(b, h * w, c)
     mean = torch.empty([b, c], dtype=torch.float32, device=x.device)
@@ -205,7 +206,8 @@ CELLS.add(average_and_max, make_average_and_max, average_and_max_torch)
 
 @helion.kernel
 def depthwise3_stride2(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Depthwise convolution of 3 by 3 with stride 2 and a margin of 1, with hardswish: `x[B, H, W, C]`, `weight[3, 3, C]`."""
+    """Return depthwise convolution of `x[B, H, W, C]` by `weight[3, 3, C]` with stride 2 and a margin of 1, then
+    hardswish."""
     b, h, w, c = x.size()
     oh, ow = (h + 1) // 2, (w + 1) // 2
     out = torch.empty([b, oh, ow, c], dtype=x.dtype, device=x.device)
@@ -246,7 +248,7 @@ CELLS.add(depthwise3_stride2, make_depthwise3_stride2, depthwise3_stride2_torch,
 
 @helion.kernel
 def running_features(x: torch.Tensor) -> torch.Tensor:
-    """Means of all frames up to each one: of `x[B, T, D]` along T."""
+    """Return means of all frames up to each one: of `x[B, T, D]` along T."""
     b, t, d = x.size()
     out = torch.empty_like(x)
     for batch, cols in hl.tile([b, d], block_size=[1, None]):
@@ -281,7 +283,7 @@ def log_add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 @helion.kernel
 def running_log_sums(x: torch.Tensor) -> torch.Tensor:
-    """Log-sum-exp of the elements up to each one, in the rows of `x[M, N]`."""
+    """Return Log-sum-exp of the elements up to each one, in the rows of `x[M, N]`."""
     out = torch.empty(x.size(), dtype=torch.float32, device=x.device)
     for tile in hl.tile(x.size(0)):
         out[tile, :] = hl.associative_scan(log_add, x[tile, :].to(torch.float32), dim=1)
@@ -308,7 +310,7 @@ CELLS.add(running_log_sums, make_running_log_sums, running_log_sums_torch, runni
 
 @helion.kernel
 def largest_of_neighbours(features: torch.Tensor, neighbours: torch.Tensor) -> torch.Tensor:
-    """Largest difference of each feature to those of K neighbours: features `[N, C]`, neighbours `[N, K]`."""
+    """Return largest difference of each feature to those of K neighbours: features `[N, C]`, neighbours `[N, K]`."""
     n, c = features.size()
     k = hl.specialize(neighbours.size(1))
     out = torch.empty_like(features)
@@ -337,7 +339,8 @@ CELLS.add(largest_of_neighbours, make_largest_of_neighbours, largest_of_neighbou
 def merge_image_tokens(
     ids: torch.Tensor, slots: torch.Tensor, table: torch.Tensor, images: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Embeddings of tokens `ids[T]` times `scale`; where `slots[T]` is not -1, that row of `images[V, D]` instead."""
+    """Return embeddings of tokens `ids[T]` times `scale`; where `slots[T]` is not -1, that row of `images[V, D]`
+    instead."""
     t, d = ids.size(0), table.size(1)
     out = torch.empty([t, d], dtype=table.dtype, device=table.device)
     for tokens, cols in hl.tile([t, d]):

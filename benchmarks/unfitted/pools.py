@@ -15,7 +15,8 @@ CELLS = Cells()
 
 @helion.kernel
 def global_response_norm(x: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
-    """Global response norm of ConvNeXt: `x[B, H, W, C]` by the norms of channels relative to their mean, plus x."""
+    """Return global response norm of ConvNeXt: `x[B, H, W, C]` by the norms of channels relative to their mean, plus
+    x."""
     b, h, w, c = x.size()
     places = x.view(b, h * w, c)
     norms = torch.empty([b, c], dtype=torch.float32, device=x.device)
@@ -49,7 +50,7 @@ CELLS.add(global_response_norm, make_global_response_norm, global_response_norm_
 
 @helion.kernel
 def class_map(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Best class of each pixel of `logits[B, C, H, W]`, and its probability."""
+    """Return best class of each pixel of `logits[B, C, H, W]`, and its probability."""
     b, c, h, w = logits.size()
     planes = logits.view(b, c, h * w)
     best = torch.empty([b, h * w], dtype=torch.int64, device=logits.device)
@@ -78,7 +79,7 @@ CELLS.add(class_map, make_class_map, class_map_torch)
 
 @helion.kernel
 def mixture_of_layers(hidden: torch.Tensor, scores: torch.Tensor, gamma: torch.Tensor) -> torch.Tensor:
-    """`gamma[1]` times the mean of `hidden[L, T, D]` over layers, weighted by the softmax of `scores[L]`."""
+    """Return `gamma[1]` times the mean of `hidden[L, T, D]` over layers, weighted by the softmax of `scores[L]`."""
     layers, t, d = hidden.size()
     layers = hl.specialize(layers)
     out = torch.empty([t, d], dtype=hidden.dtype, device=hidden.device)
@@ -104,7 +105,7 @@ CELLS.add(mixture_of_layers, make_mixture_of_layers, mixture_of_layers_torch)
 
 @helion.kernel
 def sentence_embeddings(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Means of the tokens of `hidden[B, T, D]` where `mask[B, T]` is not 0, divided by their 2-norms."""
+    """Return means of the tokens of `hidden[B, T, D]` where `mask[B, T]` is not 0, divided by their 2-norms."""
     b, t, d = hidden.size()
     d = hl.specialize(d)
     out = torch.empty([b, d], dtype=torch.float32, device=hidden.device)
@@ -137,7 +138,7 @@ CELLS.add(sentence_embeddings, make_sentence_embeddings, sentence_embeddings_tor
 
 @helion.kernel
 def cosine_of_channels(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Cosines of the feature vectors at each place of two images `[B, C, H, W]`."""
+    """Return cosines of the feature vectors at each place of two images `[B, C, H, W]`."""
     n, c, h, w = a.size()
     left, right = a.flatten(2), b.flatten(2)
     out = torch.empty([n, h * w], dtype=torch.float32, device=a.device)
@@ -197,7 +198,8 @@ CELLS.add(explained_variance, make_explained_variance, explained_variance_torch)
 
 @helion.kernel
 def variance_covariance_terms(x: torch.Tensor, target: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Hinge of the standard deviation of each column of `x[M, N]` below a target, and the means: a part of VICReg."""
+    """Return hinge of the standard deviation of each column of `x[M, N]` below a target, and the means: a part of
+    VICReg."""
     m, n = x.size()
     hinge = torch.empty([n], dtype=torch.float32, device=x.device)
     mean = torch.empty([n], dtype=torch.float32, device=x.device)

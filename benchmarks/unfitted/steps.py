@@ -22,7 +22,7 @@ def centered_rmsprop(
     momentum: torch.Tensor,
     rate: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A step of centered RMSprop with momentum in place, all in fp32 but the gradient."""
+    """Take a step of centered RMSprop with momentum in place, all in fp32 but the gradient."""
     for tile in hl.tile(weight.size()):
         g = grad[tile].to(torch.float32)
         s = 0.99 * square[tile] + 0.01 * g * g
@@ -63,7 +63,7 @@ CELLS.add(centered_rmsprop, make_centered_rmsprop, centered_rmsprop_torch)
 def sophia_step(
     weight: torch.Tensor, grad: torch.Tensor, moment: torch.Tensor, hessian: torch.Tensor, rate: float, decay: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A step of Sophia in place: weights, gradients and moments in bf16, the diagonal of the Hessian in fp32."""
+    """Take a step of Sophia in place: weights, gradients and moments in bf16, the diagonal of the Hessian in fp32."""
     for tile in hl.tile(weight.numel()):
         w = weight[tile].to(torch.float32) * (1.0 - rate * decay)
         m = 0.965 * moment[tile].to(torch.float32) + 0.035 * grad[tile].to(torch.float32)
@@ -102,7 +102,7 @@ def adan_step(
     rate: float,
     decay: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A step of Adan in place: the gradient and the one before in bf16, weights and three moments in fp32."""
+    """Take a step of Adan in place: the gradient and the one before in bf16, weights and three moments in fp32."""
     for tile in hl.tile(weight.size(0)):
         g = grad[tile].to(torch.float32)
         d = g - before[tile].to(torch.float32)
@@ -148,7 +148,8 @@ CELLS.add(adan_step, make_adan_step, adan_step_torch)
 
 @helion.kernel
 def unscale_and_check(grad: torch.Tensor, inverse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients in fp16 times `inverse[1]`, in fp32 and 0 where they are not finite, with a flag if there are such."""
+    """Return gradients in fp16 times `inverse[1]`, in fp32 and 0 where they are not finite, with a flag if there are
+    such."""
     out = torch.empty(grad.size(), dtype=torch.float32, device=grad.device)
     found = torch.zeros([1], dtype=torch.float32, device=grad.device)
     for tile in hl.tile(grad.size(0)):
@@ -181,7 +182,8 @@ CELLS.add(unscale_and_check, make_unscale_and_check, unscale_and_check_torch)
 def dropped_paths(
     x: torch.Tensor, branch: torch.Tensor, gamma: torch.Tensor, keep: torch.Tensor, rate: float
 ) -> torch.Tensor:
-    """`x + gamma[D] * branch` for samples that are kept, x for others; the branch has a class token less than x."""
+    """Return `x + gamma[D] * branch` for samples that are kept, x for others; the branch has a class token less than
+    x."""
     b, t, d = x.size()
     out = torch.empty_like(x)
     for batch, tokens, cols in hl.tile([b, t, d]):
@@ -211,7 +213,7 @@ CELLS.add(dropped_paths, make_dropped_paths, dropped_paths_torch)
 
 @helion.kernel
 def masked_channel_glu(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """`a * sigmoid(b)` for halves of the channels of `x[B, 2C, T]`, and 0 for frames past the lengths `[B]`."""
+    """Return `a * sigmoid(b)` for halves of the channels of `x[B, 2C, T]`, and 0 for frames past the lengths `[B]`."""
     b, c2, t = x.size()
     c = c2 // 2
     value, gate = x.chunk(2, dim=1)
@@ -240,7 +242,7 @@ CELLS.add(masked_channel_glu, make_masked_channel_glu, masked_channel_glu_torch)
 
 @helion.kernel
 def squeeze_scale_add(x: torch.Tensor, squeezed: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-    """`relu(x * hardsigmoid(squeezed[B, C]) + residual)` for images `[B, C, H, W]` with contiguous channels."""
+    """Return `relu(x * hardsigmoid(squeezed[B, C]) + residual)` for images `[B, C, H, W]` with contiguous channels."""
     b, c, h, w = x.size()
     pixels = x.permute(0, 2, 3, 1).view(b, h * w, c)
     others = residual.permute(0, 2, 3, 1).view(b, h * w, c)
@@ -272,8 +274,9 @@ def packed_pairs_rotary(
     qkv: torch.Tensor, positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> torch.Tensor:
     """Turn neighbouring pairs of the queries and keys in `qkv[T, 3, H, D]` in place, by rows of tables `[P, D / 2]`."""
-    t, _, h, d = qkv.size()
-    pairs = qkv.view(t, 3, h, d // 2, 2)
+    t, _, h, _ = qkv.size()
+    half = hl.specialize(cos.size(1))
+    pairs = qkv.view(t, 3, h, half, 2)
     for tokens, heads in hl.tile([t, h]):
         place = positions[tokens]
         c, s = cos[place, :][:, None, :], sin[place, :][:, None, :]
@@ -307,11 +310,11 @@ CELLS.add(packed_pairs_rotary, make_packed_pairs_rotary, packed_pairs_rotary_tor
 def halves_rotary_to_tokens(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Turn halves of the heads of `x[B, H, T, D]` by angles `[T, D]`, and return them as `[B, T, H, D]`."""
     b, h, t, d = x.size()
-    half = d // 2
+    half = hl.specialize(d) // 2
     out = torch.empty([b, t, h, d], dtype=x.dtype, device=x.device)
-    x1, x2 = x.chunk(2, dim=-1)
-    out1, out2 = out.chunk(2, dim=-1)
-    cos, sin = cos[:, :half], sin[:, :half]
+    x1, x2 = x.narrow(3, 0, half), x.narrow(3, half, half)
+    out1, out2 = out.narrow(3, 0, half), out.narrow(3, half, half)
+    cos, sin = cos.narrow(1, 0, half), sin.narrow(1, 0, half)
     for batch, head, tokens in hl.tile([b, h, t], block_size=[1, None, None]):
         i = batch.begin
         a = x1[i, head, tokens, :].to(torch.float32)
@@ -345,8 +348,8 @@ def three_axes_rotary(
     q: torch.Tensor, positions: torch.Tensor, frequencies: torch.Tensor, axes: torch.Tensor
 ) -> torch.Tensor:
     """Turn halves of `q[T, H, D]` by positions `[3, T]` times frequencies `[D / 2]`, each of which has an axis."""
-    t, h, d = q.size()
-    half = d // 2
+    t, h, _ = q.size()
+    half = hl.specialize(frequencies.size(0))
     out = torch.empty_like(q)
     for tokens, heads in hl.tile([t, h]):
         place = positions[axes[:], tokens].to(torch.float32).T
