@@ -142,8 +142,7 @@ CELLS.add(delayed_fp8, make_delayed_fp8, delayed_fp8_torch)
 def rescale_gelu(
     sums: torch.Tensor, row_scale: torch.Tensor, column_scale: torch.Tensor, bias: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return sums `[M, N]` of an int8 product times scales of rows and columns, plus bias and GELU, in int8 by rows
-    again."""
+    """Return GELU of int32 sums `[M, N]` times scales of rows and columns plus bias, in int8 by rows."""
     m, _ = sums.size()
     codes = torch.empty(sums.size(), dtype=torch.int8, device=sums.device)
     scales = torch.empty([m], dtype=torch.float32, device=sums.device)
@@ -176,8 +175,7 @@ CELLS.add(rescale_gelu, make_rescale_gelu, rescale_gelu_torch)
 
 @helion.kernel
 def read_int8_blocks(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Return weights `[N, K]` in bf16 from int8 codes and a scale for each block of 128 by 128; the last ones are
-    cut."""
+    """Return weights `[N, K]` in bf16 from int8 codes and a scale for each block of 128 by 128."""
     n, k = codes.size()
     out = torch.empty([n, k], dtype=torch.bfloat16, device=codes.device)
     for rows, cols in hl.tile([n, k]):

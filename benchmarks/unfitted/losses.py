@@ -17,8 +17,7 @@ CELLS = Cells()
 
 @helion.kernel
 def next_token_loss(logits: torch.Tensor, ids: torch.Tensor, pad: int) -> torch.Tensor:
-    """Return cross entropy `[B, T - 1]` of logits `[B, T, V]` with the next of the tokens `ids[B, T]`; 0 where that
-    is pad."""
+    """Return cross entropy `[B, T - 1]` of logits `[B, T, V]` with the next of `ids[B, T]`; 0 where that is pad."""
     b, t, _ = logits.size()
     seen, following = logits[:, :-1], ids[:, 1:]
     out = torch.empty([b, t - 1], dtype=torch.float32, device=logits.device)
@@ -199,8 +198,7 @@ CELLS.add(masked_huber, make_masked_huber, masked_huber_torch)
 def mixup_loss(
     logits: torch.Tensor, first: torch.Tensor, second: torch.Tensor, share: torch.Tensor, smoothing: float
 ) -> torch.Tensor:
-    """Return cross entropy `[M]` of `logits[M, N]` with two labels each, the first with weight `share[M]`, and
-    smoothing."""
+    """Return cross entropy `[M]` of `logits[M, N]` with two labels each, one of weight `share[M]`, and smoothing."""
     m, n = logits.size()
     flat = logits.view(-1)
     out = torch.empty([m], dtype=torch.float32, device=logits.device)
@@ -294,8 +292,7 @@ CELLS.add(label_ranks, make_label_ranks, label_ranks_torch)
 
 @helion.kernel
 def padded_score_softmax(scores: torch.Tensor, padding: torch.Tensor, bias: torch.Tensor, scale: float) -> torch.Tensor:
-    """Return softmax of scaled scores `[B, H, Q, K]` plus a bias `[H, Q, K]`, without keys where `padding[B, K]` is
-    true."""
+    """Return softmax of scaled scores `[B, H, Q, K]` plus a bias `[H, Q, K]`, without keys in `padding[B, K]`."""
     b, h, q, _ = scores.size()
     out = torch.empty_like(scores)
     for batch, head, rows in hl.tile([b, h, q], block_size=[1, 1, None]):

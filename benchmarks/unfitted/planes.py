@@ -206,8 +206,7 @@ CELLS.add(average_and_max, make_average_and_max, average_and_max_torch)
 
 @helion.kernel
 def depthwise3_stride2(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Return depthwise convolution of `x[B, H, W, C]` by `weight[3, 3, C]` with stride 2 and a margin of 1, then
-    hardswish."""
+    """Filter channels of `x[B, H, W, C]` by `weight[3, 3, C]` with stride 2, a margin of 1, and hardswish."""
     b, h, w, c = x.size()
     oh, ow = (h + 1) // 2, (w + 1) // 2
     out = torch.empty([b, oh, ow, c], dtype=x.dtype, device=x.device)
@@ -339,8 +338,7 @@ CELLS.add(largest_of_neighbours, make_largest_of_neighbours, largest_of_neighbou
 def merge_image_tokens(
     ids: torch.Tensor, slots: torch.Tensor, table: torch.Tensor, images: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Return embeddings of tokens `ids[T]` times `scale`; where `slots[T]` is not -1, that row of `images[V, D]`
-    instead."""
+    """Return embeddings of tokens `ids[T]` times `scale`; where `slots[T]` is not -1, that row of `images[V, D]`."""
     t, d = ids.size(0), table.size(1)
     out = torch.empty([t, d], dtype=table.dtype, device=table.device)
     for tokens, cols in hl.tile([t, d]):

@@ -15,8 +15,7 @@ CELLS = Cells()
 
 @helion.kernel
 def global_response_norm(x: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
-    """Return global response norm of ConvNeXt: `x[B, H, W, C]` by the norms of channels relative to their mean, plus
-    x."""
+    """Return global response norm of ConvNeXt: `x[B, H, W, C]` by channels' norms relative to their mean, plus x."""
     b, h, w, c = x.size()
     places = x.view(b, h * w, c)
     norms = torch.empty([b, c], dtype=torch.float32, device=x.device)
@@ -223,3 +222,91 @@ def make_variance_covariance_terms(device: str, small: bool) -> Arguments:
 
 
 CELLS.add(variance_covariance_terms, make_variance_covariance_terms, variance_covariance_terms_torch)
+
+
+@helion.kernel
+def unit_heads_gradient(grad: torch.Tensor, qkv: torch.Tensor, part: hl.constexpr) -> torch.Tensor:
+    """Return the gradient `[T, H, D]` of dividing heads of one part of `qkv[T, 3, H, D]` by their 2-norms."""
+    t, _, h, _ = qkv.size()
+    heads = qkv[:, part]
+    out = torch.empty_like(grad)
+    for tokens, own in hl.tile([t, h]):
+        x = heads[tokens, own, :].to(torch.float32)
+        g = grad[tokens, own, :].to(torch.float32)
+        inverse = torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-12)
+        y = x * inverse
+        out[tokens, own, :] = ((g - y * (g * y).sum(-1, keepdim=True)) * inverse).to(grad.dtype)
+    return out
+
+
+def unit_heads_gradient_torch(grad: torch.Tensor, qkv: torch.Tensor, part: int) -> torch.Tensor:
+    x, g = high(qkv[:, part]), high(grad)
+    inverse = torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-12)
+    y = x * inverse
+    return ((g - y * (g * y).sum(-1, keepdim=True)) * inverse).to(grad.dtype)
+
+
+def make_unit_heads_gradient(device: str, small: bool) -> Arguments:
+    t, h, d = (17, 3, 24) if small else (577 * 40, 16, 80)
+    return normal(device, t, h, d, dtype=BF16), normal(device, t, 3, h, d, dtype=BF16), 1
+
+
+CELLS.add(unit_heads_gradient, make_unit_heads_gradient, unit_heads_gradient_torch)
+
+
+@helion.kernel
+def average_frames(x: torch.Tensor) -> torch.Tensor:
+    """Average 5 frames of `x[B, T, D]` around every second one; frames outside do not count."""
+    b, t, d = x.size()
+    after = (t + 1) // 2
+    out = torch.empty([b, after, d], dtype=x.dtype, device=x.device)
+    for batch, frames, cols in hl.tile([b, after, d], block_size=[1, None, None]):
+        i = batch.begin
+        total = hl.zeros([frames, cols], dtype=torch.float32)
+        count = hl.zeros([frames], dtype=torch.float32)
+        for tap in hl.static_range(5):
+            at = 2 * frames.index + tap - 2
+            inside = (at >= 0) & (at < t)
+            total += hl.load(x, [i, at, cols], extra_mask=inside[:, None]).to(torch.float32)
+            count += inside.to(torch.float32)
+        out[i, frames, cols] = (total / count[:, None]).to(x.dtype)
+    return out
+
+
+def average_frames_torch(x: torch.Tensor) -> torch.Tensor:
+    y = F.avg_pool1d(high(x).transpose(1, 2), 5, 2, 2, count_include_pad=False)
+    return y.transpose(1, 2).to(x.dtype).contiguous()
+
+
+def make_average_frames(device: str, small: bool) -> Arguments:
+    b, t, d = (2, 15, 20) if small else (64, 1501, 512)
+    return (normal(device, b, t, d, dtype=BF16),)
+
+
+CELLS.add(average_frames, make_average_frames, average_frames_torch)
+
+
+@helion.kernel
+def gelu_to_planes(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Return GELU of `x[B, H, W, C]` plus `bias[C]` as planes `[B, C, H, W]`."""
+    b, h, w, c = x.size()
+    places = x.view(b, h * w, c)
+    out = torch.empty([b, c, h * w], dtype=x.dtype, device=x.device)
+    for batch, rows, channels in hl.tile([b, h * w, c], block_size=[1, None, None]):
+        i = batch.begin
+        y = places[i, rows, channels].to(torch.float32) + bias[channels].to(torch.float32)[None, :]
+        out[i, channels, rows] = torch.nn.functional.gelu(y, approximate="tanh").to(x.dtype).T
+    return out.view(b, c, h, w)
+
+
+def gelu_to_planes_torch(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    y = F.gelu(high(x) + high(bias), approximate="tanh")
+    return y.to(x.dtype).permute(0, 3, 1, 2).contiguous()
+
+
+def make_gelu_to_planes(device: str, small: bool) -> Arguments:
+    b, h, w, c = (2, 5, 7, 20) if small else (64, 37, 37, 1024)
+    return normal(device, b, h, w, c, dtype=FP16), normal(device, c, dtype=FP16)
+
+
+CELLS.add(gelu_to_planes, make_gelu_to_planes, gelu_to_planes_torch)

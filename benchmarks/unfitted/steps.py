@@ -148,8 +148,7 @@ CELLS.add(adan_step, make_adan_step, adan_step_torch)
 
 @helion.kernel
 def unscale_and_check(grad: torch.Tensor, inverse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return gradients in fp16 times `inverse[1]`, in fp32 and 0 where they are not finite, with a flag if there are
-    such."""
+    """Return gradients in fp16 times `inverse[1]`, in fp32 and 0 where they are not finite, and if some are not."""
     out = torch.empty(grad.size(), dtype=torch.float32, device=grad.device)
     found = torch.zeros([1], dtype=torch.float32, device=grad.device)
     for tile in hl.tile(grad.size(0)):
@@ -182,8 +181,7 @@ CELLS.add(unscale_and_check, make_unscale_and_check, unscale_and_check_torch)
 def dropped_paths(
     x: torch.Tensor, branch: torch.Tensor, gamma: torch.Tensor, keep: torch.Tensor, rate: float
 ) -> torch.Tensor:
-    """Return `x + gamma[D] * branch` for samples that are kept, x for others; the branch has a class token less than
-    x."""
+    """Return `x + gamma[D] * branch` for samples that are kept, else x; the branch lacks the class token of x."""
     b, t, d = x.size()
     out = torch.empty_like(x)
     for batch, tokens, cols in hl.tile([b, t, d]):
