@@ -22,7 +22,9 @@ from . import (
     graphics,
     graphs,
     images,
+    inputs,
     layouts,
+    linears,
     losses,
     matchings,
     mixers,
@@ -31,11 +33,13 @@ from . import (
     objectives,
     operands,
     orders,
+    patches,
     physics,
     pictures,
     pipelines,
     planes,
     pools,
+    prefills,
     product_sums,
     products,
     projections,
@@ -75,6 +79,7 @@ MODULES = (
     segments, sequences, fields, matchings, orders,
     blocks, projections, attending, updates, operands, tokens,
     norms, losses, steps, planes, codes, pools,
+    linears, inputs, prefills, patches,
 )  # fmt: skip
 CELLS: dict[str, UserKernel] = {name: cell for module in MODULES for name, cell in module.CELLS.items()}
 assert len(CELLS) == sum(len(module.CELLS) for module in MODULES), "two kernels have one name"
