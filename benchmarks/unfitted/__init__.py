@@ -6,6 +6,7 @@ from . import (
     attending,
     attention,
     axes,
+    batches,
     blocks,
     cameras,
     codes,
@@ -79,7 +80,7 @@ MODULES = (
     segments, sequences, fields, matchings, orders,
     blocks, projections, attending, updates, operands, tokens,
     norms, losses, steps, planes, codes, pools,
-    linears, inputs, prefills, patches,
+    linears, inputs, prefills, patches, batches,
 )  # fmt: skip
 CELLS: dict[str, UserKernel] = {name: cell for module in MODULES for name, cell in module.CELLS.items()}
 assert len(CELLS) == sum(len(module.CELLS) for module in MODULES), "two kernels have one name"

@@ -101,9 +101,10 @@ CELLS.add(weight_only_int8, make_weight_only_int8, weight_only_int8_torch)
 
 @helion.kernel
 def halves_int4(x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Multiply `x[M, K]` by signed 4-bit weights `packed[N, K / 2]`: low bits hold the first half of K, high the second.
+    """Multiply `x[M, K]` by signed 4-bit weights `packed[N, K / 2]` with a scale for each half of a row, `scales[N, 2]`.
 
-    Each row has a scale for each half, `scales[N, 2]`."""
+    Low bits hold the first half of K, high bits the second.
+    """
     m, k = x.size()
     n = packed.size(0)
     half = k // 2

@@ -364,7 +364,7 @@ def magnitude_lora(
     """Return `(x w.T + low up.T) magnitude` for `x[M, K]`, `low[M, R]` and `magnitude[N]` (DoRA)."""
     m, k = x.size()
     n = w.size(0)
-    r = hl.specialize(low.size(1))
+    hl.specialize(low.size(1))
     out = torch.empty([m, n], dtype=x.dtype, device=x.device)
     for rows, cols in hl.tile([m, n]):
         acc = hl.dot(low[rows, :], up[cols, :].T)

@@ -78,7 +78,7 @@ CELLS.add(shortcut_conv, make_shortcut_conv, shortcut_conv_torch)
 
 @helion.kernel
 def padded_conv3_silu(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Apply a 3x3 convolution `w[3, 3, C, N]`, a bias and silu to `x[B, H + 2, W + 2, C]`, padded with zeros already."""
+    """Apply a 3x3 convolution `w[3, 3, C, N]`, a bias and silu to padded images `x[B, H + 2, W + 2, C]`."""
     b, height, width, c = x.size()
     n = w.size(3)
     out = torch.empty([b, height - 2, width - 2, n], dtype=x.dtype, device=x.device)
@@ -174,7 +174,7 @@ CELLS.add(mamba_chunk_states, make_mamba_chunk_states, mamba_chunk_states_torch)
 
 @helion.kernel
 def dilated_taps(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor, dilation: int) -> torch.Tensor:
-    """Apply a causal convolution of 2 taps `w[2, C, N]` over time to `x[B, T, C]`, with tanh times sigmoid of halves."""
+    """Convolve `x[B, T, C]` over time with 2 taps `w[2, C, 2 N]`, and multiply tanh and sigmoid of the halves."""
     b, t, c = x.size()
     n = w.size(2) // 2
     out = torch.empty([b, t - dilation, n], dtype=x.dtype, device=x.device)
@@ -212,7 +212,7 @@ CELLS.add(dilated_taps, make_dilated_taps, dilated_taps_torch)
 
 @helion.kernel
 def filter_gradient(grad: torch.Tensor, x: torch.Tensor, main: torch.Tensor) -> torch.Tensor:
-    """Add `sum_b grad[B, N, H, W] x[B, C, H, W].T` over pixels to the fp32 gradient `main[N, C]` of a 1x1 convolution."""
+    """Add products of `grad[B, N, H, W]` and `x[B, C, H, W]` over pixels to a fp32 gradient `main[N, C]`."""
     b, n, height, width = grad.size()
     c = x.size(1)
     pixels = height * width
@@ -242,7 +242,7 @@ CELLS.add(filter_gradient, make_filter_gradient, filter_gradient_torch)
 
 @helion.kernel
 def output_mix(x: torch.Tensor, w: torch.Tensor, dt: torch.Tensor) -> torch.Tensor:
-    """Return `softplus(x[M, R] w[N, R].T + dt[N])` of the first R columns of `x[M, R + 2 S]`: steps of a state-space layer."""
+    """Return steps of a state-space layer, `softplus(x w[N, R].T + dt[N])` of the first R columns of `x[M, R + 2 S]`."""
     m = x.size(0)
     n, r = w.size()
     r = hl.specialize(r)

@@ -340,7 +340,7 @@ CELLS.add(weights_from_lse, make_weights_from_lse, weights_from_lse_torch)
 
 @helion.kernel
 def normalized_state_read(q: torch.Tensor, states: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
-    """Read linear attention: `f(q) states / (f(q) sums)` with `f = elu + 1`; q `[B, T, H, D]`, states `[B, H, D, E]`."""
+    """Return `f(q) states / (f(q) sums)` with `f = elu + 1` for `q[B, T, H, D]` and `states[B, H, D, E]`."""
     b, t, h, d = q.size()
     d, e = hl.specialize(d), hl.specialize(states.size(3))
     out = torch.empty([b, t, h, e], dtype=q.dtype, device=q.device)
