@@ -8,6 +8,7 @@ from . import (
     axes,
     batches,
     blocks,
+    caches,
     cameras,
     codes,
     contractions,
@@ -80,7 +81,7 @@ MODULES = (
     segments, sequences, fields, matchings, orders,
     blocks, projections, attending, updates, operands, tokens,
     norms, losses, steps, planes, codes, pools,
-    linears, inputs, prefills, patches, batches,
+    linears, inputs, prefills, patches, batches, caches,
 )  # fmt: skip
 CELLS: dict[str, UserKernel] = {name: cell for module in MODULES for name, cell in module.CELLS.items()}
 assert len(CELLS) == sum(len(module.CELLS) for module in MODULES), "two kernels have one name"

@@ -181,7 +181,8 @@ CELLS.add(ensemble_layer, make_ensemble_layer, lambda x, w, bias: F.silu(torch.b
 def soft_codebook(x: torch.Tensor, codes: torch.Tensor, heat: float) -> torch.Tensor:
     """Return `softmax(heat x codes.T) codes` for `x[M, D]` and a codebook `[N, D]` that fits one tile."""
     m, d = x.size()
-    n, d = hl.specialize(codes.size(0)), hl.specialize(d)
+    hl.specialize(codes.size(0))
+    d = hl.specialize(d)
     out = torch.empty_like(x)
     for rows in hl.tile(m):
         scores = hl.dot(x[rows, :], codes[:, :].T) * heat

@@ -101,7 +101,7 @@ CELLS.add(weight_only_int8, make_weight_only_int8, weight_only_int8_torch)
 
 @helion.kernel
 def halves_int4(x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Multiply `x[M, K]` by signed 4-bit weights `packed[N, K / 2]` with a scale for each half of a row, `scales[N, 2]`.
+    """Multiply `x[M, K]` by 4-bit weights `packed[N, K / 2]` with a scale for each half of a row, `scales[N, 2]`.
 
     Low bits hold the first half of K, high bits the second.
     """

@@ -242,7 +242,7 @@ CELLS.add(filter_gradient, make_filter_gradient, filter_gradient_torch)
 
 @helion.kernel
 def output_mix(x: torch.Tensor, w: torch.Tensor, dt: torch.Tensor) -> torch.Tensor:
-    """Return steps of a state-space layer, `softplus(x w[N, R].T + dt[N])` of the first R columns of `x[M, R + 2 S]`."""
+    """Return steps of a state-space layer, `softplus(x w[N, R].T + dt[N])`, of the first columns of `x[M, R + 2 S]`."""
     m = x.size(0)
     n, r = w.size()
     r = hl.specialize(r)
