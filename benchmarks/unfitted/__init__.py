@@ -61,6 +61,7 @@ from . import (
     sparse,
     statistics,
     steps,
+    strides,
     structured,
     sums,
     synthesis,
@@ -81,7 +82,7 @@ MODULES = (
     segments, sequences, fields, matchings, orders,
     blocks, projections, attending, updates, operands, tokens,
     norms, losses, steps, planes, codes, pools,
-    linears, inputs, prefills, patches, batches, caches,
+    linears, inputs, prefills, patches, batches, caches, strides,
 )  # fmt: skip
 CELLS: dict[str, UserKernel] = {name: cell for module in MODULES for name, cell in module.CELLS.items()}
 assert len(CELLS) == sum(len(module.CELLS) for module in MODULES), "two kernels have one name"

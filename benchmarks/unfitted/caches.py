@@ -248,7 +248,7 @@ def bucketed_bias_torch(
 
 
 def make_bucketed_bias(device: str, small: bool) -> Arguments:
-    b, h, t, d = (2, 3, 64, 32) if small else (8, 12, 1024, 64)
+    b, h, t, d = (2, 3, 37, 32) if small else (8, 12, 1000, 64)
     q = normal(device, b, h, t, d, dtype=BF16, scale=d**-0.5)
     k, v = normal(device, b, h, t, d, dtype=BF16), normal(device, b, h, t, d, dtype=BF16)
     distance = torch.arange(1 - t, t, device=device)

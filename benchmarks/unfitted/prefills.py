@@ -155,7 +155,8 @@ def text_cross_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> t
 
 
 def text_cross_attention_torch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    return F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
 
 
 def make_text_cross_attention(device: str, small: bool) -> Arguments:
