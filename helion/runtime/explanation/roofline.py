@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ..._compiler.facts.access import MemoryOpFact
 from ..._compiler.facts.records import KernelFacts
 from ..._shapes import dtype_name
 from ...autotuner.proposal import Predicted
@@ -68,8 +69,16 @@ def _counted_again(facts: KernelFacts) -> int:
         if op.kind == "load":
             known, _ = loaded.get((op.storage, op.name), (0, 0))
             size = math.prod(n for n, stride in zip(op.extents, op.strides, strict=True) if stride) * op.itemsize
-            loaded[op.storage, op.name] = known + op.accessed_numel * op.itemsize, size
+            loaded[op.storage, op.name] = known + _elements(facts, op) * op.itemsize, size
     return sum(max(0, counted - size) for counted, size in loaded.values())
+
+
+def _elements(facts: KernelFacts, op: MemoryOpFact) -> int:
+    """Return the elements of an access, of a gather at most the lanes of all its tiles."""
+    extents = [facts.axes[axis].extent for axis in op.tile_axes]
+    if not op.gathered or None in extents:
+        return op.accessed_numel
+    return min(op.accessed_numel, math.prod(filter(None, extents)))
 
 
 def _rate_name(dtype: str) -> str:

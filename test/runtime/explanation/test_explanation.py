@@ -112,6 +112,23 @@ def test_taps_of_a_window_move_their_tensor_once() -> None:
     assert bounds["bytes_moved"] == 2 * 2048 * 2048 * 4
 
 
+@helion.kernel
+def mixed_labels(x: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    m, n = x.size()
+    flat, out = x.view(-1), torch.empty([m], device=x.device)
+    for rows in hl.tile(m):
+        own = flat[rows.index * n + first[rows]] + flat[rows.index * n + second[rows]]
+        out[rows] = torch.logsumexp(x[rows, :], -1) - own
+    return out
+
+
+def test_elements_gathered_from_a_view_do_not_hide_its_rows() -> None:
+    labels = torch.empty(4096, dtype=torch.int64, device="meta")
+    bound = mixed_labels.bind((torch.empty(4096, 1000, device="meta"), labels, labels), target="h200")
+    bounds = json.loads(bound.explain("json"))["roofline"]
+    assert 4096 * 1000 * 4 < bounds["bytes_moved"] < 1.01 * (4096 * 1000 * 4 + 4096 * (2 * 8 + 2 * 4 + 4))
+
+
 def test_units_say_where_the_time_goes() -> None:
     for name, slowest in (("softmax", "memory"), ("matmul", "latency")):
         bounds = json.loads(BOUND[name]().explain("json"))["roofline"]
