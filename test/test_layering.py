@@ -60,6 +60,7 @@ INNER = {
         "syntax",
         "lazy",
         "records",
+        "terms",
         "distribution",
         "logs",
         "tracebacks",

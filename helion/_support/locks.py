@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 #: Seconds for which a fork waits for imports on demand in other threads: a child cannot finish a module that is half
-#: run.
+#: run. It waits as long for work whose locks it would find held.
 _PATIENCE = 10.0
 _PAUSE = 0.001
 
@@ -28,6 +28,8 @@ _IN_CHILD: list[Callable[[], None]] = []
 #: Imports on demand in flight, by thread, and the thread that is about to fork.
 _IMPORTS: dict[int, int] = {}
 _FORKING: list[int] = []
+#: Functions that say whether work in other threads is done, for which forks wait.
+_WORK: list[Callable[[], bool]] = []
 
 
 def new_lock() -> Any:
@@ -78,6 +80,12 @@ def importing() -> Iterator[None]:
             del _IMPORTS[me]
 
 
+def done_before_forks(is_done: Callable[[], bool]) -> None:
+    """Make forks wait until ``is_done`` returns True: locks of a library that works in another thread stay held in a child."""
+    _WORK[:] = [each for each in _WORK if not each()]
+    _WORK.append(is_done)
+
+
 def is_held_here(lock: Any) -> bool:
     """Return whether this thread holds a reentrant lock."""
     return bool(lock._is_owned())
@@ -97,8 +105,12 @@ def _before_fork() -> None:
     me = threading.get_ident()
     _FORKING.append(me)
     end = time.monotonic() + _PATIENCE
-    while any(thread != me for thread in list(_IMPORTS)) and time.monotonic() < end:
+    while _is_busy(me) and time.monotonic() < end:
         time.sleep(_PAUSE)
+
+
+def _is_busy(me: int) -> bool:
+    return any(thread != me for thread in list(_IMPORTS)) or not all(is_done() for is_done in list(_WORK))
 
 
 def _after_fork() -> None:
@@ -107,6 +119,7 @@ def _after_fork() -> None:
 
 def _in_child() -> None:
     _FORKING.clear()
+    _WORK.clear()
     me = threading.get_ident()
     for thread in [thread for thread in _IMPORTS if thread != me]:
         del _IMPORTS[thread]

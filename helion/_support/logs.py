@@ -117,7 +117,7 @@ in_forked_process(_WATCHERS.clear)  # the thread is not in the child
 
 @contextlib.contextmanager
 def saying_when_slow(text: Callable[[int], str]) -> Iterator[None]:
-    """Write ``text(seconds)`` on stderr while the body takes long.
+    """Write ``text(seconds)`` on stderr while the body takes long, unless it is empty.
 
     The first line comes after ``HELION_COMPILE_NOTICE_SECONDS``, the next ones after each doubling. One thread watches
     all bodies: many take less time than the start of a thread.
@@ -149,7 +149,8 @@ def _watch() -> None:
                 return
             left = min(each.at for each in _WATCHED.values()) - now
         for each in due:
-            say(each.text(each.seconds))
+            if text := each.text(each.seconds):
+                say(text)
             each.seconds *= 2
         if not due:
             time.sleep(min(left, _LOOK_SECONDS))

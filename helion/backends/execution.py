@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from .._compiler.host.program import HostProgram
     from .assembly import Code
 
-#: Calls a function, whose compilations end early where the second argument says that they are late. A third one, which may
-#: be left out, is called when a kernel has been parsed.
+#: Calls a function, whose compilations run on the ``Terms`` of the second argument, if there is one.
 Together = Callable[..., Any]
 #: Called as ``(kernel, grid, *arguments, **options)``.
 Launcher = Callable[..., Any]
@@ -252,10 +251,8 @@ class Toolchain(Protocol):
     def together(self) -> AbstractContextManager[Together] | None:
         """Enter a context whose value calls a function in any thread; compilations inside run at the same time.
 
-        The value's second argument is asked between the stages of the compilations inside, with a function that returns
-        the seconds that are left. It returns whether that is too long, and may wait. None ends none. Once the third one is called,
-        a compilation runs outside of Python for the most part. The thread that enters the context waits for the others.
-        None if compilations run one at a time.
+        The value's second argument has the ``Terms`` of the compilations inside. The thread that enters the context waits
+        for the others, except for those that it drops while they are outside. None if compilations run one at a time.
         """
         ...
 

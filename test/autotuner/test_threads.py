@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -11,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from helion._support.terms import Terms
 from helion.autotuner.pool.compiling import Built
-from helion.autotuner.pool.threads import ThreadPool
+from helion.autotuner.pool.threads import ThreadPool, left_running
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ def failing() -> None:
     raise ValueError("no such instruction")
 
 
-def here(function: Callable[[], Any], is_late: Callable[[Callable[[], float]], bool]) -> Any:
+def here(function: Callable[[], Any], terms: Terms) -> Any:
     return function()
 
 
@@ -54,7 +57,7 @@ def test_results_and_errors_come_with_their_keys() -> None:
 def test_every_job_runs_in_the_given_function() -> None:
     inside: list[int] = []
 
-    def run(function: Callable[[], Any], is_late: Callable[[Callable[[], float]], bool]) -> Any:
+    def run(function: Callable[[], Any], terms: Terms) -> Any:
         inside.append(threading.get_ident())
         return function()
 
@@ -66,21 +69,25 @@ def test_every_job_runs_in_the_given_function() -> None:
 
 
 @pytest.mark.parametrize("parses", [True, False])
-def test_a_job_tells_when_it_has_been_parsed_at_the_latest_at_its_end(parses: bool) -> None:
-    told, go = threading.Event(), threading.Event()
+def test_a_job_is_waited_for_until_it_has_been_parsed_at_the_latest_until_its_end(parses: bool) -> None:
+    go = threading.Event()
 
-    def run(function: Callable[[], Any], is_late: object, parsed: Callable[[], None]) -> Any:
+    def run(function: Callable[[], Any], terms: Terms) -> Any:
         if parses:
-            parsed()
+            terms.outside.set()
         go.wait()
         return function()
 
     pool = ThreadPool(run, 1, time.monotonic() + 1e4)
-    pool.submit("a", Job(lambda: 1), parsed=told)
+    pool.submit("a", Job(lambda: 1))
+    (terms,) = pool._terms.values()
     if parses:
-        assert told.wait() and not pool.poll(0.0)
+        pool.wait_until_parsed("a", 600.0)
+        assert terms.outside.is_set() and not pool.poll(0.0)
+    pool.wait_until_parsed("a", 0.0)
     go.set()
-    assert told.wait() and [built.answer for built in polled(pool)] == [1]
+    pool.wait_until_parsed("a", 600.0)
+    assert terms.outside.is_set() and [built.answer for built in polled(pool)] == [1]
     pool.close()
 
 
@@ -144,8 +151,8 @@ def test_what_compiles_after_the_deadline_is_late_but_known() -> None:
         pool._until = 0.0
         assert [built.timed_out for built in pool.poll(0.0)] == [True, True]
         go.set()
+        assert pool.in_flight() == ["a"] and [built.answer for built in pool.late(["a"])] == late
         pool.close()
-        assert [built.answer for built in pool.late()] == late
 
 
 def test_after_the_deadline_nothing_is_compiled() -> None:
@@ -177,16 +184,16 @@ def test_results_can_be_taken_at_another_time() -> None:
     pool.take_at(time.monotonic())
     found = {built.key: built for built in pool.poll(0.0)}
     go.set()
-    pool.close()
     assert found["soon"].answer == 7 and found["late"].timed_out
-    assert [built.key for built in pool.late()] == ["late"]
+    assert [built.key for built in pool.late(["late"])] == ["late"]
+    pool.close()
 
 
 def test_a_job_gives_up_where_it_can_be_done_neither_in_time_nor_at_its_own_end() -> None:
     asked: dict[str, list[bool]] = {}
 
-    def run(function: Callable[[], Any], is_late: Callable[[Callable[[], float]], bool]) -> Any:
-        asked.setdefault("late", []).extend(is_late(lambda s=seconds: s) for seconds in (0.0, 1e3, 1e5))
+    def run(function: Callable[[], Any], terms: Terms) -> Any:
+        asked.setdefault("late", []).extend(terms.is_late(lambda s=seconds: s) for seconds in (0.0, 1e3, 1e5))
         return function()
 
     for ends, expected in ((-math.inf, [False, True, True]), (time.monotonic() + 1e4, [False, False, True])):
@@ -202,9 +209,9 @@ def test_a_job_gives_up_where_it_can_be_done_neither_in_time_nor_at_its_own_end(
 def test_a_longer_job_waits_until_the_time_is_known_and_takes_longer(longer: float, expected: bool) -> None:
     asked, late = threading.Event(), list[bool]()
 
-    def run(function: Callable[[], Any], is_late: Callable[[Callable[[], float]], bool]) -> Any:
+    def run(function: Callable[[], Any], terms: Terms) -> Any:
         asked.set()
-        late.append(is_late(lambda: 300.0))
+        late.append(terms.is_late(lambda: 300.0))
         return function()
 
     pool = ThreadPool(run, 1, math.inf)
@@ -219,9 +226,99 @@ def test_a_longer_job_waits_until_the_time_is_known_and_takes_longer(longer: flo
 
 def test_a_job_that_waits_gives_up_where_its_pool_ends() -> None:
     late: list[bool] = []
-    pool = ThreadPool(lambda function, is_late: late.append(is_late(lambda: 0.0)) or function(), 1, math.inf)
+    pool = ThreadPool(lambda function, terms: late.append(terms.is_late(lambda: 0.0)) or function(), 1, math.inf)
     pool.submit("longer", Job(lambda: 7), waits=True)
     while not pool._jobs["longer"].running():
         time.sleep(0.001)
     pool.close()
     assert late == [True]
+
+
+class Outside:
+    """Jobs that are in a stage outside of Python until ``go``, and would then begin another one."""
+
+    def __init__(self) -> None:
+        self.go, self.dropped = threading.Event(), list[bool]()
+        self.begun, self._own = threading.Semaphore(0), threading.local()
+
+    def run(self, function: Callable[[], Any], terms: Terms) -> Any:
+        self._own.terms = terms
+        return function()
+
+    def stage(self, key: str) -> str:
+        terms = self._own.terms
+        terms.outside.set()
+        self.begun.release()
+        self.go.wait()
+        self.dropped.append(terms.dropped.is_set())
+        if terms.dropped.is_set():
+            raise RuntimeError("it was dropped")
+        return key
+
+    def pool(self, ends: float, *keys: str) -> ThreadPool:
+        """Return a pool whose jobs are all late and outside."""
+        pool = ThreadPool(self.run, len(keys), time.monotonic() + 1e4, ends=ends)
+        for key in keys:
+            pool.submit(key, Job(functools.partial(self.stage, key)))
+        for _ in keys:
+            self.begun.acquire()
+        pool._until = 0.0
+        assert all(built.timed_out for built in pool.poll(0.0))
+        return pool
+
+
+def test_a_closed_pool_leaves_jobs_behind_that_end_with_their_stage() -> None:
+    jobs = Outside()
+    pool = jobs.pool(math.inf, "a", "b")
+    before = left_running()
+    pool.close()
+    assert left_running() == before + 2 and jobs.dropped == []
+    jobs.go.set()
+    assert [future.result(600.0).failure for future in pool._terms] == ["it was dropped"] * 2
+    assert jobs.dropped == [True, True] and left_running() == before
+
+
+def test_a_closed_pool_waits_for_jobs_that_are_in_python() -> None:
+    inside, ended = threading.Event(), []
+
+    def run(function: Callable[[], Any], terms: Terms) -> Any:
+        inside.set()
+        terms.dropped.wait()
+        time.sleep(0.05)
+        ended.append(True)
+        return function()
+
+    pool = ThreadPool(run, 1, math.inf)
+    pool.submit("a", Job(lambda: 7))
+    inside.wait()
+    pool.close()
+    assert ended == [True]
+
+
+def test_late_jobs_are_waited_for_if_they_are_wanted_until_the_end_of_their_pool() -> None:
+    jobs = Outside()
+    pool = jobs.pool(time.monotonic() + 0.1, "wanted", "other")
+    assert pool.in_flight() == ["wanted", "other"] and pool.late(["wanted"]) == []
+    assert time.monotonic() >= pool._ends
+    dropped = {key: pool._terms[pool._in_flight[key]].dropped.is_set() for key in ("wanted", "other")}
+    assert dropped == {"wanted": False, "other": True}
+    pool.close()
+    jobs.go.set()
+    jobs = Outside()
+    pool = jobs.pool(math.inf, "wanted", "other")
+    threading.Timer(0.05, jobs.go.set).start()
+    assert [built.answer for built in pool.late(["wanted"])] == ["wanted"]
+    pool.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")
+def test_a_fork_waits_for_what_was_left_running() -> None:
+    jobs = Outside()
+    pool = jobs.pool(math.inf, "a")
+    pool.close()
+    (job,) = pool._terms
+    threading.Timer(0.2, jobs.go.set).start()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if job.done() and left_running() == 0 else 1)
+    assert os.waitpid(pid, 0)[1] == 0 and jobs.dropped == [True]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import sys
 import threading
 import time
 import types
@@ -15,17 +16,19 @@ from typing import Any
 import pytest
 import torch
 from triton.backends.nvidia.compiler import CUDABackend
+from triton.runtime.jit import JITCallable
 
 import helion
 import helion.language as hl
 from helion import exc
+from helion._support.locks import TRITON_LOCK
 from helion._support.nested import copy_tensors
 from helion.autotuner import tuner
 from helion.autotuner.cache.store import default_store
 from helion.autotuner.measure.comparison import Verdict
 from helion.autotuner.options import Options
 from helion.autotuner.outcome import Status
-from helion.autotuner.pool.threads import ThreadPool
+from helion.autotuner.pool.threads import ThreadPool, left_running
 from helion.backends.stub import stub_driver
 from helion.backends.triton.toolchain.chain import TritonToolchain
 from helion.runtime.specialization import binary_check
@@ -587,6 +590,57 @@ def test_what_compiled_late_is_forgotten_if_it_is_not_predicted_to_be_faster(
 ) -> None:
     default = kernel().bind((ROWS,)).default_config()
     called_with_a_late_contender(monkeypatch, default)
+    remembered(monkeypatch, default, searches)
+
+
+def test_a_contender_that_is_late_and_not_wanted_is_left_in_its_stage(
+    searches: list[int], doubted: helion.Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The call returns with all that compilations share as it was. Others compile meanwhile, and the late one ends early."""
+    begun, go, assembled = threading.Event(), threading.Event(), list[int]()
+    lower, emit, take_at = CUDABackend.make_llir, CUDABackend.make_ptx, ThreadPool.take_at
+
+    def lowered(self: Any, source: Any, metadata: Any, *args: Any) -> Any:
+        if metadata["num_warps"] == 16:
+            begun.set()
+            assert go.wait(600.0)
+        return lower(self, source, metadata, *args)
+
+    def emitted(self: Any, source: Any, metadata: Any, *args: Any) -> Any:
+        assembled.append(metadata["num_warps"])
+        return emit(self, source, metadata, *args)
+
+    def at_once(self: ThreadPool, until: float) -> None:
+        begun.wait()
+        take_at(self, 0.0)
+
+    for owner, name, function in (
+        (CUDABackend, "make_llir", lowered),
+        (CUDABackend, "make_ptx", emitted),
+        (ThreadPool, "take_at", at_once),
+        (first_call, "_worth_timing", lambda *_: []),
+    ):
+        monkeypatch.setattr(owner, name, function)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    launching(monkeypatch)
+    shared = (CUDABackend.add_stages, JITCallable.parse, sys.getswitchinterval())
+    one, before = kernel(), left_running()
+    try:
+        check(one(ROWS), ROWS)
+        bound = one.bind((ROWS,))
+        default, warps = bound.default_config(), bound.default_config()["num_warps"]
+        assert bound.config == default and searches == [2] and left_running() == before + 1
+        assert shared == (CUDABackend.add_stages, JITCallable.parse, sys.getswitchinterval())
+        for lock in (TRITON_LOCK, first_call._UNDER_WAY, bound.variant.compiled.lock):
+            assert not lock._is_owned() and lock.acquire(blocking=False)
+            lock.release()
+        assert kernel().bind((ROWS[:, :9].clone(),)).variant.compiled.resources(default).fits
+        assert assembled == [warps, warps] and left_running() == before + 1
+    finally:
+        go.set()
+    while left_running() > before:
+        time.sleep(0.001)
+    assert assembled == [warps, warps]
     remembered(monkeypatch, default, searches)
 
 

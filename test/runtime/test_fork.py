@@ -132,7 +132,6 @@ def test_an_interpreted_launch_of_another_thread_is_forgotten(
 
 
 def test_a_compilation_of_another_thread_is_forgotten(held: Callable[[Any], None]) -> None:
-    import triton.backends.nvidia.compiler as nvidia
     from triton.runtime.jit import JITFunction
 
     double(torch.ones(3))
@@ -141,11 +140,7 @@ def test_a_compilation_of_another_thread_is_forgotten(held: Callable[[Any], None
     (kernel,) = [each for each in inspect.unwrap(module).__globals__.values() if isinstance(each, JITFunction)]
     held(_locks.TRITON_LOCK)
     held(kernel._hash_lock)
-    vars(nvidia)["print"] = None
-    try:
-        assert forked(lambda: "print" not in vars(nvidia) and bool(kernel.cache_key)) == 0
-    finally:
-        del vars(nvidia)["print"]
+    assert forked(lambda: bool(kernel.cache_key)) == 0
     assert offline.ptxas_version()
 
 

@@ -363,7 +363,7 @@ def slow_assembler(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> C
         tool = type(real)(str(script), real.version)
         monkeypatch.setattr("triton.backends.nvidia.compiler.get_ptxas", lambda arch: tool)
         monkeypatch.setattr(
-            offline, "ending_assembler", lambda path, seconds: ending_assembler(path, only(slow, seconds))
+            offline, "ending_assembler", lambda path, seconds, _: ending_assembler(path, only(slow, seconds))
         )
         return calls
 
@@ -446,6 +446,15 @@ def test_only_processes_of_the_assembler_are_ended(tmp_path: pathlib.Path) -> No
         with ending_assembler("/somewhere/sleep", None) as ending:
             assert subprocess.run(["sleep", "0.2"], check=False).returncode == 0
         assert not ending.ended
+        for seconds in (None, 1e4):
+            with ending_assembler("/somewhere/sleep", seconds, lambda: False) as ending:
+                assert subprocess.run(["sleep", "0.2"], check=False).returncode == 0
+            assert not ending.ended
+            over = threading.Event()
+            threading.Timer(0.1, over.set).start()
+            with ending_assembler("/somewhere/sleep", seconds, over.is_set) as ending:
+                assert subprocess.run(["sleep", "1000"], check=False).returncode == -signal.SIGKILL
+            assert ending.ended and other.poll() is None
     finally:
         other.kill()
         other.wait()

@@ -9,11 +9,20 @@ from collections.abc import Callable, Collection, Hashable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, Protocol
 
+from ..._support.locks import done_before_forks, in_forked_process
+from ..._support.terms import Terms
 from .compiling import Built
 
-#: Calls a compilation in whichever thread, with a function that returns whether the seconds left are too long for it. A
-#: third argument, if there is one, is called when the compilation has been parsed.
+#: Calls a compilation in whichever thread, on the ``Terms`` of the second argument.
 Run = Callable[..., Any]
+#: Jobs that run to the end of a stage although nothing waits for them.
+_LEFT: set[Future[Built]] = set()
+in_forked_process(_LEFT.clear)
+
+
+def left_running() -> int:
+    """Return the number of jobs of closed pools that still run."""
+    return len(_LEFT)
 
 
 class LimitedJob(Protocol):
@@ -28,7 +37,7 @@ class ThreadPool:
     """Pool of at most ``workers`` jobs at once, which begin in the order in which they are submitted.
 
     Times are those of ``time.monotonic``. Results are taken until the time ``until``. No job begins that needs longer than
-    that: as long as the fastest so far, or ``expected`` seconds at first. A job in flight at ``until`` is ``late``. It gives
+    that: as long as the fastest so far, or ``expected`` seconds at first. A job in flight at ``until`` is late. It gives
     up where it can, its assembler at the time ``ends``. Jobs with a key in ``compiled`` are done.
     """
 
@@ -50,7 +59,8 @@ class ThreadPool:
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="helion-compile")
         self._seconds: list[float] = []
         self._jobs: dict[Hashable, Future[Built]] = {}
-        self._in_flight: list[Future[Built]] = []
+        self._terms: dict[Future[Built], Terms] = {}
+        self._in_flight: dict[Hashable, Future[Built]] = {}
         self._given_up: set[Hashable] = set()
         self._is_timed = threading.Event()
         if math.isfinite(until):
@@ -64,9 +74,8 @@ class ThreadPool:
         ends: float = -math.inf,
         waits: bool = False,
         longer: float = 1.0,
-        parsed: threading.Event | None = None,
     ) -> None:
-        """Compile ``job``, unless one with this key was submitted and not polled. Set ``parsed`` when it has been parsed.
+        """Compile ``job``, unless one with this key was submitted and not polled.
 
         It gives up if it can be done neither before the time ``ends`` nor while results are taken. It takes ``longer``
         than the others by this ratio. If it ``waits``, the stage that takes most time begins after ``take_at``.
@@ -85,10 +94,14 @@ class ThreadPool:
             self._given_up |= {key} if late else set()
             return late
 
-        told = () if parsed is None else (parsed.set,)
-        self._jobs[key] = self._threads.submit(self._run, lambda: self._built(key, job), is_late, *told)
-        if parsed is not None:
-            self._jobs[key].add_done_callback(lambda _: parsed.set())
+        terms = Terms(is_late=is_late)
+        self._jobs[key] = self._threads.submit(self._run, lambda: self._built(key, job), terms)
+        self._jobs[key].add_done_callback(lambda _: terms.outside.set())
+        self._terms[self._jobs[key]] = terms
+
+    def wait_until_parsed(self, key: Hashable, seconds: float) -> None:
+        """Wait until a job that was submitted has been parsed, or for so many seconds."""
+        self._terms[self._jobs[key]].outside.wait(seconds)
 
     def wait_for(self, key: Hashable) -> None:
         """Wait until a job that was submitted has ended."""
@@ -112,16 +125,40 @@ class ThreadPool:
             del self._jobs[key]
         return list(self._results(taken))
 
+    def in_flight(self) -> list[Hashable]:
+        """List the keys of the jobs that were late, also of those that have ended since."""
+        return list(self._in_flight)
+
+    def late(self, keys: Collection[Hashable]) -> list[Built]:
+        """Wait for those of the late jobs that have these ``keys``, until the time ``ends``, and drop the others.
+
+        Return the results of those that compiled.
+        """
+        self._take_no_more()
+        for key, job in self._in_flight.items():
+            if key not in keys:
+                self._terms[job].dropped.set()
+        wanted = [job for key, job in self._in_flight.items() if key in keys]
+        wait(wanted, min(max(0.0, self._ends - time.monotonic()), threading.TIMEOUT_MAX))
+        ended = (job.result() for job in wanted if job.done() and not job.cancelled())
+        return [built for built in ended if not built.failure]
+
     def close(self) -> None:
-        """Wait for the jobs in flight, and drop those that wait."""
+        """Drop all jobs, and wait until each is done or outside of Python. Those outside end with their stage."""
+        self._take_no_more()
+        for terms in self._terms.values():
+            terms.dropped.set()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for job, terms in self._terms.items():
+            terms.outside.wait()
+            if not job.done():
+                _LEFT.add(job)
+                job.add_done_callback(_LEFT.discard)
+                done_before_forks(job.done)
+
+    def _take_no_more(self) -> None:
         self._until = min(self._until, time.monotonic())
         self._is_timed.set()  # jobs that wait for it give up
-        self._threads.shutdown(wait=True, cancel_futures=True)
-
-    def late(self) -> list[Built]:
-        """Return the results of jobs that compiled after ``poll`` had returned, once the pool is closed."""
-        ended = (job.result() for job in self._in_flight if not job.cancelled())
-        return [built for built in ended if not built.failure]
 
     def of_compiled(self, keys: Collection[Hashable]) -> ThreadPool:
         """Return a pool whose jobs, with these keys, are done."""
@@ -133,7 +170,7 @@ class ThreadPool:
                 yield job.result()
                 continue
             if not job.cancel():
-                self._in_flight.append(job)
+                self._in_flight[key] = job
             yield _late(key)
 
     def _built(self, key: Hashable, job: LimitedJob) -> Built:

@@ -183,7 +183,7 @@ def evaluator_of(
 ) -> Iterator[Evaluator]:
     """Yield an evaluator of configs on ``args``, and end its processes afterwards, also on interrupts.
 
-    A search within this process may compile in ``threads``.
+    A search within this process may compile in ``threads``, which stay open.
     """
     direct = not options.isolated or options.effort == "minimal" or _needs_its_module(of)
     fork_server = functools.partial(fork_server_of, of.analysis.backend.name, of.target)

@@ -30,8 +30,8 @@ def job_of(of: Specialized, config: Config) -> OfflineJob:
 class Evaluator:
     """Evaluator of configs.
 
-    ``pool`` is None if nothing is precompiled: each config is then compiled when it runs. ``lock`` is the one under
-    which ``bench`` runs candidates. ``brief``: each runs a few times only.
+    ``pool`` is None if nothing is precompiled: each config is then compiled when it runs. A ``ThreadPool`` stays open when
+    this is closed. ``lock`` is the one under which ``bench`` runs candidates. ``brief``: each runs a few times only.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Evaluator:
         return [{configs[at]: time for at, time in row.items()} for row in turns.rows]
 
     def close(self) -> None:
-        if self._pool is not None:
+        if isinstance(self._pool, CompilePool):
             self._pool.close()
         self._bench.close()
 

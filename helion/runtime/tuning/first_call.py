@@ -4,7 +4,8 @@ They are configs measured for kernels of the same structure (``autotuner.pretune
 configs near them, that may be faster than the default within the error of predictions. Threads compile them, the most
 promising first, and at the same time as the default where there are enough processors. Those that compile in time are
 checked against the results of the default, then timed in turns with it. The choice is kept on disk for later processes.
-Those that compile late are timed at the end, if they are predicted to be clearly faster.
+Those that compile late are waited for and timed at the end, if they are predicted to be clearly faster. The call drops
+the others and leaves them: a stage that runs outside of Python cannot be ended, and they end after it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import contextlib
 import functools
 import itertools
 import math
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -32,10 +32,10 @@ from ...autotuner.measure.comparison import RESOLUTION
 from ...autotuner.measure.runs import TRIAL_RUNS
 from ...autotuner.options import Options, cpus
 from ...autotuner.outcome import Status
-from ...autotuner.pool.threads import ThreadPool
+from ...autotuner.pool.threads import ThreadPool, left_running
 from ...autotuner.search.domain import SpaceDomain
 from ...autotuner.search.time_model import PredictedTime
-from ...autotuner.tuner import Measuring
+from ...autotuner.tuner import Measuring, Result
 from ...backends import BACKENDS, stub
 from ...backends.execution import Resources
 from ...config import Config
@@ -58,7 +58,8 @@ _LESS = 0.97
 #: Parts of ``first_call_seconds`` after which no further config is predicted, and after which those that have compiled
 #: are timed: from the end of the default's compilation on, if they began with it or after it.
 _PREDICTING, _COMPILING_ALONG, _COMPILING = 0.1, 0.35, 0.6
-#: The same after which no assembler runs that began with the default's, and no result is waited for.
+#: The same after which no assembler runs that began with the default's, and no result is waited for: also not for those
+#: that compile late (measurement ``left_contenders``).
 _ASSEMBLING_ALONG = 1.5
 #: Ratio of the times to compile two configs from which on the longer one may compile late (measurement
 #: ``late_contenders``).
@@ -136,7 +137,7 @@ def compiling_along(compiled: Compiled, args: Sequence[Any]) -> Iterator[Along |
         with compiled.lock, together as run, switching.often():
             began, seconds = time.monotonic(), of.settings.first_call_seconds
             ends = began + _ASSEMBLING_ALONG * seconds
-            threads = min(_THREADS, cpus() - 1)
+            threads = max(1, min(_THREADS, cpus() - 1 - left_running()))
             pool = ThreadPool(run, 1 + threads, math.inf, ends=ends)
             try:
                 yield _begun_along(compiled, pool, threads, ends)
@@ -164,12 +165,12 @@ def _begun_along(compiled: Compiled, pool: ThreadPool, threads: int, ends: float
     They end about as long after it as they begin after it. Where that is too late, only those are compiled that may be timed
     at the end.
     """
-    of, parsed = compiled.specialized, threading.Event()
+    of = compiled.specialized
     default, seconds = of.analysis.default_config, of.settings.first_call_seconds
     compiled.expect_launch(default)
-    pool.submit(default, _Unhurried(job_of(of, default)), ends=math.inf, parsed=parsed)
+    pool.submit(default, _Unhurried(job_of(of, default)), ends=math.inf)
     began = time.monotonic()
-    parsed.wait(_PREDICTING * seconds)
+    pool.wait_until_parsed(default, _PREDICTING * seconds)
     times = replace(Times.of(seconds, 0.0), end=ends)
     others = contenders(of, default, times)
     if time.monotonic() - began > _COMPILING_ALONG * seconds:
@@ -275,15 +276,12 @@ def _fastest(
     """Return the fastest of ``first`` and ``others``, which ``threads`` compile, and keep all outcomes."""
     with threads as pool:
         found, options = _tuned(of, args, first, others, pool, _MEASURING)
-        compiled = [] if pool is None else [each.key for each in pool.late() if isinstance(each.key, Config)]
-        late = _worth_timing(of, found.config, compiled)
-    results = [found.result]
+        results = [_uninterrupted(found.result)]
+        late = [] if pool is None else _late(of, found.config, pool)
     if late and pool is not None:
         found, _ = _tuned(of, args, found.config, late, pool.of_compiled([found.config, *late]), _MEASURING_LATE)
-        results.append(found.result)
-    if any(result is None or result.why == "interrupted" for result in results):
-        raise KeyboardInterrupt  # it was meant for the program, which requested no search
-    kept = {outcome.config: outcome for result in results if result is not None for outcome in result.outcomes}
+        results.append(_uninterrupted(found.result))
+    kept = {outcome.config: outcome for result in results for outcome in result.outcomes}
     if any(outcome.status is Status.NO_MEMORY for outcome in kept.values()):
         return first
     store, key = default_store(), chosen_before.tagged(of, args)
@@ -292,6 +290,20 @@ def _fastest(
         if found.result.microseconds is None:
             chosen_before.keep_untimed(of, args, found.config, "no config could be timed next to the default")
     return found.config
+
+
+def _uninterrupted(result: Result | None) -> Result:
+    """Return a result; raise the interrupt that ended it, which was meant for the program: it requested no search."""
+    if result is None or result.why == "interrupted":
+        raise KeyboardInterrupt
+    return result
+
+
+def _late(of: Specialized, best: Config, pool: ThreadPool) -> list[Config]:
+    """Wait for the configs that compile late and may be faster than ``best``, and list those that have compiled in time."""
+    in_flight = [key for key in pool.in_flight() if isinstance(key, Config)]
+    compiled = pool.late(_worth_timing(of, best, in_flight))
+    return [built.key for built in compiled if isinstance(built.key, Config)]
 
 
 def _tuned(

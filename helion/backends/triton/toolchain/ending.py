@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pathlib
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 from ...._support.records import dataclass
 
-#: Interval at which the children of a compilation are read once its time is up.
-_POLL_SECONDS = 0.1
+#: Intervals at which a compilation is asked whether it is over, and its children are read once it is.
+_ASK_SECONDS, _POLL_SECONDS = 0.02, 0.1
 #: Linux keeps so many characters of the name of a program.
 _NAME_LENGTH = 15
 
@@ -25,24 +27,33 @@ class Ending:
 
 
 @contextlib.contextmanager
-def ending_assembler(path: str, seconds: float | None) -> Iterator[Ending]:
+def ending_assembler(path: str, seconds: float | None, is_over: Callable[[], bool] | None = None) -> Iterator[Ending]:
     """End each process of the program ``path`` that this thread starts inside, once ``seconds`` are over (None: never).
 
-    The caller that waits for the process sees it fail. Only Linux says which thread started a process; elsewhere none is ended.
+    They also end once ``is_over`` returns True in another thread. The caller that waits for the process sees it fail. Only Linux says which thread started a process; elsewhere none is ended.
     """
     ending = Ending()
-    if seconds is None or not _children_file(threading.get_native_id()).exists():
+    never = seconds is None and is_over is None
+    if never or not path or not _children_file(threading.get_native_id()).exists():
         yield ending
         return
     thread, done = threading.get_native_id(), threading.Event()
-    former = _children(thread)
+    former, end = _children(thread), math.inf if seconds is None else time.monotonic() + seconds
+
+    def is_waited_out() -> bool:
+        """Wait until the time is up; return False if the body ends before."""
+        while not (is_over is not None and is_over()) and (left := end - time.monotonic()) > 0:
+            if done.wait(left if is_over is None else min(left, _ASK_SECONDS)):
+                return False
+        return True
 
     def watch() -> None:
-        wait = seconds
-        while not done.wait(wait):
+        if not is_waited_out():
+            return
+        while not done.is_set():
             for child in _children(thread) - former:
                 ending.ended = _end(child, thread, os.path.basename(path)) or ending.ended
-            wait = _POLL_SECONDS
+            done.wait(_POLL_SECONDS)
 
     watcher = threading.Thread(target=watch, name="helion-ending", daemon=True)
     watcher.start()

@@ -15,7 +15,6 @@ import os
 import pathlib
 import re
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,6 +24,7 @@ from ...._support import files as _files
 from ...._support import logs
 from ...._support.lazy import lazy
 from ...._support.locks import TRITON_LOCK, is_held_elsewhere, new_lock, recover
+from ...._support.terms import Terms
 from ....hardware import Target
 from ...execution import CompileError
 from . import stages
@@ -113,6 +113,7 @@ def compile_offline(
     refuse = functools.partial(OfflineCompileError, kernel=fn.__name__, target=str(target), options=options)
     if (reason := _no_compiler(target)) is not None:
         raise refuse(detail=reason)
+    is_dropped = _begun(refuse)
     gpu = _gpu_target(target)
     _check_options(fn.__name__, options, gpu)
     source = _ast_source(fn, signature, gpu)
@@ -127,13 +128,31 @@ def compile_offline(
         with (
             _alone(),
             said_when_slow(fn, options),
-            ending_assembler(assembler, limit) as ending,
+            ending_assembler(assembler, limit, is_dropped) as ending,
         ):
             compiled = triton.compile(source, target=gpu, options=options)
             check(compiled, target)
             return compiled
     except Exception as error:
-        raise refuse(detail=f"ptxas was ended after {seconds:g} s" if ending.ended else _tail(error)) from error
+        raise refuse(detail=_ended(seconds) if ending.ended else _tail(error)) from error
+
+
+def _ended(seconds: float | None) -> str:
+    return "ptxas was ended" if seconds is None else f"ptxas was ended after {seconds:g} s"
+
+
+def _begun(refuse: Callable[..., OfflineCompileError]) -> Callable[[], bool] | None:
+    """Begin a compilation, which is not left before its first stage; raise ``refuse`` if it is dropped.
+
+    Return a function that says so later; None if nothing drops it.
+    """
+    terms = _terms()
+    if terms is None:
+        return None
+    terms.outside.clear()  # before it asks: the thread that waits drops it, then looks at this
+    if terms.dropped.is_set():
+        raise refuse(detail="it was dropped before it began")
+    return terms.dropped.is_set
 
 
 def argument_types(fn: triton.JITFunction, signature: Signature, target: Target) -> tuple[str, ...]:
@@ -141,40 +160,36 @@ def argument_types(fn: triton.JITFunction, signature: Signature, target: Target)
     return tuple(_ast_source(fn, signature, _gpu_target(target)).signature.values())
 
 
-#: ``inside``: True in a thread whose compilations are under the lock that another thread holds for it. ``is_late``: the
-#: rule by which they end early. ``parsed``: called when one has been parsed.
+#: ``inside``: True in a thread whose compilations are under the lock that another thread holds for it, or held until it
+#: left them. ``terms``: those on which they run. ``quiet``: True while the dump of a kernel's PTX is dropped.
 _TOGETHER = threading.local()
+
+
+def _terms() -> Terms | None:
+    found: Terms | None = getattr(_TOGETHER, "terms", None)
+    return found
 
 
 @contextlib.contextmanager
 def together() -> Iterator[Callable[..., Any]]:
     """Yield a function that calls another one, whose compilations run at the same time as those of other threads.
 
-    Its second argument says when they are late (``stages.ending_late``), or is None. A third one is called when a kernel
-    has been parsed: from then on a compilation runs outside of Python for the most part.
+    Its second argument has their terms. From the first stage after a kernel has been parsed, a compilation is outside
+    of Python for the most part.
 
-    This thread holds Triton's lock for all of them, and must wait for their end. Triton compiles in threads by itself
-    (``triton.AsyncCompileMode``): a compilation has its own context of MLIR, and most of it runs outside of Python.
+    This thread holds Triton's lock for all of them. It must wait for their end, or drop them while they are outside: they
+    then end before their next stage. Triton compiles in threads by itself (``triton.AsyncCompileMode``): a compilation
+    has its own context of MLIR, and most of it runs outside of Python.
     """
 
-    def run(
-        function: Callable[[], T],
-        is_late: stages.IsLate | None = None,
-        parsed: Callable[[], object] = lambda: None,
-    ) -> T:
-        _TOGETHER.inside, _TOGETHER.is_late, _TOGETHER.parsed = True, is_late, parsed
+    def run(function: Callable[[], T], terms: Terms | None = None) -> T:
+        _TOGETHER.inside, _TOGETHER.terms = True, terms
         try:
             return function()
         finally:
-            _TOGETHER.inside, _TOGETHER.is_late, _TOGETHER.parsed = False, None, None
+            _TOGETHER.inside, _TOGETHER.terms = False, None
 
-    def rule() -> stages.IsLate | None:
-        return getattr(_TOGETHER, "is_late", None)
-
-    def parsed() -> None:
-        (getattr(_TOGETHER, "parsed", None) or (lambda: None))()
-
-    with TRITON_LOCK, _without_ptx_dump(), _one_parse_at_a_time(), stages.ending_late(rule, parsed):
+    with TRITON_LOCK, _without_ptx_dump(), _one_parse_at_a_time(), stages.ending_late(_terms):
         yield run
 
 
@@ -247,9 +262,12 @@ def use_writable_cache() -> None:
 
 
 def said_when_slow(fn: triton.JITFunction, options: Mapping[str, object]) -> contextlib.AbstractContextManager[None]:
-    """Name a kernel on stderr, with its tiles, while its compilation takes long."""
+    """Name a kernel on stderr, with its tiles, while its compilation takes long, unless it is dropped."""
+    terms = _terms()
 
     def text(seconds: int) -> str:
+        if terms is not None and terms.dropped.is_set():
+            return ""
         sizes = [f"{name.lstrip('_')}={value.value}" for name, value in _constants(fn)]
         name = fn.__name__.removeprefix("_helion_")
         tiles = f": tile {', '.join(sizes)}" if sizes else ""
@@ -402,36 +420,24 @@ def _has_attributes(parameter: Any, type_name: str) -> bool:
 def _without_ptx_dump() -> Iterator[None]:
     """Drop the whole-PTX dump that Triton prints before a PTXASError, and print everything else as before.
 
-    Redirecting ``sys.stdout`` would capture other threads' output too. This shadows ``print`` in the one module of
-    Triton that dumps. It drops a text only if it comes from this thread, or one ``together`` with others, and ends in
-    that dump's last sentence.
+    Redirecting ``sys.stdout`` would capture other threads' output too. ``print`` of the one module of Triton that dumps
+    is shadowed for good: a compilation may dump later, after this thread left it. A text is dropped only if it comes from this
+    thread, or one ``together`` with others, and ends in that dump's last sentence.
     """
     from triton.backends.nvidia import compiler as nvidia
 
-    me = threading.get_ident()
-    outer = vars(nvidia).get("print")
-
-    def print_but_no_dump(*values: Any, **kwargs: Any) -> None:
-        dump = any("please share the reproducer above" in str(value)[-200:] for value in values)
-        ours = threading.get_ident() == me or getattr(_TOGETHER, "inside", False)
-        if not (dump and ours):
-            (outer or builtins.print)(*values, **kwargs)
-
-    vars(nvidia)["print"] = print_but_no_dump
+    vars(nvidia)["print"] = _print_but_no_dump
+    before, _TOGETHER.quiet = getattr(_TOGETHER, "quiet", False), True
     try:
         yield
     finally:
-        if outer is None:
-            del vars(nvidia)["print"]
-        else:
-            vars(nvidia)["print"] = outer
+        _TOGETHER.quiet = before
 
 
-def _unshadowed() -> None:
-    """Restore Triton's own ``print`` in a process that was forked while another thread compiled."""
-    nvidia = sys.modules.get("triton.backends.nvidia.compiler")
-    if nvidia is not None:
-        vars(nvidia).pop("print", None)
+def _print_but_no_dump(*values: Any, **kwargs: Any) -> None:
+    dump = any("please share the reproducer above" in str(value)[-200:] for value in values)
+    if not (dump and (getattr(_TOGETHER, "quiet", False) or getattr(_TOGETHER, "inside", False))):
+        builtins.print(*values, **kwargs)
 
 
 def _free_functions() -> None:
@@ -446,7 +452,6 @@ def _free_functions() -> None:
             lock._at_fork_reinit()
 
 
-recover(TRITON_LOCK, _unshadowed)
 recover(TRITON_LOCK, _free_functions)
 
 

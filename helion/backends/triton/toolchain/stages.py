@@ -12,10 +12,9 @@ import time
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
+from ...._support.terms import Terms
+
 Stage = Callable[[Any, Any], Any]
-#: Called with a function that returns the seconds that the fastest compilation so far took from a stage on; returns whether
-#: that is too long. It may wait for that compilation before.
-IsLate = Callable[[Callable[[], float]], bool]
 #: The stage from which on a compilation takes most of its time.
 _LONGEST = "llir"
 
@@ -25,11 +24,11 @@ class OutOfTime(Exception):
 
 
 @contextlib.contextmanager
-def ending_late(is_late: Callable[[], IsLate | None], parsed: Callable[[], object]) -> Iterator[None]:
-    """End compilations inside before a stage after which they would be late.
+def ending_late(terms: Callable[[], Terms | None]) -> Iterator[None]:
+    """End compilations inside before a stage after which they would be late, or once they are dropped.
 
-    ``is_late`` gives the rule of the compilation in the calling thread; None ends none. ``parsed`` is called there when
-    the first stage begins.
+    ``terms`` gives those of the compilation in the calling thread; None ends none. It is outside of Python from its first
+    stage on.
     """
     from triton.backends import backends
 
@@ -37,16 +36,11 @@ def ending_late(is_late: Callable[[], IsLate | None], parsed: Callable[[], objec
     with contextlib.ExitStack() as stack:
         for compiler in {backend.compiler for backend in backends.values()}:
             stack.callback(setattr, compiler, "add_stages", compiler.add_stages)
-            compiler.add_stages = _ending(compiler.add_stages, least, is_late, parsed)
+            compiler.add_stages = _ending(compiler.add_stages, least, terms)
         yield
 
 
-def _ending(
-    add_stages: Callable[..., None],
-    least: dict[str, float],
-    is_late: Callable[[], IsLate | None],
-    parsed: Callable[[], object],
-) -> Any:
+def _ending(add_stages: Callable[..., None], least: dict[str, float], terms: Callable[[], Terms | None]) -> Any:
     """Return ``add_stages`` of a compiler with stages that check the time. ``least`` has that from each stage on."""
 
     @functools.wraps(add_stages)
@@ -57,11 +51,12 @@ def _ending(
             stages[name] = functools.partial(run, name, stage, name == list(stages)[-1], begun)
 
     def run(name: str, stage: Stage, is_last: bool, begun: dict[str, float], source: Any, metadata: Any) -> Any:
-        if not begun:
-            parsed()
-        rule = is_late() if name == _LONGEST or name in least else None
-        if rule is not None and rule(lambda: least.get(name, 0.0)):
-            raise OutOfTime(f"there is no time for the stage {name}")
+        given = terms()
+        if given is not None:
+            given.outside.set()
+            is_asked = name == _LONGEST or name in least
+            if given.dropped.is_set() or (is_asked and given.is_late(lambda: least.get(name, 0.0))):
+                raise OutOfTime(f"there is no time for the stage {name}")
         begun[name] = time.monotonic()
         result = stage(source, metadata)
         if is_last:
@@ -72,4 +67,4 @@ def _ending(
     return added
 
 
-__all__ = ["IsLate", "OutOfTime", "ending_late"]
+__all__ = ["OutOfTime", "ending_late"]

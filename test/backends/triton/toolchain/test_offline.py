@@ -24,6 +24,7 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from helion import exc
+from helion._support.terms import Terms
 from helion.backends.triton.toolchain import (
     OfflineCompileError,
     Signature,
@@ -202,7 +203,9 @@ def test_compilations_together_overlap_and_give_the_binaries_of_single_ones(
         found = [job.result() for job in jobs]
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     assert found == [compiled(width) for width in widths] and len(set(found)) == 3
-    assert "print" not in vars(nvidia_compiler) and "reproducer" not in capsys.readouterr().out
+    assert "reproducer" not in capsys.readouterr().out
+    vars(nvidia_compiler)["print"](DUMP)
+    assert capsys.readouterr().out == DUMP + "\n"
 
 
 def test_a_compilation_ends_before_a_stage_that_it_has_no_time_for(
@@ -219,17 +222,76 @@ def test_a_compilation_ends_before_a_stage_that_it_has_no_time_for(
     def compiled(width: int) -> Any:
         return compile_matmul("sm_90", "fp16", 64, width, 32)
 
-    parsed: list[str] = []
-    parse = ASTSource.make_ir
-    monkeypatch.setattr(ASTSource, "make_ir", lambda *args: (parsed.append("begins"), parse(*args))[1])
+    terms, outside = Terms(is_late=lambda left: left() > 0.0), list[bool]()
+    terms.outside.set()
+    parse, stage = ASTSource.make_ir, nvidia_compiler.CUDABackend.make_llir
+
+    def noted(original: Callable[..., Any], *args: Any) -> Any:
+        outside.append(terms.outside.is_set())
+        return original(*args)
+
+    monkeypatch.setattr(ASTSource, "make_ir", lambda *args: noted(parse, *args))
+    monkeypatch.setattr(nvidia_compiler.CUDABackend, "make_llir", lambda *args: noted(stage, *args))
     with together() as run:
-        run(functools.partial(compiled, 16), lambda left: left() > 0.0, lambda: parsed.append("ends"))  # none is known
-        assert parsed == ["begins", "ends"]
+        run(functools.partial(compiled, 16), terms)  # no time is known
+        assert outside == [False, True]
         with pytest.raises(OfflineCompileError, match="there is no time for the stage llir"):
-            run(functools.partial(compiled, 32), is_late)
+            run(functools.partial(compiled, 32), Terms(is_late=is_late))
         assert asked == sorted(asked, reverse=True)  # less from each stage on
         run(functools.partial(compiled, 32), None)
     assert nvidia_compiler.CUDABackend.add_stages is original
+
+
+LEFT = """
+import math, threading, time, triton, triton.language as tl
+from triton.backends.nvidia.compiler import CUDABackend
+from helion.autotuner.pool.threads import ThreadPool, left_running
+from helion.backends.triton.toolchain.offline import compile_offline, together
+from helion.hardware import target
+
+@triton.jit
+def twice(x, BLOCK: tl.constexpr):
+    at = x + tl.arange(0, BLOCK)
+    tl.store(at, 2 * tl.load(at))
+
+begun, go, stages = threading.Event(), threading.Event(), []
+
+def slow(self, *args, original=CUDABackend.STAGE):
+    begun.set()
+    go.wait(600.0)
+    stages.append("STAGE")
+    return original(self, *args)
+
+CUDABackend.STAGE = slow
+
+class Job:
+    def run_within(self, seconds):
+        return compile_offline(twice, signature={"x": "*fp32"}, constexprs={"BLOCK": 64}, target=target("sm_90"), options=OPTIONS)
+
+with together() as run:
+    pool = ThreadPool(run, 1, math.inf)
+    pool.submit("a", Job())
+    begun.wait()
+    pool.close()
+(job,) = pool._terms
+print(left_running(), job.done(), flush=True)
+threading.Timer(0.2, go.set).start()
+job.add_done_callback(lambda job: print(stages, job.result().failure.splitlines()[-1], flush=True))
+"""
+
+
+@pytest.mark.parametrize("stage, failure", [("make_llir", "there is no time for the stage ptx"), ("make_cubin", "")])
+def test_a_process_ends_after_the_stage_of_a_compilation_that_was_left(
+    stage: str, failure: str, tmp_path: pathlib.Path
+) -> None:
+    """It prints neither errors nor the PTX that the assembler refuses for want of registers."""
+    options = "{'maxnreg': 8, 'num_warps': 1}" if stage == "make_cubin" else "{}"
+    (tmp_path / "left.py").write_text(LEFT.replace("STAGE", stage).replace("OPTIONS", options))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run([sys.executable, str(tmp_path / "left.py")], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    first, second = done.stdout.splitlines()
+    assert first == "1 False" and second.startswith(f"['{stage}'] ") and failure in second
 
 
 def test_two_threads_get_their_own_answers() -> None:
@@ -312,7 +374,8 @@ def test_ptxas_error_leaves_no_ptx_on_stdout(capfd: pytest.CaptureFixture[str]) 
     assert "Repro command" not in caught.value.detail
     assert len(caught.value.detail) < 2000
     assert capfd.readouterr().out == ""
-    assert "print" not in vars(nvidia_compiler)
+    vars(nvidia_compiler)["print"](DUMP)  # of a compilation that is not ours
+    assert capfd.readouterr().out == DUMP + "\n"
 
 
 @pytest.mark.parametrize(
@@ -409,13 +472,15 @@ def test_a_launch_has_the_same_key_in_tritons_cache(tmp_path: pathlib.Path) -> N
     assert (done.stdout, done.returncode) == ("same\n", 0), done.stderr
 
 
+DUMP = "kernel text\nplease share the reproducer above with Triton project.\n"
+
+
 def test_the_dump_is_dropped_for_one_thread_only(capsys: pytest.CaptureFixture[str]) -> None:
-    dump = "kernel text\nplease share the reproducer above with Triton project.\n"
     with _without_ptx_dump():
         say = vars(nvidia_compiler)["print"]
-        say(dump)
+        say(DUMP)
         say("anything else")
-        thread = threading.Thread(target=say, args=(dump,))
+        thread = threading.Thread(target=say, args=(DUMP,))
         thread.start()
         thread.join()
-    assert capsys.readouterr().out == f"anything else\n{dump}\n"
+    assert capsys.readouterr().out == f"anything else\n{DUMP}\n"
