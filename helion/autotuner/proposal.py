@@ -132,7 +132,7 @@ class Heuristic(Protocol):
     #: True for a fallback: it runs only if no earlier heuristic gives a seed that may become the default.
     fallback_only: ClassVar[bool] = False
 
-    def competes_within(self, target: Target) -> float:
+    def competes_within(self, facts: KernelFacts, target: Target) -> float:
         """Return the ratio to the promoted seed's predicted time within which its seeds become the default.
 
         It is 0 where they must be much faster. Proposals that differ from others by more than sizes, and were measured

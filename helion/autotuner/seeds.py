@@ -71,7 +71,7 @@ def make_seeds(facts: KernelFacts, target: Target, heuristics: Iterable[Heuristi
                 refusals.append(legal)
                 continue
             config, predicted = legal
-            if ratio := heuristic.competes_within(target):
+            if ratio := heuristic.competes_within(facts, target):
                 competing.append((config, ratio))
             if heuristic.promote_seed_to_default:
                 promoted.append(config)

@@ -56,7 +56,7 @@ class Squares:
     promote_seed_to_default: ClassVar[bool] = True
     fallback_only: ClassVar[bool] = False
 
-    def competes_within(self, target: Target) -> float:
+    def competes_within(self, facts: KernelFacts, target: Target) -> float:
         return 0.0
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...]:

@@ -101,6 +101,8 @@ class Trust(Tuned):
     whole_batches: float
     #: Unfused matmuls, for the fused kernel's promoted seed.
     unfused: float
+    #: The same where K has a few steps.
+    unfused_short: float
     #: Fewer rows per program after an unfused matmul, for as many as the budget allows.
     fewer_rows: float
     #: K-major copies of operands, for swapped A and B.

@@ -73,8 +73,8 @@ class OfAllLoops:
     def fallback_only(self) -> bool:
         return self.rule.fallback_only
 
-    def competes_within(self, target: Target) -> float:
-        return self.rule.competes_within(target)
+    def competes_within(self, facts: KernelFacts, target: Target) -> float:
+        return self.rule.competes_within(facts, target)
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
         found = self.rule.propose(facts, target)

@@ -10,9 +10,10 @@ from harness import tensor
 
 import helion
 import helion.language as hl
-from benchmarks.cells import row_cells
+from benchmarks.cells import row_cells, unfitted_cells
 from helion._testing import EXAMPLES_DIR, import_path
-from helion.hardware import known_targets
+from helion.backends.triton.heuristics.choose import trust
+from helion.hardware import known_targets, target
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -35,6 +36,8 @@ def bound(example: str, m: int, k: int, n: int, dtype: torch.dtype, gpu: str = "
         ("matmul_layernorm", 131072, 512, 4096, BF16, [128, 256, 64]),
         ("matmul_layernorm", 131072, 512, 512, BF16, None),
         ("matmul_layernorm_tiled", 131072, 2048, 2048, BF16, None),
+        ("matmul_softmax_tiled", 131072, 2048, 2048, BF16, None),
+        ("matmul_logsumexp_tiled", 131072, 3072, 2048, BF16, None),
     ],
 )
 def test_the_default_is_what_is_predicted_to_be_faster(
@@ -50,6 +53,16 @@ def test_the_default_is_what_is_predicted_to_be_faster(
         )
     predicted = kernel._analysis.predict(config)
     assert predicted.fits and not predicted.spills
+
+
+def test_a_short_k_is_unfused_for_less() -> None:
+    """The pipeline of the fused kernel restarts for every tile of columns."""
+    cell = next(cell for cell in unfitted_cells() if cell.kernel == "supervised_contrast")
+    kernel = cell.function.bind(cell.args, target="h200")
+    first, apart = kernel.seeds[0], next(s for s in kernel.seeds if s.heuristic == "TritonProductsFirstHeuristic")
+    trusted = trust(target("h200"))
+    ratio = apart.predicted.time_us / first.predicted.time_us
+    assert trusted.unfused < ratio <= trusted.unfused_short and kernel.default_config() == apart.config
 
 
 def test_where_nothing_was_measured_others_run_unless_they_are_far_slower() -> None:

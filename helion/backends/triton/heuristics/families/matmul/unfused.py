@@ -41,6 +41,8 @@ class _Numbers(Tuned):
     #: least fraction of the SMs that have a tile.
     turned: tuple[tuple[tuple[int, int, int], int], ...]
     full: float
+    #: Most elements along K that take a few steps.
+    short_depth: int
     #: The tile of matmuls whose operands are copied K-major, warps and stages, with two programs per SM.
     copied: tuple[tuple[int, int, int], int, int]
 
@@ -52,7 +54,14 @@ class TritonProductsFirstHeuristic(Heuristic):
     name: ClassVar[str] = "TritonProductsFirstHeuristic"
     promote_seed_to_default: ClassVar[bool] = False
 
-    def competes_within(self, target: Target) -> float:
+    def competes_within(self, facts: KernelFacts, target: Target) -> float:
+        """Return the ratio by the length of K: the fused kernel restarts its pipeline for every tile of columns.
+
+        Predictions leave that out. Over a long K they are too long for the fused kernel instead.
+        """
+        apart = facts.unfused
+        if isinstance(apart, UnfusedMatmulFact) and _depth(apart) <= _TUNED.short_depth:
+            return trust(target).unfused_short
         return trust(target).unfused
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
@@ -69,6 +78,11 @@ class TritonProductsFirstHeuristic(Heuristic):
         if isinstance(first, Declined):
             return first
         return (_both(facts, apart.rest, first, target),)
+
+
+def _depth(apart: UnfusedMatmulFact) -> int:
+    """Return the elements along K of the longest matmul."""
+    return max(extent_of(apart.products.axes[axis]) for axis in apart.depths)
 
 
 def _products(apart: UnfusedMatmulFact, target: Target) -> ProductLaunch | Declined:
