@@ -103,6 +103,8 @@ class Trust(Tuned):
     unfused: float
     #: The same where K has a few steps.
     unfused_short: float
+    #: More whole rows of an elementwise program, for a tile of so many bytes.
+    fewer_programs: float
     #: Fewer rows per program after an unfused matmul, for as many as the budget allows.
     fewer_rows: float
     #: K-major copies of operands, for swapped A and B.

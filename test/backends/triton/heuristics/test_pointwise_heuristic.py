@@ -13,8 +13,11 @@ from sample_kernels import add, scan, softmax, transpose
 
 import helion
 import helion.language as hl
+from benchmarks.cells import timed_cells
 from benchmarks.unfitted.serving import CELLS
+from helion.backends.triton.heuristics.choose import trust
 from helion.backends.triton.heuristics.families.pointwise import TritonPointwiseHeuristic
+from helion.hardware import target
 from helion.ops.kernels import dropout, gated
 
 BF16 = torch.bfloat16
@@ -563,3 +566,14 @@ def test_pairs_share_what_rows_and_columns_load() -> None:
     short = helion.kernel(overlaps_of_pairs.fn, backend="triton").bind((a, b[:200]), target="h200").seeds[0]
     assert "pairs" not in short.reason
     assert "pairs" not in helion.kernel(differences.fn, backend="triton").bind((a, b, x), target="h200").seeds[0].reason
+
+
+def test_narrow_rows_beside_wide_angles_begin_fewer_programs_where_memory_is_fast() -> None:
+    """All elements of a tile count as wide as the angles, which are few."""
+    cell = next(c for c in timed_cells() if c.kernel == "partial_rope" and c.case.startswith("4 by 4096"))
+    for gpu, rows in (("b200", 8), ("h200", 8)):
+        kernel = cell.function.bind(cell.args, target=gpu)
+        default, predict = kernel.default_config(), kernel._analysis.predict
+        assert default["block_sizes"] == [1, 1, rows]
+        fewer = predict(kernel.config_spec.normalize({**default, "block_sizes": [1, 1, rows // 2]}))
+        assert gpu != "b200" or predict(default).time_us <= trust(target(gpu)).fewer_programs * fewer.time_us

@@ -33,6 +33,7 @@ from ..shared_operands import common_and_own, pair_tile, sharing_rows
 from ..sizing import all_sizes, beside_short_rows, estimate, extent_of, has_wide_memory, record_bytes, warps_for_threads
 from ..tuned import Tuned, tuned
 from ..whole_records import of_records
+from ..whole_rows import fewer_programs
 from ..window_rows import fastest_rows, holding_warps
 
 
@@ -108,6 +109,7 @@ class TritonPointwiseHeuristic(Heuristic):
         if _has_half_vectors(sizes, threads, fact, facts) and not has_wide_memory(target):
             threads = max(target.warp_size, threads // 2)
         tiles = _at_once(_tiles(sizes, warps_for_threads(threads, target), fact, facts), fact, facts, target)
+        tiles = fewer_programs(tiles, facts, target) if fact.max_op_slab > 1 else tiles
         tiles = shorter_runs(tiles, fact, facts, target) if facts.random_tiles else tiles
         sizes, reason = dict(tiles.block_sizes), tiles.reason
         if whole := of_records(tiles, facts, target):
