@@ -286,3 +286,12 @@ def test_known_masks_take_less_time() -> None:
     assert peeled < masked
     # scores of most tiles are hidden: one of two matmuls is left
     assert 0.5 * units["matrix units"] < fewer["matrix units"] < 0.6 * units["matrix units"]
+
+
+def test_loops_from_a_row_to_a_known_end_have_facts() -> None:
+    """Their extent is not known, since they begin at a row. Those of gradients for keys and values are such loops."""
+    visible, begins, ends, _ = CASES["ahead from the diagonal"]
+    args = (*(tensor(rows, 16) for rows in (256, 320, 320)), 20, visible, begins, ends)
+    bound = helion.kernel(attention, static_shapes=True).bind(args, target="h200")
+    (loop,) = bound.facts.rewrite("peel_masks").loops
+    assert loop.from_rows and not loop.to_rows and loop.extents == (256, 320)

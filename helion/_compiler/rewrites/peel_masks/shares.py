@@ -122,7 +122,8 @@ def _loop(op: Op, peeler: Peeler, context: FactContext) -> PeeledLoop | None:
     (own,) = rows
     from_rows, to_rows = _is_at(op, axis.begin, "begin", own, peeler), _is_at(op, axis.end, "end", own, peeler)
     extents = context.extents.get(own), context.extents.get(axis.block)
-    columns = extents[1] or extents[0] if to_rows else extents[1]
+    end = operand_of(op, axis.end)  # a loop from a row on to a known end has no known extent
+    columns = extents[1] or (extents[0] if to_rows else end if isinstance(end, int) else None)
     fixed = (from_rows or operand_of(op, axis.begin) == 0) and (to_rows or columns is not None)
     if not fixed or extents[0] is None or columns is None:
         return None
