@@ -644,6 +644,26 @@ def test_a_contender_that_is_late_and_not_wanted_is_left_in_its_stage(
     remembered(monkeypatch, default, searches)
 
 
+def test_only_those_are_waited_for_that_may_be_faster_than_the_default_and_the_best(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The others have no time of their own after the deadline: they give up before their next stage."""
+    first, best, *others = (helion.Config(num_warps=1 << at) for at in range(6))
+    faster = {first: others[:2], best: others[1:3]}
+    monkeypatch.setattr(
+        first_call, "_worth_timing", lambda of, than, some: [each for each in some if each in faster[than]]
+    )
+    asked: list[helion.Config] = []
+
+    def late(keys: list[helion.Config]) -> list[Any]:
+        asked.extend(keys)
+        return [types.SimpleNamespace(key=key) for key in keys]
+
+    pool: Any = types.SimpleNamespace(in_flight=lambda: others, late=late)
+    of: Any = None
+    assert first_call._late(of, first, best, pool) == asked == [others[1]]
+
+
 UNTIMED = {"none contends": {}, "one compilation takes all the time": {"compiling": 2 * LONG}}
 
 

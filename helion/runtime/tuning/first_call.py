@@ -277,7 +277,7 @@ def _fastest(
     with threads as pool:
         found, options = _tuned(of, args, first, others, pool, _MEASURING)
         results = [_uninterrupted(found.result)]
-        late = [] if pool is None else _late(of, found.config, pool)
+        late = [] if pool is None else _late(of, first, found.config, pool)
     if late and pool is not None:
         found, _ = _tuned(of, args, found.config, late, pool.of_compiled([found.config, *late]), _MEASURING_LATE)
         results.append(_uninterrupted(found.result))
@@ -299,10 +299,13 @@ def _uninterrupted(result: Result | None) -> Result:
     return result
 
 
-def _late(of: Specialized, best: Config, pool: ThreadPool) -> list[Config]:
-    """Wait for the configs that compile late and may be faster than ``best``, and list those that have compiled in time."""
+def _late(of: Specialized, first: Config, best: Config, pool: ThreadPool) -> list[Config]:
+    """Wait for the configs that compile late and may be faster than ``best``, and list those that have compiled in time.
+
+    Others than those that may be faster than ``first``, too, give up before their next stage (``_submit``).
+    """
     in_flight = [key for key in pool.in_flight() if isinstance(key, Config)]
-    compiled = pool.late(_worth_timing(of, best, in_flight))
+    compiled = pool.late(_worth_timing(of, first, _worth_timing(of, best, in_flight)))
     return [built.key for built in compiled if isinstance(built.key, Config)]
 
 
