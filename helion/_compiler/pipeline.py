@@ -19,6 +19,7 @@ from .ir.grammar import Program
 from .ir.watch import watching
 from .passes.always.add_products import add_products
 from .passes.always.drop_fills import drop_fills
+from .passes.always.join_lines import join_lines
 from .passes.always.masks import mask_tails
 from .passes.always.narrow_sorts import narrow_sorts
 from .passes.always.narrow_sums import narrow_sums
@@ -51,6 +52,7 @@ PASSES: tuple[Pass, ...] = (
     slice_windows,
     add_products,
     narrow_logarithms,
+    join_lines,
     mask_tails,
     check_jagged,
 )
@@ -104,7 +106,7 @@ def differentiable(traced: Traced) -> Program:
     recorded = traced.recorded
     if recorded is None:
         return traced.program
-    if not any(root.spread or root.sliced for root in traced.program.roots) and all(
+    if not any(root.spread or root.sliced or root.joined for root in traced.program.roots) and all(
         op.kind != "vjp" for op in recorded.walk()
     ):
         return traced.program

@@ -575,11 +575,11 @@ class Root:
     axes: tuple[LoopAxis, ...]
     body: Region
     location: Location | None = None
-    #: Roots of one phase run concurrently; a later phase sees the writes of earlier ones.
-    phase: int = 0
+    phase: int = 0  # Roots of one phase run concurrently; a later phase sees the writes of earlier ones.
     #: Roots of one launch have one position in the host code, and their kernels take the same arguments.
     launch: int = 0
     spread: int = 0  # Dimensions of loops inside it in the source that became its last axes here, or were unrolled.
+    joined: int = 0  # Axes of the source whose lines are rows of another axis here.
     sliced: bool = False  # Whole dimensions of the source have a load for each of their elements here.
 
 

@@ -250,7 +250,7 @@ def _conservative_size(dims: int, row: int) -> int:
 def _loop_fields(shape: ProgramShape, program: Program) -> list[Field]:
     loops = nests(program)
     roots = [nest for nest in loops if nest.root is not None]
-    spare = any(loop.spread for loop in shape.loops)  # the loops as written may have more entries
+    spare = any(loop.spread or loop.joined for loop in shape.loops)  # the loops as written may have more entries
     # Loops whose elements have no numbers are first: a config may end with them.
     plain = [nest for nest in loops if nest.mergeable]
     numbered = [nest for nest in loops if nest.indexed and _why_not_flat(program, nest) is None]

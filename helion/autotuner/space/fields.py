@@ -405,7 +405,7 @@ def _why_no_size(fragment: Fragment, value: object) -> str | None:
 class LoopOrders(PerSlot):
     """Permutations of the dimensions of a loop. In a grid loop the first one varies fastest, in an inner loop the last.
 
-    A permutation of fewer dimensions, for a grid loop as written (``spare``), takes the default.
+    A permutation of another number of dimensions, for a grid loop as written (``spare``), takes the default.
     """
 
     key: str = "loop_orders"
@@ -414,7 +414,7 @@ class LoopOrders(PerSlot):
     def entry(self, at: int, slot: Slot, value: Any) -> list[int]:
         if not isinstance(value, (list, tuple)) or any(type(dim) is not int for dim in value):
             raise self.refusal(at, slot, f"must be a permutation of {slot.initial}, got {value!r}")
-        if self.spare and len(value) < len(slot.initial) and sorted(value) == list(range(len(value))):
+        if self.spare and len(value) != len(slot.initial) and sorted(value) == list(range(len(value))):
             return list(slot.initial)
         return super().entry(at, slot, list(value))
 

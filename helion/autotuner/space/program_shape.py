@@ -29,14 +29,16 @@ from ..._support.records import dataclass, field, replace
 class Loop:
     """A grid loop (``root`` is its number) or a sequential loop inside one (``root`` is None).
 
-    A grid loop has ``spread`` dimensions of loops inside it in the source that are none in the program. ``rewritten``
-    names a tensor whose memory the body both loads and stores, "" if there is none.
+    A grid loop has ``spread`` dimensions of loops inside it in the source that are none in the program. It also has
+    ``joined`` more axes of its own there. ``rewritten`` names a tensor whose memory the body both loads and stores, ""
+    if there is none.
     """
 
     axes: tuple[LoopAxis, ...]
     root: int | None
     rewritten: str
     spread: int = 0
+    joined: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,13 +158,13 @@ class _Walker:
         self.tiles: dict[int, TileAttrs] = {}
 
     def root(self, number: int, root: Root) -> None:
-        at = self._reserve(root.axes, number, root.spread)
+        at = self._reserve(root.axes, number, root.spread, root.joined)
         for axis in root.axes:
             self.bounds.setdefault(axis.block, set()).add(None)
         self._fill(at, self.region(root.body))
 
-    def _reserve(self, axes: tuple[LoopAxis, ...], root: int | None, spread: int = 0) -> int:
-        self.loops.append(Loop(axes=axes, root=root, rewritten="", spread=spread))
+    def _reserve(self, axes: tuple[LoopAxis, ...], root: int | None, spread: int = 0, joined: int = 0) -> int:
+        self.loops.append(Loop(axes=axes, root=root, rewritten="", spread=spread, joined=joined))
         return len(self.loops) - 1
 
     def _fill(self, at: int, memory: _Memory) -> None:
