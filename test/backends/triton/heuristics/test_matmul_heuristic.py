@@ -260,3 +260,24 @@ def test_a_mask_in_shared_memory_takes_a_stage_and_not_half_of_the_tile(sizes: t
     facts = facts_of(masked_product, tensor(m, k), tensor(m, k, dtype=torch.bool), tensor(k, n))
     first = proposed(TritonMatmulHeuristic(), facts, target("h200"))[0]
     assert (list(first.block_sizes.values()), first.num_warps, first.num_stages) == ([128, 128, 64], 8, 5)
+
+
+def frames(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    b, f, pixels, c = x.size()
+    out = torch.empty([b, f, pixels, w.size(2)], dtype=x.dtype, device=x.device)
+    for batch, frame, places, cols in hl.tile([b, f, pixels, w.size(2)], block_size=[1, 1, None, None]):
+        acc = hl.zeros([places, cols], dtype=torch.float32)
+        for near in hl.tile(max(frame.begin - 1, 0), min(frame.begin + 2, f), block_size=1):
+            for inner in hl.tile(c):
+                acc = hl.dot(
+                    x[batch.begin, near.begin, places, inner], w[near.begin - frame.begin + 1, inner, cols], acc=acc
+                )
+        out[batch.begin, frame.begin, places, cols] = acc.to(out.dtype)
+    return out
+
+
+@pytest.mark.parametrize(("columns", "tile"), [(320, [256, 128]), (640, [256, 128]), (512, [128, 256]), (896, [128, 256])])
+def test_tiles_that_leave_fewer_columns_empty_come_first(columns: int, tile: list[int]) -> None:
+    args = tensor(2, 16, 1024, 320), tensor(3, 320, columns)
+    seeds = helion.kernel(frames, backend="triton").bind(args, target="h200").seeds
+    assert seeds[0].config["block_sizes"][:2] == tile and not seeds[0].predicted.spills

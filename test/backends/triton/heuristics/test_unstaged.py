@@ -8,6 +8,7 @@ from harness import tensor
 
 import helion
 import helion.language as hl
+from benchmarks.unfitted import CELLS
 
 
 @helion.kernel()
@@ -34,3 +35,15 @@ def test_steps_of_several_matmuls_have_one_stage(count: int, gpu: str, stages: i
     assert first.config["num_stages"] == stages if stages else first.config["num_stages"] > 1
     if stages:
         assert first.config["block_sizes"] == [128, 128, 64] and not first.predicted.spills
+
+
+@pytest.mark.parametrize(("gpu", "stages"), [("h200", 3), ("sm_80", 4)])
+def test_short_pipelines_of_shallow_tiles_are_predicted_too(gpu: str, stages: int) -> None:
+    cell = CELLS["dilated_taps"]
+    bound = cell.kernel.bind(cell.arguments("meta", False), target=gpu)
+    first = bound.seeds[0]
+    assert first.config["num_stages"] == stages and not first.predicted.spills
+    if gpu == "h200":
+        assert first.config["block_sizes"] == [128, 64, 32]
+        alone = bound._analysis.predict(bound._analysis.full_config({"block_sizes": [64, 64, 64], "num_stages": 1}))
+        assert first.predicted.time_us < 0.9 * alone.time_us

@@ -55,8 +55,9 @@ class TileNumbers(Tuned):
     nested_stages: int
     #: Bytes of a tile along K, if K has three such tiles: a line of the shared memory swizzle.
     whole_line: int
-    #: Smallest transposed alternate.
+    #: Smallest transposed alternate, and the factor of padded elements of the output from which it comes first.
     smallest_alternate: int
+    padding: float
     #: A side that a program loops over between bounds from data: masks and addresses of each stage's rows need
     #: registers as well.
     looped_side: int

@@ -158,7 +158,8 @@ class ProductSizer:
         return fastest((own, *self.fastest_shared)) or own
 
     def proposals(self) -> tuple[TritonProposal, ...]:
-        first = with_shared_rows(self, self.tile(spread=self.tuned.long_k_first))
+        wide = with_shared_rows(self, self.tile(spread=self.tuned.long_k_first))
+        first = self.less_padded(wide)
         found = [self.proposal(first, grouped=True)]
         if (other := without_stages(self, first) or with_fewer_parts(self, first)) is not None:
             return (self.proposal(other, grouped=True), *found)
@@ -170,7 +171,7 @@ class ProductSizer:
         persistent = self.persistent(first)
         if persistent is not None and self.tuned.persistent_first:
             found.insert(0, self.beside_sums(first) if self.summed else persistent)
-        transposed = self.transposed(first)
+        transposed = self.transposed(first) if first is wide else wide
         if transposed is not None:
             found.append(self.proposal(transposed, grouped=False))
             if transposed.stages > 2:
@@ -530,6 +531,17 @@ class ProductSizer:
             return None
         other = ProductTile(m=m, n=n, k=tile.k, warps=tile.warps, stages=tile.stages)
         return other if self.predict(other).fits else None
+
+    def less_padded(self, tile: ProductTile) -> ProductTile:
+        """Return the transposed tile if it leaves fewer columns of tiles empty and is predicted to be faster."""
+        other = self.transposed(tile)
+        if other is None or self.padded(tile) < self.tuned.padding * self.padded(other):
+            return tile
+        return other if self.time_us(other) < self.time_us(tile) else tile
+
+    def padded(self, tile: ProductTile) -> int:
+        """Return the elements of the tiles that cover the output."""
+        return cdiv(self.extents[0], tile.m) * tile.m * cdiv(self.extents[1], tile.n) * tile.n
 
     def tf32_slots(self, tile: ProductTile) -> frozenset[int]:
         """Return the slots of TF32 operands that descriptors load faster than pointers.

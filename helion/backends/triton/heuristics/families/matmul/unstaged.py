@@ -1,8 +1,8 @@
-"""One pipeline stage for steps of several matmuls, such as the taps of a convolution.
+"""One pipeline stage or few for steps of several matmuls, such as the taps of a convolution.
 
 A pipeline holds the operands of all matmuls of a step in each stage, which leaves room for small tiles alone. Without
 one, each matmul has shared memory in turn, and the loads of one are issued before the last one ends (measurement
-``taps``).
+``taps``). A short pipeline of shallow tiles comes first where it is predicted to be faster than that.
 
 A loop that computes the left operand from several loads, such as two inputs of a gate, keeps two stages or more. Without
 a pipeline, each step waits for all loads. The program computes its rows again for each tile of columns, so tiles of many
@@ -12,6 +12,7 @@ columns come first. Each warp group has 64 rows of its own, since two that share
 from __future__ import annotations
 
 import itertools
+import math
 from typing import TYPE_CHECKING, ClassVar
 
 from ......_shapes import previous_power_of_2
@@ -34,6 +35,9 @@ class _Numbers(Tuned):
     sides: tuple[tuple[int, int], ...]
     depth: int
     warps: tuple[int, ...]
+    #: K and the stages of tiles with a pipeline, and their share of the least time without one.
+    shallow: tuple[tuple[int, int], ...]
+    faster: float
 
 
 @dataclass(frozen=True)
@@ -51,20 +55,32 @@ _TUNED = tuned(_Numbers)
 
 
 def without_stages(sizer: ProductSizer, first: ProductTile) -> ProductTile | None:
-    """Return the fastest tile of one stage if it is predicted to be about as fast as ``first``, else None."""
+    """Return the fastest tile of one stage, or of few, if it is predicted to be about as fast as ``first``, else None."""
     worth = trust(sizer.target).unstaged
     if not worth or len(sizer.facts.matmuls) < _TUNED.matmuls or sizer.looped or sizer.parts > 1:
         return None
-    depth = min(_TUNED.depth, previous_power_of_2(sizer.extents[2]))
+    us, best = _fastest(sizer, first, ((_TUNED.depth, 1),))
+    few_us, few = _fastest(sizer, first, _TUNED.shallow)
+    if few is not None and few_us <= _TUNED.faster * min(us, sizer.time_us(first)):
+        return few
+    return best if best is not None and us <= worth * sizer.time_us(first) else None
+
+
+def _fastest(
+    sizer: ProductSizer, first: ProductTile, pipelines: tuple[tuple[int, int], ...]
+) -> tuple[float, ProductTile | None]:
+    """Return the least predicted time of tiles with these K and stages, and its tile, None where no tile fits."""
+    most = previous_power_of_2(sizer.extents[2])
     options = {
-        replace(first, m=min(m, sizer.caps[0]), n=min(n, sizer.caps[1]), k=depth, warps=warps, stages=1)
+        replace(first, m=min(m, sizer.caps[0]), n=min(n, sizer.caps[1]), k=min(depth, most), warps=warps, stages=stages)
         for m, n in _TUNED.sides
         for warps in _TUNED.warps
+        for depth, stages in pipelines
+        if depth >= sizer.least_k
     }
     predicted = ((each, sizer.predict(each)) for each in options)
     timed = [(sizer.time_us(each), each) for each, found in predicted if found.fits and not found.spill_risk]
-    us, best = min(timed, key=lambda option: (option[0], -option[1].m * option[1].n), default=(0.0, None))
-    return best if best is not None and us <= worth * sizer.time_us(first) else None
+    return min(timed, key=lambda option: (option[0], -option[1].m * option[1].n), default=(math.inf, None))
 
 
 def with_shared_rows(sizer: ProductSizer, first: ProductTile) -> ProductTile:
