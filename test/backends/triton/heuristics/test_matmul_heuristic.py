@@ -26,6 +26,7 @@ from sample_kernels import bmm, matmul_to_bf16, softmax
 
 import helion
 import helion.language as hl
+from benchmarks.unfitted import CELLS
 from helion._compiler.facts.records import KernelFacts
 from helion._shapes import cdiv
 from helion._testing import EXAMPLES_DIR, import_path
@@ -276,8 +277,19 @@ def frames(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return out
 
 
-@pytest.mark.parametrize(("columns", "tile"), [(320, [256, 128]), (640, [256, 128]), (512, [128, 256]), (896, [128, 256])])
+@pytest.mark.parametrize(
+    ("columns", "tile"), [(320, [256, 128]), (640, [256, 128]), (512, [128, 256]), (896, [128, 256])]
+)
 def test_tiles_that_leave_fewer_columns_empty_come_first(columns: int, tile: list[int]) -> None:
     args = tensor(2, 16, 1024, 320), tensor(3, 320, columns)
     seeds = helion.kernel(frames, backend="triton").bind(args, target="h200").seeds
     assert seeds[0].config["block_sizes"][:2] == tile and not seeds[0].predicted.spills
+
+
+def test_loops_around_one_step_of_k_have_fewer_warps() -> None:
+    cell = CELLS["conv_weight_gradient"]
+    bound = cell.kernel.bind(cell.arguments("meta", False), target="h200")
+    config, analysis = bound.default_config(), bound._analysis
+    assert config["num_warps"] == 4 and config["split_k"] == 8 and config["block_sizes"] == [128, 128, 32]
+    wider = analysis.predict(analysis.full_config({**config, "num_warps": 8}))
+    assert analysis.predict(config).time_us < wider.time_us

@@ -339,6 +339,9 @@ class ProductSizer:
         while self.time_us(tile) == math.inf and given.k > self.least_k:  # operands are in registers, too
             given = replace(given, k=given.k // 2)
             tile = self.unspilled(given)
+        if self.found.steps > 1 and tile.k * self.itemsize <= self.tuned.nested_line:
+            # the loop around one step of K waits for all warps in each (measurement `split_nests`)
+            tile = min(replace(tile, warps=min(tile.warps, self.tuned.warps)), tile, key=self.time_us)
         return self.proposal(tile, grouped=False), self.time_us(tile)
 
     def time_us(self, tile: ProductTile) -> float:
