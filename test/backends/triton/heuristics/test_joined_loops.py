@@ -32,7 +32,25 @@ def _taps(x, g, w, gated):
     return out
 
 
+def _chosen_taps(x, filters, w):
+    b, t, channels = x.size()
+    out = torch.empty([b, t, w.size(3)], dtype=x.dtype, device=x.device)
+    for tile_b, rows, columns in hl.tile([b, t, w.size(3)], block_size=[1, None, None]):
+        chosen = filters[tile_b.begin]
+        acc = hl.zeros([rows, columns])
+        for tap in hl.static_range(4):
+            at = rows.index + tap - 3
+            inside = at >= 0
+            for inner in hl.tile(channels):
+                v = hl.load(x, [tile_b.begin, at, inner], extra_mask=inside[:, None])
+                acc = hl.dot(v, w[chosen, tap, inner, columns], acc=acc)
+        out[tile_b.begin, rows, columns] = acc.to(x.dtype)
+    return out
+
+
 TAPS = helion.kernel(_taps)
+#: Taps that each sequence chooses, so that sequences are not joined.
+CHOSEN_TAPS = helion.kernel(_chosen_taps)
 
 
 def _bound(rows: int, columns: int, gated: bool, gpu: str, batch: int = 8):
@@ -82,7 +100,16 @@ def test_taps_are_right_in_one_loop(gated: bool) -> None:
 def test_rows_that_the_asynchronous_unit_does_not_take_have_wide_tiles(
     rows: int, columns: int, tile: list[int]
 ) -> None:
-    bound = _bound(rows, columns, False, "h200", batch=2048)
+    filters, w = tensor(2048, dtype=torch.int32), tensor(8, 4, 512, columns, dtype=BF16)
+    bound = CHOSEN_TAPS.bind((tensor(2048, rows, 512, dtype=BF16), filters, w), target="h200")
     config = bound.default_config()
     assert config["fuse_loops"] and config["block_sizes"][:2] == tile and config["num_warps"] == 4
+    assert bound.resources(config).spill_bytes == 0
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(32, 512), (28, 256), (16, 128)])
+def test_short_rows_of_all_sequences_have_the_tiles_of_long_ones(rows: int, columns: int) -> None:
+    bound = _bound(rows, columns, False, "h200", batch=2048)
+    config = bound.default_config()
+    assert config["fuse_loops"] and config["block_sizes"][:2] == [128, 128] and config["num_warps"] == 8
     assert bound.resources(config).spill_bytes == 0
