@@ -33,6 +33,7 @@ from ...ir.build import Builder, Numbers
 from ...ir.effects import is_fence, meets_other_gpus, stays
 from ...ir.grammar import (
     Block,
+    ForAttrs,
     HostTensor,
     Index,
     InlineAttrs,
@@ -50,6 +51,7 @@ from ...ir.grammar import (
     TileAttrs,
     Value,
 )
+from ...ir.loops import loops_of
 from ...ir.rewrite import Declined
 
 #: Rows of the smallest and of the usual tile of a warpgroup's matmul, and the least share of such a tile that rows fill.
@@ -98,10 +100,14 @@ def _short_line(program: Program, root: Root) -> LoopAxis | None:
     dots = [op for op in root.body.walk() if op.kind == "dot"]
     if not dots or not any(_is_single(program, axis) for axis in root.axes):
         return None
+    loops = (loop.axes if isinstance(loop, Root) else loop.attributes(ForAttrs).axes for loop in loops_of(program))
+    around = [axis.block for axes in loops for axis in axes]
     for axis in root.axes:
         dim = Dim(1, (axis.block,))
         block = program.blocks[axis.block]
-        if not block.tunable or block.registered or not _counts_from_zero(axis) or not _is_short(hint_of(axis.end)):  # type: ignore[arg-type]
+        if not block.tunable or block.registered or around.count(axis.block) != 1:
+            continue
+        if not _counts_from_zero(axis) or not _is_short(hint_of(axis.end)):  # type: ignore[arg-type]
             continue
         if all(dim in op.result.dims for op in dots) and not _is_contiguous(program, root, axis.block):
             return axis
@@ -137,7 +143,7 @@ def _is_single(program: Program, axis: LoopAxis) -> bool:
 
 
 def _counts_from_zero(axis: LoopAxis) -> bool:
-    if axis.merged or axis.split is not None or axis.jagged is not None or axis.backwards:
+    if axis.merged or axis.split is not None or axis.jagged is not None or axis.backwards or axis.whole or axis.parted:
         return False
     return fixed_at(axis.begin, 0) and _is_positive(axis.end)
 
