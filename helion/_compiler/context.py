@@ -44,6 +44,8 @@ class Limits:
     """Dtype in which float scalars of the host are passed to the kernel."""
     least_size: int = 0
     """Smallest dynamic size of an argument that its code takes; smaller ones have code of their own."""
+    loads_rows: bool = False
+    """True if a tile of a matmul may have rows at indices of their own, loaded each by itself."""
     stops: bool = False
     """True if ``breakpoint()`` in device code stops in the debugger."""
 

@@ -19,7 +19,7 @@ from .ir.grammar import Program
 from .ir.watch import watching
 from .passes.always.add_products import add_products
 from .passes.always.drop_fills import drop_fills
-from .passes.always.join_lines import join_lines
+from .passes.always.join_lines import join_lines, join_rows
 from .passes.always.masks import mask_tails
 from .passes.always.narrow_sorts import narrow_sorts
 from .passes.always.narrow_sums import narrow_sums
@@ -53,6 +53,7 @@ PASSES: tuple[Pass, ...] = (
     add_products,
     narrow_logarithms,
     join_lines,
+    join_rows,
     mask_tails,
     check_jagged,
 )
@@ -93,7 +94,8 @@ def front_end(
 ) -> Traced:
     """Trace a kernel with its arguments and run PASSES on the program. ``steps`` are those of the backends."""
     traced = trace(fn, arguments, context, constants)
-    program = run_passes(erase_vjps(traced.program), steps)
+    passes = PASSES if context.limits.loads_rows else tuple(each for each in PASSES if each is not join_rows)
+    program = run_passes(erase_vjps(traced.program), steps, passes)
     for error in between_calls(program):
         if type(error).__name__ not in context.settings.ignore_warnings:
             raise error

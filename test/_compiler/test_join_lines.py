@@ -220,6 +220,12 @@ def test_gradients_of_joined_lines() -> None:
         close(got, want)
 
 
+def test_a_backend_that_loads_no_rows_by_themselves_keeps_lines_apart() -> None:
+    x, w = image(2, 5, 9, 64, torch.bfloat16), torch.randn(3, 3, 64, 64).to(torch.bfloat16)
+    assert axes(convolved_by_grid, x, w, backend="cute") == [0, 1, 2, 3]
+    assert axes(convolved_by_grid, x, w, backend="triton") == [2, 3]
+
+
 # --- refusals -------------------------------------------------------------------------------------------------------------
 
 

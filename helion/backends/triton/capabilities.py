@@ -40,6 +40,7 @@ def limits(target: Target) -> Limits:
     return Limits(
         backend="Triton",
         powers_of_2=True,
+        loads_rows=True,
         tile_step=None,
         min_dot={itemsize: target.min_dot(itemsize) for itemsize in (1, 2, 4, 8)},
         min_four_bit_k=_FOUR_BIT_K if target.has("scaled_mma") else SCALE_GROUP,

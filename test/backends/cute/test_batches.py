@@ -66,10 +66,19 @@ def test_products_of_a_batch(spelling: str, left: str, size: int) -> None:
 
 
 def test_a_loop_over_the_batch_shares_the_right_operand() -> None:
-    b, m, n, k = SIZES
+    b, _, n, k = SIZES
+    m = 128  # shorter rows of one operand are joined
     x, y = tensor(b, m, k), tensor(k, n, seed=1)
     check(products.bmm_shared(x, y), x.double() @ y.double())
     assert problem_of(products.bmm_shared, x, y).batch == Batch(size=b, a=m * k, b=0, d=m * n)
+
+
+def test_short_rows_of_a_shared_right_operand_are_one_product() -> None:
+    b, m, n, k = SIZES
+    x, y = tensor(b, m, k), tensor(k, n, seed=1)
+    check(products.bmm_shared(x, y), x.double() @ y.double())
+    problem = problem_of(products.bmm_shared, x, y)
+    assert (problem.m, problem.batch) == (b * m, None)
 
 
 def test_an_epilogue_reads_what_is_of_each_product_and_what_is_of_all() -> None:

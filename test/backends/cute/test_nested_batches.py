@@ -118,7 +118,8 @@ def check(actual: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("spelling", SPELLINGS)
 @pytest.mark.parametrize(("groups", "sizes"), [(1, [12]), (3, [2, 3, 2]), (6, [6, 2])])
 def test_a_matrix_for_each_head_or_several(spelling: str, groups: int, sizes: list[int]) -> None:
-    kernel, x, w = SPELLINGS[spelling], tensor(B, H, T, K), tensor(groups, K, N, seed=1)
+    rows = 128 if groups == 1 else T  # shorter sequences with one matrix are joined
+    kernel, x, w = SPELLINGS[spelling], tensor(B, H, rows, K), tensor(groups, K, N, seed=1)
     wanted = x.double() @ w.repeat_interleave(H // groups, 0).double()
     check(kernel(x, w), wanted)
     batch = kernel.bind((x, w), target="sm_90").plan().gemm.problem.batch

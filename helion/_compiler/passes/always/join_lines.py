@@ -16,7 +16,7 @@ accumulator and of results. Loads of the other operand and bounds of loops must 
 
 Some tensors have rows in memory order, and all accesses are to whole rows, as those of ``out``. They have one dimension
 of rows from here on, and TMA loads their tiles. Other tiles are loaded row by row, each at its own indices (measurement
-``joined_lines``).
+``joined_lines``). ``join_rows`` does so for backends that can.
 """
 
 from __future__ import annotations
@@ -63,16 +63,25 @@ _BY_LANE = frozenset(("pointwise", "view", "dot", "full", "reduce", "for"))
 
 
 def join_lines(program: Program) -> Program:
-    """Return the program with short lines joined in the grid loops that multiply matrices; the same program if there
-    are none."""
+    """Return the program with short lines joined in the grid loops that multiply matrices, where all rows are in memory
+    order; the same program if there are none."""
+    return _all_joined(program, by_rows=False)
+
+
+def join_rows(program: Program) -> Program:
+    """Return the program with lines joined that fit no tile, although rows are then loaded each by itself."""
+    return _all_joined(program, by_rows=True)
+
+
+def _all_joined(program: Program, by_rows: bool) -> Program:
     if meets_other_gpus(program) or any(map(is_fence, program.walk())):
         return program
     for number in range(len(program.roots)):
-        program = _joined(program, number)
+        program = _joined(program, number, by_rows)
     return program
 
 
-def _joined(program: Program, number: int) -> Program:
+def _joined(program: Program, number: int, by_rows: bool) -> Program:
     root = program.roots[number]
     line = _short_line(program, root)
     if line is None:
@@ -87,7 +96,7 @@ def _joined(program: Program, number: int) -> Program:
             found = joiner.joined()
         except Declined:
             continue
-        if joiner.in_order or _gains_by_copies(hint_of(line.end)):  # type: ignore[arg-type]
+        if joiner.in_order or (by_rows and _gains_by_rows(hint_of(line.end))):  # type: ignore[arg-type]
             chosen, made = wanted, found
     return made
 
@@ -119,7 +128,7 @@ def _is_short(line: int) -> bool:
     return 1 < line < _FILLED * _USUAL * cdiv(line, _USUAL)
 
 
-def _gains_by_copies(line: int) -> bool:
+def _gains_by_rows(line: int) -> bool:
     """Return whether lines of a length are better joined if their tiles are then loaded row by row."""
     return line < _USUAL and line % _LEAST > 0
 
@@ -201,7 +210,7 @@ class _Joiner:
         others = [axis for axis in self.axes if axis is not self.line]
         axes = [axis for axis in root.axes if axis not in others]
         axes[axes.index(self.line)] = replace(self.line, end=block.extent)  # type: ignore[arg-type]
-        made = replace(root, axes=tuple(axes), body=Region((), tuple(ops), ()), joined=len(others))
+        made = replace(root, axes=tuple(axes), body=Region((), tuple(ops), ()), joined=root.joined + len(others))
         return replace(
             program,
             tensors=tuple(self.flattened(tensor, block) for tensor in program.tensors),
@@ -372,6 +381,7 @@ class _Joiner:
         dims = op.result.dims
         if lifted and any(value.dims == () for value in lifted) and op.kind != "pointwise":
             raise Declined(f"{op.kind} depends on a line")
+        self.in_order = self.in_order and not lifted
         if dims or not lifted:
             self.at(dims)
         if isinstance(op.attrs, ReduceAttrs):
@@ -424,22 +434,27 @@ class _Joiner:
         if attrs.tensor in self.flat:
             *outer, rows = self.flat[attrs.tensor]
             index = Index("block", self.line.block, (at,))
-            kept = [(dim, each) for dim, each in enumerate(attrs.indices) if dim not in outer]
-            indices = tuple(index if dim == rows else self.index(each, at, operands, out) for dim, each in kept)
+            dims = [(dim, each) for dim, each in enumerate(attrs.indices) if dim not in outer]
+            indices = tuple(index if dim == rows else self.index(each, at, operands, out) for dim, each in dims)
         else:
             self.in_order = False
             indices = tuple(self.index(index, at, operands, out) for index in attrs.indices)
-        read = {index.operand for index in indices} | {attrs.mask} | ({0} if op.kind == "store" else set())
-        operands = [each if slot in read else 0 for slot, each in enumerate(operands)]
         if op.kind == "store":
             operands[0] = self.operand(operands[0], op.result.dims, out)
         if attrs.mask is not None:
-            mask = operands[attrs.mask]
-            operands[attrs.mask] = made = self.operand(mask, op.result.dims, out)
+            operands[attrs.mask] = made = self.operand(operands[attrs.mask], op.result.dims, out)
             if not isinstance(made, Value) or made.dims != result.dims:
                 raise Declined("a mask lacks the rows")
-        made_attrs = replace(attrs, indices=indices, rank=len(result.dims))
-        out.ops.append(replace(op, operands=tuple(operands), results=(result,), attrs=made_attrs))
+        # operands that no index reads any more are left out
+        read = {index.operand for index in indices} | {attrs.mask} | ({0} if op.kind == "store" else set())
+        kept = [slot for slot in range(len(operands)) if slot in read]
+        places = {slot: number for number, slot in enumerate(kept)}
+        indices = tuple(
+            index if index.operand is None else replace(index, operand=places[index.operand]) for index in indices
+        )
+        mask = None if attrs.mask is None else places[attrs.mask]
+        made_attrs = replace(attrs, indices=indices, mask=mask, rank=len(result.dims))
+        out.ops.append(replace(op, operands=tuple(operands[s] for s in kept), results=(result,), attrs=made_attrs))
 
     def index(self, index: Index, at: int, operands: list[Operand], out: Builder) -> Index:
         """Return an index along a dimension of a tensor, of each row where it was of a line or along it."""
@@ -468,4 +483,4 @@ class _Joiner:
         return Index("tensor", None, (at,), 0, len(operands) - 1)
 
 
-__all__ = ["join_lines"]
+__all__ = ["join_lines", "join_rows"]
