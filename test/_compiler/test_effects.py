@@ -12,7 +12,7 @@ import torch
 import helion
 import helion.language as hl
 from helion import exc
-from helion._compiler.ir.effects import Effect, apart_along, effects_of, may_alias, may_meet, ordered
+from helion._compiler.ir.effects import Effect, apart_along, apart_by_numbers, effects_of, may_alias, may_meet, ordered
 from helion._compiler.ir.grammar import MemoryAttrs, Op, Program
 from helion._compiler.rewrites.epilogue_subtile import subtile_blocks
 from helion._compiler.rewrites.reduction_loops.roll import roll, rollable_blocks
@@ -52,6 +52,30 @@ def many(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         for j in hl.tile(y.size(1)):
             shifted[t, j] = y[t, j]
     return x
+
+
+@helion.kernel(static_shapes=True)
+def numbered(x: torch.Tensor, y: torch.Tensor, at: int) -> torch.Tensor:
+    for t in hl.tile(x.size(0)):
+        y[t, 0] = x[t]
+        y[t, 1] = x[t]
+        y[t, -1] = x[t]
+        y[t, at] = x[t]
+    return y
+
+
+def test_numbers_tell_places_apart() -> None:
+    x, y = torch.ones(4), torch.ones(4, 2)
+    program = numbered.bind((x, y, 1))._analysis.program
+    first, second, last, given = (op for op in accesses(program) if op.kind == "store")
+    assert apart_by_numbers(program, first, second)
+    # the last place is the second one, and the place that the launch gives may be any
+    assert not apart_by_numbers(program, second, last)
+    assert not apart_by_numbers(program, first, given) and not apart_by_numbers(program, given, second)
+    assert not apart_by_numbers(program, first, first)
+    shared = numbered.bind((x, torch.ones(4, 1).expand(4, 2), 1))._analysis.program
+    first, second, *_ = (op for op in accesses(shared) if op.kind == "store")
+    assert not apart_by_numbers(shared, first, second)
 
 
 def test_effects_of_ops() -> None:

@@ -207,6 +207,22 @@ def apart_along(program: Program, a: Op, b: Op, block: int, indices: Mapping[int
     )
 
 
+def apart_by_numbers(program: Program, a: Op, b: Op) -> bool:
+    """Return whether two accesses of a tensor touch no common element, as of ``out[i, 0]`` and ``out[i, 1]``."""
+    if not isinstance(a.attrs, MemoryAttrs) or not isinstance(b.attrs, MemoryAttrs) or is_fence(a) or is_fence(b):
+        return False
+    if a.attrs.tensor != b.attrs.tensor or _overlaps_itself(program.tensors[a.attrs.tensor]):
+        return False
+    places = ((_number(i), _number(j)) for i, j in zip(a.attrs.indices, b.attrs.indices, strict=True))
+    return any(one is not None and other is not None and one != other for one, other in places)
+
+
+def _number(index: Index) -> int | None:
+    """Return the place of a subscript that is a number, counted from the begin of its dimension; None of others."""
+    fixed = index.kind == "scalar" and index.operand is None and isinstance(index.shift, int) and index.shift >= 0
+    return int(index.shift) if fixed and isinstance(index.shift, int) else None
+
+
 def scalar_indices(program: Program) -> dict[int, int]:
     """Return the scalars that are indices of ``hl.grid`` loops, or of tiles of one: the block by the number of the value."""
     return {

@@ -18,10 +18,12 @@ as it is: Triton moves such a sum after the loop, but not out of a branch.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from ...._compiler.ir.build import Builder, Numbers
+from ...._compiler.ir.effects import apart_by_numbers
 from ...._compiler.ir.grammar import (
     ForAttrs,
     Index,
@@ -70,13 +72,15 @@ def is_long(extent: int, size: int) -> bool:
 
 
 def is_ordered(program: Program) -> bool:
-    """Return whether the assignment of lanes to threads matters: several places access memory that is written."""
+    """Return whether the assignment of lanes to threads matters: several places may access an element that is written."""
     accesses = [op for op in program.walk() if OPS[op.kind].reads or OPS[op.kind].writes]
     if not all(isinstance(op.attrs, MemoryAttrs) for op in accesses):
         return True
-    storages = Counter(program.tensors[op.attributes(MemoryAttrs).tensor].storage for op in accesses)
-    written = {program.tensors[op.attributes(MemoryAttrs).tensor].storage for op in accesses if OPS[op.kind].writes}
-    return any(storages[storage] > 1 for storage in written)
+    groups: dict[int, list[Op]] = {}
+    for op in accesses:
+        groups.setdefault(program.tensors[op.attributes(MemoryAttrs).tensor].storage, []).append(op)
+    written = (group for group in groups.values() if any(OPS[op.kind].writes for op in group))
+    return any(not apart_by_numbers(program, a, b) for group in written for a, b in itertools.combinations(group, 2))
 
 
 @dataclass(frozen=True)

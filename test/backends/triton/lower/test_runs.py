@@ -186,3 +186,29 @@ def test_a_store_of_pairs_has_whole_vectors() -> None:
     assert (text.count("st.global.v4.b32"), text.count("st.global")) == (2, 2)
     assert text.count("ld.global.b16") <= 2, "scales of the eight lanes of a thread"
     assert compiled.metadata.shared == analysis.predict(config).shared_bytes
+
+
+def halves(x, at, out):
+    """Even elements of rows in one plane of `out[N, 2, H]`, odd ones in the other, or both in the plane ``at``."""
+    n, _, half = out.size()
+    pairs = x.view(n, half, 2)
+    for tile in hl.tile(n):
+        even, odd = hl.split(pairs[tile, :, :])
+        out[tile, 0, :] = even
+        if at is None:
+            out[tile, 1, :] = odd
+        else:
+            out[tile, at, :] = odd
+    return out
+
+
+@pytest.mark.parametrize("rows", [63, 1000])
+@pytest.mark.parametrize("at", [None, 1])
+def test_pairs_are_loaded_in_vectors_beside_stores_to_other_planes(rows: int, at: int | None) -> None:
+    x = torch.randn(rows, 128).to(torch.bfloat16)
+    kernel = helion.kernel(halves, config={"block_sizes": [8], "num_warps": 1})
+    given = (x, at, torch.empty(rows, 2, 64, dtype=x.dtype))
+    found = kernel(*given)
+    torch.testing.assert_close(found, x.view(rows, 64, 2).transpose(1, 2), rtol=0, atol=0)
+    # a plane that the launch knows may be the other one: lanes stay where the stores have them
+    assert ("+ run[None, :]" in kernel.bind(given).to_triton_code()) == (at is None)
