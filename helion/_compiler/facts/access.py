@@ -150,3 +150,17 @@ class SortFact:
     axis: int | None
     tile: tuple[int, ...]
     itemsize: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReducedTile:
+    """Reductions of one name over one dimension of tiles of equal axes.
+
+    ``at`` is the place of the reduced axis among ``axes``: both dimensions of a square matrix have the same axis.
+    ``count`` are the reductions.
+    """
+
+    name: str
+    axes: tuple[int, ...]
+    at: int
+    count: int

@@ -18,7 +18,7 @@ from ..._support.records import dataclass, field, replace
 from ..rewrites.late_reductions.threads import LateReductionFact as LateReductionFact
 from ..rewrites.precompute_operands import PrecomputableFact as PrecomputableFact
 from ..rewrites.unfuse_matmul import UnfusedMatmulFact as UnfusedMatmulFact
-from .access import MemoryOpFact, RowWindow, SortFact
+from .access import MemoryOpFact, ReducedTile, RowWindow, SortFact
 
 #: One tile in registers: the axes it spans and the bytes of one element, which dimensions of constant size multiply.
 LiveTile = tuple[tuple[int, ...], int]
@@ -157,7 +157,6 @@ class ReductionFact:
     ``tile`` is the widest value reduced and ``itemsize`` the bytes of its elements. ``input_load_itemsize`` is the
     narrowest dtype in memory among the loads that feed the reductions. Without such loads, it is that of loads whose
     last subscript is the axis, else 0. ``num_loads`` counts the loads of the region and of its loops over the axis.
-
     ``re_read``: some load feeds two reductions, or a reduction and a later store; ``re_read_slot`` is its load slot.
     ``store_only_re_read``: a tensor that feeds the reductions is also needed for a later store, so a rolled loop reads
     it twice. ``carried_2d`` counts loop-carried tiles of two or more dimensions whose last axis is this one.
@@ -168,7 +167,7 @@ class ReductionFact:
     (``grad_weight[N]``). ``stages`` names the reductions by their depth in the chain of dependent reductions. The
     reductions of one stage can run together. ``exponential_stages`` are the numbers of those with a sum of exponentials.
     ``gone`` are the later axes that each of the reductions reduces too, and first. ``after`` is the region after whose
-    loops all of them may run (``late_reductions``), None if they stay in the region.
+    loops all of them may run (``late_reductions``), None if they stay in the region. ``tiles`` has each of the reductions.
     """
 
     axis: int
@@ -192,6 +191,7 @@ class ReductionFact:
     exponential_stages: tuple[int, ...] = ()
     gone: frozenset[int] = frozenset()
     after: int | None = None
+    tiles: tuple[ReducedTile, ...] = ()
 
     @property
     def sized(self) -> bool:

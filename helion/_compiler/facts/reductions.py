@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ..ir.grammar import Op, Operand, PointwiseAttrs, ReduceAttrs, Value
 from ..ir.ops import OPS
 from .flow import Flow
 from .liveness import Liveness
-from .records import AccumulatorFact, AxisFact, Category, LateReductionFact, MemoryOpFact, ReductionFact
+from .records import AccumulatorFact, AxisFact, Category, LateReductionFact, MemoryOpFact, ReducedTile, ReductionFact
 from .walk import Walk
 
 
@@ -58,9 +59,22 @@ def reduction_facts(
                 exponential_stages=_exponential_stages(found, flow, walk),
                 gone=frozenset.intersection(*(_gone(op, axis) for op, _ in found)),
                 after=_after([late.get(op.number) for op, _ in found]),
+                tiles=_tiles([op for op, _ in found], axis, walk),
             )
         )
     return tuple(facts)
+
+
+def _tiles(found: Sequence[Op], axis: int, walk: Walk) -> tuple[ReducedTile, ...]:
+    """Return the reductions over an axis by name, tile and place of the axis."""
+    counts = Counter[tuple[str, tuple[int, ...], int]]()
+    for op in found:
+        (value,) = op.values()
+        reduced = op.attributes(ReduceAttrs)
+        dim = next(dim for dim in reduced.dims if axis in value.dims[dim].blocks)
+        at = sum(len(each.blocks) for each in value.dims[:dim]) + value.dims[dim].blocks.index(axis)
+        counts[reduced.name, walk.tile(value)[0], at] += 1
+    return tuple(ReducedTile(name=name, axes=axes, at=at, count=n) for (name, axes, at), n in counts.items())
 
 
 def _after(found: Sequence[LateReductionFact | None]) -> int | None:

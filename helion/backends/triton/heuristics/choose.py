@@ -76,6 +76,8 @@ class Trust(Tuned):
     nearby: float
     #: The tiles of each grid loop alone, for those by the rule of one of them.
     loops_alone: float
+    #: The same in kernels with computed subscripts.
+    gathers_alone: float
     #: Tiles of a kernel without a rule, for moderate ones.
     predicted_tiles: float
     #: Two rows of a batch that share loads, for one.

@@ -118,6 +118,8 @@ def _are_pairs(facts: KernelFacts) -> bool:
 def steps(proposal: TritonProposal, facts: KernelFacts, target: Target, *, few: bool) -> Iterator[TritonProposal]:
     """Yield the same with one tile doubled, halved, or halved for another one, and with half of the warps.
 
+    Tiles of axes that are adjacent in a load are exchanged too.
+
     If ``few``, tiles double in as many warps and halve in half of them: as many elements of a thread in smaller programs.
     Where registers do not hold the tile, threads may have half of the elements.
     """
@@ -139,6 +141,12 @@ def steps(proposal: TritonProposal, facts: KernelFacts, target: Target, *, few: 
             if _allows(axis, changed) and changed >= min(size, least[axis.block_id]):
                 every = counts if few else {warps, fewer_warps}
                 tried += [({**sizes, axis.block_id: changed}, count) for count in every]
+    for one, other in itertools.combinations(axes, 2):
+        turned = sizes[other.block_id], sizes[one.block_id]
+        if _are_adjacent(one, other, facts) and _allows(one, turned[0]) and _allows(other, turned[1]):
+            tried += [
+                ({**sizes, one.block_id: turned[0], other.block_id: turned[1]}, count) for count in halved | {warps}
+            ]
     for fewer, more in itertools.permutations(axes, 2) if not few else ():
         half, double = sizes[fewer.block_id] // 2, 2 * sizes[more.block_id]
         if half >= least[fewer.block_id] and _allows(fewer, half) and _allows(more, double):
@@ -147,6 +155,15 @@ def steps(proposal: TritonProposal, facts: KernelFacts, target: Target, *, few: 
         needs = registers(each, count)
         if needs is None or (short is not None and needs < short):
             yield replace(proposal, block_sizes=each, num_warps=count)
+
+
+def _are_adjacent(one: AxisFact, other: AxisFact, facts: KernelFacts) -> bool:
+    """Return whether neighbours along either axis are adjacent in a load, as of ``x[i + j]``.
+
+    Threads are spread over the longer tile. Steps that pass equal tiles on the way to a faster one are slower first.
+    """
+    loads = (dict(op.steps) for op in facts.memory_ops if op.kind == "load" and op.gathered)
+    return any(steps.get(one.block_id) == steps.get(other.block_id) == 1.0 for steps in loads)
 
 
 def _shortest(axis: AxisFact, facts: KernelFacts) -> int:

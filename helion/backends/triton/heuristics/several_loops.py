@@ -129,8 +129,8 @@ def each_alone(proposal: TritonProposal, facts: KernelFacts, target: Target) -> 
 
     The rule of one grid loop knows nothing of the others, nor do nearby tiles (measurement ``loops_alone``).
     """
-    if facts.matmuls or not facts.reductions or any(op.gathered for op in facts.memory_ops):
-        return proposal  # predictions do not rank tiles of computed subscripts
+    if facts.matmuls or not facts.reductions:
+        return proposal
     if proposal.pid_type is not None or proposal.launch or proposal.ranges:
         return proposal
     found: list[TritonProposal] = []
@@ -146,7 +146,9 @@ def each_alone(proposal: TritonProposal, facts: KernelFacts, target: Target) -> 
             return proposal
         found.append(made)
     timed = [(each, proposal_us(facts, each, target)) for each in _together(found, facts)]
-    return unless_faster((proposal, proposal_us(facts, proposal, target)), timed, trust(target).loops_alone)
+    gathers = any(op.gathered for op in facts.memory_ops)  # predictions hardly rank tiles of computed subscripts
+    ratio = trust(target).gathers_alone if gathers else trust(target).loops_alone
+    return unless_faster((proposal, proposal_us(facts, proposal, target)), timed, ratio)
 
 
 def _made_by_rules(alone: KernelFacts, target: Target) -> TritonProposal | None:

@@ -35,7 +35,9 @@ def test_programs_take_two_lines_of_records(columns: int) -> None:
     facts, config = bound._analysis.facts, bound.default_config()
     primary = facts.primary_reduction
     assert primary is not None and column_bytes(facts, primary) == 8
-    assert config["block_sizes"][:2] == [1, 32] and config["loop_orders"] == [[1, 0]]
+    assert config["loop_orders"] == [[1, 0]]
+    ruled = (dict(seed.config) for seed in bound.seeds)  # nearby tiles may come first
+    assert any(each["block_sizes"][:2] == [1, 32] and each["loop_orders"] == [[1, 0]] for each in ruled)
 
 
 @pytest.mark.parametrize(("parts", "is_record"), [(2, True), (4, True), (8, False), (3, True)])

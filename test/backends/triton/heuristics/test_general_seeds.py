@@ -384,7 +384,7 @@ def test_grids_of_one_kernel_have_tiles_of_their_own() -> None:
 def test_jagged_rows_are_read_along_columns() -> None:
     bound = jagged_sums.bind((tensor(65536, 128), tensor(1001, dtype=torch.int64)), target="sm_90")
     assert bound.seeds[0].heuristic == "TritonScatterHeuristic"
-    assert bound.default_config()["block_sizes"] == [1, 128, 32]
+    assert bound.default_config()["block_sizes"] == [1, 64, 32]
 
 
 def test_maps_and_reductions_are_no_scatters() -> None:

@@ -118,11 +118,11 @@ class _Count:
         for fact, tiles in mine.consumed:
             self.repeats[fact.number] = self._repeats(fact)
             self.repeated |= dict.fromkeys(tiles, self.repeats[fact.number])
-        #: Bytes of the tensors that programs have read or written, and the tensors that they have written.
+        #: Bytes of the tensors that programs have read or written, and those that they have written.
         self.seen: dict[tuple[int, tuple[int, ...]], float] = {}
         #: The same by region, of tiles that are not chunked: reading them again there follows at once.
         self.just_read: set[tuple[int, tuple[int, ...], int]] = set()
-        self.stored: set[tuple[int, tuple[int, ...]]] = set()
+        self.stored: dict[tuple[int, tuple[int, ...]], float] = {}
         self.waits: dict[tuple[int, tuple[int, ...], int, bool], float] = {}
         #: Regions in which warps wait for each other.
         self.fenced: set[int] = set()
@@ -337,9 +337,8 @@ class _Count:
         """
         sums, nest, once, kind = self.sums, self.nest, access.once_bytes, access.kind
         programs = nest.programs
-        first = asked / passes
+        first, again = asked / passes, 0.0
         total = programs * first if access.numbered else min(once, programs * first)
-        again = 0.0
         small = once <= self.cached_bytes
         place = access.storage, shared
         if kind == "load" and access.placed is not None and not shared and not small:
@@ -349,7 +348,7 @@ class _Count:
             if shared and not small:
                 total = max(total, nest.covered(self.launch, self._at_once(), shared) * first)
             near = *place, access.region
-            known, read = self._known(place, access, total) if place in self.seen else 0.0, total
+            read, known = total, _known(self.seen.get(place, 0.0), access, total)
             again, total = (0.0 if small or near in self.just_read else known), total - known
             if not nest.walked or nest.walked.isdisjoint(access.axes):
                 self.just_read.add(near)
@@ -364,9 +363,9 @@ class _Count:
                     first /= walks
         elif kind == "store" and not shared:
             # a program finds its own stores in the cache, and storing again replaces them
-            if place in self.stored:
-                again, total = (0.0 if small else total), 0.0
-            self.stored.add(place)
+            known = _known(before := self.stored.get(place, 0.0), access, total)
+            again, total = (0.0 if small else known), total - known
+            self.stored[place] = before + total
             self.seen[place] = max(self.seen.get(place, 0.0), first * programs)
         sums["new_bytes"] += total / programs
         if again:
@@ -376,16 +375,6 @@ class _Count:
         if together < _RUN_BYTES:
             halvings = math.log2(_RUN_BYTES / max(SECTOR_BYTES, together))
             sums["scattered_bytes"] += (total + again) / programs * halvings
-
-    def _known(self, place: tuple[int, tuple[int, ...]], access: Access, total: float) -> float:
-        """Return the bytes of a load that programs have read or written before.
-
-        Loads of a part of a tensor are of different parts, as far as it has them.
-        """
-        before = self.seen.get(place, 0.0)
-        if access.once_bytes < access.whole_bytes:
-            before = min(before, max(0.0, before + access.once_bytes - access.whole_bytes))
-        return min(total, before)
 
     def _selected_bytes(self, placed: tuple[int, ...], once: int, asked: float, is_seen: bool) -> float:
         """Return the bytes from memory of loads that data selects, ``asked`` of ``once`` distinct ones at most.
@@ -470,7 +459,8 @@ class _Count:
     def _reduction(self, reduction: Reduction) -> None:
         sums, nest, fact = self.sums, self.nest, reduction.fact
         times = each = nest.times(fact.region) * reduction.values
-        if fact.after is not None and (fact.region, fact.axis) in self.late:
+        late = (fact.region, fact.axis) in self.late and not reduction.lies_along(self.launch.sizes)
+        if fact.after is not None and late:
             times = nest.times(fact.after) * reduction.values
         numel = nest.elements[reduction.tile]
         along, of_warp, width = self._threads_along(reduction)
@@ -481,7 +471,7 @@ class _Count:
         if along > of_warp:
             sums["exchanges"] += times * results
             sums["barriers"] += times
-            if (fact.region, fact.axis) not in self.late:
+            if not late:
                 self.fenced.add(fact.region)
             if reduction.product is None:
                 sums["exchanged_bytes"] += times * results * self._exchanged_bytes(along // of_warp, of_warp, width)
@@ -535,9 +525,9 @@ class _Count:
         fact, sizes = reduction.fact, self.launch.sizes
         if reduction.product is not None:
             return *self._accumulator_threads(fact, reduction.product), 1
-        numel = math.prod([sizes[axis] for axis in fact.tile])
+        numel = math.prod([sizes[axis] for axis in reduction.axes])
         width = max(1, min(reduction.widest, numel // self.threads))
-        if not reduction.ahead:
+        if not reduction.ahead or reduction.lies_along(sizes):
             along = min(self.threads, max(1, sizes[fact.axis] // width))
             return along, min(_WARP, along), 1
         first, *others = reduction.ahead
@@ -598,3 +588,13 @@ class _Count:
         sums["products"] += times
         if unit != "tcgen05":
             sums["accumulated_bytes"] += times * padded * columns * _ACCUMULATOR_BYTES
+
+
+def _known(before: float, access: Access, total: float) -> float:
+    """Return the bytes of an access that are among those that programs have read, or written, ``before``.
+
+    Accesses of a part of a tensor are of different parts, as far as it has them.
+    """
+    if before and access.once_bytes < access.whole_bytes:
+        before = max(0.0, before + access.once_bytes - access.whole_bytes)
+    return min(total, before)

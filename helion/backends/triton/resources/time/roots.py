@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -126,19 +126,27 @@ class Work(NamedTuple):
 
 
 class Reduction(NamedTuple):
-    """A reduction of tile number ``tile``: ``values`` are reduced, and ``product`` is the matmul that computes them, if
-    one does.
+    """Reductions of tile number ``tile``, which has ``axes``: ``values`` are reduced, and ``product`` is the matmul that
+    computes them, if one does. Each of several of one name counts (measurement ``counted_reductions``).
 
     ``tile`` lacks the axes that are reduced before. ``widest`` are the elements of the widest load of a thread, one where
-    rows begin anywhere. ``ahead`` are the axes that threads are spread over before the reduced one.
+    rows begin anywhere. ``ahead`` are the axes that threads are spread over before the reduced one. ``adjacent`` are
+    several axes along which neighbours of a computed place are adjacent. Threads are spread over the longest tile of
+    these first, of equal ones over that of the first dimension (measurement ``gathers_alone``).
     """
 
     fact: ReductionFact
+    axes: tuple[int, ...]
     tile: int
     values: int
     widest: int
     ahead: tuple[int, ...]
+    adjacent: tuple[int, ...]
     product: MatmulFact | None
+
+    def lies_along(self, sizes: Mapping[int, int]) -> bool:
+        """Return whether threads are spread over the reduced axis first, of several with adjacent neighbours."""
+        return bool(self.adjacent) and max(self.adjacent, key=lambda axis: sizes[axis]) == self.fact.axis
 
 
 class Scan(NamedTuple):
@@ -272,7 +280,9 @@ class _Preparation:
                 for w in facts.work
                 if w.region in regions
             ),
-            reductions=tuple(self.reduction(fact, accesses) for fact in facts.reductions if fact.region in regions),
+            reductions=tuple(
+                each for fact in facts.reductions if fact.region in regions for each in self.reduced(fact, accesses)
+            ),
             late=tuple(fact for fact in facts.late_reductions if fact.region in regions),
             scans=tuple(self.scans()),
             sorts=tuple(self.sorts()),
@@ -368,23 +378,42 @@ class _Preparation:
             vectored=op.atomic == "add" and op.dtype in _VECTORED,
         )
 
-    def reduction(self, fact: ReductionFact, accesses: tuple[Access, ...]) -> Reduction:
+    def reduced(self, fact: ReductionFact, accesses: tuple[Access, ...]) -> Iterator[Reduction]:
+        """Yield the reductions of a fact: those of one tile and place together."""
+        values = dict[tuple[tuple[int, ...], int], int]()
+        for each in fact.tiles:
+            values[each.axes, each.at] = values.get((each.axes, each.at), 0) + _VALUES.get(each.name, 1) * each.count
+        for (tile, at), count in values.items():
+            yield self.reduction(fact, accesses, tile, at, count)
+
+    def reduction(
+        self, fact: ReductionFact, accesses: tuple[Access, ...], tile: tuple[int, ...], at: int, values: int
+    ) -> Reduction:
         vector = VECTOR_BYTES // max(1, fact.input_load_itemsize or fact.itemsize)
-        moved = [access.widest for access in accesses if access.kind == "load" and access.axes == fact.tile]
-        products = (p for p in self.matmuls if p.region == fact.region and {p.m_axis, p.n_axis} <= set(fact.tile))
-        *before, last = fact.tile
-        at = fact.tile.index(fact.axis)
+        moved = [access.widest for access in accesses if access.kind == "load" and access.axes == tile]
+        products = (p for p in self.matmuls if p.region == fact.region and {p.m_axis, p.n_axis} <= set(tile))
         # a tile that no access has is computed element by element: neighbours along the last axis in other threads
-        loaded = any(set(fact.tile) <= set(op.tile_axes) for op in self.facts.memory_ops) or bool(self.matmuls)
-        ahead = (last, *before[:at]) if loaded else fact.tile[:at:-1]
+        loaded = any(set(tile) <= set(op.tile_axes) for op in self.facts.memory_ops) or bool(self.matmuls)
+        adjacent = self.adjacent(fact.region, tile)
+        *before, last = tile
+        ahead = (last, *before[:at]) if loaded else tile[:at:-1]
         return Reduction(
             fact=fact,
-            tile=self.tile(tuple(axis for axis in fact.tile if axis not in fact.gone)),
-            values=sum(_VALUES.get(name, 1) for name in fact.names),
-            widest=min(vector, max(moved, default=vector)) if loaded else 1,
-            ahead=ahead if fact.axis != last else (),
+            axes=tile,
+            tile=self.tile(tuple(axis for axis in tile if axis not in fact.gone)),
+            values=values,
+            widest=min(vector, max(moved, default=vector)) if loaded and not adjacent else 1,
+            ahead=ahead if at != len(tile) - 1 else (),
+            adjacent=adjacent,
             product=next(products, None),
         )
+
+    def adjacent(self, region: int, tile: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the axes of a tile along which a load of a computed place has adjacent neighbours, if these are several."""
+        loads = (op for op in self.facts.memory_ops if op.kind == "load" and op.region == region and op.gathered)
+        steps = next((dict(op.steps) for op in loads if op.tile_axes == tile), {})
+        found = tuple(axis for axis in tile if steps.get(axis) == 1.0)
+        return found if len(found) > 1 else ()
 
     def scans(self) -> list[Scan]:
         found = []
