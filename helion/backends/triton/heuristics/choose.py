@@ -44,6 +44,8 @@ class Trust(Tuned):
     other_lines: float
     #: Longer tiles that leave fewer atomics, for moderate ones.
     fewer_atomics: float
+    #: More rows of a program that adds their sums to memory, for those by the rule: such sums take longer than predicted.
+    fewer_sums: float
     #: A quarter or an eighth of the results of a reduction over pairs, for all that registers hold.
     fewer_results: float
     #: Steps of a vector of rows of both sides of pairs, for single elements.

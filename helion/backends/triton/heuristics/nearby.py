@@ -121,7 +121,7 @@ def steps(proposal: TritonProposal, facts: KernelFacts, target: Target, *, few: 
     Tiles of axes that are adjacent in a load are exchanged too.
 
     If ``few``, tiles double in as many warps and halve in half of them: as many elements of a thread in smaller programs.
-    Where registers do not hold the tile, threads may have half of the elements.
+    Where registers do not hold the tile, threads have no more of them than by the rule, and may have half of the elements.
     """
     sizes, warps, chunks = dict(proposal.block_sizes), proposal.num_warps or 1, proposal.reduction_loops
 
@@ -153,7 +153,7 @@ def steps(proposal: TritonProposal, facts: KernelFacts, target: Target, *, few: 
             tried.append(({**sizes, fewer.block_id: half, more.block_id: double}, warps))
     for each, count in tried:
         needs = registers(each, count)
-        if needs is None or (short is not None and needs < short):
+        if needs is None or (short is not None and needs <= short):
             yield replace(proposal, block_sizes=each, num_warps=count)
 
 

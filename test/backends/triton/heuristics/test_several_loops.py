@@ -360,7 +360,7 @@ def test_places_are_right_with_these_tiles() -> None:
 @pytest.mark.parametrize(
     ("name", "config"),
     [
-        ("centered_int8_keys", {"block_sizes": [128], "num_warps": 4}),
+        ("centered_int8_keys", {"block_sizes": [256], "num_warps": 4}),
         # sums over windows: threads lie along the lags, of which there are more in a tile than samples
         ("pitch_differences", {"block_sizes": [256, 16, 1, 8], "num_warps": 4}),
     ],

@@ -26,6 +26,8 @@ _SCHEDULERS = 4
 _SHARED_BYTES_PER_CYCLE = 128
 #: Bytes per cycle from the L2 cache to one SM.
 _PORT_BYTES_PER_CYCLE = 64
+#: Part of the exchanges between warps that loads wait for (measurement ``exchanged_first``).
+_EXCHANGED_FIRST = 0.5
 #: Least registers per thread of a launch.
 _LEAST_REGISTERS = 16
 #: Warps that reach the matrix units of all schedulers.
@@ -130,7 +132,9 @@ class _Formula:
         programs_overlap = self.m.minimum(_ABRUPT, 1 + p.chained * (self.at_once - 1))
         on_sm = self._norm((units, waits), programs_overlap)
         devices_overlap = self.m.minimum(p.sharp, p.lone + p.joined * (self.at_once - 1))
-        total = self._norm((memory, cache, on_sm, atomics), devices_overlap)
+        # loads wait for exchanges between warps, since shared memory and the L1 cache have one port
+        exchanged = d.exchanged_bytes / (_SHARED_BYTES_PER_CYCLE * self.clock) * self.per_sm * _EXCHANGED_FIRST
+        total = self._norm((memory + exchanged, cache + exchanged, on_sm, atomics), devices_overlap)
         total = self.m.maximum(total * self._tail(rounds), chain * self.m.maximum(d.longest, self._tail(rounds)))
         total = total * (1 + d.skewed * p.skew)
         total = self._norm((total, programs), _ABRUPT) + p.launch_us

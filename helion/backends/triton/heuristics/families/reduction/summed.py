@@ -47,4 +47,4 @@ def fewer_sums(
             reason = f"{size * more} rows of {primary.extent} per program, which adds their sums, {taken} warps"
             every.append(replace(proposal, reason=reason, block_sizes=sizes, num_warps=taken))
     timed = [(each, proposal_us(facts, each, target)) for each in every]
-    return unless_faster(timed[0], timed[1:], trust(target).fewer_atomics)
+    return unless_faster(timed[0], timed[1:], trust(target).fewer_sums)
