@@ -39,6 +39,8 @@ class _Numbers(Tuned):
     steps: int
     #: Bytes of the shortest pieces of rows of a program: the others of a line are read by another one.
     piece_bytes: int
+    #: Share of the predicted time that memory takes from which programs have such pieces.
+    lines: float
 
 
 def with_nearby(
@@ -133,7 +135,8 @@ def steps(proposal: TritonProposal, facts: KernelFacts, target: Target, *, few: 
     fewer_warps, short = max(1, warps // 2), registers(sizes, warps)
     halved = {fewer_warps} if short is None else {warps, fewer_warps}
     axes = [axis for axis in facts.tunable_axes if axis.block_id in sizes]
-    least = {axis.block_id: _shortest(axis, facts) for axis in axes}
+    busy = _needs_lines(proposal, facts, target)
+    least = {axis.block_id: _shortest(axis, facts) if busy else 1 for axis in axes}
     tried = [(sizes, warps // 2)] if warps > 1 else []
     for axis in axes:
         size = sizes[axis.block_id]
@@ -164,6 +167,12 @@ def _are_adjacent(one: AxisFact, other: AxisFact, facts: KernelFacts) -> bool:
     """
     loads = (dict(op.steps) for op in facts.memory_ops if op.kind == "load" and op.gathered)
     return any(steps.get(one.block_id) == steps.get(other.block_id) == 1.0 for steps in loads)
+
+
+def _needs_lines(proposal: TritonProposal, facts: KernelFacts, target: Target) -> bool:
+    """Return whether memory takes so much of the time that programs have whole lines (measurement ``three_largest``)."""
+    before = proposal_timing(facts, proposal, target)
+    return dict(before.units)["memory"] >= tuned(_Numbers).lines * before.us
 
 
 def _shortest(axis: AxisFact, facts: KernelFacts) -> int:

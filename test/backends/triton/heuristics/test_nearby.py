@@ -29,6 +29,10 @@ GPU = target("h200")
         ("neighbour_attention", [8], 1),
         ("factorization_scores", [4], 1),
         ("common_neighbours", [4, 256], 1),
+        # exchanges between warps: 43 us in four planes and 4 warps, 21 in these
+        ("strip_means", [1, 1], 1),
+        # memory takes a sixth of the time: a program needs no whole lines, 48.6 us with 64 columns, 33.5 in these
+        ("three_largest", [1, 16], 1),
     ],
 )
 def test_measured_kernels_have_their_fast_tiles(name: str, sizes: list[int], warps: int) -> None:
@@ -38,6 +42,30 @@ def test_measured_kernels_have_their_fast_tiles(name: str, sizes: list[int], war
     first, rule, *_ = bound.seeds
     assert first.reason.startswith(rule.reason) and "; predicted to be faster in" in first.reason
     assert first.predicted.time_us <= 0.85 * rule.predicted.time_us
+
+
+def test_programs_have_whole_lines_where_memory_takes_a_part_of_the_time() -> None:
+    bound = CELLS["three_largest"].kernel.bind(CELLS["three_largest"].arguments("meta", False), target="h200")
+    facts, numbers = bound._analysis.facts, nearby.tuned(nearby._Numbers)
+    batch, columns = (axis.block_id for axis in facts.tunable_axes)
+    ruled = TritonProposal(reason="", block_sizes={batch: 1, columns: 64}, num_warps=4)
+    taken = [each.block_sizes[columns] for each in nearby.steps(ruled, facts, GPU, few=True)]
+    assert min(taken) == 32
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nearby, "tuned", lambda _: replace(numbers, lines=0.0))
+        whole = [each.block_sizes[columns] for each in nearby.steps(ruled, facts, GPU, few=True)]
+    assert min(whole, default=64) == 64
+
+
+@pytest.mark.parametrize("few", [False, True])
+def test_tiles_of_adjacent_elements_are_exchanged(few: bool) -> None:
+    cell = CELLS["pitch_differences"]
+    bound = helion.kernel(cell.kernel.fn, backend="triton").bind(cell.arguments("meta", False), target="h200")
+    facts = bound._analysis.facts.apart[0].value
+    lags, samples = (axis.block_id for axis in facts.tunable_axes)
+    ruled = TritonProposal(reason="", block_sizes={lags: 16, samples: 256}, num_warps=4)
+    tiles = [(each.block_sizes[lags], each.block_sizes[samples]) for each in nearby.steps(ruled, facts, GPU, few=few)]
+    assert (256, 16) in tiles
 
 
 @helion.kernel
