@@ -160,14 +160,13 @@ class ReductionFact:
     ``re_read``: some load feeds two reductions, or a reduction and a later store; ``re_read_slot`` is its load slot.
     ``store_only_re_read``: a tensor that feeds the reductions is also needed for a later store, so a rolled loop reads
     it twice. ``carried_2d`` counts loop-carried tiles of two or more dimensions whose last axis is this one.
-
     ``live_tiles`` is the snapshot at the step with the most simultaneously live tiles (highest rank first), with each
-    op's operands and results together. ``body_live_tiles`` counts those that span the axis.
-    ``per_feature_accumulator``: the reduction feeds a loop-carried accumulator that spans only other, whole axes
-    (``grad_weight[N]``). ``stages`` names the reductions by their depth in the chain of dependent reductions. The
-    reductions of one stage can run together. ``exponential_stages`` are the numbers of those with a sum of exponentials.
-    ``gone`` are the later axes that each of the reductions reduces too, and first. ``after`` is the region after whose
-    loops all of them may run (``late_reductions``), None if they stay in the region. ``tiles`` has each of the reductions.
+    op's operands and results together; ``body_live_tiles`` counts those that span the axis. ``per_feature_accumulator``:
+    the reduction feeds a loop-carried accumulator that spans only other, whole axes (``grad_weight[N]``). ``stages``
+    names the reductions by their depth in the chain of dependent reductions. The reductions of one stage can run
+    together. ``exponential_stages`` are the numbers of those with a sum of exponentials. ``gone`` are the later axes that
+    each of the reductions reduces too, and first. ``kept`` counts the values over the axis that stay from one stage to a
+    later one (``kept_values``). ``after`` is the region after whose loops all may run, or None. ``tiles`` has each of them.
     """
 
     axis: int
@@ -189,6 +188,7 @@ class ReductionFact:
     per_feature_accumulator: bool
     stages: tuple[tuple[str, ...], ...] = ()
     exponential_stages: tuple[int, ...] = ()
+    kept: int = 0
     gone: frozenset[int] = frozenset()
     after: int | None = None
     tiles: tuple[ReducedTile, ...] = ()

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from ..ir.grammar import Op, Operand, PointwiseAttrs, ReduceAttrs, Value
 from ..ir.ops import OPS
 from .flow import Flow
+from .kept import kept_values
 from .liveness import Liveness
 from .records import AccumulatorFact, AxisFact, Category, LateReductionFact, MemoryOpFact, ReducedTile, ReductionFact
 from .walk import Walk
@@ -56,6 +57,7 @@ def reduction_facts(
                 live_tiles=tiles,
                 per_feature_accumulator=any(_feeds_features(op, walk, axes) for op, _ in found),
                 stages=_stages(found, flow),
+                kept=kept_values(axis, walk.bodies[region], found, _levels(found, flow), walk),
                 exponential_stages=_exponential_stages(found, flow, walk),
                 gone=frozenset.intersection(*(_gone(op, axis) for op, _ in found)),
                 after=_after([late.get(op.number) for op, _ in found]),

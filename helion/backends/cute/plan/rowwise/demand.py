@@ -37,6 +37,9 @@ class RowDemand:
     """True if rows of an input repeat."""
     held_bytes: int = 0
     keeps_computed: bool = False
+    live: int = 0
+    """Values of 32 bits of an element that threads keep between passes where rows stay in registers: a compiler converts
+    elements once. 0 where all passes take packed words."""
     exchanges: tuple[int, ...] = ()
     passes: int = 1
     walks: int = 0

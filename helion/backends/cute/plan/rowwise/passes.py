@@ -32,6 +32,7 @@ MOST_KEPT_COLUMNS = 2**17
 POSITION_REGISTERS = 24
 """Registers of the search for a position, whose comparisons keep unpacked elements alive, and of numbers of columns:
 grpo_loss with 64 elements of a thread spilled (measurement ``column_numbers``). The same of numbers of groups."""
+EXTREMES = ("row_maximum", "row_minimum")
 POSITIONS = ("row_first", COLUMN_NUMBER)
 ACCESS_WORK = 2
 """Instructions that unpack, or pack, an element and move it."""
@@ -165,6 +166,7 @@ def demand_of(problem: RowProblem) -> RowDemand:
         repeated=any(repeat.operand == each.label for repeat in problem.repeats for each in problem.inputs),
         held_bytes=held,
         keeps_computed=bool(schedule.kept),
+        live=_live(problem, schedule),
         exchanges=tuple(sent),
         passes=max(len(schedule.passes), len(schedule.reductions)),
         walks=len(schedule.passes),
@@ -177,6 +179,38 @@ def demand_of(problem: RowProblem) -> RowDemand:
         temporaries=POSITION_REGISTERS * _places(problem),
         work=_work(epilogue, schedule),
     )
+
+
+def _live(problem: RowProblem, schedule: Schedule) -> int:
+    """Return how many values of an element stay in registers from one pass to a later one at most.
+
+    A compiler computes a value, and converts an element, in the first pass that needs it, and then reads it. Passes that
+    compare packed words convert none.
+    """
+    if problem.sums or schedule.kept:
+        return 0
+    epilogue = problem.epilogue
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for at, each in enumerate(schedule.passes):
+        fresh = [value for value in each.computes if value not in first]
+        used = [x for value in fresh for x in epilogue.instruction(value).arguments if isinstance(x, int)]
+        used += [
+            _term(epilogue, value) for value in (*each.reduces, *each.wide) if not _compares_words(epilogue, value)
+        ]
+        used += [output.value for output in (*each.outputs, *each.groups)]
+        last.update((value, at) for value in used)
+        reads = {value for value in each.reads if value in used}
+        first.update((value, first.get(value, at)) for value in (*fresh, *reads))
+    spans = [range(first[value], last.get(value, 0)) for value in first]
+    return max(sum(at in span for span in spans) for at in range(len(schedule.passes)))
+
+
+def _compares_words(epilogue: Epilogue, value: int) -> bool:
+    """Return whether a reduction is an extreme of loaded elements, of which a word has two."""
+    term = _term(epilogue, value)
+    extreme = epilogue.instruction(value).op in EXTREMES and _is_input(epilogue, term)
+    return extreme and epilogue.operands[term - 1].dtype in HALF
 
 
 def _places(problem: RowProblem) -> int:

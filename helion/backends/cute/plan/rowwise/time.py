@@ -46,6 +46,8 @@ class RowRates:
     asking: float = 0.84
     """Fraction of the SMs that can use all of the bandwidth."""
     launch_us: float = 4.8
+    spilled_ns: float = 0.2
+    """A register that a thread lacks, which it stores and loads in each row, for each thread of an SM."""
     shared: float = 1.0135
     """Factor of the time where a row is read again from shared memory."""
     masked_work: float = 80.0
@@ -60,6 +62,9 @@ class RowRates:
 
 RATES = RowRates()
 INSTRUCTION_BYTES = 16
+LIVE_REGISTERS = 24
+"""Registers of a thread besides converted elements between passes: kernels of one and of two inputs that ptxas compiles
+for sm_90 spill where both together exceed the limit."""
 MOST_ROUNDS = 4
 """The most blocks of a cluster, where these do not have a power of two of rows."""
 
@@ -77,6 +82,13 @@ def code_bytes(layout: RowLayout) -> float:
     """Return the bytes of the instructions for all elements of a thread, whose passes are unrolled."""
     granules = layout.chunk_granules if layout.rolled else layout.thread_granules
     return float(INSTRUCTION_BYTES * granules * layout.lanes * layout.demand.work)
+
+
+def spilled_registers(layout: RowLayout) -> int:
+    """Return the registers that a thread lacks for elements that are converted once, between passes, approximately."""
+    live = layout.demand.live if layout.choice.keep == "registers" and not layout.rolled else 0
+    needed = live * layout.lanes * layout.thread_granules + LIVE_REGISTERS if live else 0
+    return max(0, needed - layout.register_limit)
 
 
 def predicted_us(layout: RowLayout, m: int, target: Target, rates: RowRates = RATES, span: int = 1) -> float:
@@ -112,6 +124,7 @@ def predicted_us(layout: RowLayout, m: int, target: Target, rates: RowRates = RA
         waits += 0.0 if choice.rows_ahead else exchange
     busy = 0.7 * issue + waits * (1.0 if choice.rows == 1 else 0.6)
     chain = (memory**rates.overlap + issue**rates.overlap + busy**rates.overlap) ** (1 / rates.overlap)
+    chain += rates.spilled_ns * spilled_registers(layout) * layout.threads * choice.rows * choice.ctas_per_sm
     ahead = (layout.stages - layout.held_stages) * layout.stage_bytes * choice.ctas_per_sm
     flight = min(1.0, ahead / rates.ahead_bytes)
     used = 0.5 + 0.5 * layout.slice_granules / (layout.thread_granules * layout.threads)

@@ -100,6 +100,7 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
         repeated=bool(repeated),
         held_bytes=_held_bytes(again if later or stages > 1 else [], keeps),
         keeps_computed=keeps,
+        live=0 if keeps or inner is not None else _live(again, reductions, columns, stages > 1 or later),
         exchanges=(sum(len(fact.names) for fact in reductions) + (stages > 1),) if stages else (),
         passes=stages + later,
         walks=0 if inner is not None else walks,
@@ -111,9 +112,8 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
         temporaries=_place_registers(facts, columns, parts, positions > 0 or wide > 0),
         work=work + FP8_WORK * sum(op.dtype == torch.float8_e4m3fn for op in stores),
     )
-    blocks = None if inner is None else grid[0]
     fixed = {axis.block_id: axis.size for axis in facts.axes if axis.kind == "fixed" and axis.size is not None}
-    return RowShape(demand=demand, m=m, rows=rows[-1], blocks=blocks, fixed=fixed)
+    return RowShape(demand=demand, m=m, rows=rows[-1], blocks=None if inner is None else grid[0], fixed=fixed)
 
 
 def _grid_of_rows(facts: KernelFacts) -> tuple[int, ...]:
@@ -195,6 +195,14 @@ def _accesses(facts: KernelFacts, kind: str, among: Sequence[int], columns: set[
 def _held_bytes(again: Sequence[MemoryOpFact], keeps: bool) -> int:
     """Return the bytes of an element between passes: of a polynomial, or of what is read ``again``."""
     return WORD_BYTES if keeps else sum(held_bytes(dtype_name(op.dtype)) for op in again)
+
+
+def _live(again: Sequence[MemoryOpFact], reductions: Sequence[ReductionFact], columns: set[int], kept: bool) -> int:
+    """Return how many values of an element stay from one pass to a later one at most; with loops over columns, these are
+    all that several of them read."""
+    if not kept:
+        return 0
+    return len(again) if len(columns) > 1 else max(fact.kept for fact in reductions)
 
 
 def _keeps_costly(facts: KernelFacts, columns: set[int], walks: int, n: int) -> bool:
