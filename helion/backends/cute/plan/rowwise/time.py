@@ -64,7 +64,7 @@ RATES = RowRates()
 INSTRUCTION_BYTES = 16
 LIVE_REGISTERS = 24
 """Registers of a thread besides converted elements between passes: kernels of one and of two inputs that ptxas compiles
-for sm_90 spill where both together exceed the limit."""
+for sm_90 spill where both together exceed the limit (measurement ``rows_in_registers``)."""
 MOST_ROUNDS = 4
 """The most blocks of a cluster, where these do not have a power of two of rows."""
 

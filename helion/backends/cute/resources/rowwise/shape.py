@@ -202,7 +202,7 @@ def _live(again: Sequence[MemoryOpFact], reductions: Sequence[ReductionFact], co
     all that several of them read."""
     if not kept:
         return 0
-    return len(again) if len(columns) > 1 else max(fact.kept for fact in reductions)
+    return len(again) if len(columns) > 1 else max((fact.kept for fact in reductions), default=0)
 
 
 def _keeps_costly(facts: KernelFacts, columns: set[int], walks: int, n: int) -> bool:
