@@ -54,13 +54,20 @@ def measured(
     args = cell.arguments(device, small)
     given = functools.partial(copy_tensors, args)  # kernels may write into their arguments
     bound = cell.kernel.bind(args)
-    configs: dict[str, helion.Config] = {"default": bound.default_config()}
+    configs: dict[str, dict[str, Any]] = {}
+    functions: dict[str, Callable[..., Any]] = {}
+
+    def has(which: str, config: helion.Config) -> None:
+        """Keep a config and its function, before a call that may go on with another backend."""
+        configs[which] = bound.short_config(config).to_dict()
+        functions[which] = bound.compile_config(config)
+
+    has("default", bound.default_config())
     if tuned:  # a first call after the search would take the config that was found
         with turn():
             cell.kernel(*given())
-        configs["first_call"] = bound.config
-        configs["tuned"] = bound.autotune(given(), effort="full", seconds=tuned, progress=False, random_seed=1)
-    functions: dict[str, Callable[..., Any]] = {which: bound.compile_config(each) for which, each in configs.items()}
+        has("first_call", bound.config)
+        has("tuned", bound.autotune(given(), effort="full", seconds=tuned, progress=False, random_seed=1))
     functions["compile"] = compiled(cell.baseline)
     expected = cell.reference(*given())
     errors: dict[str, float] = {}
@@ -82,7 +89,7 @@ def measured(
         if not tuned:
             functions["first_call"] = cell.kernel
             check("first_call")
-            configs["first_call"] = bound.config
+            configs["first_call"] = bound.short_config(bound.config).to_dict()
         times, untimed = timer().time(
             {which: functools.partial(each, *args) for which, each in functions.items() if which not in failures}
         )
@@ -90,7 +97,7 @@ def measured(
         "name": name,
         "what": f"{UNFITTED}, with graphs and a cold L2",
         "backend": bound.backend,
-        "configs": {which: bound.short_config(config).to_dict() for which, config in configs.items()},
+        "configs": configs,
         "microseconds": {which: each.median for which, each in times.items()},
         "errors": errors,
         **({"failures": failures | untimed} if failures or untimed else {}),

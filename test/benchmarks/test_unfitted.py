@@ -83,6 +83,26 @@ def test_a_first_call_precedes_the_search(monkeypatch: pytest.MonkeyPatch) -> No
     assert row["microseconds"] == RECORDED and "failures" not in row
 
 
+def test_the_default_is_written_before_a_first_call_that_may_replace_its_backend(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    short, said = BoundKernel.short_config, list[str]()
+
+    @contextlib.contextmanager
+    def turn() -> Iterator[None]:
+        said.append("turn")
+        yield
+
+    def shortened(bound: Any, config: helion.Config) -> helion.Config:
+        said.append("short")
+        return short(bound, config)
+
+    monkeypatch.setattr(unfitted_times, "turn", turn)
+    monkeypatch.setattr(BoundKernel, "short_config", shortened)
+    measured("winsorize")
+    assert said == ["short", "turn", "short"]
+
+
 def test_a_wrong_or_failing_baseline_has_no_time() -> None:
     def fails(*_: Any) -> torch.Tensor:
         raise ValueError("not for this device")

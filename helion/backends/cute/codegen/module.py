@@ -165,7 +165,7 @@ def _kernel(out: Writer, program: KernelProgram, objects: list[HostObjects], par
     out.lines(f"    {name}: {annotation}," for name, annotation in parameters)
     with out.block(") -> None:"):
         teams = _teams(program)
-        _prologue(out, program, [name for name, _ in parameters if name.startswith("tma_")], teams)
+        _prologue(out, program, [name for name, annotation in parameters if annotation == "cute.CopyAtom"], teams)
         _roles(out, program, teams)
         for step in program.exit:
             print_steps(out, program, Role(name="exit", first_warp=0, warps=program.warps, program=(step,)))
@@ -232,15 +232,13 @@ def _allocation(plan: GemmPlan, allocation: Allocation) -> str:
         word = "Int64" if plan.paired else "Int32"
         size = allocation.size_bytes // (8 if plan.paired else 4)
         return f"{name} = memory.allocate_array(cutlass.{word}, {size}, byte_alignment={alignment})"
-    held = name.removeprefix("shared_")
-    if held.startswith("raw_"):
-        copied_operand = plan.problem.copy_of(held.removeprefix("raw_"))
-        assert copied_operand is not None
+    held = name.removeprefix("shared_")  # a kernel's own names also begin with "raw_" or "scales_"
+    if (copied_operand := {f"raw_{each.operand}": each for each in plan.problem.copied}.get(held)) is not None:
         layout = (
             f"layout_{held}.outer, {alignment}, layout_{held}.inner" if plan.converts else f"layout_{held}, {alignment}"
         )
         return f"{name} = memory.allocate_tensor({raw.dtype(copied_operand)}, {layout})"
-    if held.startswith("scales_"):
+    if held in ("scales_a", "scales_b"):
         return f"{name} = memory.allocate_tensor(cutlass.Uint8, cute.make_layout({allocation.size_bytes}), {alignment})"
     operands = {operand.label: operand for operand in plan.problem.epilogue.operands}
     if held in operands and operands[held].kind == "row":
