@@ -3,7 +3,7 @@
 There are three kinds of operands. Those with rows at unaligned addresses are copied to rows that begin at multiples of 16
 bytes. Operands of 1 or 4 bytes that are MN-major, which wgmma cannot read from shared memory, are copied to K-major. So
 are operands whose contiguous dimension is none of the matrix, of which a load has one element in each sector
-(measurement ``scattered_operands``).
+(measurement ``scattered_operands``), and matrices without neighbouring elements, such as every other column.
 
 Rows of 777 elements of 2 bytes can only be loaded one element at a time. Before::
 
@@ -76,8 +76,8 @@ class CopiedOperand:
 
     The store of a result is described alike.
 
-    A dimension with an index for all lanes has no block. ``along`` is the dimension along which memory is contiguous,
-    ``to`` the one along which the copy is.
+    A dimension with an index for all lanes has no block. ``along`` is the dimension along which memory is contiguous, or
+    neighbours are nearest, ``to`` the one along which the copy is contiguous.
     """
 
     load: Op
@@ -94,7 +94,7 @@ def unaligned_operands(program: Program) -> tuple[CopiedOperand, ...]:
     makers = Makers.among(program.walk() if operands else ())
     loads = (_load_of(value, makers) for value in operands)
     fed = {load.result.number for load in loads if load is not None}
-    rows = tuple(each for each in _operands(program, fed) if not _rows_are_aligned(each))
+    rows = tuple(each for each in _operands(program, fed, apart=True) if not _rows_are_aligned(each))
     return (*rows, *_unaligned_batches(program))
 
 
@@ -279,10 +279,12 @@ def _load_of(value: Value, makers: Makers, rank: int | None = 2) -> Op | None:
     return op if op is not None and op.kind == "load" and rank in (None, len(op.result.dims)) else None
 
 
-def _operands(program: Program, fed: set[int], *, matrices: bool = True) -> Iterator[CopiedOperand]:
+def _operands(
+    program: Program, fed: set[int], *, matrices: bool = True, apart: bool = False
+) -> Iterator[CopiedOperand]:
     """Yield the loads in loops that define the values ``fed`` and can be copied, of ``matrices`` or of other tensors.
 
-    The program has one grid loop.
+    With ``apart``, tensors may have no two neighbouring elements. The program has one grid loop.
     """
     if not fed:
         return
@@ -291,13 +293,18 @@ def _operands(program: Program, fed: set[int], *, matrices: bool = True) -> Iter
     for op, axes in inside_loops(root.body, {axis.block: axis for axis in root.axes}):
         if op.kind != "load" or op.result.number not in fed:
             continue
-        each = _operand(program, op, axes, written)
+        each = _operand(program, op, axes, written, apart=apart)
         if each is not None and (each.tensor.ndim == 2) == matrices:
             yield each
 
 
 def _operand(
-    program: Program, op: Op, axes: Mapping[int, LoopAxis], written: frozenset[int | None]
+    program: Program,
+    op: Op,
+    axes: Mapping[int, LoopAxis],
+    written: frozenset[int | None],
+    *,
+    apart: bool = False,
 ) -> CopiedOperand | None:
     attrs = op.attributes(MemoryAttrs)
     tensor = program.tensors[attrs.tensor]
@@ -315,13 +322,16 @@ def _operand(
         if axis is None or not _whole(axis, int(extent)) or index.operand is not None or not fixed_at(index.shift, 0):
             return None
         blocks.append(axis.block)
-    unit = [dim for dim, stride in enumerate(tensor.strides) if stride == 1]
-    if len(unit) != 1:
+    least = min(map(int, tensor.strides))
+    unit = [dim for dim, stride in enumerate(tensor.strides) if stride == least]
+    if len(unit) != 1 or (least > 1 and not apart):
         return None
     return CopiedOperand(load=op, tensor=tensor, blocks=tuple(blocks), along=unit[0], to=unit[0])
 
 
 def _rows_are_aligned(each: CopiedOperand) -> bool:
+    if each.tensor.strides[each.along] != 1:
+        return False
     others = (int(stride) for at, stride in enumerate(each.tensor.strides) if at != each.along)
     return all(stride * each.tensor.dtype.itemsize % _ALIGNMENT == 0 for stride in others)
 

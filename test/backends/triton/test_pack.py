@@ -210,6 +210,9 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., torch.Tensor], tuple[to
     "left alone": (plain, product, operands(torch.bfloat16, (63, 1000 + 1), (1001, 64)), [32, 32, 64]),
     "right alone": (plain, product, operands(torch.float16, (40, 64), (64, 3)), [16, 16, 16]),
     "transposed": (plain, lambda x, y: product(x, y), (operands(torch.float32, (70, 33))[0].t(), operands(torch.float32, (70, 45))[0]), [16, 32, 32]),
+    "every other column": (plain, product, (operands(torch.bfloat16, (63, 2001))[0][:, 1::2], operands(torch.bfloat16, (1000, 64))[0]), [32, 32, 64]),
+    "apart in both": (plain, product, (operands(torch.float16, (66, 77))[0][::2], operands(torch.float16, (231, 130))[0][::3, ::2]), [16, 32, 32]),
+    "every third column of rows": (plain, product, (operands(torch.float32, (210, 33))[0][::3].t(), operands(torch.float32, (70, 90))[0][:, ::2]), [16, 32, 32]),
     "gram": (gram, _gram, operands(torch.float32, (70, 45), (45,)), [16, 32, 32]),
     "loaded transposed": (dotted, _dotted, operands(torch.bfloat16, (100, 33), (100, 65)), [16, 32, 32]),
     "sums of tiles": (whole_tile_sums, lambda x, y: product(x, y).sum(-1), operands(torch.float32, (33, 77), (77, 65)), [16, 32, 32]),
@@ -240,6 +243,14 @@ def test_packed_operands_give_the_same(name: str) -> None:
     expected = reference(*args)
     error = 2**-7 if result.dtype == torch.bfloat16 else 2**-9 if result.dtype == torch.float16 else 1e-5
     assert (result.double() - expected).abs().max() <= error * expected.abs().max()
+
+
+def test_matrices_without_neighbours_are_copied_whole() -> None:
+    x, y = (torch.empty(size, dtype=torch.float16, device="meta") for size in ((4096, 2048), (1024, 1024)))
+    args = x[:, ::2], y
+    (each,) = unaligned_operands(program_of(plain, *args, static_shapes=True))
+    assert each.tensor.strides == (2048, 2) and each.to == each.along == 1
+    assert helion.kernel(plain, backend="triton").bind(args, target="h200").default_config()["pack_operands"]
 
 
 def test_results_are_copied_where_their_tensor_has_no_other_access() -> None:

@@ -22,6 +22,7 @@ from . import together
 from .combine import Function
 from .emit import render_kernel
 from .expressions import LIBDEVICE
+from .ops import bytes as ops_bytes
 from .ops import lanes as ops_lanes
 from .ops import marked as ops_marked
 from .ops import reduction as ops_reduction
@@ -32,7 +33,7 @@ _FUTURE = "from __future__ import annotations"
 _TRITON = (Import(module="triton"), Import(module="triton.language", alias="tl"))
 _LIBDEVICE = Import(module="triton.language.extra", name=LIBDEVICE)
 #: Every function that an expression may call by name.
-_HELPERS = {**HELPERS, **ops_reduction.HELPERS, **ops_lanes.HELPERS, **ops_marked.HELPERS}
+_HELPERS = {**HELPERS, **ops_reduction.HELPERS, **ops_lanes.HELPERS, **ops_marked.HELPERS, **ops_bytes.HELPERS}
 
 
 def render_module(plan: Plan, kernels: Sequence[Kernel], host: HostProgram, form: Form) -> Module:

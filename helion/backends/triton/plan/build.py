@@ -40,6 +40,7 @@ from ..resources.unfused import GROUP
 from ..together import are_together
 from .addressed import addressed
 from .bins import Counted, counted
+from .byte_operands import converted_bytes
 from .dots import partial_sums, settled_loops, settled_sums
 from .lowered import Lowered, lower, waits
 from .records import (
@@ -77,8 +78,9 @@ def build_plan(
 
 #: Functions that the printer may put before a kernel.
 HELPERS = (
-    "_difference", "_integer_power", "_log1p_unit", "_long_floordiv", "_long_remainder", "_marked", "_max_nan",
+    "_difference", "_int8_to_fp16", "_int8_to_fp32", "_integer_power", "_log1p_unit", "_long_floordiv", "_long_remainder", "_marked", "_max_nan",
     "_min_nan", "_prod", "_renewed", "_rounded_bf16", "_settled", "_sort_by_extrema", "_sort_in_steps", "_summed_log", "_tanh",
+    "_uint8_to_bf16", "_uint8_to_fp16", "_uint8_to_fp32",
 )  # fmt: skip
 
 
@@ -139,6 +141,9 @@ class _Planner:
                 op
                 for warps, part in self.parts()
                 for op in renewed_operands(part, self.sizes, warps, self.target, self.boxes)
+            ),
+            converted_bytes=frozenset(
+                op for warps, part in self.parts() for op in converted_bytes(part, self.sizes, warps, self.target)
             ),
             rounds_in_fp32=self.target.kind == "cuda",
             origin_lines=self.settings.output_origin_lines,

@@ -181,6 +181,8 @@ class Plan(Structural):
     settled_loops: Mapping[int, int]
     #: Dots whose left operand is copied in each iteration, to registers of its own.
     renewed_operands: frozenset[int]
+    #: Casts of bytes to floats that matmuls of a loop multiply.
+    converted_bytes: frozenset[int]
     #: Values rounded to bf16 and used in fp32 stay in fp32.
     rounds_in_fp32: bool
     #: Accesses that do not use pointers, by op.

@@ -21,10 +21,11 @@ from ....._compiler.ir.grammar import (
 from ....._compiler.ir.pointwise import POINTWISE, common_dtype
 from ....._shapes import Dims
 from ..emission import Emission
-from ..expressions import Expression, infix, method
+from ..expressions import Expression, helper, infix, method
 from ..expressions import number as number_text
 from . import pointwise as ops_pointwise
 from . import reduction as ops_reduction
+from .bytes import FUNCTIONS as BYTES
 from .literals import TRITON_DTYPES, is_negative_zero, literal
 from .matmul import settled
 
@@ -94,6 +95,10 @@ def pointwise(e: Emission, op: Op) -> None:
         dtypes = [k[0] if isinstance(k, tuple) else None for k in kinds]
     if wide:
         e.assign_wide(op, name, ops_pointwise.render_rounded(name, operands, dtypes))
+        return
+    if op.number in e.plan.converted_bytes:
+        (source,) = op.values()
+        e.assign(op, name, helper(BYTES[source.dtype, op.result.dtype], Expression(str(operands[0]))))
         return
     common = common_dtype(name, kinds) if POINTWISE[name].result == "bool" else None
     value = ops_pointwise.render(name, operands, dtypes, op.result.dtype, common_dtype=common)

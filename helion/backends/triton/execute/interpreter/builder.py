@@ -12,17 +12,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 import triton.language as tl
 from triton._C.libtriton import ir
 
 from ..... import exc
+from ....._shapes import dtype_name
+from ...codegen.ops.bytes import PTX as BYTES_PTX
 from ...codegen.ops.literals import RENEW_PTX, ROUND_PTX, SETTLE_PTX, ZERO_PTX
 from ...codegen.ops.marked import CLOCK_MARK, MORE_MARK
 from ...lower.float_reads import FLOAT_READ_PTX
 from ...remote import WAIT_MARK
 from . import numerics
 from .access import Access
-from .elementwise import Elementwise
+from .elementwise import Elementwise, signed, unsigned
 from .memory import Memory
 from .numerics import FP8, HELD, NARROW
 from .ranks import RankWatch
@@ -265,6 +268,11 @@ class Builder(Elementwise, Access):
         if text == ROUND_PTX:
             (value,) = values
             return AssemblyResults(Handle(numerics.round_narrow(value.data, "bf16"), value.dtype, value.shape))
+        if text in BYTES_PTX:
+            (value,), (source, to) = values, BYTES_PTX[text]
+            numbers = (signed if source is torch.int8 else unsigned)(value.data)
+            dtype = getattr(tl, dtype_name(to))
+            return AssemblyResults(Handle(numbers.astype(HELD[dtype.name]), dtype, value.shape))
         if text.startswith(WAIT_MARK):
             return self._wait(*values)
         if text.startswith(CLOCK_MARK):

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ....._compiler.facts.records import KernelFacts
+from ....._compiler.facts.records import KernelFacts, MatmulFact
 from ....._support.locks import new_lock
 from ....._support.records import dataclass
 from .....autotuner.proposal import Predicted
@@ -131,6 +131,12 @@ def demanded(facts: KernelFacts, launch: Launch, predicted: Predicted, target: T
     return with_known_masks(found, facts, launch, predicted, target) if launch.peeled else found
 
 
+def _is_inside(facts: KernelFacts, fact: MatmulFact) -> bool:
+    """Return whether a step of the loop around a matmul uses its result up, as a tile of scores."""
+    loops = {axis for region in facts.regions if region.kind == "loop" for axis in region.axes}
+    return not loops.isdisjoint((fact.m_axis, fact.n_axis))
+
+
 def _copying_us(launch: Launch, parameters: Parameters, target: Target) -> float:
     """Return the microseconds of element-by-element copies of operands, which the matmul waits for."""
     if not launch.copied_bytes:
@@ -144,7 +150,8 @@ def _adding_us(facts: KernelFacts, launch: Launch, parameters: Parameters, targe
     if launch.parts == 1:
         return 0.0
     axes: set[int | None] = set(facts.grid_axes)
-    for fact in facts.matmuls[:1]:
+    kept_results = [fact for fact in facts.matmuls if not _is_inside(facts, fact)] or facts.matmuls
+    for fact in kept_results[:1]:
         root = facts.regions[fact.region].root
         axes = {axis for each in facts.regions if each.root == root and each.kind == "root" for axis in each.axes}
         axes |= {fact.m_axis, fact.n_axis, *fact.batch_axes}

@@ -1,0 +1,50 @@
+"""Bytes that each step of a loop converts to floats for a matmul."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from ...._compiler.ir.grammar import Op, Operand, PointwiseAttrs, Program, Value
+from ...._compiler.ir.ops import OPS
+from ...._compiler.ir.rewrite import Makers
+from ....hardware import WARP_THREADS, Target
+from ..codegen.ops.bytes import FUNCTIONS
+from .dots import lanes
+
+#: Kinds of ops between a conversion and the matmul.
+_BETWEEN = frozenset(("pointwise", "view", "mask"))
+#: Bytes that a thread converts together.
+_TOGETHER = 4
+
+
+def converted_bytes(program: Program, sizes: Mapping[int, int], num_warps: int, target: Target) -> frozenset[int]:
+    """Return the casts, by number, of tiles of bytes that a matmul of the same loop multiplies."""
+    if target.kind != "cuda":
+        return frozenset()
+    least = _TOGETHER * WARP_THREADS * num_warps
+    return frozenset(
+        number
+        for loop in program.walk()
+        if OPS[loop.kind].is_loop
+        for number, operand in _casts(loop)
+        if math.prod(lanes(dim, sizes) for dim in operand.dims) >= least
+    )
+
+
+def _casts(loop: Op) -> list[tuple[int, Value]]:
+    """Return the conversions of bytes that matmuls of a loop depend on, by number, with the bytes."""
+    ops = [op for region in loop.regions for op in region.ops]
+    makers = Makers.among(ops)
+    left: list[Operand] = [value for op in ops if op.kind == "dot" for value in op.operands[:2]]
+    found, seen = [], set[int]()
+    while left:
+        maker = makers.of(left.pop())
+        if maker is None or maker.number in seen or maker.kind not in _BETWEEN:
+            continue
+        seen.add(maker.number)
+        left += maker.values()
+        if maker.attrs == PointwiseAttrs("cast"):
+            (operand,) = maker.values()
+            found += [(maker.number, operand)] if (operand.dtype, maker.result.dtype) in FUNCTIONS else []
+    return found
