@@ -122,7 +122,9 @@ def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[C
         found += [*(shared[::-1] if tall else shared), plain]
         # copies in stages have not run with two consumer groups; matmuls that round each K tile are faster without them
         # (``rounded_tiles_time`` of benchmarks/results/cute/nvidia-h200-parts.jsonl)
-        if together > target.num_sms and not in_stages and not shape.problem.rounded:
+        # teams of 64 rows of 8-bit floats read all of B for half of the rows (measurement ``narrow_teams``)
+        thin = tile[0] == WGMMA_ROWS < shape.problem.m and shape.problem.operand_dtype in IMPRECISE_DTYPES
+        if together > target.num_sms and not in_stages and not shape.problem.rounded and not thin:
             found += [dataclasses.replace(paired, pingpong=True)] if rows > 1 else []
             found.append(dataclasses.replace(plain, pingpong=True))
             if tile[:2] == SQUARE and rows > 1 and columns > 1 and _crosses_lines(shape):
