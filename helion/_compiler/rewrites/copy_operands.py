@@ -3,7 +3,7 @@
 There are three kinds of operands. Those with rows at unaligned addresses are copied to rows that begin at multiples of 16
 bytes. Operands of 1 or 4 bytes that are MN-major, which wgmma cannot read from shared memory, are copied to K-major. So
 are operands whose contiguous dimension is none of the matrix, of which a load has one element in each sector
-(measurement ``scattered_operands``), and matrices without neighbouring elements, such as every other column.
+(measurement ``scattered_operands``). Matrices without neighbouring elements, such as every other column, are copied too.
 
 Rows of 777 elements of 2 bytes can only be loaded one element at a time. Before::
 

@@ -120,10 +120,10 @@ def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[C
         shared = [dataclasses.replace(plain, cluster=(1, 2))] if beside and columns > 1 and not in_stages else []
         shared = [paired, *shared] if rows > 1 else shared
         found += [*(shared[::-1] if tall else shared), plain]
-        # copies in stages have not run with two consumer groups; matmuls that round each K tile are faster without them
-        # (``rounded_tiles_time`` of benchmarks/results/cute/nvidia-h200-parts.jsonl)
         # teams of 64 rows of 8-bit floats read all of B for half of the rows (measurement ``narrow_teams``)
         thin = tile[0] == WGMMA_ROWS < shape.problem.m and shape.problem.operand_dtype in IMPRECISE_DTYPES
+        # copies in stages have not run with two consumer groups; matmuls that round each K tile are faster without them
+        # (``rounded_tiles_time`` of benchmarks/results/cute/nvidia-h200-parts.jsonl)
         if together > target.num_sms and not in_stages and not shape.problem.rounded and not thin:
             found += [dataclasses.replace(paired, pingpong=True)] if rows > 1 else []
             found.append(dataclasses.replace(plain, pingpong=True))

@@ -95,6 +95,8 @@ class Trust(Tuned):
     rewritten_split_k: float
     #: Split-K, for one program per tile.
     split_k: float
+    #: The same where steps of a program that an SM holds alone compute an operand.
+    shared_steps: float
     #: Tiles of rows that a loop computes from several loads, for those by the formula.
     computed_rows: float
     #: Nearby tiles and warps of several matmuls, for those by the rule.

@@ -133,7 +133,7 @@ class TritonAttentionHeuristic(Heuristic):
                 faster = _of_several_scores(facts, fact, fact.query_axis, found, target)
                 deeper = _of_pages(facts, fact, found, target)
                 lower = () if first or faster else _of_one_group(facts, fact, fact.query_axis, found, target)
-                shared = () if first or faster else _sharing_keys(facts, fact.query_axis, (*lower, *found), target)
+                shared = () if first or faster else _sharing_keys(facts, (*lower, *found), target)
                 return with_amd_options((*first, *faster, *deeper, *shared, *lower, *found), facts, target)
         return Declined("no tile of queries and keys fits without spilling")
 
@@ -183,28 +183,20 @@ def _of_one_group(
     return () if unless_faster(first, (other,), trust(target).several_matmuls) is found[0] else (half,)
 
 
-def _sharing_keys(
-    facts: KernelFacts, query: int, found: tuple[TritonProposal, ...], target: Target
-) -> tuple[TritonProposal, ...]:
-    """Return a tile whose programs share the keys, where weights are only added up, if it is predicted to be faster.
+def _sharing_keys(facts: KernelFacts, found: tuple[TritonProposal, ...], target: Target) -> tuple[TritonProposal, ...]:
+    """Return the first tile found for programs that share the keys, if that is predicted to be faster.
 
     Without a maximum of the scores, as in a regression by kernels, the sums of parts of the keys need no factors. Few
-    queries then fill the SMs (measurement ``shared_keys``).
+    queries then fill the SMs. Predictions do not rank other tiles (measurement ``shared_keys``).
     """
-    if not found or not facts.splittable_k or facts.attention is None:
+    if not found or not facts.splittable_k:
         return ()
     timed = []
-    for tile in dict.fromkeys((*(each for each in _CANDIDATES if each.held >= ASYNC_ROWS), _NARROW)):
-        sizes = _sizes_of(facts, query, facts.attention.key_axis, tile)
-        programs = programs_of(facts, sizes, facts.attention_root)
-        predicted = fits(facts, target, sizes, tile, safety.attention(target)) if sizes[query] == tile.held else None
-        if predicted is None or programs >= predicted.occupancy_blocks * target.num_sms:
-            continue
-        whole = _proposal(facts, sizes, tile, predicted, programs, target)
-        for parts in tuned(_Numbers, target).parts:
-            reason = f"{whole.reason}; {parts} programs share the keys"
-            each = replace(whole, reason=reason, launch={"split_k": parts})
-            timed.append((each, proposal_us(facts, each, target)))
+    for parts in tuned(_Numbers, target).parts:
+        each = replace(
+            found[0], reason=f"{found[0].reason}; {parts} programs share the keys", launch={"split_k": parts}
+        )
+        timed.append((each, proposal_us(facts, each, target)))
     best = unless_faster((found[0], proposal_us(facts, found[0], target)), timed, trust(target).split_k)
     return () if best is found[0] else (best,)
 

@@ -1,7 +1,8 @@
 """Tiles of matmuls of a large batch, of which each program has many steps along K.
 
 Few steps need a short pipeline alone, and small tiles leave room for programs that load meanwhile. With many steps, three
-stages of a line are faster than two of wide tiles, and so are twice the rows (measurement ``batched_steps``).
+stages of a line are faster than two of wide tiles, and so are twice the rows (measurement ``batched_steps``). Twice the
+columns may be faster in half of the line (measurement ``wider_batches``).
 """
 
 from __future__ import annotations
@@ -42,14 +43,17 @@ def with_pipeline(sizer: ProductSizer, found: tuple[TritonProposal, ...]) -> tup
     return found if best is found[0] else (best, *found)
 
 
-def _options(sizer: ProductSizer, first: TritonProposal, line: int) -> Iterator[TritonProposal]:
-    m, k, stages = sizer.fact.m_block_id, sizer.fact.k_block_id, tuned(_Numbers).stages
-    assert m is not None and k is not None
-    for rows in (first.block_sizes[m], 2 * first.block_sizes[m]):
-        sizes = {**first.block_sizes, m: rows, k: line}
-        if rows > sizer.caps[0] or (sizes == first.block_sizes and stages == first.num_stages):
+def _options(sizer: ProductSizer, first: TritonProposal, whole: int) -> Iterator[TritonProposal]:
+    m, n, k, stages = sizer.fact.m_block_id, sizer.fact.n_block_id, sizer.fact.k_block_id, tuned(_Numbers).stages
+    assert m is not None and n is not None and k is not None
+    height, width = first.block_sizes[m], first.block_sizes[n]
+    for rows, columns, line in ((height, width, whole), (2 * height, width, whole), (height, 2 * width, whole // 2)):
+        sizes = {**first.block_sizes, m: rows, n: columns, k: line}
+        too_large = rows > sizer.caps[0] or columns > sizer.caps[1] or line < sizer.least_k
+        if too_large or (sizes == first.block_sizes and stages == first.num_stages):
             continue
         predicted = estimate(sizer.facts, sizer.target, sizes, first.num_warps or 1, stages)
         if predicted.fits and not predicted.spill_risk:
-            reason = f"{first.reason}; {rows} rows and {stages} stages of {line} along K are predicted to be faster"
+            shape = f"{rows} x {columns}" if columns > width else f"{rows} rows"
+            reason = f"{first.reason}; {shape} and {stages} stages of {line} along K are predicted to be faster"
             yield replace(first, block_sizes=sizes, num_stages=stages, reason=reason)

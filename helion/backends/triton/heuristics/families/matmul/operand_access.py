@@ -94,9 +94,12 @@ def boxed_operands(facts: KernelFacts, sizes: Mapping[int, int], target: Target)
 
     They are those of matmuls in loops along K whose right operand is K-major and whose tile the asynchronous unit takes
     (the adapters of benchmarks/results/nvidia-h200-variants.jsonl). Columns that the kernel fixes are wide (measurement
-    ``fixed_sides``).
+    ``fixed_sides``). A matmul of loads before the loop leaves it pointers (measurement ``boxed_after_product``).
     """
     if not (tuned(TileNumbers, target).descriptors_along_k and target.has("tensor_descriptor")):
+        return frozenset()
+    once = [fact for fact in facts.matmuls if facts.regions[fact.region].kind == "root"]
+    if any(fact.lhs_slot is not None and fact.rhs_slot is not None for fact in once):
         return frozenset()
     found: set[int] = set()
     for fact in facts.matmuls:

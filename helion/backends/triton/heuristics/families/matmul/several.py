@@ -111,7 +111,7 @@ class TritonProductsHeuristic(Heuristic):
         first = ruled[0], proposal_us(facts, ruled[0], target)
         others = () if timed is None else ((timed, proposal_us(facts, timed, target)),)
         best = unless_faster(first, others, trust(target).several_matmuls)
-        others_of = (_with_fewer_sums, _with_fewer_rows, _with_more_columns)
+        others_of = (_with_fewer_sums, _with_fewer_rows, _with_more_columns, _with_shared_steps)
         changed = next((each for of in others_of if (each := of(facts, best, target)) is not None), None)
         if changed is not None:
             return changed, best, *ruled
@@ -186,6 +186,22 @@ def _with_more_columns(facts: KernelFacts, tile: TritonProposal, target: Target)
             each = replace(tile, reason=f"{tile.reason}, twice the columns", block_sizes=sizes, num_warps=warps)
             found.append((each, proposal_us(facts, each, target)))
     best = unless_faster((tile, proposal_us(facts, tile, target)), found, trust(target).several_matmuls)
+    return None if best is tile else best
+
+
+def _with_shared_steps(facts: KernelFacts, tile: TritonProposal, target: Target) -> TritonProposal | None:
+    """Return the tile with split-K, where each SM has one program at most, whose steps compute an operand.
+
+    Each step waits for the operand in shared memory, while another program of the SM could multiply. Predictions count
+    less of the wait (measurement ``shared_steps``).
+    """
+    ratio, programs = trust(target).shared_steps, _programs(facts, tile)
+    looped = [fact for fact in facts.matmuls if facts.regions[fact.region].kind == "loop"]
+    computed = any((fact.lhs_prologue or fact.rhs_prologue) and not fact.consumes for fact in looped)
+    if not (ratio and computed and facts.splittable_k) or tile.launch or programs > target.num_sms:
+        return None
+    found = [(each, proposal_us(facts, each, target)) for each in _with_parts(facts, tile, target)]
+    best = unless_faster((tile, proposal_us(facts, tile, target)), found, ratio)
     return None if best is tile else best
 
 
@@ -296,6 +312,8 @@ def _reduced_by_one_group(facts: KernelFacts, target: Target) -> TritonProposal 
 def _fastest(facts: KernelFacts, target: Target) -> TritonProposal | None:
     """Return the proposal of least predicted time over all tiles with the usual K line, and over other lines for the
     leading ones.
+
+    Tiles that leave SMs idle alone are compared with split-K (measurement ``split_tiles``).
     """
     itemsize = max(max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize) for fact in facts.matmuls)
     least = target.min_dot(itemsize)[2]
@@ -313,6 +331,8 @@ def _fastest(facts: KernelFacts, target: Target) -> TritonProposal | None:
         if target.num_sms <= _TUNED.idle * counts[sizes] and counts[sizes] <= most
     ]
     timed = [(proposal_us(facts, found, target), each, found) for each, found in usual if found is not None]
+    few = [sizes for sizes in sides if facts.splittable_k and target.num_sms > _TUNED.idle * counts[sizes]]
+    parted = [found for sizes in few if (found := _deepest(facts, dict(sizes), target)) is not None]
     if not timed:
         return None
     timed.sort(key=lambda option: option[0])
@@ -325,7 +345,7 @@ def _fastest(facts: KernelFacts, target: Target) -> TritonProposal | None:
                 us = proposal_us(facts, found, target)
                 timed += [(us, each, found)] if us <= worth else []
     leaders = [found for _, _, found in timed[: 2 * _TUNED.leading]] if facts.splittable_k else []
-    split = [each for found in leaders for each in _with_parts(facts, found, target)]
+    split = [each for found in (*leaders, *parted) for each in _with_parts(facts, found, target)]
     shared = [(each, proposal_us(facts, each, target)) for each in split]
     us, _, whole = min(timed, key=lambda option: option[0])
     best = unless_faster((whole, us), shared, trust(target).split_k)

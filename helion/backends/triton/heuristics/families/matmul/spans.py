@@ -1,4 +1,5 @@
-"""Tiles of a matmul whose kernel splits K itself, in spans whose programs add to the output by atomics; steps along K.
+"""Tiles of a matmul whose kernel splits K itself, in spans whose programs add to the output by atomics; steps along K;
+tiles of programs of which some have no work.
 
 Large tiles leave few programs, so that many spans fill the SMs. All programs of one wave end at once, and nothing
 overlaps with their additions, which are as many bytes as the output for each span. Smaller tiles with fewer spans add
@@ -35,6 +36,26 @@ def with_fewer_parts(sizer: ProductSizer, first: ProductTile) -> ProductTile | N
     return None if best == first else best
 
 
+def of_branches(sizer: ProductSizer, first: ProductTile) -> ProductTile | None:
+    """Return a tile of which an SM holds two programs, where a condition decides if they multiply.
+
+    One then has work while the other ends (measurement ``branched_programs``). Return None for other matmuls, and where
+    that tile is predicted to be slower.
+    """
+    m, n, k, warps, stages = sizer.tuned.branched_tile
+    if (
+        not (sizer.branched and m)
+        or sizer.looped
+        or sizer.span is not None
+        or k * sizer.itemsize != sizer.tuned.whole_line
+    ):
+        return None
+    paired = replace(first, m=m, n=n, k=k, warps=warps, stages=stages)
+    smaller = all(side <= cap for side, cap in zip((m, n), (first.m, first.n), strict=True))
+    faster = smaller and paired != first and sizer.time_us(paired) <= sizer.time_us(first)
+    return paired if faster and not sizer.predict(paired).spill_risk else None
+
+
 def halves(side: int, least: int) -> list[int]:
     """Return a side of a tile and its halves, down to ``least``, which the matrix unit runs at full rate."""
     return [side >> i for i in range(side.bit_length()) if side >> i >= min(side, least)]
@@ -56,4 +77,4 @@ def deeper(sizer: ProductSizer, tile: ProductTile) -> ProductTile:
     return twice if predicted.fits and not predicted.spills else tile
 
 
-__all__ = ["deeper", "halves", "with_fewer_parts"]
+__all__ = ["deeper", "halves", "of_branches", "with_fewer_parts"]

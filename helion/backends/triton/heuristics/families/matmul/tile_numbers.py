@@ -31,6 +31,8 @@ class TileNumbers(Tuned):
     wide_tile: int
     wide_warps: int
     warps: int
+    #: M, N, K, warps and stages of tiles under a condition, zeros for none.
+    branched_tile: tuple[int, int, int, int, int]
     #: With this many matmuls per SM, one tile per matmul is enough: small tiles, a short pipeline.
     many_batches: int
     many_batches_tile: tuple[int, int]

@@ -25,7 +25,7 @@ from ...sizing import WARP_ROWS, all_sizes, clamp, estimate, nearest_size, tiles
 from ...tuned import tuned
 from .extents import MIN_SIDE, Extents, axes_beside, begins_with_pieces, is_branched, largest_side, product_extents
 from .operand_access import WIDE_ITEMSIZE, are_k_major, count_operands, operand_access
-from .spans import deeper, halves, with_fewer_parts
+from .spans import deeper, halves, of_branches, with_fewer_parts
 from .tile_numbers import TileNumbers
 from .unstaged import with_shared_rows, without_stages
 
@@ -161,7 +161,8 @@ class ProductSizer:
         wide = with_shared_rows(self, self.tile(spread=self.tuned.long_k_first))
         first = self.less_padded(wide)
         found = [self.proposal(first, grouped=True)]
-        if (other := without_stages(self, first) or with_fewer_parts(self, first)) is not None:
+        others = (of(self, first) for of in (without_stages, with_fewer_parts, of_branches))
+        if (other := next((each for each in others if each is not None), None)) is not None:
             return (self.proposal(other, grouped=True), *found)
         if not self.tuned.long_k_first and (spread := self.tile(spread=True)) != first:
             found.append(self.proposal(spread, grouped=True))
