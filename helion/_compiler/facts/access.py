@@ -1,4 +1,4 @@
-"""Facts of one access of memory, and of one sort."""
+"""Facts of one access of memory, and of one scan or sort."""
 
 from __future__ import annotations
 
@@ -141,6 +141,23 @@ class RowWindow(SharedRows):
 
     root: int
     axis: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScanFact:
+    """One prefix scan (``scan``), or reduction by a user's function (``fold``), along ``axis``.
+
+    Its values span ``tile``, with ``itemsize`` bytes for each position, of all values together. One combination takes
+    ``ops``, ``sfu_ops`` and ``polynomials`` of a ``WorkFact``.
+    """
+
+    kind: Literal["scan", "fold"]
+    axis: int | None
+    tile: tuple[int, ...] = ()
+    itemsize: int = 0
+    ops: int = 1
+    sfu_ops: int = 0
+    polynomials: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

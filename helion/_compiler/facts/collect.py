@@ -19,7 +19,16 @@ from ..rewrites.record import FactContext
 from ..rewrites.reduction_loops.roll import loads_in_chunks
 from .access import SortFact
 from .axes import axis_facts, count, with_means
-from .composed import RANDOM, epilogue_fact, pointwise_fact, reduced_products, tiled_epilogue_fact, work_facts
+from .composed import (
+    RANDOM,
+    epilogue_fact,
+    is_polynomial,
+    is_sfu,
+    pointwise_fact,
+    reduced_products,
+    tiled_epilogue_fact,
+    work_facts,
+)
 from .flow import trace_flow
 from .late import late_reductions
 from .liveness import maximal, sweep
@@ -242,12 +251,15 @@ def _exchanges(op: Op) -> bool:
 
 def _scan(op: Op, walk: Walk) -> ScanFact:
     values = tuple(op.values())
+    combined = [inner for inner in op.walk() if inner.kind == "pointwise"]
     return ScanFact(
         kind="scan" if op.kind == "scan" else "fold",
         axis=values[0].dims[op.attrs.dim].block,
         tile=walk.tile(values[0])[0],
         itemsize=sum(max(walk.tile(value)[1] for value in values) for _ in values),
-        ops=sum(inner.kind == "pointwise" for inner in op.walk()),
+        ops=len(combined),
+        sfu_ops=sum(map(is_sfu, combined)),
+        polynomials=sum(map(is_polynomial, combined)),
     )
 
 

@@ -35,6 +35,10 @@ def is_sfu(op: Op) -> bool:
     return isinstance(op.attrs, PointwiseAttrs) and POINTWISE[op.attrs.name].cost == "sfu"
 
 
+def is_polynomial(op: Op) -> bool:
+    return isinstance(op.attrs, PointwiseAttrs) and op.attrs.name in POLYNOMIALS
+
+
 def work_facts(walk: Walk) -> tuple[WorkFact, ...]:
     counts: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for op in walk.pointwise:
@@ -42,7 +46,7 @@ def work_facts(walk: Walk) -> tuple[WorkFact, ...]:
         entry = counts.setdefault(key, [0, 0, 0, 0, 0])
         entry[0] += 1
         entry[1] += is_sfu(op)
-        entry[2] += isinstance(op.attrs, PointwiseAttrs) and op.attrs.name in POLYNOMIALS
+        entry[2] += is_polynomial(op)
         entry[4] += any(_numbers(walk, operand, key[1][-1:]) for operand in op.operands)
     for op in walk.other:
         if op.kind in RANDOM:

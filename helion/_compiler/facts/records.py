@@ -18,7 +18,7 @@ from ..._support.records import dataclass, field, replace
 from ..rewrites.late_reductions.threads import LateReductionFact as LateReductionFact
 from ..rewrites.precompute_operands import PrecomputableFact as PrecomputableFact
 from ..rewrites.unfuse_matmul import UnfusedMatmulFact as UnfusedMatmulFact
-from .access import MemoryOpFact, ReducedTile, RowWindow, SortFact
+from .access import MemoryOpFact, ReducedTile, RowWindow, ScanFact, SortFact
 
 #: One tile in registers: the axes it spans and the bytes of one element, which dimensions of constant size multiply.
 LiveTile = tuple[tuple[int, ...], int]
@@ -209,21 +209,6 @@ class AccumulatorFact:
 
     axes: tuple[int, ...]
     of_dot: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScanFact:
-    """One prefix scan (``scan``), or reduction by a user's function (``fold``), along ``axis``.
-
-    Its values span ``tile``, with ``itemsize`` bytes for each position, of all values together. One combination takes
-    ``ops`` elementwise ops.
-    """
-
-    kind: Literal["scan", "fold"]
-    axis: int | None
-    tile: tuple[int, ...] = ()
-    itemsize: int = 0
-    ops: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

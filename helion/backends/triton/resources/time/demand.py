@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Mapping
 
-from ....._compiler.facts.records import KernelFacts, MatmulFact, ReductionFact
+from ....._compiler.facts.records import KernelFacts, MatmulFact
 from .....autotuner.proposal import Predicted
 from .....hardware import WARP_ROWS, Target
 from ...histograms import counts, issued_per_warp
@@ -20,13 +20,14 @@ from .launch import Launch
 from .nest import Nest
 from .record import Demand
 from .roots import SECTOR_BYTES, Access, Reduction, Root, Scan, Sort, roots_of
+from .scans import live_share, scan_work
+from .spread import WARP as _WARP
+from .spread import accumulator_threads, threads_along
 
 #: Bytes of a line of the cache.
 _LINE = 128
 #: Cost of an atomic of a whole line by one warp, relative to its part of a tile's.
 _WHOLE_LINE = 3.0
-#: Threads of a warp exchange in registers; a reduction over more of them goes through shared memory.
-_WARP = 32
 #: Fraction of the L2 cache that shared data may take and stay cached (measurement ``rows_of_half_a_cache``).
 _L2_SHARE = 0.5
 #: Bytes of a tensor read by all programs that an SM keeps in L1.
@@ -54,10 +55,10 @@ _FRAGMENT_BYTES = 256
 #: Cost of such an instruction, which computes no address and has no mask, relative to another access. Tiles of few rows,
 #: which alone have this unit on a GPU with another, take the time of a whole access (measurement ``staged_loops``).
 _FRAGMENT_ACCESSES = 0.2
-#: Least columns of an accumulator per warp.
-_FRAGMENT_COLUMNS = 8
 #: Cost of an exchange within a warp, relative to a memory access.
 _SHUFFLE_ACCESSES = 0.5
+#: Instructions of a transcendental function, relative to those of other ops.
+_SPECIAL_CODE = 4
 #: Instructions of an exchange of a word in a sort.
 _SORT_ISSUE = 3
 #: Bytes of the narrowest asynchronous copy.
@@ -491,17 +492,21 @@ class _Count:
         return 2 * self.launch.warps * max(1.0, meeting) * _LINE
 
     def _scan(self, scan: Scan) -> None:
-        """Add the work of a scan, whose steps each exchange all elements of a thread, within a warp or through shared
-        memory.
-        """
         sums, nest, warps = self.sums, self.nest, self.launch.warps
         times = math.prod([nest.trips[axis] for axis in scan.around])
         each = max(1.0, nest.elements[scan.tile] / self.threads)
-        steps = math.log2(min(_WARP, max(2, self.launch.sizes[scan.axis])))
-        issued = times * each * warps * scan.ops
-        sums["looped_issue" if times > 1 else "straight_issue"] += issued * (1 + steps)
-        sums["accesses"] += times * each * warps * steps * _SHUFFLE_ACCESSES
-        sums["barriers"] += times
+        along, of_warp, width = self._along(scan.axis, scan.axes, scan.widest, scan.ahead)
+        size, chunked = self.launch.sizes[scan.axis], nest.trips[scan.axis] > 1
+        live = 1.0 if chunked else live_share(size, nest.used[scan.axis], along, 1 if scan.ahead else width)
+        work = scan_work(scan, each, along, of_warp, width, live=live, chunked=scan.axis in nest.walked)
+        sums["code"] += work.ops + work.special * _SPECIAL_CODE
+        sums["code_runs"] = max(sums["code_runs"], times)
+        sums["looped_issue" if times > 1 else "straight_issue"] += work.ops * times * warps
+        sums["special"] += work.special * times * warps
+        sums["shuffles"] += work.shuffles * times
+        sums["chained_cycles"] += work.chained * times
+        sums["barriers"] += work.barriers * times
+        sums["exchanges"] += times if work.barriers else 0
 
     def _sort(self, sort: Sort) -> None:
         """Add the work of a sort: both extrema of each exchange and the choice of one, besides the exchange itself, which
@@ -519,30 +524,18 @@ class _Count:
     def _threads_along(self, reduction: Reduction) -> tuple[int, int, int]:
         """Return the threads of a program, and of one warp, that share a reduced row, and the results in a row of each
         thread.
-
-        Neighbours in memory go to neighbours, then those along the axes ``ahead``.
         """
-        fact, sizes = reduction.fact, self.launch.sizes
+        fact, launch = reduction.fact, self.launch
         if reduction.product is not None:
-            return *self._accumulator_threads(fact, reduction.product), 1
-        numel = math.prod([sizes[axis] for axis in reduction.axes])
-        width = max(1, min(reduction.widest, numel // self.threads))
-        if not reduction.ahead or reduction.lies_along(sizes):
-            along = min(self.threads, max(1, sizes[fact.axis] // width))
-            return along, min(_WARP, along), 1
-        first, *others = reduction.ahead
-        lanes = max(1, sizes[first] // width) * math.prod([sizes[axis] for axis in others])
-        along = min(sizes[fact.axis], max(1, self.threads // lanes))
-        return along, min(along, max(1, _WARP // lanes)), 0 if first in fact.gone else width
+            return *accumulator_threads(fact.axis, reduction.product, launch.sizes, launch.warps), 1
+        ahead = () if reduction.lies_along(launch.sizes) else reduction.ahead
+        threads, of_warp, width = self._along(fact.axis, reduction.axes, reduction.widest, ahead)
+        if not ahead:
+            return threads, of_warp, 1
+        return threads, of_warp, 0 if ahead[0] in fact.gone else width
 
-    def _accumulator_threads(self, fact: ReductionFact, product: MatmulFact) -> tuple[int, int]:
-        """Return the same for a matmul result: warps take rows by 16 first, then columns; a warp has 8 rows and 4
-        columns of threads.
-        """
-        rows, columns, _ = tile_shape(product, self.launch.sizes)
-        below = max(1, min(self.launch.warps, rows // WARP_ROWS))
-        beside = max(1, min(self.launch.warps // below, columns // _FRAGMENT_COLUMNS))
-        return (4 * beside, 4) if fact.axis == product.n_axis else (8 * below, 8)
+    def _along(self, axis: int, tile: tuple[int, ...], widest: int, ahead: tuple[int, ...]) -> tuple[int, int, int]:
+        return threads_along(axis, tile, widest, ahead, self.launch.sizes, self.threads)
 
     def _repeats(self, fact: MatmulFact) -> int:
         """Return the number of warps that compute each row of a result that another matmul consumes.

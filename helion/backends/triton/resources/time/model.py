@@ -40,6 +40,9 @@ _SPILLS_KEPT = 0.25
 _SMS_TO_SATURATE = 2.0
 #: Fraction of a warp's own instructions in an iteration that others do not hide while it waits for loads.
 _DRIFTED = 0.5
+#: Bytes of an instruction, and of the code that an SM's cache holds; more by the second number, and it holds none. Then
+#: bytes of a cycle beyond it (measurement ``scanned_rows``).
+_INSTRUCTION_BYTES, _CODE_CACHED, _CODE_LOST, _CODE_BYTES_PER_CYCLE = 16, 57344, 2.0, 4.5
 #: Excess of registers at which ptxas begins to leave most values in memory, and the range until it leaves all.
 _ABANDONED = 1.1, 0.9
 #: Above the limit by one over this, an accumulator is stored and loaded as a whole.
@@ -125,7 +128,8 @@ class _Formula:
         programs = (p.program_us + p.warp_us * d.warps) * self.per_sm * self.begun
         chain = self._chain() + spilled * p.spill_us
         rounds = self.per_sm / self.at_once
-        units = self._norm((instructions, matrix, shared, self.asked * self.per_sm), _UNITS)
+        fetched = self._fetched() * self.per_sm
+        units = self._norm((instructions, matrix, shared, self.asked * self.per_sm, fetched), _UNITS)
         waits = self.m.maximum(0.0, chain * self.per_sm - units) / self.at_once
         # no SM has a part of a program
         units = units * (1 + p.uneven * (self.m.ceil(self.per_sm) / self.per_sm - 1))
@@ -150,6 +154,12 @@ class _Formula:
             spills=spilled * d.programs / (self.bandwidth * p.cache_speedup),
             total=total,
         )
+
+    def _fetched(self) -> Value:
+        """Return the time in which an SM fetches the code of a program that its instruction cache does not hold."""
+        code = self.d.code * self.p.simple_ops * _INSTRUCTION_BYTES
+        missed = self._ramp(code, _CODE_CACHED, _CODE_CACHED * _CODE_LOST)
+        return missed * code * self.d.code_runs / (_CODE_BYTES_PER_CYCLE * self.clock)
 
     def _resident(self) -> Value:
         """Return the programs of an SM, smoothed over the error of the predicted registers where these decide."""
@@ -251,6 +261,7 @@ class _Formula:
             p.start_us * self.begun
             + exchanged
             + d.stores * p.store_us
+            + d.chained_cycles / self.clock
             + straight_bytes
             + d.descriptors * p.descriptor_us
             + d.boxes * p.boxed_wait * p.wait_us

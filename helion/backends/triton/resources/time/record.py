@@ -120,3 +120,9 @@ class Demand(NamedTuple):
     """1 where the next tile's loads begin before the last one is stored."""
     staged_bytes: float
     """Bytes of loads that a loop prefetches, over the steps between."""
+    code: float
+    """Ops of the scans of a program as code, which has those of each element of a thread."""
+    code_runs: float
+    """Runs of that code."""
+    chained_cycles: float
+    """Cycles of the steps of scans that wait for each other."""

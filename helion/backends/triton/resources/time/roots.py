@@ -20,6 +20,7 @@ from ....._compiler.facts.records import (
     WorkFact,
 )
 from ....._support.records import dataclass
+from .....hardware import REGISTER_BYTES
 from ...histograms import width_of
 from ...lookups import tables
 from ..paired import half_of_pair, paired_stores
@@ -34,6 +35,9 @@ _VALUES = {"argmax": 3, "argmin": 3}
 #: Elementwise ops that a random number takes the time of: ten rounds of Philox with four multiplications each, half of
 #: which are issued at half the rate. It is fitted to six kernels on an H200 (rows ``dropout_times`` of attention).
 RANDOM_OPS = 34
+#: Elementwise ops that a piecewise polynomial takes the time of, as a logarithm of one plus a number (measurement
+#: ``scanned_rows``).
+POLYNOMIAL_OPS = 20
 #: Floats that one atomic adds a vector of, on GPUs that have such atomics.
 _VECTORED = (torch.float32, torch.float16, torch.bfloat16)
 #: Instructions of a quotient and a remainder: of a power of two, and of other constants.
@@ -150,12 +154,21 @@ class Reduction(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """A scan along ``axis``, of tile number ``tile``, once for each tile along the axes of ``around``."""
+    """A scan along ``axis``, of tile number ``tile`` with axes ``axes``, once for each tile along the axes of ``around``.
+
+    Each position has ``words`` registers. One combination takes ``ops``, of which ``sfu_ops`` are of the special function
+    unit. ``widest`` and ``ahead`` are those of a ``Reduction``.
+    """
 
     axis: int
     tile: int
+    axes: tuple[int, ...]
+    words: int
     ops: int
+    sfu_ops: int
     around: tuple[int, ...]
+    widest: int
+    ahead: tuple[int, ...]
 
 
 class Sort(NamedTuple):
@@ -284,7 +297,7 @@ class _Preparation:
                 each for fact in facts.reductions if fact.region in regions for each in self.reduced(fact, accesses)
             ),
             late=tuple(fact for fact in facts.late_reductions if fact.region in regions),
-            scans=tuple(self.scans()),
+            scans=tuple(self.scans(accesses)),
             sorts=tuple(self.sorts()),
             matmuls=self.matmuls,
             tables=tables(self.facts),
@@ -390,20 +403,16 @@ class _Preparation:
         self, fact: ReductionFact, accesses: tuple[Access, ...], tile: tuple[int, ...], at: int, values: int
     ) -> Reduction:
         vector = VECTOR_BYTES // max(1, fact.input_load_itemsize or fact.itemsize)
-        moved = [access.widest for access in accesses if access.kind == "load" and access.axes == tile]
         products = (p for p in self.matmuls if p.region == fact.region and {p.m_axis, p.n_axis} <= set(tile))
-        # a tile that no access has is computed element by element: neighbours along the last axis in other threads
-        loaded = any(set(tile) <= set(op.tile_axes) for op in self.facts.memory_ops) or bool(self.matmuls)
+        widest, ahead = self.spread(tile, at, vector, accesses)
         adjacent = self.adjacent(fact.region, tile)
-        *before, last = tile
-        ahead = (last, *before[:at]) if loaded else tile[:at:-1]
         return Reduction(
             fact=fact,
             axes=tile,
             tile=self.tile(tuple(axis for axis in tile if axis not in fact.gone)),
             values=values,
-            widest=min(vector, max(moved, default=vector)) if loaded and not adjacent else 1,
-            ahead=ahead if at != len(tile) - 1 else (),
+            widest=1 if adjacent else widest,
+            ahead=ahead,
             adjacent=adjacent,
             product=next(products, None),
         )
@@ -415,12 +424,40 @@ class _Preparation:
         found = tuple(axis for axis in tile if steps.get(axis) == 1.0)
         return found if len(found) > 1 else ()
 
-    def scans(self) -> list[Scan]:
+    def spread(
+        self, tile: tuple[int, ...], at: int, vector: int, accesses: tuple[Access, ...]
+    ) -> tuple[int, tuple[int, ...]]:
+        """Return the elements of the widest load of a thread, and the axes that threads are spread over before that of
+        dimension ``at``.
+        """
+        moved = [access.widest for access in accesses if access.kind == "load" and access.axes == tile]
+        *before, last = tile
+        # a tile that no access has is computed element by element: neighbours along the last axis in other threads
+        loaded = any(set(tile) <= set(op.tile_axes) for op in self.facts.memory_ops) or bool(self.matmuls)
+        ahead = (last, *before[:at]) if loaded else tile[:at:-1]
+        return min(vector, max(moved, default=vector)) if loaded else 1, ahead if at != len(tile) - 1 else ()
+
+    def scans(self, accesses: tuple[Access, ...]) -> list[Scan]:
         found = []
         for fact in self.facts.scans:
             if fact.axis is not None and not set(fact.tile).isdisjoint(self.order):
                 around = tuple(axis for axis in fact.tile if axis not in self.order)
-                found.append(Scan(fact.axis, self.tile(fact.tile), fact.ops, around))
+                loads = [access for access in accesses if access.kind == "load" and access.axes == fact.tile]
+                vector = VECTOR_BYTES // min([access.itemsize for access in loads], default=REGISTER_BYTES)
+                widest, ahead = self.spread(fact.tile, fact.tile.index(fact.axis), vector, accesses)
+                found.append(
+                    Scan(
+                        axis=fact.axis,
+                        tile=self.tile(fact.tile),
+                        axes=fact.tile,
+                        words=max(1, fact.itemsize // REGISTER_BYTES),
+                        ops=fact.ops + POLYNOMIAL_OPS * fact.polynomials,
+                        sfu_ops=fact.sfu_ops - fact.polynomials,
+                        around=around,
+                        widest=widest,
+                        ahead=ahead,
+                    )
+                )
         return found
 
     def sorts(self) -> Iterator[Sort]:
