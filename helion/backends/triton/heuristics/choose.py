@@ -82,6 +82,8 @@ class Trust(Tuned):
     gathers_alone: float
     #: Tiles of a kernel without a rule, for moderate ones.
     predicted_tiles: float
+    #: Chunks of a scan in few warps, for whole rows.
+    predicted_scans: float
     #: Two rows of a batch that share loads, for one.
     sharing_rows: float
     #: Half the rows of a program that accumulates gradients, for as many as give each SM one.

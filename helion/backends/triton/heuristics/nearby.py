@@ -1,25 +1,26 @@
 """Tiles near those of a rule, for reductions that memory does not limit.
 
 A rule knows a class of kernels by its bytes. Where instructions, latency or starting programs take longer, more or fewer
-rows in fewer warps may take half of the time (measurement ``nearby_tiles``). Steps double or halve one tile, or halve the
-warps, while the predicted time falls.
+rows in fewer warps may take half of the time (measurement ``nearby_tiles``). Steps double or halve one tile or one chunk of
+a row, or halve the warps, while the predicted time falls.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar, cast
 
 from ...._compiler.facts.records import AxisFact, KernelFacts
 from ...._support.records import dataclass, replace
 from ....autotuner.proposal import Declined, Heuristic, Proposal
-from ....hardware import Target
+from ....hardware import VECTOR_BYTES, Target
 from ..proposal import TritonProposal
 from . import register_safety as safety
 from .choose import trust
 from .predicted_time import proposal_timing, proposal_us
-from .sizing import clamp, estimate, extent_of
+from .sizing import Chunks, clamp, estimate, extent_of, is_contiguous
 from .tuned import Tuned, tuned
 
 
@@ -41,6 +42,11 @@ class _Numbers(Tuned):
     piece_bytes: int
     #: Share of the predicted time that memory takes from which programs have such pieces.
     lines: float
+    #: Elements of the shortest chunk of a row, and of one that is scanned.
+    least_chunk: int
+    least_scanned: int
+    #: Ratio of predicted times up to which chunks have a vector of each thread.
+    in_vectors: float
 
 
 def with_nearby(
@@ -53,9 +59,11 @@ def with_nearby(
     if not found or not _applies(facts):
         return found
     first = cast("TritonProposal", found[0])
-    if first.pid_type is not None or first.launch or first.ranges or any(first.reduction_loops.values()):
+    if first.pid_type is not None or first.launch or first.ranges:
         return found
     before, numbers = proposal_timing(facts, first, target), tuned(_Numbers)
+    if any(_is_fixed(facts.axes[axis], chunk, facts) for axis, chunk in first.reduction_loops.items()):
+        return found
     if before.us < numbers.least_us or dict(before.units)["memory"] >= numbers.limits * before.us:
         return found
     best, us = first, before.us
@@ -68,8 +76,36 @@ def with_nearby(
         us, best = min(alike, key=lambda pair: (pair[1].num_warps or 1, pair[0]))
     if us > trust(target).nearby * before.us or any(each < us for each in _others(found[1:], rivals, facts, target)):
         return found
+    best = _in_vectors(best, us, facts, target)
     shape = " x ".join(map(str, best.block_sizes.values()))
     return (replace(best, reason=f"{first.reason}; predicted to be faster in {shape}, {best.num_warps} warps"), *found)
+
+
+def _in_vectors(best: TritonProposal, us: float, facts: KernelFacts, target: Target) -> TritonProposal:
+    """Return shorter chunks down to a vector of each thread, while predicted times are alike.
+
+    The assembler keeps loads of several steps in flight where a step has one of a thread, which predictions do not count
+    (measurement ``chunks_of_a_vector``).
+    """
+    while not facts.scans:
+        sizes, threads = best.block_sizes, (best.num_warps or 1) * target.warp_size
+        loads = [op for op in facts.memory_ops if op.kind == "load"]
+        shorter = {
+            axis: chunk // 2
+            for axis, chunk in best.reduction_loops.items()
+            if chunk is not None
+            and chunk > tuned(_Numbers).least_chunk
+            and any(
+                chunk * math.prod(sizes.get(each, 1) for each in op.tile_axes) * op.itemsize > VECTOR_BYTES * threads
+                for op in loads
+                if axis in op.tile_axes
+            )
+        }
+        tried = replace(best, reduction_loops={**best.reduction_loops, **shorter})
+        if not shorter or proposal_us(facts, tried, target) > tuned(_Numbers).in_vectors * us:
+            break
+        best = tried
+    return best
 
 
 def _others(
@@ -92,15 +128,7 @@ def _applies(facts: KernelFacts) -> bool:
         return False
     known = all(axis.extent is not None or axis.outer is not None for axis in facts.axes)
     loops = [axis for axis in facts.tunable_axes if not axis.on_grid]
-    others = (
-        len(loops) > 1
-        or facts.matmuls
-        or facts.scans
-        or facts.sorts
-        or facts.atomics
-        or facts.pointwise
-        or facts.messages
-    )
+    others = len(loops) > 1 or facts.matmuls or facts.sorts or facts.atomics or facts.pointwise or facts.messages
     return facts.num_roots == 1 and bool(facts.reductions) and known and not others
 
 
@@ -118,46 +146,66 @@ def _are_pairs(facts: KernelFacts) -> bool:
 
 
 def steps(proposal: TritonProposal, facts: KernelFacts, target: Target, *, few: bool) -> Iterator[TritonProposal]:
-    """Yield the same with one tile doubled, halved, or halved for another one, and with half of the warps.
+    """Yield the same with one tile or chunk doubled, halved, or a tile halved for another one, and with half of the warps.
 
     Tiles of axes that are adjacent in a load are exchanged too.
 
     If ``few``, tiles double in as many warps and halve in half of them: as many elements of a thread in smaller programs.
     Where registers do not hold the tile, threads have no more of them than by the rule, and may have half of the elements.
     """
-    sizes, warps, chunks = dict(proposal.block_sizes), proposal.num_warps or 1, proposal.reduction_loops
+    sizes, warps, chunks = dict(proposal.block_sizes), proposal.num_warps or 1, dict(proposal.reduction_loops)
 
-    def registers(tiles: Mapping[int, int], count: int) -> int | None:
+    def registers(tiles: Mapping[int, int], count: int, parts: Chunks) -> int | None:
         """Return the registers of a thread that cannot hold its part of a tile, None of others."""
-        predicted = estimate(facts, target, tiles, count, 1, chunks)
+        predicted = estimate(facts, target, tiles, count, 1, parts)
         return None if safety.within(predicted, safety.MANY_ROWS) else predicted.registers_per_thread
 
-    fewer_warps, short = max(1, warps // 2), registers(sizes, warps)
+    fewer_warps, short = max(1, warps // 2), registers(sizes, warps, chunks)
     halved = {fewer_warps} if short is None else {warps, fewer_warps}
     axes = [axis for axis in facts.tunable_axes if axis.block_id in sizes]
     busy = _needs_lines(proposal, facts, target)
     least = {axis.block_id: _shortest(axis, facts) if busy else 1 for axis in axes}
-    tried = [(sizes, warps // 2)] if warps > 1 else []
+    tried = [(sizes, warps // 2, chunks)] if warps > 1 else []
     for axis in axes:
         size = sizes[axis.block_id]
         for changed, counts in ((2 * size, {warps}), (size // 2, halved)):
             if _allows(axis, changed) and changed >= min(size, least[axis.block_id]):
                 every = counts if few else {warps, fewer_warps}
-                tried += [({**sizes, axis.block_id: changed}, count) for count in every]
+                tried += [({**sizes, axis.block_id: changed}, count, chunks) for count in every]
     for one, other in itertools.combinations(axes, 2):
         turned = sizes[other.block_id], sizes[one.block_id]
         if _are_adjacent(one, other, facts) and _allows(one, turned[0]) and _allows(other, turned[1]):
-            tried += [
-                ({**sizes, one.block_id: turned[0], other.block_id: turned[1]}, count) for count in halved | {warps}
-            ]
+            exchanged = {**sizes, one.block_id: turned[0], other.block_id: turned[1]}
+            tried += [(exchanged, count, chunks) for count in halved | {warps}]
     for fewer, more in itertools.permutations(axes, 2) if not few else ():
         half, double = sizes[fewer.block_id] // 2, 2 * sizes[more.block_id]
         if half >= least[fewer.block_id] and _allows(fewer, half) and _allows(more, double):
-            tried.append(({**sizes, fewer.block_id: half, more.block_id: double}, warps))
-    for each, count in tried:
-        needs = registers(each, count)
+            tried.append(({**sizes, fewer.block_id: half, more.block_id: double}, warps, chunks))
+    numbers, scanned = tuned(_Numbers), {fact.axis for fact in facts.scans}
+    for block, chunk in chunks.items():
+        shortest = numbers.least_scanned if block in scanned else numbers.least_chunk
+        for part, counts in _chunks(facts.axes[block], chunk, shortest, warps, halved):
+            tried += [(sizes, count, {**chunks, block: part}) for count in (counts if few else {warps, fewer_warps})]
+    for each, count, parts in tried:
+        needs = registers(each, count, parts)
         if needs is None or (short is not None and needs <= short):
-            yield replace(proposal, block_sizes=each, num_warps=count)
+            yield replace(proposal, block_sizes=each, num_warps=count, reduction_loops=parts)
+
+
+def _chunks(
+    axis: AxisFact, chunk: int | None, shortest: int, warps: int, halved: set[int]
+) -> Iterator[tuple[int | None, set[int]]]:
+    """Yield the chunks of twice and of half as many elements, and the warps of each; a whole dimension has no others."""
+    if chunk is None:
+        return
+    yield (2 * chunk if 2 * chunk < axis.padded else None), {warps}
+    if chunk > shortest:
+        yield chunk // 2, halved
+
+
+def _is_fixed(axis: AxisFact, chunk: int | None, facts: KernelFacts) -> bool:
+    """Return whether a rule's chunks stay: those of contiguous rows, and of single elements."""
+    return chunk is not None and (chunk < tuned(_Numbers).least_chunk or is_contiguous(axis, facts))
 
 
 def _are_adjacent(one: AxisFact, other: AxisFact, facts: KernelFacts) -> bool:

@@ -114,13 +114,18 @@ def loop_by_loop(rule: Heuristic, facts: KernelFacts, target: Target) -> TritonP
 def _together(found: list[TritonProposal], facts: KernelFacts) -> list[TritonProposal]:
     """Return the proposals for each grid loop as those of the kernel, with the warps of each of them."""
     sizes, orders, flat = dict[int, int](), dict[int, tuple[int, ...]](), dict[int, bool]()
+    chunks = dict[int, int | None]()
     for root, (before, each) in enumerate(zip(_loops_before(facts), found, strict=True)):
         own = {axis for region in facts.regions if region.root == root for axis in region.axes}
         sizes |= {axis: size for axis, size in each.block_sizes.items() if axis in own}
+        moved = {axis for op in facts.memory_ops if facts.regions[op.region].root == root for axis in op.tile_axes}
+        chunks |= {axis: size for axis, size in each.reduction_loops.items() if axis in moved - chunks.keys()}
         orders.update((root, order) for order in each.loop_orders.values())
         flat |= {root if number >= 0 else number - before: flag for number, flag in each.flatten_loops.items()}
     reason = "; ".join(f"loop {at}: {each.reason}" for at, each in enumerate(found))
-    made = replace(found[0], reason=reason, block_sizes=sizes, loop_orders=orders, flatten_loops=flat)
+    made = replace(
+        found[0], reason=reason, block_sizes=sizes, loop_orders=orders, flatten_loops=flat, reduction_loops=chunks
+    )
     return [replace(made, num_warps=warps) for warps in dict.fromkeys(each.num_warps for each in found)]
 
 
@@ -136,16 +141,11 @@ def each_alone(proposal: TritonProposal, facts: KernelFacts, target: Target) -> 
     found: list[TritonProposal] = []
     for alone in facts.apart:
         made = _made_by_rules(alone.value, target)
-        if (
-            made is None
-            or made.pid_type is not None
-            or made.launch
-            or made.ranges
-            or any(made.reduction_loops.values())
-        ):
+        if made is None or made.pid_type is not None or made.launch or made.ranges:
             return proposal
         found.append(made)
-    timed = [(each, proposal_us(facts, each, target)) for each in _together(found, facts)]
+    grown = [with_other_loops(each, facts, target) for each in _together(found, facts)]
+    timed = [(each, proposal_us(facts, each, target)) for each in grown]
     gathers = any(op.gathered for op in facts.memory_ops)  # predictions hardly rank tiles of computed subscripts
     ratio = trust(target).gathers_alone if gathers else trust(target).loops_alone
     return unless_faster((proposal, proposal_us(facts, proposal, target)), timed, ratio)

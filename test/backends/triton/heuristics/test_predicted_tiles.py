@@ -121,3 +121,35 @@ def test_values_of_a_loop_without_larger_tiles_are_spread_over_all_threads() -> 
         for size in (16, 32)
     )
     assert wide < 1.2 * narrow
+
+
+@helion.kernel
+def running_sums(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(x.size(), dtype=torch.float32, device=x.device)
+    for tile in hl.tile(x.size(0)):
+        out[tile, :] = hl.cumsum(x[tile, :].to(torch.float32), 1)
+    return out
+
+
+def test_cheap_scans_of_rows_of_odd_length_stay_whole() -> None:
+    """Measured on an H200: 68 us whole in 4 warps, 91 in chunks of 512 of one warp, 162 in chunks of 64."""
+    for n in (4097, 4096):
+        bound = running_sums.bind((tensor(8192, n),), target="h200")
+        assert bound.default_config()["reduction_loops"] == [None] and bound.default_config()["num_warps"] == 4
+    x = torch.randn(5, 1001)
+    for chunk in (None, 32, 512):
+        config = helion.Config(block_sizes=[1], reduction_loops=[chunk], num_warps=1, num_stages=1)
+        torch.testing.assert_close(helion.kernel(running_sums.fn, config=config)(x), x.cumsum(1))
+
+
+def test_code_of_a_scan_fits_in_the_instruction_cache() -> None:
+    """Measured on an H200: 2625 us in chunks of 4096 in 4 warps, 319 in chunks of 128 in one."""
+    cell = CELLS["running_log_sums"]
+    config = cell.kernel.bind(cell.arguments("meta", False), target="h200").default_config()
+    assert config["num_warps"] == 1 and config["reduction_loops"] == [128]
+
+
+def test_aligned_rows_of_a_scan_keep_their_tiles() -> None:
+    cell = CELLS["resetting_sums"]
+    config = cell.kernel.bind(cell.arguments("meta", False), target="h200").default_config()
+    assert config["reduction_loops"] == [None] and config["num_warps"] == 4

@@ -6,9 +6,10 @@ import math
 from typing import ClassVar
 
 from ......_compiler.facts.records import KernelFacts
-from ......_support.records import dataclass
+from ......_support.records import dataclass, replace
 from ......autotuner.proposal import Predicted
 from ......hardware import VECTOR_BYTES, Target
+from ....proposal import TritonProposal
 from ....resources.predict import unstaged
 from ....resources.tiles import vector_elements
 from ... import register_safety as safety
@@ -34,6 +35,8 @@ class _Numbers(Tuned):
     smallest_chunk: int
     #: Registers of each access of a thread to pieces of rows that no vector fits, in addition to those predicted.
     piece_registers: int
+    #: Stages of a loop that adds rows up for each feature.
+    prefetched: int
     #: Least threads when each program reduces a grid axis, and the same where memory is fast.
     away_threads: int
     wide_away_threads: int
@@ -96,6 +99,27 @@ def launch(found: Allocation, facts: KernelFacts, target: Target, *, threads: in
         chunks = ragged
         predicted = estimate(facts, target, sizes, warps, 1, chunks)
     return Launch(num_warps=warps, sizes=sizes, chunks=chunks, predicted=predicted)
+
+
+def prefetched(proposal: TritonProposal, facts: KernelFacts, target: Target) -> TritonProposal:
+    """Return the same with stages for the loop, if it adds rows up for each feature and reduces them after its end.
+
+    No step waits for other warps, and the assembler alone keeps few loads in flight. An SM has room for the stages of two
+    programs (measurement ``prefetched_sums``).
+    """
+    axes = {fact.axis for fact in facts.reductions if fact.after is not None and fact.per_feature_accumulator}
+    loops = [axis.block_id for axis in facts.tunable_axes if not axis.on_grid]
+    loads = [op for op in facts.memory_ops if op.kind == "load" and axes & set(op.tile_axes) and len(op.tile_axes) > 1]
+    if proposal.ranges or len(axes) != 1 or loops != [*axes] or not loads or not target.has("cp_async"):
+        return proposal
+    (axis,), sizes = axes, all_sizes(facts, proposal.block_sizes, proposal.reduction_loops)
+    step = sum(math.prod(sizes[each] for each in op.tile_axes) * op.itemsize for op in loads)
+    runs = [math.gcd(VECTOR_BYTES, *(each * op.itemsize for each in op.strides if each > 1)) for op in loads]
+    few = extent_of(facts.axes[axis]) < sizes[axis] * (_TUNED.prefetched + 1)
+    if few or min(runs) < VECTOR_BYTES or 2 * _TUNED.prefetched * step > target.smem_per_block_bytes:
+        return proposal
+    stages = {axis: _TUNED.prefetched}
+    return replace(proposal, reason=f"{proposal.reason}, prefetched", ranges={"range_num_stages": stages})
 
 
 def _with_few_pieces(facts: KernelFacts, sizes: Sizes, chunks: Chunks, warps: int, target: Target) -> dict[int, int]:

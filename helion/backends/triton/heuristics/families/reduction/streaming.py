@@ -263,17 +263,29 @@ def _whole_rows(proposal: TritonProposal, primary: ReductionFact, facts: KernelF
         return proposal
     width = max(padded for padded, *_ in pieces)
     chunks = {axis: None if chunk == pieces[0][1] else chunk for axis, chunk in proposal.reduction_loops.items()}
+    row_bytes = sum(padded * itemsize for padded, _, itemsize in pieces)
+
+    def held(warps: int) -> TritonProposal | None:
+        """Return the steps of rows that the registers of so many warps hold."""
+        step = max(rows.min_size, _TUNED.held_thread_elements * warps * target.warp_size // width)
+        sizes = {**proposal.block_sizes, rows.block_id: step}
+        if step < 2 or estimate(facts, target, sizes, warps, 1, chunks).spill_risk:
+            return None
+        reason = f"{proposal.reason}, {step} rows of {width} whole"
+        programs = cdiv(programs_of(facts, all_sizes(facts, sizes), primary.root), target.num_sms)
+        stages = min(_STAGES, target.smem_per_block_bytes // (programs * step * row_bytes))
+        ranges = {"range_num_stages": {rows.block_id: stages}} if stages > 1 else {}
+        return replace(
+            proposal, reason=reason, block_sizes=sizes, num_warps=warps, reduction_loops=chunks, ranges=ranges
+        )
+
     warps = proposal.num_warps or 1
-    step = max(rows.min_size, _TUNED.held_thread_elements * warps * target.warp_size // width)
-    sizes = {**proposal.block_sizes, rows.block_id: step}
-    if step < 2 or estimate(facts, target, sizes, warps, 1, chunks).spill_risk:
+    first = held(warps)
+    if first is None:
         return proposal
-    reason = f"{proposal.reason}, {step} rows of {width} whole"
-    bytes_of_step = step * sum(padded * itemsize for padded, _, itemsize in pieces)
-    programs = cdiv(programs_of(facts, all_sizes(facts, sizes), primary.root), target.num_sms)
-    stages = min(_STAGES, target.smem_per_block_bytes // (programs * bytes_of_step))
-    ranges = {"range_num_stages": {rows.block_id: stages}} if stages > 1 else {}
-    return replace(proposal, reason=reason, block_sizes=sizes, reduction_loops=chunks, ranges=ranges)
+    more = (held(warps * times) for times in (2, 4, 8, 16) if warps * times * target.warp_size <= _TUNED.scalar_threads)
+    timed = [(each, proposal_us(facts, each, target)) for each in more if each is not None]
+    return unless_faster((first, proposal_us(facts, first, target)), timed, trust(target).nearby)
 
 
 def _proposal(

@@ -17,7 +17,7 @@ from ...choose import trust, unless_faster
 from ...predicted_time import proposal_us
 from ...sizing import keep_load
 from .budget import allocate, reduction_alone, row_budget
-from .launch import launch
+from .launch import launch, prefetched
 from .lighter import lighter_tiles
 
 
@@ -52,4 +52,5 @@ class TritonUserTiledReductionHeuristic(Heuristic):
             (each, proposal_us(facts, each, target)) for each in (first, *lighter_tiles(first, primary, facts, target))
         ]
         best = unless_faster(every[0], every[1:], trust(target).lighter_rows)
-        return (first,) if best is first else (best, first)
+        staged = prefetched(best, facts, target)
+        return tuple(each for at, each in enumerate((staged, best, first)) if each not in (staged, best, first)[:at])

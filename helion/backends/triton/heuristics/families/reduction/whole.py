@@ -17,7 +17,7 @@ from ......hardware import Target
 from ....proposal import TritonProposal
 from ...sizing import keep_load, stream_loads
 from .budget import Allocation, allocate, reduction_alone, row_budget
-from .launch import launch
+from .launch import launch, prefetched
 
 
 class TritonReductionHeuristic(Heuristic):
@@ -34,7 +34,8 @@ class TritonReductionHeuristic(Heuristic):
         proposals = [self._proposal(first, facts, target)]
         if not first.looped and first.chunks:
             proposals.append(self._proposal(allocate(facts, target, hold=False), facts, target))
-        return tuple(proposals)
+        staged = prefetched(proposals[0], facts, target)
+        return (staged, *proposals) if staged is not proposals[0] else tuple(proposals)
 
     def _proposal(self, found: Allocation, facts: KernelFacts, target: Target) -> TritonProposal:
         primary = found.primary
