@@ -62,8 +62,10 @@ class TritonColumnScanHeuristic(Heuristic):
         aligned = not any(s != 1 and s * op.itemsize % VECTOR_BYTES for op in moved for s in op.strides)
         chunk = _TUNED.chunk if steps[0].rollable and steps[0].padded > _TUNED.held else steps[0].padded
         first = _proposed(steps[0], columns[0], aligned, chunk, facts, target)
-        if isinstance(first, Declined) or any(first.reduction_loops.values()) or not steps[0].rollable:
-            return first if isinstance(first, Declined) else (first,)
+        if isinstance(first, Declined):
+            return first
+        if any(first.reduction_loops.values()) or not (steps[0].rollable and aligned):
+            return (first,)  # no time of chunks of rows that are not aligned is known
         shorter = _proposed(steps[0], columns[0], aligned, _TUNED.short_chunk, facts, target)
         others = [] if isinstance(shorter, Declined) else [(shorter, proposal_us(facts, shorter, target))]
         best = unless_faster((first, proposal_us(facts, first, target)), others, trust(target).chunked_scans)
