@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts, MemoryOpFact
 from ...._support.records import dataclass, replace
+from ....hardware import Target
 from ..proposal import TritonProposal
 from ..resources.time.roots import SECTOR_BYTES
+from . import register_safety as safety
+from .choose import trust, unless_faster
+from .predicted_time import proposal_us
+from .sizing import clamp, estimate
 from .tuned import Tuned, tuned
 
 #: Bytes that rows share, for each byte of their own, from which fewer warps with more rows each are tried.
@@ -39,6 +45,32 @@ def pair_tile(tiles: TritonProposal, axis: int, first: int, facts: KernelFacts) 
     sizes = {**tiles.block_sizes, axis: rows, first: run}
     reason = f"{tiles.reason}, of {rows} x {run}: pairs of a thread share operands"
     return replace(tiles, reason=reason, block_sizes=sizes, num_warps=numbers.warps)
+
+
+def computed_once(
+    tiles: TritonProposal, facts: KernelFacts, target: Target, tries: Iterable[tuple[int, int]]
+) -> TritonProposal | None:
+    """Return the same with more rows or fewer warps, if that is predicted to be faster, where rows share polynomials.
+
+    Threads of different rows all compute what these share, such as the sines of a token's angles for its heads
+    (measurement ``shared_sines``). Of ``tries``, each has halves of the rows and a divisor of the warps.
+    """
+    costly = [set(work.axes) for work in facts.work if work.polynomials and work.axes]
+    shared = [axis for axis in facts.tunable_axes if costly and not any(axis.block_id in axes for axes in costly)]
+    if len(facts.tunable_axes) < 2 or not shared or shared[-1].block_id not in tiles.block_sizes:
+        return None
+    axis, warps, found = shared[-1], tiles.num_warps or 1, []
+    for half_rows, fewer in tries:
+        rows, count = half_rows * tiles.block_sizes[axis.block_id] // 2, warps // fewer
+        if not count or clamp(rows, axis) != rows:
+            continue
+        sizes = {**tiles.block_sizes, axis.block_id: rows}
+        if safety.within(estimate(facts, target, sizes, count, 1), safety.MANY_ROWS):
+            reason = f"{tiles.reason}, of {rows} rows in {count} warps, which compute fewer polynomials"
+            found.append(replace(tiles, reason=reason, block_sizes=sizes, num_warps=count))
+    timed = [(each, proposal_us(facts, each, target)) for each in (tiles, *found)]
+    best = unless_faster(timed[0], timed[1:], trust(target).reused)
+    return None if best is tiles else best
 
 
 def sharing_rows(first: int, facts: KernelFacts) -> int | None:

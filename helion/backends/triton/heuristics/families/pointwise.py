@@ -29,9 +29,10 @@ from ..near_gathers import fastest_tiles, gathered_rows, is_near
 from ..predicted_time import proposal_us
 from ..program_order import innermost_first
 from ..random_runs import shorter_runs
-from ..shared_operands import common_and_own, pair_tile, sharing_rows
+from ..shared_operands import common_and_own, computed_once, pair_tile, sharing_rows
 from ..sizing import all_sizes, beside_short_rows, estimate, extent_of, has_wide_memory, record_bytes, warps_for_threads
 from ..tuned import Tuned, tuned
+from ..vectors import begins_anywhere, has_part_vectors, whole_vectors
 from ..whole_records import of_records
 from ..whole_rows import fewer_programs
 from ..window_rows import fastest_rows, holding_warps
@@ -105,9 +106,11 @@ class TritonPointwiseHeuristic(Heuristic):
             threads = max(target.warp_size, min(threads, tile // tuned(_Numbers, target).random_elements))
         if (apart := _strided_elements(fact, facts, target)) is not None:
             threads = max(threads, min(tile // apart, tuned(_Numbers, target).max_threads))
-        sizes = _fewer_taps(_whole_vectors(sizes, threads, fact, facts, target), threads, fact, facts)
-        if _has_half_vectors(sizes, threads, fact, facts) and not has_wide_memory(target):
-            threads = max(target.warp_size, threads // 2)
+        programs = target.num_sms * tuned(_Numbers, target).waves
+        sizes = _fewer_taps(whole_vectors(sizes, threads, fact, facts, programs), threads, fact, facts)
+        if not has_wide_memory(target):
+            while has_part_vectors(sizes, threads, fact, facts, target) and threads > target.warp_size:
+                threads //= 2
         tiles = _at_once(_tiles(sizes, warps_for_threads(threads, target), fact, facts), fact, facts, target)
         tiles = fewer_programs(tiles, facts, target) if fact.max_op_slab > 1 else tiles
         tiles = shorter_runs(tiles, fact, facts, target) if facts.random_tiles else tiles
@@ -138,7 +141,8 @@ class TritonPointwiseHeuristic(Heuristic):
             return tiles, shared
         if around is not None:
             return around, tiles
-        if (reused := _reused(tiles, fact, facts, target)) is not None:
+        reused = _reused(tiles, fact, facts, target) or computed_once(tiles, facts, target, _ROWS_AND_WARPS)
+        if reused is not None:
             return reused, tiles
         if fact.numbered_run:
             fewer = _fewer_per_thread(tiles, facts, tuned(_Numbers, target))
@@ -273,6 +277,8 @@ def _reused(tiles: TritonProposal, fact: PointwiseFact, facts: KernelFacts, targ
     if not across:
         return None
     axis = facts.axes[rows if rows is not None else across[-1]]
+    if any(work.polynomials and {first, axis.block_id} <= set(work.axes) for work in facts.work):
+        return None  # predictions do not rank the polynomials of a thread (measurement ``shared_sines``)
     orders = innermost_first(first, facts) if selects else tiles.loop_orders
     highest, warps = min(axis.padded or 2**30, axis.max_size or 2**30), tiles.num_warps or 1
     if (pairs := pair_tile(tiles, axis.block_id, first, facts)) is not None:
@@ -332,53 +338,6 @@ def _selects_from_part(op: MemoryOpFact, facts: KernelFacts, target: Target) -> 
     return any(extent_of(facts.axes[a]) > 1 for a in parts) and op.accessed_numel * op.itemsize > target.l2_bytes
 
 
-def _whole_vectors(
-    sizes: dict[int, int], threads: int, fact: PointwiseFact, facts: KernelFacts, target: Target
-) -> dict[int, int]:
-    """Return ``sizes``, or more rows of whole dimensions where a thread has less than a vector of the narrowest type.
-
-    Wider elements, such as angles of a rotation, limit the tile, but not the width of the other accesses. Threads with
-    a single element of a shorter whole dimension get a second one (measurement ``rotated_views``).
-    """
-    whole = [op for op in facts.memory_ops if any(a is not None and facts.axes[a].kind == "full" for a in op.tile_axes)]
-    if fact.max_op_slab == 1 or not whole:
-        return sizes
-    vector = _VECTOR_BYTES // min(op.itemsize for op in whole)
-    axis = facts.tunable_axes[-1]
-    elements = math.prod(sizes.values())
-    highest = min(axis.padded or 2**30, axis.max_size or 2**30)
-    enough = fact.total_numel / (elements * target.num_sms * tuned(_Numbers, target).waves)
-    shortest = min((_whole_lanes(op, facts) for op in whole if axis.block_id in op.tile_axes), default=0)
-
-    def lacks(more: int) -> bool:
-        """Return whether threads with so many times the rows have less than a vector, or one element of the shortest."""
-        rows = elements * more
-        return 2 * rows * fact.max_op_slab <= threads * vector or rows * shortest == threads
-
-    more = 1
-    while lacks(more) and 2 * more * sizes[axis.block_id] <= highest and (more == 1 or 2 * more <= enough):
-        more *= 2
-    return {**sizes, axis.block_id: more * sizes[axis.block_id]}
-
-
-def _whole_lanes(op: MemoryOpFact, facts: KernelFacts) -> int:
-    return math.prod(facts.axes[a].padded for a in op.tile_axes if a is not None and facts.axes[a].kind == "full")
-
-
-def _has_half_vectors(sizes: dict[int, int], threads: int, fact: PointwiseFact, facts: KernelFacts) -> bool:
-    """Return whether each thread has half a vector of bytes, where some access has whole dimensions.
-
-    Half as many threads then have whole vectors, and load more at once (measurement ``whole_vectors``).
-    """
-    own = {axis.block_id for axis in facts.tunable_axes}
-    ops = [op for op in facts.memory_ops if own <= set(op.tile_axes) and not op.gathered]
-    if fact.max_op_slab == 1 or not any(op.itemsize == 1 for op in ops):
-        return False
-    elements = math.prod(sizes.values())
-    narrowest = min(elements * _whole_lanes(op, facts) * op.itemsize for op in ops)
-    return 2 * narrowest == threads * _VECTOR_BYTES
-
-
 def _is_accessed_singly(fact: PointwiseFact, facts: KernelFacts) -> bool:
     """Return whether rows are unaligned for vectors, and elements have several parts or are so narrow that scalar accesses
     do not fill a warp's transaction.
@@ -421,10 +380,6 @@ def _has_idle_lanes(tiles: TritonProposal, facts: KernelFacts) -> bool:
 
 def _begin_anywhere(fact: PointwiseFact, facts: KernelFacts) -> bool:
     """Return whether rows are unaligned for vectors in all full accesses."""
-
-    def begins_anywhere(op: MemoryOpFact) -> bool:
-        apart = [stride for stride, extent in zip(op.strides, op.extents, strict=True) if stride != 1 and extent > 1]
-        return bool(apart) and math.gcd(*apart) * op.itemsize % _VECTOR_BYTES != 0
 
     full = [op for op in facts.memory_ops if 2 * op.accessed_numel >= fact.total_numel]
     return bool(full) and all(map(begins_anywhere, full))

@@ -35,9 +35,10 @@ _VALUES = {"argmax": 3, "argmin": 3}
 #: Elementwise ops that a random number takes the time of: ten rounds of Philox with four multiplications each, half of
 #: which are issued at half the rate. It is fitted to six kernels on an H200 (rows ``dropout_times`` of attention).
 RANDOM_OPS = 34
-#: Elementwise ops that a piecewise polynomial takes the time of, as a logarithm of one plus a number (measurement
+#: Instructions of a piecewise polynomial, such as a sine, beyond those of the special function unit (measurement
+#: ``polynomial_ops``). A scan's combination takes the time of more in place of that unit's (measurement
 #: ``scanned_rows``).
-POLYNOMIAL_OPS = 20
+POLYNOMIAL_OPS, _SCANNED_POLYNOMIAL_OPS = 8, 20
 #: Floats that one atomic adds a vector of, on GPUs that have such atomics.
 _VECTORED = (torch.float32, torch.float16, torch.bfloat16)
 #: Instructions of a quotient and a remainder: of a power of two, and of other constants.
@@ -286,7 +287,7 @@ class _Preparation:
                     w.region,
                     self.tile(w.axes),
                     w.axes,
-                    w.ops + RANDOM_OPS * w.randoms,
+                    w.ops + RANDOM_OPS * w.randoms + POLYNOMIAL_OPS * w.polynomials,
                     w.sfu_ops,
                     self.is_apart(w, held),
                 )
@@ -451,7 +452,7 @@ class _Preparation:
                         tile=self.tile(fact.tile),
                         axes=fact.tile,
                         words=max(1, fact.itemsize // REGISTER_BYTES),
-                        ops=fact.ops + POLYNOMIAL_OPS * fact.polynomials,
+                        ops=fact.ops + _SCANNED_POLYNOMIAL_OPS * fact.polynomials,
                         sfu_ops=fact.sfu_ops - fact.polynomials,
                         around=around,
                         widest=widest,
