@@ -134,6 +134,36 @@ class MemoryOpFact:
             following *= extent
         return following == parts * self.accessed_numel
 
+    def has_run_of_vectors(self, extents: Mapping[int, int | None], vector_bytes: int) -> bool:
+        """Return whether all elements are one run, or those of inner ``extents`` that begins at vectors."""
+        return self.is_one_run(extents) or self.is_run_in_part(extents, vector_bytes)
+
+    def is_run_in_part(self, extents: Mapping[int, int | None], vector_bytes: int) -> bool:
+        """Return whether the innermost of ``extents`` are contiguous, and rows are aligned for vectors only as one run.
+
+        All other strides are multiples of a vector.
+        """
+        if not self.static or self.gathered or self.place:
+            return False
+        following, merged, last = 1, list[int](), 1
+        for axis, extent in tuple(extents.items())[::-1]:
+            places = [at for at, each in enumerate(self.subscript_axes) if each == axis]
+            if extent is None or len(places) != 1:
+                break
+            (at,) = places
+            if extent > 1 and (self.strides[at] != following or self.scales[at] != 1):
+                break
+            last = last if merged else extent
+            merged.append(at)
+            following *= extent
+        rest = [
+            n
+            for at, (n, size) in enumerate(zip(self.strides, self.extents, strict=True))
+            if at not in merged and size > 1
+        ]
+        aligned = math.gcd(following, *rest) * self.itemsize % vector_bytes == 0
+        return len(merged) > 1 and aligned and last * self.itemsize % vector_bytes != 0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowWindow(SharedRows):

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from ..._shapes import cdiv, number_key
+from ...hardware import VECTOR_BYTES
 from ..ir.grammar import IotaAttrs, MemoryAttrs, Op, Operand, PointwiseAttrs, Program, Value
 from ..ir.ops import OPS
 from ..ir.pointwise import POINTWISE, POLYNOMIALS
@@ -255,7 +256,8 @@ def _beside_run(
     extents = {grid[at].block: axes[grid[at].block].extent for at in order or range(len(grid))}
     tiled = [op for op in memory_ops if op.gathered or not extents.keys().isdisjoint(op.subscript_axes)]
     apart = (op for op in tiled if not _is_looked_up(op, extents))
-    return tuple(op for op in apart if not op.is_one_run(extents, _parts(op, tiled)))
+    ran = (op for op in apart if not op.is_one_run(extents, _parts(op, tiled)))
+    return tuple(op for op in ran if not op.is_run_in_part(extents, VECTOR_BYTES))
 
 
 def _is_looked_up(op: MemoryOpFact, extents: Collection[int]) -> bool:

@@ -11,6 +11,7 @@ from ...._compiler.ir.grammar import Index, MemoryAttrs, Op, Value
 from ...._compiler.ir.operands import unaddressed
 from ...._shapes import ONE, Dims, Expr, fixed_at
 from ...._support.records import dataclass
+from ..plan.merged_runs import inner_run
 from .emission import Emission
 
 
@@ -46,11 +47,13 @@ def run_of(e: Emission, attrs: MemoryAttrs, dims: Dims) -> Run | None:
 def pointer(e: Emission, op: Op, attrs: MemoryAttrs, dims: Dims, run: Run | None = None) -> str:
     """Return the pointers of an access whose value has the dimensions ``dims``, or those of ``run``."""
     tensor = e.kernel.tensors[attrs.tensor]
-    parts = []
+    parts: list[str] = []
     far = not e.wide and tensor.made and any(isinstance(extent, Expr) for extent in tensor.shape)
     rank, indices = attrs.rank - attrs.run, attrs.indices[: -attrs.run - 1] if run else attrs.indices
-    base = ""
+    base, inside = "", _inner_run(e, attrs, parts)
     for at, (index, stride) in enumerate(zip(indices, tensor.strides, strict=False)):
+        if index.block in inside:
+            continue
         text = index_text(e, op, index, rank)
         if attrs.based and index.block is not None and fixed_at(stride, 1):
             base, text = _based(e, op, index, rank)
@@ -80,6 +83,17 @@ def pointer(e: Emission, op: Op, attrs: MemoryAttrs, dims: Dims, run: Run | None
     if attrs.aligned:
         return f"{name} + tl.multiple_of({' + '.join(parts)}, {_multiples(e, attrs)})"
     return f"{name} + ({' + '.join(parts)})" if len(parts) > 1 else f"{name} + {parts[0]}" if parts else name
+
+
+def _inner_run(e: Emission, attrs: MemoryAttrs, parts: list[str]) -> frozenset[int]:
+    """Add the offset along the inner dimensions of a flattened grid that are one run of an access, and return them."""
+    bits = 64 if e.wide else 32
+    for axis in e.scope.merged:
+        taken, elements = inner_run(attrs, e.kernel.tensors, axis.merged)
+        if taken:
+            parts.append(f"({e.active(axis.block).index}.to(tl.uint{bits}) % {elements}).to(tl.int{bits})")
+            return frozenset(part.block for part in axis.merged[-taken:])
+    return frozenset()
 
 
 def _based(e: Emission, op: Op, index: Index, rank: int) -> tuple[str, str]:

@@ -25,6 +25,8 @@ class Scope:
     """Blocks with a loop around the current line."""
 
     active: dict[int, Active] = field(default_factory=dict)
+    #: Flattened grids, of which each block is a dimension.
+    merged: list[LoopAxis] = field(default_factory=list)
 
 
 class Emission:

@@ -204,6 +204,7 @@ def _offset(e: Emission, axis: LoopAxis, plan: AxisPlan, pid: str) -> str:
 def _enter(e: Emission, axis: LoopAxis, masked: bool, offset: str) -> None:
     e.activate(axis, offset, masked, e.bound(axis.begin, None), e.bound(axis.end, None))
     if axis.merged:
+        e.scope.merged.append(axis)
         _merged_indices(e, axis)
 
 
@@ -216,7 +217,8 @@ def _merged_indices(e: Emission, axis: LoopAxis) -> None:
     numbered = [at for at, part in enumerate(axis.merged) if part.block in e.kernel.indexed]
     if not numbered:
         return
-    rest = f"{e.scope.active[axis.block].index}.to(tl.uint{bits})"
+    rest = lanes = f"{e.scope.active[axis.block].index}.to(tl.uint{bits})"
+    elements = 1
     for at, part in reversed(list(enumerate(axis.merged))[numbered[0] :]):
         # a dimension without elements starts no program, but Triton would still fold a division by its 0
         count = e.bound(max(part.end, 1) if isinstance(part.end, int) else part.end, None)
@@ -227,4 +229,6 @@ def _merged_indices(e: Emission, axis: LoopAxis) -> None:
             digit = f"({rest} % {count})" if at else f"({rest})" if "//" in rest else rest
             e.lines.add(f"{index} = {digit}.to(tl.int{bits})")
             e.scope.active[part.block] = Active(index, index)
-        rest = f"{rest} // {count}"
+        elements *= part.end if isinstance(part.end, int) else 0
+        # lanes of a run have one quotient by its elements
+        rest = f"{lanes} // {elements}" if part.block in e.kernel.runs else f"{rest} // {count}"

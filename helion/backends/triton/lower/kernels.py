@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 
-from ...._compiler.ir.grammar import Block, HostTensor, IotaAttrs, MemoryAttrs, Program, Root
+from ...._compiler.ir.grammar import Block, HostTensor, IotaAttrs, LoopAxis, MemoryAttrs, Program, Root
 from ...._support.records import dataclass
+from ..plan.merged_runs import inner_run
 from ..plan.records import GridPlan, LaunchArguments, Plan, RangePlan
 
 
@@ -27,7 +28,7 @@ class Kernel:
     """A kernel. ``tensors`` and ``blocks`` are those of the whole program, by number.
 
     ``whole``: unchunked dimensions whose indices the kernel needs. ``indexed``: blocks in the indices of accesses, or whose elements
-    are numbered.
+    are numbered. ``runs``: outermost of the dimensions of a flattened grid that are one run of an access.
     """
 
     name: str
@@ -38,13 +39,16 @@ class Kernel:
     index_dtype: torch.dtype
     whole: tuple[Block, ...]
     indexed: frozenset[int]
+    runs: frozenset[int]
 
 
 def kernels_of(plan: Plan) -> list[Kernel]:
     """Return the kernels, by phase."""
     program = plan.program
     held = frozenset(_held(program))
-    indexed = frozenset(_indexed(program))
+    inner = dict(_inner_runs(program))
+    indexed = frozenset(_indexed(program, inner))
+    runs = frozenset(axes[0].block for axes in inner.values())
     planned = list(zip(program.roots, plan.grids, plan.root_ranges, strict=True))
     found = []
     for phase, name in enumerate(plan.kernel_names):
@@ -62,6 +66,7 @@ def kernels_of(plan: Plan) -> list[Kernel]:
                     b for b in program.blocks if b.kind == "full" and b.id in used and not plan.blocks[b.id].looped
                 ),
                 indexed=indexed,
+                runs=runs,
             )
         )
     return found
@@ -75,9 +80,21 @@ def _held(program: Program) -> Iterator[int]:
                 yield from dim.blocks
 
 
-def _indexed(program: Program) -> Iterator[int]:
+def _indexed(program: Program, inner: Mapping[int, tuple[LoopAxis, ...]]) -> Iterator[int]:
+    """Yield the blocks of which accesses need the index of a lane. ``inner`` are the runs of accesses, by their number."""
     for op in program.walk():
         if isinstance(op.attrs, MemoryAttrs):
-            yield from (index.block for index in op.attrs.indices if index.block is not None)
+            within = {axis.block for axis in inner.get(op.number, ())}
+            yield from (b for index in op.attrs.indices if (b := index.block) is not None and b not in within)
         elif isinstance(op.attrs, IotaAttrs):
             yield op.attrs.block
+
+
+def _inner_runs(program: Program) -> Iterator[tuple[int, tuple[LoopAxis, ...]]]:
+    """Yield the accesses by number with the dimensions of a flattened grid that are one run of them."""
+    for merged in [axis.merged for root in program.roots for axis in root.axes if axis.merged]:
+        for op in program.walk():
+            if isinstance(op.attrs, MemoryAttrs):
+                taken, _ = inner_run(op.attrs, program.tensors, merged)
+                if taken:
+                    yield op.number, merged[-taken:]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ...._compiler.facts.records import KernelFacts, MemoryOpFact
-from .tiles import beyond
+from .tiles import VECTOR_BYTES, beyond
 
 Axes = tuple[int, ...]
 Ops = tuple[MemoryOpFact, ...]
@@ -31,7 +31,8 @@ def of_a_run(facts: KernelFacts, sizes: Mapping[int, int]) -> tuple[KernelFacts,
 def _in_a_run(facts: KernelFacts) -> KernelFacts:
     extents = {axis: facts.axes[axis].extent for axis in facts.grid_axes}
     # lanes of a run are no neighbours along one axis that share an element
-    ops = (replace(op, run=op.is_one_run(extents), quotients=()) for op in facts.memory_ops)
+    runs = ((op, op.has_run_of_vectors(extents, VECTOR_BYTES)) for op in facts.memory_ops)
+    ops = (replace(op, run=run, quotients=()) for op, run in runs)
     return replace(facts, memory_ops=tuple(ops))
 
 

@@ -372,7 +372,7 @@ class _Preparation:
             nested=_nested(op),
             aligned=aligned,
             widest=min(vector, aligned),
-            widest_of_run=vector if op.is_one_run(self.grid) else min(vector, aligned),
+            widest_of_run=vector if op.has_run_of_vectors(self.grid, VECTOR_BYTES) else min(vector, aligned),
             unit_stride=_unit_stride(op),
             inside=tuple([axis for axis in self.order if axis in reached]),
             apart=others,
