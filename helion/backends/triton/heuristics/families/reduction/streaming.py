@@ -112,6 +112,8 @@ class _Numbers(Tuned):
     several_threads: int
     #: Threads for such a row if its loop rescales its sum for each new maximum, and least waves of such programs.
     rescaled_threads: int
+    #: Threads for such a row that begins anywhere, where it has one load.
+    single_threads: int
     rescaled_waves: float
     #: Chunks of unaligned rows beyond ``held``, and threads for them: a chunk at each end has scalar accesses.
     unaligned_chunk: int
@@ -531,14 +533,21 @@ def _row_axes(found: Allocation, facts: KernelFacts) -> list[AxisFact]:
 
 
 def _summed_threads(facts: KernelFacts, primary: ReductionFact, target: Target) -> int:
-    """Return the threads for a row that is read in chunks and of which one element is stored."""
-    few = _TUNED.rescaled_threads
+    """Return the threads for a row that is read in chunks and of which one element is stored.
+
+    Rows that begin anywhere are read in single elements, of which a thread has more in flight if it has more of them
+    (measurement ``chunks_of_single_elements``).
+    """
+    aligned, few = _is_aligned(facts, primary), _TUNED.rescaled_threads
+    singly = not aligned and _row_loads(facts, primary.axis) == 1
     # More sums for an element need more threads (measurement ``summed_threads``).
     alone = primary.stages == (("max",), ("sum",))
-    rescales = alone and primary.input_load_itemsize == 2 and _is_aligned(facts, primary)
+    rescales = alone and primary.input_load_itemsize == 2 and aligned
     resident = target.num_sms * target.max_warps_per_sm * target.warp_size // few
     waves = grid_extent(facts, primary.root) / resident
-    return few if rescales and waves >= _TUNED.rescaled_waves else _TUNED.scalar_threads
+    if waves < _TUNED.rescaled_waves:
+        return _TUNED.scalar_threads
+    return few if rescales else _TUNED.single_threads if singly else _TUNED.scalar_threads
 
 
 def _threads(
