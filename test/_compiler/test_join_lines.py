@@ -298,6 +298,25 @@ def of_own_branch(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def of_own_weights_by_tile(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    b, t, c = x.size()
+    out = torch.empty([b, t, w.size(2)], dtype=x.dtype, device=x.device)
+    for batch, rows, cols in hl.tile([b, t, w.size(2)], block_size=[1, None, None]):
+        acc = hl.zeros([batch, rows, cols], dtype=torch.float32)
+        for inner in hl.tile(c):
+            acc = torch.baddbmm(acc, x[batch, rows, inner], w[batch, inner, cols])
+        out[batch, rows, cols] = acc.to(x.dtype)
+    return out
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_an_axis_that_is_a_dimension_of_tiles_stays_one(static: bool) -> None:
+    x, w = torch.randn(3, 20, 24), torch.randn(3, 24, 16)
+    assert axes(of_own_weights_by_tile, x, w, static_shapes=static) == [0, 1, 2]
+    kernel = helion.kernel(of_own_weights_by_tile, static_shapes=static, dot_precision="ieee")
+    close(kernel(x, w), x.double() @ w.double())
+
+
 @pytest.mark.parametrize("function", [of_own_depth, with_a_count, of_the_last_tile, of_own_branch])
 def test_lines_with_an_effect_of_their_own_stay_apart(function: Callable[..., Any]) -> None:
     assert axes(function, torch.randn(3, 20, 24), torch.randn(24, 16)) == [0, 1, 2]

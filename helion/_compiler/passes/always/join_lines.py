@@ -202,6 +202,7 @@ class _Joiner:
     def joined(self) -> Program:
         """Return the program with lines joined. Raises ``Declined`` if an op depends on a line as a whole."""
         program, root = self.program, self.root
+        self.check_dims()
         block = self.rows()
         self.find_flat()
         ops: list[Op] = []
@@ -217,6 +218,18 @@ class _Joiner:
             blocks=tuple(block if each.id == block.id else each for each in program.blocks),
             roots=(*program.roots[: self.number], made, *program.roots[self.number + 1 :]),
         )
+
+    def check_dims(self) -> None:
+        """Raise ``Declined`` if a value or an access has a joined axis as a dimension of its own."""
+        gone = {axis.block for axis in self.axes if axis is not self.line}
+        for op in self.root.body.walk():
+            values = (*op.reads(), *op.results, *(each for region in op.regions for each in region.params))
+            if any(gone.intersection(dim.blocks) for value in values for dim in value.dims):
+                raise Declined("a value has a joined axis as a dimension")
+            if isinstance(op.attrs, MemoryAttrs) and any(index.block in gone for index in op.attrs.indices):
+                raise Declined("an access has a joined axis as a dimension")
+            if isinstance(op.attrs, ForAttrs) and any(axis.block in gone for axis in op.attrs.axes):
+                raise Declined("a loop is over a joined axis")
 
     def rows(self) -> Block:
         ends = [positive_part(axis.end) if isinstance(axis.end, Expr) else axis.end for axis in self.axes]
