@@ -82,27 +82,31 @@ def with_nearby(
 
 
 def _in_vectors(best: TritonProposal, us: float, facts: KernelFacts, target: Target) -> TritonProposal:
-    """Return shorter chunks down to a vector of each thread, while predicted times are alike.
+    """Return shorter chunks, then more warps, down to a vector of each thread, while predicted times are alike.
 
     The assembler keeps loads of several steps in flight where a step has one of a thread, which predictions do not count
     (measurement ``chunks_of_a_vector``).
     """
+    numbers = tuned(_Numbers)
+    loads = [op for op in facts.memory_ops if op.kind == "load"]
     while not facts.scans:
-        sizes, threads = best.block_sizes, (best.num_warps or 1) * target.warp_size
-        loads = [op for op in facts.memory_ops if op.kind == "load"]
-        shorter = {
-            axis: chunk // 2
+        sizes, warps = best.block_sizes, best.num_warps or 1
+        vectors = VECTOR_BYTES * warps * target.warp_size
+        long = {
+            axis: chunk
             for axis, chunk in best.reduction_loops.items()
             if chunk is not None
-            and chunk > tuned(_Numbers).least_chunk
             and any(
-                chunk * math.prod(sizes.get(each, 1) for each in op.tile_axes) * op.itemsize > VECTOR_BYTES * threads
+                chunk * math.prod(sizes.get(each, 1) for each in op.tile_axes) * op.itemsize > vectors
                 for op in loads
                 if axis in op.tile_axes
             )
         }
+        shorter = {axis: chunk // 2 for axis, chunk in long.items() if chunk > numbers.least_chunk}
         tried = replace(best, reduction_loops={**best.reduction_loops, **shorter})
-        if not shorter or proposal_us(facts, tried, target) > tuned(_Numbers).in_vectors * us:
+        if long and not shorter:
+            tried = replace(best, num_warps=2 * warps)
+        if not long or proposal_us(facts, tried, target) > numbers.in_vectors * us:
             break
         best = tried
     return best

@@ -12,7 +12,7 @@ from collections import Counter
 from typing import ClassVar
 
 from ......_compiler.facts.records import AxisFact, KernelFacts, ReductionFact
-from ......_shapes import cdiv, next_power_of_2, previous_power_of_2
+from ......_shapes import next_power_of_2, previous_power_of_2
 from ......_support.records import dataclass, replace
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import REGISTER_BYTES, VECTOR_BYTES, Target
@@ -21,12 +21,12 @@ from ....resources.traffic import work
 from ...choose import trust, unless_faster
 from ...predicted_time import proposal_us
 from ...program_order import beside_pieces, near_rows
-from ...sizing import all_sizes, estimate, grid_extent, programs_of
+from ...sizing import all_sizes, grid_extent, programs_of
 from ...tuned import Tuned, tuned
 from .budget import Allocation, allocate, reduction_alone
 from .few_rows import Makes, one_on_each, two_on_each
 from .gathered import fewer_gathered
-from .in_loops import alone_in_loops
+from .in_loops import alone_in_loops, whole_rows
 from .launch import launch
 from .lighter import in_quarter, shorter_loops
 from .sharing import sharing
@@ -112,9 +112,9 @@ class _Numbers(Tuned):
     several_threads: int
     #: Threads for such a row if its loop rescales its sum for each new maximum, and least waves of such programs.
     rescaled_threads: int
+    rescaled_waves: float
     #: Threads for such a row that begins anywhere, where it has one load.
     single_threads: int
-    rescaled_waves: float
     #: Chunks of unaligned rows beyond ``held``, and threads for them: a chunk at each end has scalar accesses.
     unaligned_chunk: int
     unaligned_threads: int
@@ -141,8 +141,6 @@ class _Numbers(Tuned):
 
 _TUNED = tuned(_Numbers)
 
-#: Stages of a loop over steps of rows.
-_STAGES = 3
 _ONE_PASS = frozenset(("max", "sum"))
 #: Dependent reductions that one pass over a row computes. With more, the row is read again (measurement ``read_again``).
 _MERGED_STAGES = 2
@@ -164,7 +162,8 @@ class TritonStreamingReductionHeuristic(Heuristic):
             return Declined(f"axis {primary.axis} is on the grid")
         if not (facts.axes[primary.axis].padded or primary.extent):
             return Declined(f"the extent of axis {primary.axis} depends on another tile or on data")
-        first = _whole_rows(_proposal(found, facts, target), primary, facts, target)
+        numbers = _TUNED.held_thread_elements, _TUNED.scalar_threads
+        first = whole_rows(_proposal(found, facts, target), primary, facts, target, *numbers)
         programs = programs_of(facts, all_sizes(facts, first.block_sizes), primary.root)
         if programs > target.num_sms:
             few = two_on_each(first, primary, _stores_rows(facts, primary), _makes(facts, target), facts, target)
@@ -242,52 +241,6 @@ def _fuller(proposal: TritonProposal, facts: KernelFacts, target: Target) -> Tri
         ]
     timed = [(each, proposal_us(facts, each, target)) for each in every]
     return unless_faster(timed[0], timed[1:], trust(target).fuller_programs)
-
-
-def _whole_rows(proposal: TritonProposal, primary: ReductionFact, facts: KernelFacts, target: Target) -> TritonProposal:
-    """Return the same with fewer rows in a step of the kernel's own loop, if many rows leave pieces of sectors of each.
-
-    A loop over rows with a reduction along each one needs no more rows than its threads have registers for. A pipeline
-    loads the next rows meanwhile, where all programs have room for its stages at once (measurement ``rows_in_steps``).
-    """
-    rows = facts.axes[primary.axis]
-    pieces = [
-        (facts.axes[axis].padded, chunk, op.itemsize)
-        for op in facts.memory_ops
-        if op.kind == "load" and {primary.axis, op.inner_axis} <= set(op.tile_axes)
-        for axis, chunk in proposal.reduction_loops.items()
-        if axis == op.inner_axis
-        and axis != primary.axis
-        and chunk is not None
-        and chunk * op.itemsize < 4 * VECTOR_BYTES
-    ]
-    if not pieces or primary.full_extent or not rows.tunable:
-        return proposal
-    width = max(padded for padded, *_ in pieces)
-    chunks = {axis: None if chunk == pieces[0][1] else chunk for axis, chunk in proposal.reduction_loops.items()}
-    row_bytes = sum(padded * itemsize for padded, _, itemsize in pieces)
-
-    def held(warps: int) -> TritonProposal | None:
-        """Return the steps of rows that the registers of so many warps hold."""
-        step = max(rows.min_size, _TUNED.held_thread_elements * warps * target.warp_size // width)
-        sizes = {**proposal.block_sizes, rows.block_id: step}
-        if step < 2 or estimate(facts, target, sizes, warps, 1, chunks).spill_risk:
-            return None
-        reason = f"{proposal.reason}, {step} rows of {width} whole"
-        programs = cdiv(programs_of(facts, all_sizes(facts, sizes), primary.root), target.num_sms)
-        stages = min(_STAGES, target.smem_per_block_bytes // (programs * step * row_bytes))
-        ranges = {"range_num_stages": {rows.block_id: stages}} if stages > 1 else {}
-        return replace(
-            proposal, reason=reason, block_sizes=sizes, num_warps=warps, reduction_loops=chunks, ranges=ranges
-        )
-
-    warps = proposal.num_warps or 1
-    first = held(warps)
-    if first is None:
-        return proposal
-    more = (held(warps * times) for times in (2, 4, 8, 16) if warps * times * target.warp_size <= _TUNED.scalar_threads)
-    timed = [(each, proposal_us(facts, each, target)) for each in more if each is not None]
-    return unless_faster((first, proposal_us(facts, first, target)), timed, trust(target).nearby)
 
 
 def _proposal(
