@@ -31,11 +31,11 @@ def test_predictions_of_many_rows_are_corrected(rows: int, corrected: float) -> 
 
 
 def test_loops_in_sequence_run_as_one() -> None:
-    """Nine taps of a convolution take 47 us in one loop, 89 in nine (H200)."""
+    """Nine taps of a convolution take 47 us in one loop, 89 in nine, and 35.6 by Triton with lines joined (H200)."""
     cell = CELLS["strided_conv"]
     args = cell.arguments("meta", False)
     assert lead(cell.kernel, args) == SEQUENCE_LEAD
-    assert bound(cell.kernel, args, "auto").backend == "cute"
+    assert bound(cell.kernel, args, "auto").backend == "triton"
 
 
 @pytest.mark.parametrize(("rows", "backend"), [(32, "triton"), (4096, "cute")])

@@ -99,6 +99,8 @@ class Trust(Tuned):
     split_k: float
     #: The same where steps of a program that an SM holds alone compute an operand.
     shared_steps: float
+    #: Fewer warps for elementwise tiles that many tensors make short; 0 keeps the warps.
+    short_tiles: float
     #: Tiles of rows that a loop computes from several loads, for those by the formula.
     computed_rows: float
     #: Nearby tiles and warps of several matmuls, for those by the rule.

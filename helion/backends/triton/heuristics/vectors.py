@@ -7,6 +7,7 @@ import math
 from ...._compiler.facts.records import KernelFacts, MemoryOpFact, PointwiseFact
 from ...._shapes import cdiv
 from ....hardware import VECTOR_BYTES, Target
+from .choose import trust
 
 
 def whole_vectors(
@@ -53,6 +54,8 @@ def has_part_vectors(
     """
     elements = math.prod(sizes.values())
     if fact.max_op_slab == 1:
+        if not trust(target).short_tiles:
+            return False
         most = target.num_sms * target.max_warps_per_sm * target.warp_size
         narrowest = elements * min(op.itemsize for op in facts.memory_ops)
         launched = cdiv(fact.total_numel, elements) * threads

@@ -576,4 +576,4 @@ def test_narrow_rows_beside_wide_angles_begin_fewer_programs_where_memory_is_fas
         default, predict = kernel.default_config(), kernel._analysis.predict
         assert default["block_sizes"] == [1, 1, rows]
         fewer = predict(kernel.config_spec.normalize({**default, "block_sizes": [1, 1, rows // 2]}))
-        assert gpu != "b200" or predict(default).time_us <= trust(target(gpu)).fewer_programs * fewer.time_us
+        assert gpu != "b200" or predict(default).time_us <= trust(target(gpu)).reused * fewer.time_us
