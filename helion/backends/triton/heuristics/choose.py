@@ -95,8 +95,9 @@ class Trust(Tuned):
     #: A matmul with rewritten operands, for the one as written; and the same with swapped A and B and split-K.
     rewritten: float
     rewritten_split_k: float
-    #: Split-K, for one program per tile.
+    #: Split-K, for one program per tile; the same of matmuls of which one multiplies the results of another.
     split_k: float
+    chained_split_k: float
     #: The same where steps of a program that an SM holds alone compute an operand.
     shared_steps: float
     #: Fewer warps for elementwise tiles that many tensors make short; 0 keeps the warps.

@@ -348,7 +348,9 @@ def _fastest(facts: KernelFacts, target: Target) -> TritonProposal | None:
     split = [each for found in (*leaders, *parted) for each in _with_parts(facts, found, target)]
     shared = [(each, proposal_us(facts, each, target)) for each in split]
     us, _, whole = min(timed, key=lambda option: option[0])
-    best = unless_faster((whole, us), shared, trust(target).split_k)
+    chained = any(fact.consumes for fact in facts.matmuls)
+    ratio = trust(target).chained_split_k if chained else trust(target).split_k
+    best = unless_faster((whole, us), shared, ratio)
     return beside_pieces(ordered(facts, best, target), facts)
 
 
