@@ -105,6 +105,8 @@ def _in_vectors(best: TritonProposal, us: float, facts: KernelFacts, target: Tar
         shorter = {axis: chunk // 2 for axis, chunk in long.items() if chunk > numbers.least_chunk}
         tried = replace(best, reduction_loops={**best.reduction_loops, **shorter})
         if long and not shorter:
+            if 2 * warps * target.warp_size > target.max_threads_per_block:
+                break
             tried = replace(best, num_warps=2 * warps)
         if not long or proposal_us(facts, tried, target) > numbers.in_vectors * us:
             break
