@@ -181,7 +181,8 @@ class ThreadPool:
             answer = job.run_within(self._ends - began)
         except Exception as error:  # whatever compilers raise
             late = key in self._given_up or time.monotonic() >= self._ends
-            return Built(key=key, seconds=time.monotonic() - began, failure=str(error), timed_out=late)
+            failure = str(error).strip() or type(error).__name__
+            return Built(key=key, seconds=time.monotonic() - began, failure=failure, timed_out=late)
         self._seconds.append(time.monotonic() - began)
         return Built(key=key, seconds=self._seconds[-1], answer=answer)
 

@@ -276,22 +276,25 @@ with together() as run:
 (job,) = pool._terms
 print(left_running(), job.done(), flush=True)
 threading.Timer(0.2, go.set).start()
-job.add_done_callback(lambda job: print(stages, job.result().failure.splitlines()[-1], flush=True))
+job.add_done_callback(lambda job: print(stages, (job.result().failure or "compiled").splitlines()[-1], flush=True))
 """
 
 
-@pytest.mark.parametrize("stage, failure", [("make_llir", "there is no time for the stage ptx"), ("make_cubin", "")])
+@pytest.mark.parametrize(
+    ("stage", "ends"),
+    [("make_llir", ["there is no time for the stage ptx"]), ("make_cubin", ["ptxas was ended", "compiled"])],
+)
 def test_a_process_ends_after_the_stage_of_a_compilation_that_was_left(
-    stage: str, failure: str, tmp_path: pathlib.Path
+    stage: str, ends: list[str], tmp_path: pathlib.Path
 ) -> None:
-    """It prints neither errors nor the PTX that the assembler refuses for want of registers."""
+    """It prints neither errors nor PTX. The assembler is ended, unless it is done before."""
     options = "{'maxnreg': 8, 'num_warps': 1}" if stage == "make_cubin" else "{}"
     (tmp_path / "left.py").write_text(LEFT.replace("STAGE", stage).replace("OPTIONS", options))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TRITON_CACHE_DIR": str(tmp_path / "cache")}
     done = subprocess.run([sys.executable, str(tmp_path / "left.py")], capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
     first, second = done.stdout.splitlines()
-    assert first == "1 False" and second.startswith(f"['{stage}'] ") and failure in second
+    assert first == "1 False" and any(second.startswith(f"['{stage}'] ") and second.endswith(end) for end in ends)
 
 
 def test_two_threads_get_their_own_answers() -> None:
