@@ -15,7 +15,15 @@ import pytest
 from workloads import Counter, Work
 
 from helion.autotuner.pool import compiling
-from helion.autotuner.pool.children import ForkServer, ProcessDied, Raised, TimedOut
+from helion.autotuner.pool.children import (
+    ATTEMPTS,
+    ForkServer,
+    ProcessDied,
+    Raised,
+    ServerDied,
+    TimedOut,
+    shared_fork_server,
+)
 from helion.autotuner.pool.compiling import CompilePool, Patience
 
 
@@ -115,6 +123,49 @@ def test_a_pool_that_is_closed_leaves_no_process(fork_server: ForkServer) -> Non
     assert len(pids) == 2
     pool.close()
     assert all(map(gone, pids)) and not pool.busy
+
+
+def test_a_child_that_dies_alone_is_told_from_one_whose_fork_server_died() -> None:
+    with ForkServer() as fork_server:
+        alone, other = (fork_server.child(Counter, 0) for _ in range(2))
+        with pytest.raises(ProcessDied) as died:
+            alone.call("crash", seconds=600)
+        assert not isinstance(died.value, ServerDied) and fork_server.is_alive
+        os.kill(fork_server.pid, signal.SIGKILL)
+        assert gone(fork_server.pid) and gone(other.pid)
+        with pytest.raises(ServerDied):
+            other.call("add", 1)
+        assert not fork_server.is_alive
+        with pytest.raises(ServerDied):
+            fork_server.child(Counter, 0)
+
+
+def test_jobs_are_compiled_by_the_next_fork_server() -> None:
+    """A fork server is killed while jobs run, and before jobs are submitted, when it may not look dead yet."""
+    pool = CompilePool(lambda: shared_fork_server((Work,)), workers=2, patience=Patience(most=600.0))
+    for at in range(3):
+        pool.submit(at, Work("slow"))
+    os.kill(shared_fork_server((Work,)).pid, signal.SIGKILL)
+    built = collected(pool, 3)
+    assert {each.answer for each in built.values()} == {"slow done"}
+    os.kill(shared_fork_server((Work,)).pid, signal.SIGKILL)
+    pool.submit("later", Work("quick"))
+    assert collected(pool, 1)["later"].answer == "quick done"
+
+
+def test_a_job_is_not_given_to_fork_servers_without_end() -> None:
+    used = []
+
+    def dying() -> ForkServer:
+        used.append(ForkServer())
+        os.kill(used[-1].pid, signal.SIGKILL)
+        return used[-1]
+
+    pool = CompilePool(dying, workers=2, patience=Patience(most=600.0))
+    pool.submit("job", Work("quick"))
+    (lost,) = collected(pool, 1).values()
+    assert lost.crashed and "the fork server has ended" in lost.failure
+    assert len(used) == ATTEMPTS and not pool.busy
 
 
 def test_patience_follows_what_was_seen() -> None:

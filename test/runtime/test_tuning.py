@@ -4,6 +4,7 @@ die, and times are simulated."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import os
 import signal
@@ -24,7 +25,7 @@ from helion.autotuner.cache.store import default_store
 from helion.autotuner.measure.accuracy import Tolerance, difference
 from helion.autotuner.options import Options
 from helion.autotuner.outcome import Outcome, Status
-from helion.autotuner.pool.children import ForkServer
+from helion.autotuner.pool.children import ForkServer, shared_fork_server
 from helion.runtime.bound import kept_entry
 from helion.runtime.tuning import autotune, evaluator, loaded
 from helion.runtime.tuning.bench import Bench, DirectBench
@@ -103,6 +104,15 @@ def test_a_faulty_candidate_loses_itself_only(fork_server: ForkServer, monkeypat
         assert (trial.status, detail in trial.detail) == (status, True), (name, trial)
         good = bench.run(candidate(), 1e9)
         assert good.status is Status.OK and good.microseconds == pytest.approx(7.0, rel=0.1), (name, good)
+    bench.close()
+
+
+def test_a_candidate_is_run_by_the_next_fork_server() -> None:
+    current = functools.partial(shared_fork_server, NEEDED)
+    bench = Bench(current, task(), 600.0)
+    assert bench.run(candidate(), 1e9).status is Status.OK
+    os.kill(current().pid, signal.SIGKILL)
+    assert bench.run(candidate(), 1e9).status is Status.OK
     bench.close()
 
 

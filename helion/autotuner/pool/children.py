@@ -18,6 +18,8 @@ from . import frames
 #: Timeout in seconds for a fork server to import its modules.
 _STARTING = 120.0
 _KILLING = 10.0
+#: Number of fork servers that may end with one piece of work.
+ATTEMPTS = 3
 #: The folder of our package, and the command that starts a fork server from there.
 _ROOT = os.path.dirname(os.path.abspath(__file__)).removesuffix(os.path.join(*__package__.split(".")))
 _START = (
@@ -27,6 +29,10 @@ _START = (
 
 class ProcessDied(Exception):
     """Error of a process that ended during a call: it crashed, or was killed."""
+
+
+class ServerDied(ProcessDied):
+    """Error of a fork server that ended, and its processes with it. Their work may be tried again by another."""
 
 
 class TimedOut(Exception):
@@ -68,8 +74,9 @@ class ForkServer:
                 start_new_session=True,
             )
         self._finalizer = weakref.finalize(self, _end, self._control, self._process)
-        frames.send(self._control, _paths())
-        frames.send(self._control, (tuple(needed), prepare, arguments))
+        with contextlib.suppress(frames.Closed):  # the first request to fork says so
+            frames.send(self._control, _paths())
+            frames.send(self._control, (tuple(needed), prepare, arguments))
 
     @property
     def pid(self) -> int:
@@ -100,26 +107,32 @@ class ForkServer:
     def child(self, factory: Callable[..., Any], *arguments: Any, megabytes: int = 0) -> Child:
         """Fork a process that makes ``factory(*arguments)``, with at most ``megabytes`` of its own memory, 0 for any.
 
-        Raises ``ProcessDied`` if the fork server is gone.
+        Raises ``ServerDied`` if the fork server is gone, and ``ProcessDied`` if the new process is.
         """
         ours, theirs = socket.socketpair()
-        try:
-            with theirs, self._lock:
+        with theirs, self._lock:
+            try:
                 self._await_imports()
                 socket.send_fds(self._control, [f"fork {megabytes}".encode()], [theirs.fileno()])
                 pid = frames.receive(self._control, _STARTING)
-            child = Child(self, pid, ours)
-            child.start(factory, arguments)
-        except (OSError, frames.Closed, frames.Late) as error:
-            ours.close()
-            raise ProcessDied(f"the fork server has ended: {error}") from error
+            except (OSError, frames.Closed, frames.Late) as error:
+                ours.close()
+                self.close()
+                raise ServerDied(f"the fork server has ended: {error}") from error
+        child = Child(self, pid, ours)
+        child.start(factory, arguments)
         return child
 
-    def kill(self, pid: int) -> None:
-        """Kill a child that still runs."""
-        with self._lock, contextlib.suppress(OSError, frames.Closed, frames.Late):
-            self._control.sendall(f"kill {pid}".encode())
-            frames.receive(self._control, _KILLING)
+    def kill(self, pid: int) -> bool:
+        """Kill a child if it still runs; return False if the fork server is gone, and its children with it."""
+        with self._lock:
+            try:
+                self._control.sendall(f"kill {pid}".encode())
+                frames.receive(self._control, _KILLING)
+            except (OSError, frames.Closed, frames.Late):  # a late answer would be taken for the next request's
+                self.close()
+                return False
+        return True
 
     def close(self) -> None:
         """End all processes; may be called again."""
@@ -189,14 +202,18 @@ class Child:
         return self._channel.fileno()
 
     def start(self, factory: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        frames.send(self._channel, (None, factory, arguments))
+        """Request the child's object. Raises ``ProcessDied``."""
+        self._request(None, factory, arguments)
 
     def post(self, name: str, *arguments: Any) -> None:
         """Request a method of the child's object. Raises ``ProcessDied``."""
+        self._request(name, None, arguments)
+
+    def _request(self, *request: Any) -> None:
         try:
-            frames.send(self._channel, (name, None, arguments))
+            frames.send(self._channel, request)
         except frames.Closed as error:
-            raise ProcessDied(f"the process has ended: {error}") from error
+            raise self._died() from error
 
     def has_answer(self) -> bool:
         """Return whether ``collect`` returns or raises at once. The report that the object is made is no answer."""
@@ -221,8 +238,7 @@ class Child:
             self.kill()
             raise TimedOut(f"no answer within {seconds:.0f} s") from error
         except frames.Closed as error:
-            self.kill()
-            raise ProcessDied("the process crashed, or was killed") from error
+            raise self._died() from error
 
     def ready(self, seconds: float) -> None:
         """Wait until the child's object is made; raises the errors of ``collect``."""
@@ -232,8 +248,7 @@ class Child:
             self.kill()
             raise TimedOut(f"not ready within {seconds:.0f} s") from error
         except frames.Closed as error:
-            self.kill()
-            raise ProcessDied("the process crashed, or was killed") from error
+            raise self._died() from error
 
     def _make(self, seconds: float | None) -> None:
         if not self._made:
@@ -254,7 +269,12 @@ class Child:
         """Let the process end by itself, without waiting for it."""
         self._channel.close()
 
-    def kill(self) -> None:
-        """Kill the process."""
+    def kill(self) -> bool:
+        """Kill the process; return False if the fork server is gone."""
         self._channel.close()
-        self._fork_server.kill(self.pid)
+        return self._fork_server.kill(self.pid)
+
+    def _died(self) -> ProcessDied:
+        if self.kill():
+            return ProcessDied("the process crashed, or was killed")
+        return ServerDied("the fork server has ended, and the process with it")

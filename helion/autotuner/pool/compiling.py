@@ -7,10 +7,10 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from .children import Child, ForkServer, ProcessDied, Raised, TimedOut
+from .children import ATTEMPTS, Child, ForkServer, ProcessDied, Raised, ServerDied, TimedOut
 
 #: Memory limit of a compilation in MiB: ten times the largest use observed.
 MEGABYTES = 16 * 1024
@@ -62,11 +62,23 @@ class Patience:
         return min(self.most, max(self.least, self.FACTOR * slow))
 
 
+@dataclass(frozen=True)
+class _Waiting:
+    key: Hashable
+    job: Job
+    #: Number of fork servers that have ended with this job.
+    lost: int = 0
+
+
 @dataclass
 class _Running:
-    key: Hashable
+    job: _Waiting
     child: Child
     began: float
+
+    @property
+    def key(self) -> Hashable:
+        return self.job.key
 
 
 def _itself(job: Job) -> Job:
@@ -76,13 +88,14 @@ def _itself(job: Job) -> Job:
 class CompilePool:
     """Pool of at most ``workers`` jobs at once, in the order of ``submit``. A job cannot affect others.
 
-    ``fork_server`` returns the running fork server."""
+    ``fork_server`` returns the running fork server. Jobs that one takes with it as it ends are compiled by the next.
+    """
 
     def __init__(self, fork_server: Callable[[], ForkServer], workers: int, patience: Patience) -> None:
         self._fork_server = fork_server
         self._workers = workers
         self._patience = patience
-        self._waiting: deque[tuple[Hashable, Job]] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._running: list[_Running] = []
         self._lost: list[Built] = []
 
@@ -91,7 +104,7 @@ class CompilePool:
         return bool(self._waiting or self._running or self._lost)
 
     def submit(self, key: Hashable, job: Job) -> None:
-        self._waiting.append((key, job))
+        self._waiting.append(_Waiting(key, job))
         self._fill()
 
     def poll(self, seconds: float) -> list[Built]:
@@ -109,7 +122,7 @@ class CompilePool:
         answered = [run for run in self._running if run.child in readable and run.child.has_answer()]
         late = [run for run in self._running if now - run.began >= self._patience.seconds]
         ended = [run for run in self._running if run in answered or run in late]
-        built = [self._built(run, run in answered) for run in ended]
+        built = [each for run in ended if (each := self._built(run, run in answered)) is not None]
         self._running = [run for run in self._running if run not in ended]
         self._fill()
         return built
@@ -123,17 +136,27 @@ class CompilePool:
 
     def _fill(self) -> None:
         while self._waiting and len(self._running) < self._workers:
-            key, job = self._waiting.popleft()
+            waiting = self._waiting.popleft()
             began = time.monotonic()
             try:
-                child = self._fork_server().child(_itself, job, megabytes=MEGABYTES)
+                child = self._fork_server().child(_itself, waiting.job, megabytes=MEGABYTES)
                 child.post("run")
             except ProcessDied as error:
-                self._lost.append(Built(key=key, seconds=time.monotonic() - began, failure=str(error), crashed=True))
+                if not self._waits_again(waiting, error):
+                    seconds = time.monotonic() - began
+                    self._lost.append(Built(key=waiting.key, seconds=seconds, failure=str(error), crashed=True))
                 continue
-            self._running.append(_Running(key, child, began))
+            self._running.append(_Running(waiting, child, began))
 
-    def _built(self, run: _Running, readable: bool) -> Built:
+    def _waits_again(self, waiting: _Waiting, error: ProcessDied) -> bool:
+        """Put a job back that has ended with its fork server; return False if it died alone or too often."""
+        if not isinstance(error, ServerDied) or waiting.lost + 1 >= ATTEMPTS:
+            return False
+        self._waiting.appendleft(replace(waiting, lost=waiting.lost + 1))
+        return True
+
+    def _built(self, run: _Running, readable: bool) -> Built | None:
+        """Return the result of a job that has ended, or None if it waits for another fork server."""
         allowed = self._patience.seconds
         try:
             answer = run.child.collect(allowed if readable else 0.0)
@@ -142,6 +165,8 @@ class CompilePool:
         except TimedOut:
             return Built(key=run.key, seconds=allowed, failure=f"not compiled within {allowed:.0f} s", timed_out=True)
         except ProcessDied as error:
+            if self._waits_again(run.job, error):
+                return None
             return Built(key=run.key, seconds=time.monotonic() - run.began, failure=str(error), crashed=True)
         run.child.leave()
         seconds = time.monotonic() - run.began

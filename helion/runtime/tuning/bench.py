@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from ...autotuner.outcome import Status
-from ...autotuner.pool.children import Child, ForkServer, ProcessDied, Raised, TimedOut
+from ...autotuner.pool.children import ATTEMPTS, Child, ForkServer, ProcessDied, Raised, ServerDied, TimedOut
 from .device_lock import DeviceLock
 from .session import Candidate, Session, Task, Trial, Turns, saved
 
@@ -22,7 +22,7 @@ class Bench:
     """Bench in another process.
 
     ``seconds`` is the timeout to check and time a candidate, while ``lock`` is held. ``fork_server`` returns the running
-    fork server.
+    fork server; if one ends, the next runs the candidate.
     """
 
     def __init__(
@@ -53,6 +53,13 @@ class Bench:
         return turns
 
     def _asked(self, method: str, *arguments: object, seconds: float) -> Any:
+        """Call a method of the process, and again if its fork server has ended."""
+        for _ in range(ATTEMPTS - 1):
+            with contextlib.suppress(ServerDied):
+                return self._answer(method, *arguments, seconds=seconds)
+        return self._answer(method, *arguments, seconds=seconds)
+
+    def _answer(self, method: str, *arguments: object, seconds: float) -> Any:
         """Call a method of the process, and kill the process if it does not answer or is unusable."""
         try:
             child = self._started()
