@@ -33,6 +33,7 @@ from .passes.analysis.dependencies import check_dependencies
 from .passes.analysis.jagged import check_jagged
 from .passes.analysis.overlaps import check_overlaps
 from .passes.analysis.protocol import between_calls, check_messages
+from .passes.analysis.tile_sizes import results_of_tile_sizes
 from .rewrites.steps import Step
 
 Pass = Callable[[Program], Program]
@@ -99,7 +100,10 @@ def front_end(
     for error in between_calls(program):
         if type(error).__name__ not in context.settings.ignore_warnings:
             raise error
-    return replace(traced, program=program, recorded=traced.program)
+    found = (
+        w for w in results_of_tile_sizes(traced.program) if type(w).__name__ not in context.settings.ignore_warnings
+    )
+    return replace(traced, program=program, recorded=traced.program, warnings=(*traced.warnings, *found))
 
 
 def differentiable(traced: Traced) -> Program:
