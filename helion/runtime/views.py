@@ -35,8 +35,11 @@ class OutputCodeOptions:
         jax_fn: a JAX function instead of a torch one; no backend has them, and True is refused.
     """
 
-    allow_helion_deps: bool = True
-    jax_fn: bool = False
+    allow_helion_deps: bool
+    jax_fn: bool
+
+    def __init__(self, allow_helion_deps: bool = True, jax_fn: bool = False) -> None:
+        self.__dict__.update(allow_helion_deps=allow_helion_deps, jax_fn=jax_fn)
 
 
 class Views:
