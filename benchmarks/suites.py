@@ -213,7 +213,7 @@ class Run:
                 key = worker.asked["key"] if worker.asked else None
                 if worker.connection in able:
                     yield from self._taken(worker, key, worker.answer())
-                elif time.monotonic() - worker.since > self._silent:
+                elif self._is_silent(worker):
                     worker.end()
                     yield from self._taken(worker, key, {"why": f"no answer for {self._silent:g} s"})
 
@@ -257,10 +257,14 @@ class Run:
 
     def _asked(self, worker: Worker, request: Line) -> Line:
         worker.ask(request)
-        if worker.connection.poll(self._silent):
-            return worker.answer()
-        worker.end()
-        return {"why": f"no answer for {self._silent:g} s"}
+        while not worker.connection.poll(0.2):
+            if self._is_silent(worker):
+                worker.end()
+                return {"why": f"no answer for {self._silent:g} s"}
+        return worker.answer()
+
+    def _is_silent(self, worker: Worker) -> bool:
+        return time.monotonic() - worker.since > self._silent
 
 
 class Server:

@@ -344,9 +344,11 @@ def test_a_compiler_that_refuses_a_seed_and_one_that_is_not_there(monkeypatch: p
 
 @pytest.fixture
 def slow_assembler(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Callable[[int], pathlib.Path]:
-    """Make the first compilations by ptxas never end, and the limit reach only these; gives the file with a line for each."""
+    """Make the first compilations never leave ptxas, and the limit reach only these. Return the file with a line for each
+    compilation.
+    """
     real, calls, script = get_ptxas(90), tmp_path / "calls", tmp_path / "bin" / "ptxas"
-    never = tmp_path / "never"
+    never, hangs = tmp_path / "never", tmp_path / "hangs"
     os.mkfifo(never)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
 
@@ -355,8 +357,7 @@ def slow_assembler(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> C
         script.write_text(
             "#!/bin/sh\n"
             f'case "$*" in *--version*|*--help*) exec {real.path} "$@";; esac\n'
-            f'echo "$*" >> {calls}\n'
-            f'if [ "$(wc -l < {calls})" -le {slow} ]; then read line < {never}; fi\n'
+            f"if [ -e {hangs} ]; then read line < {never}; fi\n"
             f'exec {real.path} "$@"\n'
         )
         script.chmod(0o755)
@@ -369,8 +370,15 @@ def slow_assembler(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> C
 
     def only(slow: int, seconds: float | None) -> float | None:
         """Compilations that end have no limit, since a machine may be busy."""
-        made = len(calls.read_text().splitlines()) if calls.exists() else 0
-        return seconds if made < slow else None
+        with calls.open("a+") as file:
+            file.seek(0)
+            made = len(file.readlines())
+            file.write("compiled\n")
+        if made < slow:
+            hangs.touch()
+            return seconds
+        hangs.unlink(missing_ok=True)
+        return None
 
     return make
 
