@@ -183,6 +183,7 @@ def _query(s: Scope, query: Callable[..., Any], function: Any, args: tuple[Any, 
 
 def _call_debug(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if not s.t.on_device:
+        s.t.world.acts = True
         return
     if function is breakpoint:
         HL_RULES[hl.breakpoint](s.t)
