@@ -25,6 +25,7 @@ from . import (
     graphs,
     images,
     inputs,
+    layers,
     layouts,
     linears,
     losses,
@@ -83,6 +84,7 @@ MODULES = (
     blocks, projections, attending, updates, operands, tokens,
     norms, losses, steps, planes, codes, pools,
     linears, inputs, prefills, patches, batches, caches, strides,
+    layers,
 )  # fmt: skip
 CELLS: dict[str, UserKernel] = {name: cell for module in MODULES for name, cell in module.CELLS.items()}
 assert len(CELLS) == sum(len(module.CELLS) for module in MODULES), "two kernels have one name"
