@@ -11,6 +11,7 @@ from . import (
     caches,
     cameras,
     codes,
+    contexts,
     contractions,
     convolutions,
     convolved,
@@ -84,7 +85,7 @@ MODULES = (
     blocks, projections, attending, updates, operands, tokens,
     norms, losses, steps, planes, codes, pools,
     linears, inputs, prefills, patches, batches, caches, strides,
-    layers,
+    layers, contexts,
 )  # fmt: skip
 CELLS: dict[str, UserKernel] = {name: cell for module in MODULES for name, cell in module.CELLS.items()}
 assert len(CELLS) == sum(len(module.CELLS) for module in MODULES), "two kernels have one name"
