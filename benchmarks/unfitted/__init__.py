@@ -67,6 +67,7 @@ from . import (
     structured,
     sums,
     synthesis,
+    taps,
     tokens,
     training,
     transforms,
@@ -85,7 +86,7 @@ MODULES = (
     blocks, projections, attending, updates, operands, tokens,
     norms, losses, steps, planes, codes, pools,
     linears, inputs, prefills, patches, batches, caches, strides,
-    layers, contexts,
+    layers, contexts, taps,
 )  # fmt: skip
 CELLS: dict[str, UserKernel] = {name: cell for module in MODULES for name, cell in module.CELLS.items()}
 assert len(CELLS) == sum(len(module.CELLS) for module in MODULES), "two kernels have one name"
