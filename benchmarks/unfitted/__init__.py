@@ -17,6 +17,7 @@ from . import (
     convolved,
     decoding,
     encodings,
+    fewbits,
     fields,
     filters,
     generation,
@@ -86,7 +87,7 @@ MODULES = (
     blocks, projections, attending, updates, operands, tokens,
     norms, losses, steps, planes, codes, pools,
     linears, inputs, prefills, patches, batches, caches, strides,
-    layers, contexts, taps,
+    layers, contexts, taps, fewbits,
 )  # fmt: skip
 CELLS: dict[str, UserKernel] = {name: cell for module in MODULES for name, cell in module.CELLS.items()}
 assert len(CELLS) == sum(len(module.CELLS) for module in MODULES), "two kernels have one name"
