@@ -15,6 +15,7 @@ from . import (
     contractions,
     convolutions,
     convolved,
+    criteria,
     decoding,
     encodings,
     fewbits,
@@ -30,6 +31,7 @@ from . import (
     layers,
     layouts,
     linears,
+    lookups,
     losses,
     matchings,
     mixers,
@@ -37,8 +39,10 @@ from . import (
     norms,
     objectives,
     operands,
+    optimizing,
     orders,
     patches,
+    paths,
     physics,
     pictures,
     pipelines,
@@ -50,6 +54,7 @@ from . import (
     projections,
     quantized,
     ragged,
+    rasters,
     records,
     rows,
     scans,
@@ -87,7 +92,7 @@ MODULES = (
     blocks, projections, attending, updates, operands, tokens,
     norms, losses, steps, planes, codes, pools,
     linears, inputs, prefills, patches, batches, caches, strides,
-    layers, contexts, taps, fewbits,
+    layers, contexts, taps, fewbits, criteria, optimizing, lookups, rasters, paths,
 )  # fmt: skip
 CELLS: dict[str, UserKernel] = {name: cell for module in MODULES for name, cell in module.CELLS.items()}
 assert len(CELLS) == sum(len(module.CELLS) for module in MODULES), "two kernels have one name"
