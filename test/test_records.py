@@ -229,6 +229,32 @@ def test_instances_are_pickled() -> None:
         assert pickle.loads(pickle.dumps(one)) == one
 
 
+class Hashed(str):
+    hashed = 0
+
+    def __hash__(self) -> int:
+        Hashed.hashed += 1
+        return super().__hash__()
+
+
+@records.dataclass(frozen=True)
+class Key:
+    x: str
+    y: list[int] = field(default_factory=list, compare=False)
+
+    def __hash__(self) -> int:
+        return records.hash_once(self)
+
+
+def test_a_hash_is_computed_once_in_each_process() -> None:
+    Hashed.hashed = 0
+    one = Key(Hashed("x"), [1])
+    assert hash(one) == hash(one) == hash(Key("x")) == hash((one.x,)) and Hashed.hashed == 2
+    assert hash(records.replace(one, x="y")) == hash(Key("y"))
+    assert one == pickle.loads(pickle.dumps(one)) and Hashed.hashed == 2
+    assert hash(pickle.loads(pickle.dumps(one))) == hash(one) and Hashed.hashed == 3
+
+
 def test_methods_are_compiled_at_their_first_use() -> None:
     @records.dataclass(frozen=True)
     class Record:

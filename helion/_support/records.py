@@ -148,7 +148,7 @@ def _initializer(cls: Any, frozen: bool) -> _Method:
     elif _has_slots(cls):
         lines = [f"_set(self, {name!r}, {value})" for name, value in values.items()]
     else:  # half of the time of a call for each field
-        lines = [f"self.__dict__.update({', '.join(f'{name}={value}' for name, value in values.items())})"]
+        lines = ["_own = self.__dict__", *(f"_own[{name!r}] = {value}" for name, value in values.items())]
     if hasattr(cls, "__post_init__"):
         lines.append("self.__post_init__()")
     parameters = positional + (keywords if len(keywords) > 1 else [])
@@ -171,6 +171,24 @@ def _equality(cls: Any) -> _Method:
 def _hash(cls: Any) -> _Method:
     names = [f.name for f in dataclasses.fields(cls) if (f.compare if f.hash is None else f.hash)]
     return _compiled(cls, "__hash__", ["self"], [f"return hash({_values('self', names)})"], {})
+
+
+#: Stays with a kept hash. A process that reads a pickled record has another one, and other hashes of strings.
+_HERE = object()
+
+
+def hash_once(record: Any) -> int:
+    """Return the hash of a frozen record that has no slots, by the fields that are compared, and keep it in the record."""
+    where, known = record.__dict__.get("_hash", (None, 0))
+    if where is not _HERE:
+        known = _hash_of(record.__class__)(record)
+        record.__dict__["_hash"] = _HERE, known
+    return int(known)
+
+
+@functools.cache
+def _hash_of(cls: Any) -> _Method:
+    return _hash(cls)
 
 
 def _values(of: str, names: list[str]) -> str:

@@ -6,10 +6,10 @@ sheet's rates, without measurements.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts
+from ...._support.records import replace
 from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
 from ..bounds import ctas_per_mma, places_of_copies
@@ -40,5 +40,5 @@ def choices(shape: ProductShape, target: Target) -> list[Choice]:
         ctas = shape.problem.repeats * pair * -(-shape.problem.m // tile[0]) * -(-shape.problem.n // tile[1])
         for clusters in GRID_SPLITS:
             if target.num_sms < 2 * clusters * ctas <= 2 * target.num_sms:
-                found.append(dataclasses.replace(choice, grid_splits=clusters))
+                found.append(replace(choice, grid_splits=clusters))
     return found

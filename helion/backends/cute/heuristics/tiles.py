@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from ...._compiler.facts.records import KernelFacts
 from ...._shapes import is_power_of_2
+from ...._support.records import dataclass, replace
 from ....autotuner.proposal import Declined
 from ....hardware import Target
 from ..bounds import column_step, ctas_per_mma, tile_bounds
@@ -181,9 +180,7 @@ def narrowed(choice: Choice, wanted: int = 32, divided: bool = True) -> Choice:
     """Return a choice with at least two sub-tiles of ``wanted`` columns at most, and the fewest buffers that divide them, or
     two."""
     columns = subtile_of(choice.tile[1], wanted, divided)
-    return dataclasses.replace(
-        choice, epilogue_n=columns, store_stages=buffers_of(choice.tile[1] // columns, choice.store_stages)
-    )
+    return replace(choice, epilogue_n=columns, store_stages=buffers_of(choice.tile[1] // columns, choice.store_stages))
 
 
 def handicapped_us(option: Option) -> float:
@@ -255,11 +252,11 @@ def _in_whole_lines(shape: ProductShape, target: Target, ranked: Sequence[Option
     mainloop = min(o.plan.k_tiles * o.time.k_tile_us for o in ranked if o.choice.tile == widest.choice.tile)
     if widest.time.epilogue_us < mainloop:
         return None
-    choice = dataclasses.replace(widest.choice, epilogue_n=_LINE_BYTES // _NARROW_BYTES, store_stages=MOST_BUFFERS)
+    choice = replace(widest.choice, epilogue_n=_LINE_BYTES // _NARROW_BYTES, store_stages=MOST_BUFFERS)
     stored = plan_of(shape, choice, target)
     if isinstance(stored, str) or stored.ab_stages < 2 * stored.k_tiles:
         return None
-    return dataclasses.replace(widest, choice=choice, plan=stored, time=timing(stored, shape, target))
+    return replace(widest, choice=choice, plan=stored, time=timing(stored, shape, target))
 
 
 def _with_residuals(shape: ProductShape, choice: Choice, plan: GemmPlan, target: Target) -> tuple[Choice, GemmPlan]:
@@ -269,7 +266,7 @@ def _with_residuals(shape: ProductShape, choice: Choice, plan: GemmPlan, target:
     """
     least = min(plan.ab_stages, max(LEAST_AHEAD, 2 * plan.k_tiles))
     for stages in MORE_RESIDUALS if plan.has_residual and plan.unit == "wgmma" else ():
-        more = dataclasses.replace(choice, residual_stages=stages)
+        more = replace(choice, residual_stages=stages)
         ahead = plan_of(shape, more, target)
         if not isinstance(ahead, str) and ahead.ab_stages >= least:
             return more, ahead
@@ -279,12 +276,12 @@ def _with_residuals(shape: ProductShape, choice: Choice, plan: GemmPlan, target:
 def _with_buffers(shape: ProductShape, target: Target, option: Option) -> Option:
     """Return an option with more buffers of D if they cost no stage of A and B (measurement ``cute_store_buffers``)."""
     buffers = buffers_of(option.plan.subtiles, MOST_BUFFERS)
-    choice = dataclasses.replace(option.choice, store_stages=max(buffers, option.choice.store_stages))
+    choice = replace(option.choice, store_stages=max(buffers, option.choice.store_stages))
     plan = plan_of(shape, choice, target)
     simple = option.plan.teams == option.plan.parts == 1 and option.plan.unit == "wgmma"
     if isinstance(plan, str) or not simple or plan.ab_stages < option.plan.ab_stages:
         return option
-    return dataclasses.replace(option, choice=choice, plan=plan)
+    return replace(option, choice=choice, plan=plan)
 
 
 def _proposal(

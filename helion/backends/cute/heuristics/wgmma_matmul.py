@@ -9,12 +9,12 @@ Where even small tiles leave SMs idle, CTAs of a cluster split K, and so do seve
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts
+from ...._support.records import replace
 from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
 from ..bounds import places_of_copies, tile_bounds
@@ -91,7 +91,7 @@ def _in_turn(shape: ProductShape, choice: Choice) -> Choice:
     several = column is not None and column.pitch > 0 and column.lines % choice.tile[1] > 0
     if several or choice.splits * choice.grid_splits > 1 or choice.pingpong or scales.k != choice.tile[2]:
         return choice
-    return dataclasses.replace(choice, accumulator_stages=2)
+    return replace(choice, accumulator_stages=2)
 
 
 def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[Choice]:
@@ -110,14 +110,14 @@ def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[C
         rows, columns = -(-shape.problem.m // tile[0]), -(-shape.problem.n // tile[1])
         together = rows * columns * shape.problem.repeats
         plain = narrowed(Choice(tile=tile, copies_in=copies_in), divided=False)
-        paired = dataclasses.replace(plain, cluster=(2, 1))
+        paired = replace(plain, cluster=(2, 1))
         unshared = tile[1] > UNEVEN[0] and tile[1] % UNEVEN[0] > 0  # two CTAs cannot load slices of B along N
         unshared, tall = unshared and shape.problem.b_major == "mn", tile[0] > 2 * WGMMA_ROWS
         filled = 2 * (columns * tile[1] - shape.problem.n) <= tile[1]
         waves = 2 if columns == 2 else 1
         read_twice = 1 < columns <= FEW_TOGETHER and together <= waves * target.num_sms and filled
         beside = shape.problem.groups is not None or rows % 2 > 0 or tall or unshared or read_twice
-        shared = [dataclasses.replace(plain, cluster=(1, 2))] if beside and columns > 1 and not in_stages else []
+        shared = [replace(plain, cluster=(1, 2))] if beside and columns > 1 and not in_stages else []
         shared = [paired, *shared] if rows > 1 else shared
         found += [*(shared[::-1] if tall else shared), plain]
         # teams of 64 rows of 8-bit floats read all of B for half of the rows (measurement ``narrow_teams``)
@@ -125,10 +125,10 @@ def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[C
         # copies in stages have not run with two consumer groups; matmuls that round each K tile are faster without them
         # (``rounded_tiles_time`` of benchmarks/results/cute/nvidia-h200-parts.jsonl)
         if together > target.num_sms and not in_stages and not shape.problem.rounded and not thin:
-            found += [dataclasses.replace(paired, pingpong=True)] if rows > 1 else []
-            found.append(dataclasses.replace(plain, pingpong=True))
+            found += [replace(paired, pingpong=True)] if rows > 1 else []
+            found.append(replace(plain, pingpong=True))
             if tile[:2] == SQUARE and rows > 1 and columns > 1 and _crosses_lines(shape):
-                found.append(dataclasses.replace(plain, cluster=(2, 2), pingpong=True))
+                found.append(replace(plain, cluster=(2, 2), pingpong=True))
         found += _in_clusters(shape, tile, (rows, columns), copies_in, target) if not in_stages else []
         found += _of_last_wave(shape, tile, (rows, columns), target) if copies_in != "memory" else []
         if tile[0] > WGMMA_ROWS * 2 and tile[1] <= FEW_COLUMNS and copies_in not in CONVERTED:
@@ -143,12 +143,12 @@ def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[C
             if splits * clusters > 1 and fills and ctas <= target.num_sms:
                 found.append(narrowed(split, min(plain.epilogue_n, tile[1] // splits)))
                 if splits == 1 and columns == 2 and copies_in == "shared":
-                    found.append(dataclasses.replace(found[-1], cluster=(1, 2)))
+                    found.append(replace(found[-1], cluster=(1, 2)))
             several = shape.problem.n >= LEAST_OF_TWO or (copies_in == "slices" and clusters == 1)
             parted = several and ctas <= RESIDENTS * target.num_sms
             scaled = tile[0] > WGMMA_ROWS and shape.problem.scales is not None  # two of these on an SM run on request
             if copies_in in CONVERTED and ctas > target.num_sms and not scaled and (parted or splits * clusters == 1):
-                resident = dataclasses.replace(split, ctas_per_sm=RESIDENTS)
+                resident = replace(split, ctas_per_sm=RESIDENTS)
                 found.append(narrowed(resident, min(plain.epilogue_n, tile[1] // splits)))
     return [*dict.fromkeys(found)]
 

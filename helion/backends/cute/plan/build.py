@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 
+from ...._support.records import replace
 from ....hardware import RESERVED_SHARED_BYTES, Target
 from . import workspace
 from .copied import MAX_COPIED_SUMS
@@ -134,21 +135,19 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
     if problem.epilogue.words:
         _check_messages(plan)
     (_check_wgmma if unit == "wgmma" else _check_tcgen05)(plan)
-    plan = dataclasses.replace(
-        plan, accumulator_stages=_accumulator_stages(plan, choice), warp_stores=_stores_by_warps(plan)
-    )
+    plan = replace(plan, accumulator_stages=_accumulator_stages(plan, choice), warp_stores=_stores_by_warps(plan))
     if choice.ab_stages is None:
-        plan = dataclasses.replace(plan, ab_stages=most_stages(plan))
+        plan = replace(plan, ab_stages=most_stages(plan))
     joins = _joins(plan)
     shares = _shares_a(plan, joins)
-    plan = dataclasses.replace(plan, shares_a=shares, joins=joins and shares)
+    plan = replace(plan, shares_a=shares, joins=joins and shares)
     _check_fits(plan)
     return plan
 
 
 def _plan_with_copies(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
     """Return the plan of the matmul that loads all operands by TMA, with the kernels before it."""
-    rest = dataclasses.replace(choice, copies_in="shared") if choice.copies_in in ("memory", "tma") else choice
+    rest = replace(choice, copies_in="shared") if choice.copies_in in ("memory", "tma") else choice
     if choice.copies_in == "tma" and choice.rows_in == "memory" and unit_of(target) == "wgmma":
         return _plan_with_finish(problem, choice, target)
     if choice.copies_in == "tma":
@@ -156,7 +155,7 @@ def _plan_with_copies(problem: GemmProblem, choice: Choice, target: Target) -> G
         plan = plan_gemm(loaded, rest, target)
         return plan if gathering is None else with_gathering(plan, gathering)
     stored, prepare = split_operands(problem, copies=choice.copies_in == "memory")
-    return dataclasses.replace(plan_gemm(stored, rest, target), prepare=prepare)
+    return replace(plan_gemm(stored, rest, target), prepare=prepare)
 
 
 def _of_messages(problem: GemmProblem, choice: Choice) -> GemmProblem:
@@ -167,7 +166,7 @@ def _of_messages(problem: GemmProblem, choice: Choice) -> GemmProblem:
             " operands"
         )
     rows, columns, _ = choice.tile
-    return dataclasses.replace(problem, epilogue=dataclasses.replace(problem.epilogue, tile=(rows, columns)))
+    return replace(problem, epilogue=replace(problem.epilogue, tile=(rows, columns)))
 
 
 def _check_messages(plan: GemmPlan) -> None:
@@ -211,8 +210,8 @@ def _plan_with_finish(problem: GemmProblem, choice: Choice, target: Target) -> G
     stored, finish = split(problem, choice.tile[1], target.smem_per_block_bytes)
     stored, choice = with_turned(stored, choice)
     promote_k_tiles = choice.promote_k_tiles or _promote_k_tiles(problem, choice)
-    first = dataclasses.replace(choice, rows_in="cluster", promote_k_tiles=promote_k_tiles)
-    return dataclasses.replace(plan_gemm(stored, first, target), finish=finish)
+    first = replace(choice, rows_in="cluster", promote_k_tiles=promote_k_tiles)
+    return replace(plan_gemm(stored, first, target), finish=finish)
 
 
 def _shared_limit(target: Target, ctas: int) -> int:
@@ -230,7 +229,9 @@ def unit_of(target: Target) -> Unit:
     raise Refusal(f"{target} has neither wgmma nor tcgen05; the cute backend needs one of them")
 
 
+@functools.lru_cache(maxsize=256)
 def check_problem(problem: GemmProblem) -> None:
+    """Check that kernels of a problem are implemented. Raises ``Refusal``."""
     if problem.operand_dtype not in OPERAND_DTYPES:
         raise Refusal(f"matmuls of {problem.operand_dtype} are not implemented; {', '.join(OPERAND_DTYPES)} are")
     if not all(0 < extent <= MAX_EXTENT for extent in (problem.m, problem.n, problem.k)):

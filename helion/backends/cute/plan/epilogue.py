@@ -301,7 +301,7 @@ class Epilogue:
         messages = ("waits", "signals", "tile") if self.words else ()
         return [name for name in ("outputs", *messages) if getattr(self, name)]
 
-    @property
+    @functools.cached_property
     def words(self) -> tuple[Word, ...]:
         """The words of messages, of which each has a tensor among the arguments of a launch."""
         awaited = (word for wait in self.waits for word in (wait.word, wait.seen))
@@ -333,7 +333,7 @@ class Epilogue:
                 left += [x for x in made.arguments if not isinstance(x, Constant)] if made else []
         return sorted(found)
 
-    @property
+    @functools.cached_property
     def reduces_rows(self) -> bool:
         return any(instruction.op in REDUCTIONS for instruction in self.instructions)
 
@@ -378,7 +378,7 @@ class Epilogue:
         moved = any(made.op in (PARTNER, JOINED) for made in self.instructions)
         return moved or any(each.pairs for each in self.operands) or any(each.pairs for each in self.outputs)
 
-    @property
+    @functools.cached_property
     def rows_of_blocks(self) -> tuple[int, ...]:
         """Rows of each block that is reduced."""
         sizes = (made.arguments[1] for made in self.instructions if made.op in BLOCK_REDUCTIONS)
@@ -389,7 +389,13 @@ class Epilogue:
         return any(instruction.op == op for instruction in self.instructions)
 
     def of_kind(self, kind: OperandKind) -> tuple[EpilogueOperand, ...]:
-        return tuple(operand for operand in self.operands if operand.kind == kind)
+        return self._by_kind.get(kind, ())
+
+    @functools.cached_property
+    def _by_kind(self) -> dict[OperandKind, tuple[EpilogueOperand, ...]]:
+        """The operands of each kind, in their order."""
+        kinds = {operand.kind for operand in self.operands}
+        return {kind: tuple(operand for operand in self.operands if operand.kind == kind) for kind in kinds}
 
     def rows_of(self, values: Sequence[int]) -> list[EpilogueOperand]:
         """Return the row operands among values."""

@@ -8,11 +8,11 @@ of the row.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 
 from ...._shapes import next_power_of_2
+from ...._support.records import replace
 from ....hardware import REGISTER_BYTES, VECTOR_BYTES
 from .dtypes import itemsize
 from .epilogue import Constant, Epilogue, EpilogueOperand, EpilogueOutput, Instruction, constant
@@ -74,7 +74,7 @@ def counts_rows(problem: GemmProblem) -> bool:
 
 def with_most_rows(problem: GemmProblem) -> GemmProblem:
     """Return a problem with the most rows of its bucket, which ends at a power of two, if only the launch counts them."""
-    return dataclasses.replace(problem, m=next_power_of_2(problem.m)) if counts_rows(problem) else problem
+    return replace(problem, m=next_power_of_2(problem.m)) if counts_rows(problem) else problem
 
 
 # Whole rows ------------------------------------------------------------------------------------------------------------
@@ -93,8 +93,8 @@ def _with_rows(problem: GemmProblem, shared_bytes: int) -> tuple[GemmProblem, Ro
     rounds = made is not None and made.op in STORED  # the store rounds
     epilogue, (value,) = _cut(problem.epilogue, tuple(_values(made)) if made and rounds else (held,))
     output = EpilogueOutput(name=ROWS, value=value, kind="exact", dtype=dtype, pitch=pitch)
-    stored = dataclasses.replace(epilogue, outputs=(output,))
-    return dataclasses.replace(problem, epilogue=stored, output_dtype=dtype, d_pitch=pitch), finish
+    stored = replace(epilogue, outputs=(output,))
+    return replace(problem, epilogue=stored, output_dtype=dtype, d_pitch=pitch), finish
 
 
 def _row_finish(problem: GemmProblem, held: int, dtype: str, pitch: int, home: str, shared_bytes: int) -> RowFinish:
@@ -120,10 +120,10 @@ def _row_finish(problem: GemmProblem, held: int, dtype: str, pitch: int, home: s
 
 def _in_shared_memory(finish: RowFinish, shared_bytes: int) -> RowFinish:
     """Return the finish with rows in shared memory, if it has room for one. Several CTAs of an SM have fewer threads each."""
-    several = dataclasses.replace(finish, threads=KEPT_THREADS, kept=True, shared=True)
-    for found in (several, dataclasses.replace(several, threads=THREADS[-1])):
+    several = replace(finish, threads=KEPT_THREADS, kept=True, shared=True)
+    for found in (several, replace(several, threads=THREADS[-1])):
         chunks = _chunks(found.problem.n, found.threads, found.vector)
-        found = dataclasses.replace(found, chunks=chunks)
+        found = replace(found, chunks=chunks)
         room = shared_bytes // 2 if found.threads == KEPT_THREADS else shared_bytes
         if SUM_BYTES * (row_words(found) + shared_words(found)) <= room:
             return found
@@ -224,9 +224,9 @@ def turned(stored: GemmProblem) -> GemmProblem | None:
     plain = not (stored.epilogue.operands or stored.epilogue.instructions or any(stored.starts))
     if not plain or stored.a_major != "k" or [each.operand for each in copied] != ["b"] or len(outputs) > 1:
         return None
-    output = dataclasses.replace(outputs[0], pitch=1, column_pitch=outputs[0].pitch)
+    output = replace(outputs[0], pitch=1, column_pitch=outputs[0].pitch)
     x, y, d = stored.names
-    swapped = dataclasses.replace(
+    swapped = replace(
         stored,
         m=stored.n,
         n=stored.m,
@@ -234,7 +234,7 @@ def turned(stored: GemmProblem) -> GemmProblem | None:
         b_pitch=stored.a_pitch,
         d_pitch=1,
         epilogue=Epilogue(outputs=(output,)),
-        copied=(dataclasses.replace(copied[0], operand="a"),),
+        copied=(replace(copied[0], operand="a"),),
         names=(y, x, d),
     )
     return by_fragments(swapped) if output.kind == "exact" else None
@@ -250,9 +250,7 @@ def with_turned(stored: GemmProblem, choice: Choice) -> tuple[GemmProblem, Choic
             "rows in memory whose operands TMA loads are implemented for a plain matmul of fp32 with B along N"
         )
     (rows, columns, k), (cluster_m, cluster_n) = choice.tile, choice.cluster
-    return found, dataclasses.replace(
-        choice, tile=(columns, rows, k), cluster=(cluster_n, cluster_m), copies_in="shared"
-    )
+    return found, replace(choice, tile=(columns, rows, k), cluster=(cluster_n, cluster_m), copies_in="shared")
 
 
 def is_turned(plan: GemmPlan) -> bool:
@@ -272,9 +270,9 @@ def _with_tiles(problem: GemmProblem, parts: Sequence[Part], columns: int) -> tu
         EpilogueOutput(name=f"part_{at}", value=value, kind="tile", dtype="float32", pitch=len(parts) * tiles)
         for at, value in enumerate(values)
     )
-    stored = dataclasses.replace(epilogue, outputs=outputs)
+    stored = replace(epilogue, outputs=outputs)
     first = outputs[0]
-    return dataclasses.replace(problem, epilogue=stored, output_dtype=first.dtype, d_pitch=first.pitch), finish
+    return replace(problem, epilogue=stored, output_dtype=first.dtype, d_pitch=first.pitch), finish
 
 
 def _parts(problem: GemmProblem) -> list[Part]:

@@ -8,11 +8,11 @@ operand, and TMA from then on, takes less time. Tiles of TF32 leave shared memor
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Sequence
 
+from ...._support.records import replace
 from .copied import MAX_LOADED_REGISTERS, MAX_SPAN, NIBBLE_GROUP, NOT_COPIED, Copied, raw_major, span_of
 from .counts import check_fragments, copied_line_step, copied_lines, copied_registers, turns
 from .dtypes import IMPRECISE_DTYPES, itemsize, per_byte
@@ -183,14 +183,14 @@ def gains_by_turning(problem: GemmProblem) -> bool:
 
     Few rows fill a small part of an instruction's 64, and the warps that multiply convert A alone.
     """
-    turned = [dataclasses.replace(each, operand="a") for each in problem.copied if each.operand == "b"]
+    turned = [replace(each, operand="a") for each in problem.copied if each.operand == "b"]
     stored = all(output.kind in ("exact", "strided") and not output.adds for output in problem.outputs)
     several = problem.terms or problem.epilogue.in_pairs
     if problem.m > FEW_ROWS or several or not stored or len(turned) != len(problem.copied):
         return False
     names = {"size_m": "size_n", "pitch_a": "pitch_b"}
     runtime = tuple(names.get(name, "") for name in problem.runtime)
-    return can_convert(dataclasses.replace(problem, copied=tuple(turned), a_major=problem.b_major, runtime=runtime))
+    return can_convert(replace(problem, copied=tuple(turned), a_major=problem.b_major, runtime=runtime))
 
 
 def _check_converted(plan: GemmPlan) -> None:
@@ -254,14 +254,14 @@ def split(problem: GemmProblem, *, copies: bool = True) -> tuple[GemmProblem, Pr
         raise Refusal("operands in memory are implemented where TMA cannot load them as they are")
     if copies:
         check_known(problem)
-    operands, offset, stored = list[Prepared](), 0, dataclasses.replace(problem, summed=())
+    operands, offset, stored = list[Prepared](), 0, replace(problem, summed=())
     for copied in problem.summed:
         operands.append(_prepared_sums(problem, copied, offset))
         _check_span(problem, operands[-1])
         offset += _aligned_bytes(problem, operands[-1])
     if not copies:
         return stored, Prepare(problem=problem, operands=tuple(operands))
-    stored = dataclasses.replace(stored, copied=())
+    stored = replace(stored, copied=())
     for copied in problem.copied:
         made = _prepared(problem, copied, offset)
         operands.append(made)
@@ -277,10 +277,8 @@ def split(problem: GemmProblem, *, copies: bool = True) -> tuple[GemmProblem, Pr
 def _with_stored(stored: GemmProblem, problem: GemmProblem, made: Prepared) -> GemmProblem:
     """Return the matmul with an operand in memory. Operands of one side have one major mode."""
     operand, batch = problem.multiplicand(made.copied.operand), stored.batch
-    if operand.base == "a":
-        stored = dataclasses.replace(stored, a_major=made.major)
-    else:
-        stored = dataclasses.replace(stored, b_major=made.major)
+    of_a = operand.base == "a"
+    stored = replace(stored, a_major=made.major) if of_a else replace(stored, b_major=made.major)
     if batch is not None and operand.term:
         raise Refusal("operands in memory of further terms are implemented for one matmul, without a batch")
     if batch is not None:
@@ -289,7 +287,7 @@ def _with_stored(stored: GemmProblem, problem: GemmProblem, made: Prepared) -> G
             steps.append(made.rows * made.pitch * matrices if varies else 0)
             matrices *= level.size if varies else 1
         labels = ["a", "b", *(each.label for each in problem.epilogue.operands)]
-        stored = dataclasses.replace(stored, batch=_with_steps(batch, labels.index(operand.label), steps))
+        stored = replace(stored, batch=_with_steps(batch, labels.index(operand.label), steps))
     return _with_pitch(stored, operand, made.pitch)
 
 
@@ -300,7 +298,7 @@ def _with_steps(batch: Batch, at: int, steps: Sequence[int]) -> Batch:
     numbers = [batch.a, batch.b, *batch.operands]
     numbers[at] = steps[0]
     a, b, *operands = numbers
-    return dataclasses.replace(batch, a=a, b=b, operands=tuple(operands), outer=outer)
+    return replace(batch, a=a, b=b, operands=tuple(operands), outer=outer)
 
 
 def steps_of(problem: GemmProblem, copied: Copied, at: int) -> tuple[int, ...]:
@@ -329,18 +327,17 @@ def _with_pitch(stored: GemmProblem, operand: Multiplicand, pitch: int) -> GemmP
         term = stored.terms[operand.term - 1]
         pitches = [term.a_pitch, *term.b_pitches]
         pitches[bases.index(operand.base)] = pitch
-        changed = dataclasses.replace(term, a_pitch=pitches[0], b_pitches=tuple(pitches[1:]))
+        changed = replace(term, a_pitch=pitches[0], b_pitches=tuple(pitches[1:]))
         terms = (*stored.terms[: operand.term - 1], changed, *stored.terms[operand.term :])
-        return dataclasses.replace(stored, terms=terms)
+        return replace(stored, terms=terms)
     if operand.base == "a":
-        return dataclasses.replace(stored, a_pitch=pitch)
+        return replace(stored, a_pitch=pitch)
     if operand.base == "b":
-        return dataclasses.replace(stored, b_pitch=pitch)
+        return replace(stored, b_pitch=pitch)
     operands = tuple(
-        dataclasses.replace(each, pitch=pitch) if each.label == operand.label else each
-        for each in stored.epilogue.operands
+        replace(each, pitch=pitch) if each.label == operand.label else each for each in stored.epilogue.operands
     )
-    return dataclasses.replace(stored, epilogue=dataclasses.replace(stored.epilogue, operands=operands))
+    return replace(stored, epilogue=replace(stored.epilogue, operands=operands))
 
 
 def by_fragments(problem: GemmProblem) -> GemmProblem | None:
@@ -361,8 +358,8 @@ def _reads_turned(problem: GemmProblem) -> bool:
     """Return whether its B, of fp32 along N, is read to registers as A of the transposed matmul: no kernel transposes it."""
     if not problem.copied or problem.batch or any(problem.starts) or min(problem.m, problem.n, problem.k) < LEAST_READ:
         return False
-    turned = [dataclasses.replace(each, operand="a") for each in problem.copied if each.operand == "b"]
-    swapped = dataclasses.replace(problem, copied=tuple(turned), a_major=problem.b_major, a_pitch=problem.b_pitch)
+    turned = [replace(each, operand="a") for each in problem.copied if each.operand == "b"]
+    swapped = replace(problem, copied=tuple(turned), a_major=problem.b_major, a_pitch=problem.b_pitch)
     alone = len(turned) == len(problem.copied) and problem.a_major == "k"
     return alone and _stores_whole(problem, 4) and by_fragments(swapped) is not None
 
@@ -390,7 +387,7 @@ def in_both_majors(problem: GemmProblem) -> GemmProblem | None:
 
 def _as_stored(problem: GemmProblem) -> GemmProblem | None:
     """Return the matmul of copied operands in the major mode of their tensors; None where they are copied otherwise."""
-    stored = dataclasses.replace(problem, copied=())
+    stored = replace(problem, copied=())
     for copied in problem.copied:
         source, operand = copied.sources[0], problem.multiplicand(copied.operand)
         moves = not copied.instructions and copied.lines is None and source.dtype == problem.operand_dtype
@@ -399,7 +396,7 @@ def _as_stored(problem: GemmProblem) -> GemmProblem | None:
         stored = _with_pitch(stored, operand, source.k_pitch)
         changed = {"a_major": stored.a_major, "b_major": stored.b_major}
         changed["a_major" if operand.base == "a" else "b_major"] = "mn"
-        stored = dataclasses.replace(stored, a_major=changed["a_major"], b_major=changed["b_major"])
+        stored = replace(stored, a_major=changed["a_major"], b_major=changed["b_major"])
     of_b = {each.label for each in problem.multiplicands if each.base != "a"}
     copies = of_b & {each.operand for each in problem.copied}
     return stored if copies in (set(), of_b) else None
@@ -424,7 +421,7 @@ def by_gather(problem: GemmProblem) -> tuple[GemmProblem, Prepare] | None:
     pitched = source.k_pitch == 1 and source.pitch * itemsize(source.dtype) % TMA_ALIGNMENT_BYTES == 0
     if not (pitched and source.aligned and source.dtype == problem.operand_dtype and itemsize(source.dtype) == 2):
         return None
-    stored = _with_pitch(dataclasses.replace(problem, copied=(), a_major="k"), problem.multiplicand("a"), source.pitch)
+    stored = _with_pitch(replace(problem, copied=(), a_major="k"), problem.multiplicand("a"), source.pitch)
     return stored, Prepare(problem=problem, operands=())
 
 
@@ -458,7 +455,7 @@ def with_gathering(plan: GemmPlan, gathering: Prepare) -> GemmPlan:
             f"a tile of {plan.tile} in clusters of {plan.ctas} CTAs whose rows TMA gathers; tiles that divide the"
             f" {plan.problem.m} rows, of {SWIZZLE_BYTES} bytes along K and one CTA, are implemented"
         )
-    return dataclasses.replace(plan, prepare=gathering)
+    return replace(plan, prepare=gathering)
 
 
 def present(problem: GemmProblem, absent: Multiplicand) -> str:

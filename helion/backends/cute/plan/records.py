@@ -8,7 +8,7 @@ import itertools
 import math
 from typing import Literal
 
-from ...._support.records import dataclass, field
+from ...._support.records import dataclass, field, hash_once
 from ....hardware import TMA_ALIGNMENT_BYTES as TMA_ALIGNMENT_BYTES
 from ....hardware import WARP_ROWS as WARP_ROWS
 from ....hardware import WARP_THREADS as WARP_THREADS
@@ -140,6 +140,9 @@ class GemmProblem:
         shown = [each.name for each in dataclasses.fields(self) if not hidden.get(each.name)]
         return f"GemmProblem({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
+    def __hash__(self) -> int:
+        return hash_once(self)
+
     def copy_of(self, operand: str) -> Copied | None:
         """Return the copy of an operand of the matmul, by label; None if TMA loads it."""
         return next((each for each in self.copied if each.operand == operand), None)
@@ -231,7 +234,7 @@ class GemmProblem:
         """Positions of the outputs among the arguments of a launch."""
         return range(2, 2 + len(self.outputs))
 
-    @property
+    @functools.cached_property
     def outputs(self) -> tuple[EpilogueOutput, ...]:
         """Outputs of a launch, in the order of its pointers."""
         value = self.epilogue.last
@@ -447,12 +450,7 @@ class GemmPlan:
     """Each of these warps multiplies K tiles of its own, for all rows of the tile."""
 
     def __hash__(self) -> int:
-        return self._hash
-
-    @functools.cached_property
-    def _hash(self) -> int:
-        """The hash, computed once: plans are cache keys in hot paths."""
-        return hash(tuple(getattr(self, each.name) for each in dataclasses.fields(self)))
+        return hash_once(self)  # plans are cache keys in hot paths
 
     @property
     def whole(self) -> GemmProblem:
@@ -539,7 +537,7 @@ class GemmPlan:
         """K tiles of all terms."""
         return self.first_k_tiles[-1]
 
-    @property
+    @functools.cached_property
     def first_k_tiles(self) -> tuple[int, ...]:
         """Numbers of the first K tile of each term, and the number of all."""
         extents = (self.problem.k, *(term.k for term in self.problem.terms))

@@ -6,10 +6,10 @@ operand or output: parameters of the kernel have these names.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 
 from ...._shapes import is_power_of_2
+from ...._support.records import replace
 from .copied import check_lines
 from .dtypes import ADDED_DTYPES, COLUMN_OUTPUT_DTYPES, FLOAT_DTYPES, OUTPUT_DTYPES, itemsize, per_byte
 from .epilogue import ROW_NUMBER, EpilogueOperand, EpilogueOutput
@@ -72,12 +72,9 @@ def filled(problem: GemmProblem, numbers: Mapping[str, int]) -> GemmProblem:
         return numbers[name] if name in problem.runtime else example
 
     epilogue, batch = problem.epilogue, problem.batch
-    operands = tuple(
-        dataclasses.replace(each, pitch=known(f"pitch_{each.label}", each.pitch)) for each in epilogue.operands
-    )
+    operands = tuple(replace(each, pitch=known(f"pitch_{each.label}", each.pitch)) for each in epilogue.operands)
     outputs = tuple(
-        dataclasses.replace(each, pitch=known(f"pitch_{problem.label_of(each)}", each.pitch))
-        for each in epilogue.outputs
+        replace(each, pitch=known(f"pitch_{problem.label_of(each)}", each.pitch)) for each in epilogue.outputs
     )
     strides = (
         known(f"batch_stride_{operand.label}", pitch)
@@ -88,7 +85,7 @@ def filled(problem: GemmProblem, numbers: Mapping[str, int]) -> GemmProblem:
         for output, pitch in zip(problem.outputs, batch.outputs if batch else (), strict=False)
     )
     d, *more = written if batch else (0,)
-    return dataclasses.replace(
+    return replace(
         problem,
         m=known("size_m", problem.m),
         n=known("size_n", problem.n),
@@ -96,7 +93,7 @@ def filled(problem: GemmProblem, numbers: Mapping[str, int]) -> GemmProblem:
         a_pitch=known("pitch_a", problem.a_pitch),
         b_pitch=known("pitch_b", problem.b_pitch),
         d_pitch=outputs[0].pitch if outputs else known("pitch_d", problem.d_pitch),
-        epilogue=dataclasses.replace(epilogue, operands=operands, outputs=outputs),
+        epilogue=replace(epilogue, operands=operands, outputs=outputs),
         batch=None
         if batch is None
         else Batch(
@@ -120,7 +117,7 @@ def _filled_groups(problem: GemmProblem, known: Callable[[str, int], int]) -> Gr
     if groups is None:
         return None
     longest = None if groups.longest is None else known(LONGEST, groups.longest)
-    return dataclasses.replace(groups, size=known("batches", groups.size), longest=longest)
+    return replace(groups, size=known("batches", groups.size), longest=longest)
 
 
 def _filled_ends(problem: GemmProblem, known: Callable[[str, int], int]) -> Ends | None:
@@ -128,7 +125,7 @@ def _filled_ends(problem: GemmProblem, known: Callable[[str, int], int]) -> Ends
     ends = problem.ends
     if ends is None or ends.groups is None:
         return ends
-    return dataclasses.replace(ends, groups=dataclasses.replace(ends.groups, size=known("batches", ends.groups.size)))
+    return replace(ends, groups=replace(ends.groups, size=known("batches", ends.groups.size)))
 
 
 # Checks of strides ------------------------------------------------------------------------------------------------------
@@ -555,7 +552,7 @@ def of_ends(problem: GemmProblem, choice: Choice) -> GemmProblem:
     if problem.ends.side == "batch":
         return problem
     tile = choice.tile[0 if problem.ends.side == "m" else 1]
-    return dataclasses.replace(problem, ends=dataclasses.replace(problem.ends, tile=tile))
+    return replace(problem, ends=replace(problem.ends, tile=tile))
 
 
 def check_ends(plan: GemmPlan, ends: Ends) -> None:

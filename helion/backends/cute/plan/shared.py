@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 
-from ...._support.records import dataclass
+from ...._support.records import dataclass, replace
 from .counts import counts, micro_atoms, micro_bytes, raw_bytes, raw_operands, slice_values, subtile_bytes, whole_rounds
 from .dtypes import itemsize
 from .epilogue import EpilogueOutput
@@ -131,10 +130,10 @@ def most_stages(plan: GemmPlan) -> int:
     """Return the most stages of A and B that fit. Each takes its operands and two barriers; alignment after them may
     change."""
     numbers = counts(plan)
-    least = dataclasses.replace(plan, ab_stages=2)
+    least = replace(plan, ab_stages=2)
     one = numbers.a_stage_bytes + numbers.b_stage_bytes + micro_bytes(plan) + 2 * WORD_BYTES
     stages = min(MAX_STAGES, 2 + max(0, plan.shared_limit_bytes - shared_bytes(least)) // one)
-    fits = shared_bytes(dataclasses.replace(plan, ab_stages=stages)) <= plan.shared_limit_bytes
+    fits = shared_bytes(replace(plan, ab_stages=stages)) <= plan.shared_limit_bytes
     return whole_rounds(plan, stages if fits else max(2, stages - 1))
 
 

@@ -8,8 +8,7 @@ place.
 
 from __future__ import annotations
 
-import dataclasses
-
+from ...._support.records import replace
 from .counts import takes_turns
 from .finish import rows_bytes
 from .operands import ALIGNMENT_BYTES, prepared_bytes
@@ -41,7 +40,7 @@ def with_whole_tiles(plan: GemmPlan, sms: int) -> GemmPlan:
         raise Refusal(
             f"{plan.tiles} tiles on {at_once} clusters at once have no part of a wave that clusters could split"
         )
-    return dataclasses.replace(plan, whole_tiles=plan.tiles - last)
+    return replace(plan, whole_tiles=plan.tiles - last)
 
 
 def split_tiles(plan: GemmPlan) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -96,6 +97,7 @@ def _by_columns(fact: MatmulFact) -> bool:
     return MIDDLE_SLOT in (fact.lhs_slot, fact.rhs_slot)
 
 
+@functools.lru_cache(maxsize=256)
 def bytes_moved(problem: GemmProblem) -> int:
     """Return the bytes from and to global memory, each tensor once."""
     a, b = (problem.batches if any(problem.batch_pitches(name)) or not problem.batch else 1 for name in ("a", "b"))
