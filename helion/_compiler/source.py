@@ -20,7 +20,7 @@ from typing import Any
 
 from .. import exc
 from .._support.records import dataclass
-from .._support.syntax import parse
+from .._support.syntax import nodes_of, parse
 
 #: Files modified before this time (in seconds since the epoch) still hold the imported text. The minute allows for
 #: clocks of file servers that are late.
@@ -75,6 +75,11 @@ class FunctionSource:
     node: ast.FunctionDef | ast.Lambda
     file: str
     name: str
+
+    @functools.cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """The function's node and all below it, in the order of ``ast.walk``."""
+        return tuple(nodes_of(self.node))
 
     def location(self, node: ast.AST) -> Location:
         line = getattr(node, "lineno", 1)

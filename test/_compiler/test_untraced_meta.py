@@ -82,3 +82,23 @@ def test_other_threads_may_import_meanwhile(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, Importing("importing"), types.ModuleType("importing"))
     untraced_meta.keep_dynamo_out()
     assert sys.modules.pop(added.__name__) is added
+
+
+def test_names_of_modules_are_read_again_after_an_import_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    class Counted(str):
+        def startswith(self, *given: Any) -> bool:
+            read.append(self)
+            return super().startswith(*given)
+
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+    monkeypatch.setitem(sys.modules, Counted("counted"), types.ModuleType("counted"))
+    for _ in range(4):
+        untraced_meta.keep_dynamo_out()
+    before = len(read)
+    untraced_meta.keep_dynamo_out()
+    assert before and len(read) == before
+    monkeypatch.setitem(sys.modules, "another", types.ModuleType("another"))
+    untraced_meta.keep_dynamo_out()
+    assert len(read) == before + 1

@@ -16,6 +16,7 @@ import torch
 from ... import exc
 from ..._names import KERNEL_LIBRARIES
 from ..._support.records import dataclass, field
+from ..._support.syntax import nodes_of
 from ..source import FunctionSource
 from .state import TraceState
 from .values import HostTensorValue, Missing
@@ -252,7 +253,7 @@ def _assigned_names(statements: tuple[Any, ...]) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=128)
 def names_in(node: ast.AST) -> frozenset[str]:
     """Return every variable that a function's nodes name; nodes as in ``assigned_names``."""
-    return frozenset(n.id for n in ast.walk(node) if isinstance(n, ast.Name))
+    return frozenset(n.id for n in nodes_of(node) if isinstance(n, ast.Name))
 
 
 def _walrus_targets(node: Any) -> list[Any]:

@@ -26,7 +26,7 @@ def warnings(source: FunctionSource, names: Mapping[str, Any], stored: frozenset
     """
     function = source.node
     assert isinstance(function, ast.FunctionDef)
-    nodes = list(ast.walk(function))
+    nodes = source.nodes
     if any(isinstance(node, (ast.Global, ast.Nonlocal)) for node in nodes):
         return
     harmless = {id(name) for node in nodes for name in _unseeing(node)}

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from ..._support.syntax import nodes_of
 from ..ir.grammar import HostTensor, InlineAttrs, MemoryAttrs, Program
 from ..ir.host_module import Launch
 from ..ir.ops import OPS
@@ -26,7 +27,7 @@ _METADATA = frozenset(
 
 def fresh_names(function: ast.FunctionDef) -> frozenset[str]:
     """Return the variables of host code that can only be bound to a tensor which this very call has allocated."""
-    stores = [n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    stores = [n.id for n in nodes_of(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
     pairs = (pair for node in function.body if isinstance(node, ast.Assign) for pair in _assigned(node))
     return frozenset(name for name, value in pairs if stores.count(name) == 1 and _allocates(value))
 

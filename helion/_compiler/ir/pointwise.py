@@ -118,10 +118,16 @@ def fold_cast(value: Scalar, dtype: torch.dtype) -> Scalar | None:
         info = torch.iinfo(dtype)
         return (int(value) - info.min) % 2**info.bits + info.min
     try:
-        with _plain_eager():
-            return _tensor(float(value)).to(dtype).item()
+        return _rounded(repr(float(value)), dtype)
     except OverflowError:  # an integer beyond the range of fp64
         return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _rounded(text: str, dtype: torch.dtype) -> Scalar:
+    """Return a number, given by its ``repr``, rounded to a floating-point type."""
+    with _plain_eager():
+        return _tensor(float(text)).to(dtype).item()
 
 
 def fold_typed(

@@ -20,6 +20,7 @@ from __future__ import annotations
 import ast
 import copy
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ from ..values import HostTensorValue
 
 _MADE = frozenset(("empty", "new_empty", "zeros", "new_zeros"))
 _COPIES = frozenset(("contiguous", "flatten", "reshape"))
+_TURNS = frozenset(("permute", "transpose"))
 _METADATA = frozenset(("device", "dim", "dtype", "ndim", "numel", "shape", "size"))
 _LEAST_RUN = 64
 """Bytes of a run that is stored: two sectors."""
@@ -74,15 +76,16 @@ def turned(source: FunctionSource, names: Mapping[str, Any]) -> Iterator[Turned]
     """Yield sources of a kernel that store a result in the order of the host's copy; ``names`` are the globals of its module."""
     function = source.node
     assert isinstance(function, ast.FunctionDef)
-    nodes = [*ast.walk(function)]
+    nodes = source.nodes
     nested = (ast.FunctionDef, ast.Lambda, ast.Global, ast.Nonlocal, ast.NamedExpr, ast.AsyncFunctionDef)
     if any(isinstance(node, nested) for node in nodes if node is not function):
         return
-    parents = {id(child): node for node in nodes for child in ast.iter_child_nodes(node)}
+    if not any(isinstance(node, ast.Attribute) and node.attr in _TURNS for node in nodes):
+        return
     for at, statement in enumerate(function.body):
         match statement:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as made) if _is_empty(made, names):
-                yield from _Result(source, function, parents, at, name).turned()
+                yield from _Result(source, function, at, name).turned()
 
 
 def _is_empty(made: ast.Call, names: Mapping[str, Any]) -> bool:
@@ -94,14 +97,17 @@ def _is_empty(made: ast.Call, names: Mapping[str, Any]) -> bool:
 class _Result:
     """A tensor that statement number ``at`` of a kernel makes, as variable ``name``."""
 
-    def __init__(
-        self, source: FunctionSource, function: ast.FunctionDef, parents: Mapping[int, ast.AST], at: int, name: str
-    ) -> None:
-        self.source, self.function, self.parents, self.at, self.name = source, function, parents, at, name
+    def __init__(self, source: FunctionSource, function: ast.FunctionDef, at: int, name: str) -> None:
+        self.source, self.function, self.at, self.name = source, function, at, name
+
+    @functools.cached_property
+    def parents(self) -> Mapping[int, ast.AST]:
+        """The parent of each node, by identity."""
+        return {id(child): node for node in self.source.nodes for child in ast.iter_child_nodes(node)}
 
     def turned(self) -> Iterator[Turned]:
         """Yield the sources in which the memory of the tensor has the order of its copy."""
-        uses = [node for node in ast.walk(self.function) if isinstance(node, ast.Name) and node.id == self.name]
+        uses = [node for node in self.source.nodes if isinstance(node, ast.Name) and node.id == self.name]
         loads = [node for node in uses if isinstance(node.ctx, ast.Load)]
         whole = [node for node in loads if not self._is_metadata(node)]
         chains = [node for node in whole if self._is_of_host(node)]
@@ -110,9 +116,9 @@ class _Result:
             return
         calls = self._chain(chains[0])
         names, copied = [call.func.attr for call in calls if isinstance(call.func, ast.Attribute)], _COPIES.intersection
-        if names[:1] in (["permute"], ["transpose"]) and copied(names[1:2]):
+        if names[:1] and names[0] in _TURNS and copied(names[1:2]):
             yield from self._permuted(calls[0])
-        elif names[:1] in (["view"], ["reshape"]) and names[1:2] in (["permute"], ["transpose"]) and copied(names[2:3]):
+        elif names[:1] in (["view"], ["reshape"]) and names[1:2] and names[1] in _TURNS and copied(names[2:3]):
             yield from self._divided(calls[0], calls[1], loads)
 
     def _is_of_host(self, name: ast.Name) -> bool:

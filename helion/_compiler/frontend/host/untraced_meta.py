@@ -21,14 +21,19 @@ _FORM, _WRAPPER = "__dynamo_disable", "torch/_compile.py"
 _MODULES = ("torch._refs", "torch._decomp", "torch._prims", "torch._meta_registrations")
 _LOCK = new_lock()
 _SEEN: set[str] = set()
+#: The number of modules whose names were read: there is nothing to do until an import adds one.
+_READ = [0]
 _GIVEN: list[Any] = []
 
 
 def keep_dynamo_out() -> None:
     """Set the untraced form of wrappers in loaded modules to the functions themselves, until Dynamo is imported."""
-    # a copy: other threads import meanwhile
-    names = [name for name in tuple(sys.modules) if name.startswith(_MODULES) and name not in _SEEN]
-    if not names or "torch._dynamo" in sys.modules:
+    if len(sys.modules) == _READ[0] or "torch._dynamo" in sys.modules:
+        return
+    loaded = tuple(sys.modules)  # a copy: other threads import meanwhile
+    names = [name for name in loaded if name.startswith(_MODULES) and name not in _SEEN]
+    if not names:
+        _READ[0] = len(loaded)
         return
     with _LOCK:
         first = not _SEEN

@@ -7,6 +7,7 @@ import ast
 from .... import exc
 from .... import language as hl
 from ...ir.grammar import Operand, Region, Root
+from ...source import FunctionSource
 from ..values import LoopSpec, Missing
 from ..walk.scope import Scope, try_evaluate
 from ..walk.unfollowed import execute_all
@@ -41,7 +42,7 @@ def grid_loop(s: Scope, node: ast.For, spec: LoopSpec) -> None:
         raise exc.NestedGridLoop(name=spec.name, parent="another statement")
     frame = s.frame
     outer = dict(frame.names)
-    read = _read_names(frame.source.node)
+    read = _read_names(frame.source)
     frame.host_names = frozenset(n for n, v in outer.items() if n in read and not isinstance(v, Missing))
     operands: list[Operand] = []
     axes = axes_of(s, spec, node.target, operands)
@@ -59,12 +60,11 @@ def grid_loop(s: Scope, node: ast.For, spec: LoopSpec) -> None:
     frame.names = {**outer, **left}
 
 
-def _read_names(function: ast.AST) -> set[str]:
+def _read_names(source: FunctionSource) -> set[str]:
     """Return the variables that some code of a function reads. The others, such as ``_``, hold values of no use."""
-    nodes = [*ast.walk(function)]
-    names = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store)}
+    names = {node.id for node in source.nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store)}
     return names | {
-        node.target.id for node in nodes if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
+        node.target.id for node in source.nodes if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
     }
 
 
