@@ -18,6 +18,7 @@ from helion._compiler.rewrites import LEGALIZED, REWRITES
 from helion._compiler.rewrites.legality import in_order_of_legality, legalize
 from helion._compiler.rewrites.record import LaunchKey, Rewrite, RuleContext
 from helion.backends import BACKENDS
+from helion.backends.triton.lower import steps as triton_steps
 from helion.fields import IntegerFragment
 from helion.hardware import target
 from test import harness
@@ -33,7 +34,7 @@ def doubled(x: torch.Tensor) -> torch.Tensor:
 
 
 PROGRAM = harness.program_of(doubled, torch.empty(37))
-CONTEXT = RuleContext(program=PROGRAM, target=target("sm_90"), lowered=lambda decisions: PROGRAM)
+CONTEXT = RuleContext(program=PROGRAM, target=target("sm_90"), rewritten=lambda decisions: PROGRAM)
 
 
 def unchanged(program: Program, value: Any, inputs: Any) -> Program:
@@ -149,7 +150,7 @@ def test_options_of_a_kernel_that_is_not_made_are_reset() -> None:
 def test_options_of_loads_that_are_gone_are_reset() -> None:
     made = legalize(record(removes=frozenset(("accesses",))), CONTEXT, decisions(mine=True))
     assert made.entries["load_eviction_policies"] == {0: "last", 7: ""}
-    without = replace(CONTEXT, lowered=lambda decisions: replace(PROGRAM, roots=()))
+    without = replace(CONTEXT, rewritten=lambda decisions: replace(PROGRAM, roots=()))
     made = legalize(record(removes=frozenset(("accesses",))), without, decisions(mine=True))
     assert made.entries["load_eviction_policies"] == {0: "", 7: ""}
 
@@ -167,3 +168,12 @@ def test_facts_of_rewrites_are_computed_once_and_by_key(monkeypatch: pytest.Monk
     assert facts.rewrite("no_key") is None and not facts.precomputable and not facts.swappable_ab
     changed = facts.with_rewrites(fuse_loops=(1, 2))
     assert (changed.fusible_axes, facts.fusible_axes, changed.rewrite("mine")) == ((1, 2), (), "mine")
+
+
+# --- legality --------------------------------------------------------------------------------------------------------------
+
+
+def test_legality_sees_the_program_after_the_steps_that_remove_its_parts() -> None:
+    first = [step.name for step in triton_steps.REWRITING]
+    assert triton_steps.STEPS[: len(first)] == triton_steps.REWRITING
+    assert {each.key for each in REWRITES if each.removes} | {"split_k", "peel_masks"} <= set(first)

@@ -41,7 +41,7 @@ def legalize(rewrite: Rewrite, context: RuleContext, decisions: Decisions) -> De
     if "loops" in rewrite.removes:
         decisions = _without_gone_loops(context, decisions)
     if "accesses" in rewrite.removes:
-        decisions = without_gone_accesses(context.lowered(decisions), decisions)
+        decisions = without_gone_accesses(context.rewritten(decisions), decisions)
     numbered = rewrite.numbered and decisions.values["pid_type"] == "xyz"
     return decisions.with_values(pid_type="flat") if numbered else decisions
 
@@ -71,11 +71,11 @@ def reset_loops(decisions: Decisions, gone: Callable[[str, int], bool]) -> Decis
 
 def _without_gone_loops(context: RuleContext, decisions: Decisions) -> Decisions:
     """Reset the options and the tiles of loops that the rewritten program does not have."""
-    lowered = context.lowered(decisions)
-    left = {op.number for op in lowered.walk() if isinstance(op.attrs, ForAttrs)}
+    rewritten = context.rewritten(decisions)
+    left = {op.number for op in rewritten.walk() if isinstance(op.attrs, ForAttrs)}
     loops = enumerate(loops_of(context.program))
     gone = {at for at, loop in loops if isinstance(loop, Op) and loop.number not in left}
-    walked = {axis.block for loop in loops_of(lowered) for axis in _axes(loop)}
+    walked = {axis.block for loop in loops_of(rewritten) for axis in _axes(loop)}
     unread = {block.id: block.min_size for block in context.program.blocks if block.tunable and block.id not in walked}
     return reset_loops(decisions.with_sizes(unread), lambda key, loop: loop in gone)
 

@@ -51,11 +51,11 @@ class LaunchKey:
 
 @dataclass(frozen=True, kw_only=True)
 class RuleContext:
-    """The context of legality. ``lowered`` returns the program after all steps of the backend."""
+    """The context of legality. ``rewritten`` returns the program after the steps that change its loops and accesses."""
 
     program: Program
     target: Target
-    lowered: Callable[[Decisions], Program]
+    rewritten: Callable[[Decisions], Program]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,8 +25,8 @@ from ...settings import Settings
 from .chains import chained_products, may_unroll, most_warps
 from .column_warps import asynchronous_products, with_wide_columns
 from .lower.accesses.pairs import may_pair
-from .lower.steps import STEPS
-from .plan.lowered import Lowered, lower, waiting_loops
+from .lower.steps import REWRITING, STEPS
+from .plan.lowered import Lowered, lower, rewritten, waiting_loops
 from .together import TOGETHER
 from .value_limits import enough_warps, enough_warps_of_rows
 
@@ -74,7 +74,7 @@ def rules(
         settings=settings,
         chained=chained_products(program) if is_asynchronous else (),
         asynchronous=asynchronous_products(program) if is_asynchronous else (),
-        lowered=functools.partial(_rewritten, program, target, settings),
+        rewritten=functools.partial(_rewritten, program, target, settings),
     )
     return tuple(
         [Rule(why=why, legalize=functools.partial(step, context)) for key, why, step in _RULES if key not in absent]
@@ -325,7 +325,7 @@ def _subtiles(context: LaunchContext, decisions: Decisions, repair: bool) -> Dec
 
 
 def _rewritten(program: Program, target: Target, settings: Settings, decisions: Decisions) -> Program:
-    return lower(program, decisions, target, settings, STEPS).program
+    return rewritten(program, decisions, target, settings, REWRITING)
 
 
 def _rewrite(key: str, context: LaunchContext, decisions: Decisions, repair: bool) -> Decisions:

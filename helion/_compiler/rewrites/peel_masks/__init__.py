@@ -22,7 +22,7 @@ def _fit(context: RuleContext, value: bool, decisions: Decisions) -> bool:
     static, special = (decisions.entries.get(key, {}) for key in ("static_ranges", "range_warp_specializes"))
     if any(static.values()) or any(special.values()):
         return False
-    return any(isinstance(op.attrs, ForAttrs) and op.attrs.like for op in context.lowered(decisions).walk())
+    return any(isinstance(op.attrs, ForAttrs) and op.attrs.like for op in context.rewritten(decisions).walk())
 
 
 def _apply(program: Program, value: bool, inputs: StepInputs) -> Program:

@@ -78,7 +78,7 @@ def _worth_trying(program: Program, target: Target, most: int) -> int:
 def _fit(context: RuleContext, value: int, decisions: Decisions) -> int:
     """Return the factor, limited to the number of tiles; 1 where tiles leave no room for a split."""
     value = min(value, _most_parts(context.program, decisions))
-    split = context.lowered(decisions.with_values(split_k=value))
+    split = context.rewritten(decisions.with_values(split_k=value))
     return value if len(split.roots) > len(context.program.roots) else 1
 
 

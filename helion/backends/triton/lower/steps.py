@@ -118,8 +118,8 @@ def _squeeze(program: Program, inputs: StepInputs) -> Program:
     return squeeze.squeeze_batches(program, inputs)
 
 
-#: In order of execution. The printer relies on all of Triton's own.
-STEPS: tuple[Step, ...] = (
+#: The steps that change loops and accesses as a config asks, in order of execution.
+REWRITING: tuple[Step, ...] = (
     CHOOSE_BRANCHES,
     *rewrites.schedule(None, "fuse_loops"),
     Step("triton.count_reduction_fp32", count_reductions),
@@ -131,6 +131,10 @@ STEPS: tuple[Step, ...] = (
     *rewrites.schedule("split_k", "peel_masks"),
     SUBTILE,
     *rewrites.schedule("peel_masks", "swap_ab"),
+)
+#: All in order of execution. The printer relies on all of Triton's own.
+STEPS: tuple[Step, ...] = (
+    *REWRITING,
     Step("triton.unroll_rows", unroll_rows),
     Step("triton.whole_records", access_records),
     Step("triton.loads_before_stores", load_before_stores),

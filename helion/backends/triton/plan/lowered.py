@@ -43,6 +43,13 @@ def lower(
     return _lower(_Asked(program, inputs, decisions.accesses("indexing")), target, steps)
 
 
+def rewritten(
+    program: Program, decisions: Decisions, target: Target, settings: Settings, steps: tuple[Step, ...]
+) -> Program:
+    """Return ``program`` after the first of its ``steps``. A repeated call returns the same object."""
+    return _rewritten(_Asked(program, _inputs(program, decisions, settings, target), {}), steps)
+
+
 class _Asked:
     """A program, compared by identity, with the inputs of the steps."""
 
@@ -65,6 +72,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return tuple(value.items())
     return tuple(value) if isinstance(value, list) else value
+
+
+@functools.lru_cache(maxsize=16)
+def _rewritten(asked: _Asked, steps: tuple[Step, ...]) -> Program:
+    return run_steps(asked.program, asked.inputs, steps)
 
 
 @functools.lru_cache(maxsize=16)
