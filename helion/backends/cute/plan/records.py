@@ -244,17 +244,17 @@ class GemmProblem:
     def outputs_of(self, kind: OutputKind) -> tuple[EpilogueOutput, ...]:
         return tuple(output for output in self.outputs if output.kind == kind)
 
-    @property
+    @functools.cached_property
     def matrices(self) -> tuple[EpilogueOutput, ...]:
         """The outputs of (M, N), stored by TMA or by threads."""
         return tuple(output for output in self.outputs if output.kind in ("exact", "strided"))
 
-    @property
+    @functools.cached_property
     def strided(self) -> bool:
         """True if threads store or read a matrix where it is, or draw one."""
         return bool(self.outputs_of("strided") or any(each.by_threads for each in self.epilogue.operands))
 
-    @property
+    @functools.cached_property
     def numbers(self) -> tuple[EpilogueOutput, ...]:
         """The outputs of one number per row, of whole rows or of their parts in each tile."""
         return tuple(output for output in self.outputs if output.kind not in ("exact", "strided"))

@@ -130,7 +130,7 @@ def most_stages(plan: GemmPlan) -> int:
     """Return the most stages of A and B that fit. Each takes its operands and two barriers; alignment after them may
     change."""
     numbers = counts(plan)
-    least = replace(plan, ab_stages=2)
+    least = plan if plan.ab_stages == 2 else replace(plan, ab_stages=2)
     one = numbers.a_stage_bytes + numbers.b_stage_bytes + micro_bytes(plan) + 2 * WORD_BYTES
     stages = min(MAX_STAGES, 2 + max(0, plan.shared_limit_bytes - shared_bytes(least)) // one)
     fits = shared_bytes(replace(plan, ab_stages=stages)) <= plan.shared_limit_bytes
