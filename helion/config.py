@@ -173,7 +173,7 @@ def _freeze(value: object) -> object:
     if isinstance(value, (list, tuple)):
         return tuple([item if type(item) in _PLAIN else _freeze(item) for item in value])
     if isinstance(value, Mapping):
-        return tuple(sorted([(key, item if type(item) in _PLAIN else _freeze(item)) for key, item in value.items()]))
+        return frozenset([(key, item if type(item) in _PLAIN else _freeze(item)) for key, item in value.items()])
     return value
 
 
@@ -219,6 +219,13 @@ class Config(Mapping[str, Any]):
         self.config = config
         self._hash: int | None = None
         self._frozen: object = None
+
+    @classmethod
+    def of_full(cls, config: dict[str, Any]) -> Config:
+        """Make a config of a dict whose keys are no short forms, and whose lists are flat. The dict becomes its own."""
+        made = cls()
+        made.config = config
+        return made
 
     def __getitem__(self, key: str) -> Any:
         if key not in self.config and RENAMED.get(key) in self.config:

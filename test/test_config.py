@@ -140,3 +140,9 @@ def test_what_a_kernel_was_bound_for() -> None:
     assert bound.env.settings is bound.settings is bound.kernel.settings
     assert bound.env.device.type == "cpu" and bound.env.index_dtype is torch.int32
     assert bound.env.target is bound.target and bound.configs == [helion.Config(block_sizes=[8])]
+
+
+def test_a_config_of_a_full_dict_equals_one_of_its_keys() -> None:
+    config = helion.Config(block_sizes=[1, 2], loop_orders=[[1, 0]], num_warps=4)
+    full = helion.Config.of_full({key: config[key] for key in reversed(list(config))})
+    assert full == config and hash(full) == hash(config) and list(full) == ["num_warps", "loop_orders", "block_sizes"]

@@ -924,6 +924,13 @@ def test_open_extents_do_not_bound_the_tiles() -> None:
     assert space.sizes(space.conservative()) == {0: 32, 1: 128}
 
 
+def test_configs_have_lists_of_their_own() -> None:
+    _, space = any_space("matmul", "sm_90")
+    one, other = space.conservative(), space.conservative()
+    lists = [key for key in one if isinstance(one[key], list)]
+    assert one == other and lists and all(one[key] is not other[key] for key in lists)
+
+
 def test_a_space_is_data() -> None:
     _, space = any_space("matmul", "sm_90")
     again = pickle.loads(pickle.dumps(space))

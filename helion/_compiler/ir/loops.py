@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from .grammar import Bound, ForAttrs, LoopAxis, Op, OperandRef, Program, Region, Root, TileAttrs
-from .rewrite import Makers
+from .rewrite import Makers, remembered
 
 
+@remembered
 def loops_of(program: Program) -> tuple[Root | Op, ...]:
     """Return the grid loops and the loops inside them, in program order; the position of a loop is its number."""
     found: list[Root | Op] = []

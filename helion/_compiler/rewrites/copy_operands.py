@@ -222,7 +222,7 @@ def multiplies(root: Root) -> bool:
 def _dots(program: Program) -> Iterator[Op]:
     """Yield the matmuls of a program with one grid loop; none for other programs."""
     if len(program.roots) == 1:
-        yield from (op for op in program.roots[0].body.walk() if isinstance(op.attrs, DotAttrs))
+        yield from (op for op in program.walk() if isinstance(op.attrs, DotAttrs))
 
 
 def _depths(program: Program) -> dict[int, set[int]]:

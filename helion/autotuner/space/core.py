@@ -74,7 +74,7 @@ class ConfigSpace:
 
     def field(self, key: str) -> Field:
         """Return the field of one key. Raises KeyError for a key that a full config does not have."""
-        found = next((field for field in self.fields if field.key == key), None)
+        found = self._by_key.get(key)
         if found is None:
             raise KeyError(f"{self.kernel} has no config key {key!r}; it has {', '.join(self.keys)}")
         return found
@@ -124,7 +124,8 @@ class ConfigSpace:
             if key in given and not missing.asks_for_nothing(given[key]):
                 yield Dropped(what=key, asked=given[key], why=self.absent[key])
         for each in self._slotted:
-            asked = given.get(each.key)
+            if (asked := given.get(each.key)) is None:
+                continue
             asked = [asked] if isinstance(asked, str) and isinstance(each, PerAccess) and each.ignored else asked
             if isinstance(asked, (list, tuple)) and len(asked) > len(each.slots):
                 spare = [entry for entry in asked[len(each.kept(asked)) :] if not _asks_for_nothing(entry)]
@@ -203,14 +204,15 @@ class ConfigSpace:
 
     def decode(self, config: Mapping[str, Any]) -> Decisions:
         """Decode a full ``config`` to decisions about the kernel."""
-        return self._decoded(config.config if isinstance(config, Config) else config, frozenset())
+        full = config.config if isinstance(config, Config) else config
+        return self._decoded(full, self.sizes(full), frozenset())
 
-    def _decoded(self, full: Mapping[str, Any], given: frozenset[str]) -> Decisions:
-        """Decode a full config of which these keys were ``given``."""
+    def _decoded(self, full: Mapping[str, Any], sizes: Mapping[int, int], given: frozenset[str]) -> Decisions:
+        """Decode a full config with the ``sizes`` of all blocks, of which these keys were ``given``."""
         lists = {key: dict(zip(places, full[key], strict=True)) for key, places in self._places.items()}
         names = self._renamed
         return Decisions(
-            sizes=self.sizes(full),
+            sizes=sizes,
             chunked=self.rolled(full),
             entries=lists,
             values={
@@ -338,18 +340,33 @@ class ConfigSpace:
     def _normalize(self, config: Config | Mapping[str, Any], *, repair: bool) -> Config:
         given = self._spelt_out(as_config(config))
         values = self._read(given)
-        self._legalize_sizes(values, set() if repair else self._chosen(given))
-        before = settled = self._decoded(values, frozenset(given.config))
+        sizes = self._legalize_sizes(values, set() if repair else self._chosen(given))
+        before = settled = self._decoded(values, sizes, frozenset(given.config))
         for rule in self.rules:
             settled = rule.legalize(settled, repair)
-        return Config(**(values if settled is before else self._recode(values, settled)))
+        return Config.of_full(values if settled is before else self._recode(values, settled))
 
     def _read(self, given: Config) -> Values:
         """Read every key's own value in range, independent of the others. Raises for unknown keys."""
         verbatim = self._check_keys(given)
         asked = given.config
-        values = {f.key: f.read(asked[f.key]) if f.key in asked else f.default() for f in self.fields}
-        return {**values, **verbatim}
+        values = self._defaults.copy()
+        for known in self.fields:
+            if known.key in asked:
+                values[known.key] = known.read(asked[known.key])
+            elif isinstance(known, PerSlot):
+                values[known.key] = known.default()  # a list of its own
+        values.update(verbatim)
+        return values
+
+    @functools.cached_property
+    def _defaults(self) -> Values:
+        """The default of every key, in order."""
+        return {known.key: known.default() for known in self.fields}
+
+    @functools.cached_property
+    def _by_key(self) -> dict[str, Field]:
+        return {known.key: known for known in self.fields}
 
     def _chosen(self, given: Config) -> set[int]:
         """Return the blocks that ``given`` sizes."""
@@ -385,6 +402,8 @@ class ConfigSpace:
     def _check_keys(self, given: Config) -> Values:
         """Return the keys that are passed on unchanged. Raises for unknown ones."""
         others = [key for key in given.config if key not in self._known]
+        if not others:
+            return {}
         verbatim = {key: given[key] for key in sorted(others) if key.startswith(self.verbatim)}
         others = [key for key in others if key not in verbatim]
         if unknown := [key for key in others if key not in self.absent]:
@@ -419,8 +438,10 @@ class ConfigSpace:
 
     # --- sizes that go together -------------------------------------------------------------------------------------
 
-    def _legalize_sizes(self, values: Values, chosen: Collection[int]) -> None:
+    def _legalize_sizes(self, values: Values, chosen: Collection[int]) -> Mapping[int, int]:
         """Keep tiles inside the tile they iterate over, and every value below the largest tile of the target.
+
+        Return the sizes of all blocks.
 
         Blocks in ``chosen`` were sized by the user: it is an error if they are too large. The exception is a value with
         a whole dimension, which may be shorter with other arguments.
@@ -436,9 +457,12 @@ class ConfigSpace:
         self._keep_inside(sizes)
         if too_large is not None:
             raise self._refusal(too_large, sizes)
+        if sizes == before:
+            return before
         values["block_sizes"] = [sizes[block] for block in self.tunable]
         chunks = zip(self.rollable, values["reduction_loops"], strict=True)
         values["reduction_loops"] = [sizes[b] if sizes[b] < before[b] else chunk for b, chunk in chunks]
+        return self.sizes(values)
 
     def _check_computed(self, sizes: Mapping[int, int], values: Values) -> None:
         """Raise ``exc.InvalidConfig`` if tunables give a tile a size that is no power of two."""

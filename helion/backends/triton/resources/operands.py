@@ -65,6 +65,8 @@ class Operands:
     def __post_init__(self) -> None:
         self.units = tuple([unit_of(fact, self.sizes, self.num_warps, self.target) for fact in self.facts.matmuls])
         self.slots = {op.slot: op for op in self.facts.memory_ops}
+        #: The dots that complete before the next begins, as far as asked.
+        self.over: dict[int, bool] = {}
         self.stages: dict[int, int] = {}
         for region in self.facts.regions:  # parents come first
             gone = region.kind == "loop" and self.runs_once(region.region)
@@ -155,6 +157,11 @@ class Operands:
         """Return whether a dot in a loop completes before the next begins, so that its transient shared
         memory is free.
         """
+        if dot not in self.over:
+            self.over[dot] = self._is_over(dot)
+        return self.over[dot]
+
+    def _is_over(self, dot: int) -> bool:
         if self.units[dot] == "wgmma":
             unfetched = any(self.stays(operand) for operand in self.facts.staged if operand.dot == dot)
             return unfetched or self.facts.matmuls[dot].accumulator_loop is None

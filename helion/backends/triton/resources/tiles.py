@@ -98,8 +98,12 @@ def beyond(axes: Iterable[int], own: Iterable[int]) -> tuple[int, ...]:
 
     An axis that occurs twice counts twice.
     """
-    there, part = Counter(axes), Counter(own)
-    return tuple((there - part).elements()) if part <= there else ()
+    left = list(axes)
+    for axis in own:
+        if axis not in left:
+            return ()
+        left.remove(axis)
+    return tuple(left)
 
 
 def beside_turned(store: MemoryOpFact, facts: KernelFacts) -> tuple[int, ...] | None:

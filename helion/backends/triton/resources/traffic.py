@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -48,7 +49,8 @@ def work(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: T
     moved = read = 0
     for op in facts.memory_ops:
         once = op.accessed_numel * op.itemsize
-        total = loops.elements(op.region, op.tile_axes) * op.itemsize * _passes(op, facts, sizes)
+        total = loops.elements(op.region, op.tile_axes) * op.itemsize
+        total *= _passes(op, facts, sizes) if op.looped else 1
         once = min(once, total)
         fits = once <= target.l2_bytes * _L2_SHARE
         moved += once + (0 if fits else round((total - once) * _MISS))
@@ -99,51 +101,52 @@ class _Loops:
             else:
                 self.trips.append(-(-extent // size) if extent > size else 1)
             self.spans.append(extent)
-        self.around: dict[int, tuple[int, ...]] = {}
         self.counted: dict[tuple[int, tuple[int, ...]], int] = {}
 
     def blocks(self) -> int:
         return sum([_product(self.trips, root.axes) for root in self.facts.regions if root.kind == "root"])
 
-    def enclosing(self, region: int) -> tuple[int, ...]:
-        found = self.around.get(region)
-        if found is None:
-            found = self.around[region] = self.facts.enclosing_axes(region)
-        return found
-
     def elements(self, region: int, axes: tuple[int, ...]) -> int:
         """Return the elements of a tile over ``axes`` in ``region``, over all programs and iterations."""
         found = self.counted.get((region, axes))
         if found is None:
-            found = _product(self.trips, [axis for axis in self.enclosing(region) if axis not in axes])
-            for at, axis in enumerate(axes):
-                # dimensions of one extent are one axis: after the first, each has the tile's own elements
-                whole = axis not in axes[:at] or self.facts.axes[axis].kind == "full"
-                found *= self.spans[axis] if whole else self.sizes[axis]
+            around, whole, own = _factors(self.facts, region, axes)
+            found = _product(self.trips, around) * _product(self.spans, whole) * _product(self.sizes, own)
             self.counted[region, axes] = found
         return found
 
     def dot_flops(self, fact: MatmulFact) -> tuple[int, int]:
         """Return the useful operations, and those of whole tiles."""
         useful = padded = 2
-        inside = (*fact.batch_axes, fact.m_axis, fact.n_axis, fact.k_axis)
+        sides = (fact.m_axis, fact.n_axis, fact.k_axis)
+        inside = (*fact.batch_axes, *(axis for axis in sides if axis is not None))
         for axis in inside:
-            if axis is not None:
-                useful *= self.spans[axis]
-                padded *= self.trips[axis] * self.sizes[axis]
-        for axis, constant in (
-            (fact.m_axis, fact.static_m),
-            (fact.n_axis, fact.static_n),
-            (fact.k_axis, fact.static_k),
-        ):
-            if axis is None:
+            useful *= self.spans[axis]
+            padded *= self.trips[axis] * self.sizes[axis]
+        for side, constant in zip(sides, (fact.static_m, fact.static_n, fact.static_k), strict=True):
+            if side is None:
                 useful *= constant or 1
                 padded *= constant or 1
-        others = _product(self.trips, [axis for axis in self.enclosing(fact.region) if axis not in inside])
+        others = _product(self.trips, _factors(self.facts, fact.region, inside)[0])
         return useful * others, padded * others
 
 
-def _product(of: Sequence[int], axes: Iterable[int]) -> int:
+@functools.lru_cache(maxsize=256)
+def _factors(
+    facts: KernelFacts, region: int, axes: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Return the axes that the elements of a tile in all programs and iterations are a product over.
+
+    These are the axes of loops around it, by their trips, its own ones with all elements, and those with a tile's.
+    """
+    around = tuple(axis for axis in facts.enclosing_axes(region) if axis not in axes)
+    # dimensions of one extent are one axis: after the first, each has the tile's own elements
+    first = [axis not in axes[:at] or facts.axes[axis].kind == "full" for at, axis in enumerate(axes)]
+    whole = tuple(axis for axis, is_first in zip(axes, first, strict=True) if is_first)
+    return around, whole, tuple(axis for axis, is_first in zip(axes, first, strict=True) if not is_first)
+
+
+def _product(of: Sequence[int] | Mapping[int, int], axes: Iterable[int]) -> int:
     product = 1
     for axis in axes:
         product *= of[axis]

@@ -453,7 +453,7 @@ class _Count:
         held = numel / self.threads if numel > self.threads else 1.0
         if self.mine.matmuls or self.kept or numel == 1:
             return held
-        if self.along.keys() > set(axes):
+        if len(set(axes)) < self.mine.rank and self.along.keys() > set(axes):
             held = max(held, math.prod([max(1.0, self.launch.sizes[axis] / self.along[axis]) for axis in axes]))
         return held
 

@@ -40,14 +40,23 @@ _UNITS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """Microseconds of a launch, and of each unit if nothing else took time; ``error`` as in ``Predicted``.
+    """Microseconds of a launch, and of each unit if nothing else took time, in the order of ``_UNITS``.
 
     ``latency`` is the dependent chain of a program while an SM runs as many as it can.
     """
 
     us: float
-    units: tuple[tuple[str, float], ...]
-    error: float
+    each: tuple[float, ...]
+
+    @property
+    def units(self) -> tuple[tuple[str, float], ...]:
+        """Microseconds of each unit, by name."""
+        return tuple(zip(_UNITS, self.each, strict=True))
+
+    @property
+    def error(self) -> float:
+        """The error of the time, as in ``Predicted``."""
+        return fitted().error_of(self.units)
 
 
 def timing(facts: KernelFacts, launch: Launch, predicted: Predicted, target: Target, root: int | None = None) -> Timing:
@@ -101,8 +110,7 @@ def _timing(
     *units, total = found[0] if len(found) == 1 else map(sum, zip(*several, strict=True))
     beside = _adding_us(facts, launch, parameters, target) + _copying_us(launch, parameters, target)
     beside -= MEETING_GAIN_US * facts.meetings if launch.together else 0.0
-    named = tuple(zip(_UNITS, units, strict=True))
-    return Timing(us=total + beside, units=named, error=fitted().error_of(named))
+    return Timing(us=total + beside, each=tuple(units))
 
 
 def _phases(

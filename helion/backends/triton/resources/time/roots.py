@@ -196,6 +196,8 @@ class Root(NamedTuple):
     """Set where several programs may share accumulation loops, whose axes are ``divided``."""
     divided: tuple[int, ...]
     tiles: tuple[tuple[int, ...], ...]
+    rank: int
+    """The most dimensions of a tile."""
     loops: tuple[tuple[int, ...], ...]
     storing: frozenset[int]
     """The loops that store, so that loads of the next step wait for the stores."""
@@ -304,6 +306,7 @@ class _Preparation:
             tables=tables(self.facts),
             held=tuple(dict.fromkeys(known)),
             tiles=tuple(self.tiles),
+            rank=max(map(len, self.tiles), default=0),
             is_flat=len(regions) == 1,
             numbering=self.numbering() if not self.matmuls and any(op.steps for op in operations) else 0,
             consumed=tuple(
