@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -369,18 +369,36 @@ def reshape(t: Tracer, input: DeviceValue, sizes: Any) -> DeviceValue:
     if len(unknown) > 1:
         raise TypeError("only one size can be -1")
     dims = list(t.blocks.dims_of([1 if i in unknown else s for i, s in enumerate(sizes)]))
-    # unchanged dimensions keep their identity: a size that occurs in the value denotes that very dimension
-    have = [d for d in input.dims if not d.is_one]
-    for i, dim in enumerate(dims):
-        if dim not in have:
-            same = [d for d in have if _same_size(t, d, dim)] or [
-                d for d in have if d not in dims and _twins(t, d, dim)
-            ]
-            if same and i not in unknown and not dim.is_one:
-                dims[i] = same[0]
+    dims = _unchanged(t, input, dims, unknown)
     if unknown:
         dims[unknown[0]] = _remaining(t, input, [d for i, d in enumerate(dims) if i not in unknown])
     return _checked_reshape(t, input, tuple(dims))
+
+
+def _unchanged(t: Tracer, input: DeviceValue, wanted: list[Dim], unknown: Sequence[int]) -> list[Dim]:
+    """Return the wanted dimensions, where those that a reshape leaves unchanged keep their identity.
+
+    A dimension is unchanged if it has the same size, and the dimensions before it have as many elements. After an
+    unknown one, the dimensions that follow count. Other dimensions of equal size are different ones::
+
+        [tile, 16] -> [4, 4, 4] = [tile, 4, 4] for a tile of 4 elements
+        [16, tile] -> [4, 4, 4] = [4, 4, tile]
+    """
+    have = [dim for dim in input.dims if not dim.is_one]
+    found = list(wanted)
+    for at, dim in enumerate(wanted):
+        if dim.is_one or at in unknown:
+            continue
+        after = bool(unknown) and at > unknown[0]
+        around = _signature(t, wanted[at + 1 :] if after else wanted[:at])
+        same = (
+            own
+            for place, own in enumerate(have)
+            if (_same_size(t, own, dim) or (own not in wanted and _twins(t, own, dim)))
+            and _signature(t, have[place + 1 :] if after else have[:place]) == around
+        )
+        found[at] = next(same, dim)
+    return found
 
 
 def _same_size(t: Tracer, one: Dim, other: Dim) -> bool:
@@ -470,7 +488,7 @@ def _checked_reshape(t: Tracer, input: DeviceValue, dims: Dims) -> DeviceValue:
         return ops.moved(t, ops.reshape(t, found, dims), input)
     t.blocks.count_lanes((*several, *wanted))
     tiles_before, tiles_after = _tiles(t, before, after), _tiles(t, after, before)
-    if tiles_before != tiles_after:
+    if tiles_before != tiles_after or _moves_a_tile(t, before, after):
         raise exc.BackendUnsupported(
             what=f"Reshaping {input!r} to {t.blocks.dims_text(dims)}",
             backend=t.context.limits.backend,
@@ -520,6 +538,21 @@ def _tiles(t: Tracer, dims: list[Dim], others: list[Dim]) -> list[int]:
     blocks = [t.blocks[b] for d in dims for b in d.blocks if t.blocks[b].kind == "tile"]
     wholes = [(b, b.id if b.base is None or b.twin_of is not None else b.base) for b in blocks]
     return [whole for b, whole in wholes if b.id in kept or not isinstance(b.size, int)]
+
+
+def _moves_a_tile(t: Tracer, before: list[Dim], after: list[Dim]) -> bool:
+    """Return whether a tile with a tail has another number of elements before it than it had.
+
+    The elements of [i, 16] as [16, i] depend on the size of the tile, and the tail is elsewhere.
+    """
+    sides = [[factor for dim in side for factor in t.blocks.merged.get(dim) or (dim,)] for side in (before, after)]
+    places = [{dim.block: at for at, dim in enumerate(side) if dim.block is not None} for side in sides]
+    for block in places[0].keys() & places[1].keys():
+        first, second = (_signature(t, side[: place[block]]) for side, place in zip(sides, places, strict=True))
+        tile = t.blocks.active.get(block)
+        if first != second and tile is not None and not t.blocks.has_no_tail(tile):
+            return True
+    return False
 
 
 def _settled_tails(t: Tracer, input: DeviceValue, after: Dims) -> DeviceValue:
