@@ -297,7 +297,9 @@ COMPILE_LIMIT_SECONDS = Knob(
 FULL_TRACEBACK = Knob(
     "HELION_FULL_TRACEBACK", _bool, False, "show the compiler's own frames in tracebacks of errors of kernels"
 )
-VERIFY = Knob("HELION_VERIFY", _bool, False, "verify the device IR after every compiler step")
+VERIFY = Knob(
+    "HELION_VERIFY", _bool, False, "verify the device IR after every compiler step, and raise a backend's own errors"
+)
 
 #: Knobs that give the defaults of ``helion.Settings``, by field.
 SETTINGS: dict[str, Knob] = {

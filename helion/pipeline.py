@@ -7,11 +7,11 @@ import copy
 import functools
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from . import exc
+from . import exc, knobs
 from ._compiler.context import CompileContext, Observed, device_of
 from ._compiler.frontend.guards import Traced
 from ._compiler.host.code import Code
@@ -406,6 +406,8 @@ def analyse(
         chosen = _last_resort(analyse_for, last, others_refused)
         if others_refused:
             chosen = replace(chosen, others=Others.of(_refusals(others_refused), ()))
+    for defect in (each for each in chosen.backend_candidates if isinstance(each.reason, _Defect)):
+        _LOG.warning(_FAILED, defect.backend, name, chosen.backend.name, defect.reason)
     return chosen.specialize_on({**divisibility, **_ranges(chosen)})
 
 
@@ -419,22 +421,45 @@ def _ranges(analysis: Analysis) -> dict[str, Any]:
     return found
 
 
-#: Errors that a backend raises for a kernel or config that it does not support.
-_REFUSALS = (exc.BackendUnsupported, exc.InvalidConfig, exc.NoFeasibleConfig, NeedsValue)
+_FAILED = "helion: the %s backend failed on kernel %r, which %s compiles: %s. Please report it with the kernel."
+
+
+class _Defect(str):
+    """The reason against a backend whose own code failed."""
+
+
+_T = TypeVar("_T")
+
+
+def _or_reason(make: Callable[[], _T]) -> _T | str:
+    """Return the result of ``make``, or the reason why a backend that has alternatives does not take a kernel.
+
+    Errors of the user's program are reasons too: the last backend raises them again. So are errors of the backend's own
+    code, unless the compiler is verified.
+    """
+    try:
+        return make()
+    except (exc.Base, NeedsValue) as refusal:
+        return str(refusal)
+    except Exception as error:
+        if knobs.VERIFY.read():
+            raise
+        return _Defect(f"{type(error).__name__}: {error}")
 
 
 def _analysis_or_reason(
     analyse_for: Callable[[Backend[Any]], Analysis], backend: Backend[Any], configs: Sequence[Config]
 ) -> Analysis | str:
     """Return a backend's analysis of a kernel and all configs it was given, or the reason why it refuses them."""
-    try:
+
+    def analysed() -> Analysis | str:
         found = analyse_for(backend)
         for config in configs:
             found.space.normalize(config)
         refused = found.refusal()
-    except _REFUSALS as refusal:
-        return str(refusal)
-    return found if refused is None else refused.message
+        return found if refused is None else refused.message
+
+    return _or_reason(analysed)
 
 
 def _with_plans(found: Mapping[str, Analysis | str], configs: Sequence[Config]) -> dict[str, Analysis | str]:
@@ -443,16 +468,16 @@ def _with_plans(found: Mapping[str, Analysis | str], configs: Sequence[Config]) 
     The general backend plans everything it accepts.
     """
 
-    def planned(each: Analysis | str) -> Analysis | str:
-        if isinstance(each, str) or each.backend.name == GENERAL or not each.program.roots:
-            return each
-        try:
+    def planned(each: Analysis) -> Analysis:
+        if each.backend.name != GENERAL and each.program.roots:
             each.plan(each.space.normalize(configs[0]) if configs else each.default_config)
-        except _REFUSALS as refusal:
-            return str(refusal)
+            _candidate(each, configs)
         return each
 
-    return {name: planned(each) for name, each in found.items()}
+    return {
+        name: each if isinstance(each, str) else _or_reason(functools.partial(planned, each))
+        for name, each in found.items()
+    }
 
 
 def _last_resort(
@@ -465,7 +490,10 @@ def _last_resort(
     try:
         return analyse_for(last)
     except exc.BackendUnsupported as error:
-        error.message += "".join(f" Not {name} either: {reason}" for name, reason in refused.items())
+        told = {str(error), error.message}
+        error.message += "".join(
+            f" Not {name} either: {reason}" for name, reason in refused.items() if reason not in told
+        )
         raise
 
 

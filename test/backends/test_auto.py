@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -193,6 +193,68 @@ def test_the_next_backend_runs_where_a_plan_is_faulty(
         assert "the backend cute failed (a stage is overwritten); using triton" in capsys.readouterr().err
         with pytest.raises(Fault, match="a stage is overwritten"):
             helion.kernel(matmul.fn, backend="cute")(*arguments)
+
+
+def raises(error: Exception) -> Callable[..., Any]:
+    def stage(self: Any, *_: Any) -> Any:
+        raise error
+
+    return stage
+
+
+@pytest.mark.parametrize("stage", ["refusal", "plan", "on_request", "lead"])
+def test_errors_of_a_backends_own_code_leave_the_kernel_to_the_next(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stage: str
+) -> None:
+    times(monkeypatch, {"cute": 10.0, "triton": 20.0})
+    monkeypatch.setattr(type(BACKENDS["cute"]), stage, raises(AssertionError("two dimensions are one")))
+    kernel = helion.kernel(matmul.fn, backend="auto")
+    with pytest.raises(AssertionError, match="two dimensions are one"):  # tests find it
+        kernel.bind(ARGUMENTS, target=HOPPER)
+    monkeypatch.setenv("HELION_VERIFY", "0")
+    bound = helion.kernel(matmul.fn, backend="auto").bind(ARGUMENTS, target=HOPPER)
+    assert bound.backend == "triton"
+    assert "not cute: AssertionError: two dimensions are one" in bound.explain()
+    assert "the cute backend failed on kernel 'matmul', which triton compiles: AssertionError" in caplog.text
+
+
+def test_errors_of_printing_leave_the_kernel_to_the_next(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times(monkeypatch, {"cute": 10.0, "triton": 20.0})
+    monkeypatch.setattr(type(BACKENDS["cute"]), "emit", raises(KeyError("a line")))
+    monkeypatch.setenv("HELION_VERIFY", "0")
+    arguments = torch.zeros(64, 48, dtype=BF16), torch.zeros(48, 80, dtype=BF16)
+    with helion.runtime.stub_driver():
+        helion.kernel(matmul.fn, backend="auto")(*arguments)
+    assert "the backend cute failed (KeyError: 'a line'); using triton" in capsys.readouterr().err
+
+
+def test_errors_of_the_program_for_one_backend_are_no_errors_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend's limits may make an error of the program, such as fewer lanes than its matmuls take."""
+    monkeypatch.setattr(type(BACKENDS["cute"]), "refusal", raises(exc.TypeInferenceError("A matmul needs 16 lanes")))
+    bound = helion.kernel(matmul.fn, backend="auto").bind(ARGUMENTS, target=HOPPER)
+    assert bound.backend == "triton" and "not cute: A matmul needs 16 lanes" in bound.explain()
+    monkeypatch.setattr(type(BACKENDS["triton"]), "refusal", raises(exc.TypeInferenceError("the user's error")))
+    with pytest.raises(exc.TypeInferenceError, match="the user's error"):
+        helion.kernel(matmul.fn, backend="auto").bind(ARGUMENTS, target=HOPPER)
+
+
+@pytest.mark.parametrize("verify", ["0", "1"])
+def test_errors_of_the_program_are_raised_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, verify: str
+) -> None:
+    monkeypatch.setenv("HELION_VERIFY", verify)
+    with pytest.raises(exc.TypeInferenceError, match="only one size can be -1"):
+        helion.kernel(of_two_unknown_sizes, backend="auto").bind(ARGUMENTS, target=HOPPER)
+    assert not caplog.text
+
+
+def of_two_unknown_sizes(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for t in hl.tile(x.size(0)):
+        out[t, :] = (x[t, :] * y[t, :]).reshape(-1, -1)
+    return out
 
 
 @pytest.mark.parametrize("failing", [CompilationFailed], indirect=True)
@@ -398,11 +460,7 @@ def test_tiles_that_tunables_decide_are_the_next_backends(target: str, static: b
 def test_a_backend_without_a_plan_is_out_of_question(monkeypatch: pytest.MonkeyPatch) -> None:
     times(monkeypatch, {"cute": 10.0, "triton": 20.0})
     for error in (NeedsValue(Expr("tunable", ("n",), 3)), exc.InvalidConfig("no such plan")):
-
-        def plan(self: Any, *_: Any, error: Exception = error) -> Any:
-            raise error
-
-        monkeypatch.setattr(type(BACKENDS["cute"]), "plan", plan)
+        monkeypatch.setattr(type(BACKENDS["cute"]), "plan", raises(error))
         bound = helion.kernel(matmul.fn, backend="auto").bind(ARGUMENTS, target=HOPPER)
         assert bound.backend == "triton" and f"not cute: {error}" in bound.explain()
 
@@ -415,6 +473,29 @@ def test_where_all_refuse_all_reasons_are_said(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(type(backend), "refusal", refusal)
     with pytest.raises(exc.BackendUnsupported, match=r"What triton lacks.* Not cute either: What cute lacks"):
         helion.kernel(matmul.fn, backend="auto").bind(ARGUMENTS, target=HOPPER)
+
+
+def test_one_reason_of_all_is_said_once() -> None:
+    with pytest.raises(exc.BackendUnsupported) as refused:
+        helion.kernel(turned, backend="auto").bind(tensors((64, 16)), target=HOPPER)
+    assert str(refused.value).count("tiles would change their order") == 2  # each backend names itself
+    with pytest.raises(exc.BackendUnsupported) as refused:
+        helion.kernel(summed_along_tiles, backend="auto").bind(tensors((64, 16)), target=HOPPER)
+    assert str(refused.value).count("cumsum along a tile") == 1
+
+
+def turned(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([16, x.size(0)], device=x.device)
+    for i in hl.tile(x.size(0)):
+        out[:, i] = x[i, :].reshape(16, i)
+    return out
+
+
+def summed_along_tiles(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i, j in hl.tile(x.size()):
+        out[i, j] = torch.cumsum(x[i, j], -1)
+    return out
 
 
 @pytest.mark.parametrize("backend", (None, "auto", "triton", "cute"))
