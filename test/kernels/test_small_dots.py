@@ -105,6 +105,46 @@ def test_all_small_products_compile(target: str) -> None:
             assert whole.bind(operands(m, k, n, dtype), target=target).resources().registers > 0
 
 
+def next_to_groups(
+    q: torch.Tensor, w: torch.Tensor, k: torch.Tensor, first: hl.constexpr
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Products of small whole dimensions, and groups of 32 that a reshape merges ``first`` or last."""
+    rows, columns = q.size(1), w.size(1)
+    width = 32 * k.size(1)
+    out = torch.empty([q.size(0), rows, columns], device=q.device)
+    added = torch.empty_like(out)
+    merged = torch.empty([q.size(0), width], device=q.device)
+    for i in hl.grid(q.size(0)):
+        if first:
+            merged[i, :] = k[i, :, :].reshape(width)
+        out[i, :, :] = hl.dot(q[i, :, :], w[:, :])
+        added[i, :, :] = hl.dot(q[i, :, :], w[:, :], acc=hl.full([rows, columns], 3.0))
+        if not first:
+            merged[i, :] = k[i, :, :].reshape(width)
+    return out, added, merged
+
+
+#: Rows, K, columns and groups.
+EQUAL_TO_GROUPS = ((4, 64, 32, 4), (32, 8, 16, 8), (32, 64, 8, 8), (6, 6, 6, 6), (5, 32, 5, 5), (4, 8, 4, 8))
+
+
+@pytest.mark.parametrize(
+    "dtype, target", [(torch.float32, "sm_80"), (torch.bfloat16, "sm_90"), (torch.float16, "gfx942")], ids=str
+)
+def test_sides_equal_to_groups_that_are_merged(dtype: torch.dtype, target: str) -> None:
+    """Dimensions of equal size have the same lanes, and a reshape that depends on them leaves matmuls too few."""
+    for at, (rows, inner, columns, groups) in enumerate(EQUAL_TO_GROUPS):
+        first = at % 2 == 0
+        q, w = torch.randn(3, rows, inner).to(dtype), torch.randn(inner, columns).to(dtype)
+        k = torch.randn(3, groups, 32)
+        w[0, 0] = float("inf")  # the zeros around the operands never meet it
+        bound = helion.kernel(next_to_groups, dot_precision="ieee").bind((q, w, k, first), target=target)
+        expected = q.double() @ w.double()
+        for result, wanted in zip(bound(q, w, k, first), (expected, expected + 3, k.double().flatten(1)), strict=True):
+            torch.testing.assert_close(result.double(), wanted, rtol=1e-3, atol=1e-3, equal_nan=True)
+        assert groups != 8 or bound.resources().registers > 0
+
+
 def test_products_of_float64_are_refused_for_amd() -> None:
     with pytest.raises(exc.BackendUnsupported, match="a matmul of float64 on gfx942"):
         whole.bind(operands(16, 16, 16, torch.float64), target="gfx942")

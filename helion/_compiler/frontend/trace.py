@@ -102,13 +102,16 @@ def _trace(
     context: CompileContext,
     constants: frozenset[str],
     settled: frozenset[str] = frozenset(),
+    counted: frozenset[int] = frozenset(),
 ) -> tuple[Mapping[str, Any], Traced]:
     """Walk a source of ``fn``, and return the values of its variables at the end next to what was traced.
 
     A number may become part of the key after a tile has a dimension of that size, and the two do not match then. So a
-    walk that fails is done again with its ``settled`` numbers known from the beginning.
+    walk that fails is done again with its ``settled`` numbers known from the beginning. So are the ``counted`` sizes of
+    dimensions whose lanes a reshape depends on after a matmul has widened them; the matmul pads its operand then.
     """
     t = Tracer(context, RULES)
+    t.blocks.known_counted = counted
     t.numbers.taken = names_in(source.node) | frozenset(arguments)
     frame = Frame(source, fn.__globals__, {}, is_kernel=True)
     assert isinstance(source.node, ast.FunctionDef)
@@ -123,10 +126,10 @@ def _trace(
         walk_kernel(walk)
     except exc.Base:
         found = settled.union(t.numbers.specialized).intersection(t.numbers.symbols)
-        if found == settled:
+        if found == settled and counted.issuperset(t.blocks.widened):
             raise
-    if found != settled:
-        return _trace(fn, source, arguments, context, constants, found)
+    if found != settled or not counted.issuperset(t.blocks.widened):
+        return _trace(fn, source, arguments, context, constants, found, counted | t.blocks.widened)
     if not walk.roots and not walk.skipped:
         raise exc.NoDeviceLoopsInKernel(kernel=fn.__name__)
     program = Program(

@@ -19,6 +19,9 @@ from .host_numbers import HostNumbers
 class Blocks(Part):
     """All blocks of a trace. ``padded``: tiles have powers of two of lanes."""
 
+    #: Extents of whole dimensions that reshapes are known to merge or split before the walk.
+    known_counted: frozenset[int] = frozenset()
+
     def __init__(self, numbers: HostNumbers, padded: bool) -> None:
         self.numbers = numbers
         self.padded = padded
@@ -30,6 +33,8 @@ class Blocks(Part):
         self.merged: dict[Dim, Dims | None] = {}
         #: Whole dimensions that reshapes merge or split: they have no more lanes than their next power of two.
         self.counted: set[int] = set()
+        #: Extents of whole dimensions that had been widened when a reshape merged or split one.
+        self.widened: set[int] = set()
         self._whole: dict[Any, Block] = {}
         #: Blocks that are a fraction of another block, by that block and the divisor.
         self._parts: dict[tuple[int, int], Block] = {}
@@ -59,11 +64,33 @@ class Blocks(Part):
 
     def _check_counted(self, block: int) -> None:
         extent, least = self.all[block].extent, self.all[block].min_size
-        if self.padded and isinstance(extent, int) and least > next_power_of_2(extent):
+        if self.cannot_widen(block, least):
+            assert isinstance(extent, int)
+            self.widened.add(extent)
             raise exc.TypeInferenceError(
                 f"A matmul needs {least} lanes of a dimension of {extent} elements, but a reshape merges or splits it, "
                 f"which limits it to {next_power_of_2(extent)}; reshape the tensor in host code and load from that."
             )
+
+    def cannot_widen(self, block: int, least: int) -> bool:
+        """Return whether a whole dimension has fewer than ``least`` lanes, and a reshape depends on their number."""
+        extent = self.all[block].extent
+        is_counted = self.padded and block in self.counted and isinstance(extent, int)
+        return is_counted and least > next_power_of_2(extent)
+
+    def lanes_of(self, dim: Dim) -> int | None:
+        """Return the number of lanes of a dimension of tiles of constant size, and of whole dimensions that reshapes
+        depend on; None if a config or a matmul may change it.
+        """
+        lanes = dim.const
+        for block in (self.all[b] for b in dim.blocks):
+            size = block.size
+            if block.id in self.counted and isinstance(block.extent, int):
+                size = next_power_of_2(block.extent) if self.padded else block.extent
+            if not isinstance(size, int):
+                return None
+            lanes *= size
+        return lanes
 
     def whole(self, extent: Number) -> Block:
         """Return the block of whole dimensions of ``extent`` elements; equal extents share one."""
@@ -71,7 +98,9 @@ class Blocks(Part):
         key = number_key(extent)
         self.numbers.rely_on(extent)
         if key not in self._whole:
-            self._whole[key] = self.new("full", extent, name=f"r{len(self._whole)}")
+            self._whole[key] = made = self.new("full", extent, name=f"r{len(self._whole)}")
+            if isinstance(extent, int) and extent in self.known_counted:
+                self.counted.add(made.id)
         return self._whole[key]
 
     def is_walked(self, block: Block) -> bool:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 
 from .... import exc
-from ...._shapes import ONE
+from ...._shapes import ONE, Dim
 from ....language.matmul import DOT_DTYPES, FLOAT8, accumulator_dtype, check_dtypes
 from .. import ops
 from ..rules import Rules
@@ -57,7 +56,10 @@ def dot(
         (batch,) = found
         lhs, rhs = ops.broadcast(t, lhs, (batch, *lhs.dims[1:])), ops.broadcast(t, rhs, (batch, *rhs.dims[1:]))
     _raise_minimums(t, lhs, rhs)
-    lhs, rhs = _padded(t, lhs, -1, lhs.dtype.itemsize), _padded(t, rhs, -2, lhs.dtype.itemsize)
+    rows, columns, inner = t.context.limits.min_dot[lhs.dtype.itemsize]
+    lhs, rhs = _padded(t, lhs, -1, inner), _padded(t, rhs, -2, inner)
+    if any(_is_narrow(t, dim, least) for dim, least in ((lhs.dims[-2], rows), (rhs.dims[-1], columns))):
+        return _of_padded_sides(t, lhs, rhs, acc, out_dtype)
     wide = accumulator_dtype(lhs.dtype, rhs.dtype)
     result = out_dtype or (acc.dtype if acc is not None else wide)
     dims = (*lhs.dims[:-1], rhs.dims[-1])
@@ -104,39 +106,82 @@ def _raise_minimums(t: Tracer, lhs: DeviceValue, rhs: DeviceValue) -> None:
     """Raise the minimum sizes of tiles to those of Tensor Cores; limit batch tiles to one matrix."""
     minimums = t.context.limits.min_dot[lhs.dtype.itemsize]
     for dim, minimum in zip((lhs.dims[-2], rhs.dims[-1], lhs.dims[-1]), minimums, strict=True):
-        if dim.blocks:
+        lanes = t.blocks.lanes_of(dim)
+        if dim.blocks and (lanes is None or lanes < minimum):
             # for a side of several blocks, a tile alone provides the minimum
             tunable = [b for b in dim.blocks if t.blocks.is_tunable(b)]
             block, least = (tunable or dim.blocks)[-1], -(-minimum // dim.const)
-            t.blocks.require(block, least)
+            if not t.blocks.cannot_widen(block, least):
+                t.blocks.require(block, least)
     if lhs.ndim == 3 and (batch := lhs.dims[0].block) is not None and t.blocks.is_tunable(batch):
         t.blocks.limit(batch, 1)
 
 
-def _padded(t: Tracer, value: DeviceValue, at: int, itemsize: int) -> DeviceValue:
-    """Insert zeros along K (``at``) into an operand with a fixed number of lanes that is too small for Tensor Cores."""
+def _is_narrow(t: Tracer, dim: Dim, least: int) -> bool:
+    """Return whether a side has fewer than ``least`` lanes, which a reshape of an equal dimension fixes."""
+    lanes = t.blocks.lanes_of(dim)
+    return lanes is not None and lanes < least and any(t.blocks.cannot_widen(b, least) for b in dim.blocks)
+
+
+def _of_padded_sides(
+    t: Tracer, lhs: DeviceValue, rhs: DeviceValue, acc: DeviceValue | None, out_dtype: torch.dtype | None
+) -> DeviceValue:
+    """Record a matmul with more rows or columns, which are 0, and take those of the operands from its result."""
+    rows, columns, _ = t.context.limits.min_dot[lhs.dtype.itemsize]
+    wide = accumulator_dtype(lhs.dtype, rhs.dtype)
+    kept = lhs.dims[-2], rhs.dims[-1]
+    lhs = _padded(t, lhs, -2, rows) if _is_narrow(t, kept[0], rows) else lhs
+    rhs = _padded(t, rhs, -1, columns) if _is_narrow(t, kept[1], columns) else rhs
+    sides = lhs.dims[-2], rhs.dims[-1]
+    t.blocks.count_lanes(side for side, dim in zip(sides, kept, strict=True) if side != dim)
+    result = dot(t, lhs, rhs, None, wide)
+    for back, dim in enumerate(reversed(kept), 1):
+        at = result.ndim - back
+        if result.dims[at] != dim:
+            extra = Dim(blocks=result.dims[at].blocks[len(dim.blocks) :])
+            apart = ops.reshape(t, result, (*result.dims[:at], dim, extra, *result.dims[at + 1 :]))
+            first = ops.reshape(t, _is_first(t, extra), (extra, *(ONE,) * (back - 1)))
+            # a sum alone would include 0 times infinity
+            result = ops.reduce(t, "sum", ops.pointwise(t, "where", first, apart, 0), (at + 1,), wide)
+    if acc is not None:
+        result = ops.pointwise(t, "add", ops.cast(t, acc, wide), result)
+    return ops.cast(t, result, out_dtype or (acc.dtype if acc is not None else wide))
+
+
+def _padded(t: Tracer, value: DeviceValue, at: int, least: int) -> DeviceValue:
+    """Insert zeros after each element along ``at`` of an operand, if it has a fixed number of lanes below ``least``."""
     dim = value.dims[at]
-    sizes = [t.blocks[block].size for block in dim.blocks]
-    if not all(isinstance(size, int) for size in sizes):  # the config's sizes, which ``_raise_minimums`` has limited
-        return value
-    lanes = dim.const * math.prod(size for size in sizes if isinstance(size, int))
-    _, _, least = t.context.limits.min_dot[itemsize]
-    if lanes >= least:
+    lanes = t.blocks.lanes_of(dim)
+    if lanes is None or lanes >= least:  # None: ``_raise_minimums`` has raised it to the least
         return value
     extra = t.blocks.dim_of(-(-least // lanes))
     at %= value.ndim
-    first = ops.pointwise(t, "eq", ops.iota(t, t.blocks.size_of(extra)), 0)
-    kept = ops.reshape(t, first, (extra, *(ONE,) * (value.ndim - 1 - at)))
-    tile = None if dim.block is None else t.blocks.active.get(dim.block)
-    if tile is not None:
-        within = ops.pointwise(t, "lt", ops.tile_index(t, tile), ops.tile_field(t, tile, "end"))
-        kept = ops.pointwise(
-            t, "logical_and", kept, ops.reshape(t, within, (dim, ONE, *(ONE,) * (value.ndim - 1 - at)))
-        )
+    kept = ops.reshape(t, _is_first(t, extra), (extra, *(ONE,) * (value.ndim - 1 - at)))
+    within = _within(t, dim)
+    if within is not None:
+        inside = ops.reshape(t, within, (dim, ONE, *(ONE,) * (value.ndim - 1 - at)))
+        kept = ops.pointwise(t, "logical_and", kept, inside)
     apart = ops.reshape(t, value, (*value.dims[: at + 1], *(() if dim.is_one else (ONE,)), *value.dims[at + 1 :]))
     spread = ops.pointwise(t, "where", kept, apart, 0)
     merged = extra if dim.is_one else dim * extra
     return ops.reshape(t, spread, (*value.dims[:at], merged, *value.dims[at + 1 :]))
+
+
+def _is_first(t: Tracer, dim: Dim) -> DeviceValue:
+    return ops.pointwise(t, "eq", ops.iota(t, t.blocks.size_of(dim)), 0)
+
+
+def _within(t: Tracer, dim: Dim) -> DeviceValue | None:
+    """Return the mask of lanes in range of a dimension with a fixed number of lanes; None if all are."""
+    if dim.block is None:
+        return None
+    tile = t.blocks.active.get(dim.block)
+    if tile is not None:
+        return ops.pointwise(t, "lt", ops.tile_index(t, tile), ops.tile_field(t, tile, "end"))
+    extent = t.blocks[dim.block].extent
+    if t.blocks[dim.block].kind != "full" or t.blocks.fills_lanes(extent):
+        return None
+    return ops.pointwise(t, "lt", ops.iota(t, extent), extent)
 
 
 def is_dot_dtype(*values: DeviceValue) -> bool:
