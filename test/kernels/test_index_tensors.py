@@ -149,18 +149,35 @@ def all_pairs(x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> None:
         x[i[t][:, None], i[t][None, :]] = x[t, t.index + 1] + x[t, t]
 
 
+def rows_of_slices(x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> None:
+    """One index tensor, next to slices that have as many elements."""
+    for t in hl.tile(1):
+        rows = t.begin + hl.arange(8)
+        hl.store(v, [rows], (hl.load(x, [i[rows], slice(None, 8)]) + x[i[rows], 1:9]).sum(-1))
+        x[i[rows], 0:8] = x[rows, 0:8]
+
+
+def paired_with_lanes(x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> None:
+    for t in hl.tile(1):
+        rows = t.begin + hl.arange(8)
+        v[rows] = x[rows, i[rows]].sum(-1)
+
+
 def test_a_value_added_as_pairs_is_refused() -> None:
     with pytest.raises(exc.RankMismatch, match="to pair index tensors"):
         helion.kernel(added_as_pairs).bind((torch.zeros(9, 9), torch.arange(5), torch.randn(5)))
 
 
-@pytest.mark.parametrize("function", [marked_as_pairs, counted_as_pairs, summed_as_pairs, all_pairs])
+@pytest.mark.parametrize(
+    "function", [marked_as_pairs, counted_as_pairs, summed_as_pairs, paired_with_lanes, all_pairs, rows_of_slices]
+)
 def test_index_tensors_of_one_tile_are_warned_about(
     function: Callable[..., None], capfd: pytest.CaptureFixture[str]
 ) -> None:
     kernel = helion.kernel(function, ignore_warnings=[exc.UpdateByLoadedIndex, exc.LoadOfOtherPrograms])
     kernel.bind((torch.zeros(9, 9), torch.arange(8), torch.zeros(8)))
     said = capfd.readouterr().err
-    expected = function is not all_pairs
+    expected = function not in (all_pairs, rows_of_slices)
+    shape = "[8, 8]" if function is paired_with_lanes else "[t, t]"
     assert said.count("WARNING[IndexTensorsNotPaired]: 1-D index tensors of one size") == expected
-    assert not expected or ("in 'x', [t, t]" in said and "flat[rows * n + columns]" in said)
+    assert not expected or (f"in 'x', {shape}" in said and "flat[rows * n + columns]" in said)

@@ -268,7 +268,7 @@ def _check_outer_product(
 
 def _warn_of_pairs(t: TraceState, tensor: HostTensorValue, plan: subscripts.SubscriptPlan) -> None:
     """Warn of an access to all pairs of what 1-D index tensors of one size select, for which torch selects one each."""
-    of_one = [each for each in plan.indices if len(each.positions) == 1]
+    of_one = [each for each in plan.indices if len(each.positions) == 1 and each.positions[0] not in plan.sliced]
     computed = {plan.dims[each.positions[0]] for each in of_one if each.kind == "tensor"}
     places = {dim: {each.positions for each in of_one if plan.dims[each.positions[0]] == dim} for dim in computed}
     if any(len(several) > 1 and not dim.is_one for dim, several in places.items()):

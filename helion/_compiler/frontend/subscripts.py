@@ -32,6 +32,8 @@ class SubscriptPlan:
     dims: Dims
     #: Dimensions that no index varies over: the tile repeats one element of the tensor there.
     repeated: tuple[int, ...] = ()
+    #: Dimensions of slices, which pair with no index tensor.
+    sliced: tuple[int, ...] = ()
     #: The mask of lanes inside of the tensor, for slices with device bounds that may exceed its end.
     inside: DeviceValue | None = None
 
@@ -287,6 +289,7 @@ def plan(
     planner = _Planner(tracer, tensor, shift, checked, computed)
     joint = _joint(tracer, items)
     first_joint: int | None = None
+    sliced: list[int] = []
     dim = 0
     for item in items:
         if item is None:
@@ -296,6 +299,7 @@ def plan(
             planner.block(item.block.id, dim)
         elif isinstance(item, slice):
             tile = _tile_of(tracer, item)
+            sliced.append(len(planner.dims))
             if tile is not None:
                 planner.block(tile, dim)
             else:
@@ -318,7 +322,7 @@ def plan(
     _check_jagged(tracer, planner)
     indices, dims = tuple(planner.indices), tuple(planner.dims)
     repeated = unaddressed(indices, [*[None] * shift, *planner.operands], dims)
-    return SubscriptPlan(indices, tuple(planner.operands), dims, repeated, _inside(tracer, planner))
+    return SubscriptPlan(indices, tuple(planner.operands), dims, repeated, tuple(sliced), _inside(tracer, planner))
 
 
 def _inside(tracer: TraceState, planner: _Planner) -> DeviceValue | None:
