@@ -475,6 +475,34 @@ def test_where_all_refuse_all_reasons_are_said(monkeypatch: pytest.MonkeyPatch) 
         helion.kernel(matmul.fn, backend="auto").bind(ARGUMENTS, target=HOPPER)
 
 
+def scaled_rows(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(x.size(), dtype=scale.dtype, device=x.device)
+    for t in hl.tile(x.size(0)):
+        v = x[t, :].to(torch.float32)
+        out[t, :] = (v * torch.rsqrt((v * v).mean(-1) + 1)[:, None] * scale[t, :].to(torch.float32)).to(scale.dtype)
+    return out
+
+
+def product_and_other(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0), x.size(0)], dtype=torch.float32, device=x.device)
+    for a, b in hl.tile([x.size(0), x.size(0)]):
+        acc = hl.zeros([a, b])
+        for c in hl.tile(x.size(1)):
+            acc = hl.dot(x[a, c], x[b, c].T, acc=acc)
+        out[a, b] = acc + other[a, b].to(torch.float32)
+    return out
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.uint16, torch.uint32, torch.uint64], ids=str)
+def test_dtypes_that_one_backend_lacks_are_the_others(dtype: torch.dtype) -> None:
+    given = torch.empty(256, 256, dtype=BF16, device="meta")
+    other = given.to(dtype)
+    for function, arguments in ((scaled_rows, (other, given)), (product_and_other, (given, other))):
+        assert helion.kernel(function, backend="auto").bind(arguments, target=HOPPER).backend == "triton"
+        with pytest.raises(exc.CuteUnsupported, match=f"tensors of {dtype} are not implemented".replace("torch.", "")):
+            helion.kernel(function, backend="cute").bind(arguments, target=HOPPER)
+
+
 def test_one_reason_of_all_is_said_once() -> None:
     with pytest.raises(exc.BackendUnsupported) as refused:
         helion.kernel(turned, backend="auto").bind(tensors((64, 16)), target=HOPPER)

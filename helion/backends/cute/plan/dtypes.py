@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...._support.records import dataclass
+from .refusal import Refusal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,5 +69,7 @@ def per_byte(name: str) -> int:
 
 
 def itemsize(name: str) -> int:
-    """Return the bytes of one element."""
+    """Return the bytes of one element. Raises ``Refusal`` for a dtype that the backend lacks."""
+    if name not in DTYPES:
+        raise Refusal(f"tensors of {name} are not implemented")
     return DTYPES[name].itemsize_bytes

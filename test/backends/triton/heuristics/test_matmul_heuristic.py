@@ -293,3 +293,24 @@ def test_loops_around_one_step_of_k_have_fewer_warps() -> None:
     assert config["num_warps"] == 4 and config["split_k"] == 8 and config["block_sizes"] == [128, 128, 32]
     wider = analysis.predict(analysis.full_config({**config, "num_warps": 8}))
     assert analysis.predict(config).time_us < wider.time_us
+
+
+def with_zero_points(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0), w.size(0)], dtype=w.dtype, device=x.device)
+    for rows, columns in hl.tile([x.size(0), w.size(0)]):
+        acc = hl.zeros([rows, columns])
+        total = hl.zeros([rows])
+        for inner in hl.tile(x.size(1)):
+            own = x[rows, inner]
+            total += own.to(torch.float32).sum(-1)
+            acc = hl.dot(own, w[columns, inner].T, acc=acc)
+        out[rows, columns] = (acc - total[:, None]).to(w.dtype)
+    return out
+
+
+@pytest.mark.parametrize("target", ["h200", "b200", "a100"])
+def test_configs_have_no_entries_for_accesses_of_precomputed_operands(target: str) -> None:
+    x, w = torch.empty(6304, 1280, dtype=torch.int8, device="meta"), torch.empty(3840, 1280, dtype=BF16, device="meta")
+    bound = helion.kernel(with_zero_points).bind((x, w), target=target)
+    config = bound.default_config()
+    assert any(seed.config == config for seed in bound.seeds) and bound.to_code(config)

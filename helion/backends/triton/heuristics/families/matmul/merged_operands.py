@@ -66,7 +66,9 @@ class TritonHoistedOperandsHeuristic(Heuristic):
         best = _largest(facts, keys, target)
         if best is None:
             return Declined("no tile of the matmul fits without spilling")
-        return hoisting(_with_copies(best, _largest(facts, (*keys, "pack_operands"), target), facts, keys, target))
+        return hoisting(
+            facts, _with_copies(best, _largest(facts, (*keys, "pack_operands"), target), facts, keys, target)
+        )
 
 
 def _largest(facts: KernelFacts, keys: tuple[str, ...], target: Target) -> TritonProposal | None:

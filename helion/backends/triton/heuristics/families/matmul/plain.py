@@ -46,7 +46,7 @@ class TritonMatmulHeuristic(Heuristic):
         if isinstance(extents, Declined):
             return extents
         if not unhoisted(facts, target):
-            return hoisting(ProductSizer(facts.after("precompute_operands").facts, extents, target).proposals())
+            return hoisting(facts, ProductSizer(facts.after("precompute_operands").facts, extents, target).proposals())
         sizer = sizer_as_written(facts, extents, target)
         found = with_pipeline(sizer, tuple(ordered(facts, each, target) for each in sizer.proposals()))
         return with_amd_options(found, facts, target)

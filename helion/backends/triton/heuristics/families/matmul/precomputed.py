@@ -58,9 +58,20 @@ def launch_us() -> float:
     return _TUNED.launch_us
 
 
-def hoisting(proposals: Iterable[TritonProposal]) -> tuple[TritonProposal, ...]:
-    """Return the proposals, made for facts of precomputed operands, with the config key that precomputes them."""
-    return tuple(replace(each, launch={**each.launch, "precompute_operands": True}) for each in proposals)
+def hoisting(facts: KernelFacts, proposals: Iterable[TritonProposal]) -> tuple[TritonProposal, ...]:
+    """Return the proposals, made for facts of precomputed operands, with the config key that precomputes them.
+
+    ``facts`` are those without: configs have no entries for the accesses of precomputed operands.
+    """
+    slots = {op.slot for op in facts.memory_ops}
+    return tuple(
+        replace(
+            each,
+            indexing={slot: way for slot, way in each.indexing.items() if slot in slots},
+            launch={**each.launch, "precompute_operands": True},
+        )
+        for each in proposals
+    )
 
 
 def _added_us(facts: KernelFacts, each: PrecomputableFact, target: Target) -> float:
