@@ -43,6 +43,8 @@ class MemoryOpFact:
     - ``bins``: the elements among which an atomic adds a number to each that a tile of indices selects; else 0.
     - ``summed``: true if each lane adds a value of its own to its bin; otherwise all add the same number.
     - ``atomic``: the operation of an atomic, such as ``add``; else empty.
+    - ``per_tile``: true for a store into a tensor whose size depends on that of tiles, such as sums of each tile. Unless
+      the kernel loads it, host code reads all of it after the launch.
     """
 
     slot: int
@@ -74,6 +76,7 @@ class MemoryOpFact:
     summed: bool = False
     steps: tuple[tuple[int, float], ...] = ()
     atomic: str = ""
+    per_tile: bool = False
 
     @functools.cached_property
     def itemsize(self) -> int:

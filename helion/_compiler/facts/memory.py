@@ -108,6 +108,7 @@ def _fact(
         row_major=_is_row_major(tensor),
         quotients=quotients,
         after=sum(walk.order[dot.number] < walk.order[op.number] for dot in walk.dots),
+        per_tile=op.kind == "store" and _depends_on_tiles(tensor),
     )
 
 
@@ -130,6 +131,11 @@ def _varying(op: Op, index: Index, walk: Walk) -> frozenset[int]:
     if index.operand is not None:
         return selecting(walk, op.operands[index.operand], MAX_HOPS)
     return frozenset() if index.block is None else frozenset((index.block,))
+
+
+def _depends_on_tiles(tensor: HostTensor) -> bool:
+    """Return whether the number of elements of a tensor depends on the size of a tile."""
+    return any(leaf.op == "block" for size in tensor.shape if isinstance(size, Expr) for leaf in size.leaves())
 
 
 def _is_row_major(tensor: HostTensor) -> bool:

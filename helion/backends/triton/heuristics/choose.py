@@ -90,6 +90,8 @@ class Trust(Tuned):
     fewer_summed_rows: float
     #: A split reduction of fewer chunks than a rule asks for, for the same without a split.
     few_chunks: float
+    #: More rows of a tile with results that host code reads, for those by a rule.
+    tile_results: float
     #: Another order of programs, for row-major.
     grid_order: float
     #: A matmul with rewritten operands, for the one as written; and the same with swapped A and B and split-K.

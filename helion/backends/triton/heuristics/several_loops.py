@@ -28,6 +28,7 @@ from ....hardware import Target
 from ..proposal import TritonProposal
 from ..together import TOGETHER
 from .choose import trust, unless_faster
+from .families.tile_results import with_larger_tiles
 from .nearby import with_nearby
 from .predicted_time import proposal_us
 from .registry import HEURISTICS as RULES
@@ -82,7 +83,8 @@ class OfAllLoops:
             if isinstance(found, Declined) or not self.rule.promote_seed_to_default:
                 return found
             following = itertools.dropwhile(lambda rule: rule is not self.rule, RULES)
-            return with_nearby(found, facts, target, itertools.islice(following, 1, None))
+            found = with_nearby(found, facts, target, itertools.islice(following, 1, None))
+            return with_larger_tiles(found, facts, target)
         if isinstance(found, Declined):
             chunks = _chunks(facts)
             again = self.rule.propose(_with_chunks(facts, chunks), target) if chunks else found

@@ -51,7 +51,7 @@ def work(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: T
         once = op.accessed_numel * op.itemsize
         total = loops.elements(op.region, op.tile_axes) * op.itemsize
         total *= _passes(op, facts, sizes) if op.looped else 1
-        once = min(once, total)
+        once = total if op.per_tile else min(once, total)
         fits = once <= target.l2_bytes * _L2_SHARE
         moved += once + (0 if fits else round((total - once) * _MISS))
         read += total
@@ -72,6 +72,13 @@ def work(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: T
         matrix_us=matrix_us,
         scalar_us=scalar / (target.fp32_tflops * 1e6 / 2),
     )
+
+
+def read_after_bytes(facts: KernelFacts, sizes: Mapping[int, int]) -> int:
+    """Return the bytes of results of tiles, such as their sums, that host code reads after the launch."""
+    loops, loaded = _Loops(facts, sizes), {op.storage for op in facts.memory_ops if op.kind == "load"}
+    stored = (op for op in facts.memory_ops if op.per_tile and op.storage not in loaded)
+    return sum(loops.elements(op.region, op.tile_axes) * op.itemsize for op in stored)
 
 
 def time_us(done: Work, target: Target) -> float:

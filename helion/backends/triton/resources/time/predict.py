@@ -12,6 +12,7 @@ from ....._support.locks import new_lock
 from ....._support.records import dataclass
 from .....autotuner.proposal import Predicted
 from .....hardware import Target
+from ..traffic import read_after_bytes
 from .demand import demands as demands_of
 from .launch import Launch
 from .model import Parts, parts
@@ -109,6 +110,7 @@ def _timing(
     several = _phases(demands, found, phases, parameters, target)
     *units, total = found[0] if len(found) == 1 else map(sum, zip(*several, strict=True))
     beside = _adding_us(facts, launch, parameters, target) + _copying_us(launch, parameters, target)
+    beside += _reading_us(facts, launch, parameters, target) if root is None else 0.0
     beside -= MEETING_GAIN_US * facts.meetings if launch.together else 0.0
     return Timing(us=total + beside, each=tuple(units))
 
@@ -143,6 +145,15 @@ def _is_inside(facts: KernelFacts, fact: MatmulFact) -> bool:
     """Return whether a step of the loop around a matmul uses its result up, as a tile of scores."""
     loops = {axis for region in facts.regions if region.kind == "loop" for axis in region.axes}
     return not loops.isdisjoint((fact.m_axis, fact.n_axis))
+
+
+def _reading_us(facts: KernelFacts, launch: Launch, parameters: Parameters, target: Target) -> float:
+    """Return the microseconds in which host code reads the results of tiles, without its launches."""
+    if not any(op.per_tile for op in facts.memory_ops):
+        return 0.0
+    read = read_after_bytes(facts, launch.sizes)
+    rate = target.bandwidth_gb_per_s * 1e3 * parameters.memory_share
+    return read / (rate * (parameters.cache_speedup if read <= target.l2_bytes else 1.0))
 
 
 def _copying_us(launch: Launch, parameters: Parameters, target: Target) -> float:
