@@ -219,8 +219,8 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("SeveralGpusUnsupported", "BaseError", "{name} is not supported{remedy}."),
     ("TensorOnOtherDevice", "BaseError", "The host code makes {name!r} on {device}, but the arguments are on the CPU, and the kernel runs there; make it with device=x.device, where x is an argument, or pass tensors on {device}."),
     # --- warnings ------------------------------------------------------------------------------------------------
-    ("TensorOperationInWrapper", "BaseWarning", "{name} computes on the host, in a launch of its own; move it inside the hl.tile loop to fuse it, unless it needs the results of all tiles."),
-    ("TensorOperationsInHostCall", "TensorOperationInWrapper", "{name} computes on the host, in a launch of its own; move it inside the hl.tile loop to fuse it, unless it needs the results of all tiles."),
+    ("TensorOperationInWrapper", "BaseWarning", "{name}: host code computes this in launches of its own; move it inside the hl.tile loop to fuse it, unless it needs the results of all tiles."),
+    ("TensorOperationsInHostCall", "TensorOperationInWrapper", "{name}: host code computes this in launches of its own; move it inside the hl.tile loop to fuse it, unless it needs the results of all tiles."),
     ("GradientNotRecorded", "BaseWarning", "Kernel {kernel!r} got {name!r}, which requires a gradient, but autograd records nothing of a kernel: its results do not require one. Give it a backward with {remedies}, or call it under torch.no_grad()."),
     ("UnwrittenOutput", "BaseWarning", "Kernel {kernel!r} returns {what} of which {count} elements were never written, the first at {first}: they contain uninitialized memory. Write every element, or allocate it with torch.zeros."),
     ("ResultNotReturned", "BaseWarning", "Kernel {kernel!r} makes {name!r} and stores into it, but neither reads nor returns it, so that the result is lost. Add `return {name}`."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,58 @@ def rotated(x: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
 
 def test_a_tile_that_meets_a_size_known_at_run_time_only_names_it() -> None:
     args = (torch.randn(5, 64), torch.randn(32, 32))
-    with pytest.raises(exc.ShapeMismatch, match=r"turn_size_0 \(32 in this call\) .* mark it with hl.specialize"):
+    with pytest.raises(
+        exc.ShapeMismatch, match=r"turn_size_0 \(32 in this call, as turn.size\(1\)\) .* mark it with hl.specialize"
+    ):
         helion.kernel(rotated, static_shapes=False).bind(args)
     torch.testing.assert_close(helion.kernel(rotated)(*args), (args[0].view(5, 2, 32) @ args[1]).view(5, 64))
+
+
+def sized_by_the_second(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for rows in hl.tile(x.size(0)):
+        out[rows, :] = hl.zeros([x.size(1)]) + x[rows, :]
+    return out
+
+
+def merged_groups(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    rows, _, width = k.size()
+    columns = hl.specialize(width) * 2
+    out = torch.empty([rows, columns], device=k.device)
+    for near in hl.tile(rows):
+        out[near, :] = k[near, :, :].reshape(near, columns)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "said"),
+    [
+        (sized_by_the_second, ((6, 9), (6, 9)), r"grad_size_1 \(equal to x\.size\(1\) in this call\)"),
+        (merged_groups, ((2, 5), (7, 2, 32)), r"q_size_0 \(equal to k\.size\(1\) in this call\) is known at run time"),
+        (merged_groups, ((3, 5), (7, 2, 32)), r"\[near, 64\] in a reshape: k_size_1 is known at run time"),
+    ],
+)
+def test_a_size_is_named_with_those_that_are_equal(
+    function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...], said: str
+) -> None:
+    """Equal sizes share a symbol, which has the name of the first one; the user may mean another one."""
+    with pytest.raises((exc.ShapeSpecializingAllocation, exc.ShapeMismatch), match=said):
+        helion.kernel(function, static_shapes=False).bind(tuple(map(torch.randn, shapes)))
+
+
+def moments(x: torch.Tensor, state: torch.Tensor, beta: float) -> tuple[torch.Tensor, torch.Tensor]:
+    out = torch.empty_like(x)
+    for rows in hl.tile(x.size(0)):
+        out[rows, :] = x[rows, :] * 2
+    kept = beta * state + (1.0 - beta) * out.sum(0) / x.size(0)
+    return out, kept.sqrt()
+
+
+def test_computations_of_one_line_have_one_warning(capfd: pytest.CaptureFixture[str]) -> None:
+    helion.kernel(moments).bind((torch.randn(5, 7), torch.randn(7), 0.5))
+    said = capfd.readouterr().err
+    assert said.count("WARNING[TensorOperationInWrapper]") == 2
+    assert "]: torch.mul, torch.sum, torch.truediv, torch.add: host code computes this in launches of its own" in said
+    carets = next(line for line in said.splitlines() if "^" in line)
+    assert len(carets.strip()) == len("beta * state + (1.0 - beta) * out.sum(0) / x.size(0)")
+    assert "]: torch.sqrt: host code computes this" in said

@@ -187,15 +187,16 @@ class Blocks(Part):
             return ""
         return ": if they are equal in all calls, make the parts with one number, as in x.narrow(1, start, n)"
 
-    @staticmethod
-    def size_text(size: Number | None) -> str:
+    def size_text(self, size: Number | None) -> str:
         """Return a hint for a size that would have to be another number, if it is known at run time only."""
         if not isinstance(size, Expr):
             return ""
         remedy = "mark it with hl.specialize in host code"
         if any(str(leaf.args[0]).startswith("host_size_") for leaf in size.leaves()):  # of no argument: ``deferred``
             remedy = f"make that tensor by a view to this number, as in x.view(-1, {hint_of(size)})"
-        return f"; {size!r} ({hint_of(size)} in this call) is known at run time only: {remedy}"
+        other = self.numbers.equal_sizes(size)
+        here = f"{hint_of(size)} in this call{other and f', as {other}'}"
+        return f"; {size!r} ({here}) is known at run time only: {remedy}"
 
     def dim_text(self, dim: Dim) -> str:
         parts = [self.all[b].name if self.all[b].kind != "full" else repr(self.all[b].extent) for b in dim.blocks]
@@ -223,7 +224,7 @@ class Blocks(Part):
             return ONE if size == 1 else Dim(blocks=(self.whole(size).id,))
         found = self._dim_of_expression(size)
         if found is None:
-            raise exc.ShapeSpecializingAllocation(size=repr(size))
+            raise exc.ShapeSpecializingAllocation(size=self.numbers.text_of(size))
         return found
 
     def _dim_of_expression(self, size: Expr) -> Dim | None:

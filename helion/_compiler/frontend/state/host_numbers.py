@@ -61,6 +61,16 @@ class HostNumbers(Part):
         #: Minimum of a size that the trace has relied on, by the name of its symbol: 1 or 2; absent for any size.
         self.least: dict[str, int] = {}
 
+    def equal_sizes(self, number: Expr) -> str:
+        """Return the sizes of arguments that share the symbols of a number because they are equal in this call."""
+        shared = (source for leaf in number.leaves() for source, _ in self.equal.get(str(leaf.args[0]), ()))
+        return " and ".join(dict.fromkeys(source for source in shared if ".size(" in source))
+
+    def text_of(self, number: Expr) -> str:
+        """Return a number for a message, with the sizes that are equal in this call: the user may mean one of them."""
+        other = self.equal_sizes(number)
+        return f"{number!r}{other and f' (equal to {other} in this call)'}"
+
     def fresh_name(self, base: str, number: int) -> str:
         """Return a name of generated host code that the kernel's source does not use."""
         name = f"{base}_{number}"

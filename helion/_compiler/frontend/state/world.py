@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from .... import exc
+from ...source import Location
 from ..guards import Guard, guard
 from ..journal import Part
 
@@ -64,6 +66,31 @@ class World(Part):
         return torch.get_default_dtype()
 
     def warn(self, warning: exc.Base) -> None:
-        """Add a warning about the line that the walk is at, unless the user ignores its kind."""
-        if type(warning).__name__ not in self.ignored:
-            self.warnings.append(warning.at(None if self.scope is None else self.scope.location()))
+        """Add a warning about the line that the walk is at, unless the user ignores its kind.
+
+        Computations of host code in one line have one warning.
+        """
+        if type(warning).__name__ in self.ignored:
+            return
+        warning.at(None if self.scope is None else self.scope.location())
+        joined = _of_one_line(self.warnings[-1], warning) if self.warnings else None
+        if joined is None:
+            self.warnings.append(warning)
+        else:
+            self.warnings[-1:] = [joined]
+
+
+def _of_one_line(before: exc.Base, warning: exc.Base) -> exc.Base | None:
+    """Return one warning about two computations of host code in one line; None for others."""
+    first, second = before.location, warning.location
+    kind = type(warning)
+    if not isinstance(warning, exc.TensorOperationInWrapper) or type(before) is not kind:
+        return None
+    if not isinstance(first, Location) or not isinstance(second, Location):
+        return None
+    if (first.file, first.line) != (second.file, second.line):
+        return None
+    names = dict.fromkeys((*str(before.fields["name"]).split(", "), warning.fields["name"]))
+    columns = min(first.column, second.column), max(first.end_column, second.end_column)
+    both = replace(first, column=columns[0], end_column=columns[1])
+    return kind(name=", ".join(names)).at(both)

@@ -504,7 +504,8 @@ def _difference(t: Tracer, before: list[Dim]) -> str:
     """Return the reason that two numbers of elements are not known to be equal."""
     for block in (t.blocks[b] for dim in before for b in dim.blocks):
         if block.kind == "full" and isinstance(block.extent, Expr):
-            return f"{block.extent!r} is known at run time only; mark it with hl.specialize in host code"
+            size = t.blocks.numbers.text_of(block.extent)
+            return f"{size} is known at run time only; mark it with hl.specialize in host code"
     return "the numbers of elements differ"
 
 
