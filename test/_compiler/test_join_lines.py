@@ -336,10 +336,16 @@ def test_lines_that_fill_tiles_stay_apart(length: int) -> None:
     assert axes(projected, x, w, bias) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("wide", [64, 110])
-def test_lines_of_one_tile_are_loaded_as_boxes(wide: int) -> None:
-    x, w = image(2, 5, wide + 2, 16), torch.randn(3, 3, 16, 12)
-    assert axes(convolved, x, w) == [0, 1, 2, 3]
+def test_lines_of_one_tile_are_loaded_as_boxes() -> None:
+    assert axes(convolved, image(2, 5, 112, 16), torch.randn(3, 3, 16, 12)) == [0, 1, 2, 3]
+    assert axes(edged, image(2, 5, 64, 16), torch.randn(16, 12), torch.randn(2)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("fn", [convolved, convolved_by_grid])
+def test_lines_of_the_smallest_tile_are_joined_for_many_taps(fn: Callable[..., Any]) -> None:
+    x, w = image(2, 5, 66, 16), torch.randn(3, 3, 16, 12)
+    assert axes(fn, x, w) == [2, 3]
+    torch.testing.assert_close(helion.kernel(fn)(x, w).double(), convolved_reference(x, w), atol=1e-4, rtol=1e-4)
 
 
 def test_more_rows_than_indices_have_bits_stay_apart() -> None:

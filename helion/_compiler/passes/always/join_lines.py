@@ -96,7 +96,7 @@ def _joined(program: Program, number: int, by_rows: bool) -> Program:
             found = joiner.joined()
         except Declined:
             continue
-        if joiner.in_order or (by_rows and _gains_by_rows(hint_of(line.end))):  # type: ignore[arg-type]
+        if joiner.in_order or (by_rows and _gains_by_rows(hint_of(line.end), root)):  # type: ignore[arg-type]
             chosen, made = wanted, found
     return made
 
@@ -128,9 +128,23 @@ def _is_short(line: int) -> bool:
     return 1 < line < _FILLED * _USUAL * cdiv(line, _USUAL)
 
 
-def _gains_by_rows(line: int) -> bool:
-    """Return whether lines of a length are better joined if their tiles are then loaded row by row."""
-    return line < _USUAL and line % _LEAST > 0
+def _gains_by_rows(line: int, root: Root) -> bool:
+    """Return whether lines of a length are better joined if their tiles are then loaded row by row.
+
+    Lines of the smallest tile gain where programs load each column of the other operand for many products, as those of
+    taps do: tiles of two lines load it half as often (measurement ``joined_lines``).
+    """
+    return line < _USUAL and (line % _LEAST > 0 or _has_taps(root))
+
+
+def _has_taps(root: Root) -> bool:
+    """Return whether a grid loop runs several loops with matmuls, one after another or in another loop."""
+    loops = [op for op in root.body.ops if op.kind == "for" and any(inner.kind == "dot" for inner in op.walk())]
+    return len(loops) > 1 or any(len(op.attributes(ForAttrs).axes) > 1 or _has_loops(op) for op in loops)
+
+
+def _has_loops(loop: Op) -> bool:
+    return any(op.kind == "for" for op in loop.regions[0].ops)
 
 
 def _is_contiguous(program: Program, root: Root, block: int) -> bool:

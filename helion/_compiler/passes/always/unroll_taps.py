@@ -62,7 +62,7 @@ def unroll_taps(program: Program) -> Program:
         if not dims:
             continue
         numbers = numbers or Numbers.after(program)
-        made = _Unroller(numbers, program.index_dtype).unrolled(root)
+        made = Unroller(numbers, program.index_dtype).unrolled(root)
         made = drop_dead(merge_common(replace(program, roots=(made,)))).roots[0]
         if _shares_rows(program, made):
             roots[at] = replace(made, spread=root.spread + dims)
@@ -98,14 +98,14 @@ def _inside(ops: tuple[Op, ...], taps: int) -> Iterator[tuple[Op, int]]:
     for op in ops:
         inner = taps
         if isinstance(op.attrs, ForAttrs):
-            inner *= math.prod(map(_trips, op.attrs.axes))
+            inner *= math.prod(map(trips, op.attrs.axes))
             yield op, inner
             yield from _inside(op.regions[0].ops, inner)
         else:
             yield op, taps
 
 
-def _trips(axis: LoopAxis) -> int:
+def trips(axis: LoopAxis) -> int:
     """Return the iterations of a loop over single numbers that are known; too many for any other loop."""
     plain = axis.scalar and not (axis.jagged or axis.merged or axis.split or axis.backwards)
     numbers = range(axis.begin, axis.end, axis.step) if plain and _are_ints(axis) else ()  # type: ignore[arg-type]
@@ -156,7 +156,7 @@ def _with_slots(program: Program) -> Program:
 
 
 @dataclass
-class _Unroller:
+class Unroller:
     """Repeats the ops of loops with the numbers of their iterations. Integers that follow from these are constants."""
 
     numbers: Numbers
@@ -193,7 +193,7 @@ class _Unroller:
         else:
             made = self.access(op) if isinstance(op.attrs, MemoryAttrs) else self.plain(op)
             if not repeated:
-                self.ops.append(made)
+                self.out.ops.append(made)
                 return
             results = tuple(self.out.value(each.dtype, each.dims, each.name) for each in op.results)
             self.out.repeat(made, results=results)

@@ -113,3 +113,41 @@ def test_short_rows_of_all_sequences_have_the_tiles_of_long_ones(rows: int, colu
     config = bound.default_config()
     assert config["fuse_loops"] and config["block_sizes"][:2] == [128, 128] and config["num_warps"] == 8
     assert bound.resources(config).spill_bytes == 0
+
+
+def _convolved(x, w):
+    """3 by 3 taps in loops, with a line of pixels in each program."""
+    b, hp, wp, channels = x.size()
+    h, wide, columns = hp - 2, wp - 2, w.size(3)
+    out = torch.empty([b, h, wide, columns], dtype=x.dtype, device=x.device)
+    for tb, th, tw, td in hl.tile([b, h, wide, columns], block_size=[1, 1, None, None]):
+        acc = hl.zeros([tw, td])
+        for i, j in hl.grid([3, 3]):
+            for tc in hl.tile(channels):
+                acc = hl.dot(x[tb.begin, th.begin + i, tw.index + j, tc], w[i, j, tc, td], acc=acc)
+        out[tb.begin, th.begin, tw, td] = acc.to(x.dtype)
+    return out
+
+
+def _pictures(batch: int, side: int, channels: int, columns: int, gpu: str = "h200"):
+    x, w = tensor(batch, side + 2, side + 2, channels, dtype=BF16), tensor(3, 3, channels, columns, dtype=BF16)
+    return helion.kernel(_convolved).bind((x, w), target=gpu)
+
+
+@pytest.mark.parametrize(
+    ("batch", "side", "channels", "columns", "tile", "warps"),
+    [(32, 56, 64, 64, [128, 64, 64], 4), (32, 56, 128, 128, [128, 128, 64], 8), (8, 128, 96, 192, [128, 128, 32], 8)],
+)
+def test_taps_in_loops_have_the_tiles_of_unrolled_ones(
+    batch: int, side: int, channels: int, columns: int, tile: list[int], warps: int
+) -> None:
+    bound = _pictures(batch, side, channels, columns)
+    config = bound.default_config()
+    assert config["fuse_loops"] and config["block_sizes"] == tile and config["num_warps"] == warps
+    assert bound.resources(config).spill_bytes == 0
+
+
+@pytest.mark.parametrize(("batch", "order"), [(8, [0, 1]), (16, [1, 0])])
+def test_columns_of_rows_that_exceed_the_cache_follow_each_other(batch: int, order: list[int]) -> None:
+    config = _pictures(batch, 64, 320, 320).default_config()
+    assert config["fuse_loops"] and config["loop_orders"][0] == order

@@ -5,6 +5,9 @@ A separate loop for each tap fills its pipeline again, and has nothing to prefet
 the last tile of 320 is empty. K takes the widest line that divides the channels, and a fourth stage where it is short.
 Each warp has rows of its own.
 
+A loop over taps around a loop over channels becomes one loop as well. Programs of all columns follow each other where
+the rows exceed the cache, as in other matmuls.
+
 Where the loop computes the rows from what it loads, such as a norm and an activation, programs have four warps: two of
 them compute and multiply in turns. Programs of other columns compute the rows again. Tiles have 256 columns where these
 are predicted to be faster (measurement ``computed_taps``). So they do where the kernel has fewer rows than the
@@ -29,6 +32,7 @@ from ...choose import full_first, trust, unless_faster
 from ...predicted_time import proposal_us
 from ...sizing import all_sizes, estimate, programs_of
 from ...tuned import Tuned, tuned
+from .grid_order import ordered
 
 
 @dataclass(frozen=True)
@@ -80,11 +84,11 @@ class TritonJoinedLoopsHeuristic(Heuristic):
         best = full_first(tiles(sides), lambda p: programs_of(loaded, p.block_sizes), target)
         if best is None:
             return Declined("no tile of the matmul fits without spilling")
-        if not ratio:
-            return (best,)
-        first, *wide = ((each, proposal_us(loaded, each, target)) for each in (best, *tiles(_TUNED.wide_sides)))
-        chosen = unless_faster(first, wide, ratio)
-        return (best,) if chosen is best else (chosen, best)
+        if ratio:
+            first, *wide = ((each, proposal_us(loaded, each, target)) for each in (best, *tiles(_TUNED.wide_sides)))
+            chosen = unless_faster(first, wide, ratio)
+            return (best,) if chosen is best else (chosen, best)
+        return (ordered(loaded, best, target),)
 
 
 def _feasible(

@@ -1,33 +1,13 @@
-"""Fuses consecutive loops that differ only in constants, such as those over the taps of a convolution.
-
-Each new loop starts with an empty software pipeline, and a loop of few iterations never fills it. Before::
-
-    %2 = for b2 in 0..256 carrying %1: load x[%10, b2]; load w[0, b2, b1]; dot ..
-    %11 = add %10, 1
-    %3 = for b3 in 0..256 carrying %2: load x[%11, b3]; load w[1, b3, b1]; dot ..
-
-After, with tiles of 64, of which 4 make one pass::
-
-    %3 = for b9 in 0..8 carrying %1: %20 = b9 // 4; %21 = b9 % 4 * 64
-        load x[%10, %20 * stride + %21 + 0..64]; load w[%20, ..]; dot ..
-
-Constants that differ become linear in the digits of the pass: ``first + a * (pass // 3) + b * (pass % 3)``.
-"""
+"""One loop in place of several that differ in constants."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 
-import torch
-
-from ..._shapes import Dim, Dims, Number, fixed_at
-from ..._support.records import dataclass, replace
-from ...hardware import Target
-from ..decisions import Decisions
-from ..ir.build import Builder, Numbers
-from ..ir.effects import written_by
-from ..ir.grammar import (
+from ...._shapes import Dim, Dims, Number, fixed_at
+from ...._support.records import dataclass, replace
+from ...ir.build import Builder, Numbers
+from ...ir.grammar import (
     Block,
     ForAttrs,
     Index,
@@ -36,23 +16,16 @@ from ..ir.grammar import (
     MemoryAttrs,
     Op,
     Operand,
-    PointwiseAttrs,
     Program,
     Region,
     TileAttrs,
     Value,
 )
-from ..ir.loops import loops_of
-from ..ir.rewrite import Declined, Makers
-from ..passes.always.simplify import drop_dead
-from .legality import reset_loops
-from .record import FactContext, Rewrite, RuleContext
-from .steps import StepInputs
+from ...ir.rewrite import Declined, Makers
+from .digits import Sums, digits_of, totals
 
-#: Ops that fused loops may contain.
-_INSIDE = frozenset(("number", "tile", "iota", "full", "load", "pointwise", "view", "mask", "join", "split", "dot"))
 #: Ops between the loops that each iteration repeats with other constants.
-_REPEATED = frozenset(("pointwise", "view"))
+REPEATED = frozenset(("pointwise", "view"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,193 +37,7 @@ class Run:
     extent: int
 
 
-def fusible_loops(program: Program) -> Run | None:
-    """Return the loops with matmuls of the kernel's only grid loop, if they can be fused into one."""
-    if len(program.roots) != 1:
-        return None
-    if sum(isinstance(op.attrs, ForAttrs) for op in program.roots[0].body.ops) < 2:
-        return None
-    program = _with_constants_outside(program)
-    loops = tuple(op for op in program.roots[0].body.ops if isinstance(op.attrs, ForAttrs))
-    if any(op.regions and op.kind != "for" for op in program.roots[0].body.ops):
-        return None
-    axes = [op.attributes(ForAttrs).axes for op in loops]
-    if not all(len(each) == 1 and _is_plain(op, each[0]) for op, each in zip(loops, axes, strict=True)):
-        return None
-    extents = {axis.end for (axis,) in axes}
-    run = Run(loops=loops, blocks=tuple(axis.block for (axis,) in axes), extent=extents.pop())  # type: ignore[arg-type]
-    if extents or len(set(run.blocks)) < len(loops) or not _is_chain(program, loops):
-        return None
-    try:
-        _Fuser(program, run, dict.fromkeys((b.id for b in program.blocks), 1)).fused()
-    except Declined:
-        return None
-    return run
-
-
-def may_fuse(run: Run, sizes: Mapping[int, int]) -> bool:
-    """Return whether tiles of all loops have one size that divides the extent."""
-    (size, *others) = {sizes[block] for block in run.blocks}
-    return not others and run.extent % size == 0
-
-
-def fuse_loops(program: Program, sizes: Mapping[int, int]) -> Program:
-    """Return the program with such loops fused; itself if there are none, or tiles of ``sizes`` do not match."""
-    run = fusible_loops(program)
-    if run is None or not may_fuse(run, sizes):
-        return program
-    return drop_dead(_Fuser(_with_constants_outside(program), run, sizes).program_of())
-
-
-def with_longer_loop(program: Program) -> Program:
-    """Return the program with the first of such loops over the elements of all, in place of all.
-
-    Predictions use it as the fused program: its loop has as many iterations and the same loads, whatever the
-    tile size. Its results are wrong.
-    """
-    run = fusible_loops(program)
-    if run is None:
-        return program
-    (root,), first, last = program.roots, run.loops[0].number, run.loops[-1].number
-    loops = {op.number: op for op in root.body.ops if isinstance(op.attrs, ForAttrs)}
-    (axis,) = loops[first].attributes(ForAttrs).axes
-    extent = len(run.loops) * run.extent
-    attrs = replace(loops[first].attributes(ForAttrs), axes=(replace(axis, end=extent),))
-    longer = replace(loops[first], results=loops[last].results, attrs=attrs)
-    kept = (op for op in root.body.ops if op.number not in loops or op.number == last)
-    ops = tuple(longer if op.number == last else op for op in kept)
-    blocks = (replace(block, extent=extent) if block.id == run.blocks[0] else block for block in program.blocks)
-    made = replace(program, blocks=tuple(blocks), roots=(replace(root, body=replace(root.body, ops=ops)),))
-    return drop_dead(made)
-
-
-def _with_constants_outside(program: Program) -> Program:
-    """Return the program with loop-invariant ops of its loops moved before them."""
-    (root,) = program.roots
-    ops: list[Op] = []
-    for op in root.body.ops:
-        if op.kind != "for":
-            ops.append(op)
-            continue
-        (body,) = op.regions
-        changing, own = {value.number for value in body.params}, {axis.block for axis in op.attrs.axes}
-        kept: list[Op] = []
-        for inner in body.ops:
-            along = {block for value in inner.results for dim in value.dims for block in dim.blocks} & own
-            fixed = inner.kind in _REPEATED and not along and not any(v.number in changing for v in inner.values())
-            (ops if fixed else kept).append(inner)
-            changing.update(() if fixed else (value.number for value in inner.results))
-        ops.append(replace(op, regions=(replace(body, ops=tuple(kept)),)))
-    return replace(program, roots=(replace(root, body=replace(root.body, ops=tuple(ops))),))
-
-
-def _is_plain(loop: Op, axis: LoopAxis) -> bool:
-    """Return whether a loop is over tiles from 0 to a constant, and has a matmul."""
-    attrs = loop.attributes(ForAttrs)
-    whole = isinstance(axis.end, int) and axis.end > 0 and fixed_at(axis.begin, 0)
-    plain = not axis.scalar and axis.jagged is None and not axis.merged and axis.split is None
-    (body,) = loop.regions
-    kinds = {op.kind for op in body.ops}
-    return whole and plain and len(loop.operands) == attrs.carried and "dot" in kinds and kinds <= _INSIDE
-
-
-def _is_chain(program: Program, loops: Sequence[Op]) -> bool:
-    """Return whether each loop continues with the results of the one before, which have no other use, and reads no
-    memory that the kernel writes."""
-    (root,) = program.roots
-    reads = [value.number for op in root.body.walk() for value in op.reads()]
-    for before, behind in itertools.pairwise(loops):
-        carried = [o.number if isinstance(o, Value) else None for o in behind.operands]
-        results = [value.number for value in before.results]
-        if carried != results or any(reads.count(number) != 1 for number in results):
-            return False
-    loaded = {program.tensors[op.attrs.tensor].storage for loop in loops for op in loop.walk() if op.kind == "load"}
-    written = written_by(program, root.body.walk())
-    return None not in written and not loaded & written
-
-
-# --- linear forms of constants ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Digit:
-    """The term ``factor * (pass // divisor % modulus)``."""
-
-    divisor: int
-    modulus: int
-    factor: int
-
-
-def digits_of(numbers: Sequence[int]) -> tuple[_Digit, ...] | None:
-    """Return the digits of the position that ``numbers`` are linear in, relative to the first one; None if they are
-    not."""
-    found = _digits([number - numbers[0] for number in numbers], 1)
-    return None if found is None else tuple(digit for digit in found if digit.factor)
-
-
-def _digits(offsets: Sequence[int], divisor: int) -> list[_Digit] | None:
-    count = len(offsets)
-    for period in (count, *(p for p in range(2, count) if count % p == 0)):
-        step = offsets[1] - offsets[0] if period > 1 else 0
-        if all(offsets[at] - offsets[at - at % period] == step * (at % period) for at in range(count)):
-            rest = [] if period == count else _digits(offsets[::period], divisor * period)
-            if rest is not None:
-                return [_Digit(divisor, period, step), *rest]
-    return None
-
-
-@dataclass(frozen=True)
-class _Linear:
-    """Linear form: ``constant`` plus values times numbers."""
-
-    factors: Mapping[int, int]
-    constant: int
-
-
-@dataclass(frozen=True)
-class _Sums:
-    """Analysis of integers of ``dtype`` as linear forms; sums and products wrap around."""
-
-    makers: Makers
-    dtype: torch.dtype
-
-    def of(self, operand: Operand) -> _Linear | None:
-        if not isinstance(operand, Value):
-            return _Linear({}, operand) if type(operand) is int else None
-        op = self.makers.of(operand) if operand.dtype == self.dtype else None
-        if op is None or not isinstance(op.attrs, PointwiseAttrs) or op.attrs.name not in ("add", "sub", "mul"):
-            return _Linear({operand.number: 1}, 0)
-        left, right = map(self.of, op.operands)
-        if left is None or right is None:
-            return None
-        if op.attrs.name == "mul":
-            scaled = _scaled(left, right)
-            return _Linear({operand.number: 1}, 0) if scaled is None else scaled
-        return _sum(left, right, -1 if op.attrs.name == "sub" else 1)
-
-
-def _scaled(left: _Linear, right: _Linear) -> _Linear | None:
-    if left.factors and right.factors:
-        return None
-    value, number = (left, right.constant) if left.factors else (right, left.constant)
-    return _Linear({at: factor * number for at, factor in value.factors.items()}, value.constant * number)
-
-
-def _sum(left: _Linear, right: _Linear, sign: int) -> _Linear:
-    factors = dict(left.factors)
-    for at, factor in right.factors.items():
-        factors[at] = factors.get(at, 0) + sign * factor
-    return _Linear({at: f for at, f in factors.items() if f}, left.constant + sign * right.constant)
-
-
-def _totals(found: Mapping[int, list[int]]) -> list[int]:
-    return [sum(each) for each in zip(*found.values(), strict=True)]
-
-
-# --- one loop ---------------------------------------------------------------------------------------------------------
-
-
-class _Fuser:
+class Fuser:
     """Fusion of loops; ``fused`` returns the loop of all passes, or raises ``Declined``."""
 
     def __init__(self, program: Program, run: Run, sizes: Mapping[int, int]) -> None:
@@ -259,7 +46,7 @@ class _Fuser:
         self.numbers = Numbers.after(program)
         (self.root,) = program.roots
         self.makers = Makers.among(self.root.body.ops)
-        self.sums = _Sums(self.makers, program.index_dtype)
+        self.sums = Sums(self.makers, program.index_dtype)
         self.counter = Block(
             id=len(program.blocks), kind="grid", extent=self.passes * self.steps, size=1, name="passes"
         )
@@ -395,7 +182,7 @@ class _Fuser:
 
     def again(self, values: Sequence[Value]) -> Operand:
         makers = [self.makers.of(value) for value in values]
-        ops = [op for op in makers if op is not None and op.kind in _REPEATED]
+        ops = [op for op in makers if op is not None and op.kind in REPEATED]
         if len(ops) < len(makers) or any((op.kind, op.attrs) != (ops[0].kind, ops[0].attrs) for op in ops):
             raise Declined("different ops compute the values from before the loops")
         if any(value.dims != values[0].dims or value.dtype != values[0].dtype for value in values):
@@ -487,7 +274,7 @@ class _Fuser:
                 continue
             if all(offset * stride % walked[0] == 0 for offset in offsets):
                 found[at] = [offset * stride // walked[0] for offset in offsets]
-        return found if found and digits_of(_totals(found)) is not None else {}
+        return found if found and digits_of(totals(found)) is not None else {}
 
     def moved(self, same: tuple[Op, ...], indexed: Sequence[Index]) -> list[int] | None:
         """Return the differences of an index from that of the first pass, if known; None for indices along the loop's
@@ -529,7 +316,7 @@ class _Fuser:
             raise Declined("the kinds of index differ between the loops")
         shifts = [index.shift for index in indexed]
         if first.block is not None and own:
-            begin = self.out.pointwise("add", self.varying(_totals(begins)), self.begin) if begins else self.begin
+            begin = self.out.pointwise("add", self.varying(totals(begins)), self.begin) if begins else self.begin
             lanes = self.out.pointwise("add", begin, self.lanes)
             lanes = lanes if given is None else self.out.pointwise("add", lanes, given)
             moved = (
@@ -545,51 +332,3 @@ class _Fuser:
         if not all(type(shift) is int for shift in shifts):
             raise Declined("indices of the loops differ by more than constants")
         return self.varying([shift for shift in shifts if isinstance(shift, int)])
-
-
-# --- the record ------------------------------------------------------------------------------------------------------
-
-
-def _axes(context: FactContext) -> tuple[int, ...]:
-    run = fusible_loops(context.program) if context.dots else None
-    return () if run is None else run.blocks
-
-
-def _applies(program: Program, target: Target) -> str:
-    if fusible_loops(program) is None:
-        return "the kernel has no consecutive loops with matmuls that differ only in constants"
-    return ""
-
-
-def _fit(context: RuleContext, value: bool, decisions: Decisions) -> bool:
-    run = fusible_loops(context.program)
-    return run is not None and may_fuse(run, decisions.sizes)
-
-
-def _adjust(context: RuleContext, decisions: Decisions) -> Decisions:
-    """Return decisions without the options of loops that are gone: the first loop's options apply to all."""
-    run = fusible_loops(context.program)
-    assert run is not None
-    numbers = {op.number: at for at, op in enumerate(run.loops)}
-    loops = enumerate(loops_of(context.program))
-    places = {at: numbers[loop.number] for at, loop in loops if isinstance(loop, Op) and loop.number in numbers}
-    return reset_loops(decisions, lambda key, loop: key == "static_ranges" or places.get(loop, 0) > 0)
-
-
-def _apply(program: Program, value: bool, inputs: StepInputs) -> Program:
-    return fuse_loops(program, inputs.sizes_in(program))
-
-
-FUSE_LOOPS = Rewrite(
-    key="fuse_loops",
-    doc="Fuse consecutive loops with matmuls that differ only in constants, such as those over the taps of a convolution.",
-    applies=_applies,
-    fit=_fit,
-    needs="fused loops need equal tile sizes that divide the extent, use the first loop's options, and exclude precomputed or copied operands",
-    yields_to=frozenset(("precompute_operands", "pack_operands", "transpose_operands")),
-    removes=frozenset(("accesses",)),
-    adjust=_adjust,
-    fact=_axes,
-    model=with_longer_loop,
-    apply=_apply,
-)
