@@ -151,3 +151,25 @@ def test_taps_in_loops_have_the_tiles_of_unrolled_ones(
 def test_columns_of_rows_that_exceed_the_cache_follow_each_other(batch: int, order: list[int]) -> None:
     config = _pictures(batch, 64, 320, 320).default_config()
     assert config["fuse_loops"] and config["loop_orders"][0] == order
+
+
+def _gradient(x, g):
+    """The gradient of a projection: products over the pixels of all pictures."""
+    pictures, pixels, channels = x.size()
+    out = torch.empty([channels, g.size(2)], device=x.device)
+    for tc, td in hl.tile([channels, g.size(2)]):
+        acc = hl.zeros([tc, td])
+        for picture in hl.grid(pictures):
+            for tp in hl.tile(pixels):
+                acc = hl.dot(x[picture, tp, tc].T, g[picture, tp, td], acc=acc)
+        out[tc, td] = acc
+    return out
+
+
+def test_few_tiles_share_their_loops_rather_than_fuse_them() -> None:
+    x = tensor(32, 768, 512, dtype=BF16)
+    bound = helion.kernel(_gradient).bind((x, x), target="h200")
+    assert bound.facts.fusible_axes
+    first, second, *_ = bound.seeds
+    assert first.config["split_k"] > 1 and not first.config["fuse_loops"]
+    assert second.config["fuse_loops"] and first.predicted.time_us <= 0.8 * second.predicted.time_us

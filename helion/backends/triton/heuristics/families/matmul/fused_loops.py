@@ -5,8 +5,8 @@ A separate loop for each tap fills its pipeline again, and has nothing to prefet
 the last tile of 320 is empty. K takes the widest line that divides the channels, and a fourth stage where it is short.
 Each warp has rows of its own.
 
-A loop over taps around a loop over channels becomes one loop as well. Programs of all columns follow each other where
-the rows exceed the cache, as in other matmuls.
+A loop over taps around a loop over channels becomes one loop as well. It stays as written where that is predicted to be
+faster, as with split-K for few tiles. Programs of all columns follow each other where the rows exceed the cache.
 
 Where the loop computes the rows from what it loads, such as a norm and an activation, programs have four warps: two of
 them compute and multiply in turns. Programs of other columns compute the rows again. Tiles have 256 columns where these
@@ -33,6 +33,7 @@ from ...predicted_time import proposal_us
 from ...sizing import all_sizes, estimate, programs_of
 from ...tuned import Tuned, tuned
 from .grid_order import ordered
+from .plain import TritonMatmulHeuristic
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class _Numbers(Tuned):
     stages: int
     #: Least side of a tile that matrix units take.
     least_side: int
+    #: Largest ratio of predicted times at which a loop inside a loop stays as written.
+    apart: float
 
 
 _TUNED = tuned(_Numbers)
@@ -88,7 +91,18 @@ class TritonJoinedLoopsHeuristic(Heuristic):
             first, *wide = ((each, proposal_us(loaded, each, target)) for each in (best, *tiles(_TUNED.wide_sides)))
             chosen = unless_faster(first, wide, ratio)
             return (best,) if chosen is best else (chosen, best)
-        return (ordered(loaded, best, target),)
+        best = ordered(loaded, best, target)
+        apart = [(each, proposal_us(facts, each, target)) for each in _apart(facts, target)]
+        chosen = unless_faster((best, proposal_us(loaded, best, target)), apart, _TUNED.apart)
+        return (best,) if chosen is best else (chosen, best)
+
+
+def _apart(facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...]:
+    """Return the tiles of a loop inside a loop as written, where both become one; none for loops in sequence."""
+    if len(facts.fusible_axes) > 1:
+        return ()
+    found = TritonMatmulHeuristic().propose(facts, target)
+    return () if isinstance(found, Declined) else found
 
 
 def _feasible(
