@@ -17,6 +17,9 @@ from .nearby import steps_of
 from .records import AxisFact, MemoryOpFact
 from .walk import MAX_HOPS, Walk
 
+#: Bytes in memory after which an index may begin again: those of two sectors.
+_RUN_BYTES = 64
+
 
 def memory_facts(
     walk: Walk,
@@ -181,12 +184,13 @@ def _subscript(index: Index, op: Op, walk: Walk, merged: MergedTiles) -> tuple[i
         return None, abs(index.shift) if isinstance(index.shift, int) else 1, 1
     operand = op.operands[index.operand]
     tile = merged.lanes_of(operand) if index.kind == "tensor" else None
-    return (tile[0], 1, tile[1]) if tile is not None else (*_affine(operand, walk), 1)
+    run = _RUN_BYTES // walk.program.tensors[op.attrs.tensor].dtype.itemsize
+    return (tile[0], 1, tile[1]) if tile is not None else (*_affine(operand, walk, run), 1)
 
 
-def _affine(operand: Operand, walk: Walk) -> tuple[int | None, int]:
+def _affine(operand: Operand, walk: Walk, run: int) -> tuple[int | None, int]:
     """Follow multiplications by and additions of constants, casts and views back to an index; (None, 1) for anything
-    else."""
+    else. An index may begin again after ``run`` or more elements."""
     scale = 1
     for _ in range(MAX_HOPS):
         op = walk.makers.of(operand)
@@ -205,10 +209,19 @@ def _affine(operand: Operand, walk: Walk) -> tuple[int | None, int]:
             if not constants:
                 break
             scale *= abs(constants[0]) or 1
+        elif name == "remainder":
+            if op.operands[1:] != tuple(constants) or constants[0] < run or not _is_place(values[0], walk):
+                break
         elif name not in ("add", "sub", "cast", "view"):
             break
         operand = values[0]
     return None, 1
+
+
+def _is_place(value: Value, walk: Walk) -> bool:
+    """Return whether the value has the places of a tile."""
+    op = walk.makers.of(value)
+    return op is not None and isinstance(op.attrs, IotaAttrs)
 
 
 def _is_number(value: Value, walk: Walk) -> bool:

@@ -14,6 +14,9 @@ After::
 Axes with one index in each program are joined where only rows of tiles depend on them: those of one operand, of the
 accumulator and of results. Loads of the other operand and bounds of loops must not.
 
+Lines may also be columns: those of a tile for each head, or for each line of a patch. The tensors that tiles are loaded
+from must have the columns of all lines in memory order then. Results may have them in pieces of whole sectors.
+
 Some tensors have rows in memory order, and all accesses are to whole rows, as those of ``out``. They have one dimension
 of rows from here on, and TMA loads their tiles. Other tiles are loaded row by row, each at its own indices (measurement
 ``joined_lines``). ``join_rows`` does so for backends that can.
@@ -23,7 +26,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -56,6 +59,8 @@ from ...ir.rewrite import Declined
 
 #: Rows of the smallest and of the usual tile of a warpgroup's matmul, and the least share of such a tile that rows fill.
 _LEAST, _USUAL, _FILLED = 64, 128, 0.8
+#: Bytes that memory reads or writes at once.
+_SECTOR_BYTES = 32
 #: Fields of a tile of one element that are its index.
 _INDEX = frozenset(("begin", "id", "index"))
 #: Ops that may have joined lines, besides accesses to memory.
@@ -82,10 +87,18 @@ def _all_joined(program: Program, by_rows: bool) -> Program:
 
 
 def _joined(program: Program, number: int, by_rows: bool) -> Program:
+    for contiguous in (False, True):
+        for line in _short_lines(program, program.roots[number], contiguous):
+            made = _with_joined(program, number, line, by_rows, contiguous)
+            if made is not program:
+                program = made
+                break
+    return program
+
+
+def _with_joined(program: Program, number: int, line: LoopAxis, by_rows: bool, contiguous: bool) -> Program:
+    """Return the program with lines joined along the axes where that gains."""
     root = program.roots[number]
-    line = _short_line(program, root)
-    if line is None:
-        return program
     chosen: list[LoopAxis] = []
     made = program
     # The axis nearest to the line first: its lines are neighbors in memory.
@@ -96,7 +109,8 @@ def _joined(program: Program, number: int, by_rows: bool) -> Program:
             found = joiner.joined()
         except Declined:
             continue
-        if joiner.in_order or (by_rows and _gains_by_rows(hint_of(line.end), root)):  # type: ignore[arg-type]
+        gains = joiner.stores_runs if contiguous else _gains_by_rows(hint_of(line.end), root)  # type: ignore[arg-type]
+        if joiner.in_order or (by_rows and gains):
             chosen, made = wanted, found
     return made
 
@@ -104,11 +118,14 @@ def _joined(program: Program, number: int, by_rows: bool) -> Program:
 # --- the axes -------------------------------------------------------------------------------------------------------------
 
 
-def _short_line(program: Program, root: Root) -> LoopAxis | None:
-    """Return the axis of rows or columns of all matmuls of a grid loop that is too short for their tiles; else None."""
+def _short_lines(program: Program, root: Root, contiguous: bool) -> Iterator[LoopAxis]:
+    """Yield the axes of rows or columns of all matmuls of a grid loop that are too short for their tiles.
+
+    Their elements are neighbors in memory if ``contiguous``, and are not otherwise.
+    """
     dots = [op for op in root.body.walk() if op.kind == "dot"]
     if not dots or not any(_is_single(program, axis) for axis in root.axes):
-        return None
+        return
     loops = (loop.axes if isinstance(loop, Root) else loop.attributes(ForAttrs).axes for loop in loops_of(program))
     around = [axis.block for axes in loops for axis in axes]
     for axis in root.axes:
@@ -118,9 +135,8 @@ def _short_line(program: Program, root: Root) -> LoopAxis | None:
             continue
         if not _counts_from_zero(axis) or not _is_short(hint_of(axis.end)):  # type: ignore[arg-type]
             continue
-        if all(dim in op.result.dims for op in dots) and not _is_contiguous(program, root, axis.block):
-            return axis
-    return None
+        if all(dim in op.result.dims for op in dots) and _is_contiguous(program, root, axis.block) is contiguous:
+            yield axis
 
 
 def _is_short(line: int) -> bool:
@@ -188,6 +204,7 @@ class _Joiner:
     ``known`` has the values in place of others, by number: scalars of joined axes became rows. ``places`` has the
     index of each row along each joined axis, by block. ``flat`` has the dimensions of a tensor along the joined axes,
     by number: the tensor has one dimension of rows instead. ``in_order`` is true if all tiles of rows are of such tensors.
+    ``stores_runs`` is true if all tiles that are loaded are, and lines of other results are whole sectors.
     """
 
     program: Program
@@ -197,6 +214,7 @@ class _Joiner:
     numbers: Numbers
     flat: dict[int, tuple[int, ...]] = field(default_factory=dict)
     in_order: bool = True
+    stores_runs: bool = True
     known: dict[int, Value] = field(default_factory=dict)
     places: dict[int, Value] = field(default_factory=dict)
 
@@ -465,6 +483,7 @@ class _Joiner:
             indices = tuple(index if dim == rows else self.index(each, at, operands, out) for dim, each in dims)
         else:
             self.in_order = False
+            self.stores_runs = self.stores_runs and (self.is_whole(op, attrs) if op.kind == "store" else attrs.rank < 2)
             indices = tuple(self.index(index, at, operands, out) for index in attrs.indices)
         if op.kind == "store":
             operands[0] = self.operand(operands[0], op.result.dims, out)
@@ -482,6 +501,17 @@ class _Joiner:
         mask = None if attrs.mask is None else places[attrs.mask]
         made_attrs = replace(attrs, indices=indices, mask=mask, rank=len(result.dims))
         out.ops.append(replace(op, operands=tuple(operands[s] for s in kept), results=(result,), attrs=made_attrs))
+
+    def is_whole(self, op: Op, attrs: MemoryAttrs) -> bool:
+        """Return whether a store writes lines of whole sectors, whose elements are neighbors in memory."""
+        tensor, end = self.program.tensors[attrs.tensor], self.line.end
+        steps = (
+            stride
+            for index, stride in zip(attrs.indices, tensor.strides, strict=True)
+            if any(self.line.block in op.result.dims[at].blocks for at in index.positions)
+        )
+        whole = isinstance(end, int) and end * tensor.dtype.itemsize % _SECTOR_BYTES == 0
+        return whole and all(fixed_at(stride, 1) for stride in steps)
 
     def index(self, index: Index, at: int, operands: list[Operand], out: Builder) -> Index:
         """Return an index along a dimension of a tensor, of each row where it was of a line or along it."""
