@@ -106,6 +106,8 @@ class Trust(Tuned):
     short_tiles: float
     #: Tiles of rows that a loop computes from several loads, for those by the formula.
     computed_rows: float
+    #: Twice the columns of fused loops, for the usual tile.
+    more_columns: float
     #: Nearby tiles and warps of several matmuls, for those by the rule.
     near_products: float
     #: Longer pipelines and more rows of matmuls of a large batch, for those by the formula.

@@ -60,7 +60,7 @@ def _bound(rows: int, columns: int, gated: bool, gpu: str, batch: int = 8):
 
 @pytest.mark.parametrize(
     ("columns", "gated", "tile", "warps"),
-    [(512, False, [128, 128], 8), (512, True, [128, 256], 8), (128, True, [128, 128], 4)],
+    [(512, False, [128, 256], 8), (320, False, [128, 128], 8), (512, True, [128, 256], 8), (128, True, [128, 128], 4)],
 )
 def test_programs_that_compute_rows_have_all_columns_or_four_warps(
     columns: int, gated: bool, tile: list[int], warps: int
@@ -107,11 +107,11 @@ def test_rows_that_the_asynchronous_unit_does_not_take_have_wide_tiles(
     assert bound.resources(config).spill_bytes == 0
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(32, 512), (28, 256), (16, 128)])
-def test_short_rows_of_all_sequences_have_the_tiles_of_long_ones(rows: int, columns: int) -> None:
+@pytest.mark.parametrize(("rows", "columns", "wide"), [(32, 512, 256), (28, 256, 256), (16, 128, 128)])
+def test_short_rows_of_all_sequences_have_the_tiles_of_long_ones(rows: int, columns: int, wide: int) -> None:
     bound = _bound(rows, columns, False, "h200", batch=2048)
     config = bound.default_config()
-    assert config["fuse_loops"] and config["block_sizes"][:2] == [128, 128] and config["num_warps"] == 8
+    assert config["fuse_loops"] and config["block_sizes"][:2] == [128, wide] and config["num_warps"] == 8
     assert bound.resources(config).spill_bytes == 0
 
 
@@ -173,3 +173,11 @@ def test_few_tiles_share_their_loops_rather_than_fuse_them() -> None:
     first, second, *_ = bound.seeds
     assert first.config["split_k"] > 1 and not first.config["fuse_loops"]
     assert second.config["fuse_loops"] and first.predicted.time_us <= 0.8 * second.predicted.time_us
+
+
+@pytest.mark.parametrize(("columns", "tile"), [(512, [128, 256]), (256, [128, 128]), (320, [128, 128])])
+def test_many_tiles_have_twice_the_columns(columns: int, tile: list[int]) -> None:
+    bound = _pictures(32, 28, 128, columns)
+    config = bound.default_config()
+    assert config["fuse_loops"] and config["block_sizes"][:2] == tile and config["num_warps"] == 8
+    assert bound.resources(config).spill_bytes == 0

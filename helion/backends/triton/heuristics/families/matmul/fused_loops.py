@@ -12,6 +12,8 @@ Where the loop computes the rows from what it loads, such as a norm and an activ
 them compute and multiply in turns. Programs of other columns compute the rows again. Tiles have 256 columns where these
 are predicted to be faster (measurement ``computed_taps``). So they do where the kernel has fewer rows than the
 asynchronous matrix unit takes, as in short rows of pictures (measurement ``short_rows``).
+
+Tiles of twice as many columns come first where they are predicted to be faster, as where many tiles are left.
 """
 
 from __future__ import annotations
@@ -54,6 +56,8 @@ class _Numbers(Tuned):
     stages: int
     #: Least side of a tile that matrix units take.
     least_side: int
+    #: Tiles of twice as many columns.
+    large_sides: tuple[tuple[int, int, int], ...]
     #: Largest ratio of predicted times at which a loop inside a loop stays as written.
     apart: float
 
@@ -91,10 +95,12 @@ class TritonJoinedLoopsHeuristic(Heuristic):
             first, *wide = ((each, proposal_us(loaded, each, target)) for each in (best, *tiles(_TUNED.wide_sides)))
             chosen = unless_faster(first, wide, ratio)
             return (best,) if chosen is best else (chosen, best)
-        best = ordered(loaded, best, target)
+        first, *large = (ordered(loaded, each, target) for each in (best, *tiles(_TUNED.large_sides)))
+        timed = [(each, proposal_us(loaded, each, target)) for each in (first, *large)]
+        best = unless_faster(timed[0], timed[1:], trust(target).more_columns)
         apart = [(each, proposal_us(facts, each, target)) for each in _apart(facts, target)]
         chosen = unless_faster((best, proposal_us(loaded, best, target)), apart, _TUNED.apart)
-        return (best,) if chosen is best else (chosen, best)
+        return tuple({id(each): each for each in (chosen, best, first)}.values())
 
 
 def _apart(facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...]:
