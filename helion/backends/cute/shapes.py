@@ -135,7 +135,7 @@ Predictions for fewer rows than ``WGMMA_ROWS`` are as they were (measurement ``s
 
 
 SEQUENCE_LEAD, LEAST_LOOPS = Lead(ratio=0.97, corrected=1.35), 4
-"""The same for products of so many loops or more that follow each other, such as the taps of a convolution. The general
+"""The same for products of so many loops or more that follow each other and differ by more than constants. The general
 backend fills a pipeline in each; here one loop has all steps (measurement ``loops_in_sequence``)."""
 
 
@@ -188,7 +188,8 @@ def _matmul_lead(program: Program, facts: KernelFacts) -> Lead:
     if shape.problem.groups is not None and shape.products > 1:
         return GATED_GROUPS_LEAD
     if not (shape.problem.copied or shape.problem.summed):
-        return SEQUENCE_LEAD if len(facts.matmuls) >= LEAST_LOOPS * shape.products else PREDICTABLE_LEAD
+        several = len(facts.matmuls) >= LEAST_LOOPS * shape.products and not facts.fusible_axes
+        return SEQUENCE_LEAD if several else PREDICTABLE_LEAD
     if can_convert(shape.problem) and shape.problem.n <= FEW_ROWS:
         return CONVERTED_LEADS[2 * shape.problem.n > FEW_ROWS]
     if any(source.is_interleaved for each in known_product(program).problem.copied for source in each.sources):
