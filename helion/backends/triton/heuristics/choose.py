@@ -108,6 +108,8 @@ class Trust(Tuned):
     computed_rows: float
     #: Twice the columns of fused loops, for the usual tile.
     more_columns: float
+    #: A persistent grid of matmuls with a fixed side, for programs of one tile.
+    persistent: float
     #: Nearby tiles and warps of several matmuls, for those by the rule.
     near_products: float
     #: Longer pipelines and more rows of matmuls of a large batch, for those by the formula.

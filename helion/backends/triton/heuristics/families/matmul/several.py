@@ -34,6 +34,7 @@ from ...tuned import Tuned, tuned
 from .grid_order import ordered
 from .near_products import near
 from .operand_access import boxed_operands, boxes_beside_lines
+from .persistent import on_persistent_grid
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,10 @@ class TritonProductsHeuristic(Heuristic):
             chosen = (nearby, *chosen)
         boxed = boxed_operands(facts, all_sizes(facts, chosen[0].block_sizes), target)
         loaded = _with_descriptors(chosen[0], boxed) if boxed else _with_boxes_beside_lines(facts, chosen[0], target)
-        return chosen if loaded is None else (loaded, *chosen)
+        if loaded is None:
+            return chosen
+        persistent = on_persistent_grid(facts, loaded, target)
+        return (loaded, *chosen) if persistent is None else (persistent, loaded, *chosen)
 
 
 def _with_fewer_sums(facts: KernelFacts, tile: TritonProposal, target: Target) -> TritonProposal | None:
