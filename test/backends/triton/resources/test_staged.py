@@ -9,6 +9,7 @@ from harness import tensor
 
 import helion
 import helion.language as hl
+from benchmarks.unfitted import CELLS
 from helion.backends.triton.resources.time.demand import demands
 from helion.backends.triton.resources.time.launch import launch_of
 from helion.backends.triton.resources.time.model import parts
@@ -96,3 +97,57 @@ def test_no_sm_has_a_part_of_a_program() -> None:
         parts(found._replace(programs=count), fitted().products, H200).total for count in (132, 133, 264)
     )
     assert more - full > 0.5 * (double - full)
+
+
+@helion.kernel(backend="triton")
+def dequantized(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    m, k = x.size()
+    n = w.size(1)
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for rows, columns in hl.tile([m, n]):
+        acc = hl.zeros([rows, columns], dtype=torch.float32)
+        for inner in hl.tile(k):
+            acc = torch.addmm(acc, x[rows, inner], w[inner, columns].to(x.dtype))
+        out[rows, columns] = acc.to(x.dtype)
+    return out
+
+
+def of_bytes(rows: int) -> helion.BoundKernel:
+    return dequantized.bind((tensor(rows, 4096), tensor(4096, 4096, dtype=torch.int8)), target=H200)
+
+
+def test_computed_operands_go_through_shared_memory() -> None:
+    """Each step loads the bytes, stores the floats, and waits for all warps (measurement ``computed_operands``)."""
+    found, loaded = demand(of_bytes(4096), **TILES), demand(product(), **TILES)
+    assert found.computed_bytes == 64 * (64 * 128) * (1 + 2) * 2 and loaded.computed_bytes == 0
+    assert found.barriers == 64 and loaded.barriers == 0
+    spared = found._replace(computed_bytes=0.0)
+    assert latency(found) > 1.1 * latency(spared)
+
+
+def test_layers_of_bytes_take_longer_than_by_the_other_backend() -> None:
+    """Its time is measured (measurement ``computed_operands``); the cute backend takes 45 us."""
+    cell = CELLS["weight_only_int8"]
+    bound = cell.kernel.bind(cell.arguments("meta", False), target=H200)
+    found = bound._analysis.predict(bound.config_spec.normalize({**TILES, "num_stages": 6}))
+    assert found.time_us == pytest.approx(66, rel=0.15)
+
+
+@pytest.mark.parametrize(("rows", "columns", "along"), [(32, 16, 2), (32, 64, 1), (16, 64, 1)])
+def test_fragments_of_computed_operands_are_computed_by_each_warp_along_rows(
+    rows: int, columns: int, along: int
+) -> None:
+    """Measurement ``repeated_operands``."""
+    found = demand(of_bytes(32), block_sizes=[rows, columns, 64], num_warps=2)
+    assert found.looped_issue == 64 * (columns * 64 / 32) * along and found.computed_bytes == 0
+
+
+@pytest.mark.parametrize(("depth", "counted"), [(16, True), (32, True), (64, False), (128, False)])
+def test_pieces_of_lines_take_the_time_of_lines(depth: int, counted: bool) -> None:
+    """Those of the left operand are shorter than a line; boxes have none (measurement ``short_pieces``)."""
+    tile = {"block_sizes": [128, 128, depth], "num_warps": 8, "num_stages": 3}
+    found = demand(product(), **tile)
+    pieces = 4096 * 128 * 2 * (1 / (2 * depth) - 1 / 128)
+    assert found.lines == pytest.approx(pieces if counted else 0)
+    boxed = demand(product(), **tile, indexing=["tensor_descriptor", "tensor_descriptor", "pointer"])
+    assert boxed.lines == 0

@@ -8,16 +8,15 @@ from collections.abc import Mapping
 
 from ....._compiler.facts.records import KernelFacts, MatmulFact
 from .....autotuner.proposal import Predicted
-from .....hardware import WARP_ROWS, Target
+from .....hardware import Target
 from ...histograms import counts, issued_per_warp
 from ...row_windows import kept_loads
 from ...sorts import Network
 from ..late import late_axes, late_regions
-from ..layouts import fragment_warps
-from ..matrix import rate_name, tile_shape, unit_of
 from ..registers import register_limit
 from .launch import Launch
 from .nest import Nest
+from .products import product, warps_of_columns, warps_of_rows
 from .record import Demand
 from .roots import SECTOR_BYTES, Access, Reduction, Root, Scan, Sort, roots_of
 from .scans import live_share, scan_work
@@ -44,17 +43,6 @@ _LINES_APART, _LINES_MEETING = 4, 8
 #: Time of a line's atomic in a busy slice, and of a lane's, over that in a busy line (measurements
 #: ``slices_of_lanes`` and ``slices_of_atomics``).
 _SLICE_SHARE, _LANE_SHARE = 0.8, 0.4
-#: Rows of one instruction of each matrix unit.
-_UNIT_ROWS = {"mma": 16, "wgmma": 64, "tcgen05": 128}
-_LEAST_COLUMNS = 8
-#: Rows of the tiles that the fitted rate of converted operands is of.
-_CONVERTED_ROWS = 128
-_ACCUMULATOR_BYTES = 4
-#: Bytes of an operand that one warp instruction (ldmatrix) loads to registers for the synchronous unit.
-_FRAGMENT_BYTES = 256
-#: Cost of such an instruction, which computes no address and has no mask, relative to another access. Tiles of few rows,
-#: which alone have this unit on a GPU with another, take the time of a whole access (measurement ``staged_loops``).
-_FRAGMENT_ACCESSES = 0.2
 #: Cost of an exchange within a warp, relative to a memory access.
 _SHUFFLE_ACCESSES = 0.5
 #: Instructions of a transcendental function, relative to those of other ops.
@@ -117,8 +105,10 @@ class _Count:
         self.repeats: dict[int, int] = {}
         self.repeated: dict[int, int] = {}
         for fact, tiles in mine.consumed:
-            self.repeats[fact.number] = self._repeats(fact)
+            self.repeats[fact.number] = warps_of_rows(fact, launch.sizes, launch.warps, target)
             self.repeated |= dict.fromkeys(tiles, self.repeats[fact.number])
+        for fact, tiles in mine.computed:
+            self.repeated |= dict.fromkeys(tiles, warps_of_columns(fact, launch.sizes, launch.warps, target))
         #: Bytes of the tensors that programs have read or written, and those that they have written.
         self.seen: dict[tuple[int, tuple[int, ...]], float] = {}
         #: The same by region, of tiles that are not chunked: reading them again there follows at once.
@@ -155,7 +145,8 @@ class _Count:
         for sort in self.mine.sorts:
             self._sort(sort)
         for fact in self.mine.matmuls:
-            self._product(fact)
+            times = nest.times(fact.region) * math.prod([self.launch.sizes[axis] for axis in fact.batch_axes])
+            self._product(fact, times)
         return tuple.__new__(Demand, sums.values())  # in the order of the fields
 
     def _largest_times(self) -> int:
@@ -186,8 +177,8 @@ class _Count:
         sector_bytes = runs * -(-near * step // SECTOR_BYTES) * SECTOR_BYTES
         fresh = self._fresh(access, every) if access.again else 1.0
         sums["asked_bytes"] += asked * fresh
-        if not self.mine.matmuls and kind != "atomic":
-            sums["lines"] += runs * -(-near * step // _LINE)
+        if kind != "atomic":
+            self._lines(access, runs * -(-near * step // _LINE), asked)
         sums["sector_bytes"] += sector_bytes * fresh
         distance = self._distance(access) if is_load else 0
         if times > 1:
@@ -227,6 +218,16 @@ class _Count:
             if access.turned is not None:
                 rows = min(_WARP, math.prod(launch.sizes[axis] for axis in access.turned))
                 sums["conflicting_bytes"] += 2 * times * numel * itemsize * rows
+
+    def _lines(self, access: Access, lines: float, asked: float) -> None:
+        """Add the lines that an access asks for; of a matmul's loads, those of short pieces beyond their bytes.
+
+        Whole lines take the time of their bytes (measurement ``short_pieces``).
+        """
+        if self.mine.matmuls:
+            pieces = access.kind == "load" and access.inner is not None and access.slot not in self.launch.boxed
+            lines = max(0.0, lines - asked / _LINE) if pieces and self.target.kind == "cuda" else 0.0
+        self.sums["lines"] += lines
 
     def _atomic(self, access: Access, times: float, per_thread: float, useful: float, run: float, width: float) -> None:
         """Add the atomics of an access, or the histogram or sums that take their place."""
@@ -534,53 +535,15 @@ class _Count:
             return threads, of_warp, 1
         return threads, of_warp, 0 if ahead[0] in fact.gone else width
 
+    def _product(self, fact: MatmulFact, times: float) -> None:
+        sums, launch, repeats = self.sums, self.launch, self.repeats.get(fact.number)
+        loaded = next((each.itemsize for each in self.mine.accesses if each.slot == fact.rhs_slot), 0)
+        asked = product(fact, launch.sizes, launch.warps, self.target, times=times, repeats=repeats, loaded=loaded)
+        for name, value in asked.items():
+            sums[name] += value
+
     def _along(self, axis: int, tile: tuple[int, ...], widest: int, ahead: tuple[int, ...]) -> tuple[int, int, int]:
         return threads_along(axis, tile, widest, ahead, self.launch.sizes, self.threads)
-
-    def _repeats(self, fact: MatmulFact) -> int:
-        """Return the number of warps that compute each row of a result that another matmul consumes.
-
-        Triton puts all warps along its rows, so that sums over a row stay within a warp. Of 64 rows, eight warps compute
-        each twice (measurement ``repeated_scores``).
-        """
-        launch = self.launch
-        if unit_of(fact, launch.sizes, launch.warps, self.target) != "wgmma":
-            return 1
-        rows, _, _ = tile_shape(fact, launch.sizes)
-        return max(1, launch.warps * WARP_ROWS // rows)
-
-    def _product(self, fact: MatmulFact) -> None:
-        sums, launch, target = self.sums, self.launch, self.target
-        times = self.nest.times(fact.region) * math.prod([launch.sizes[axis] for axis in fact.batch_axes])
-        rows, columns, depth = tile_shape(fact, launch.sizes)
-        unit = unit_of(fact, launch.sizes, launch.warps, target)
-        padded = max(rows, _UNIT_ROWS[unit])
-        repeats = self.repeats.get(fact.number, 1)
-        flops = 2.0 * padded * max(columns, _LEAST_COLUMNS) * depth * repeats
-        took = times * flops / (target.matrix_tflops_for(rate_name(fact)) * 1e6) * target.num_sms
-        sums["matrix_us"] += took
-        if unit == "mma":
-            # each warp loads the rows and columns of its own fragments to registers
-            _, (below, beside) = fragment_warps((rows, columns), launch.warps, target)
-            if target.has("wgmma") or target.has("tcgen05"):
-                sums["synchronous_us"] += took
-        else:
-            groups = max(1, launch.warps // 4)
-            below = max(1, min(groups, padded // _UNIT_ROWS[unit]))
-            beside = 1 if fact.number in self.repeats else groups // below
-            if fact.lhs_dtype.itemsize == 4 and fact.rhs_layout != "k_major":
-                sums["converted_us"] += took * _CONVERTED_ROWS / padded
-        read = times * (padded * beside * fact.lhs_dtype.itemsize + columns * below * fact.rhs_dtype.itemsize) * depth
-        read *= repeats
-        sums["operand_bytes"] += read
-        if unit == "mma":
-            other = target.has("wgmma") or target.has("tcgen05")
-            sums["accesses"] += read / _FRAGMENT_BYTES * (1.0 if other else _FRAGMENT_ACCESSES)
-        if fact.consumes and rows < WARP_ROWS * launch.warps:
-            sums["turned_bytes"] += times * rows * depth * fact.lhs_dtype.itemsize
-        sums["products"] += times
-        if unit != "tcgen05":
-            sums["accumulated_bytes"] += times * padded * columns * _ACCUMULATOR_BYTES
 
 
 def _known(before: float, access: Access, total: float) -> float:

@@ -122,7 +122,7 @@ class _Formula:
         cache = cache / self.m.minimum(1.0, self.per_sm)  # an SM reads it over a port of its own
         instructions = self.issued / self.issue * self.per_sm
         matrix = self.matrix_us * self.per_sm
-        moved = d.operand_bytes * p.operand_share + d.conflicting_bytes + d.exchanged_bytes
+        moved = d.operand_bytes * p.operand_share + d.conflicting_bytes + d.exchanged_bytes + d.computed_bytes
         shared = moved / (_SHARED_BYTES_PER_CYCLE * self.clock) * self.per_sm
         atomics = (d.line_atomics * p.line_atomic_us + d.lane_atomics * p.lane_atomic_us) * d.programs
         programs = (p.program_us + p.warp_us * d.warps) * self.per_sm * self.begun
@@ -255,7 +255,9 @@ class _Formula:
         looped_bytes, straight_bytes = d.looped_bytes / d.warps * p.byte_us, d.straight_bytes / d.warps * p.byte_us
         exchanged = d.exchanges * p.exchange_us + d.barriers * p.barrier_us + d.shuffles * p.shuffle_us
         exchanged = (
-            exchanged + d.turned_bytes * p.turned_us + d.exchanged_bytes / (_SHARED_BYTES_PER_CYCLE * self.clock)
+            exchanged
+            + d.turned_bytes * p.turned_us
+            + (d.exchanged_bytes + d.computed_bytes) / (_SHARED_BYTES_PER_CYCLE * self.clock)
         )
         fixed = (
             p.start_us * self.begun

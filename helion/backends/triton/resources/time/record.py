@@ -41,8 +41,8 @@ class Demand(NamedTuple):
     """Bytes through the L2 cache."""
     sector_bytes: float
     lines: float
-    """Lines that warps ask the cache for, in whole or in part, in loops without matmuls (measurement
-    ``matmul_counts``)."""
+    """Lines that warps ask the cache for, in whole or in part; with matmuls, those of short pieces beyond their bytes
+    (measurement ``matmul_counts``)."""
     written_bytes: float
     """Bytes of sectors that programs store partially, minus the stored bytes."""
     line_atomics: float
@@ -99,6 +99,9 @@ class Demand(NamedTuple):
     conflicting_bytes: float
     """Bytes that tiles move through shared memory between loads and stores along other axes, once for each access to the
     same bank (measurement ``turned_rows``)."""
+    computed_bytes: float
+    """Bytes through shared memory of right operands that a program computes from loads, once for each access to the same
+    bank."""
     turned_bytes: float
     """Bytes of results that are operands of other dots and go to other warps."""
     exchanges: float

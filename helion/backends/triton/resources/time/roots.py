@@ -219,6 +219,8 @@ class Root(NamedTuple):
     """Set for a grid loop without loops inside."""
     consumed: tuple[tuple[MatmulFact, frozenset[int]], ...]
     """Matmuls whose results others of the same loop consume, with the tiles of their rows and columns."""
+    computed: tuple[tuple[MatmulFact, frozenset[int]], ...]
+    """Matmuls with a right operand that is computed from loads, and the tiles of it."""
     tables: frozenset[int]
     """Slots of small tables that are loaded before the loops."""
 
@@ -312,6 +314,11 @@ class _Preparation:
             consumed=tuple(
                 (fact, frozenset(n for axes, n in self.tiles.items() if axes[-2:] == (fact.m_axis, fact.n_axis)))
                 for fact in consumed
+            ),
+            computed=tuple(
+                (fact, frozenset(n for axes, n in self.tiles.items() if set(axes[-2:]) == {fact.k_axis, fact.n_axis}))
+                for fact in self.matmuls
+                if fact.rhs_prologue and not fact.consumes
             ),
         )
 
