@@ -83,6 +83,30 @@ def test_a_policy_of_the_only_read_takes_no_time() -> None:
     assert demand(bound, **loop) == demand(bound, **loop, load_eviction_policies=["last"])
 
 
+@pytest.mark.parametrize(("kernel", "passes"), [(norms, 1), (deviations, 2)])
+def test_later_passes_lose_what_leaves_the_cache_first(kernel: helion.Kernel, passes: int) -> None:
+    """Measurement ``lost_passes``."""
+    bound = kernel.bind((tensor(4096, 65536, dtype=torch.float32),), target=H100)
+    policies = len(bound.config_spec.default_config()["load_eviction_policies"])
+    found = demand(bound, block_sizes=[1], reduction_loops=[4096], load_eviction_policies=["first"] * policies)
+    assert found.first_bytes == pytest.approx((passes - 1) * 65536 * 4)
+
+
+@pytest.mark.parametrize(("rows", "spared"), [(1024, 1024 * 4096 * 2 / 8), (65536, 0.3 * H100.l2_bytes)])
+def test_written_lines_stay_where_all_loads_leave_the_cache_first(rows: int, spared: float) -> None:
+    """Not where rows are read again (measurement ``spared_lines``)."""
+    tile = {"block_sizes": [1], "num_warps": 4}
+    first = {**tile, "load_eviction_policies": ["first"]}
+    once = norms.bind((tensor(rows, 4096),), target=H100)
+    without, found = demand(once, **tile), demand(once, **first)
+    assert (without.new_bytes - found.new_bytes) * rows == pytest.approx(spared)
+    again = deviations.bind((tensor(rows, 4096),), target=H100)
+    chunks = {"block_sizes": [1], "reduction_loops": [1024]}
+    policies = len(again.config_spec.default_config()["load_eviction_policies"])
+    kept = demand(again, **chunks, load_eviction_policies=["first"] * policies)
+    assert kept.new_bytes == demand(again, **chunks).new_bytes
+
+
 def test_masks_of_bits_keep_neighbours_near() -> None:
     cell = CELLS["compare_exchange"]
     bound = cell.kernel.bind(cell.arguments("meta", False), target="h200")

@@ -55,6 +55,9 @@ _COPY_BYTES = 4
 _IN_FLIGHT = 2
 #: Accesses to shared memory of a lane of a lookup, and their bytes.
 _LOOKUP_ACCESSES, _TABLE_BYTES = 5, 4
+#: Written lines that stay in the cache where loads leave it first: of the cache, and of the loaded bytes. Loads that are
+#: nearly all of a program.
+_SPARED_CACHE, _SPARED_SHARE, _NEARLY_ALL = 0.3, 0.125, 0.95
 #: Bytes of contiguous runs, or of reads by adjacent programs: each halving below this costs the memory as much.
 _RUN_BYTES = 16384.0
 
@@ -115,6 +118,8 @@ class _Count:
         self.just_read: set[tuple[int, tuple[int, ...], int]] = set()
         self.stored: dict[tuple[int, tuple[int, ...]], float] = {}
         self.waits: dict[tuple[int, tuple[int, ...], int, bool], float] = {}
+        #: Bytes of the loads of a program, and those that nothing reads again and that leave the cache first.
+        self.loaded = self.streamed_bytes = 0.0
         #: Regions in which warps wait for each other.
         self.fenced: set[int] = set()
 
@@ -136,6 +141,7 @@ class _Count:
         )
         for access in self.mine.accesses:
             self._access(access)
+        self._spare()
         self._elementwise()
         for reduction in self.mine.reductions:
             self._reduction(reduction)
@@ -188,7 +194,7 @@ class _Count:
         if distance:
             sums["staged_bytes"] += asked / distance
         if launch.evictions or is_load:
-            self._evict(access, asked, sector_bytes, times)
+            self._evict(access, asked, sector_bytes, times, passes)
         if kind == "atomic":
             self._atomic(access, times, per_thread, useful, run, width)
         elif slot in launch.boxed:
@@ -253,15 +259,31 @@ class _Count:
             cost = max(1.0, min(per_thread, _NEIGHBOURS) / together) * min(1.0, _ADDED_TOGETHER / together)
             sums["line_atomics"] += met * cost * meeting
 
-    def _evict(self, access: Access, asked: float, sector_bytes: float, times: float) -> None:
-        """Add the bytes of loop loads by eviction policy, and those of sectors that other programs use."""
+    def _evict(self, access: Access, asked: float, sector_bytes: float, times: float, passes: int) -> None:
+        """Add the bytes of loop loads by eviction policy, and those of sectors that other programs use.
+
+        Later passes lose bytes that leave the cache first (measurement ``lost_passes``).
+        """
         sums, eviction = self.sums, self.launch.evictions.get(access.slot)
         if eviction and times > 1 and access.read_again:
-            sums[f"{eviction}_bytes"] += asked
+            sums[f"{eviction}_bytes"] += asked * (1 - 1 / passes) if passes > 1 and eviction == "first" else asked
+        if access.kind == "load":
+            self.loaded += asked
+            self.streamed_bytes += asked if eviction == "first" and not access.read_again else 0.0
         if sector_bytes > asked and access.kind == "load" and access.inner in self.mine.order:
             sums["others_bytes"] += sector_bytes - asked
             sums["first_others_bytes"] += sector_bytes - asked if eviction == "first" else 0.0
             sums["sectors_in_flight"] += sector_bytes / times
+
+    def _spare(self) -> None:
+        """Subtract the written lines that stay in the cache where all loads leave it first.
+
+        Other loads would replace them, so that memory is written (measurement ``spared_lines``).
+        """
+        if self.streamed_bytes and self.streamed_bytes >= _NEARLY_ALL * self.loaded:
+            programs = self.nest.programs
+            spared = min(_SPARED_CACHE * self.target.l2_bytes, _SPARED_SHARE * programs * self.streamed_bytes)
+            self.sums["new_bytes"] -= min(self.sums["new_bytes"], spared / programs)
 
     def _is_shifted(self, access: Access, shared: tuple[int, ...]) -> bool:
         """Return whether the program has just read a tile of the same elements, but for a shift."""
