@@ -76,6 +76,8 @@ class Trust(Tuned):
     near_rows: float
     #: Nearby tiles and warps of a reduction, for those by its rule.
     nearby: float
+    #: The same for a loop of the kernel's own over rows.
+    nearby_steps: float
     #: The tiles of each grid loop alone, for those by the rule of one of them.
     loops_alone: float
     #: The same in kernels with computed subscripts.

@@ -33,6 +33,8 @@ class _Numbers(Tuned):
     alike: float
     #: Most single elements that a thread loads: the assembler has them all in flight, and spills where they are more.
     loads: int
+    #: Single elements of a thread from which their addresses limit the programs of an SM.
+    addressed: int
     #: Most elements of a row of which a program gathers all, and elements of a thread.
     row: int
     row_elements: int
@@ -42,6 +44,11 @@ def is_near(facts: KernelFacts) -> bool:
     """Return whether all computed subscripts of loads reach neighbours along the last axes of the tiles."""
     loads = [op for op in facts.memory_ops if op.kind == "load" and op.gathered]
     return bool(loads) and all(op.tile_axes and op.tile_axes[-1] in dict(op.steps) for op in loads)
+
+
+def gathers_many(tiles: TritonProposal, facts: KernelFacts, target: Target) -> bool:
+    """Return whether a thread gathers so many elements that their addresses take the most registers."""
+    return _loads(tiles, facts, target) > tuned(_Numbers).addressed
 
 
 def fastest_tiles(usual: tuple[TritonProposal, ...], facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...]:

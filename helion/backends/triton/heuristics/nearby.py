@@ -74,7 +74,9 @@ def with_nearby(
             break
         alike = [pair for pair in timed if pair[0] <= min(us, numbers.alike * least)]
         us, best = min(alike, key=lambda pair: (pair[1].num_warps or 1, pair[0]))
-    if us > trust(target).nearby * before.us or any(each < us for each in _others(found[1:], rivals, facts, target)):
+    stepped = any(not axis.on_grid for axis in facts.tunable_axes)
+    ratio = trust(target).nearby_steps if stepped else trust(target).nearby
+    if us > ratio * before.us or any(each < us for each in _others(found[1:], rivals, facts, target)):
         return found
     best = _in_vectors(best, us, facts, target)
     shape = " x ".join(map(str, best.block_sizes.values()))

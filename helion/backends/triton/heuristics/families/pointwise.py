@@ -25,7 +25,7 @@ from ...resources.tiles import beside_turned
 from ...row_windows import kept_loads
 from .. import register_safety as safety
 from ..choose import trust, unless_faster
-from ..near_gathers import fastest_tiles, gathered_rows, is_near
+from ..near_gathers import fastest_tiles, gathered_rows, gathers_many, is_near
 from ..predicted_time import proposal_us
 from ..program_order import innermost_first
 from ..random_runs import shorter_runs
@@ -127,7 +127,8 @@ class TritonPointwiseHeuristic(Heuristic):
             flat = (run,) if fact.numbered_run else ()
             return (*flat, window, tiles) if _begin_anywhere(fact, facts) else (window, *flat, tiles)
         if is_near(facts) and not has_wide_memory(target):
-            return fastest_tiles((run if fact.numbered_run else _half_of_gathers(tiles, facts), tiles), facts, target)
+            several = _half_of_gathers(tiles, facts) if gathers_many(tiles, facts, target) else tiles
+            return fastest_tiles((run if fact.numbered_run else several, tiles), facts, target)
         rows = _shared_rows(sizes, fact, facts)
         if rows is not None:
             shared = replace(
@@ -398,7 +399,7 @@ def _half_of_gathers(tiles: TritonProposal, facts: KernelFacts) -> TritonProposa
     """Return the same with half of the rows, for gathers from places that sizes of the call decide.
 
     Each element of a thread has addresses of its own, so registers limit the programs of an SM (measurement
-    ``gathers_by_size``).
+    ``gathers_by_size``). Few elements of a thread leave them (measurement ``few_gathers``).
     """
     rows = [axis.block_id for axis in facts.tunable_axes if tiles.block_sizes.get(axis.block_id, 1) > axis.min_size]
     if len(rows) < 2:

@@ -19,7 +19,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
-from ....._compiler.facts.records import AxisFact, KernelFacts
+from ....._compiler.facts.records import AxisFact, KernelFacts, ReductionFact
 from ....._shapes import cdiv, next_power_of_2, previous_power_of_2
 from ....._support.records import dataclass, replace
 from .....autotuner.proposal import Declined, Heuristic
@@ -59,6 +59,10 @@ class _Numbers(Tuned):
     #: Ratio of predicted times of halvings that tells nothing, and of tiles that leave few atomics.
     alike: float
     same: float
+    #: Ratio of predicted times up to which programs of several grids run along memory.
+    along: float
+    #: Bytes of the shortest pieces of rows of a tile whose columns are summed.
+    piece_bytes: int
 
 
 _TUNED = tuned(_Numbers)
@@ -84,7 +88,7 @@ class TritonScatterHeuristic(Heuristic):
             return Declined("the kernel scans its tiles")
         if not facts.tunable_axes or not (facts.atomics or any(axis.extent is None for axis in facts.axes)):
             return Declined("no atomics, and no loop with bounds from data")
-        sizes = _with_few_waiting(_sizes(facts, target), facts)
+        sizes = _of_one_row(_with_few_waiting(_sizes(facts, target), facts), facts)
         warps = _warps(sizes, facts, target)
         while estimate(facts, target, sizes, warps, 1).spill_risk:
             able = [axis for axis in facts.tunable_axes if sizes[axis.block_id] > axis.min_size]
@@ -93,23 +97,46 @@ class TritonScatterHeuristic(Heuristic):
             sizes[max(able, key=lambda axis: sizes[axis.block_id]).block_id] //= 2
         first = _with_few_reducing(_proposal(sizes, warps, "along contiguous memory"), facts, target)
         sizes, warps = dict(first.block_sizes), first.num_warps or warps
+        larger = [(sizes, warps), *_longer(sizes, warps, facts, target)]
+        larger += [turned for each in larger for turned in _turned(*each, facts, target)]
         longer = [
             _proposal(*each, "that leave few atomics an address")
-            for each in (*_longer(sizes, warps, facts, target), *_counting(sizes, facts, target))
+            for each in (*larger[1:], *_counting(sizes, facts, target))
         ]
         longer += [_proposal(*each, "with an atomic of each thread") for each in _spread(sizes, facts)]
+        longer += [_proposal(*each, "whose columns few warps sum") for each in _half_warps(sizes, warps, facts, target)]
         timed = [(each, proposal_us(facts, each, target)) for each in (first, *longer) if longer]
         least = min((us for _, us in timed), default=0.0)
         # of tiles that are alike, small and square ones write the longest parts of rows of both orders
         alike = [(each, least) for each, us in timed[1:] if us <= _TUNED.same * least]
         alike.sort(key=lambda one: (math.prod(one[0].block_sizes.values()), max(one[0].block_sizes.values())))
         best = unless_faster(timed[0], alike, trust(target).fewer_atomics) if timed else first
-        return tuple(_in_groups(each, facts) for each in ((first,) if best is first else (best, first)))
+        return tuple(_ordered(each, facts, target) for each in ((first,) if best is first else (best, first)))
 
 
 def _proposal(sizes: Mapping[int, int], warps: int, where: str) -> TritonProposal:
     reason = f"tiles of {' x '.join(map(str, sizes.values()))} {where}, {warps} warps"
     return TritonProposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=1)
+
+
+def _ordered(tiles: TritonProposal, facts: KernelFacts, target: Target) -> TritonProposal:
+    """Return the same with the order of its programs.
+
+    Where several grids read the same rows, neighbouring programs do so along memory, if that is predicted to be faster
+    (measurement ``grids_in_memory_order``).
+    """
+    if facts.num_roots == 1:
+        return _in_groups(tiles, facts)
+    if not facts.atomics:
+        return tiles
+    orders: dict[int, tuple[int, ...]] = {}
+    for root in range(facts.num_roots):
+        axes = [facts.axes[axis] for axis in facts.grid_axes if root in facts.axes[axis].roots]
+        if len(axes) == 2 and is_contiguous(axes[-1], facts) and not is_contiguous(axes[0], facts):
+            orders[root] = (1, 0)
+    along = replace(tiles, loop_orders=orders)
+    timed = [(each, proposal_us(facts, each, target)) for each in (tiles, along) if orders]
+    return unless_faster(timed[0], timed[1:], _TUNED.along) if orders else tiles
 
 
 def _in_groups(tiles: TritonProposal, facts: KernelFacts) -> TritonProposal:
@@ -169,6 +196,49 @@ def _longer(
                     break
                 yield larger, count
                 size = clamp(2 * size, facts.axes[axis]) if 2 * size <= extent_of(facts.axes[axis]) else 0
+
+
+def _half_warps(
+    sizes: Mapping[int, int], warps: int, facts: KernelFacts, target: Target
+) -> Iterator[tuple[dict[int, int], int]]:
+    """Yield the same tile in half of the warps, where atomics add sums of its columns.
+
+    The warps of a program exchange each of these sums through shared memory (measurement ``sums_of_few_warps``).
+    """
+    adds = any(_adds_columns(fact, facts) for fact in facts.reductions)
+    if warps > 1 and adds and not estimate(facts, target, sizes, warps // 2, 1).spill_risk:
+        yield dict(sizes), warps // 2
+
+
+def _turned(
+    sizes: Mapping[int, int], warps: int, facts: KernelFacts, target: Target
+) -> Iterator[tuple[dict[int, int], int]]:
+    """Yield twice the rows of half of the columns, as far as these are two sectors, where atomics add sums of columns.
+
+    An address has half of the atomics, and a tile has half of the sums.
+    """
+    for fact in facts.reductions:
+        if not _adds_columns(fact, facts):
+            continue
+        (column,) = (axis for axis in fact.tile if axis != fact.axis)
+        half, rows = sizes[column] // 2, clamp(2 * sizes[fact.axis], facts.axes[fact.axis])
+        loads = [op.itemsize for op in facts.memory_ops if op.kind == "load" and {*op.tile_axes} == {*fact.tile}]
+        whole = clamp(half, facts.axes[column]) == half and min(loads, default=0) * half >= _TUNED.piece_bytes
+        turned = {**sizes, fact.axis: rows, column: half}
+        if whole and rows > sizes[fact.axis] and not estimate(facts, target, turned, warps, 1).spill_risk:
+            yield turned, warps
+
+
+def _adds_columns(fact: ReductionFact, facts: KernelFacts) -> bool:
+    """Return whether rows of a tile of two grid axes are summed, and atomics add a sum for each column."""
+    columns = [axis for axis in fact.tile if axis != fact.axis]
+    return (
+        fact.category == "grid_tile"
+        and len(columns) == 1
+        and all(facts.axes[axis].tunable for axis in fact.tile)
+        and is_contiguous(facts.axes[columns[0]], facts)
+        and any(op.tile_axes == (columns[0],) and op.atomic == "add" for op in facts.atomics)
+    )
 
 
 def _spread(sizes: Mapping[int, int], facts: KernelFacts) -> Iterator[tuple[dict[int, int], int]]:
@@ -277,6 +347,30 @@ def _with_few_waiting(sizes: dict[int, int], facts: KernelFacts) -> dict[int, in
     most = max(2 if len(loops) > 1 else 1, _WAITING // max(sizes[axis.block_id] for axis in loops))
     fewer = {axis: clamp(min(sizes[axis], most), facts.axes[axis]) for axis in rows if axis in sizes}
     return {**sizes, **fewer}
+
+
+def _of_one_row(sizes: dict[int, int], facts: KernelFacts) -> dict[int, int]:
+    """Return sizes of a piece of one row of single bytes, with two of a thread, where each selects the place of an atomic.
+
+    A thread that loads a vector of them has as many atomics one after the other. More rows are more lines of the cache
+    at once (measurement ``histograms_of_bytes``).
+    """
+    axes = facts.grid_axes
+    loads = [op for op in facts.memory_ops if op.kind == "load" and {*axes} <= {*op.tile_axes}]
+    selected = all(
+        op.atomic == "add" and op.gathered and {*axes} <= {*op.tile_axes} and op.subscript_axes[-1] is None
+        for op in facts.atomics
+    )
+    if facts.num_roots != 1 or len(axes) < 2 or not (facts.atomics and selected) or {*sizes} != {*axes}:
+        return sizes
+    if (
+        not loads
+        or any(op.itemsize > 1 or op.gathered for op in loads)
+        or not is_contiguous(facts.axes[axes[-1]], facts)
+    ):
+        return sizes
+    piece = clamp(min(sizes[axes[-1]], 2 * _TUNED.warps * WARP_THREADS), facts.axes[axes[-1]])
+    return {**{axis: facts.axes[axis].min_size for axis in axes}, axes[-1]: piece}
 
 
 def _taken(axis: AxisFact, sizes: Mapping[int, int], facts: KernelFacts) -> int:

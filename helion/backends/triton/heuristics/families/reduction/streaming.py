@@ -21,7 +21,7 @@ from ....resources.traffic import work
 from ...choose import trust, unless_faster
 from ...predicted_time import proposal_us
 from ...program_order import beside_pieces, near_rows
-from ...sizing import all_sizes, grid_extent, programs_of
+from ...sizing import all_sizes, extent_of, grid_extent, programs_of
 from ...tuned import Tuned, tuned
 from .budget import Allocation, allocate, reduction_alone
 from .few_rows import Makes, one_on_each, two_on_each
@@ -293,7 +293,8 @@ def _eviction(facts: KernelFacts, primary: ReductionFact, width: int, target: Ta
     Long rows that are read again for a store stay in the cache until then. Rows that are read once, where no row is
     stored, leave it first. Outputs of other kernels then stay in the cache instead of being written to memory, which is
     no gain with many times its bytes: single elements would leave it before the next access to their line. So would
-    rows that data selects before other programs select them too (measurement ``evicted_first``).
+    rows that data selects before other programs select them too (measurement ``evicted_first``), and rows that programs
+    along another axis read (measurement ``evicted_rows_of_several``).
     """
     along, grid = _along(facts, primary), frozenset(facts.grid_axes)
     rows = {
@@ -311,7 +312,8 @@ def _eviction(facts: KernelFacts, primary: ReductionFact, width: int, target: Ta
         many = target.kind == "cuda" and bytes_read > _TUNED.streamed * target.l2_bytes
         # each place of a window reads lines that the others read
         places = _places(facts, primary)
-        once = [op.load_slot for op in own if places[op.slot] <= 1]
+        apart = {axis for axis in facts.grid_axes if extent_of(facts.axes[axis]) > 1}
+        once = [op.load_slot for op in own if places[op.slot] <= 1 and apart <= {*op.tile_axes, *op.subscript_axes}]
         return {} if many else {slot: "first" for slot in once if slot is not None}
     if not again or not stores or primary.extent <= 2 * _TUNED.held:
         return {}
