@@ -82,6 +82,8 @@ class Trust(Tuned):
     loops_alone: float
     #: The same in kernels with computed subscripts.
     gathers_alone: float
+    #: Elementwise tiles in a half or a quarter of the warps, for those by the rule.
+    fewer_threads: float
     #: Tiles of a kernel without a rule, for moderate ones.
     predicted_tiles: float
     #: Chunks of a scan in few warps, for whole rows.

@@ -1,4 +1,4 @@
-"""Vectors of the threads of elementwise kernels."""
+"""Vectors of the threads of elementwise kernels, and how many threads there are."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import math
 
 from ...._compiler.facts.records import KernelFacts, MemoryOpFact, PointwiseFact
 from ...._shapes import cdiv
+from ...._support.records import replace
 from ....hardware import VECTOR_BYTES, Target
-from .choose import trust
+from ..proposal import TritonProposal
+from .candidates import moderate_sizes
+from .choose import trust, unless_faster
+from .predicted_time import proposal_us
 
 
 def whole_vectors(
@@ -87,3 +91,22 @@ def begins_anywhere(op: MemoryOpFact) -> bool:
     """Return whether rows of an access are unaligned for vectors."""
     apart = [stride for stride, extent in zip(op.strides, op.extents, strict=True) if stride != 1 and extent > 1]
     return bool(apart) and math.gcd(*apart) * op.itemsize % VECTOR_BYTES != 0
+
+
+def in_fewer_warps(found: tuple[TritonProposal, ...], facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...]:
+    """Return the proposals after the first one in a half or a quarter of its warps, if that is predicted to be much faster.
+
+    Where instructions take longer than memory, threads with more elements repeat less of them (measurement
+    ``fewer_threads``). Where moderate tiles are faster still, they are left to the choice among seeds.
+    """
+    first, ratio = found[0], trust(target).fewer_threads
+    warps = first.num_warps or 1
+    if not ratio or warps == 1 or first.pid_type is not None:
+        return found
+    every = [replace(first, num_warps=warps // share) for share in (1, 2, 4) if share <= warps]
+    timed = [(each, proposal_us(facts, each, target)) for each in every]
+    best = unless_faster(timed[0], timed[1:], ratio)
+    moderate = TritonProposal(reason="moderate tiles", block_sizes=moderate_sizes(facts, {}))
+    if best is timed[0][0] or proposal_us(facts, moderate, target) < proposal_us(facts, best, target):
+        return found
+    return replace(best, reason=f"{first.reason}; predicted to be faster in {best.num_warps}"), *found

@@ -32,7 +32,7 @@ from ..random_runs import shorter_runs
 from ..shared_operands import common_and_own, computed_once, pair_tile, sharing_rows
 from ..sizing import all_sizes, beside_short_rows, estimate, extent_of, has_wide_memory, record_bytes, warps_for_threads
 from ..tuned import Tuned, tuned
-from ..vectors import begins_anywhere, has_part_vectors, whole_vectors
+from ..vectors import begins_anywhere, has_part_vectors, in_fewer_warps, whole_vectors
 from ..whole_records import of_records
 from ..whole_rows import fewer_programs
 from ..window_rows import fastest_rows, holding_warps
@@ -98,6 +98,14 @@ class TritonPointwiseHeuristic(Heuristic):
         fact = facts.pointwise
         if fact is None:
             return Declined("the kernel is not elementwise")
+        found = self.tiled(fact, facts, target)
+        loads = (op for op in facts.memory_ops if op.kind == "load")
+        pairs = (pair for op in loads for pair in zip(op.subscript_axes, op.scales, strict=True))
+        strided = any(axis is not None and scale > 1 for axis, scale in pairs)
+        return found if strided else in_fewer_warps(found, facts, target)
+
+    def tiled(self, fact: PointwiseFact, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...]:
+        """Return tiles by the rules for bytes, the first choice first."""
         goal, most = _tile_elements(fact, facts, target)
         sizes = _distribute(goal, most, fact, facts, target)
         tile = math.prod(sizes.values())
