@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ......_compiler.facts.records import KernelFacts
+from ......_compiler.facts.records import KernelFacts, ReductionFact
+from ......_support.records import replace
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import Target
 from ....proposal import TritonProposal
 from ...choose import trust, unless_faster
 from ...predicted_time import proposal_us
-from ...sizing import keep_load
+from ...program_order import beside_pieces
+from ...sizing import clamp, estimate, keep_load
 from .budget import allocate, reduction_alone, row_budget
 from .launch import launch, prefetched
 from .lighter import lighter_tiles
@@ -53,4 +55,27 @@ class TritonUserTiledReductionHeuristic(Heuristic):
         ]
         best = unless_faster(every[0], every[1:], trust(target).lighter_rows)
         staged = prefetched(best, facts, target)
-        return tuple(each for at, each in enumerate((staged, best, first)) if each not in (staged, best, first)[:at])
+        wide = _beside_each_other(staged, primary, facts, target) if applies else beside_pieces(staged, facts)
+        found = (wide, staged, best, first)
+        return tuple(each for at, each in enumerate(found) if each not in found[:at])
+
+
+def _beside_each_other(
+    proposal: TritonProposal, primary: ReductionFact, facts: KernelFacts, target: Target
+) -> TritonProposal:
+    """Return programs of neighbouring pieces of memory together, as few and as wide as SMs hold, for loops that read twice.
+
+    The rows of those that run at once are then whole, and the cache has them for the later loop (measurement
+    ``pieces_of_groups``). Elements of a thread stay as many.
+    """
+    best = along = beside_pieces(proposal, facts)
+    if along is proposal or along.ranges:
+        return along
+    later = [a for a in facts.tunable_axes if a.extent == primary.extent and not a.on_grid]
+    most = target.max_threads_per_block // target.warp_size
+    while (warps := 2 * (best.num_warps or 1)) <= most:
+        sizes = {**best.block_sizes, **{a.block_id: clamp(2 * best.block_sizes[a.block_id], a) for a in later}}
+        if sizes == best.block_sizes or estimate(facts, target, sizes, warps, 1, best.reduction_loops).spill_risk:
+            break
+        best = replace(best, block_sizes=sizes, num_warps=warps, eviction={})
+    return along if best is along else replace(best, reason=f"{along.reason}, in {best.num_warps} warps")
