@@ -55,6 +55,8 @@ class RowDemand:
     pairs: tuple[int, ...] = ()
     least: int = 0
     """The fewest columns, if only the launch knows their number, which is up to ``n``; else 0."""
+    gathers: int = 0
+    """Elements of each row that data selects."""
     temporaries: int = 0
     """Registers of a pass that takes more than usual."""
     work: int = 8

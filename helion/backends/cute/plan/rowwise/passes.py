@@ -176,6 +176,7 @@ def demand_of(problem: RowProblem) -> RowDemand:
         group=max(epilogue.grouped),
         wide=len(problem.wide),
         pairs=tuple(itemsize(each.dtype) for each in problem.pairs),
+        gathers=len(problem.gathers),
         temporaries=POSITION_REGISTERS * _places(problem),
         work=_work(epilogue, schedule),
     )

@@ -109,6 +109,7 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
         group=max(groups, default=0),
         pairs=tuple(op.itemsize for op in pairs),
         wide=wide,
+        gathers=sum(op.gathered and not columns & {*op.tile_axes} for op in reads),
         temporaries=_place_registers(facts, columns, parts, positions > 0 or wide > 0),
         work=work + FP8_WORK * sum(op.dtype == torch.float8_e4m3fn for op in stores),
     )
