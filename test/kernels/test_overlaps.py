@@ -185,3 +185,40 @@ def test_atomics_through_windows() -> None:
         memory = torch.zeros(30)
         helion.kernel(added, **mode)(memory.unfold(0, 7, 1)[:5], x)
         torch.testing.assert_close(memory, want)
+
+
+def filled(x: torch.Tensor, width: int) -> torch.Tensor:
+    out = torch.empty([x.size(0), width])
+    for a, b in hl.tile([x.size(0), width]):
+        out[a, b] = x[a][:, None] + b.index
+    return out
+
+
+def divided(x: torch.Tensor, width: int) -> torch.Tensor:
+    ratio = float(x.size(0)) / width
+    top = int(x.size(0) / ratio)
+    out = torch.empty([x.size(0), width])
+    for a, b in hl.tile([x.size(0), width]):
+        out[a, b] = x[a][:, None] * ratio + b.index + top
+    return out
+
+
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for a, b in hl.tile([x.size(0), x.size(1)]):
+        out[a, b, :] = x[a, b, :] * 2
+    return out
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_a_tensor_without_elements_has_no_elements_to_share(mode: dict[str, Any]) -> None:
+    assert helion.kernel(doubled, **mode)(torch.randn(5).expand(0, 32, 5)).shape == (0, 32, 5)
+    kernel, x = helion.kernel(filled, **mode), torch.randn(8)
+    for width in (0, 4, 0, 1, 7):
+        torch.testing.assert_close(kernel(x, width), x[:, None] + torch.arange(width))
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_a_division_by_zero_in_host_code_is_python_s(mode: dict[str, Any]) -> None:
+    with pytest.raises(ZeroDivisionError):
+        helion.kernel(divided, **mode)(torch.randn(8), 0)

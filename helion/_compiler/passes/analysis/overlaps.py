@@ -42,8 +42,10 @@ def overlapping_stores(program: Program) -> Iterator[exc.BaseWarning]:
 
 
 def _stretched(program: Program, op: Op) -> list[int]:
-    """Return the dimensions of stride 0 of the tensor that an op accesses."""
+    """Return the dimensions of stride 0 of the tensor that an op accesses; none if it certainly has no elements."""
     tensor = program.tensors[op.attributes(MemoryAttrs).tensor]
+    if any(_is(size, 0) for size in tensor.shape):
+        return []
     sides = zip(tensor.shape, tensor.strides, strict=True)
     return [dim for dim, (size, stride) in enumerate(sides) if _is(stride, 0) and not _is(size, 1)]
 
