@@ -10,6 +10,7 @@ They are captured where they are computed, so that the user's code may rebind th
 
 from __future__ import annotations
 
+import ast
 from typing import Any
 
 from ..._shapes import Expr
@@ -21,8 +22,8 @@ from .values import HostTensorValue
 UNNAMED = ".item()"
 
 
-def capture(t: TraceState, result: Any, place: Place) -> Any:
-    """Return ``result`` of the expression at ``place``, with names for the unnamed numbers and tensors in it. An
+def capture(t: TraceState, result: Any, place: Place, node: ast.expr) -> Any:
+    """Return ``result`` of the expression ``node`` at ``place``, with names for the unnamed numbers and tensors in it. An
     expression that the trace evaluates several times has a name for each.
     """
     if not _is_open(t, result):
@@ -30,6 +31,7 @@ def capture(t: TraceState, result: Any, place: Place) -> Any:
     plain = isinstance(result, Expr) and result.op == "host"
     name = result.args[0] if plain else t.numbers.fresh_name("host_value", t.numbers.captured)
     t.numbers.captured += 1
+    t.numbers.written[name] = node
     t.numbers.captures[place] = (*t.numbers.captures.get(place, ()), name)
     return _named(t, result, name)
 

@@ -317,7 +317,7 @@ def stored(t: TraceState, tensor: HostTensorValue, dims: Dims, value: Any) -> De
     if len(given) > len(dims):
         raise exc.RankMismatch(
             expected=len(given),
-            got=len(dims),
+            got=len(dims) if len(dims) == tensor.ndim else f"{len(dims)} besides integers, which select one element",
             what=f"a value of shape {t.blocks.dims_text(value.dims)} stored into {source_name(tensor)!r}",
             remedy="the value has more dimensions than the subscript selects" + _pairs_text(t, value),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from typing import Any
 
 import torch
@@ -17,6 +18,11 @@ from .host_uses import used_directly
 from .polynomials import Polynomial
 from .state import TraceState
 from .values import DeviceValue, HostTensorValue, Tile, TileTuple, describe, source_name
+
+_VARYING = (
+    " (hl.specialize makes an argument or a size one; for a number that varies, loop over hl.tile of it, or load the "
+    "whole dimension and select with torch.where)"
+)
 
 
 @dataclass(frozen=True)
@@ -208,11 +214,9 @@ class _Planner:
         if not isinstance(size, int) or not all(p is None or isinstance(p, int) for p in parts):
             if self.moving(item, dim, size):
                 return
-            remedy = (
-                " (hl.specialize makes a number of the host one)" if any(isinstance(p, Expr) for p in parts) else ""
-            )
-            shown = ":".join(map(_shown, parts))
-            raise exc.InvalidIndexingType(got=f"the slice {shown}, whose bounds are not constants{remedy},")
+            shown = [_shown(self.tracer, p) for p in (parts if item.step is not None else parts[:2])]
+            remedy = _VARYING if any(isinstance(p, Expr) for p in parts) else ""
+            raise exc.InvalidIndexingType(got=f"the slice {':'.join(shown)}, whose bounds are not constants{remedy},")
         start, stop, step = item.indices(size)
         length = len(range(start, stop, step))
         if length == 0:
@@ -337,7 +341,11 @@ def _inside(tracer: TraceState, planner: _Planner) -> DeviceValue | None:
     return result if result is None else ops.broadcast(tracer, result, tuple(planner.dims))
 
 
-def _shown(bound: Any) -> str:
+def _shown(tracer: TraceState, bound: Any) -> str:
+    """Return a bound of a slice by the names and expressions of the user's code."""
+    if isinstance(bound, Expr):
+        written = tracer.numbers.written
+        return bound.render(lambda leaf: ast.unparse(written[leaf.args[0]]) if leaf.args[0] in written else repr(leaf))
     return "" if bound is None else repr(bound)
 
 

@@ -82,12 +82,17 @@ def _is_builtin_argument(t: Tracer, function: Any, args: tuple[Any, ...]) -> boo
     numbers = (int, float, bool)
     return any(
         isinstance(a, (DeviceValue, Expr))
+        or (isinstance(a, HostTensorValue) and t.on_device and function is len)
         or (isinstance(a, HostTensorValue) and not t.on_device and function in numbers)
         for a in args
     )
 
 
 def _len(s: Scope, value: Any) -> Any:
+    if isinstance(value, HostTensorValue):
+        if not value.ndim:
+            raise exc.TypeInferenceError("TypeError: len() of a 0-d tensor.")
+        return value.shape[0]
     return value.shape[0]
 
 

@@ -24,6 +24,10 @@ def call_hl(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, An
     where = DECLARED[function]
     name = f"hl.{function.__qualname__}"
     if where == "loop":
+        if function is hl.static_range and not s.t.on_device:
+            error = exc.DeviceAPIOnHost(name=name)
+            error.message += " A loop in host code takes range(...)."
+            raise error
         raise exc.LoopFunctionNotInFor(name=name)
     if where == "device" and not s.t.on_device:
         if function is hl.stacktensor_like:

@@ -47,6 +47,8 @@ def evaluate_subscript(s: Scope, node: ast.Subscript) -> Any:
     if isinstance(index, Expr) and not s.t.on_device and is_runtime(s.t, index):
         return _open_item(s, value)
     if isinstance(index, (DeviceValue, HostTensorValue, Tile)) or is_runtime(s.t, index):
+        if isinstance(value, (int, float, Expr)):
+            raise _number_indexed(value, node)
         raise exc.InvalidSequenceSubscription(got=describe(index))
     try:
         index = plain(s, index)
@@ -67,6 +69,15 @@ def evaluate_subscript(s: Scope, node: ast.Subscript) -> Any:
                 f"{what} a {type(value).__name__} of {len(value)} items, which takes one integer as index; pass a tensor."
             ) from error
         raise exc.TypeInferenceError(f"{type(error).__name__}: {error}.") from error
+
+
+def _number_indexed(value: Any, node: ast.expr) -> exc.Base:
+    """Return the error for a subscript of a number."""
+    name = repr(ast.unparse(node.value)) if isinstance(node, ast.Subscript) else "The indexed value"
+    kind = (value.kind if isinstance(value, Expr) else type(value)).__name__
+    return exc.TypeInferenceError(
+        f"{name} is a number ({kind}) in this call, which has no elements; use it without a subscript, or pass a tensor."
+    )
 
 
 def as_list(index: Any) -> list[Any]:

@@ -9,11 +9,11 @@ import torch
 
 from .... import exc
 from .... import language as hl
-from ...._shapes import ONE, WIDE, Dims
+from ...._shapes import ONE, WIDE, Dims, Expr
 from .. import memory, ops
 from ..rules import Rules
 from ..tracer import Tracer
-from ..values import DeviceValue, describe
+from ..values import DeviceValue, HostTensorValue, Tile, describe
 
 RULES, TORCH_RULES = Rules(), Rules()
 rule, torch_rule = RULES.register, TORCH_RULES.register
@@ -55,6 +55,8 @@ def _offsets(t: Tracer, dims: Dims) -> DeviceValue:
 
 
 def _seed(t: Tracer, seed: Any) -> DeviceValue:
+    if not isinstance(seed, (int, float, Expr, DeviceValue, HostTensorValue, Tile)):
+        raise exc.TypeInferenceError(f"A seed must be an integer, got {describe(seed)} of type {type(seed).__name__}.")
     value = ops.as_device(t, seed, "as a seed")
     if value.dims or value.dtype.is_floating_point:
         raise exc.TypeInferenceError(f"A seed must be an integer, got {describe(seed)}.")

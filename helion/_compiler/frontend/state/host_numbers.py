@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from typing import Any
 
 from .... import exc
@@ -50,6 +51,8 @@ class HostNumbers(Part):
         self.drawn: dict[str, str] = {}
         #: Expressions of the host code whose results launches need: one name for each time that the trace evaluated it.
         self.captures: dict[Place, tuple[str, ...]] = {}
+        #: The user's expressions of captured results, by name.
+        self.written: dict[str, ast.expr] = {}
         self.captured = 0
         #: Names that occur in the kernel's source.
         self.taken: frozenset[str] = frozenset()

@@ -23,6 +23,8 @@ def bounds_of(spec: LoopSpec) -> tuple[Any, Any, Any]:
 
 def constant_bound(value: Any) -> int:
     """Return a bound that must be constant for unrolling."""
+    if isinstance(value, float):
+        raise exc.TypeInferenceError(f"hl.static_range needs integer bounds, got {value!r}; pass int({value!r}).")
     if not isinstance(value, int):
         raise exc.TypeInferenceError(f"hl.static_range needs constant bounds, got {describe(value)}.")
     return value

@@ -226,6 +226,10 @@ def _checked(t: Tracer, input: DeviceValue, dim: int, k: Any, name: str) -> int:
     if type(k) is int and k >= 1 and (not isinstance(size, int) or k <= size):
         return k
     limits = f"between 1 and {size}" if isinstance(size, int) else "above 0"
+    if isinstance(k, (bool, float)):
+        raise exc.InvalidAPIUsage(
+            f"k of torch.{name} must be an integer {limits}, got {describe(k)}: pass an int, as in k={max(int(k), 1)}."
+        )
     remedy = (
         "" if type(k) is int else ": annotate the argument that it comes from with hl.constexpr, or use hl.specialize"
     )

@@ -62,9 +62,12 @@ def item_of(s: Scope, items: Any, index: Expr, node: ast.expr) -> Any:
 
 def differs(name: str, first: Any, last: Any) -> exc.Base:
     """Return the error for a variable that one compiled kernel cannot take in every iteration."""
-    return exc.CantCombineTypesInControlFlow(
+    error = exc.CantCombineTypesInControlFlow(
         name=name, before=describe(first), after=describe(last), construct="host loop"
     )
+    if isinstance(first, HostTensorValue) and isinstance(last, HostTensorValue):
+        error.message += " For tensors of several shapes, call the kernel once for each."
+    return error
 
 
 def open_extents(first: HostTensorValue, last: HostTensorValue) -> set[tuple[str, int]]:

@@ -220,4 +220,4 @@ def kept(s: Scope, value: Any) -> Any:
 
 def captured(s: Scope, result: Any, node: ast.expr) -> Any:
     """Return the result of an expression of the kernel's host code, with names by which launches can pass it."""
-    return result if s.t.on_device or not s.frame.is_kernel else capture(s.t, result, place_of(node))
+    return result if s.t.on_device or not s.frame.is_kernel else capture(s.t, result, place_of(node), node)
