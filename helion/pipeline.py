@@ -490,10 +490,9 @@ def _last_resort(
     try:
         return analyse_for(last)
     except exc.BackendUnsupported as error:
-        told = {str(error), error.message}
-        error.message += "".join(
-            f" Not {name} either: {reason}" for name, reason in refused.items() if reason not in told
-        )
+        for name, reason in refused.items():
+            if reason.split("\nWhile processing:")[0] not in error.message:
+                error.message += f" Not {name} either: {reason}"
         raise
 
 

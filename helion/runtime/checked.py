@@ -11,6 +11,7 @@ import contextlib
 import linecache
 import os
 import pathlib
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -40,6 +41,11 @@ _ALLOCATORS = frozenset(
 )
 #: Error texts of a driver after a failed assertion, and after an access that no check predicted.
 _FAILURES = ("device-side assert", "illegal memory access", "unspecified launch failure")
+#: The nearest argument that an error of the interpreter names, and the names in it.
+_NEIGHBOUR = re.compile(r", \d+ bytes (?:before|past the end of) argument .*?\(\d+ bytes\)")
+_QUOTED = re.compile(r"'(\w+)'")
+#: The arguments whose addresses a generated line accesses.
+_ACCESSED = re.compile(r"\btl\.(?:load|store|atomic_\w+)\(\(*(\w+)")
 #: Folders of frames between host code and this module.
 _BETWEEN = (str(pathlib.Path(torch.__file__).parent), str(pathlib.Path(__file__).parents[1]))
 
@@ -158,24 +164,32 @@ def located(error: Exception, kernel: str, program: Program, module: Module) -> 
         return found
     if not isinstance(error, IndexError) or "out-of-bounds access" not in str(error):
         return None
-    location = _origin(error, kernel, module)
+    location, line = _origin(error, kernel, module)
     where = f"{location.short()}: " if location is not None else ""
+    reason = str(error)
+    tensors = set(_ACCESSED.findall(line))
+    neighbour = _NEIGHBOUR.search(reason)
+    if neighbour is not None and tensors and tensors.isdisjoint(_QUOTED.findall(neighbour[0])):
+        names = " or ".join(map(repr, sorted(tensors)))
+        reason = reason.replace(neighbour[0], f", outside of {names}")
     return exc.IndexOutOfRange(
-        f"{where}kernel {kernel!r} reaches outside of the memory of a tensor: {error} HELION_CHECKED=1, or checked=True, "
+        f"{where}kernel {kernel!r} reaches outside of the memory of a tensor: {reason} HELION_CHECKED=1, or checked=True, "
         "says which index of which tensor is out of range.",
         location=location,
     )
 
 
-def _origin(error: BaseException, kernel: str, module: Module) -> Location | None:
-    """Return the user's line for the innermost frame of a generated module in a traceback."""
+def _origin(error: BaseException, kernel: str, module: Module) -> tuple[Location | None, str]:
+    """Return the user's line for the innermost frame of a generated module in a traceback, and the generated line."""
     file = codecache.module_path(module.text, kernel).name
     found, trace = None, error.__traceback__
+    lines, text = module.text.splitlines(), ""
     while trace is not None:
         if os.path.basename(trace.tb_frame.f_code.co_filename) == file:
             found = module.origin(trace.tb_lineno) or found
+            text = lines[trace.tb_lineno - 1]
         trace = trace.tb_next
-    return found
+    return found, text
 
 
 __all__ = ["checking", "located", "run_checked"]

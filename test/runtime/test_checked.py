@@ -484,3 +484,16 @@ def test_a_gpu_stops_at_the_access(name: str, bad: int) -> None:
     done = stopped(name, bad, "cuda")
     assert f"caught Kernel '{name}'" in done.stdout, done.stdout + done.stderr
     assert re.search(rf"test_checked.py:\d+: kernel '{name}' \w+ '\w+' out of range in dimension 0", done.stderr)
+
+
+@helion.kernel(config=helion.Config(block_sizes=[2], num_warps=4))
+def counted(x: torch.Tensor, counts: torch.Tensor) -> None:
+    for tile in hl.tile(x.size(0)):
+        hl.atomic_add(counts, [x[tile]], 1.0)
+
+
+def test_an_access_outside_of_all_memory_names_the_tensor_of_its_line() -> None:
+    with pytest.raises(exc.IndexOutOfRange, match=r"reads 4 bytes at address 0x0, outside of 'counts'\."):
+        counted(torch.tensor([0, 1]), torch.ones(0))
+    with pytest.raises(exc.IndexOutOfRange, match=r"4 bytes before argument 'counts' \(16 bytes\)\."):
+        counted(torch.tensor([0, -1]), torch.ones(4))

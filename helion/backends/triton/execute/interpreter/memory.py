@@ -95,8 +95,9 @@ class Memory:
         what = f"{verb} {itemsize} byte{'s' if itemsize > 1 else ''} at address {bad:#x}"
         if self.regions:
             near = min(self.regions, key=distance)
-            side = f"{bad - near.end} bytes past the end" if bad >= near.start else f"{near.start - bad} bytes before"
-            what = f"{what}, {side} of {near.owner} ({near.size} bytes)"
+            past = f"{bad - near.end} bytes past the end of {near.owner}"
+            side = past if bad >= near.start else f"{near.start - bad} bytes before {near.owner}"
+            what = f"{what}, {side} ({near.size} bytes)"
         return IndexError(
             f"{self._place()}: out-of-bounds access: {what}. Mask the access, or correct the grid or the offsets."
         )
