@@ -107,13 +107,13 @@ def front_end(
 
 
 def differentiable(traced: Traced) -> Program:
-    """Return the program for ``autodiff``: with the loops of the kernel, and its calls of functions that have their own
-    derivatives."""
+    """Return the program for ``autodiff``: with the loops of the kernel, its calls of functions that have their own
+    derivatives, and the elements of its sorts."""
     recorded = traced.recorded
     if recorded is None:
         return traced.program
     if not any(root.spread or root.sliced or root.joined for root in traced.program.roots) and all(
-        op.kind != "vjp" for op in recorded.walk()
+        op.kind not in ("vjp", "sort") for op in recorded.walk()
     ):
         return traced.program
     return drop_dead(merge_common(recorded))

@@ -174,8 +174,12 @@ class Sweep:
         elif op.kind == "number":
             self.values[op.result.number] = self.spelling.expression(op, self.text)[0]
         elif op.kind == "split":
-            self._split(op)
-        elif op.kind in ("atomic", "while", "asm", "inline", "sort", "random4"):
+            self._several(op, "hl.split", "half")
+        elif op.kind == "random4":
+            self._several(op, "hl.rand4x", "drawn")
+        elif op.kind == "sort":
+            self.define(op.result, self.spelling.ranking(op, self.text), op.result.dims, "costly")
+        elif op.kind in ("atomic", "while", "asm", "inline"):
             remedy = "keep its result out of computations that have a gradient"
             raise not_supported(f"the value of an op of kind {op.kind!r}", remedy)
         else:
@@ -189,11 +193,12 @@ class Sweep:
         hint = value.name if value.name.isidentifier() else _hint(maker)
         self.values[value.number] = self.assign(text, value.dtype, value.dims, hint, cost)
 
-    def _split(self, op: Op) -> None:
+    def _several(self, op: Op, function: str, hint: str) -> None:
+        """Assign the results of a function of the op's operands."""
         targets = tuple(
-            Var(name=self.spelling.names.fresh(v.name or "half"), dtype=v.dtype, dims=v.dims) for v in op.results
+            Var(name=self.spelling.names.fresh(v.name or hint), dtype=v.dtype, dims=v.dims) for v in op.results
         )
-        self.put(Assign(targets=targets, text=f"hl.split({self.text(op.operands[0])})"))
+        self.put(Assign(targets=targets, text=f"{function}({', '.join(map(self.text, op.operands))})"))
         self.values.update((v.number, target) for v, target in zip(op.results, targets, strict=True))
 
     def halves(self, var: Var) -> tuple[Var, Var]:

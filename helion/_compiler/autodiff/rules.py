@@ -287,6 +287,21 @@ def _fold(s: Sweep, op: Op, grads: Grads) -> None:
     _reduced(s, op, grads, name, (op.attributes(FoldAttrs).dim,))
 
 
+def _is_ranking(s: Sweep, index: Operand) -> bool:
+    """Return whether an index has the places of sorted elements: each lane once, as ``torch.sort`` gives them."""
+    maker = s.makers.of(index)
+    while maker is not None and (
+        maker.attrs in (PointwiseAttrs("cast"), PointwiseAttrs("minimum"), PointwiseAttrs("bitwise_and"))
+    ):
+        first, *rest = maker.operands
+        size = s.program.blocks[block].extent if (block := maker.result.dims[-1].block) is not None else None
+        limits = {"minimum": size and size - 1, "bitwise_and": 0xFFFFFFFF}
+        if rest and rest != [limits[maker.attrs.name]]:
+            return False
+        maker = s.makers.of(first)
+    return maker is not None and maker.kind == "sort"
+
+
 def _gather(s: Sweep, op: Op, grads: Grads) -> None:
     """Differentiate a gather: each lane of the value gets the sum of the gradients of all lanes that picked it."""
     (g,) = grads
@@ -295,6 +310,11 @@ def _gather(s: Sweep, op: Op, grads: Grads) -> None:
     assert isinstance(value, Value) and isinstance(index, Value)
     at = op.attributes(GatherAttrs).dim
     g = s.spread(g, op.result.dims)
+    if _is_ranking(s, index) and op.result.dims == value.dims == index.dims and at == len(value.dims) - 1:
+        narrow = "" if index.dtype == torch.int32 else ".to(torch.int32)"
+        back = f"torch.gather({g.name}, {at}, torch.argsort({s.text(index)}{narrow}, {at}))"
+        s.add(value, s.share(value, back, g, value.dims, "costly"))
+        return
     both = (*value.dims[: at + 1], *op.result.dims[at:])
     lanes = (*(ONE,) * at, value.dims[at], *(ONE,) * (len(value.dims) - at))
     picked = _ones_at(both, (at,))

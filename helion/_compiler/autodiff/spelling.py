@@ -355,6 +355,13 @@ class Spelling:
                 return self.expanded(text, operand.dims, value.dims)
         return self.reshaped(text, operand.dims, value.dims)
 
+    def ranking(self, op: Op, operand: Callable[[Operand], str]) -> str:
+        """Return the keys of a sort by the places in them, which are all that a program reads of them."""
+        if len(op.operands) == 1:
+            raise not_supported("torch.sort with stable=True", "call it without stable, or in host code")
+        _, elements, descending = op.operands
+        return f"torch.argsort({operand(elements)}, -1, {bool(descending)})"
+
     def _combined(self, op: Op, operands: Sequence[str]) -> str:
         name = combination(op)
         if isinstance(op.attrs, ScanAttrs) and name in ("add", "mul"):
