@@ -113,6 +113,24 @@ def test_taps_of_a_window_move_their_tensor_once() -> None:
 
 
 @helion.kernel
+def maxima_above(x: torch.Tensor) -> torch.Tensor:
+    b, h, w = x.size()
+    out = torch.empty_like(x)
+    for one, rows, columns in hl.tile([b, h, w], block_size=[1, None, None]):
+        i = one.begin
+        up, left = torch.clamp(rows.index - 1, min=0), torch.clamp(columns.index - 1, min=0)
+        near = torch.maximum(x[i, up, columns], torch.maximum(x[i, rows, left], x[i, up, left]))
+        out[i, rows, columns] = torch.maximum(x[i, rows, columns], near)
+    return out
+
+
+def test_clamped_windows_of_images_move_their_tensor_once() -> None:
+    x = torch.empty(8, 1024, 1024, device="meta")
+    bounds = json.loads(maxima_above.bind((x,), target="h200").explain("json"))["roofline"]
+    assert bounds["bytes_moved"] == 2 * x.numel() * 4
+
+
+@helion.kernel
 def mixed_labels(x: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     m, n = x.size()
     flat, out = x.view(-1), torch.empty([m], device=x.device)
