@@ -124,6 +124,23 @@ def test_integers_beyond_64_bits_are_refused():
 
 
 @helion.kernel
+def drawn(x: torch.Tensor, seed: int) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile] = hl.rand([tile], seed)
+    return out
+
+
+def test_a_seed_beyond_64_bits_has_a_remedy() -> None:
+    x = torch.ones(4)
+    for seed, instead in ((2**63 + 5, 5), (2**64 - 1, 2**63 - 1), (-(2**63) - 1, 2**63 - 1)):
+        message = f"kernel 'drawn': argument 'seed' of {seed} does not fit .* or as {instead}, .* where it is a seed"
+        with pytest.raises(OverflowError, match=message):
+            drawn(x, seed)
+        assert drawn(x, instead).shape == x.shape
+
+
+@helion.kernel
 def integers(x: torch.Tensor, i: torch.Tensor, n: int, f: float) -> torch.Tensor:
     out = torch.empty([4], dtype=torch.int64, device=x.device)
     for _ in hl.grid(1):

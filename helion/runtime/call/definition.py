@@ -14,7 +14,7 @@ from ..._support.records import dataclass
 from ...config import Config
 from ...language.constants import ConstExpr
 from ...settings import Settings
-from .signature import Key, UsualInputs, arguments_key
+from .signature import Key, UsualInputs, arguments_key, beyond_64_bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,14 @@ class Definition:
 
     def arguments_key(self, values: Sequence[Any]) -> Key:
         """Return the part of the specialization key for all arguments, in the order of the parameters."""
-        return arguments_key(values, self.constant_at, self.settings.static_shapes)
+        try:
+            return arguments_key(values, self.constant_at, self.settings.static_shapes)
+        except OverflowError:
+            named = zip(self.signature.parameters, values, strict=True)
+            wide = next(((n, v) for n, v in named if type(v) is int and not -(2**63) <= v < 2**63), None)
+            if wide is None:
+                raise
+            raise OverflowError(beyond_64_bits(wide[1], f"kernel {self.name!r}: argument {wide[0]!r}")) from None
 
 
 def _signature(fn: types.FunctionType) -> inspect.Signature:

@@ -161,14 +161,20 @@ def size_table(signatures: Iterable[TensorSignature]) -> SizeTable:
     return SizeTable(classes=classes, wide=tuple(signature.wide for signature in each), symbolic=SYMBOLIC, limit=WIDE)
 
 
+def beyond_64_bits(value: int, argument: str = "a kernel argument") -> str:
+    """Return the message about an integer that no kernel takes."""
+    return (
+        f"{argument} of {value} does not fit a signed integer of 64 bits; pass it as a float, or as {value % 2**63}, "
+        "which is its remainder by 2**63, where it is a seed"
+    )
+
+
 def _is_narrow(value: int) -> bool:
     """Return whether an integer is passed in 32 bits. Raises OverflowError for one that does not fit 64 bits."""
     if -WIDE <= value < WIDE:
         return True
     if not -(2**63) <= value < 2**63:
-        raise OverflowError(
-            f"a kernel argument of {value} does not fit a signed integer of 64 bits; pass it as a float"
-        )
+        raise OverflowError(beyond_64_bits(value))
     return False
 
 
