@@ -71,6 +71,8 @@ def _outcome(entry: Data) -> str:
 #: Fraction of the time below which a busy unit is not named.
 _LEAST_SHARE = 0.1
 _MOST_UNITS = 3
+#: Fraction of the time below which the slowest unit does not explain it.
+_EXPLAINED = 0.5
 HEADINGS = ("", "seed", "time", "registers", "spills", "shared memory", "waves", "main choices")
 
 
@@ -94,7 +96,7 @@ def overview(data: Data) -> list[tuple[str, str]]:
             f"{_amount(bounds['flops'], 'FLOP')}, at least {_time(bounds['arithmetic_us'])} ({bounds['unit']})",
         ),
         ("bound by", f"{bounds['bound_by']}; predicted {_time(bounds['predicted_us'])}{share}"),
-        *([("units", _units(bounds))] if bounds["units"] else []),
+        *([("units", units(bounds))] if bounds["units"] else []),
         ("runs", _named(data, data["verdict"]["config"])),
         *(("not run", f"{_named(data, each['config'])}: {each['reason']}") for each in data["verdict"]["rejected"]),
     ]
@@ -131,11 +133,15 @@ def _named(data: Data, config: Data) -> str:
     return f"the default with tiles {config['block_sizes']}, stages {config['num_stages']}"
 
 
-def _units(bounds: Data) -> str:
+def units(bounds: Data) -> str:
     """Format the slowest units, if significant, and the fraction of the predicted time that each is busy."""
     total = bounds["predicted_us"]
     slow = [(name, us) for name, us in bounds["units"] if us >= _LEAST_SHARE * total]
-    return ", ".join(f"{name} {_time(us)} ({us / total:.0%})" for name, us in slow[:_MOST_UNITS])
+    shown = [f"{name} {_time(us)} ({us / total:.0%})" for name, us in slow[:_MOST_UNITS]]
+    most = max(us for _, us in bounds["units"])
+    if most < _EXPLAINED * total:
+        shown.append(f"{_time(total - most)} beyond the slowest of them")
+    return ", ".join(shown)
 
 
 def row(data: Data, seed: Data, at: int) -> tuple[str, ...]:

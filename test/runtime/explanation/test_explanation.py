@@ -18,6 +18,7 @@ from rich.console import Console
 import helion
 import helion.language as hl
 from helion import exc, hardware
+from helion.runtime.explanation import text as texts
 from helion.runtime.explanation.pictures import accesses, sides
 from helion.runtime.explanation.table import print_table
 
@@ -313,3 +314,10 @@ def test_assembled_code_by_unit_and_width() -> None:
 def test_assembled_code_of_another_vendor_is_refused() -> None:
     with pytest.raises(exc.InvalidAPIUsage, match="NVIDIA's GPUs, and gfx942"):
         matmul.bind((meta(512, 512), meta(512, 512)), target="gfx942").explain("assembly")
+
+
+def test_time_that_no_unit_explains_is_shown() -> None:
+    few = {"predicted_us": 755.0, "units": [("L2", 215.0), ("instructions", 133.0), ("memory", 60.0)]}
+    assert texts.units(few) == "L2 215 µs (28%), instructions 133 µs (18%), 540 µs beyond the slowest of them"
+    assert texts.units({"predicted_us": 20.0, "units": [("memory", 15.0)]}) == "memory 15 µs (75%)"
+    assert texts.units({"predicted_us": 20.0, "units": [("memory", 1.0)]}) == "19 µs beyond the slowest of them"
