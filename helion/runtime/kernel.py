@@ -31,6 +31,7 @@ from .bound import BoundKernel
 from .call.argument_checks import check_bound, check_call
 from .call.definition import AotOptions, Definition
 from .dispatch import Calls, dispatchable, leave_untraced
+from .generated.host_lines import note_line
 from .generated.sources import register_kernel, register_source
 from .variants.table import Variants
 
@@ -169,6 +170,9 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
             return self._call_slow(self.normalize_args(*args, **kwargs))
         except exc.Base as error:
             raise shortened(error)  # noqa: B904 - the same error
+        except Exception as error:
+            note_line(error, self.fn)
+            raise
 
     def _call_slow(self, values: tuple[Any, ...]) -> Any:
         if check_call(self, values):
