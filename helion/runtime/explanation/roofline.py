@@ -75,14 +75,11 @@ def _counted_again(facts: KernelFacts) -> int:
 
 def _elements(facts: KernelFacts, op: MemoryOpFact) -> int:
     """Return the elements of an access, of a gather at most the lanes of all its tiles."""
-    extents = [facts.axes[axis].extent for axis in {*op.tile_axes, *filter(_is_axis, op.subscript_axes)}]
+    axes = {axis for axis in (*op.tile_axes, *op.subscript_axes) if axis is not None}
+    extents = [facts.axes[axis].extent for axis in axes]
     if not op.gathered or None in extents:
         return op.accessed_numel
     return min(op.accessed_numel, math.prod(filter(None, extents)))
-
-
-def _is_axis(axis: int | None) -> bool:
-    return axis is not None
 
 
 def _rate_name(dtype: str) -> str:
