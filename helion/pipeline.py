@@ -491,7 +491,7 @@ def _last_resort(
         return analyse_for(last)
     except exc.BackendUnsupported as error:
         for name, reason in refused.items():
-            if reason.split("\nWhile processing:")[0] not in error.message:
+            if str(reason).split("\nWhile processing:")[0] not in error.message:
                 error.message += f" Not {name} either: {reason}"
         raise
 
