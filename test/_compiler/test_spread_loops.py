@@ -69,9 +69,9 @@ def test_an_inner_tile_loop_is_spread(static: bool) -> None:
 
 @pytest.mark.parametrize("static", [True, False])
 def test_all_loops_of_a_nest_are_spread(static: bool) -> None:
-    x, w = torch.randn(2, 5, 65, 17), torch.randn(2, 2, 17, 6)  # lines that fill a tile are not joined
+    x, w = torch.randn(2, 5, 111, 17), torch.randn(2, 2, 17, 6)  # lines that fill a tile are not joined
     assert grid_axes(convolved, x, w, static_shapes=static) == [0, 1, 2, 3]
-    want = sum(x[:, u : u + 4, u : u + 64].double() @ w[u, u].double() for u in range(2))
+    want = sum(x[:, u : u + 4, u : u + 110].double() @ w[u, u].double() for u in range(2))
     kernel = helion.kernel(convolved, static_shapes=static, dot_precision="ieee")
     torch.testing.assert_close(kernel(x, w).double(), want, rtol=1e-4, atol=1e-4)
 
@@ -229,7 +229,7 @@ def test_entries_for_the_loops_as_written_are_dropped() -> None:
 
 
 def test_orders_and_entries_of_inner_loops_are_kept() -> None:
-    x, w = torch.randn(2, 5, 65, 32), torch.randn(2, 2, 32, 16)
+    x, w = torch.randn(2, 5, 111, 32), torch.randn(2, 2, 32, 16)
     spec = helion.kernel(convolved).bind((x, w), target="sm_90").config_spec
     given = {"block_sizes": [16, 16, 16], "loop_orders": [[1, 0]], "range_num_stages": [0, 1, 2, 3, 4, 3, 2][:6]}
     config = spec.normalize(given)

@@ -35,7 +35,7 @@ from ...predicted_time import proposal_us
 from ...sizing import all_sizes, estimate, programs_of
 from ...tuned import Tuned, tuned
 from .grid_order import ordered
-from .plain import TritonMatmulHeuristic
+from .tiles import single_product, sizer_as_written
 
 
 @dataclass(frozen=True)
@@ -95,20 +95,20 @@ class TritonJoinedLoopsHeuristic(Heuristic):
             first, *wide = ((each, proposal_us(loaded, each, target)) for each in (best, *tiles(_TUNED.wide_sides)))
             chosen = unless_faster(first, wide, ratio)
             return (best,) if chosen is best else (chosen, best)
-        first, *large = (ordered(loaded, each, target) for each in (best, *tiles(_TUNED.large_sides)))
-        timed = [(each, proposal_us(loaded, each, target)) for each in (first, *large)]
-        best = unless_faster(timed[0], timed[1:], trust(target).more_columns)
+        fused = [ordered(loaded, each, target) for each in (best, *tiles(_TUNED.large_sides))]
+        timed = [(each, proposal_us(loaded, each, target)) for each in fused]
+        joined = unless_faster(timed[0], timed[1:], trust(target).more_columns)
         apart = [(each, proposal_us(facts, each, target)) for each in _apart(facts, target)]
-        chosen = unless_faster((best, proposal_us(loaded, best, target)), apart, _TUNED.apart)
-        return tuple({id(each): each for each in (chosen, best, first)}.values())
+        chosen = unless_faster((joined, proposal_us(loaded, joined, target)), apart, _TUNED.apart)
+        return tuple({id(each): each for each in (chosen, joined, fused[0])}.values())
 
 
 def _apart(facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...]:
     """Return the tiles of a loop inside a loop as written, where both become one; none for loops in sequence."""
     if len(facts.fusible_axes) > 1:
         return ()
-    found = TritonMatmulHeuristic().propose(facts, target)
-    return () if isinstance(found, Declined) else found
+    extents = single_product(facts)
+    return () if isinstance(extents, Declined) else tuple(sizer_as_written(facts, extents, target).proposals())
 
 
 def _feasible(

@@ -1,7 +1,7 @@
 """A persistent grid for matmuls of which one side is fixed, such as heads whose columns are reduced.
 
-With loops fused, the loads of the next tile begin while the last one is reduced and stored, which a program of one tile
-does alone. Twice the rows in twice the warps read the other operand half as often (measurement ``persistent_heads``).
+With loops fused, the loads of the next tile begin while the last one is reduced and stored. A program of one tile waits
+for both. Twice the rows in twice the warps read the other operand half as often (measurement ``persistent_heads``).
 """
 
 from __future__ import annotations
