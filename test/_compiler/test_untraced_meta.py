@@ -79,6 +79,7 @@ def test_other_threads_may_import_meanwhile(monkeypatch: pytest.MonkeyPatch) -> 
             monkeypatch.setitem(sys.modules, added.__name__, added)
             return super().startswith(*given)
 
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
     monkeypatch.setitem(sys.modules, Importing("importing"), types.ModuleType("importing"))
     untraced_meta.keep_dynamo_out()
     assert sys.modules.pop(added.__name__) is added

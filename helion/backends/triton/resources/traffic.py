@@ -75,7 +75,9 @@ def work(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: T
 
 
 def read_after_bytes(facts: KernelFacts, sizes: Mapping[int, int]) -> int:
-    """Return the bytes of results of tiles, such as their sums, that host code reads after the launch."""
+    """Return the bytes of results of tiles, such as their sums, that host code reads after the launch (measurement
+    ``read_after``).
+    """
     loops, loaded = _Loops(facts, sizes), {op.storage for op in facts.memory_ops if op.kind == "load"}
     stored = (op for op in facts.memory_ops if op.per_tile and op.storage not in loaded)
     return sum(loops.elements(op.region, op.tile_axes) * op.itemsize for op in stored)

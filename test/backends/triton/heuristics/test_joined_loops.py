@@ -136,7 +136,7 @@ def _pictures(batch: int, side: int, channels: int, columns: int, gpu: str = "h2
 
 @pytest.mark.parametrize(
     ("batch", "side", "channels", "columns", "tile", "warps"),
-    [(32, 56, 64, 64, [128, 64, 64], 4), (32, 56, 128, 128, [128, 128, 64], 8), (8, 128, 96, 192, [128, 128, 32], 8)],
+    [(32, 56, 64, 64, [128, 64, 64], 4), (32, 56, 128, 128, [128, 128, 64], 8), (8, 128, 96, 192, [128, 256, 32], 8)],
 )
 def test_taps_in_loops_have_the_tiles_of_unrolled_ones(
     batch: int, side: int, channels: int, columns: int, tile: list[int], warps: int

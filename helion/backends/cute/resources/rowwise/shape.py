@@ -109,12 +109,20 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
         group=max(groups, default=0),
         pairs=tuple(op.itemsize for op in pairs),
         wide=wide,
-        gathers=sum(op.gathered and not columns & {*op.tile_axes} for op in reads),
+        gathers=_gathers(reads, columns),
         temporaries=_place_registers(facts, columns, parts, positions > 0 or wide > 0),
         work=work + FP8_WORK * sum(op.dtype == torch.float8_e4m3fn for op in stores),
     )
-    fixed = {axis.block_id: axis.size for axis in facts.axes if axis.kind == "fixed" and axis.size is not None}
-    return RowShape(demand=demand, m=m, rows=rows[-1], blocks=None if inner is None else grid[0], fixed=fixed)
+    return RowShape(demand=demand, m=m, rows=rows[-1], blocks=None if inner is None else grid[0], fixed=_fixed(facts))
+
+
+def _gathers(reads: Sequence[MemoryOpFact], columns: set[int]) -> int:
+    """Return the number of loads of single elements of rows."""
+    return sum(op.gathered and not columns & {*op.tile_axes} for op in reads)
+
+
+def _fixed(facts: KernelFacts) -> dict[int, int]:
+    return {axis.block_id: axis.size for axis in facts.axes if axis.kind == "fixed" and axis.size is not None}
 
 
 def _grid_of_rows(facts: KernelFacts) -> tuple[int, ...]:
