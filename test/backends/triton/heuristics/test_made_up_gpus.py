@@ -110,6 +110,7 @@ def test_a_gpu_without_room_is_complained_about() -> None:
         ("rms_norm_gradients", "4096 by 2048", "less"),
         ("causal_backward", "16 by 1000 by 256", "more"),
         ("scaled_residual", "4096 by 5120 by 5120", "more"),
+        ("biased_gelu_gradients", "16384 by 8192", "less"),
     ],
 )
 def test_defaults_follow_waves_and_memory(kernel: str, case: str, name: str) -> None:

@@ -93,7 +93,7 @@ class TritonColumnReductionHeuristic(Heuristic):
             return Declined(f"rows along axis {primary.axis} are contiguous, or no axis is")
         shared = _shared_rows(facts, primary, target)
         if shared is not None:
-            return (_in_parts(facts, primary, shared, facts.axes[column], target),)
+            return (_in_even_parts(facts, primary, shared, facts.axes[column], target),)
         found = allocate(facts, target)
         _set_chunk(found, facts)
         threads = _threads(found, facts)
@@ -334,9 +334,24 @@ def _part_threads(itemsize: int, columns: int) -> int:
     return half if lanes(half) < lanes(_TUNED.part_threads) else _TUNED.part_threads
 
 
-def _in_parts(
+def _in_even_parts(
     facts: KernelFacts, primary: ReductionFact, rows: AxisFact, columns: AxisFact, target: Target
 ) -> TritonProposal:
+    """Return programs of the rows that give each SM its share, or of half as many, if that is predicted to be faster.
+
+    With less than two waves of programs, a power of two of rows may leave most SMs idle in the last one.
+    """
+    made, halved = (_in_parts(facts, primary, rows, columns, target, times) for times in (1, 2))
+    if programs_of(facts, made.block_sizes) >= 2 * target.num_sms:
+        return made
+    timed = ((each, proposal_us(facts, each, target)) for each in (made, halved))
+    return unless_faster(next(timed), timed, trust(target).lighter_columns)
+
+
+def _in_parts(
+    facts: KernelFacts, primary: ReductionFact, rows: AxisFact, columns: AxisFact, target: Target, times: int
+) -> TritonProposal:
+    """Return programs that share rows: ``times`` as many as the SMs have room for, in powers of two of rows."""
     itemsize = max(1, primary.input_load_itemsize)
     walked = facts.axes[primary.axis]
     threads = _part_threads(itemsize, extent_of(columns))
@@ -346,7 +361,7 @@ def _in_parts(
     side_by_side = cdiv(extent_of(columns), width)
     programs = min(_TUNED.programs, side_by_side)
     parts = max(1, programs * smaller * target.num_sms // side_by_side)
-    span = clamp(next_power_of_2(cdiv(extent_of(rows), parts)), rows)
+    span = clamp(next_power_of_2(cdiv(extent_of(rows), parts)) // times, rows)
     loads = sum(
         op.kind == "load" and {walked.block_id, columns.block_id}.issubset(op.tile_axes) for op in facts.memory_ops
     )
