@@ -134,9 +134,11 @@ def _ordered(tiles: TritonProposal, facts: KernelFacts, target: Target) -> Trito
         axes = [facts.axes[axis] for axis in facts.grid_axes if root in facts.axes[axis].roots]
         if len(axes) == 2 and is_contiguous(axes[-1], facts) and not is_contiguous(axes[0], facts):
             orders[root] = (1, 0)
+    if not orders:
+        return tiles
     along = replace(tiles, loop_orders=orders)
-    timed = [(each, proposal_us(facts, each, target)) for each in (tiles, along) if orders]
-    return unless_faster(timed[0], timed[1:], _TUNED.along) if orders else tiles
+    first, other = ((each, proposal_us(facts, each, target)) for each in (tiles, along))
+    return unless_faster(first, [other], _TUNED.along)
 
 
 def _in_groups(tiles: TritonProposal, facts: KernelFacts) -> TritonProposal:

@@ -341,11 +341,12 @@ def _in_even_parts(
 
     With less than two waves of programs, a power of two of rows may leave most SMs idle in the last one.
     """
-    made, halved = (_in_parts(facts, primary, rows, columns, target, times) for times in (1, 2))
+    made = _in_parts(facts, primary, rows, columns, target, 1)
     if programs_of(facts, made.block_sizes) >= 2 * target.num_sms:
         return made
-    timed = ((each, proposal_us(facts, each, target)) for each in (made, halved))
-    return unless_faster(next(timed), timed, trust(target).lighter_columns)
+    halved = _in_parts(facts, primary, rows, columns, target, 2)
+    first, other = ((each, proposal_us(facts, each, target)) for each in (made, halved))
+    return unless_faster(first, [other], trust(target).lighter_columns)
 
 
 def _in_parts(
